@@ -1,0 +1,96 @@
+"""What a cluster is: its workers in the order of their ranks, the runners that start them, and a version. Pure data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True, order=True)
+class PeerID:
+    """Address of a worker or runner. The port names a place on its host; nothing listens there on one machine."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: object) -> PeerID:
+        """``"127.0.0.1:10000"`` -> PeerID; ValueError with the offending text otherwise."""
+        if not isinstance(text, str):
+            raise ValueError(f"a peer is written as 'host:port', got {text!r}")
+        host, separator, port = text.rpartition(":")
+        if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"a peer is written as 'host:port' with a port from 1 to 65535, got {text!r}")
+        return cls(host, int(port))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """An ordered list of workers (index = rank), the runners of their hosts, and the version of this membership."""
+
+    workers: tuple[PeerID, ...]
+    runners: tuple[PeerID, ...] = field(default=())
+    version: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.workers)
+
+    def rank_of(self, peer: PeerID) -> int | None:
+        return self.workers.index(peer) if peer in self.workers else None
+
+    def resized(self, size: int, ports: Iterable[int]) -> Cluster:
+        """The next version with `size` workers: the last ranks go first, newcomers take the lowest free ports."""
+        if size < 1:
+            raise ValueError(f"a cluster has at least 1 worker, got size {size}")
+        keep = self.workers[:size]
+        host = self.workers[0].host if self.workers else "127.0.0.1"
+        # Ports of workers that are about to leave are not handed out: the leaver may still be on its way out.
+        taken = {w.port for w in self.workers if w.host == host}
+        free = (p for p in ports if p not in taken)
+        grown = list(keep)
+        for _ in range(size - len(keep)):
+            port = next(free, None)
+            if port is None:
+                raise ValueError(f"the port range is too small for {size} workers; give a larger -port-range")
+            grown.append(PeerID(host, port))
+        return replace(self, workers=tuple(grown), version=self.version + 1)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "Runners": [str(r) for r in self.runners],
+            "Workers": [str(w) for w in self.workers],
+            "Version": self.version,
+        }
+
+    def dumps(self) -> str:
+        return json.dumps(self.to_json())
+
+    @classmethod
+    def from_json(cls, document: object, version: int | None = None) -> Cluster:
+        """Checks and converts KungFu's JSON; `version` overrides the document's. ValueError says what is wrong."""
+        if not isinstance(document, dict):
+            raise ValueError(f"a cluster is a JSON object with Runners and Workers, got {type(document).__name__}")
+        unknown = sorted(set(document) - {"Runners", "Workers", "Version"})
+        if unknown:
+            raise ValueError(f"unknown key {unknown[0]!r}; a cluster has Runners, Workers and Version")
+        peers: dict[str, tuple[PeerID, ...]] = {}
+        for key in ("Runners", "Workers"):
+            listed = document.get(key, [] if key == "Runners" else None)
+            if not isinstance(listed, list):
+                raise ValueError(f"{key} must be a list of 'host:port', got {listed!r}")
+            peers[key] = tuple(PeerID.parse(p) for p in listed)
+            twice = [str(p) for p in peers[key] if peers[key].count(p) > 1]
+            if twice:
+                raise ValueError(f"{key} names {twice[0]} twice")
+        if not peers["Workers"]:
+            raise ValueError("Workers is empty; a cluster has at least 1 worker")
+        given = document.get("Version", 0) if version is None else version
+        if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+            raise ValueError(f"Version must be a non-negative integer, got {given!r}")
+        return cls(workers=peers["Workers"], runners=peers["Runners"], version=given)

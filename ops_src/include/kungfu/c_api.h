@@ -1,0 +1,95 @@
+// The C ABI of the runtime: what MindSpore's kernels call. MindSpore is built with the old C++ ABI and the runtime with
+// the new one, so nothing but C types crosses this border, and no exception does.
+//
+// Every function that returns kf_status may be called from any thread. A call that fails leaves its message, which begins
+// with the name of the Python exception ("PeerLostError: ..."), in kf_last_error() of the calling thread.
+#ifndef KUNGFU_C_API_H_
+#define KUNGFU_C_API_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define KF_API __attribute__((visibility("default")))
+#else
+#define KF_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum kf_status {
+  KF_OK = 0,
+  KF_INVALID = 1,     // ValueError: refused before anything was sent
+  KF_TYPE = 2,        // TypeError: likewise
+  KF_MISMATCH = 3,    // CollectiveMismatchError: the ranks did not bring the same operation; raised at each of them
+  KF_PEER_LOST = 4,   // PeerLostError
+  KF_TIMEOUT = 5,     // CollectiveTimeoutError
+  KF_STALE = 6,       // StaleClusterError: the communicator belongs to a cluster version that is over
+  KF_ABORTED = 7,     // CollectiveAbortedError: another rank or thread gave the communicator up
+  KF_RESIZE = 8,      // ResizeError
+  KF_INTERNAL = 9,    // InternalError: a broken invariant
+} kf_status;
+
+typedef enum kf_dtype {
+  KF_INT8 = 0,
+  KF_UINT8 = 1,
+  KF_INT16 = 2,
+  KF_UINT16 = 3,
+  KF_INT32 = 4,
+  KF_UINT32 = 5,
+  KF_INT64 = 6,
+  KF_UINT64 = 7,
+  KF_FLOAT16 = 8,
+  KF_BFLOAT16 = 9,
+  KF_FLOAT32 = 10,
+  KF_FLOAT64 = 11,
+} kf_dtype;
+
+typedef enum kf_op {
+  KF_SUM = 0,
+  KF_MEAN = 1,  // sum divided by the number of ranks that took part; integers truncate towards zero
+  KF_MIN = 2,
+  KF_MAX = 3,
+  KF_PROD = 4,
+} kf_op;
+
+// One tensor of an operation. `count` is the number of elements of `input`; `output` holds count elements, times size for
+// an all-gather, divided by size for a reduce-scatter. input == output is in place; other overlaps are not allowed.
+typedef struct kf_tensor {
+  const void* input;
+  void* output;
+  uint64_t count;
+} kf_tensor;
+
+// An operation over `num_tensors` tensors of one dtype, packed together without a flat copy. `name` matches it with the
+// same operation at the other ranks (in the order of the calls under that name); `layout` describes the shapes for the
+// check between ranks and for its message, e.g. "(2,3) (4,)", and may be NULL.
+KF_API kf_status kf_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
+                               const char* layout);
+// `input` is read at the root, `output` written at every other rank (and at the root where it is not `input`).
+KF_API kf_status kf_broadcast(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
+                              uint32_t root, const char* layout);
+KF_API kf_status kf_all_gather(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
+                               const char* layout);
+// Each tensor's count must be divisible by the number of ranks.
+KF_API kf_status kf_reduce_scatter(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
+                                   kf_op op, const char* layout);
+KF_API kf_status kf_barrier(const char* name);
+
+// Collective. All ranks ask for the same size; *changed tells whether the membership is another one now, *detached whether
+// this process is no longer part of it.
+KF_API kf_status kf_resize(uint32_t size, int* changed, int* detached);
+
+KF_API uint32_t kf_rank(void);
+KF_API uint32_t kf_size(void);
+KF_API uint64_t kf_cluster_version(void);
+
+// Message of the last failed call on this thread; valid until the next failing call on it.
+KF_API const char* kf_last_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif  // KUNGFU_C_API_H_
