@@ -1,0 +1,2 @@
+from ms_kungfu.ops.all_reduce import KungFuAllReduce
+from ms_kungfu.ops.reduce_op import ReduceOp
