@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from mindspore import dtype as mstype
@@ -29,8 +30,18 @@ _DTYPES = (
 )
 
 
-def _element(dtype: Any) -> Any:
+def element(dtype: Any) -> Any:
+    """The dtype of the elements of a tensor's type."""
     return dtype.element_type() if isinstance(dtype, mstype.TensorType) else dtype
+
+
+def check_root(root: int) -> int:
+    """`root` where it can be a rank; whether it is one is known at the time of the call."""
+    if isinstance(root, bool) or not isinstance(root, int):
+        raise TypeError(f"root must be a rank, not {root!r}")
+    if not 0 <= root < 2**32:
+        raise ValueError(f"root must be a rank of at least 0, not {root}")
+    return root
 
 
 class Primitive(PrimitiveWithInfer):
@@ -47,7 +58,7 @@ class Primitive(PrimitiveWithInfer):
 
     def set_prim_instance_name(self, instance_name: str) -> Any:
         """Called by MindSpore when the primitive becomes an attribute of a cell."""
-        _reparse.mend_caller()
+        _reparse.mend_owner(sys._getframe(1))
         return super().set_prim_instance_name(instance_name)
 
 
@@ -71,9 +82,9 @@ class Collective(Primitive):
         return shape
 
     def _check_dtype(self, dtype: Any) -> None:
-        if _element(dtype) not in _DTYPES:
+        if element(dtype) not in _DTYPES:
             raise TypeError(
-                f"{self.name} can't take a tensor of {_element(dtype)}; supported are float16, bfloat16, float32, "
+                f"{self.name} can't take a tensor of {element(dtype)}; supported are float16, bfloat16, float32, "
                 "float64 and (u)int8 to (u)int64"
             )
 
@@ -88,3 +99,13 @@ class Collective(Primitive):
             self._check_dtype(dtype)
             shape = self.output_shape(list(shape))
         return {"shape": shape, "dtype": dtype, "value": None}
+
+
+class SizedCollective(Collective):
+    """A collective whose output's shape depends on the size of the cluster."""
+
+    def __call__(self, *args: Any) -> Any:
+        # Outside a graph MindSpore keeps what it inferred and built for a primitive by its attributes: with the size as
+        # one of them a call after a resize is built anew. Within a compiled graph the kernel finds it out.
+        self.add_prim_attr("cluster_size", _plugin.cluster_size())
+        return super().__call__(*args)
