@@ -75,7 +75,11 @@ class Collective(Primitive):
             raise TypeError(f"name must be a text that isn't empty, or None, not {name!r}")
         self.channel = name or UNNAMED
         self.add_prim_attr("channel", self.channel)
+        # Puts the calls of a graph into a chain. Without it equal calls are merged, and the order of independent ones
+        # differs between the first step and later ones: a joiner and a veteran would wait for each other.
         self.add_prim_attr("side_effect_io", True)
+        # The same for the collectives in the gradient, which make a chain of their own.
+        self.add_prim_attr("side_effect_backprop", True)
 
     def output_shape(self, shape: list[int]) -> list[int]:
         """The shape that a tensor of `shape` comes out with."""
