@@ -188,6 +188,8 @@ struct Communicator::Flight {
   uint64_t signature;
   uint64_t count;
   size_t part_bytes;
+  // Of the whole operation, from its first wait that is more than a spin on: most never read the clock.
+  std::chrono::steady_clock::time_point deadline{};
 };
 
 Communicator::Communicator(uint64_t cluster_version)
@@ -332,7 +334,7 @@ void Communicator::RunShared(const Operation& operation) {
   use.channel->sequence++;
 }
 
-void Communicator::RunInline(const Flight& flight) {
+void Communicator::RunInline(Flight& flight) {
   const Operation& operation = flight.operation;
   shm::Post& mine = segment_->post(flight.channel, rank_, flight.sequence);
   mine.signature = flight.signature;
@@ -378,7 +380,7 @@ void Communicator::RunStaged(Flight& flight) {
     for (; brings(rank_) && staged < chunks && staged <= chunk + kAhead; staged++) {
       if (staged >= shm::kSlots) {
         for (uint32_t r = 0; r < size_; r++) {
-          if (r != rank_) Await(segment_->done(lane, r), base + staged - shm::kSlots + 1, r, operation);
+          if (r != rank_) Await(segment_->done(lane, r), base + staged - shm::kSlots + 1, r, flight);
         }
       }
       Stage(operation, size_, input, bytes_of(staged), segment_->slot(lane, rank_, base + staged), stride);
@@ -389,7 +391,7 @@ void Communicator::RunStaged(Flight& flight) {
       agreed = true;
     }
     for (uint32_t r = 0; r < size_; r++) {
-      if (r != rank_ && brings(r)) Await(segment_->ready(lane, r), base + chunk + 1, r, operation);
+      if (r != rank_ && brings(r)) Await(segment_->ready(lane, r), base + chunk + 1, r, flight);
       slots[r] = segment_->slot(lane, r, base + chunk);
     }
     Consume(operation, rank_, size_, output, bytes_of(chunk), slots, stride);
@@ -399,12 +401,12 @@ void Communicator::RunStaged(Flight& flight) {
   LeaveLane(flight, /*failed=*/false);
 }
 
-void Communicator::AwaitPosts(const Flight& flight) {
+void Communicator::AwaitPosts(Flight& flight) {
   bool equal = true;
   for (uint32_t r = 0; r < size_; r++) {
     if (r == rank_) continue;
     shm::Post& post = segment_->post(flight.channel, r, flight.sequence);
-    Await(post.sequence, flight.sequence, r, flight.operation);
+    Await(post.sequence, flight.sequence, r, flight);
     equal = equal && post.signature == flight.signature && post.count == flight.count;
   }
   if (!equal) ReportMismatch(flight);
@@ -412,14 +414,14 @@ void Communicator::AwaitPosts(const Flight& flight) {
 
 // Every rank comes here for the same operation, because each has seen a post that differs from its own. The lane, if one was
 // bound, is put back to its initial state by the last: some may have staged chunks into it already.
-void Communicator::ReportMismatch(const Flight& flight) {
+void Communicator::ReportMismatch(Flight& flight) {
   shm::Complaint& mine = segment_->complaint(flight.channel, rank_);
   CopyText(mine.text, Describe(flight.operation));
   mine.sequence.Set(flight.sequence);
   std::vector<std::pair<std::string, std::string>> brought;  // (what, ranks)
   for (uint32_t r = 0; r < size_; r++) {
     shm::Complaint& theirs = segment_->complaint(flight.channel, r);
-    Await(theirs.sequence, flight.sequence, r, flight.operation);
+    Await(theirs.sequence, flight.sequence, r, flight);
     const std::string what(theirs.text, strnlen(theirs.text, sizeof theirs.text));
     const auto same = std::find_if(brought.begin(), brought.end(), [&](const auto& b) { return b.first == what; });
     if (same == brought.end()) {
@@ -472,30 +474,32 @@ void Communicator::LeaveLane(const Flight& flight, bool failed) {
   segment_->header().lanes.fetch_and(~(uint64_t{1} << lane), std::memory_order_release);
 }
 
-void Communicator::Await(shm::Counter& counter, uint32_t target, uint32_t peer, const Operation& operation) {
-  if (!counter.Reached(target)) AwaitSlowly(counter, target, peer, operation);
+void Communicator::Await(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight) {
+  if (!counter.Reached(target)) AwaitSlowly(counter, target, peer, flight);
 }
 
-void Communicator::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, const Operation& operation) {
+void Communicator::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight) {
   for (int turn = 0; turn < spin_turns_; turn++) {
     shm::Pause();
     if (counter.Reached(target)) return;
   }
-  const auto deadline = std::chrono::steady_clock::now() + options_.collective_timeout;
+  if (flight.deadline == std::chrono::steady_clock::time_point{}) {
+    flight.deadline = std::chrono::steady_clock::now() + options_.collective_timeout;
+  }
   for (;;) {
     counter.Sleep(target, kSlice);
     if (counter.Reached(target)) return;
-    LookAround(counter, target, peer, operation);
-    if (std::chrono::steady_clock::now() > deadline) {
-      throw Error(KF_TIMEOUT, Text(NameOf(operation.kind), " \"", operation.name, "\": no data from ", PeerName(peer),
+    LookAround(counter, target, peer, flight);
+    if (std::chrono::steady_clock::now() > flight.deadline) {
+      throw Error(KF_TIMEOUT, Text(NameOf(flight.operation.kind), " \"", flight.operation.name, "\": no data from ", PeerName(peer),
                                    " within ", options_.collective_timeout.count() / 1000.0, " s, cluster version ",
                                    cluster_version_));
     }
   }
 }
 
-void Communicator::LookAround(const shm::Counter& counter, uint32_t target, uint32_t peer,
-                              const Operation& operation) {
+void Communicator::LookAround(const shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight) {
+  const Operation& operation = flight.operation;
   ThrowIfClosed();
   ThrowIfLost(operation);
   const shm::Header& header = segment_->header();

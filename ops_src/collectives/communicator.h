@@ -74,19 +74,19 @@ class Communicator {
   void Validate(const Operation& operation) const;
   void RunAlone(const Operation& operation) const;
   void RunShared(const Operation& operation);
-  void RunInline(const Flight& flight);
+  void RunInline(Flight& flight);
   void RunStaged(Flight& flight);
-  void AwaitPosts(const Flight& flight);
-  [[noreturn]] void ReportMismatch(const Flight& flight);
+  void AwaitPosts(Flight& flight);
+  [[noreturn]] void ReportMismatch(Flight& flight);
 
   uint32_t BindLane(const Flight& flight);
   void LeaveLane(const Flight& flight, bool failed);
 
   // Waits until `counter` of `peer` has reached `target`.
-  void Await(shm::Counter& counter, uint32_t target, uint32_t peer, const Operation& operation);
-  void AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, const Operation& operation);
+  void Await(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight);
+  void AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight);
   // Throws if waiting for `peer` has become pointless.
-  void LookAround(const shm::Counter& counter, uint32_t target, uint32_t peer, const Operation& operation);
+  void LookAround(const shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight);
   void ThrowIfClosed() const;
   void ThrowIfLost(const Operation& operation) const;
   void Abort(const Error& error);
