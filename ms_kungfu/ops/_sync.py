@@ -12,7 +12,7 @@ from ms_kungfu.ops._base import Collective, check_root
 
 
 class KungFuBroadcastInPlace(Collective):
-    """Overwrite the inputs with rank `root`'s. For parameters only: another tensor's memory may serve somewhere else."""
+    """Overwrite the inputs with rank `root`'s. For parameters only: another tensor's memory may serve elsewhere."""
 
     def __init__(self, root: int, name: str) -> None:
         super().__init__("KungFuBroadcastInPlace", name, root=check_root(root))

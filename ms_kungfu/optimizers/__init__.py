@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mindspore import nn
+
 from ms_kungfu.optimizers._reducing import Reducing
 from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
 
@@ -17,7 +18,10 @@ __all__ = [
 
 
 class KungFuMomentum(Reducing, nn.Momentum):
-    """``nn.Momentum``, with all its arguments, on gradients that are averaged over all ranks (``gradients_mean=False``: summed)."""
+    """``nn.Momentum``, with all its arguments, on gradients that are averaged over all ranks.
+
+    ``gradients_mean=False`` sums them instead.
+    """
 
 
 class KungFuSGD(Reducing, nn.SGD):

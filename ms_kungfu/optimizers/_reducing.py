@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
+
 from ms_kungfu.ops import _reparse
 from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
 
@@ -26,4 +27,5 @@ class Reducing:
     # Jitted, because in PyNative mode a plain override of a jitted method runs twice: see ms_kungfu/ops/_reparse.py.
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        return super(Reducing, self).construct(self.grad_reducer(gradients))
+        # To the parser a bare super() is that of the object's class, which leads here again.
+        return super(Reducing, self).construct(self.grad_reducer(gradients))  # type: ignore[misc]  # noqa: UP008

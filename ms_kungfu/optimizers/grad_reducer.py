@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindspore import nn
+
 from ms_kungfu.ops import KungFuAllReduce, ReduceOp
 
 
