@@ -16,6 +16,10 @@ from ._checkout import use_installed_build as _use_installed_build
 
 _use_installed_build(globals())
 
+from ._alias import register as _register_alias  # noqa: E402
+
+_register_alias()
+
 from .errors import (  # noqa: E402
     CollectiveAbortedError,
     CollectiveMismatchError,

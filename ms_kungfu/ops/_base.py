@@ -8,6 +8,7 @@ from typing import Any
 from mindspore import dtype as mstype
 from mindspore.ops import PrimitiveWithInfer
 
+from ms_kungfu import runtime
 from ms_kungfu.ops import _plugin, _reparse
 
 # Collectives without a name share one channel, matched by the order of the calls. A counter in each primitive's name
@@ -52,6 +53,8 @@ class Primitive(PrimitiveWithInfer):
 
     def __init__(self, kernel: str, inputs: list[str], outputs: list[str], **init_attrs: Any) -> None:
         _plugin.load()
+        # A program that never calls init() would else train in a cluster of one.
+        runtime.init()
         super().__init__(kernel)
         self.init_attrs = init_attrs
         self.init_prim_io_names(inputs=inputs, outputs=outputs)
@@ -111,5 +114,5 @@ class SizedCollective(Collective):
     def __call__(self, *args: Any) -> Any:
         # Outside a graph MindSpore keeps what it inferred and built for a primitive by its attributes: with the size as
         # one of them a call after a resize is built anew. Within a compiled graph the kernel finds it out.
-        self.add_prim_attr("cluster_size", _plugin.cluster_size())
+        self.add_prim_attr("cluster_size", runtime.current_cluster_size())
         return super().__call__(*args)

@@ -44,11 +44,11 @@ def _all_reduce(self: KungFuAllReduce) -> Bprop:
             if isinstance(x, (tuple, list)):
                 products = ()
                 for i in range(len(x)):
-                    products = products + (dout[i] * out[i],)
+                    products = products + (dout[i] * out[i],)  # type: ignore[assignment]
                 sums = grad(products)
                 dx = ()
                 for i in range(len(x)):
-                    dx = dx + (sums[i] / x[i],)
+                    dx = dx + (sums[i] / x[i],)  # type: ignore[assignment]
                 return (dx,)
             return (grad(dout * out) / x,)
 
@@ -59,7 +59,7 @@ def _all_reduce(self: KungFuAllReduce) -> Bprop:
             if isinstance(x, (tuple, list)):
                 dx = ()
                 for i in range(len(x)):
-                    dx = dx + (_keep_where_equal(x[i], out[i], sums[i]),)
+                    dx = dx + (_keep_where_equal(x[i], out[i], sums[i]),)  # type: ignore[assignment]
                 return (dx,)
             return (_keep_where_equal(x, out, sums),)
 

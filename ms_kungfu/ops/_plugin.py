@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import importlib.util
 from pathlib import Path
 
 _REMEDY = (
@@ -23,11 +22,12 @@ def check_version(built_for: str, running: str) -> None:
     """Raise ImportError unless the plugin was built for the MindSpore that is running."""
     if built_for != running:
         raise ImportError(
-            f"the kernels of ms_kungfu were built for MindSpore {built_for}, but MindSpore {running} is running; {_REMEDY}"
+            f"the kernels of ms_kungfu were built for MindSpore {built_for}, but MindSpore {running} is running; "
+            + _REMEDY
         )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _load(device: str) -> ctypes.CDLL:
     import mindspore
 
@@ -36,14 +36,11 @@ def _load(device: str) -> ctypes.CDLL:
             f'device_target "{device}" is not supported yet by ms_kungfu; use mindspore.set_device("CPU") for now'
         )
     try:
-        built_for: str = importlib.import_module("ms_kungfu._build_info").MINDSPORE_VERSION
+        build_info = importlib.import_module("ms_kungfu._build_info")
     except ImportError:
         raise ImportError(f"ms_kungfu was built without MindSpore, so its kernels were left out; {_REMEDY}") from None
-    check_version(built_for, mindspore.__version__)
-    # Beside the package's __init__.py: ms_kungfu may be a namespace of several folders in an editable installation.
-    spec = importlib.util.find_spec("ms_kungfu._build_info")
-    assert spec is not None and spec.origin is not None
-    path = Path(spec.origin).with_name(_PLUGINS[device])
+    check_version(build_info.MINDSPORE_VERSION, mindspore.__version__)
+    path = Path(str(build_info.__file__)).with_name(_PLUGINS[device])
     try:
         # RTLD_LOCAL is enough: the plugin names MindSpore's libraries, which are loaded by now, and registers itself.
         library = ctypes.CDLL(str(path))
@@ -51,7 +48,6 @@ def _load(device: str) -> ctypes.CDLL:
         raise ImportError(f"the kernels of ms_kungfu can't be loaded from {path}: {error}; {_REMEDY}") from error
     library.kungfu_ms_version.restype = ctypes.c_char_p
     check_version(library.kungfu_ms_version().decode(), mindspore.__version__)
-    library.kf_size.restype = ctypes.c_uint32
     return library
 
 
@@ -64,8 +60,3 @@ def load() -> ctypes.CDLL:
     import mindspore
 
     return _load(mindspore.get_context("device_target"))
-
-
-def cluster_size() -> int:
-    """The number of ranks at this moment, as the kernels see it."""
-    return int(load().kf_size())

@@ -2,8 +2,9 @@
 
 The optimizers of MindSpore have a jitted ``construct``. A subclass overrides it, works on the gradients and calls
 ``super().construct(gradients)``. In PyNative mode the override runs in Python, and the jitted base then compiles *the
-object's* ``construct`` (``_JitExecutor.compile`` hands the object to the parser, which looks the method up by its name),
-which is the override again: its body runs twice, and gradients that it sums over the ranks are summed twice, in silence.
+object's* ``construct`` (``_JitExecutor.compile`` hands the object to the parser, which looks the method up by its
+name), which is the override again: its body runs twice, and gradients that it sums over the ranks are summed twice, in
+silence.
 
 Jitting the override cures it: then the object's method is the one that is meant. That is done to the user's class when
 it gets one of our primitives as an attribute. Where we don't learn of the class in time, the compilation is refused.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ms_kungfu.ops import _plugin
+from ms_kungfu import runtime
 from ms_kungfu.ops._base import SizedCollective
 
 
@@ -24,4 +24,4 @@ class KungFuAllGather(SizedCollective):
     def output_shape(self, shape: list[Any]) -> list[Any]:
         if not shape:
             raise ValueError(f"{self.name} can't gather a 0-d tensor; reshape it to (1,) first")
-        return [shape[0] * _plugin.cluster_size(), *shape[1:]]
+        return [shape[0] * runtime.current_cluster_size(), *shape[1:]]
