@@ -136,12 +136,8 @@ bool Collective::Launch(const KernelTensors &inputs, const KernelTensors &, cons
 }
 
 std::vector<KernelAttr> Collective::GetOpSupport() {
-  std::vector<KernelAttr> support;
-  for (const auto &known : kDtypes) {
-    auto attr = KernelAttr().AddAllSameAttr(true).AddInputAttr(known.type).AddOutputAttr(known.type);
-    support.push_back(attr.AddAllOutInRef(InPlace()));
-  }
-  return support;
+  // With a list of dtypes MindSpore would cast all tensors of a tuple to the dtype of the first, and back.
+  return {KernelAttr().AddSkipCheckAttr(true).AddAllOutInRef(InPlace())};
 }
 
 }  // namespace mindspore::kernel::kungfu
