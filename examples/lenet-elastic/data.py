@@ -52,11 +52,13 @@ def _write_idx(path, array):
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(handle, "wb") as file:
         file.write(header + array.tobytes())
+    os.chmod(temporary, 0o644)
     os.replace(temporary, path)
 
 
-def dataset(folder, usage):
+def samples(folder, usage):
     """Single samples ``image (1, 28, 28) float32, label () int32``, not batched."""
-    samples = MnistDataset(str(folder), usage=usage, shuffle=False)
-    samples = samples.map([vision.Rescale(1 / 255, 0), vision.Normalize((0.1307,), (0.3081,), is_hwc=True), vision.HWC2CHW()], "image")
-    return samples.map(transforms.TypeCast(ms.int32), "label")
+    digits = MnistDataset(str(folder), usage=usage, shuffle=False)
+    to_input = [vision.Rescale(1 / 255, 0), vision.Normalize((0.1307,), (0.3081,), is_hwc=True), vision.HWC2CHW()]
+    digits = digits.map(to_input, "image")
+    return digits.map(transforms.TypeCast(ms.int32), "label")

@@ -138,7 +138,8 @@ class ElasticDataset(ds.Dataset):
         return self._pipeline([0]).get_col_names()
 
     def output_shapes(self, estimate: bool = False) -> list[Any]:
-        return self._pipeline([0]).batch(self.get_batch_size()).output_shapes(estimate)
+        batch = self.get_batch_size()
+        return self._pipeline([0] * batch).batch(batch).output_shapes(estimate)
 
     def output_types(self) -> list[Any]:
         return self._pipeline([0]).output_types()
@@ -254,7 +255,8 @@ def _size_of(source: Source) -> int:
         if not isinstance(pipeline, _KEEPS_SAMPLES):
             raise TypeError(_FORM.format(f"{type(pipeline).__name__} changes which samples there are"))
         pipeline = pipeline.children[0]
-    if not hasattr(node, "use_sampler") or getattr(node, "sampler", None) is None:
+    iterable_only = isinstance(node, ds.GeneratorDataset) and not hasattr(node.source, "__getitem__")
+    if iterable_only or not hasattr(node, "use_sampler"):
         raise TypeError(_FORM.format(f"{type(node).__name__} takes no sampler"))
     if node.is_sharded():
         raise ValueError("an ElasticDataset deals the samples itself; leave num_shards and shard_id out of its source")

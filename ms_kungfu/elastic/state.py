@@ -148,9 +148,11 @@ def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
     receive the whole state."""
     from ms_kungfu.ops._sync import broadcast_parameters
 
+    runtime.init()
     turn, _ = _meet(_FOR_PARAMETERS, False, parameters)
     if turn:
         broadcast_parameters(list(parameters), root, "kungfu/state/parameters")
+        membership.state_received()  # what such a program calls its state
 
 
 def share_state(parameters: Sequence[Any], components: Sequence[Component]) -> bool:

@@ -97,6 +97,7 @@ class ElasticTraining:
         Where the others are already in a later call (``for ...: model.train(1, ...)``), a joiner has `should_stop` set and
         its dataset suspended until it arrives there.
         """
+        runtime.init()
         _Process.calls += 1
         self._call = _Process.calls
         self.should_stop = False
