@@ -1,0 +1,42 @@
+"""Lets `import ms_kungfu` work in the checkout's root, where the source folder shadows the installed package.
+
+The source folder holds no compiled runtime, so Python would find a package that can't work. The first lines of
+``ms_kungfu/__init__.py`` hand their namespace to :func:`use_installed_build`, which points the package at the installed
+one. Copying the build into the source folder instead would give the checkout a second, soon outdated build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+
+def _has_build(folder: Path) -> bool:
+    return any((folder / f"_core{suffix}").is_file() for suffix in EXTENSION_SUFFIXES)
+
+
+def find_build(searched: Iterable[str]) -> Path | None:
+    """The first folder that holds the compiled runtime: one of `searched`, else that of an installed distribution."""
+    installed = (str(d.locate_file("ms_kungfu")) for d in distributions(name="ms-kungfu"))
+    return next((Path(f) for folders in (searched, installed) for f in folders if _has_build(Path(f))), None)
+
+
+def use_installed_build(package: MutableMapping[str, Any]) -> None:
+    """Makes the package whose globals are `package` load its modules from where the compiled runtime is.
+
+    Does nothing for an installed package and for an editable install, whose search path reaches the runtime already.
+    """
+    path: list[str] = package["__path__"]
+    build = find_build(path)
+    if build is None:
+        raise ImportError(
+            f"{path[0]} holds the sources of ms_kungfu but no build of it, and none is installed for this Python: "
+            f"run {Path(path[0]).parent / 'install-kungfu.sh'}"
+        )
+    if str(build) not in path:
+        # In place: the import system holds on to this very list (the spec's search locations).
+        path[:] = [str(build)]
+        package["__file__"] = str(build / "__init__.py")

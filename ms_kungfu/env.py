@@ -1,0 +1,188 @@
+"""Every environment variable that ms_kungfu reads or sets: its type, unit, default and who sets it.
+
+The table is the single place for names and parsing: code says ``env.COLLECTIVE_TIMEOUT.get()``. A variable that is
+unset or empty has its default; text that can't be parsed raises a ValueError that names the variable, the text and what
+was expected. ``python -m ms_kungfu.env`` prints the table as docs/environment.md.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Callable, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """One variable. `expected` completes the sentence "NAME must be ..."; `set_by` is "launcher" or "user"."""
+
+    name: str
+    parse: Callable[[str], T]
+    default: T
+    expected: str
+    set_by: str
+    meaning: str
+    unit: str = "-"
+    secret: bool = False
+
+    def get(self, environ: Mapping[str, str] | None = None) -> T:
+        """The parsed value in `environ` (by default the process's), or the default; ValueError for wrong text."""
+        text = (os.environ if environ is None else environ).get(self.name, "")
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError:
+            got = "other text (not shown: it is a secret)" if self.secret else repr(text)
+            raise ValueError(f"{self.name} must be {self.expected}, got {got}") from None
+
+
+def _natural(text: str) -> int:
+    # int() alone would take "1_0", " 1" and "-1" as well.
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(text)
+    return int(text)
+
+
+def _flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError(text)
+    return text == "1"
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(text)
+    return value
+
+
+def _hex(text: str) -> str:
+    bytes.fromhex(text)
+    return text
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError(text)
+    return text
+
+
+def _port_range(text: str) -> range:
+    first, _, last = text.partition("-")
+    ports = range(_natural(first), _natural(last) + 1)
+    if not ports or ports[0] < 1 or ports[-1] > 65535:
+        raise ValueError(text)
+    return ports
+
+
+def _hosts(text: str) -> dict[str, int]:
+    slots: dict[str, int] = {}
+    for part in text.split(","):
+        host, _, count = part.rpartition(":")
+        if not host or host in slots:
+            raise ValueError(text)
+        slots[host] = _natural(count)
+    return slots
+
+
+SELF: Variable[str | None] = Variable(
+    "KUNGFU_SELF", str, None, "the worker's 'host:port'", "launcher", "This worker's peer ID."
+)
+INCARNATION: Variable[int] = Variable(
+    "KUNGFU_INCARNATION", _natural, 0, "a number", "launcher", "The cluster version that this process was started for."
+)
+BROKER: Variable[str | None] = Variable(
+    "KUNGFU_BROKER",
+    str,
+    None,
+    "the name of a socket",
+    "launcher",
+    "Abstract Unix socket of the host's broker, without the leading NUL. Unset: a cluster of one.",
+)
+JOB_SECRET: Variable[str | None] = Variable(
+    "KUNGFU_JOB_SECRET",
+    _hex,
+    None,
+    "hexadecimal digits",
+    "launcher",
+    "Proves membership to the broker and authorizes writes to the config server. Never log it.",
+    secret=True,
+)
+CONFIG_SERVER: Variable[str | None] = Variable(
+    "KUNGFU_CONFIG_SERVER",
+    _url,
+    None,
+    "an http:// or https:// URL",
+    "launcher",
+    "URL of the config server's `/config`. Unset: there is none, and the cluster can't change.",
+)
+WATCH: Variable[bool] = Variable(
+    "KUNGFU_WATCH", _flag, False, "0 or 1", "launcher", "Whether the launcher follows the config server (`-w`)."
+)
+HOSTS: Variable[dict[str, int] | None] = Variable(
+    "KUNGFU_HOSTS",
+    _hosts,
+    None,
+    "'host:slots', comma-separated",
+    "launcher",
+    "How many workers each host takes, where `-H` says so. Unset: no limit.",
+)
+PORT_RANGE: Variable[range | None] = Variable(
+    "KUNGFU_PORT_RANGE", _port_range, None, "'first-last' (ports)", "launcher", "Ports for new workers, both included."
+)
+COLLECTIVE_TIMEOUT: Variable[float] = Variable(
+    "KUNGFU_COLLECTIVE_TIMEOUT",
+    _seconds,
+    600.0,
+    "a positive number of seconds",
+    "user",
+    "How long a collective waits for a rank that is alive but doesn't come.",
+    unit="s",
+)
+JOIN_TIMEOUT: Variable[float] = Variable(
+    "KUNGFU_JOIN_TIMEOUT",
+    _seconds,
+    300.0,
+    "a positive number of seconds",
+    "user",
+    "How long a new cluster version may take to assemble.",
+    unit="s",
+)
+# For programs that read MindSpore's names; ms_kungfu itself never reads these three.
+RANK_ID: Variable[int] = Variable("RANK_ID", _natural, 0, "a number", "launcher", "The worker's rank at its start.")
+RANK_SIZE: Variable[int] = Variable("RANK_SIZE", _natural, 1, "a number", "launcher", "The size at its start.")
+DEVICE_ID: Variable[int] = Variable(
+    "DEVICE_ID", _natural, 0, "a number", "launcher", "The worker's local rank at its start."
+)
+
+VARIABLES: tuple[Variable[object], ...] = tuple(v for v in list(globals().values()) if isinstance(v, Variable))
+
+
+def to_markdown() -> str:
+    """docs/environment.md."""
+    lines = [
+        "# Environment variables",
+        "",
+        "Generated by `python -m ms_kungfu.env > docs/environment.md`; edit `ms_kungfu/env.py` instead.",
+        "",
+        "`kungfu-run` passes its own environment on to the workers and adds what is set by the launcher. A variable",
+        "that can't be parsed stops the program with a sentence that names it.",
+        "",
+        "| variable | value | unit | default | set by | meaning |",
+        "|---|---|---|---|---|---|",
+    ]
+    for v in VARIABLES:
+        default = "unset" if v.default is None else f"{v.default:g}" if isinstance(v.default, float) else str(v.default)
+        if isinstance(v.default, bool):
+            default = str(int(v.default))
+        lines.append(f"| `{v.name}` | {v.expected} | {v.unit} | {default} | {v.set_by} | {v.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(to_markdown(), end="")

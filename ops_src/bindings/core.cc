@@ -1,0 +1,243 @@
+// ms_kungfu._core: the runtime for Python. Thin: arguments are converted, the GIL is released around whatever waits.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <cstring>
+
+#include "collectives/dtype.h"
+#include "collectives/reduce.h"
+#include "runtime/failure.h"
+#include "runtime/peer.h"
+
+namespace py = pybind11;
+
+namespace kungfu {
+namespace {
+
+// A contiguous Python buffer, held for as long as this object lives.
+class Buffer {
+ public:
+  Buffer(const py::object& object, bool writable) {
+    const int flags = PyBUF_ND | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) throw py::error_already_set();
+  }
+  ~Buffer() { PyBuffer_Release(&view_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  void* data() const { return view_.buf; }
+  size_t bytes() const { return static_cast<size_t>(view_.len); }
+  const char* format() const { return view_.format == nullptr ? "B" : view_.format; }
+  std::string Shape() const {
+    std::string text = "(";
+    for (int i = 0; i < view_.ndim; i++) text += Text(i == 0 ? "" : ",", view_.shape[i]);
+    return text + (view_.ndim == 1 ? ",)" : ")");
+  }
+
+ private:
+  Py_buffer view_{};
+};
+
+// `dtype` is a kf_dtype, or negative to take it from the buffer.
+kf_dtype DtypeOf(const Buffer& buffer, int dtype) {
+  if (dtype >= 0) return static_cast<kf_dtype>(dtype);
+  const char* format = buffer.format();
+  if (std::strchr("@=<", format[0]) != nullptr && format[0] != '\0') format++;
+  switch (format[1] == '\0' ? format[0] : '\0') {
+    case 'b':
+      return KF_INT8;
+    case 'B':
+      return KF_UINT8;
+    case 'h':
+      return KF_INT16;
+    case 'H':
+      return KF_UINT16;
+    case 'i':
+      return KF_INT32;
+    case 'I':
+      return KF_UINT32;
+    case 'l':
+    case 'q':
+      return KF_INT64;
+    case 'L':
+    case 'Q':
+      return KF_UINT64;
+    case 'e':
+      return KF_FLOAT16;
+    case 'f':
+      return KF_FLOAT32;
+    case 'd':
+      return KF_FLOAT64;
+    default:
+      throw Error(KF_TYPE, Text("no collective takes elements of format '", buffer.format(),
+                                "'; (u)int8 to 64, float16, bfloat16, float32 and float64 work"));
+  }
+}
+
+// Runs one operation over one array. `grow` and `shrink` say how the output's size relates to the input's.
+void RunOn(Operation operation, const py::object& in, const py::object& out, int dtype, size_t grow, size_t shrink) {
+  const Buffer input(in, /*writable=*/false);
+  const Buffer output(out, /*writable=*/true);
+  operation.dtype = DtypeOf(input, dtype);
+  const std::string shape = input.Shape();
+  operation.layout = shape.c_str();
+  if (output.bytes() * shrink != input.bytes() * grow) {
+    throw Error(KF_INVALID, Text(NameOf(operation.kind), " \"", operation.name, "\": out has ", output.bytes(),
+                                 " bytes, ", input.bytes() * grow / shrink, " are needed"));
+  }
+  const kf_tensor tensor{input.data(), output.data(), input.bytes() / SizeOf(operation.dtype)};
+  operation.tensors = &tensor;
+  operation.num_tensors = 1;
+  const auto communicator = Peer::Get().Current();
+  py::gil_scoped_release release;
+  communicator->Run(operation);
+}
+
+std::chrono::milliseconds Milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+// Text of a Python exception in the form that crosses the C ABI: "ResizeError: ...".
+Error ErrorFrom(const py::error_already_set& raised) {
+  static constexpr kf_status kAll[] = {KF_INVALID, KF_TYPE,    KF_MISMATCH, KF_PEER_LOST, KF_TIMEOUT,
+                                       KF_STALE,   KF_ABORTED, KF_RESIZE,   KF_INTERNAL};
+  const std::string type = py::str(raised.type().attr("__name__"));
+  const std::string text = py::str(raised.value());
+  for (const kf_status status : kAll) {
+    if (type == StatusName(status)) return Error(status, text);
+  }
+  return Error(KF_RESIZE, Text(type, ": ", text));
+}
+
+Peer::ResizeHandler HandlerFrom(const py::object& callable) {
+  if (callable.is_none()) return nullptr;
+  // The reference is given up with the GIL held, from whichever thread drops the last copy of the handler.
+  const std::shared_ptr<py::object> held(new py::object(callable), [](py::object* object) {
+    if (Py_IsInitialized() == 0) return;
+    py::gil_scoped_acquire acquire;
+    delete object;
+  });
+  return [held](uint32_t size) {
+    py::gil_scoped_acquire acquire;
+    try {
+      const auto outcome = (*held)(size).cast<std::pair<bool, bool>>();
+      return ResizeOutcome{outcome.first, outcome.second};
+    } catch (const py::error_already_set& raised) {
+      throw ErrorFrom(raised);
+    }
+  };
+}
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "Runtime of ms_kungfu: collectives between the processes of a cluster. Use ms_kungfu.comm instead.";
+
+  // The typed exception is built by ms_kungfu.errors, which knows the classes; the record serves ms_kungfu.last_error().
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const Error& error) {
+      RecordFailure(error);
+      const py::object typed = py::module_::import("ms_kungfu.errors").attr("from_message")(error.Described());
+      PyErr_SetObject(py::type::of(typed).ptr(), typed.ptr());
+    }
+  });
+
+  m.def("rank", [] { return Peer::Get().Current()->rank(); });
+  m.def("size", [] { return Peer::Get().Current()->size(); });
+  m.def("cluster_version", [] { return Peer::Get().Current()->cluster_version(); });
+  m.def("announced_version", [] { return Peer::Get().Current()->announced(); },
+        "Newest cluster version that the launcher has announced.");
+  m.def("state_root", [] { return Peer::Get().Current()->StateRoot(); },
+        "Lowest rank that carried the training state when it joined; the size where none did.");
+  m.def("last_error", [] { return LastFailureOfProcess(); }, "Text of this process's last failure, '' if none.");
+  m.def("instruction_set", [] { return std::string(ReductionInstructionSet()); });
+
+  m.def(
+      "join",
+      [](int fd, uint32_t rank, const std::string& address, bool has_state, double collective_timeout_s,
+         double join_timeout_s) {
+        py::gil_scoped_release release;
+        Peer::Get().Join(fd, rank, address, has_state,
+                         {Milliseconds(collective_timeout_s), Milliseconds(join_timeout_s)});
+      },
+      py::arg("fd"), py::arg("rank"), py::arg("address"), py::arg("has_state"), py::arg("collective_timeout_s"),
+      py::arg("join_timeout_s"));
+  m.def("leave", [](const std::string& reason) { Peer::Get().Leave(reason); }, py::arg("reason"));
+  m.def("reset", [] { Peer::Get().Reset(); });
+  m.def(
+      "resize",
+      [](uint32_t size) {
+        py::gil_scoped_release release;
+        const ResizeOutcome outcome = Peer::Get().Resize(size);
+        return std::make_pair(outcome.changed, outcome.detached);
+      },
+      py::arg("size"));
+  m.def("set_resize_handler", [](const py::object& callable) { Peer::Get().SetResizeHandler(HandlerFrom(callable)); },
+        py::arg("callable"));
+
+  m.def(
+      "all_reduce",
+      [](const char* name, const py::object& in, const py::object& out, int op, int dtype) {
+        Operation operation;
+        operation.kind = Kind::kAllReduce;
+        operation.name = name;
+        operation.op = static_cast<kf_op>(op);
+        RunOn(operation, in, out, dtype, 1, 1);
+      },
+      py::arg("name"), py::arg("input"), py::arg("output"), py::arg("op"), py::arg("dtype") = -1);
+  m.def(
+      "broadcast",
+      [](const char* name, const py::object& in, const py::object& out, uint32_t root, int dtype) {
+        Operation operation;
+        operation.kind = Kind::kBroadcast;
+        operation.name = name;
+        operation.root = root;
+        RunOn(operation, in, out, dtype, 1, 1);
+      },
+      py::arg("name"), py::arg("input"), py::arg("output"), py::arg("root"), py::arg("dtype") = -1);
+  m.def(
+      "all_gather",
+      [](const char* name, const py::object& in, const py::object& out, int dtype) {
+        Operation operation;
+        operation.kind = Kind::kAllGather;
+        operation.name = name;
+        RunOn(operation, in, out, dtype, Peer::Get().Current()->size(), 1);
+      },
+      py::arg("name"), py::arg("input"), py::arg("output"), py::arg("dtype") = -1);
+  m.def(
+      "reduce_scatter",
+      [](const char* name, const py::object& in, const py::object& out, int op, int dtype) {
+        Operation operation;
+        operation.kind = Kind::kReduceScatter;
+        operation.name = name;
+        operation.op = static_cast<kf_op>(op);
+        RunOn(operation, in, out, dtype, 1, Peer::Get().Current()->size());
+      },
+      py::arg("name"), py::arg("input"), py::arg("output"), py::arg("op"), py::arg("dtype") = -1);
+  m.def(
+      "barrier",
+      [](const char* name) {
+        Operation operation;
+        operation.name = name;
+        const auto communicator = Peer::Get().Current();
+        py::gil_scoped_release release;
+        communicator->Run(operation);
+      },
+      py::arg("name"));
+
+  // ---- the launcher's side ----
+  m.def("create_segment", &shm::Segment::Create, py::arg("size"), py::arg("cluster_version"), py::arg("cores"),
+        "Shared memory for one cluster version; returns its descriptor, which the caller owns.");
+  py::class_<shm::Segment>(m, "SegmentControl", "The launcher's hold on a segment.")
+      .def(py::init<int>(), py::arg("fd"))
+      .def_property_readonly("size", &shm::Segment::size)
+      .def_property_readonly("cluster_version", &shm::Segment::cluster_version)
+      .def("mark_lost", &shm::Segment::MarkLost, py::arg("rank"), py::arg("reason"),
+           "Tells the members that `rank` is out: their waits end with PeerLostError.")
+      .def("announce", [](shm::Segment& segment, uint64_t version) { segment.header().announced.store(version); },
+           py::arg("version"), "Tells the members that a newer cluster version is wanted.");
+}
+
+}  // namespace
+}  // namespace kungfu

@@ -1,0 +1,550 @@
+// How an operation runs between the ranks of a host.
+//
+// Words, and who writes them: each rank writes only its own post, its own ready and done counters and its own slots; the
+// lane word of a channel is set once per operation by compare-and-swap; `left` is counted up by everyone.
+//
+//  1. A rank takes the next sequence number k of the name's channel and publishes its post k: signature, count and, where
+//     it fits, the payload. (Why post k may overwrite post k-2: see Post.)
+//  2. It waits for everybody's post k and compares. If two differ then each rank sees one that differs from its own, so
+//     all of them report and none goes on: a mismatch is an error everywhere and hangs nobody.
+//  3. Small payloads are complete with the posts. Otherwise the data goes through a lane: a rank copies chunk c into its
+//     slot c mod kSlots once all others have read chunk c-kSlots, and raises `ready`; when everybody's chunk c is ready it
+//     reads them all straight from their slots into its output, and raises `done`.
+//  4. The lane of an operation is picked by the first rank to need it and given back by the last to leave. Lanes belong to
+//     operations, so that names in flight side by side can't fill each other's slots; the lowest free lane is taken,
+//     so that operations one after another stay in the same, cached, memory.
+//
+// Reduction goes from rank 0 upwards for each element, wherever the chunks are cut: the bits depend on size and inputs only.
+//
+// If a rank dies: the launcher marks it lost, and whoever waits for anybody throws PeerLostError at its next look around.
+// If a rank gives up at its deadline, it says so in the segment and the others follow. No waiter relies on being woken:
+// each sleep ends by itself after kSlice.
+#include "collectives/communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "collectives/dtype.h"
+#include "collectives/reduce.h"
+
+namespace kungfu {
+namespace {
+
+constexpr auto kSlice = std::chrono::milliseconds(20);
+// About 50 us: longer than a rank that has a core of its own needs to answer, shorter than a scheduler's turn.
+constexpr int kSpinTurns = 1000;
+// With more ranks than cores, whoever spins keeps the one that it waits for from running.
+constexpr int kSpinTurnsOversubscribed = 10;
+constexpr uint32_t kAhead = 1;  // chunks staged beyond the one that is being read
+
+uint64_t Mix(uint64_t hash, uint64_t value) {
+  hash ^= value + 0x9e3779b97f4a7c15u + (hash << 6) + (hash >> 2);
+  return hash * 0xff51afd7ed558ccdu;
+}
+
+bool Reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter; }
+
+// Equal at all ranks if and (but for the hash) only if they bring the same operation.
+uint64_t SignatureOf(const Operation& operation) {
+  uint64_t hash = operation.root;
+  for (size_t i = 0; i < operation.num_tensors; i++) hash = Mix(hash, operation.tensors[i].count);
+  if (operation.layout != nullptr) {
+    for (const char* c = operation.layout; *c != '\0'; c++) hash = Mix(hash, static_cast<unsigned char>(*c));
+  }
+  const uint64_t op = Reduces(operation.kind) ? operation.op : 0;
+  return (hash << 24) | static_cast<uint64_t>(operation.kind) << 16 | static_cast<uint64_t>(operation.dtype) << 8 | op;
+}
+
+uint64_t CountOf(const Operation& operation) {
+  uint64_t count = 0;
+  for (size_t i = 0; i < operation.num_tensors; i++) count += operation.tensors[i].count;
+  return count;
+}
+
+std::string Describe(const Operation& operation) {
+  std::string text = NameOf(operation.kind);
+  if (operation.kind == Kind::kBarrier) return text;
+  text += Text(" of ", CountOf(operation), " ", NameOf(operation.dtype));
+  if (operation.layout != nullptr && operation.layout[0] != '\0') text += Text(" ", operation.layout);
+  if (operation.layout == nullptr && operation.num_tensors > 1) text += Text(" in ", operation.num_tensors, " tensors");
+  if (Reduces(operation.kind)) text += Text(", ", NameOf(operation.op));
+  if (operation.kind == Kind::kBroadcast) text += Text(", root ", operation.root);
+  return text;
+}
+
+// Walks over an operation's tensors as if the `1/parts` of each that one rank owns lay one after another.
+class Cursor {
+ public:
+  explicit Cursor(const Operation& operation, uint32_t parts = 1)
+      : operation_(operation), unit_(SizeOf(operation.dtype)), parts_(parts) {}
+
+  // Calls piece(tensor, offset in the tensor's part, offset in this take, bytes) for each contiguous piece of the next
+  // `bytes`.
+  template <typename Piece>
+  void Take(size_t bytes, const Piece& piece) {
+    size_t at = 0;
+    while (at < bytes) {
+      const kf_tensor& tensor = operation_.tensors[index_];
+      const size_t left = tensor.count / parts_ * unit_ - offset_;
+      const size_t n = std::min(left, bytes - at);
+      if (n > 0) piece(tensor, offset_, at, n);
+      at += n;
+      offset_ += n;
+      if (n == left) {
+        index_++;
+        offset_ = 0;
+      }
+    }
+  }
+
+ private:
+  const Operation& operation_;
+  const size_t unit_;
+  const size_t parts_;
+  size_t index_ = 0;
+  size_t offset_ = 0;
+};
+
+char* At(void* base, size_t offset) { return static_cast<char*>(base) + offset; }
+const char* At(const void* base, size_t offset) { return static_cast<const char*>(base) + offset; }
+
+void Copy(void* to, const void* from, size_t bytes) {
+  if (to != from && to != nullptr && bytes > 0) std::memcpy(to, from, bytes);
+}
+
+// Bytes that each rank contributes at a time for one rank's part; the whole where nothing is scattered.
+size_t PartBytes(const Operation& operation, uint32_t size) {
+  const uint32_t parts = operation.kind == Kind::kReduceScatter ? size : 1;
+  return CountOf(operation) * SizeOf(operation.dtype) / parts;
+}
+
+// Copies the next `bytes` of what this rank brings into `slot`; for a scatter, of each rank's part, `stride` apart.
+void Stage(const Operation& operation, uint32_t size, Cursor& cursor, size_t bytes, char* slot, size_t stride) {
+  cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
+    if (operation.kind != Kind::kReduceScatter) {
+      std::memcpy(slot + at, At(tensor.input, offset), n);
+      return;
+    }
+    const size_t part = tensor.count / size * SizeOf(operation.dtype);
+    for (uint32_t r = 0; r < size; r++) std::memcpy(slot + r * stride + at, At(tensor.input, r * part + offset), n);
+  });
+}
+
+// Produces the next `bytes` of this rank's output from what all ranks have staged.
+void Consume(const Operation& operation, uint32_t rank, uint32_t size, Cursor& cursor, size_t bytes,
+             const char* const* slots, size_t stride) {
+  const size_t unit = SizeOf(operation.dtype);
+  const void* sources[shm::kMaxRanks];
+  cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
+    switch (operation.kind) {
+      case Kind::kAllReduce:
+      case Kind::kReduceScatter: {
+        const size_t mine = operation.kind == Kind::kReduceScatter ? rank * stride : 0;
+        for (uint32_t r = 0; r < size; r++) sources[r] = slots[r] + mine + at;
+        ReductionFor(operation.dtype, operation.op)(At(tensor.output, offset), sources, size, n / unit);
+        break;
+      }
+      case Kind::kAllGather:
+        for (uint32_t r = 0; r < size; r++) {
+          std::memcpy(At(tensor.output, r * tensor.count * unit + offset), slots[r] + at, n);
+        }
+        break;
+      case Kind::kBroadcast:
+        if (rank != operation.root) {
+          std::memcpy(At(tensor.output, offset), slots[operation.root] + at, n);
+        } else if (tensor.output != nullptr) {
+          Copy(At(tensor.output, offset), At(tensor.input, offset), n);
+        }
+        break;
+      case Kind::kBarrier:
+        break;
+    }
+  });
+}
+
+}  // namespace
+
+const char* NameOf(Kind kind) {
+  switch (kind) {
+    case Kind::kAllReduce:
+      return "all_reduce";
+    case Kind::kBroadcast:
+      return "broadcast";
+    case Kind::kAllGather:
+      return "all_gather";
+    case Kind::kReduceScatter:
+      return "reduce_scatter";
+    case Kind::kBarrier:
+      return "barrier";
+  }
+  return "?";
+}
+
+struct Communicator::Flight {
+  const Operation& operation;
+  uint32_t channel;
+  uint32_t sequence;
+  uint64_t signature;
+  uint64_t count;
+  size_t part_bytes;
+};
+
+Communicator::Communicator(uint64_t cluster_version)
+    : rank_(0), size_(1), cluster_version_(cluster_version), spin_turns_(0) {}
+
+Communicator::Communicator(std::shared_ptr<shm::Segment> segment, uint32_t rank, const std::string& address,
+                           bool has_state, const CommunicatorOptions& options)
+    : segment_(std::move(segment)),
+      rank_(rank),
+      size_(segment_->size()),
+      cluster_version_(segment_->cluster_version()),
+      options_(options),
+      spin_turns_(size_ <= segment_->header().cores ? kSpinTurns : kSpinTurnsOversubscribed),
+      channels_(std::make_unique<ChannelTable>(*segment_, rank)) {
+  if (rank >= size_) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size_));
+  shm::RankStatus& mine = segment_->status(rank_);
+  const auto state = mine.state.value.load();
+  if (state != static_cast<uint32_t>(shm::RankState::kAbsent)) {
+    throw Error(KF_INTERNAL, Text("rank ", rank, " of cluster version ", cluster_version_, " is taken (state ", state, ")"));
+  }
+  mine.has_state = has_state ? 1 : 0;
+  CopyText(mine.address, address);
+  mine.state.Set(static_cast<uint32_t>(shm::RankState::kAttached));
+}
+
+Communicator::~Communicator() = default;
+
+void Communicator::Assemble() {
+  if (segment_ == nullptr) return;
+  const auto deadline = std::chrono::steady_clock::now() + options_.join_timeout;
+  const auto attached = static_cast<uint32_t>(shm::RankState::kAttached);
+  Operation joining;
+  joining.name = "join";
+  for (uint32_t r = 0; r < size_; r++) {
+    shm::Counter& state = segment_->status(r).state;
+    while (!state.Reached(attached)) {
+      ThrowIfClosed();
+      ThrowIfLost(joining);
+      if (std::chrono::steady_clock::now() > deadline) {
+        throw Error(KF_TIMEOUT, Text("cluster version ", cluster_version_, " has not assembled within ",
+                                     options_.join_timeout.count() / 1000.0, " s: rank ", r, " of ", size_,
+                                     " has not come"));
+      }
+      state.Sleep(attached, kSlice);
+    }
+  }
+  ThrowIfLost(joining);
+}
+
+uint64_t Communicator::announced() const {
+  return segment_ == nullptr ? cluster_version_ : segment_->header().announced.load(std::memory_order_acquire);
+}
+
+uint32_t Communicator::StateRoot() const {
+  if (segment_ == nullptr) return 0;
+  for (uint32_t r = 0; r < size_; r++) {
+    if (segment_->status(r).has_state != 0) return r;
+  }
+  return size_;
+}
+
+void Communicator::Close(kf_status status, const std::string& reason) {
+  std::lock_guard<std::mutex> guard(close_mutex_);
+  if (close_status_ != KF_OK) return;
+  close_status_ = status;
+  close_reason_ = reason;
+  closed_.store(true, std::memory_order_release);
+}
+
+void Communicator::Leave() {
+  if (segment_ == nullptr) return;
+  shm::Counter& state = segment_->status(rank_).state;
+  const auto left = static_cast<uint32_t>(shm::RankState::kLeft);
+  if (!state.Reached(left)) state.Set(left);
+}
+
+void Communicator::Run(const Operation& operation) {
+  ThrowIfClosed();
+  Validate(operation);
+  if (segment_ == nullptr || size_ == 1) {
+    RunAlone(operation);
+  } else {
+    RunShared(operation);
+  }
+}
+
+void Communicator::Validate(const Operation& operation) const {
+  const auto who = [&] { return Text(NameOf(operation.kind), " \"", operation.name, "\": "); };
+  if (operation.name == nullptr || operation.name[0] == '\0') {
+    throw Error(KF_INVALID, Text(NameOf(operation.kind), " needs a name that is not empty"));
+  }
+  if (!IsDtype(operation.dtype)) throw Error(KF_TYPE, Text(who(), "no dtype has number ", int(operation.dtype)));
+  if (!IsOp(operation.op)) throw Error(KF_INVALID, Text(who(), "no reduction has number ", int(operation.op)));
+  if (operation.kind == Kind::kBroadcast && operation.root >= size_) {
+    throw Error(KF_INVALID, Text(who(), "root ", operation.root, " is not a rank of a cluster of ", size_));
+  }
+  for (size_t i = 0; i < operation.num_tensors; i++) {
+    const kf_tensor& tensor = operation.tensors[i];
+    if (operation.kind == Kind::kReduceScatter && tensor.count % size_ != 0) {
+      throw Error(KF_INVALID, Text(who(), tensor.count, " elements can't be scattered evenly over ", size_, " ranks"));
+    }
+    const bool needs_output = operation.kind != Kind::kBroadcast || operation.root != rank_;
+    if (tensor.count > 0 && ((needs_output && tensor.output == nullptr) ||
+                             (tensor.input == nullptr && (needs_output == (operation.kind != Kind::kBroadcast))))) {
+      throw Error(KF_INVALID, Text(who(), "tensor ", i, " has no memory"));
+    }
+  }
+}
+
+void Communicator::RunAlone(const Operation& operation) const {
+  const size_t unit = SizeOf(operation.dtype);
+  for (size_t i = 0; i < operation.num_tensors; i++) {
+    const kf_tensor& tensor = operation.tensors[i];
+    Copy(tensor.output, tensor.input, tensor.count * unit);
+  }
+}
+
+void Communicator::RunShared(const Operation& operation) {
+  ChannelTable::Use use = channels_->Acquire(operation.name);
+  Flight flight{operation,
+                use.channel->index,
+                use.channel->sequence + 1,
+                SignatureOf(operation),
+                CountOf(operation),
+                PartBytes(operation, size_)};
+  // Staging whole parts of all ranks must fit the payload, too.
+  const size_t brought = flight.count * SizeOf(operation.dtype);
+  try {
+    if (brought <= shm::kInlineBytes) {
+      RunInline(flight);
+    } else {
+      RunStaged(flight);
+    }
+  } catch (const Error& error) {
+    if (error.status() != KF_MISMATCH) {
+      Abort(error);
+      throw;
+    }
+    use.channel->sequence++;
+    throw;
+  }
+  use.channel->sequence++;
+}
+
+void Communicator::RunInline(const Flight& flight) {
+  const Operation& operation = flight.operation;
+  shm::Post& mine = segment_->post(flight.channel, rank_, flight.sequence);
+  mine.signature = flight.signature;
+  mine.count = flight.count;
+  const bool brings = operation.kind != Kind::kBroadcast || operation.root == rank_;
+  if (brings) {
+    Cursor input(operation, operation.kind == Kind::kReduceScatter ? size_ : 1);
+    Stage(operation, size_, input, flight.part_bytes, mine.payload, flight.part_bytes);
+  }
+  mine.sequence.Set(flight.sequence);
+  AwaitPosts(flight);
+  const char* payloads[shm::kMaxRanks];
+  for (uint32_t r = 0; r < size_; r++) payloads[r] = segment_->post(flight.channel, r, flight.sequence).payload;
+  Cursor output(operation, operation.kind == Kind::kReduceScatter ? size_ : 1);
+  Consume(operation, rank_, size_, output, flight.part_bytes, payloads, flight.part_bytes);
+}
+
+void Communicator::RunStaged(Flight& flight) {
+  const Operation& operation = flight.operation;
+  const uint32_t parts = operation.kind == Kind::kReduceScatter ? size_ : 1;
+  // A whole number of cache lines, so that elements and parts stay aligned.
+  const size_t stride = shm::kSlotBytes / parts / shm::kLine * shm::kLine;
+  const auto chunks = static_cast<uint32_t>((flight.part_bytes + stride - 1) / stride);
+  const auto bytes_of = [&](uint32_t chunk) { return std::min(stride, flight.part_bytes - chunk * stride); };
+  const auto brings = [&](uint32_t r) { return operation.kind != Kind::kBroadcast || operation.root == r; };
+
+  shm::Post& post = segment_->post(flight.channel, rank_, flight.sequence);
+  post.signature = flight.signature;
+  post.count = flight.count;
+  post.sequence.Set(flight.sequence);
+
+  const uint32_t lane = BindLane(flight);
+  shm::Counter& ready = segment_->ready(lane, rank_);
+  shm::Counter& done = segment_->done(lane, rank_);
+  const uint32_t base = done.value.load(std::memory_order_relaxed);
+
+  Cursor input(operation, parts);
+  Cursor output(operation, parts);
+  uint32_t staged = 0;
+  bool agreed = false;
+  const char* slots[shm::kMaxRanks];
+  for (uint32_t chunk = 0; chunk < chunks; chunk++) {
+    for (; brings(rank_) && staged < chunks && staged <= chunk + kAhead; staged++) {
+      if (staged >= shm::kSlots) {
+        for (uint32_t r = 0; r < size_; r++) {
+          if (r != rank_) Await(segment_->done(lane, r), base + staged - shm::kSlots + 1, r, operation);
+        }
+      }
+      Stage(operation, size_, input, bytes_of(staged), segment_->slot(lane, rank_, base + staged), stride);
+      ready.Set(base + staged + 1);
+    }
+    if (!agreed) {
+      AwaitPosts(flight);
+      agreed = true;
+    }
+    for (uint32_t r = 0; r < size_; r++) {
+      if (r != rank_ && brings(r)) Await(segment_->ready(lane, r), base + chunk + 1, r, operation);
+      slots[r] = segment_->slot(lane, r, base + chunk);
+    }
+    Consume(operation, rank_, size_, output, bytes_of(chunk), slots, stride);
+    done.Set(base + chunk + 1);
+  }
+  if (!brings(rank_)) ready.Set(base + chunks);
+  LeaveLane(flight, /*failed=*/false);
+}
+
+void Communicator::AwaitPosts(const Flight& flight) {
+  bool equal = true;
+  for (uint32_t r = 0; r < size_; r++) {
+    if (r == rank_) continue;
+    shm::Post& post = segment_->post(flight.channel, r, flight.sequence);
+    Await(post.sequence, flight.sequence, r, flight.operation);
+    equal = equal && post.signature == flight.signature && post.count == flight.count;
+  }
+  if (!equal) ReportMismatch(flight);
+}
+
+// Every rank comes here for the same operation, because each has seen a post that differs from its own. The lane, if one was
+// bound, is put back to its initial state by the last: some may have staged chunks into it already.
+void Communicator::ReportMismatch(const Flight& flight) {
+  shm::Complaint& mine = segment_->complaint(flight.channel, rank_);
+  CopyText(mine.text, Describe(flight.operation));
+  mine.sequence.Set(flight.sequence);
+  std::vector<std::pair<std::string, std::string>> brought;  // (what, ranks)
+  for (uint32_t r = 0; r < size_; r++) {
+    shm::Complaint& theirs = segment_->complaint(flight.channel, r);
+    Await(theirs.sequence, flight.sequence, r, flight.operation);
+    const std::string what(theirs.text, strnlen(theirs.text, sizeof theirs.text));
+    const auto same = std::find_if(brought.begin(), brought.end(), [&](const auto& b) { return b.first == what; });
+    if (same == brought.end()) {
+      brought.emplace_back(what, Text("rank ", r));
+    } else {
+      same->second += Text(", ", r);
+    }
+  }
+  std::string message = Text("the ranks brought different operations under the name \"", flight.operation.name, "\": ");
+  for (size_t i = 0; i < brought.size(); i++) {
+    message += Text(i == 0 ? "" : "; ", brought[i].second, ": ", brought[i].first);
+  }
+  LeaveLane(flight, /*failed=*/true);
+  throw Error(KF_MISMATCH, message);
+}
+
+uint32_t Communicator::BindLane(const Flight& flight) {
+  std::atomic<uint64_t>& word = segment_->channel(flight.channel).lane[flight.sequence & 1];
+  std::atomic<uint64_t>& lanes = segment_->header().lanes;
+  uint64_t seen = word.load(std::memory_order_acquire);
+  if (seen >> 32 == flight.sequence) return static_cast<uint32_t>(seen) - 1;
+  uint64_t used = lanes.load(std::memory_order_relaxed);
+  uint64_t bit = 0;
+  do {
+    bit = ~used & (used + 1);  // the lowest that is free
+    if (bit == 0) throw Error(KF_INVALID, Text("more than ", shm::kLanes, " operations that need staging in flight"));
+  } while (!lanes.compare_exchange_weak(used, used | bit, std::memory_order_acquire, std::memory_order_relaxed));
+  const auto lane = static_cast<uint32_t>(__builtin_ctzll(bit));
+  const uint64_t bound = static_cast<uint64_t>(flight.sequence) << 32 | (lane + 1);
+  if (word.compare_exchange_strong(seen, bound, std::memory_order_acq_rel, std::memory_order_acquire)) return lane;
+  lanes.fetch_and(~bit, std::memory_order_release);  // another rank was first
+  return static_cast<uint32_t>(seen) - 1;
+}
+
+// `left` of this parity is next used two operations later, which nobody reaches before everybody has left this one.
+void Communicator::LeaveLane(const Flight& flight, bool failed) {
+  shm::ChannelHead& head = segment_->channel(flight.channel);
+  std::atomic<uint32_t>& left = head.left[flight.sequence & 1];
+  if (left.fetch_add(1, std::memory_order_acq_rel) + 1 < size_) return;
+  left.store(0, std::memory_order_relaxed);
+  const uint64_t bound = head.lane[flight.sequence & 1].load(std::memory_order_acquire);
+  if (bound >> 32 != flight.sequence) return;  // a mismatch of operations that needed none
+  const uint32_t lane = static_cast<uint32_t>(bound) - 1;
+  if (failed) {
+    for (uint32_t r = 0; r < size_; r++) {
+      segment_->ready(lane, r).value.store(0, std::memory_order_relaxed);
+      segment_->done(lane, r).value.store(0, std::memory_order_relaxed);
+    }
+  }
+  segment_->header().lanes.fetch_and(~(uint64_t{1} << lane), std::memory_order_release);
+}
+
+void Communicator::Await(shm::Counter& counter, uint32_t target, uint32_t peer, const Operation& operation) {
+  if (!counter.Reached(target)) AwaitSlowly(counter, target, peer, operation);
+}
+
+void Communicator::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, const Operation& operation) {
+  for (int turn = 0; turn < spin_turns_; turn++) {
+    shm::Pause();
+    if (counter.Reached(target)) return;
+  }
+  const auto deadline = std::chrono::steady_clock::now() + options_.collective_timeout;
+  for (;;) {
+    counter.Sleep(target, kSlice);
+    if (counter.Reached(target)) return;
+    LookAround(counter, target, peer, operation);
+    if (std::chrono::steady_clock::now() > deadline) {
+      throw Error(KF_TIMEOUT, Text(NameOf(operation.kind), " \"", operation.name, "\": no data from ", PeerName(peer),
+                                   " within ", options_.collective_timeout.count() / 1000.0, " s, cluster version ",
+                                   cluster_version_));
+    }
+  }
+}
+
+void Communicator::LookAround(const shm::Counter& counter, uint32_t target, uint32_t peer,
+                              const Operation& operation) {
+  ThrowIfClosed();
+  ThrowIfLost(operation);
+  const shm::Header& header = segment_->header();
+  if (header.abort.load(std::memory_order_acquire) == 2) {
+    throw Error(static_cast<kf_status>(header.abort_status), header.abort_text);
+  }
+  const bool left = segment_->status(peer).state.Reached(static_cast<uint32_t>(shm::RankState::kLeft));
+  // It may have brought its part and left right after.
+  if (left && !counter.Reached(target)) {
+    throw Error(KF_PEER_LOST, Text(NameOf(operation.kind), " \"", operation.name, "\": ", PeerName(peer),
+                                   " has finished and left, cluster version ", cluster_version_));
+  }
+}
+
+void Communicator::ThrowIfClosed() const {
+  if (!closed_.load(std::memory_order_acquire)) return;
+  std::lock_guard<std::mutex> guard(close_mutex_);
+  throw Error(close_status_, close_reason_);
+}
+
+void Communicator::ThrowIfLost(const Operation& operation) const {
+  if (segment_->header().lost.load(std::memory_order_acquire) == 0) return;
+  std::string lost;
+  for (uint32_t r = 0; r < size_; r++) {
+    const shm::RankStatus& status = segment_->status(r);
+    if (!status.state.Reached(static_cast<uint32_t>(shm::RankState::kLost))) continue;
+    lost += Text(lost.empty() ? "" : ", ", PeerName(r), " ", status.lost_reason);
+  }
+  throw Error(KF_PEER_LOST, Text(NameOf(operation.kind), " \"", operation.name, "\": ", lost, ", cluster version ",
+                                 cluster_version_));
+}
+
+// After a failure the ranks are at different places and this communicator is finished, here and at the others. The first to
+// say so is believed; a rank that dies while it says it leaves `abort` at 1, and the others find out by themselves.
+void Communicator::Abort(const Error& error) {
+  Close(error.status(), error.what());
+  shm::Header& header = segment_->header();
+  uint32_t idle = 0;
+  if (!header.abort.compare_exchange_strong(idle, 1, std::memory_order_acq_rel)) return;
+  const bool own = error.status() == KF_INVALID || error.status() == KF_INTERNAL || error.status() == KF_STALE;
+  header.abort_status = own ? KF_ABORTED : error.status();
+  CopyText(header.abort_text, Text(PeerName(rank_), " gave up: ", error.what()));
+  header.abort.store(2, std::memory_order_release);
+}
+
+std::string Communicator::PeerName(uint32_t rank) const {
+  const shm::RankStatus& status = segment_->status(rank);
+  const std::string address(status.address, strnlen(status.address, sizeof status.address));
+  return address.empty() ? Text("rank ", rank) : Text("rank ", rank, " (", address, ")");
+}
+
+}  // namespace kungfu

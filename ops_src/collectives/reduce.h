@@ -1,0 +1,25 @@
+// Element-wise reduction of what several ranks brought, vectorised for the processor that it runs on.
+#ifndef KUNGFU_COLLECTIVES_REDUCE_H_
+#define KUNGFU_COLLECTIVES_REDUCE_H_
+
+#include <cstddef>
+
+#include "kungfu/c_api.h"
+
+namespace kungfu {
+
+// out[i] = sources[0][i] op sources[1][i] op ... op sources[n-1][i], evaluated from left to right, n >= 1.
+// The bits are a function of the inputs and of n alone: not of the processor, the alignment or the cut into calls.
+// 16-bit floats accumulate in float32 and are rounded once. A mean of integers accumulates in 64 bits and truncates
+// towards zero; other integer arithmetic wraps. Minimum and maximum propagate NaN, as NumPy's do.
+// `out` may be one of the sources; other overlaps are not allowed.
+using ReduceFn = void (*)(void* out, const void* const* sources, unsigned n, size_t count);
+
+ReduceFn ReductionFor(kf_dtype dtype, kf_op op);
+
+// The instruction set that ReductionFor chose: "avx512", "avx2" or "baseline".
+const char* ReductionInstructionSet();
+
+}  // namespace kungfu
+
+#endif  // KUNGFU_COLLECTIVES_REDUCE_H_

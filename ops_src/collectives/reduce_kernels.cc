@@ -1,0 +1,203 @@
+// Compiled once for each instruction set (KUNGFU_ISA names the namespace). No header with inline functions is included
+// beyond freestanding ones: an inline function compiled with AVX flags could be the copy that the linker keeps for all.
+//
+// Everything here is written so that the compiler vectorises it; -fwrapv makes integer overflow wrap and
+// -ffp-contract=off keeps the bits equal on every instruction set.
+#include <stddef.h>
+#include <stdint.h>
+
+#include "collectives/reduce_table.h"
+
+namespace kungfu {
+namespace KUNGFU_ISA {
+namespace {
+
+// ---- how an element is stored, and in what it is accumulated ----
+
+template <typename T>
+struct Plain {
+  using Stored = T;
+  using Acc = T;
+  static Acc Load(T x) { return x; }
+  static T Store(Acc x) { return x; }
+};
+
+template <typename T, typename Wide>
+struct Widened {
+  using Stored = T;
+  using Acc = Wide;
+  static Acc Load(T x) { return static_cast<Wide>(x); }
+  static T Store(Acc x) { return static_cast<T>(x); }
+};
+
+inline uint32_t BitsOf(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+inline float FloatOf(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+struct Half {
+  using Stored = uint16_t;
+  using Acc = float;
+  // Shifts exponent and mantissa into place and corrects the exponent's bias by a multiplication, which also turns
+  // subnormal halves into normal floats. Exact for every finite value.
+  static float Load(uint16_t half) {
+    const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fffu) << 13;
+    const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
+    const uint32_t finite = BitsOf(FloatOf(magnitude) * FloatOf(0x77800000u));  // times 2^112
+    const uint32_t special = magnitude | 0x7f800000u;
+    return FloatOf(sign | ((half & 0x7c00u) == 0x7c00u ? special : finite));
+  }
+  // Round to nearest even. Halves below 2^-14 are subnormal: adding 0.5, whose last place is their unit 2^-24, makes the
+  // floating-point adder round them.
+  static uint16_t Store(float x) {
+    const uint32_t bits = BitsOf(x);
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    const uint32_t normal = (magnitude + 0xc8000fffu + ((magnitude >> 13) & 1u)) >> 13;
+    const uint32_t subnormal = BitsOf(FloatOf(magnitude) + 0.5f) - 0x3f000000u;
+    const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
+    const uint32_t rounded = magnitude >= 0x47800000u ? special : finite;
+    return static_cast<uint16_t>(rounded | ((bits >> 16) & 0x8000u));
+  }
+};
+
+struct BFloat {
+  using Stored = uint16_t;
+  using Acc = float;
+  static float Load(uint16_t x) { return FloatOf(static_cast<uint32_t>(x) << 16); }
+  static uint16_t Store(float x) {
+    const uint32_t bits = BitsOf(x);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const uint32_t quiet = (bits >> 16) | 0x40u;
+    return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+  }
+};
+
+// ---- the operations ----
+
+struct Sum {
+  template <typename A>
+  static A Apply(A a, A b) {
+    return a + b;
+  }
+  template <typename A>
+  static A Finish(A a, A) {
+    return a;
+  }
+};
+
+struct Mean {
+  template <typename A>
+  static A Apply(A a, A b) {
+    return a + b;
+  }
+  template <typename A>
+  static A Finish(A a, A n) {
+    return a / n;
+  }
+};
+
+struct Prod {
+  template <typename A>
+  static A Apply(A a, A b) {
+    return a * b;
+  }
+  template <typename A>
+  static A Finish(A a, A) {
+    return a;
+  }
+};
+
+struct Min {
+  template <typename A>
+  static A Apply(A a, A b) {
+    return (a < b || a != a) ? a : b;
+  }
+  template <typename A>
+  static A Finish(A a, A) {
+    return a;
+  }
+};
+
+struct Max {
+  template <typename A>
+  static A Apply(A a, A b) {
+    return (a > b || a != a) ? a : b;
+  }
+  template <typename A>
+  static A Finish(A a, A) {
+    return a;
+  }
+};
+
+// ---- the loops ----
+
+template <typename Format, typename Op>
+void Reduce(void* out, const void* const* sources, unsigned n, size_t count) {
+  using T = typename Format::Stored;
+  using A = typename Format::Acc;
+  T* const y = static_cast<T*>(out);
+  const T* const first = static_cast<const T*>(sources[0]);
+  const A ranks = static_cast<A>(n);
+  if (n == 2) {
+    const T* const second = static_cast<const T*>(sources[1]);
+    // `out` may be `first` or `second` exactly, which keeps each iteration independent of the others.
+#pragma GCC ivdep
+    for (size_t i = 0; i < count; i++) {
+      y[i] = Format::Store(Op::Finish(Op::Apply(Format::Load(first[i]), Format::Load(second[i])), ranks));
+    }
+    return;
+  }
+  // More ranks: block by block, so that the accumulators stay in the first-level cache.
+  constexpr size_t kBlock = 4096 / sizeof(A);
+  alignas(64) A acc[kBlock];
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t block = count - begin < kBlock ? count - begin : kBlock;
+    for (size_t i = 0; i < block; i++) acc[i] = Format::Load(first[begin + i]);
+    for (unsigned r = 1; r < n; r++) {
+      const T* const source = static_cast<const T*>(sources[r]) + begin;
+      for (size_t i = 0; i < block; i++) acc[i] = Op::Apply(acc[i], Format::Load(source[i]));
+    }
+    for (size_t i = 0; i < block; i++) y[begin + i] = Format::Store(Op::Finish(acc[i], ranks));
+  }
+}
+
+}  // namespace
+
+#define KUNGFU_ROW(format, mean_format)                                                                     \
+  {                                                                                                         \
+    Reduce<format, Sum>, Reduce<mean_format, Mean>, Reduce<format, Min>, Reduce<format, Max>, Reduce<format, Prod> \
+  }
+using WideInt8 = Widened<int8_t, int64_t>;
+using WideUint8 = Widened<uint8_t, uint64_t>;
+using WideInt16 = Widened<int16_t, int64_t>;
+using WideUint16 = Widened<uint16_t, uint64_t>;
+using WideInt32 = Widened<int32_t, int64_t>;
+using WideUint32 = Widened<uint32_t, uint64_t>;
+
+// Rows in the order of kf_dtype, columns in the order of kf_op.
+extern const ReduceTable kTable;
+const ReduceTable kTable = {{
+    KUNGFU_ROW(Plain<int8_t>, WideInt8),
+    KUNGFU_ROW(Plain<uint8_t>, WideUint8),
+    KUNGFU_ROW(Plain<int16_t>, WideInt16),
+    KUNGFU_ROW(Plain<uint16_t>, WideUint16),
+    KUNGFU_ROW(Plain<int32_t>, WideInt32),
+    KUNGFU_ROW(Plain<uint32_t>, WideUint32),
+    KUNGFU_ROW(Plain<int64_t>, Plain<int64_t>),
+    KUNGFU_ROW(Plain<uint64_t>, Plain<uint64_t>),
+    KUNGFU_ROW(Half, Half),
+    KUNGFU_ROW(BFloat, BFloat),
+    KUNGFU_ROW(Plain<float>, Plain<float>),
+    KUNGFU_ROW(Plain<double>, Plain<double>),
+}};
+
+}  // namespace KUNGFU_ISA
+}  // namespace kungfu

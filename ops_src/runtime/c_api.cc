@@ -1,0 +1,68 @@
+#include "kungfu/c_api.h"
+
+#include "runtime/failure.h"
+#include "runtime/peer.h"
+
+namespace {
+
+using kungfu::Kind;
+using kungfu::Operation;
+using kungfu::Peer;
+
+template <typename Body>
+kf_status Guarded(const Body& body) noexcept {
+  try {
+    body();
+    return KF_OK;
+  } catch (const std::exception& error) {
+    return kungfu::RecordFailure(error);
+  } catch (...) {
+    return kungfu::RecordFailure(kungfu::Error(KF_INTERNAL, "something that is no exception was thrown"));
+  }
+}
+
+kf_status Run(const Operation& operation) {
+  return Guarded([&] { Peer::Get().Current()->Run(operation); });
+}
+
+}  // namespace
+
+kf_status kf_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
+                        const char* layout) {
+  return Run({Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, layout});
+}
+
+kf_status kf_broadcast(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, uint32_t root,
+                       const char* layout) {
+  return Run({Kind::kBroadcast, name, tensors, num_tensors, dtype, KF_SUM, root, layout});
+}
+
+kf_status kf_all_gather(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
+                        const char* layout) {
+  return Run({Kind::kAllGather, name, tensors, num_tensors, dtype, KF_SUM, 0, layout});
+}
+
+kf_status kf_reduce_scatter(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
+                            const char* layout) {
+  return Run({Kind::kReduceScatter, name, tensors, num_tensors, dtype, op, 0, layout});
+}
+
+kf_status kf_barrier(const char* name) {
+  Operation operation;
+  operation.name = name;
+  return Run(operation);
+}
+
+kf_status kf_resize(uint32_t size, int* changed, int* detached) {
+  return Guarded([&] {
+    const kungfu::ResizeOutcome outcome = Peer::Get().Resize(size);
+    *changed = outcome.changed ? 1 : 0;
+    *detached = outcome.detached ? 1 : 0;
+  });
+}
+
+uint32_t kf_rank(void) { return Peer::Get().Current()->rank(); }
+uint32_t kf_size(void) { return Peer::Get().Current()->size(); }
+uint64_t kf_cluster_version(void) { return Peer::Get().Current()->cluster_version(); }
+
+const char* kf_last_error(void) { return kungfu::LastFailureOfThread(); }

@@ -1,0 +1,51 @@
+// Errors inside the runtime: one exception type that carries the status of the C ABI.
+#ifndef KUNGFU_RUNTIME_ERROR_H_
+#define KUNGFU_RUNTIME_ERROR_H_
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "kungfu/c_api.h"
+
+namespace kungfu {
+
+// The name of the Python exception that stands for a status.
+const char* StatusName(kf_status status);
+
+class KF_API Error : public std::runtime_error {
+ public:
+  Error(kf_status status, const std::string& message) : std::runtime_error(message), status_(status) {}
+  kf_status status() const { return status_; }
+  // "PeerLostError: rank 2 died", as it crosses the C ABI.
+  std::string Described() const { return std::string(StatusName(status_)) + ": " + what(); }
+
+ private:
+  kf_status status_;
+};
+
+// Joins its arguments as text: Text("rank ", 2, " died").
+template <typename... Parts>
+std::string Text(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+// Fills a field of fixed size with as much of `text` as fits, and a NUL.
+template <size_t kSize>
+void CopyText(char (&field)[kSize], const std::string& text) {
+  const size_t n = text.copy(field, kSize - 1);
+  field[n] = '\0';
+}
+
+// Throws InternalError with the values in question where an invariant does not hold.
+#define KUNGFU_CHECK(condition, ...)                                                                         \
+  do {                                                                                                       \
+    if (!(condition))                                                                                        \
+      throw ::kungfu::Error(KF_INTERNAL, ::kungfu::Text(__FILE__, ":", __LINE__, ": " #condition ": ", __VA_ARGS__)); \
+  } while (false)
+
+}  // namespace kungfu
+
+#endif  // KUNGFU_RUNTIME_ERROR_H_

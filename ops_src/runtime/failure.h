@@ -1,0 +1,21 @@
+// The last failure, for those who can't be given an exception: callers of the C ABI, and Python above MindSpore, to which
+// a kernel can raise nothing but a RuntimeError.
+#ifndef KUNGFU_RUNTIME_FAILURE_H_
+#define KUNGFU_RUNTIME_FAILURE_H_
+
+#include <exception>
+#include <string>
+
+#include "runtime/error.h"
+
+namespace kungfu {
+
+// Keeps what `error` says as this thread's and this process's last failure and returns its status. Never throws.
+kf_status RecordFailure(const std::exception& error) noexcept;
+
+const char* LastFailureOfThread() noexcept;
+std::string LastFailureOfProcess();  // empty: none yet
+
+}  // namespace kungfu
+
+#endif  // KUNGFU_RUNTIME_FAILURE_H_

@@ -1,0 +1,86 @@
+#include "runtime/peer.h"
+
+#include <vector>
+
+namespace kungfu {
+
+Peer& Peer::Get() {
+  static Peer* const peer = new Peer;
+  return *peer;
+}
+
+Peer::Peer() : current_(std::make_shared<Communicator>()) {}
+
+std::shared_ptr<Communicator> Peer::Current() const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return current_;
+}
+
+void Peer::Join(int fd, uint32_t rank, const std::string& address, bool has_state,
+                const CommunicatorOptions& options) {
+  auto next = std::make_shared<Communicator>(std::make_shared<shm::Segment>(fd), rank, address, has_state, options);
+  try {
+    next->Assemble();
+  } catch (...) {
+    next->Leave();
+    throw;
+  }
+  const uint64_t version = next->cluster_version();
+  Install(std::move(next), Text("this communicator is over, the cluster is at version ", version));
+}
+
+void Peer::Leave(const std::string& reason) {
+  const auto current = Current();
+  current->Close(KF_STALE, reason);
+  current->Leave();
+}
+
+void Peer::Reset() { Install(std::make_shared<Communicator>(), "the runtime has been finalized"); }
+
+void Peer::Install(std::shared_ptr<Communicator> next, const std::string& why_stale) {
+  std::shared_ptr<Communicator> previous;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    previous = std::move(current_);
+    current_ = std::move(next);
+  }
+  previous->Close(KF_STALE, why_stale);
+  previous->Leave();
+}
+
+ResizeOutcome Peer::Resize(uint32_t size) {
+  const auto communicator = Current();
+  if (size < 1) throw Error(KF_INVALID, "a cluster has at least 1 rank, resize to 0 was asked for");
+  std::vector<uint32_t> wanted(communicator->size());
+  const kf_tensor tensor{&size, wanted.data(), 1};
+  Operation exchange;
+  exchange.kind = Kind::kAllGather;
+  exchange.name = "kungfu/resize";
+  exchange.tensors = &tensor;
+  exchange.num_tensors = 1;
+  exchange.dtype = KF_UINT32;
+  communicator->Run(exchange);
+  for (const uint32_t other : wanted) {
+    if (other == size) continue;
+    std::string message = "the ranks ask for different sizes:";
+    for (size_t r = 0; r < wanted.size(); r++) message += Text(r == 0 ? "" : ",", " rank ", r, ": ", wanted[r]);
+    throw Error(KF_MISMATCH, message);
+  }
+  if (size == communicator->size()) return {};
+  ResizeHandler handler;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    handler = resize_handler_;
+  }
+  if (!handler) {
+    throw Error(KF_RESIZE, Text("a cluster that kungfu-run has not started stays at 1 rank, ", size, " were asked for"));
+  }
+  return handler(size);
+}
+
+void Peer::SetResizeHandler(ResizeHandler handler) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  resize_handler_ = std::move(handler);
+}
+
+}  // namespace kungfu

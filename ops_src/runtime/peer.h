@@ -1,0 +1,56 @@
+// This process as a member of a cluster: one peer, and one communicator for each cluster version it lives through.
+#ifndef KUNGFU_RUNTIME_PEER_H_
+#define KUNGFU_RUNTIME_PEER_H_
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "collectives/communicator.h"
+
+namespace kungfu {
+
+struct ResizeOutcome {
+  bool changed = false;
+  bool detached = false;
+};
+
+// Thread-safe. A call uses the communicator that is current when it begins; an operation that is under way when the
+// membership changes ends with StaleClusterError.
+class Peer {
+ public:
+  // Changes the membership to this many ranks and tells what came of it. Throws Error.
+  using ResizeHandler = std::function<ResizeOutcome(uint32_t size)>;
+
+  // The one peer of this process. It is never destroyed: threads of MindSpore may outlive static destructors.
+  static Peer& Get();
+
+  std::shared_ptr<Communicator> Current() const;
+
+  // Becomes rank `rank` of the segment behind `fd` and waits for the other members; the communicator so far is finished.
+  // The descriptor stays the caller's.
+  void Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options);
+
+  // Takes its leave: from now on every collective raises StaleClusterError with `reason`.
+  void Leave(const std::string& reason);
+  // Back to a cluster of one, as before the first Join.
+  void Reset();
+
+  // All ranks call this with the same size; they compare it, and where it is not the present size the handler makes the
+  // change.
+  ResizeOutcome Resize(uint32_t size);
+  void SetResizeHandler(ResizeHandler handler);
+
+ private:
+  Peer();
+  void Install(std::shared_ptr<Communicator> next, const std::string& why_stale);
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<Communicator> current_;  // guarded by mutex_, never null
+  ResizeHandler resize_handler_;           // guarded by mutex_
+};
+
+}  // namespace kungfu
+
+#endif  // KUNGFU_RUNTIME_PEER_H_

@@ -1,0 +1,117 @@
+#include "transport/shm/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "runtime/error.h"
+
+namespace kungfu::shm {
+namespace {
+
+constexpr uint64_t kMagic = 0x6b756e6766755348;  // "kungfuSH"
+constexpr uint32_t kLayoutVersion = 1;
+constexpr size_t kPage = 4096;
+
+size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+std::string SystemError(const char* what) { return Text(what, ": ", std::strerror(errno)); }
+
+}  // namespace
+
+Segment::Layout Segment::LayoutFor(uint32_t size) {
+  Layout layout{};
+  size_t end = RoundUp(sizeof(Header), kPage);
+  const auto place = [&end](size_t bytes) {
+    const size_t offset = end;
+    end = RoundUp(end + bytes, kPage);
+    return offset;
+  };
+  const size_t n = size;
+  layout.status = place(n * sizeof(RankStatus));
+  layout.channels = place(kChannels * sizeof(ChannelHead));
+  layout.posts = place(kChannels * n * 2 * sizeof(Post));
+  layout.complaints = place(kChannels * n * sizeof(Complaint));
+  layout.lane_words = place(kLanes * n * 2 * sizeof(LaneCounter));
+  layout.slots = place(kLanes * n * kSlots * kSlotBytes);
+  layout.total = end;
+  return layout;
+}
+
+int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores) {
+  if (size < 1 || size > kMaxRanks) {
+    throw Error(KF_INVALID, Text("a host takes 1 to ", kMaxRanks, " ranks of a job, got ", size));
+  }
+  const int fd = memfd_create("kungfu", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) throw Error(KF_INTERNAL, SystemError("memfd_create"));
+  try {
+    const Layout layout = LayoutFor(size);
+    if (ftruncate(fd, static_cast<off_t>(layout.total)) != 0) {
+      throw Error(KF_INTERNAL, SystemError(Text("no shared memory of ", layout.total, " bytes").c_str()));
+    }
+    // Nobody can shrink it under the others' feet (a SIGBUS) once it is sealed.
+    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+    void* map = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED) throw Error(KF_INTERNAL, SystemError("mmap of a new segment"));
+    auto* header = new (map) Header{};
+    header->layout_version = kLayoutVersion;
+    header->size = size;
+    header->cluster_version = cluster_version;
+    header->announced = cluster_version;
+    header->cores = std::max(1u, cores);
+    header->total_bytes = layout.total;
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&header->table_lock, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+    header->magic = kMagic;
+    munmap(map, sizeof(Header));
+  } catch (...) {
+    close(fd);
+    throw;
+  }
+  return fd;
+}
+
+Segment::Segment(int fd) {
+  struct stat info {};
+  if (fstat(fd, &info) != 0) throw Error(KF_INTERNAL, SystemError("fstat of a segment"));
+  const auto bytes = static_cast<size_t>(info.st_size);
+  if (bytes < sizeof(Header)) throw Error(KF_INTERNAL, Text("a segment of ", bytes, " bytes has no header"));
+  void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (map == MAP_FAILED) throw Error(KF_INTERNAL, SystemError("mmap of a segment"));
+  base_ = static_cast<char*>(map);
+  const Header& header = this->header();
+  const bool ours = header.magic == kMagic && header.layout_version == kLayoutVersion && header.size >= 1 &&
+                    header.size <= kMaxRanks && header.total_bytes == bytes &&
+                    LayoutFor(header.size).total == bytes;
+  if (!ours) {
+    const std::string seen = Text("magic ", header.magic, ", layout ", header.layout_version, ", size ", header.size,
+                                  ", ", header.total_bytes, " of ", bytes, " bytes");
+    munmap(map, bytes);
+    throw Error(KF_INTERNAL, Text("not a segment of this version of the runtime (", seen, ")"));
+  }
+  size_ = header.size;
+  layout_ = LayoutFor(size_);
+}
+
+Segment::~Segment() { munmap(base_, layout_.total); }
+
+void Segment::MarkLost(uint32_t rank, const std::string& reason) {
+  if (rank >= size()) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size()));
+  RankStatus& lost = status(rank);
+  if (lost.state.Reached(static_cast<uint32_t>(RankState::kLost))) return;
+  CopyText(lost.lost_reason, reason);
+  lost.state.Set(static_cast<uint32_t>(RankState::kLost));
+  header().lost.fetch_add(1);
+}
+
+}  // namespace kungfu::shm

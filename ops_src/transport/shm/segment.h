@@ -1,0 +1,144 @@
+// The memory that the ranks of one cluster version share on a host: its layout, creation and mapping.
+//
+// A segment is anonymous (memfd_create): it has no name that could leak or be guessed and is gone with its last descriptor
+// and mapping. The launcher creates it and hands the descriptor to the members. It belongs to exactly one cluster version
+// and is never reused, so that nothing a dead rank left half-done can reach the next version.
+//
+// The file is sparse: memory is taken when it is first touched, which for most channels and lanes is never.
+#ifndef KUNGFU_TRANSPORT_SHM_SEGMENT_H_
+#define KUNGFU_TRANSPORT_SHM_SEGMENT_H_
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "transport/shm/futex.h"
+
+namespace kungfu::shm {
+
+inline constexpr size_t kLine = 64;           // what two cores pass to each other
+inline constexpr uint32_t kMaxRanks = 256;    // of one host
+inline constexpr uint32_t kChannels = 1024;   // names that are bound at a time
+inline constexpr uint32_t kLanes = 64;        // operations in flight that need staging
+inline constexpr uint32_t kSlots = 4;         // chunks that a rank stages ahead in a lane
+inline constexpr size_t kSlotBytes = 256 << 10;
+inline constexpr size_t kInlineBytes = 40;    // an operation of this size travels in the post's own cache line
+
+enum class RankState : uint32_t { kAbsent = 0, kAttached = 1, kLeft = 2, kLost = 3 };
+
+// Written by the rank itself, except for the move to kLost, which only the launcher makes.
+struct alignas(kLine) RankStatus {
+  Counter state;             // a RankState; it only grows
+  uint32_t has_state;        // this rank already carries the training state (it is no newcomer)
+  char address[kLine * 2 - 12];
+  char lost_reason[kLine * 2];  // written by the launcher before the move to kLost
+};
+
+// What a rank brings to operation number `sequence` of a channel. Two of them alternate: post k+1 may overwrite post k-1,
+// because a rank arrives at k+1 only after it has seen everybody's post k, and each rank posts k only after it is through
+// with k-1.
+struct alignas(kLine) Post {
+  Counter sequence;     // released after the rest of the line is written
+  uint64_t signature;   // kind, dtype, op and a hash of root and layout; equal at all ranks
+  uint64_t count;       // elements in all
+  char payload[kInlineBytes];
+};
+static_assert(sizeof(Post) == kLine);
+
+// Says in words what a rank brought, for the message of a mismatch. Written only when one was found.
+struct alignas(kLine) Complaint {
+  Counter sequence;
+  char text[4 * kLine - sizeof(Counter)];
+};
+
+// Shared by the ranks of a channel.
+struct alignas(kLine) ChannelHead {
+  std::atomic<uint64_t> key;       // hash of the name, 0: free; changed under the table lock
+  uint32_t bound;                  // ranks that have it bound; under the table lock
+  std::atomic<uint32_t> left[2];   // ranks that are through with the operation of this parity
+  std::atomic<uint64_t> lane[2];   // (sequence << 32 | lane + 1) of the operation of this parity
+};
+
+struct alignas(kLine) LaneCounter {
+  Counter counter;
+};
+
+struct alignas(kLine) Header {
+  uint64_t magic;
+  uint32_t layout_version;
+  uint32_t size;
+  uint64_t cluster_version;
+  uint64_t total_bytes;
+  uint32_t cores;   // that the job may use on this host; decides how long a waiter spins
+
+  alignas(kLine) std::atomic<uint64_t> announced;  // newest cluster version that the launcher knows of
+
+  alignas(kLine) std::atomic<uint32_t> lost;   // number of ranks in kLost
+  std::atomic<uint32_t> abort;                 // 0 no, 1 being written, 2 yes
+  uint32_t abort_status;
+  char abort_text[8 * kLine];
+
+  alignas(kLine) std::atomic<uint64_t> lanes;  // bit set: lane in use
+  alignas(kLine) pthread_mutex_t table_lock;   // robust, process-shared
+};
+
+class Segment {
+ public:
+  // Makes the anonymous memory for one cluster version and returns its descriptor, which the caller owns.
+  static int Create(uint32_t size, uint64_t cluster_version, uint32_t cores);
+
+  // Maps a segment. The descriptor stays the caller's.
+  explicit Segment(int fd);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  uint32_t size() const { return header().size; }
+  uint64_t cluster_version() const { return header().cluster_version; }
+
+  Header& header() const { return *reinterpret_cast<Header*>(base_); }
+  RankStatus& status(uint32_t rank) const { return At<RankStatus>(layout_.status, rank); }
+  ChannelHead& channel(uint32_t channel) const { return At<ChannelHead>(layout_.channels, channel); }
+  Post& post(uint32_t channel, uint32_t rank, uint32_t sequence) const {
+    return At<Post>(layout_.posts, (static_cast<size_t>(channel) * size_ + rank) * 2 + (sequence & 1));
+  }
+  Complaint& complaint(uint32_t channel, uint32_t rank) const {
+    return At<Complaint>(layout_.complaints, static_cast<size_t>(channel) * size_ + rank);
+  }
+  // Chunks that `rank` has put into its slots of `lane`, and chunks of the others that it has read; both count on from one
+  // operation to the next and are equal at all ranks between operations.
+  Counter& ready(uint32_t lane, uint32_t rank) const { return LaneWord(lane, rank, 0); }
+  Counter& done(uint32_t lane, uint32_t rank) const { return LaneWord(lane, rank, 1); }
+  char* slot(uint32_t lane, uint32_t rank, uint32_t chunk) const {
+    return base_ + layout_.slots +
+           ((static_cast<size_t>(lane) * size_ + rank) * kSlots + chunk % kSlots) * kSlotBytes;
+  }
+
+  // Launcher only: says that `rank` is out, with the reason that the survivors will read.
+  void MarkLost(uint32_t rank, const std::string& reason);
+
+ private:
+  struct Layout {
+    size_t status, channels, posts, complaints, lane_words, slots, total;
+  };
+  static Layout LayoutFor(uint32_t size);
+
+  template <typename T>
+  T& At(size_t offset, size_t index) const {
+    return reinterpret_cast<T*>(base_ + offset)[index];
+  }
+  Counter& LaneWord(uint32_t lane, uint32_t rank, uint32_t which) const {
+    return At<LaneCounter>(layout_.lane_words, (static_cast<size_t>(lane) * size_ + rank) * 2 + which).counter;
+  }
+
+  char* base_ = nullptr;
+  uint32_t size_ = 0;
+  Layout layout_{};
+};
+
+}  // namespace kungfu::shm
+
+#endif  // KUNGFU_TRANSPORT_SHM_SEGMENT_H_

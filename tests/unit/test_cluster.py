@@ -1,0 +1,111 @@
+"""The order of ranks, the ports of newcomers, and KungFu's JSON: what is accepted and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from ms_kungfu.elastic.cluster import Cluster, PeerID
+
+
+def cluster_of(size: int, version: int = 0) -> Cluster:
+    workers = tuple(PeerID("127.0.0.1", 10000 + i) for i in range(size))
+    return Cluster(workers, (PeerID("127.0.0.1", 38080),), version)
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:10000", "host-1:1", "::1:65535"])
+def test_a_peer_is_written_as_it_is_read(text: str) -> None:
+    assert str(PeerID.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", ":1", "host:", "host:0", "host:65536", "host:-1", "host:1.5", "host:\u0663"]
+)
+def test_a_wrong_peer_is_refused_with_its_text(text: str) -> None:
+    with pytest.raises(ValueError, match="host:port") as error:
+        PeerID.parse(text)
+    assert repr(text) in str(error.value)
+
+
+@pytest.mark.parametrize("value", [None, 7, ["127.0.0.1:1"]])
+def test_a_peer_that_is_no_text_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="host:port"):
+        PeerID.parse(value)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("new_size", [1, 2, 3, 4, 7])
+def test_a_resize_keeps_the_first_ranks_and_counts_the_version(size: int, new_size: int) -> None:
+    old = cluster_of(size, version=4)
+    new = old.resized(new_size, range(10000, 10100))
+    assert new.size == new_size
+    assert new.version == 5
+    assert new.runners == old.runners
+    kept = min(size, new_size)
+    assert new.workers[:kept] == old.workers[:kept]
+    assert len(set(new.workers)) == new_size
+    assert old == cluster_of(size, version=4)
+
+
+def test_newcomers_take_the_lowest_free_ports() -> None:
+    start = Cluster(tuple(PeerID("h", p) for p in (10000, 10003)))
+    grown = start.resized(4, range(10000, 10100))
+    assert [w.port for w in grown.workers] == [10000, 10003, 10001, 10002]
+    assert {w.host for w in grown.workers} == {"h"}
+
+
+def test_a_port_range_that_is_too_small_is_refused() -> None:
+    with pytest.raises(ValueError, match="-port-range"):
+        cluster_of(2).resized(4, range(10000, 10003))
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_cluster_of_nobody_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=f"size {size}"):
+        cluster_of(2).resized(size, range(10000, 10100))
+
+
+def test_ranks_follow_the_order_of_workers() -> None:
+    cluster = cluster_of(3)
+    assert [cluster.rank_of(w) for w in cluster.workers] == [0, 1, 2]
+    assert cluster.rank_of(PeerID("127.0.0.1", 9)) is None
+
+
+def test_json_is_read_as_it_was_written() -> None:
+    cluster = cluster_of(3, version=7)
+    assert Cluster.from_json(json.loads(cluster.dumps())) == cluster
+
+
+def test_a_version_from_elsewhere_overrides_the_documents() -> None:
+    assert Cluster.from_json(cluster_of(1, version=7).to_json(), version=9).version == 9
+
+
+def test_runners_and_version_may_be_left_out() -> None:
+    assert Cluster.from_json({"Workers": ["h:1"]}) == Cluster((PeerID("h", 1),))
+
+
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [
+        (None, "NoneType"),
+        ([], "list"),
+        ({}, "Workers"),
+        ({"Workers": []}, "at least 1"),
+        ({"Workers": "h:1"}, "Workers"),
+        ({"Workers": [1]}, "1"),
+        ({"Workers": ["h:1", "h:1"]}, "h:1 twice"),
+        ({"Workers": ["h:1"], "Runners": ["r:1", "r:1"]}, "Runners names r:1 twice"),
+        ({"Workers": ["h:1"], "Runners": None}, "Runners"),
+        ({"Workers": ["h:1"], "workers": ["h:2"]}, "'workers'"),
+        ({"Workers": ["h:1"], "Version": -1}, "-1"),
+        ({"Workers": ["h:1"], "Version": "1"}, "'1'"),
+        ({"Workers": ["h:1"], "Version": True}, "True"),
+        ({"Workers": ["h:1"], "Version": 1.0}, "1.0"),
+    ],
+)
+def test_a_wrong_document_is_refused_and_says_why(document: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(named)):
+        Cluster.from_json(document)
