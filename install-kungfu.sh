@@ -41,6 +41,8 @@ misuse() {
   exit 2
 }
 
+trap 'die "stopped at its line $LINENO, which is a fault of this script; please report it"' ERR
+
 # --- arguments
 
 venv="" python="" mindspore="" extras="" apt=""

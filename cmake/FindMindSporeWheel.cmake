@@ -1,0 +1,57 @@
+# Finds the installed MindSpore wheel and what a kernel plugin needs of it.
+#
+# Looks at -DMINDSPORE_ROOT (the package's folder), then the environment variable of that name, then at what Python
+# (Python_EXECUTABLE) would import. Sets MindSporeWheel_FOUND, MindSporeWheel_ROOT and MindSporeWheel_VERSION, and defines
+# the target MindSporeWheel::ops.
+set(MindSporeWheel_ROOT "${MINDSPORE_ROOT}")
+if(NOT MindSporeWheel_ROOT)
+  set(MindSporeWheel_ROOT "$ENV{MINDSPORE_ROOT}")
+endif()
+if(NOT MindSporeWheel_ROOT AND Python_EXECUTABLE)
+  # find_spec doesn't import MindSpore, which would take seconds. -E: in an isolated build pip hides the interpreter's own
+  # packages by way of PYTHONPATH.
+  execute_process(
+    COMMAND "${Python_EXECUTABLE}" -E -c
+            "import importlib.util as u; s = u.find_spec('mindspore'); print(s.submodule_search_locations[0] if s else '', end='')"
+    OUTPUT_VARIABLE MindSporeWheel_ROOT)
+endif()
+
+if(MindSporeWheel_ROOT AND EXISTS "${MindSporeWheel_ROOT}/version.py")
+  file(READ "${MindSporeWheel_ROOT}/version.py" _version)
+  string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+[a-z0-9.]*" MindSporeWheel_VERSION "${_version}")
+endif()
+if(MindSporeWheel_ROOT AND EXISTS "${MindSporeWheel_ROOT}/include/mindspore/ops/kernel/cpu/cpu_kernel.h")
+  set(MindSporeWheel_CPU_KERNEL_H "${MindSporeWheel_ROOT}/include/mindspore/ops/kernel/cpu/cpu_kernel.h")
+endif()
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(
+  MindSporeWheel
+  REQUIRED_VARS MindSporeWheel_ROOT MindSporeWheel_VERSION MindSporeWheel_CPU_KERNEL_H
+  VERSION_VAR MindSporeWheel_VERSION)
+
+if(MindSporeWheel_FOUND AND NOT TARGET MindSporeWheel::ops)
+  add_library(MindSporeWheel::ops INTERFACE IMPORTED)
+  foreach(_folder . include include/third_party include/third_party/robin_hood_hashing
+                  include/third_party/securec/include include/mindspore include/mindspore/include
+                  include/mindspore/core/include include/mindspore/core/mindrt/include include/mindspore/core/mindrt
+                  include/mindspore/ops include/mindspore/ops/include include/mindspore/ops/kernel/include
+                  include/mindspore/ccsrc include/mindspore/ccsrc/include
+                  include/mindspore/ccsrc/minddata/mindrecord/include)
+    if(IS_DIRECTORY "${MindSporeWheel_ROOT}/${_folder}")
+      target_include_directories(MindSporeWheel::ops SYSTEM INTERFACE "${MindSporeWheel_ROOT}/${_folder}")
+    endif()
+  endforeach()
+  # MindSpore is built with the old ABI of libstdc++, and its hash maps are part of the interface.
+  target_compile_definitions(MindSporeWheel::ops INTERFACE _GLIBCXX_USE_CXX11_ABI=0 ENABLE_FAST_HASH_TABLE=1)
+  # Which libraries there are differs between versions. They are only named, without a way to them: `import mindspore`
+  # has loaded them before the plugin is, and the loader matches by SONAME.
+  target_link_options(MindSporeWheel::ops INTERFACE -Wl,--as-needed "-Wl,-rpath-link,${MindSporeWheel_ROOT}/lib"
+                      -Wl,--allow-shlib-undefined)
+  foreach(_name core common ops ops_host ops_kernel_common backend_common hardware_abstract runtime_utils)
+    set(_library "${MindSporeWheel_ROOT}/lib/libmindspore_${_name}.so")
+    if(EXISTS "${_library}")
+      target_link_libraries(MindSporeWheel::ops INTERFACE "${_library}")
+    endif()
+  endforeach()
+endif()

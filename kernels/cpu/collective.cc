@@ -1,0 +1,143 @@
+#include "collective.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <stdexcept>
+
+namespace mindspore::kernel::kungfu {
+namespace {
+
+struct DtypeOf {
+  TypeId type;
+  kf_dtype dtype;
+  const char *name;
+};
+
+constexpr std::array<DtypeOf, 12> kDtypes = {{
+    {kNumberTypeInt8, KF_INT8, "int8"},
+    {kNumberTypeUInt8, KF_UINT8, "uint8"},
+    {kNumberTypeInt16, KF_INT16, "int16"},
+    {kNumberTypeUInt16, KF_UINT16, "uint16"},
+    {kNumberTypeInt32, KF_INT32, "int32"},
+    {kNumberTypeUInt32, KF_UINT32, "uint32"},
+    {kNumberTypeInt64, KF_INT64, "int64"},
+    {kNumberTypeUInt64, KF_UINT64, "uint64"},
+    {kNumberTypeFloat16, KF_FLOAT16, "float16"},
+    {kNumberTypeBFloat16, KF_BFLOAT16, "bfloat16"},
+    {kNumberTypeFloat32, KF_FLOAT32, "float32"},
+    {kNumberTypeFloat64, KF_FLOAT64, "float64"},
+}};
+
+// The kernel's attributes only see the first tensor of a tuple, so each one is looked at here.
+const DtypeOf &FindDtype(const std::string &kernel, TypeId type) {
+  for (const auto &known : kDtypes) {
+    if (known.type == type) {
+      return known;
+    }
+  }
+  throw std::runtime_error("TypeError: " + kernel + " can't take a tensor of " + TypeIdToString(type) +
+                           "; supported are float16, bfloat16, float32, float64 and (u)int8 to (u)int64");
+}
+
+// As NumPy writes it: "(2,3)", "(4,)", "()".
+std::string ShapeText(const std::vector<int64_t> &shape) {
+  std::string text = "(";
+  for (size_t i = 0; i < shape.size(); ++i) {
+    text += (i == 0 ? "" : ",") + std::to_string(shape[i]);
+  }
+  return text + (shape.size() == 1 ? ",)" : ")");
+}
+
+uint64_t Count(const std::vector<int64_t> &shape) {
+  uint64_t count = 1;
+  for (const auto dim : shape) {
+    count *= static_cast<uint64_t>(dim);
+  }
+  return count;
+}
+
+}  // namespace
+
+void Check(kf_status status) {
+  if (status != KF_OK) {
+    throw std::runtime_error(kf_last_error());
+  }
+}
+
+bool Collective::Init(const KernelTensors &, const KernelTensors &) {
+  name_ = GetValue<std::string>(primitive_->GetAttr("channel"));
+  return true;
+}
+
+kf_op Collective::ReduceOp() const {
+  // The same order as kf_op.
+  static const std::array<const char *, 5> kNames = {"sum", "mean", "min", "max", "prod"};
+  const auto op = GetValue<std::string>(primitive_->GetAttr("op"));
+  const auto found = std::find(kNames.begin(), kNames.end(), op);
+  if (found == kNames.end()) {
+    throw std::runtime_error("InternalError: no operation is called \"" + op + "\"");
+  }
+  return static_cast<kf_op>(found - kNames.begin());
+}
+
+int Collective::Resize(const KernelTensors &inputs, const KernelTensors &outputs) {
+  const int status = NativeCpuKernelMod::Resize(inputs, outputs);
+  std::map<kf_dtype, std::vector<size_t>> by_dtype;
+  std::vector<std::string> shapes;
+  std::vector<const char *> dtypes;
+  input_counts_.clear();
+  output_counts_.clear();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto &known = FindDtype(kernel_name_, inputs[i]->dtype_id());
+    by_dtype[known.dtype].push_back(i);
+    dtypes.push_back(known.name);
+    shapes.push_back(ShapeText(inputs[i]->GetShapeVector()));
+    input_counts_.push_back(Count(inputs[i]->GetShapeVector()));
+  }
+  for (const auto *output : outputs) {
+    output_counts_.push_back(Count(output->GetShapeVector()));
+  }
+  groups_.clear();
+  for (auto &[dtype, indices] : by_dtype) {
+    groups_.push_back({dtype, std::move(indices)});
+  }
+  // With several dtypes every group carries the whole call's layout: a rank that brings another set of dtypes is then
+  // found out at the first group, before it goes on to something else and leaves the others waiting for a later one.
+  layout_.clear();
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    layout_ += (i == 0 ? "" : " ") + (groups_.size() > 1 ? dtypes[i] + shapes[i] : shapes[i]);
+  }
+  return status;
+}
+
+bool Collective::Launch(const KernelTensors &inputs, const KernelTensors &, const KernelTensors &outputs) {
+  // The shapes of a gather were inferred for the size that the cluster had then: without this check a graph that was
+  // compiled before a resize would write past its buffers.
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (outputs.size() != inputs.size() || output_counts_[i] != OutputCount(input_counts_[i])) {
+      throw std::runtime_error("StaleClusterError: " + kernel_name_ + " \"" + name_ + "\" was compiled for an output of " +
+                               (outputs.size() == inputs.size() ? std::to_string(output_counts_[i]) : "other") +
+                               " elements, but " + std::to_string(kf_size()) + " ranks make " +
+                               std::to_string(OutputCount(input_counts_[i])) +
+                               " of it: the cluster's size has changed since; build the cell or the jit function anew");
+    }
+  }
+  for (const auto &group : groups_) {
+    std::vector<kf_tensor> tensors;
+    tensors.reserve(group.indices.size());
+    for (const auto i : group.indices) {
+      auto *output = InPlace() ? inputs[i]->device_ptr() : outputs[i]->device_ptr();
+      tensors.push_back({inputs[i]->device_ptr(), output, input_counts_[i]});
+    }
+    Check(Run(tensors, group.dtype));
+  }
+  return true;
+}
+
+std::vector<KernelAttr> Collective::GetOpSupport() {
+  // With a list of dtypes MindSpore would cast all tensors of a tuple to the dtype of the first, and back.
+  return {KernelAttr().AddSkipCheckAttr(true).AddAllOutInRef(InPlace())};
+}
+
+}  // namespace mindspore::kernel::kungfu

@@ -1,0 +1,24 @@
+#include "collective.h"
+
+namespace mindspore::kernel::kungfu {
+
+class KungFuReduceScatter : public Collective {
+ public:
+  bool Init(const KernelTensors &inputs, const KernelTensors &outputs) override {
+    op_ = ReduceOp();
+    return Collective::Init(inputs, outputs);
+  }
+
+ protected:
+  kf_status Run(const std::vector<kf_tensor> &tensors, kf_dtype dtype) override {
+    return kf_reduce_scatter(name_.c_str(), tensors.data(), tensors.size(), dtype, op_, layout_.c_str());
+  }
+  uint64_t OutputCount(uint64_t count) const override { return count / kf_size(); }
+
+ private:
+  kf_op op_{KF_SUM};
+};
+
+MS_KERNEL_FACTORY_REG(NativeCpuKernelMod, KungFuReduceScatter, KungFuReduceScatter);
+
+}  // namespace mindspore::kernel::kungfu

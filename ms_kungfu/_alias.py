@@ -1,0 +1,67 @@
+"""``mindspore.ops.operations.kungfu_comm_ops``, where KungFu's source-tree integration of MindSpore had its primitives.
+
+Programs written for it import that module. Nothing of MindSpore is changed: a finder of our own, asked after all
+others, answers for this one name with a module that hands out the classes and functions of this package.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+NAME = "mindspore.ops.operations.kungfu_comm_ops"
+
+_OPS = ("KungFuAllGather", "KungFuAllReduce", "KungFuBroadcast", "KungFuReduceScatter", "KungFuResize", "ReduceOp")
+_RUNTIME = (
+    "KungFuContext",
+    "cluster_version",
+    "current_cluster_size",
+    "current_local_rank",
+    "current_local_size",
+    "current_rank",
+    "detached",
+    "finalize",
+    "init",
+    "last_error",
+    "resize",
+    "run_barrier",
+    "uid",
+    "using_kungfu",
+)
+# What that integration called its bindings.
+_OLD_NAMES = {
+    "kungfu_init": "init",
+    "kungfu_finalize": "finalize",
+    "kungfu_current_rank": "current_rank",
+    "kungfu_current_cluster_size": "current_cluster_size",
+}
+
+
+class _Loader(Loader):
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        ops, runtime = import_module("ms_kungfu.ops"), import_module("ms_kungfu.runtime")
+        members: dict[str, Any] = {name: getattr(ops, name) for name in _OPS}
+        members.update((name, getattr(runtime, name)) for name in _RUNTIME)
+        members.update((old, getattr(runtime, name)) for old, name in _OLD_NAMES.items())
+        vars(module).update(members, __doc__=__doc__, __all__=sorted(members))
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(NAME, _Loader()) if fullname == NAME else None
+
+
+def register() -> None:
+    """Make the module importable; idempotent, and imports nothing."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())

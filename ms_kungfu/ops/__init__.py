@@ -1,0 +1,18 @@
+"""The collectives as primitives of MindSpore, in GRAPH and in PyNative mode."""
+
+from ms_kungfu.ops import _grad as _grad
+from ms_kungfu.ops.all_gather import KungFuAllGather
+from ms_kungfu.ops.all_reduce import KungFuAllReduce
+from ms_kungfu.ops.broadcast import KungFuBroadcast
+from ms_kungfu.ops.reduce_op import ReduceOp
+from ms_kungfu.ops.reduce_scatter import KungFuReduceScatter
+from ms_kungfu.ops.resize import KungFuResize
+
+__all__ = [
+    "KungFuAllGather",
+    "KungFuAllReduce",
+    "KungFuBroadcast",
+    "KungFuReduceScatter",
+    "KungFuResize",
+    "ReduceOp",
+]

@@ -1,0 +1,118 @@
+"""What the primitives of the collectives have in common."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from mindspore import dtype as mstype
+from mindspore.ops import PrimitiveWithInfer
+
+from ms_kungfu import runtime
+from ms_kungfu.ops import _plugin, _reparse
+
+# Collectives without a name share one channel, matched by the order of the calls. A counter in each primitive's name
+# would do harm: a joiner creates its primitives in another order, and in another number, than a veteran did.
+UNNAMED = "unnamed"
+
+_DTYPES = (
+    mstype.float16,
+    mstype.bfloat16,
+    mstype.float32,
+    mstype.float64,
+    mstype.int8,
+    mstype.int16,
+    mstype.int32,
+    mstype.int64,
+    mstype.uint8,
+    mstype.uint16,
+    mstype.uint32,
+    mstype.uint64,
+)
+
+
+def element(dtype: Any) -> Any:
+    """The dtype of the elements of a tensor's type."""
+    return dtype.element_type() if isinstance(dtype, mstype.TensorType) else dtype
+
+
+def check_root(root: int) -> int:
+    """`root` where it can be a rank; whether it is one is known at the time of the call."""
+    if isinstance(root, bool) or not isinstance(root, int):
+        raise TypeError(f"root must be a rank, not {root!r}")
+    if not 0 <= root < 2**32:
+        raise ValueError(f"root must be a rank of at least 0, not {root}")
+    return root
+
+
+class Primitive(PrimitiveWithInfer):
+    """A primitive with a kernel in the plugin; its attributes are fixed at creation.
+
+    `init_attrs` are the arguments that make an equal one, for MindSpore to copy it.
+    """
+
+    def __init__(self, kernel: str, inputs: list[str], outputs: list[str], **init_attrs: Any) -> None:
+        _plugin.load()
+        # A program that never calls init() would else train in a cluster of one.
+        runtime.init()
+        super().__init__(kernel)
+        self.init_attrs = init_attrs
+        self.init_prim_io_names(inputs=inputs, outputs=outputs)
+
+    def set_prim_instance_name(self, instance_name: str) -> Any:
+        """Called by MindSpore when the primitive becomes an attribute of a cell."""
+        _reparse.mend_owner(sys._getframe(1))
+        return super().set_prim_instance_name(instance_name)
+
+
+class Collective(Primitive):
+    """One tensor or a tuple of tensors in, as many out.
+
+    It has a side effect for the compiler: equal calls aren't merged, one whose result isn't used still runs, and all of
+    them run in the order of the program, at every step and at every rank.
+    """
+
+    def __init__(self, kernel: str, name: str | None, **init_attrs: Any) -> None:
+        super().__init__(kernel, ["x"], ["y"], name=name, **init_attrs)
+        if name is not None and (not isinstance(name, str) or not name):
+            raise TypeError(f"name must be a text that isn't empty, or None, not {name!r}")
+        self.channel = name or UNNAMED
+        self.add_prim_attr("channel", self.channel)
+        # Puts the calls of a graph into a chain. Without it equal calls are merged, and the order of independent ones
+        # differs between the first step and later ones: a joiner and a veteran would wait for each other.
+        self.add_prim_attr("side_effect_io", True)
+        # The same for the collectives in the gradient, which make a chain of their own.
+        self.add_prim_attr("side_effect_backprop", True)
+
+    def output_shape(self, shape: list[int]) -> list[int]:
+        """The shape that a tensor of `shape` comes out with."""
+        return shape
+
+    def _check_dtype(self, dtype: Any) -> None:
+        if element(dtype) not in _DTYPES:
+            raise TypeError(
+                f"{self.name} can't take a tensor of {element(dtype)}; supported are float16, bfloat16, float32, "
+                "float64 and (u)int8 to (u)int64"
+            )
+
+    def __infer__(self, x: dict[str, Any]) -> dict[str, Any]:
+        _reparse.refuse()
+        shape, dtype = x["shape"], x["dtype"]
+        if isinstance(dtype, (tuple, list)):
+            for each in dtype:
+                self._check_dtype(each)
+            shape = tuple(self.output_shape(list(each)) for each in shape)
+        else:
+            self._check_dtype(dtype)
+            shape = self.output_shape(list(shape))
+        return {"shape": shape, "dtype": dtype, "value": None}
+
+
+class SizedCollective(Collective):
+    """A collective whose output's shape depends on the size of the cluster."""
+
+    def __call__(self, *args: Any) -> Any:
+        # Outside a graph MindSpore keeps what it inferred and built for a primitive by its attributes: with the size as
+        # one of them a call after a resize is built anew. Within a compiled graph the kernel finds it out.
+        self.add_prim_attr("cluster_size", runtime.current_cluster_size())
+        return super().__call__(*args)

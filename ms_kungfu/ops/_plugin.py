@@ -1,0 +1,62 @@
+"""Loading the kernels into MindSpore: the only file that knows how that is done.
+
+A plugin fits exactly one version of MindSpore. One that was built for another computes wrong results in silence, so
+the versions are compared before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+from pathlib import Path
+
+_REMEDY = (
+    "install the package anew beside this MindSpore: run ./install-kungfu.sh in its checkout, or "
+    "`python -m pip install --no-build-isolation --no-deps --force-reinstall CHECKOUT`"
+)
+_PLUGINS = {"CPU": "libkungfu_ms_cpu.so"}
+
+
+def check_version(built_for: str, running: str) -> None:
+    """Raise ImportError unless the plugin was built for the MindSpore that is running."""
+    if built_for != running:
+        raise ImportError(
+            f"the kernels of ms_kungfu were built for MindSpore {built_for}, but MindSpore {running} is running; "
+            + _REMEDY
+        )
+
+
+@functools.cache
+def _load(device: str) -> ctypes.CDLL:
+    import mindspore
+
+    if device not in _PLUGINS:
+        raise ValueError(
+            f'device_target "{device}" is not supported yet by ms_kungfu; use mindspore.set_device("CPU") for now'
+        )
+    try:
+        build_info = importlib.import_module("ms_kungfu._build_info")
+    except ImportError:
+        raise ImportError(f"ms_kungfu was built without MindSpore, so its kernels were left out; {_REMEDY}") from None
+    check_version(build_info.MINDSPORE_VERSION, mindspore.__version__)
+    path = Path(str(build_info.__file__)).with_name(_PLUGINS[device])
+    try:
+        # RTLD_LOCAL is enough: the plugin names MindSpore's libraries, which are loaded by now, and registers itself.
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ImportError(f"the kernels of ms_kungfu can't be loaded from {path}: {error}; {_REMEDY}") from error
+    library.kungfu_ms_version.restype = ctypes.c_char_p
+    check_version(library.kungfu_ms_version().decode(), mindspore.__version__)
+    return library
+
+
+def load() -> ctypes.CDLL:
+    """Load the kernels for MindSpore's device_target, once; the library also gives the C ABI of the runtime.
+
+    Raises ImportError where the kernels are missing or belong to another MindSpore, ValueError for a device without
+    kernels.
+    """
+    import mindspore
+
+    return _load(mindspore.get_context("device_target"))

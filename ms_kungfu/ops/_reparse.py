@@ -1,0 +1,80 @@
+"""The double-reduction trap of MindSpore, mended where it can be and refused where it can't.
+
+The optimizers of MindSpore have a jitted ``construct``. A subclass overrides it, works on the gradients and calls
+``super().construct(gradients)``. In PyNative mode the override runs in Python, and the jitted base then compiles *the
+object's* ``construct`` (``_JitExecutor.compile`` hands the object to the parser, which looks the method up by its
+name), which is the override again: its body runs twice, and gradients that it sums over the ranks are summed twice, in
+silence.
+
+Jitting the override cures it: then the object's method is the one that is meant. That is done to the user's class when
+it gets one of our primitives as an attribute. Where we don't learn of the class in time, the compilation is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from types import FrameType
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+
+def _is_jitted(function: Any) -> bool:
+    return hasattr(function, "__wrapped_by_jit__")
+
+
+def mend(cls: type) -> None:
+    """Jit the class's own ``construct`` if it is plain and calls the jitted one of a base; do nothing otherwise."""
+    import mindspore
+
+    definers = [base for base in cls.__mro__ if "construct" in vars(base)]
+    if not definers or definers[0].__module__.partition(".")[0] == "mindspore":
+        return
+    construct = vars(definers[0])["construct"]
+    if _is_jitted(construct) or not any(_is_jitted(vars(base)["construct"]) for base in definers[1:]):
+        return
+    if "construct" not in getattr(inspect.unwrap(construct), "__code__", construct).co_names:
+        return  # it never calls the base's
+    _log.info("jitted %s.construct, which would run twice otherwise", definers[0].__qualname__)
+    definers[0].construct = mindspore.jit(backend="ms_backend")(construct)  # type: ignore[attr-defined]
+
+
+def mend_owner(frame: FrameType) -> None:
+    """Mend the class of the cell in whose ``__setattr__`` the frame is."""
+    from mindspore import nn
+
+    owner = frame.f_locals.get("self")
+    if isinstance(owner, nn.Cell):
+        mend(type(owner))
+
+
+def refuse() -> None:
+    """Raise RuntimeError if MindSpore is compiling an override in place of the jitted base method that was called.
+
+    To be called while a primitive's shapes are inferred, which happens within that compilation.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        executor = frame.f_locals.get("self") if frame.f_code.co_name == "compile" else None
+        if type(executor).__name__ == "_JitExecutor":
+            _check(executor)
+            return
+        frame = frame.f_back
+
+
+def _check(executor: Any) -> None:
+    cell, called = executor.obj, executor.fn
+    if cell is None:
+        return
+    meant = getattr(cell, called.__name__)
+    meant = getattr(meant, "__func__", meant)
+    while meant is not called:
+        if not hasattr(meant, "__wrapped__"):
+            raise RuntimeError(
+                f"{type(cell).__qualname__}.{called.__name__} calls the jitted {called.__qualname__}, and in "
+                "PyNative mode MindSpore would run it, with its collectives, twice; decorate it with "
+                '@mindspore.jit(backend="ms_backend")'
+            )
+        meant = meant.__wrapped__

@@ -1,0 +1,44 @@
+"""Broadcasting straight into parameters: how the state of the training reaches those who join."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from mindspore import Parameter, Tensor
+
+from ms_kungfu.ops._base import Collective, check_root
+
+
+class KungFuBroadcastInPlace(Collective):
+    """Overwrite the inputs with rank `root`'s. For parameters only: another tensor's memory may serve elsewhere."""
+
+    def __init__(self, root: int, name: str) -> None:
+        super().__init__("KungFuBroadcastInPlace", name, root=check_root(root))
+        self.add_prim_attr("root", root)
+        self.add_prim_attr("side_effect_mem", True)
+
+
+# One primitive for each (root, name): MindSpore keeps what it built for a primitive by the shapes of the call.
+_primitive = functools.lru_cache(maxsize=64)(KungFuBroadcastInPlace)
+
+
+def broadcast_parameters(params: Sequence[Parameter], root: int = 0, name: str = "parameters") -> None:
+    """Overwrite every parameter with rank `root`'s, in place, in one operation for each dtype.
+
+    Collective: all ranks bring parameters of the same shapes and dtypes in the same order, and call it between steps,
+    outside of a graph. Works in GRAPH and in PyNative mode; compiled graphs stay valid and see the new values. Returns
+    when it is done.
+    """
+    if not params:
+        return
+    for param in params:
+        if param.has_init:
+            param.init_data()
+    outputs: Any = _primitive(root, name)(tuple(params))
+    # In PyNative mode the call has only been queued; a failure would surface at some later, unrelated place.
+    for output in outputs:
+        if isinstance(output, Tensor):
+            output.asnumpy()
+            break

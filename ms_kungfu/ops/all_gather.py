@@ -1,0 +1,27 @@
+"""The all-gather primitive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ms_kungfu import runtime
+from ms_kungfu.ops._base import SizedCollective
+
+
+class KungFuAllGather(SizedCollective):
+    """Every rank gets the concatenation of all ranks' tensors along the first dimension, in the order of the ranks.
+
+    A tensor of shape (n, ...) comes out as (size * n, ...); a 0-d tensor is refused. Takes a tensor or a tuple of
+    tensors; the shapes must be the same at all ranks. The gradient is a reduce-scatter of the sum.
+
+    The shape depends on the size of the cluster. A call outside a graph follows a resize by itself; a graph that was
+    compiled before it raises RuntimeError (``StaleClusterError: ...``) and has to be built anew.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__("KungFuAllGather", name)
+
+    def output_shape(self, shape: list[Any]) -> list[Any]:
+        if not shape:
+            raise ValueError(f"{self.name} can't gather a 0-d tensor; reshape it to (1,) first")
+        return [shape[0] * runtime.current_cluster_size(), *shape[1:]]

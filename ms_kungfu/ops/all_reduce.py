@@ -1,0 +1,32 @@
+"""The all-reduce primitive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ms_kungfu.ops._base import Collective
+from ms_kungfu.ops.reduce_op import ReduceOp, check_reduce_op
+
+
+class KungFuAllReduce(Collective):
+    """Reduce over all ranks; every rank gets the result, with the same bits.
+
+    Takes a tensor or a tuple of tensors, of any shapes, of float16, bfloat16, float32, float64 or (u)int8 to (u)int64,
+    and returns as many of the same shapes and dtypes. A tuple is one operation, without a flat copy; one of several
+    dtypes is one operation a dtype. 16-bit floats accumulate in float32.
+
+    The number of ranks is that at the time of the call, not at the time of compilation.
+
+    `name` matches the call with the other ranks'; calls without one are matched by their order. A mistake between the
+    ranks is a RuntimeError at each of them, whose text begins with the error's name (`ms_kungfu.last_error()` gives the
+    typed one).
+
+    The gradient is MindSpore's: of a sum the sum of the gradients, of a mean their mean, of a min or max their sum
+    where the input is the result, of a product by division through the input.
+    """
+
+    def __init__(self, op: str = ReduceOp.SUM, name: str | None = None) -> None:
+        op = check_reduce_op(op)
+        super().__init__("KungFuAllReduce", name, op=op)
+        self.op: Any = op
+        self.add_prim_attr("op", op)

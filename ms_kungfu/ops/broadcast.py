@@ -1,0 +1,19 @@
+"""The broadcast primitive."""
+
+from __future__ import annotations
+
+from ms_kungfu.ops._base import Collective, check_root
+
+
+class KungFuBroadcast(Collective):
+    """Every rank gets rank `root`'s value.
+
+    Takes a tensor or a tuple of tensors and returns as many, like :class:`KungFuAllReduce`; the shapes must be the same
+    at all ranks. A new tensor comes out, the input is left as it is. The gradient is passed on as it is, as MindSpore's
+    Broadcast does. A `root` that is outside the cluster is a RuntimeError at every rank.
+    """
+
+    def __init__(self, root: int = 0, name: str | None = None) -> None:
+        super().__init__("KungFuBroadcast", name, root=root)
+        self.root = check_root(root)
+        self.add_prim_attr("root", root)

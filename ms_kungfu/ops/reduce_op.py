@@ -1,0 +1,32 @@
+"""The operations of a reduction."""
+
+from __future__ import annotations
+
+
+class ReduceOp:
+    """MindSpore's names of the operations, and ``MEAN``: the sum divided by the number of ranks that took part.
+
+    A mean of integers truncates towards zero.
+    """
+
+    SUM = "sum"
+    MEAN = "mean"
+    MIN = "min"
+    MAX = "max"
+    PROD = "prod"
+
+    ALL = (SUM, MEAN, MIN, MAX, PROD)
+
+
+def check_reduce_op(op: str) -> str:
+    """The operation's canonical name; ValueError or TypeError with what is allowed.
+
+    MindSpore's ``"avg"`` is taken for ``"mean"``.
+    """
+    if not isinstance(op, str):
+        raise TypeError(f"op must be one of {', '.join(ReduceOp.ALL)}, not {op!r} ({type(op).__name__})")
+    if op == "avg":
+        return ReduceOp.MEAN
+    if op not in ReduceOp.ALL:
+        raise ValueError(f'op must be one of {", ".join(ReduceOp.ALL)}, not "{op}"')
+    return op

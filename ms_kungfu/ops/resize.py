@@ -1,0 +1,31 @@
+"""The resize primitive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore import dtype as mstype
+
+from ms_kungfu.ops import _reparse
+from ms_kungfu.ops._base import Primitive, element
+
+
+class KungFuResize(Primitive):
+    """Ask for a cluster of another size; every rank asks for the same one.
+
+    Takes the size, a 0-d tensor of uint32, and returns two 0-d tensors of bool: whether the membership is another one
+    now, and whether this process is no longer part of it. The present size gives (False, False) and needs no config
+    server. A refusal is a RuntimeError (``ResizeError: ...``) at every rank, and the cluster is as it was.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("KungFuResize", ["n"], ["changed", "detached"])
+        self.add_prim_attr("side_effect_io", True)
+
+    def __infer__(self, n: dict[str, Any]) -> dict[str, Any]:
+        _reparse.refuse()
+        if element(n["dtype"]) != mstype.uint32:
+            raise TypeError(f"{self.name} takes the size as a tensor of uint32, not of {element(n['dtype'])}")
+        if list(n["shape"]) not in ([], [1]):
+            raise ValueError(f"{self.name} takes one size, not a tensor of shape {tuple(n['shape'])}")
+        return {"shape": ([], []), "dtype": (mstype.bool_, mstype.bool_), "value": None}

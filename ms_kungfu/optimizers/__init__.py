@@ -1,0 +1,40 @@
+"""MindSpore's optimizers for data-parallel training: drop-in, with one fused reduction of the gradients a step."""
+
+from __future__ import annotations
+
+from mindspore import nn
+
+from ms_kungfu.optimizers._reducing import Reducing
+from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
+
+__all__ = [
+    "KungFuAdam",
+    "KungFuAdamWeightDecay",
+    "KungFuGradReducer",
+    "KungFuMomentum",
+    "KungFuRMSProp",
+    "KungFuSGD",
+]
+
+
+class KungFuMomentum(Reducing, nn.Momentum):
+    """``nn.Momentum``, with all its arguments, on gradients that are averaged over all ranks.
+
+    ``gradients_mean=False`` sums them instead.
+    """
+
+
+class KungFuSGD(Reducing, nn.SGD):
+    """``nn.SGD``, likewise."""
+
+
+class KungFuAdam(Reducing, nn.Adam):
+    """``nn.Adam``, likewise."""
+
+
+class KungFuAdamWeightDecay(Reducing, nn.AdamWeightDecay):
+    """``nn.AdamWeightDecay``, likewise."""
+
+
+class KungFuRMSProp(Reducing, nn.RMSProp):
+    """``nn.RMSProp``, likewise."""

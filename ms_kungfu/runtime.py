@@ -1,0 +1,148 @@
+"""This process as a member of a cluster.
+
+``kungfu-run`` starts a process with what it needs in its environment; without that the process is a cluster of one, in
+which everything works and nothing is sent. The runtime joins its cluster at :func:`init`, or at the first call that needs
+it, and leaves when the interpreter ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from types import TracebackType
+
+from . import _core, env, errors
+from .elastic import membership
+
+_lock = threading.Lock()
+_initialized = False
+
+
+def init(device: str | None = None) -> None:
+    """Joins the cluster that ``kungfu-run`` has started this process for. Idempotent; collective at the first call.
+
+    Args:
+        device: MindSpore's name of the device, ``"CPU"``; anything else is not supported yet.
+
+    Raises:
+        ValueError: for a device that isn't supported, or an environment variable with wrong text.
+        CollectiveTimeoutError: if the other members don't come within ``KUNGFU_JOIN_TIMEOUT``.
+    """
+    if device is not None and device.upper() != "CPU":
+        raise ValueError(f"device {device!r} is not supported yet; use device='CPU'")
+    global _initialized
+    with _lock:
+        if _initialized:
+            return
+        if using_kungfu():
+            membership.join()
+            _core.set_resize_handler(membership.change_size)
+        _initialized = True
+        atexit.register(finalize)
+
+
+def finalize(device: str | None = None) -> None:
+    """Leaves the cluster; idempotent. Peers that still wait for this process learn it at once (``PeerLostError``)."""
+    del device  # older programs pass it
+    global _initialized
+    with _lock:
+        if not _initialized:
+            return
+        _initialized = False
+        atexit.unregister(finalize)
+        _core.set_resize_handler(None)
+        _core.reset()
+        membership.forget()
+
+
+class KungFuContext:
+    """``with KungFuContext(device="CPU"):`` joins the cluster and leaves it at the end."""
+
+    def __init__(self, device: str = "CPU") -> None:
+        self._device = device
+
+    def __enter__(self) -> KungFuContext:
+        init(self._device)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finalize()
+
+
+def using_kungfu() -> bool:
+    """Whether ``kungfu-run`` has started this process."""
+    return env.BROKER.get() is not None
+
+
+def current_rank() -> int:
+    """This process's rank, from 0. Changes only inside a resize."""
+    init()
+    return int(_core.rank())
+
+
+def current_cluster_size() -> int:
+    """The number of ranks. Changes only inside a resize."""
+    init()
+    return int(_core.size())
+
+
+def current_local_rank() -> int:
+    """The rank among the workers of this host."""
+    init()
+    return membership.local_rank()
+
+
+def current_local_size() -> int:
+    """The number of workers on this host."""
+    init()
+    return membership.local_size()
+
+
+def cluster_version() -> int:
+    """The version of the present membership; grows with every change."""
+    init()
+    return int(_core.cluster_version())
+
+
+def uid() -> int:
+    """A number that no other process of this job has, nor had: start version, then port (``version << 16 | port``)."""
+    return membership.uid()
+
+
+def detached() -> bool:
+    """Whether a change of membership has left this process out; it should finish and exit 0."""
+    return membership.is_detached()
+
+
+def run_barrier() -> None:
+    """Waits until every rank is here."""
+    init()
+    _core.barrier("kungfu/barrier")
+
+
+def resize(size: int) -> tuple[bool, bool]:
+    """Collective: changes the cluster to `size` ranks; every rank has to ask for the same.
+
+    Returns:
+        ``(changed, detached)``: whether the membership is another one now, and whether this process is no longer part of
+        it. The present size gives ``(False, False)`` and needs no config server.
+
+    Raises:
+        ValueError: for a size below 1.
+        CollectiveMismatchError: if the ranks ask for different sizes.
+        ResizeError: if the change isn't possible; the cluster is as before.
+    """
+    change = membership.resize(size)
+    return change.changed, change.detached
+
+
+def last_error() -> Exception | None:
+    """The last failure of the runtime in this process as a typed exception, ``None`` if there was none.
+
+    MindSpore turns whatever a kernel raises into a RuntimeError, whose text begins with the error's name; this is the
+    error itself.
+    """
+    text = _core.last_error()
+    return errors.from_message(text) if text else None
