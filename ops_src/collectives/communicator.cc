@@ -1,24 +1,28 @@
 // How an operation runs between the ranks of a host.
 //
-// Words, and who writes them: each rank writes only its own post, its own ready and done counters and its own slots; the
-// lane word of a channel is set once per operation by compare-and-swap; `left` is counted up by everyone.
+// Words, and who writes them: each rank writes only its own post, its own ready and done counters and its own slots;
+// the lane word of a channel is set once per operation by compare-and-swap; `left` is counted up by everyone.
 //
-//  1. A rank takes the next sequence number k of the name's channel and publishes its post k: signature, count and, where
+//  1. A rank takes the next sequence number k of the name's channel and publishes its post k: signature, count and,
+//  where
 //     it fits, the payload. (Why post k may overwrite post k-2: see Post.)
 //  2. It waits for everybody's post k and compares. If two differ then each rank sees one that differs from its own, so
 //     all of them report and none goes on: a mismatch is an error everywhere and hangs nobody.
-//  3. Small payloads are complete with the posts. Otherwise the data goes through a lane: a rank copies chunk c into its
-//     slot c mod kSlots once all others have read chunk c-kSlots, and raises `ready`; when everybody's chunk c is ready it
-//     reads them all straight from their slots into its output, and raises `done`.
-//  4. The lane of an operation is picked by the first rank to need it and given back by the last to leave. Lanes belong to
+//  3. Small payloads are complete with the posts. Otherwise the data goes through a lane: a rank copies chunk c into
+//  its
+//     slot c mod kSlots once all others have read chunk c-kSlots, and raises `ready`; when everybody's chunk c is ready
+//     it reads them all straight from their slots into its output, and raises `done`.
+//  4. The lane of an operation is picked by the first rank to need it and given back by the last to leave. Lanes belong
+//  to
 //     operations, so that names in flight side by side can't fill each other's slots; the lowest free lane is taken,
 //     so that operations one after another stay in the same, cached, memory.
 //
-// Reduction goes from rank 0 upwards for each element, wherever the chunks are cut: the bits depend on size and inputs only.
+// Reduction goes from rank 0 upwards for each element, wherever the chunks are cut: the bits depend on size and inputs
+// only.
 //
-// If a rank dies: the launcher marks it lost, and whoever waits for anybody throws PeerLostError at its next look around.
-// If a rank gives up at its deadline, it says so in the segment and the others follow. No waiter relies on being woken:
-// each sleep ends by itself after kSlice.
+// If a rank dies: the launcher marks it lost, and whoever waits for anybody throws PeerLostError at its next look
+// around. If a rank gives up at its deadline, it says so in the segment and the others follow. No waiter relies on
+// being woken: each sleep ends by itself after kSlice.
 #include "collectives/communicator.h"
 
 #include <algorithm>
@@ -208,7 +212,8 @@ Communicator::Communicator(std::shared_ptr<shm::Segment> segment, uint32_t rank,
   shm::RankStatus& mine = segment_->status(rank_);
   const auto state = mine.state.value.load();
   if (state != static_cast<uint32_t>(shm::RankState::kAbsent)) {
-    throw Error(KF_INTERNAL, Text("rank ", rank, " of cluster version ", cluster_version_, " is taken (state ", state, ")"));
+    throw Error(KF_INTERNAL,
+                Text("rank ", rank, " of cluster version ", cluster_version_, " is taken (state ", state, ")"));
   }
   mine.has_state = has_state ? 1 : 0;
   CopyText(mine.address, address);
@@ -229,9 +234,9 @@ void Communicator::Assemble() {
       ThrowIfClosed();
       ThrowIfLost(joining);
       if (std::chrono::steady_clock::now() > deadline) {
-        throw Error(KF_TIMEOUT, Text("cluster version ", cluster_version_, " has not assembled within ",
-                                     options_.join_timeout.count() / 1000.0, " s: rank ", r, " of ", size_,
-                                     " has not come"));
+        throw Error(KF_TIMEOUT,
+                    Text("cluster version ", cluster_version_, " has not assembled within ",
+                         options_.join_timeout.count() / 1000.0, " s: rank ", r, " of ", size_, " has not come"));
       }
       state.Sleep(attached, kSlice);
     }
@@ -309,12 +314,8 @@ void Communicator::RunAlone(const Operation& operation) const {
 
 void Communicator::RunShared(const Operation& operation) {
   ChannelTable::Use use = channels_->Acquire(operation.name);
-  Flight flight{operation,
-                use.channel->index,
-                use.channel->sequence + 1,
-                SignatureOf(operation),
-                CountOf(operation),
-                PartBytes(operation, size_)};
+  Flight flight{operation,          use.channel->index,         use.channel->sequence + 1, SignatureOf(operation),
+                CountOf(operation), PartBytes(operation, size_)};
   // Staging whole parts of all ranks must fit the payload, too.
   const size_t brought = flight.count * SizeOf(operation.dtype);
   try {
@@ -412,8 +413,8 @@ void Communicator::AwaitPosts(Flight& flight) {
   if (!equal) ReportMismatch(flight);
 }
 
-// Every rank comes here for the same operation, because each has seen a post that differs from its own. The lane, if one was
-// bound, is put back to its initial state by the last: some may have staged chunks into it already.
+// Every rank comes here for the same operation, because each has seen a post that differs from its own. The lane, if
+// one was bound, is put back to its initial state by the last: some may have staged chunks into it already.
 void Communicator::ReportMismatch(Flight& flight) {
   shm::Complaint& mine = segment_->complaint(flight.channel, rank_);
   CopyText(mine.text, Describe(flight.operation));
@@ -491,9 +492,9 @@ void Communicator::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t 
     if (counter.Reached(target)) return;
     LookAround(counter, target, peer, flight);
     if (std::chrono::steady_clock::now() > flight.deadline) {
-      throw Error(KF_TIMEOUT, Text(NameOf(flight.operation.kind), " \"", flight.operation.name, "\": no data from ", PeerName(peer),
-                                   " within ", options_.collective_timeout.count() / 1000.0, " s, cluster version ",
-                                   cluster_version_));
+      throw Error(KF_TIMEOUT, Text(NameOf(flight.operation.kind), " \"", flight.operation.name, "\": no data from ",
+                                   PeerName(peer), " within ", options_.collective_timeout.count() / 1000.0,
+                                   " s, cluster version ", cluster_version_));
     }
   }
 }
@@ -532,8 +533,9 @@ void Communicator::ThrowIfLost(const Operation& operation) const {
                                  cluster_version_));
 }
 
-// After a failure the ranks are at different places and this communicator is finished, here and at the others. The first to
-// say so is believed; a rank that dies while it says it leaves `abort` at 1, and the others find out by themselves.
+// After a failure the ranks are at different places and this communicator is finished, here and at the others. The
+// first to say so is believed; a rank that dies while it says it leaves `abort` at 1, and the others find out by
+// themselves.
 void Communicator::Abort(const Error& error) {
   Close(error.status(), error.what());
   shm::Header& header = segment_->header();

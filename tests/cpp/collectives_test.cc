@@ -170,9 +170,9 @@ TEST(ReduceScatter, GivesEachRankItsPart) {
         const std::vector<float> input = Input<float>(rank, part * size);
         const std::vector<float> second = Input<float>(rank, 2 * size);
         std::vector<float> output(part), second_output(2);
-        communicator.Run(Op(Kind::kReduceScatter, "scatter",
-                            {{input.data(), output.data(), part * size}, {second.data(), second_output.data(), 2 * size}},
-                            KF_FLOAT32));
+        communicator.Run(Op(
+            Kind::kReduceScatter, "scatter",
+            {{input.data(), output.data(), part * size}, {second.data(), second_output.data(), 2 * size}}, KF_FLOAT32));
         for (size_t i = 0; i < part; i++) ASSERT_EQ(output[i], Expected<float>(KF_SUM, size, rank * part + i));
         for (size_t i = 0; i < 2; i++) ASSERT_EQ(second_output[i], Expected<float>(KF_SUM, size, rank * 2 + i));
       });
@@ -197,9 +197,9 @@ TEST(ReduceScatter, RefusesWhatDoesNotDivide) {
 float FromHalf(uint16_t half) {
   const int exponent = (half >> 10) & 31;
   const double mantissa = half & 1023;
-  const double magnitude = exponent == 31   ? (mantissa != 0 ? NAN : INFINITY)
-                           : exponent == 0  ? std::ldexp(mantissa, -24)
-                                            : std::ldexp(mantissa + 1024, exponent - 25);
+  const double magnitude = exponent == 31  ? (mantissa != 0 ? NAN : INFINITY)
+                           : exponent == 0 ? std::ldexp(mantissa, -24)
+                                           : std::ldexp(mantissa + 1024, exponent - 25);
   return static_cast<float>((half & 0x8000) != 0 ? -magnitude : magnitude);
 }
 
