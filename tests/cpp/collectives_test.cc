@@ -108,7 +108,9 @@ TEST(AllReduce, StreamsLargeResultsToAnyAddress) {
       communicator.Run(Op(Kind::kAllReduce, "large", {{input.data(), output.data() + shift, count}}, KF_FLOAT32));
       for (size_t i = 0; i < count; i++) ASSERT_EQ(output[shift + i], Expected<float>(KF_SUM, 2, i)) << i;
       for (size_t i = count + shift; i < output.size(); i++) ASSERT_EQ(output[i], 42) << "wrote past the end";
-      if (shift > 0) ASSERT_EQ(output[shift - 1], 42) << "wrote before the beginning";
+      if (shift > 0) {
+        ASSERT_EQ(output[shift - 1], 42) << "wrote before the beginning";
+      }
     }
   });
 }
