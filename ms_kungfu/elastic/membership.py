@@ -94,7 +94,7 @@ def join() -> None:
         _detach(None)
         return
     _enter(granted, has_state=False)
-    # In the first cluster everyone starts alike and there is nothing to receive; a newcomer sees members that have state.
+    # In the first cluster everyone starts alike, with nothing to receive; a newcomer sees members that have state.
     _state.received = int(_core.state_root()) == granted.cluster.size
 
 
