@@ -41,6 +41,8 @@ misuse() {
   exit 2
 }
 
+trap 'die "stopped at its line $LINENO, which is a fault of this script; please report it"' ERR
+
 # --- arguments
 
 venv="" python="" mindspore="" extras="" apt=""
@@ -168,11 +170,11 @@ fi
 # --- what the system must have
 
 missing=()
-compiles() { printf '#include <optional>\nint main() {}\n' | "$1" -std=c++17 -x c++ -fsyntax-only - 2>/dev/null; }
-find_compiler() {
+# Whether there is a compiler that knows C++17 and finds this header.
+compiles() {
   local name
   for name in "${CXX:-c++}" g++ clang++; do
-    if command -v "$name" >/dev/null && compiles "$name"; then return 0; fi
+    if printf '#include <%s>\nint main() {}\n' "$1" | "$name" -std=c++17 -x c++ -fsyntax-only - 2>/dev/null; then return 0; fi
   done
   return 1
 }
@@ -227,7 +229,8 @@ check_system() {
   else
     missing+=(python3 python3-venv python3-dev)
   fi
-  find_compiler || missing+=(g++)
+  compiles optional || missing+=(g++)
+  case ,$new_extras, in *,test,* | *,dev,*) compiles gtest/gtest.h || missing+=(libgtest-dev) ;; esac
 }
 
 check_system

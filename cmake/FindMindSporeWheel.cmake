@@ -8,9 +8,10 @@ if(NOT MindSporeWheel_ROOT)
   set(MindSporeWheel_ROOT "$ENV{MINDSPORE_ROOT}")
 endif()
 if(NOT MindSporeWheel_ROOT AND Python_EXECUTABLE)
-  # find_spec doesn't import MindSpore, which would take seconds.
+  # find_spec doesn't import MindSpore, which would take seconds. -E: in an isolated build pip hides the interpreter's own
+  # packages by way of PYTHONPATH.
   execute_process(
-    COMMAND "${Python_EXECUTABLE}" -c
+    COMMAND "${Python_EXECUTABLE}" -E -c
             "import importlib.util as u; s = u.find_spec('mindspore'); print(s.submodule_search_locations[0] if s else '', end='')"
     OUTPUT_VARIABLE MindSporeWheel_ROOT)
 endif()

@@ -1,10 +1,10 @@
-"""What install-kungfu.sh runs at its end, in each of two workers: does MindSpore find our primitive, and do peers meet?"""
+"""What install-kungfu.sh runs at its end in each of two workers: does the primitive work, and do the workers meet?"""
 
 from __future__ import annotations
 
+import mindspore as ms
 import numpy as np
 
-import mindspore as ms
 import ms_kungfu
 from ms_kungfu.ops import KungFuAllReduce
 

@@ -37,8 +37,9 @@ struct CommunicatorOptions {
 
 // Immutable membership: a change makes a new communicator, and this one then answers every call with StaleClusterError.
 //
-// Thread-safe. Operations under different names run side by side on their callers' threads and don't wait for each other;
-// under one name they take turns. Nothing is reordered: the k-th operation under a name meets the k-th of the other ranks.
+// Thread-safe. Operations under different names run side by side on their callers' threads and don't wait for each
+// other; under one name they take turns. Nothing is reordered: the k-th operation under a name meets the k-th of the
+// other ranks.
 class Communicator {
  public:
   // A cluster of one, which needs no memory shared with anybody.
@@ -63,7 +64,8 @@ class Communicator {
   // Lowest rank that carried the training state when it joined, `size` if none did.
   uint32_t StateRoot() const;
 
-  // Ends the communicator: callers inside and later ones get `status` with `reason`. Idempotent; the first reason stays.
+  // Ends the communicator: callers inside and later ones get `status` with `reason`. Idempotent; the first reason
+  // stays.
   void Close(kf_status status, const std::string& reason);
   // Tells the others that this rank won't take part any more.
   void Leave();
@@ -74,19 +76,19 @@ class Communicator {
   void Validate(const Operation& operation) const;
   void RunAlone(const Operation& operation) const;
   void RunShared(const Operation& operation);
-  void RunInline(const Flight& flight);
+  void RunInline(Flight& flight);
   void RunStaged(Flight& flight);
-  void AwaitPosts(const Flight& flight);
-  [[noreturn]] void ReportMismatch(const Flight& flight);
+  void AwaitPosts(Flight& flight);
+  [[noreturn]] void ReportMismatch(Flight& flight);
 
   uint32_t BindLane(const Flight& flight);
   void LeaveLane(const Flight& flight, bool failed);
 
   // Waits until `counter` of `peer` has reached `target`.
-  void Await(shm::Counter& counter, uint32_t target, uint32_t peer, const Operation& operation);
-  void AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, const Operation& operation);
+  void Await(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight);
+  void AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight);
   // Throws if waiting for `peer` has become pointless.
-  void LookAround(const shm::Counter& counter, uint32_t target, uint32_t peer, const Operation& operation);
+  void LookAround(const shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight);
   void ThrowIfClosed() const;
   void ThrowIfLost(const Operation& operation) const;
   void Abort(const Error& error);

@@ -1,0 +1,64 @@
+"""Handwritten digits as MNIST IDX files: a folder of yours, or the 1,797 real images that come with scikit-learn."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore.dataset import MnistDataset, transforms, vision
+
+NAMES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+
+
+def find_or_make(data_path, fallback):
+    """The folder of the IDX files: `data_path` where one is given, else `fallback`, filled from scikit-learn at first use."""
+    if data_path:
+        folder = Path(data_path)
+        missing = [name for names in NAMES.values() for name in names if not (folder / name).is_file()]
+        if missing:
+            raise SystemExit(
+                f"{folder} has no file {missing[0]}; give a folder with MNIST's four unpacked IDX files by --data-path "
+                "(or DATA_PATH), or neither of them to use scikit-learn's digits"
+            )
+        return folder
+    folder = Path(fallback)
+    if not all((folder / name).is_file() for names in NAMES.values() for name in names):
+        write_digits(folder)
+    return folder
+
+
+def write_digits(folder, n_train=1500):
+    """scikit-learn's digits, 8x8, enlarged to 28x28 and split at random but always in the same way."""
+    from scipy.ndimage import zoom
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = np.clip(zoom(digits.images, (1, 3, 3), order=1) * (255 / 16), 0, 255).astype(np.uint8)
+    images = np.pad(images, ((0, 0), (2, 2), (2, 2)))
+    order = np.random.RandomState(0).permutation(len(images))
+    folder.mkdir(parents=True, exist_ok=True)
+    for usage, chosen in (("train", order[:n_train]), ("test", order[n_train:])):
+        for name, array in zip(NAMES[usage], (images[chosen], digits.target[chosen].astype(np.uint8))):
+            _write_idx(folder / name, array)
+
+
+def _write_idx(path, array):
+    """Atomic: several workers may write the same file at once, and each of them finds a whole one afterwards."""
+    header = np.array([0x800 + array.ndim, *array.shape], dtype=">u4").tobytes()
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "wb") as file:
+        file.write(header + array.tobytes())
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
+
+
+def samples(folder, usage):
+    """Single samples ``image (1, 28, 28) float32, label () int32``, not batched."""
+    digits = MnistDataset(str(folder), usage=usage, shuffle=False)
+    to_input = [vision.Rescale(1 / 255, 0), vision.Normalize((0.1307,), (0.3081,), is_hwc=True), vision.HWC2CHW()]
+    digits = digits.map(to_input, "image")
+    return digits.map(transforms.TypeCast(ms.int32), "label")

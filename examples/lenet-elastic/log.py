@@ -1,0 +1,76 @@
+"""What rank 0 tells of the training: a line of JSON for every step, and a progress bar or plain lines."""
+
+import json
+import os
+import sys
+import time
+
+import numpy as np
+from mindspore.train import Callback
+
+import ms_kungfu as kf
+
+
+class TrainingLog(Callback):
+    """Writes `path`, one object a step; comes before the elastic callback, so that it sees the size that trained the step.
+
+    The loss is the mean over all workers' samples, which takes one small all-reduce.
+    """
+
+    def __init__(self, path, learning_rate):
+        super().__init__()
+        self._path = path
+        self._learning_rate = learning_rate  # of each step
+        self._file = None
+        self._bar = None
+        self._size = 0
+        self._last = 0.0
+
+    def on_train_begin(self, run_context):
+        if kf.current_rank() == 0:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("w", buffering=1)
+            self._bar = _progress_bar(len(self._learning_rate))
+        self._last = time.perf_counter()
+
+    def on_train_step_end(self, run_context):
+        params = run_context.original_args()
+        loss = float(kf.comm.all_reduce(params.net_outputs.asnumpy().astype(np.float32), op="mean", name="loss"))
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        if self._file is not None:
+            step, size = params.cur_step_num, kf.current_cluster_size()
+            line = {
+                "step": step,
+                "loss": round(loss, 6),
+                "cluster_size": size,
+                "learning_rate": round(self._learning_rate[step - 1], 6),
+                "seconds": round(seconds, 4),
+            }
+            self._file.write(json.dumps(line) + "\n")
+            self._show(step, loss, size)
+
+    def on_train_end(self, run_context):
+        if self._file is not None:
+            self._file.close()
+        if self._bar is not None:
+            self._bar.close()
+
+    def _show(self, step, loss, size):
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {loss:.3f}, workers {size}", refresh=False)
+            self._bar.update()
+        elif step % 20 == 0 or size != self._size or step == len(self._learning_rate):
+            print(f"step {step:4d} of {len(self._learning_rate)}  loss {loss:6.4f}  workers {size}", flush=True)
+        self._size = size
+
+
+def _progress_bar(steps):
+    """A bar on a terminal, else None. Under kungfu-run a worker writes into a pipe; run-elastic.sh sets PROGRESS_BAR."""
+    if not (sys.stderr.isatty() or os.environ.get("PROGRESS_BAR")):
+        return None
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm(total=steps, unit="step", ncols=88)

@@ -1,0 +1,61 @@
+"""LeNet on handwritten digits, on a cluster that grows and shrinks while it trains. Start it with run-elastic.sh."""
+
+import argparse
+import os
+from pathlib import Path
+
+import data
+import mindspore as ms
+import plot
+from log import TrainingLog
+from mindspore import nn
+from mindspore.train import Accuracy, Model
+from model import LeNet5
+
+import ms_kungfu as kf
+from ms_kungfu.callbacks import KungFuElasticCallback
+from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.optimizers import KungFuMomentum
+
+HERE = Path(__file__).parent
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--schedule", default="60:2,140:4,300:1", help="step:size,... or none (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--global-batch-size", type=int, default=32, help="samples a step, over all workers")
+    parser.add_argument("--learning-rate", type=float, default=0.03, help="at the start; it falls to 0 by a cosine")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--data-path", default=os.environ.get("DATA_PATH"), help="MNIST's IDX files (default: DATA_PATH, else digits)")
+    parser.add_argument("--out", type=Path, default=HERE / "out", help="folder for the results (default: out beside this file)")
+    return parser.parse_args()
+
+
+def main():
+    args = arguments()
+    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_seed(args.seed)
+
+    folder = data.find_or_make(args.data_path, HERE / "data")
+    train_data = ElasticDataset(data.samples(folder, "train"), global_batch_size=args.global_batch_size, seed=args.seed)
+
+    net = LeNet5()
+    steps = train_data.get_dataset_size()
+    learning_rate = nn.cosine_decay_lr(0.0, args.learning_rate, args.epochs * steps, steps, args.epochs)
+    optimizer = KungFuMomentum(net.trainable_params(), learning_rate, 0.9)
+    model = Model(net, nn.CrossEntropyLoss(), optimizer, metrics={"accuracy": Accuracy()})
+
+    schedule = None if args.schedule == "none" else args.schedule
+    log = TrainingLog(args.out / "training.jsonl", learning_rate)
+    model.train(args.epochs, train_data, callbacks=[log, KungFuElasticCallback(schedule)], dataset_sink_mode=False)
+
+    if kf.detached() or kf.current_rank() != 0:
+        return
+    accuracy = model.eval(data.samples(folder, "test").batch(100), dataset_sink_mode=False)["accuracy"]
+    plot.draw(args.out / "training.jsonl", args.out / "training.png", accuracy)
+    print(f"test accuracy {accuracy:.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Command lines as Go's flag package reads them, which is what KungFu's users type, on top of argparse.
+
+One dash or two; ``-name value`` or ``-name=value``; a switch stands alone or as ``-q=false``; the flags end at the
+first other word or at ``--``, so that the flags of the program to run are left alone. argparse by itself takes
+``-worker`` for ``-w orker`` and accepts abbreviations; here a name is right or it is an error that names the nearest
+right one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Any, Callable, NoReturn
+
+_UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class UsageError(Exception):
+    """A command line that makes no sense; the message is one sentence for the user."""
+
+
+class FlagParser(argparse.ArgumentParser):
+    """An ArgumentParser for Go's way of writing flags."""
+
+    def __init__(self, prog: str, usage: str, description: str) -> None:
+        super().__init__(prog, usage, description, add_help=False, allow_abbrev=False)
+        self._is_switch: dict[str, bool] = {}
+        self.switch("h", "show this help")
+        self.switch("help", "show this help")
+
+    def flag(
+        self, name: str, help: str, *, type: Callable[[str], Any] = str, default: Any = None, metavar: str
+    ) -> None:
+        self._is_switch[name] = False
+        self.add_argument(
+            f"-{name}", dest=name.replace("-", "_"), type=type, default=default, metavar=metavar, help=help
+        )
+
+    def switch(self, name: str, help: str, *, default: bool = False) -> None:
+        self._is_switch[name] = True
+        # Always given a value below: nargs="?" would swallow the program's name after a switch.
+        self.add_argument(f"-{name}", dest=name.replace("-", "_"), type=_bool, default=default, metavar="", help=help)
+
+    def parse(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+        """The flags, and the words after them. UsageError says what is wrong."""
+        spelled: list[str] = []
+        words = list(arguments)
+        while words:
+            word = words[0]
+            if word == "--":
+                words.pop(0)
+                break
+            if not word.startswith("-") or word == "-":
+                break
+            words.pop(0)
+            name, has_value, value = word[2 if word.startswith("--") else 1 :].partition("=")
+            if name not in self._is_switch:
+                near = difflib.get_close_matches(name, self._is_switch, n=1, cutoff=0.5)
+                remedy = f"did you mean -{near[0]}?" if near else f"{self.prog} -help lists the flags"
+                raise UsageError(f"unknown flag {word.partition('=')[0]}; {remedy}")
+            if not has_value:
+                if self._is_switch[name]:
+                    value = "true"
+                elif words:
+                    value = words.pop(0)
+                else:
+                    raise UsageError(f"flag -{name} needs a value")
+            spelled.append(f"-{name}={value}")
+        return self.parse_args(spelled), words
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(re.sub(r"^argument ", "", message))
+
+
+def _bool(text: str) -> bool:
+    if text.lower() in ("1", "t", "true"):
+        return True
+    if text.lower() in ("0", "f", "false"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+
+
+def integer(low: int, high: int | None = None) -> Callable[[str], int]:
+    """A whole number from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < low or (high is not None and value > high):
+            limits = f"from {low} to {high}" if high is not None else f"at least {low}"
+            raise argparse.ArgumentTypeError(f"{value} is out of range; it must be {limits}")
+        return value
+
+    return parse
+
+
+def duration(text: str) -> float:
+    """Seconds from ``"1h30m"``, ``"1.5s"``, ``"200ms"`` as Go writes them, or from a plain number of seconds."""
+    parts = re.findall(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", text)
+    if parts and "".join(number + unit for number, unit in parts) == text:
+        return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
+    if re.fullmatch(r"\d+(\.\d*)?", text):
+        return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a duration; write it like 30s, 5m or 1h30m")

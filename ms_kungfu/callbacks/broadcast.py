@@ -1,0 +1,37 @@
+"""Everyone starts from one worker's parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore.train import Callback
+
+from ms_kungfu import runtime
+from ms_kungfu.elastic.state import collect_parameters, share_parameters
+
+
+def sync_net_parameters(net: Any, root: int = 0) -> None:
+    """Collective: the root's Parameters into everyone's, in place. `net` is a cell, an optimizer or a list of Parameters.
+
+    Idempotent. At a worker that joins a job whose others use `KungFuElasticCallback` or `ElasticTraining` it returns at once:
+    the whole state is about to reach it.
+    """
+    share_parameters(collect_parameters([net]), _checked(root))
+
+
+class BroadcastCallback(Callback):
+    """For a cluster that stays as it is: training starts everywhere from the weights and optimizer state of `root`."""
+
+    def __init__(self, root: int = 0) -> None:
+        super().__init__()
+        self._root = _checked(root)
+
+    def on_train_begin(self, run_context: Any) -> None:
+        share_parameters(collect_parameters([run_context.original_args().train_network]), self._root)
+
+
+def _checked(root: int) -> int:
+    size = runtime.current_cluster_size()
+    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < size:
+        raise ValueError(f"root is a rank from 0 to {size - 1}, got {root!r}")
+    return root

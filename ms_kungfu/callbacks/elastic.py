@@ -1,0 +1,127 @@
+"""The cluster grows and shrinks under ``Model.train``."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from mindspore.train import Callback
+
+from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.elastic.schedule import Schedule, parse_schedule
+from ms_kungfu.elastic.state import Component
+from ms_kungfu.elastic.training import ElasticTraining
+
+_log = logging.getLogger(__name__)
+
+
+class KungFuElasticCallback(Callback):
+    """Resizes the cluster by a schedule, or as the config server says, while ``Model.train`` goes on.
+
+    Args:
+        schedule: ``{step: size}``, the text ``"10:2,20:4,40:1"`` (2 workers once 10 steps are done, ...), or a function of
+            the step that returns a size or None. None follows the config server only (``kungfu-run resize``).
+        components: state of the program's own that joiners need, see `ms_kungfu.elastic.state`.
+
+    A worker that joins receives everything that decides the next step before its own first one, and goes on with the others'
+    `cur_step_num` and, in callbacks that come after this one, `cur_epoch_num`; it stops after the same step as they do. A
+    worker that leaves has `request_stop` called: its ``Model.train`` returns after that step as it always does, and
+    ``ms_kungfu.detached()`` is true from then on, so that a program can leave out what it does at the end.
+    `batch_num` is set anew at each change: the steps of the present epoch, as far as they are known.
+
+    Give it an `ElasticDataset`: an ordinary dataset is not dealt out anew, and each worker keeps the share that it began with.
+    Sink mode hides the steps from callbacks and is refused.
+    """
+
+    def __init__(self, schedule: Schedule | None = None, *, components: Sequence[Component] = ()) -> None:
+        super().__init__()
+        parse_schedule(schedule)  # what is wrong with it is said here rather than when training begins
+        self._schedule = schedule
+        self._components = tuple(components)
+        self._epochs_before = 0
+        self._last_step = 0
+        self.training: ElasticTraining | None = None
+        """What this callback drives, once training began."""
+
+    def on_train_begin(self, run_context: Any) -> None:
+        params = run_context.original_args()
+        if params.get("dataset_sink_mode") or _sink_mode_asked_for():
+            raise ValueError(
+                "KungFuElasticCallback works between steps, which dataset_sink_mode=True hides; "
+                "call model.train(..., dataset_sink_mode=False)"
+            )
+        elastic_data = isinstance(params.train_dataset, ElasticDataset)
+        before = self.training
+        self.training = training = ElasticTraining(
+            params.train_network,
+            schedule=self._schedule,
+            dataset=params.train_dataset if elastic_data else None,
+            loss_scale_manager=params.loss_scale_mananger,
+            components=(Component("last_step", lambda: self._last_step, self._set_last_step), *self._components),
+        )
+        training.step = before.step if before is not None else 0
+        self._last_step = training.step + params.batch_num * params.epoch_num
+        training.begin()
+        if not elastic_data:
+            _log.warning(
+                "train_dataset is a %s, not an ElasticDataset: after a resize its samples are not dealt out anew",
+                type(params.train_dataset).__name__,
+            )
+            if training.should_stop:
+                raise RuntimeError(
+                    "this worker has no part in this call of model.train, which only an ElasticDataset can say to MindSpore; "
+                    "train with an ElasticDataset, or in one call"
+                )
+        params.cur_step_num += training.step - training.first_step
+        self._epochs_before = training.epoch
+        self._steps_of_epoch(params)
+        if training.should_stop:
+            run_context.request_stop()
+
+    def on_train_epoch_begin(self, run_context: Any) -> None:
+        run_context.original_args().cur_epoch_num += self._epochs_before
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        training = self.training
+        assert training is not None
+        change = training.step_end()
+        if change.changed:
+            self._steps_of_epoch(run_context.original_args())
+        # An ordinary dataset at a joiner doesn't know where the others' ends.
+        if training.should_stop or (not self._elastic_data(run_context) and training.step >= self._last_step):
+            run_context.request_stop()
+
+    def on_train_epoch_end(self, run_context: Any) -> None:
+        training = self.training
+        assert training is not None
+        training.epoch_end()
+        # Model.train at a joiner counts its own epochs.
+        if training.should_stop or training.epoch >= run_context.original_args().epoch_num:
+            run_context.request_stop()
+
+    def _set_last_step(self, step: int) -> None:
+        self._last_step = step
+
+    @staticmethod
+    def _elastic_data(run_context: Any) -> bool:
+        return isinstance(run_context.original_args().train_dataset, ElasticDataset)
+
+    @staticmethod
+    def _steps_of_epoch(params: Any) -> None:
+        params.batch_num = params.train_dataset.get_dataset_size()
+
+
+def _sink_mode_asked_for() -> bool:
+    """Whether ``Model.train`` was called with sink mode on.
+
+    MindSpore on CPU drops the wish and tells callbacks that sink mode is off; a program should hear of it here and not when it
+    moves to a device.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_train" and frame.f_globals.get("__name__", "").startswith("mindspore."):
+            return bool(frame.f_locals.get("dataset_sink_mode"))
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

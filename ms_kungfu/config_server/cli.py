@@ -1,0 +1,96 @@
+"""kungfu-config-server: a config server that outlives the jobs that use it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ms_kungfu._flags import FlagParser, UsageError, duration, integer
+from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, write_secret
+from ms_kungfu.config_server.server import ConfigServer, serve_until
+from ms_kungfu.config_server.store import ConfigStore, parse_document
+from ms_kungfu.elastic.cluster import Cluster
+
+PROGRAM = "kungfu-config-server"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 when stopped by a signal or -ttl, 1 when it can't serve, 2 for a wrong command line."""
+    parser = FlagParser(PROGRAM, f"{PROGRAM} [flags]", "Stores the wanted cluster of an elastic job.")
+    parser.flag("port", "port to listen on; 0 takes a free one", type=integer(0, 65535), default=9100, metavar="PORT")
+    parser.flag(
+        "host", "address to listen on; reading is free for all who reach it", default="127.0.0.1", metavar="HOST"
+    )
+    parser.flag("init", "JSON file with the first cluster", metavar="FILE")
+    parser.flag("endpoint", "path of the URL", default="/config", metavar="PATH")
+    parser.flag("ttl", "stop after this time, e.g. 10m; 0 is never", type=duration, default=0.0, metavar="TIME")
+    try:
+        flags, rest = parser.parse(sys.argv[1:] if arguments is None else arguments)
+        if flags.h or flags.help:
+            print(parser.format_help(), end="")
+            return 0
+        if rest:
+            raise UsageError(f"unexpected argument {rest[0]!r}; {PROGRAM} takes flags only")
+        if not flags.endpoint.startswith("/"):
+            raise UsageError(f"-endpoint: {flags.endpoint!r} must begin with '/'")
+        cluster = _read_cluster(Path(flags.init)) if flags.init else None
+        return asyncio.run(_serve(flags.host, flags.port, flags.endpoint, cluster, flags.ttl or None))
+    except UsageError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 2
+
+
+def _read_cluster(path: Path) -> Cluster:
+    try:
+        return Cluster.from_json(parse_document(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"-init: {path}: {error.strerror if isinstance(error, OSError) else error}") from None
+
+
+async def _serve(host: str, port: int, path: str, cluster: Cluster | None, ttl_s: float | None) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    given = os.environ.get("KUNGFU_JOB_SECRET")
+    secret = given or secrets.token_hex(32)
+    server = ConfigServer(ConfigStore(cluster), secret, host=host, port=port, path=path)
+    try:
+        await server.start()
+    except OSError as error:
+        print(
+            f"{PROGRAM}: can't listen on {host}:{port}: {error.strerror or error}; give another -port, or 0 for any "
+            "free one",
+            file=sys.stderr,
+        )
+        return 1
+    file: SecretFile | None = None
+    try:
+        try:
+            file = write_secret(server.url, secret)
+        except SecretFileError as error:
+            if not given:
+                raise
+            print(f"{PROGRAM}: {error}; the secret is KUNGFU_JOB_SECRET", file=sys.stderr)
+        where = f"; the secret for writing is in {file.path}" if file else ""
+        print(f"{PROGRAM}: serving {server.url}{where}", flush=True)
+        await serve_until(server, stop, ttl_s)
+        return 0
+    except SecretFileError as error:
+        print(f"{PROGRAM}: {error}; set KUNGFU_JOB_SECRET instead", file=sys.stderr)
+        return 1
+    finally:
+        if file is not None:
+            file.remove()
+        with contextlib.suppress(Exception):
+            await server.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""The job's secret on disk, for the same user's ``kungfu-run resize`` in another shell.
+
+A 0600 file in a 0700 directory of the user's. Directory and file are opened without following links and are checked
+after opening, so neither a link nor a directory that another user has laid out in /tmp can divert what is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+
+class SecretFileError(Exception):
+    """The place for the secret can't be trusted or used; the message is a sentence for the user."""
+
+
+@dataclass(frozen=True)
+class SecretFile:
+    """A secret that was written, and which may be removed again by whoever wrote it."""
+
+    path: Path
+    inode: int
+
+    def remove(self) -> None:
+        """Removes the file where it is still the one that was written: a later server may have replaced it."""
+        with contextlib.suppress(OSError):
+            if os.lstat(self.path).st_ino == self.inode:
+                os.unlink(self.path)
+
+
+def write_secret(url: str, secret: str) -> SecretFile:
+    """Leaves the secret of the config server at `url` for the same user, in place of an earlier server's there."""
+    troubles = []
+    for directory in _directories():
+        try:
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir(mode=0o700)
+            with _opened(directory) as folder:
+                temporary = f".{secrets.token_hex(8)}"
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                fd = os.open(temporary, flags, 0o600, dir_fd=folder)
+                with os.fdopen(fd, "w") as file:
+                    os.fchmod(fd, 0o600)
+                    file.write(secret)
+                    inode = os.fstat(fd).st_ino
+                os.rename(temporary, _name(url), src_dir_fd=folder, dst_dir_fd=folder)
+                return SecretFile(directory / _name(url), inode)
+        except (OSError, SecretFileError) as error:
+            troubles.append(str(error))
+    raise SecretFileError("the job's secret can't be left in a file: " + "; ".join(troubles))
+
+
+def read_secret(url: str) -> str | None:
+    """The secret that this user's config server at `url` has left, None where there is none that can be trusted."""
+    for directory in _directories():
+        try:
+            with _opened(directory) as folder:
+                fd = os.open(_name(url), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                with os.fdopen(fd) as file:
+                    info = os.fstat(fd)
+                    if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o077:
+                        return file.read(4096).strip()
+        except (OSError, SecretFileError):
+            continue
+    return None
+
+
+def secret_from(environment: dict[str, str] | os._Environ[str], url: str | None) -> str | None:
+    """The environment's secret, else the one in the file for `url`."""
+    return environment.get("KUNGFU_JOB_SECRET") or (read_secret(url) if url is not None else None)
+
+
+def _directories() -> Iterator[Path]:
+    """Where the file may be, best first. Both ends try all: one user's shells don't all have the same variables."""
+    own = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
+    if os.path.isdir(own):
+        yield Path(own) / "ms_kungfu"
+    yield Path(tempfile.gettempdir()) / f"ms_kungfu-{os.geteuid()}"
+
+
+@contextlib.contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        info = os.fstat(folder)
+        if info.st_uid != os.geteuid() or info.st_mode & 0o077:
+            raise SecretFileError(f"{directory} must belong to this user alone (mode 0700)")
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _name(url: str) -> str:
+    parts = urlsplit(url)
+    host = parts.hostname or "localhost"
+    # 127.0.0.1, localhost and the like are one server under many names; the port tells them apart.
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        if address.is_loopback or address.is_unspecified:
+            host = "localhost"
+    return quote(f"{host}_{parts.port or 80}.secret", safe="")

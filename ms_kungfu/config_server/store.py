@@ -1,0 +1,70 @@
+"""The wanted cluster under a version that only grows. Pure: no clock, no lock, no I/O; the caller serialises."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Callable
+
+from ms_kungfu.elastic.cluster import Cluster
+
+
+class StaleVersionError(Exception):
+    """A write that names another version than the next one: somebody else was faster, or the writer has not read it."""
+
+
+class ConfigStore:
+    """One cluster or none, and the number of its version.
+
+    A document that names ``Version`` is a compare-and-swap: it must name the present version plus one (where the store
+    is empty, any that was not used before), so of two writers that read the same version one wins and the other learns
+    it. A document without ``Version`` always becomes the next one. `check` may refuse a cluster by a ValueError.
+    """
+
+    def __init__(self, cluster: Cluster | None = None, check: Callable[[Cluster], None] | None = None) -> None:
+        self._cluster = cluster
+        self._last = -1 if cluster is None else cluster.version
+        self._check = check
+
+    @property
+    def cluster(self) -> Cluster | None:
+        return self._cluster
+
+    @property
+    def version(self) -> int:
+        """The last version that was in use, -1 before the first; it does not go back when the cluster is deleted."""
+        return self._last
+
+    def put(self, document: object) -> Cluster:
+        """Stores the document and returns it as stored. ValueError (bad input) and StaleVersionError change nothing."""
+        wanted = Cluster.from_json(document)
+        assert isinstance(document, dict)
+        if "Version" not in document:
+            wanted = replace(wanted, version=self._last + 1)
+        elif self._cluster is None and wanted.version <= self._last:
+            raise StaleVersionError(f"Version {wanted.version} is over; the next one is {self._last + 1}")
+        elif self._cluster is not None and wanted.version != self._last + 1:
+            raise StaleVersionError(
+                f"Version {wanted.version} is not the next one: the present version is {self._last}, so name "
+                f"{self._last + 1} after reading it, or leave Version out to overwrite whatever is there"
+            )
+        if "Runners" not in document and self._cluster is not None:
+            wanted = replace(wanted, runners=self._cluster.runners)
+        if self._check is not None:
+            self._check(wanted)
+        self._cluster, self._last = wanted, wanted.version
+        return wanted
+
+    def clear(self) -> None:
+        """Forgets the cluster, not its version."""
+        self._cluster = None
+
+
+def parse_document(body: bytes) -> object:
+    """JSON from the network; ValueError for whatever is not JSON."""
+    try:
+        return json.loads(body.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("the document is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"the document is not JSON: {error}") from None

@@ -1,0 +1,86 @@
+"""Which size the cluster takes after which step. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from operator import index
+from typing import Callable, Optional, Union
+
+Schedule = Union[Mapping[int, int], str, Callable[[int], Optional[int]]]
+"""``{step: size}``, the text ``"10:2,20:4,40:1"``, or a function of the step that returns a size, or None to keep it."""
+
+SizeRule = Callable[[int], Optional[int]]
+
+_FORM = "write step:size pairs such as '10:2,20:4,40:1'"
+
+
+def parse_schedule(schedule: Schedule | None) -> SizeRule:
+    """The function ``size_after(step)`` of a schedule: the size to take when `step` steps are done, or None to keep it.
+
+    An entry is looked up at exactly its step, so it fires once, and a worker that joins later does not fire it again.
+    Step 0 is before the first step. ValueError or TypeError, in one sentence, for anything that isn't a schedule.
+
+    >>> rule = parse_schedule("10:2,20:4")
+    >>> rule(9), rule(10), rule(20)
+    (None, 2, 4)
+    """
+    if schedule is None:
+        return lambda step: None
+    if isinstance(schedule, str):
+        return _table(_pairs(schedule)).get
+    if isinstance(schedule, Mapping):
+        return _table(schedule.items()).get
+    if callable(schedule):
+        return _checked(schedule)
+    raise TypeError(
+        f"a schedule is a dict {{step: size}}, a text or a function of the step, got {schedule!r}; {_FORM}"
+    )
+
+
+def _pairs(text: str) -> Iterable[tuple[int, int]]:
+    for entry in text.split(","):
+        step, separator, size = (part.strip() for part in entry.partition(":"))
+        if not separator or not _is_integer(step) or not _is_integer(size):
+            raise ValueError(f"schedule {text!r}: {entry.strip()!r} is not step:size with integers; {_FORM}")
+        yield int(step), int(size)
+
+
+def _is_integer(text: str) -> bool:
+    return text.isascii() and text.lstrip("-").isdigit()
+
+
+def _table(entries: Iterable[tuple[int, int]]) -> dict[int, int]:
+    table: dict[int, int] = {}
+    for step, size in entries:
+        step, size = _integer(step, "step"), _integer(size, "size")
+        if step < 0:
+            raise ValueError(f"schedule entry '{step}:{size}': a step is 0 or more, got {step}; {_FORM}")
+        if size < 1:
+            raise ValueError(f"schedule entry '{step}:{size}': a cluster has at least 1 worker, got size {size}; {_FORM}")
+        if step in table:
+            raise ValueError(f"schedule names step {step} twice; keep one entry for each step")
+        table[step] = size
+    if not table:
+        raise ValueError(f"the schedule is empty; {_FORM}, or leave it out (None)")
+    return table
+
+
+def _integer(value: object, what: str) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"schedule: a {what} is an integer, got {value!r}; {_FORM}") from None
+
+
+def _checked(rule: SizeRule) -> SizeRule:
+    def size_after(step: int) -> int | None:
+        size = rule(step)
+        if size is None:
+            return None
+        if _integer(size, "size") < 1:
+            raise ValueError(f"the schedule returned size {size} for step {step}; return 1 or more, or None to keep it")
+        return index(size)
+
+    return size_after

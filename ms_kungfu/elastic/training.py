@@ -1,0 +1,166 @@
+"""Training that goes on while the cluster changes: what `KungFuElasticCallback` drives, and loops of one's own use."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ms_kungfu import runtime
+from ms_kungfu.elastic import membership, state
+from ms_kungfu.elastic.membership import Change
+from ms_kungfu.elastic.schedule import Schedule, parse_schedule
+
+if TYPE_CHECKING:
+    from ms_kungfu.dataset import ElasticDataset
+
+_log = logging.getLogger(__name__)
+
+
+class _Process:
+    """Where this process is in its program: a joiner runs it from the start while the others are in its middle."""
+
+    calls = 0  # trainings begun, over all ElasticTraining objects
+    resume: dict[str, int] | None = None  # the progress a joiner received
+
+
+class ElasticTraining:
+    """Keeps the workers' training state the same while they come and go.
+
+    ::
+
+        elastic = ElasticTraining(net, optimizer, schedule="10:2,20:4,40:1", dataset=data)
+        for epoch in elastic.epochs(10):
+            for image, label in data:
+                loss = train_step(image, label)
+                elastic.step_end()
+
+    Args:
+        trained: cells, optimizers, lists of Parameters, or objects that hold Parameters (a ``DynamicLossScaler``):
+            all that training changes.
+        schedule: ``{step: size}``, ``"10:2,20:4"`` or a function of the step; None follows the config server only.
+        dataset: the `ElasticDataset` the loop reads. It goes on from the same position at a joiner, and its iterators end
+            when training is over for this worker.
+        loss_scale_manager: a host-side loss scale manager whose numbers are part of the state.
+        components: more state of the program's own, see `ms_kungfu.elastic.state`.
+
+    All workers make the same calls in the same order. A worker that joins runs the program from its start: its first
+    `begin` returns with the state of the others, and the loop goes on in the epoch, and at the sample, where they are.
+    Until then its program must not call collectives other than `sync_net_parameters`.
+    A worker that has left finds `should_stop` true, its dataset ended and `step_end` without effect: its loop and its
+    program end by themselves, with exit status 0.
+    """
+
+    def __init__(
+        self,
+        *trained: Any,
+        schedule: Schedule | None = None,
+        dataset: ElasticDataset | None = None,
+        loss_scale_manager: Any = None,
+        components: Sequence[state.Component] = (),
+    ) -> None:
+        self._size_after = parse_schedule(schedule)
+        self._trained = trained
+        self._dataset = dataset
+        self._loss_scale_manager = loss_scale_manager
+        self._more = tuple(components)
+        self._call = 0
+        self.step = 0
+        """Steps done since training started, in all workers' lives."""
+        self.first_step = 0
+        """The value of `step` when the present call of training began."""
+        self.epoch = 0
+        """Epochs done in the present call of training."""
+        self.should_stop = False
+        """This worker has no part in the training any more, or not yet (see `begin`)."""
+        if dataset is not None:
+            dataset.driven = True
+
+    @property
+    def parameters(self) -> list[Any]:
+        """The Parameters that are kept the same, each once."""
+        return state.collect_parameters(self._trained)
+
+    @property
+    def components(self) -> list[state.Component]:
+        """The rest of the state."""
+        carried = [state.Component("progress", self._progress, self._resume)]
+        if self._dataset is not None:
+            carried.append(state.Component("dataset", self._dataset.state, self._dataset.restore))
+        if self._loss_scale_manager is not None:
+            carried.append(state.attributes_component("loss_scale", self._loss_scale_manager))
+        return [*carried, *state.random_components(), *self._more]
+
+    def begin(self) -> None:
+        """Start a call of training; a joiner receives the state here. Collective.
+
+        Where the others are already in a later call (``for ...: model.train(1, ...)``), a joiner has `should_stop` set and
+        its dataset suspended until it arrives there.
+        """
+        runtime.init()
+        _Process.calls += 1
+        self._call = _Process.calls
+        self.should_stop = False
+        self.epoch = 0
+        self.first_step = self.step
+        if runtime.detached():
+            self._suspend(True)
+            return
+        if membership.is_joiner():
+            state.share_state(self.parameters, self.components)
+            _log.info("joined as rank %d of %d", runtime.current_rank(), runtime.current_cluster_size())
+        resume = _Process.resume
+        if resume is None or self._call > resume["call"]:
+            self._suspend(False)
+            self._follow(membership.step(self._size_after(0) if self.step == 0 else None))
+        else:
+            self.step, self.first_step, self.epoch = resume["step"], resume["first_step"], resume["epoch"]
+            self._suspend(self._call < resume["call"])
+
+    def step_end(self) -> Change:
+        """Count a step, and follow a change of the cluster that is due. Collective, once a step at every worker.
+
+        Returns what changed. On return from a change the workers that joined have the state, and this one's dataset goes on
+        with its new share.
+        """
+        if self.should_stop:
+            size = runtime.current_cluster_size()
+            return Change(changed=False, detached=runtime.detached(), old_size=size, new_size=size)
+        self.step += 1
+        if self._dataset is not None:
+            self._dataset.commit()
+        return self._follow(membership.step(self._size_after(self.step)))
+
+    def epoch_end(self) -> None:
+        """Count an epoch; `epochs` does so itself."""
+        if not self.should_stop:
+            self.epoch += 1
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs of a call of training that are still to do, of `count`: `begin`, then ``range(count)``, at a joiner from
+        the epoch in which the others are."""
+        self.begin()
+        while self.epoch < count and not self.should_stop:
+            yield self.epoch
+            self.epoch_end()
+
+    def _follow(self, change: Change) -> Change:
+        if change.detached:
+            _log.info("left the cluster after step %d (%d -> %d workers)", self.step, change.old_size, change.new_size)
+            self._suspend(True)
+        elif change.changed:
+            state.share_state(self.parameters, self.components)
+            _log.info("step %d: %d -> %d workers", self.step, change.old_size, change.new_size)
+        return change
+
+    def _suspend(self, suspended: bool) -> None:
+        self.should_stop = suspended
+        if self._dataset is not None:
+            self._dataset.suspended = suspended
+
+    def _progress(self) -> dict[str, int]:
+        return {"call": self._call, "step": self.step, "first_step": self.first_step, "epoch": self.epoch}
+
+    @staticmethod
+    def _resume(progress: dict[str, int]) -> None:
+        _Process.resume = progress

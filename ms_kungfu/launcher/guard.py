@@ -1,0 +1,303 @@
+"""The guard: a small process between the launcher and its workers, which sees to it that nothing outlives the launcher.
+
+It is forked before the launcher has any thread, it is the parent of all workers, and it holds one end of a socket pair.
+When the other end closes, because the launcher is done with it or was killed, it kills everything below it and exits.
+
+Why a process of its own, and why it is the parent:
+- A killed launcher can't clean up. PR_SET_PDEATHSIG alone reaches only direct children, not the python below a
+  ``bash -c "python train.py"``, and it fires when the forking *thread* ends. The guard has one thread.
+- It is a child subreaper: whatever loses its parent becomes its child, even what has left its process group by setsid.
+  Killing children until there are none therefore reaches every descendant.
+- It alone forks, reaps and signals workers, so that no signal ever goes to a recycled process ID, and between fork and
+  exec no lock of another thread can be held.
+If the guard itself is killed, the kernel kills the workers (PR_SET_PDEATHSIG) and the launcher, a subreaper as well,
+the rest. Only who kills launcher and guard in the same instant can leave a grandchild behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ms_kungfu.elastic.rendezvous import receive_fds
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_MAX_MESSAGE = 64 * 1024
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Started:
+    """The worker `key` runs as process `pid`, the leader of a process group of its own."""
+
+    key: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The worker `key` is gone and so is its process group. `code` is negative for a signal; `error`: it never ran."""
+
+    key: int
+    code: int
+    error: str = ""
+
+
+class Guard:
+    """The launcher's end. Used from one thread."""
+
+    def __init__(self, pid: int, channel: socket.socket) -> None:
+        self._pid = pid
+        self._channel = channel
+        self._reaped = False
+
+    @classmethod
+    def fork(cls, command: Sequence[str]) -> Guard:
+        """Forks the guard, for workers that run `command`. Must be called while the process has a single thread."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                ours.close()
+                _GuardProcess(theirs, list(command)).run()
+                status = 0
+            finally:
+                os._exit(status)  # never back into the launcher's code, nor its atexit handlers
+        theirs.close()
+        return cls(pid, ours)
+
+    def fileno(self) -> int:
+        """Readable when there is an event or the guard is gone."""
+        return self._channel.fileno()
+
+    def start(
+        self, key: int, environment: Mapping[str, str | None], cores: Iterable[int], stdout: int, stderr: int
+    ) -> None:
+        """Starts a worker with these changes to the launcher's environment; no `cores`: all. An event answers."""
+        message = {"start": key, "environment": dict(environment), "cores": sorted(cores)}
+        socket.send_fds(self._channel, [_encode(message)], [stdout, stderr])
+
+    def signal(self, number: int, key: int | None = None) -> None:
+        """Sends a signal to the process group of one worker, or of all. Does nothing where it is gone already."""
+        with contextlib.suppress(OSError):
+            self._channel.send(_encode({"signal": number, "key": key}))
+
+    def remove_at_end(self, path: Path, inode: int) -> None:
+        """The file is removed when the launcher is gone, if it is still the same one."""
+        self._channel.send(_encode({"remove": str(path), "inode": inode}))
+
+    def next_event(self) -> Started | Exited | None:
+        """Blocks for the next event. None: the guard is gone."""
+        try:
+            message = self._channel.recv(_MAX_MESSAGE)
+        except OSError:
+            return None
+        if not message:
+            return None
+        fields = json.loads(message)
+        return Started(**fields["started"]) if "started" in fields else Exited(**fields["exited"])
+
+    def close(self) -> None:
+        """Kills all that is left of the workers and waits until it is gone."""
+        if self._reaped:
+            return
+        self._reaped = True
+        self._channel.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+        kill_descendants()  # finds something only where the guard was killed
+
+
+def kill_descendants() -> None:
+    """Kills and reaps every descendant of this process, which must be a subreaper; returns when there is none."""
+    while True:
+        for pid in _children():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    try:
+        return [int(pid) for pid in Path("/proc/thread-self/children").read_text().split()]
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        own = str(os.getpid())
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    # The name in parentheses may hold spaces and parentheses itself.
+                    if (entry / "stat").read_text().rpartition(")")[2].split()[1] == own:
+                        found.append(int(entry.name))
+        return found
+
+
+class _GuardProcess:
+    """What runs in the guard: one loop over requests of the launcher and deaths of children."""
+
+    def __init__(self, channel: socket.socket, command: list[str]) -> None:
+        self._channel = channel
+        self._command = command
+        self._leaders: dict[int, int] = {}  # process ID -> key
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._remove: list[tuple[str, int]] = []
+
+    def run(self) -> None:
+        os.setsid()  # a Ctrl-C at the terminal is the launcher's to handle
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        _libc.prctl(_PR_SET_NAME, b"kungfu-guard", 0, 0, 0)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+            if signal.getsignal(number) != signal.SIG_IGN:  # what nohup set stays set for the workers as well
+                signal.signal(number, _nothing)  # unlike SIG_IGN, a handler is not inherited by exec
+        wake_in, wake_out = socket.socketpair()
+        for end in (wake_in, wake_out):
+            end.setblocking(False)
+        signal.set_wakeup_fd(wake_out.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _nothing)
+        import selectors
+
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._channel, selectors.EVENT_READ)
+            selector.register(wake_in, selectors.EVENT_READ)
+            try:
+                while self._serve_once(selector, wake_in):
+                    pass
+            finally:
+                kill_descendants()
+                for path, inode in self._remove:
+                    with contextlib.suppress(OSError):
+                        if os.lstat(path).st_ino == inode:
+                            os.unlink(path)
+
+    def _serve_once(self, selector: Any, wake: socket.socket) -> bool:
+        for key, _ in selector.select():
+            if key.fileobj is wake:
+                with contextlib.suppress(BlockingIOError):
+                    wake.recv(4096)
+        self._reap()
+        try:
+            message, fds = receive_fds(self._channel, _MAX_MESSAGE, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not message:
+            return False
+        try:
+            self._obey(json.loads(message), fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _obey(self, request: dict[str, Any], fds: list[int]) -> None:
+        if "start" in request:
+            self._start(request["start"], request["environment"], request["cores"], fds)
+        elif "signal" in request:
+            for pid, key in list(self._leaders.items()):
+                if request["key"] in (None, key):
+                    with contextlib.suppress(OSError):
+                        os.killpg(pid, request["signal"])
+        else:
+            self._remove.append((request["remove"], request["inode"]))
+
+    def _start(self, key: int, changes: dict[str, str | None], cores: list[int], fds: list[int]) -> None:
+        environment = dict(os.environ)
+        for name, value in changes.items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value
+        guard = os.getpid()
+
+        def become_worker() -> None:
+            os.setpgid(0, 0)
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != guard:  # killed before the line above
+                os._exit(1)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's "&" ignores it; the launcher passes it on
+            if cores:
+                os.sched_setaffinity(0, cores)
+
+        try:
+            process = subprocess.Popen(
+                self._command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=fds[0],
+                stderr=fds[1],
+                preexec_fn=become_worker,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            missing = isinstance(error, FileNotFoundError)
+            what = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            self._tell("exited", Exited(key, 127 if missing else 126, f"can't run {self._command[0]!r}: {what}"))
+            return
+        self._leaders[process.pid] = key
+        self._processes[process.pid] = process
+        self._tell("started", Started(key, process.pid))
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                # A look that leaves the zombie: its process group can't be recycled before the rest of it is killed.
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            pid = found.si_pid
+            key = self._leaders.pop(pid, None)
+            if key is not None:
+                with contextlib.suppress(OSError):
+                    os.killpg(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            if key is not None:
+                code = os.waitstatus_to_exitcode(status)
+                self._processes.pop(pid).returncode = code  # or Popen would wait for it once more
+                self._tell("exited", Exited(key, code))
+
+    def _tell(self, kind: str, event: Started | Exited) -> None:
+        with contextlib.suppress(OSError):  # the launcher is gone; the loop finds that out
+            self._channel.send(_encode({kind: event.__dict__}))
+
+
+def _encode(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode()
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def set_process_name(name: str) -> None:
+    """The name that ps and top show, so that a person finds launcher and guard among many pythons."""
+    with contextlib.suppress(OSError):
+        _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+__all__ = ["Exited", "Guard", "Started", "kill_descendants", "set_process_name"]
+assert sys.platform == "linux"

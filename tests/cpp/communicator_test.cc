@@ -1,0 +1,333 @@
+// Behaviour: names, order, concurrency, mismatches, deadlines, death.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <random>
+
+#include "ranks.h"
+
+namespace kungfu::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+void Sum(Communicator& communicator, const char* name, float value, float expected, size_t count = 1) {
+  std::vector<float> x(count, value), y(count);
+  communicator.Run(Op(Kind::kAllReduce, name, {{x.data(), y.data(), count}}, KF_FLOAT32));
+  ASSERT_EQ(y, std::vector<float>(count, expected)) << name;
+}
+
+// ---- names ----
+
+TEST(Names, InOppositeOrderOnTwoThreadsDoNotBlockEachOther) {
+  Ranks ranks(2);
+  ranks.Run([&](uint32_t rank, Communicator& communicator) {
+    std::thread other([&] {
+      for (int i = 0; i < 300; i++) Sum(communicator, rank == 0 ? "a" : "b", 1, 2, rank == 0 ? 1 : 70000);
+    });
+    for (int i = 0; i < 300; i++) Sum(communicator, rank == 0 ? "b" : "a", 1, 2, rank == 0 ? 70000 : 1);
+    other.join();
+  });
+}
+
+TEST(Names, AStalledOneDoesNotStarveAnother) {
+  Ranks ranks(2);
+  std::atomic<bool> others_done{false};
+  ranks.Run([&](uint32_t rank, Communicator& communicator) {
+    std::thread stalled([&] {
+      // Rank 1 comes to "stalled" only after a hundred operations of "busy" went through.
+      while (rank == 1 && !others_done) std::this_thread::yield();
+      Sum(communicator, "stalled", 1, 2, 200000);
+    });
+    for (int i = 0; i < 100; i++) Sum(communicator, "busy", 1, 2, 200000);
+    if (rank == 1) others_done = true;
+    stalled.join();
+  });
+}
+
+TEST(Names, MoreThanTheTableHoldsOverTime) {
+  for (const uint32_t size : {2u, 3u}) {
+    Ranks ranks(size);
+    ranks.Run([&](uint32_t rank, Communicator& communicator) {
+      for (int i = 0; i < 3 * static_cast<int>(shm::kChannels); i++) {
+        Sum(communicator, ("name/" + std::to_string(i)).c_str(), float(i), float(i * int(size)), i % 50 == 0 ? 100 : 1);
+        if (i % 100 == 0) Sum(communicator, "constant", 1, float(size));
+        // At times one rank gives its names back earlier than the others.
+        if (rank == 0 && i == 1000) std::this_thread::sleep_for(5ms);
+      }
+    });
+  }
+}
+
+TEST(Names, OneNameServesEveryKindInTurn) {
+  Ranks ranks(3);
+  ranks.Run([&](uint32_t rank, Communicator& communicator) {
+    for (int i = 0; i < 50; i++) {
+      Sum(communicator, "unnamed", float(rank), 3, 1 + i * 1000);
+      float x = float(rank), gathered[3];
+      communicator.Run(Op(Kind::kAllGather, "unnamed", {{&x, gathered, 1}}, KF_FLOAT32));
+      ASSERT_EQ(gathered[2], 2);
+      communicator.Run(Op(Kind::kBroadcast, "unnamed", {{&x, &x, 1}}, KF_FLOAT32, KF_SUM, i % 3));
+      ASSERT_EQ(x, i % 3);
+      communicator.Run(Op(Kind::kBarrier, "unnamed", {}, KF_UINT8));
+    }
+  });
+}
+
+TEST(Names, AnEmptyOneIsRefused) {
+  Ranks ranks(1);
+  EXPECT_THROW(ranks.at(0).Run(Op(Kind::kBarrier, "", {}, KF_UINT8)), Error);
+}
+
+// Threads per rank that take names in an order of their own, each name with operations of its own sizes.
+TEST(Names, RandomSchedulesGiveRightSums) {
+  for (unsigned seed = 0; seed < 20; seed++) {
+    SCOPED_TRACE(seed);
+    const uint32_t size = 2 + seed % 3;
+    Ranks ranks(size);
+    ranks.Run([&](uint32_t rank, Communicator& communicator) {
+      std::vector<std::thread> threads;
+      for (int name = 0; name < 4; name++) {
+        threads.emplace_back([&, name] {
+          std::mt19937 sizes(seed * 100 + name), pauses(seed * 1000 + name * 10 + rank);
+          for (int i = 0; i < 30; i++) {
+            const size_t count = sizes() % 3 == 0 ? sizes() % 200000 : sizes() % 20;
+            if (pauses() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(pauses() % 300));
+            Sum(communicator, ("t" + std::to_string(name)).c_str(), float(rank + 1), float(size * (size + 1) / 2),
+                count);
+          }
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+    });
+  }
+}
+
+// ---- mismatches ----
+
+void ExpectMismatchEverywhere(Ranks& ranks, const std::vector<std::exception_ptr>& errors, const std::string& parts) {
+  for (uint32_t r = 0; r < ranks.size(); r++) {
+    const Error error = ErrorOf(errors[r]);
+    EXPECT_EQ(error.status(), KF_MISMATCH) << "rank " << r << ": " << error.what();
+    EXPECT_NE(std::string(error.what()).find(parts), std::string::npos) << error.what();
+  }
+}
+
+TEST(Mismatch, RaisesAtEveryRankSaysWhoAndTheNextOperationWorks) {
+  for (const uint32_t size : {2u, 3u, 4u}) {
+    Ranks ranks(size);
+    for (int round = 0; round < 20; round++) {
+      const size_t large = round % 2 == 0 ? 300000 : 4;
+      const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
+        std::vector<float> x(large + 1), y(large + 1);
+        communicator.Run(Op(Kind::kAllReduce, "w", {{x.data(), y.data(), rank == 1 ? large + 1 : large}}, KF_FLOAT32));
+      });
+      ExpectMismatchEverywhere(ranks, errors, "rank 1: all_reduce of " + std::to_string(large + 1) + " float32, sum");
+      ranks.Run([&](uint32_t rank, Communicator& communicator) {
+        Sum(communicator, "w", float(rank), float(size * (size - 1) / 2), 700000);
+      });
+    }
+  }
+}
+
+TEST(Mismatch, OfDtypeOpKindRootAndLayoutIsFound) {
+  Ranks ranks(2);
+  std::vector<double> x(64), y(64);
+  const auto differ = [&](const Operation& first, const Operation& second, const std::string& parts) {
+    const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
+      std::vector<double> in(64), out(64);
+      const kf_tensor own{in.data(), out.data(), 8};
+      Operation operation = rank == 0 ? first : second;
+      operation.tensors = &own;
+      operation.num_tensors = 1;
+      communicator.Run(operation);
+    });
+    ExpectMismatchEverywhere(ranks, errors, parts);
+  };
+  const Operation base = Op(Kind::kAllReduce, "x", {}, KF_FLOAT32);
+  Operation other = base;
+  other.dtype = KF_INT32;
+  differ(base, other, "rank 0: all_reduce of 8 float32, sum; rank 1: all_reduce of 8 int32, sum");
+  other = base;
+  other.op = KF_MAX;
+  differ(base, other, "rank 1: all_reduce of 8 float32, max");
+  other = base;
+  other.layout = "(2,4)";
+  differ(base, other, "rank 1: all_reduce of 8 float32 (2,4), sum");
+  other = base;
+  other.kind = Kind::kBroadcast;
+  Operation second_root = other;
+  second_root.root = 1;
+  differ(base, other, "rank 1: broadcast of 8 float32, root 0");
+  differ(other, second_root, "rank 0: broadcast of 8 float32, root 0; rank 1: broadcast of 8 float32, root 1");
+  // A small one that is complete with its post, and one that needs staging.
+  const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
+    if (rank == 0) {
+      communicator.Run(Op(Kind::kBarrier, "x", {}, KF_UINT8));
+    } else {
+      Sum(communicator, "x", 1, 2, 100000);
+    }
+  });
+  ExpectMismatchEverywhere(ranks, errors, "rank 0: barrier; rank 1: all_reduce of 100000 float32, sum");
+}
+
+// ---- deadlines, abort, death ----
+
+TEST(Deadline, NamesOperationRankLimitAndVersionAndTheOthersFollow) {
+  Ranks ranks(3, {200ms, 10s});
+  const auto begin = Clock::now();
+  const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
+    if (rank == 2) return;  // does not come
+    if (rank == 1) std::this_thread::sleep_for(100ms);
+    Sum(communicator, "slow", 1, 3);
+  });
+  EXPECT_LT(Clock::now() - begin, 5s);
+  EXPECT_STREQ(ErrorOf(errors[0]).what(),
+               "all_reduce \"slow\": no data from rank 2 (127.0.0.1:10002) within 0.2 s, cluster version 7");
+  EXPECT_EQ(ErrorOf(errors[1]).status(), KF_TIMEOUT);
+  // The communicator is finished for everyone, also for whoever comes late.
+  const auto late = ranks.Collect([&](uint32_t, Communicator& communicator) { Sum(communicator, "late", 1, 3); });
+  for (const auto& error : late) EXPECT_EQ(ErrorOf(error).status(), KF_TIMEOUT) << ErrorOf(error).what();
+}
+
+TEST(Death, EndsEveryWaitWithTheLaunchersReason) {
+  for (const size_t count : {size_t{1}, size_t{3000000}}) {
+    Ranks ranks(3);
+    Clock::time_point marked;
+    const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
+      if (rank == 1) {
+        std::this_thread::sleep_for(50ms);
+        marked = Clock::now();
+        ranks.segment().MarkLost(1, "was killed by SIGKILL");
+        return;
+      }
+      Sum(communicator, "doomed", 1, 3, count);
+    });
+    EXPECT_LT(Clock::now() - marked, 1s);
+    for (const uint32_t r : {0u, 2u}) {
+      EXPECT_EQ(ErrorOf(errors[r]).status(), KF_PEER_LOST);
+      EXPECT_STREQ(ErrorOf(errors[r]).what(),
+                   "all_reduce \"doomed\": rank 1 (127.0.0.1:10001) was killed by SIGKILL, cluster version 7");
+    }
+  }
+}
+
+TEST(Death, OfAProcessInTheMiddleOfAnythingLeavesNobodyHanging) {
+  for (unsigned seed = 0; seed < 30; seed++) {
+    SCOPED_TRACE(seed);
+    const int fd = shm::Segment::Create(3, 1, 2);
+    std::vector<pid_t> children;
+    for (uint32_t rank = 0; rank < 3; rank++) {
+      const pid_t pid = fork();
+      if (pid == 0) {
+        auto segment = std::make_shared<shm::Segment>(fd);
+        Communicator communicator(segment, rank, "", false, {20000ms, 20000ms});
+        try {
+          communicator.Assemble();
+          for (int i = 0;; i++) {
+            // Many names, so that the table is locked often; small and large in turn.
+            const std::string name = "n" + std::to_string(i % 700);
+            std::vector<float> x(i % 5 == 0 ? 100000 : 2), y(x.size());
+            const kf_tensor tensor{x.data(), y.data(), x.size()};
+            communicator.Run({Kind::kAllReduce, name.c_str(), &tensor, 1, KF_FLOAT32, KF_SUM, 0, nullptr});
+          }
+        } catch (const Error& error) {
+          _exit(error.status() == KF_PEER_LOST ? 0 : 1);
+        }
+      }
+      children.push_back(pid);
+    }
+    std::mt19937 random(seed);
+    std::this_thread::sleep_for(std::chrono::microseconds(5000 + random() % 20000));
+    const uint32_t victim = random() % 3;
+    kill(children[victim], SIGKILL);
+    int status = 0;
+    waitpid(children[victim], &status, 0);
+    shm::Segment segment(fd);
+    segment.MarkLost(victim, "was killed by SIGKILL");
+    const auto begin = Clock::now();
+    for (uint32_t rank = 0; rank < 3; rank++) {
+      if (rank == victim) continue;
+      waitpid(children[rank], &status, 0);
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank << " status " << status;
+    }
+    EXPECT_LT(Clock::now() - begin, 5s);
+    close(fd);
+  }
+}
+
+TEST(Leaving, AfterTheLastOperationIsNoLossAndBeforeItIs) {
+  Ranks ranks(2);
+  const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
+    for (int i = 0; i < 100; i++) Sum(communicator, "last", 1, 2, i * 1000);
+    if (rank == 1) {
+      communicator.Leave();
+      return;
+    }
+    Sum(communicator, "one too many", 1, 2);
+  });
+  EXPECT_EQ(ErrorOf(errors[0]).status(), KF_PEER_LOST);
+  EXPECT_STREQ(ErrorOf(errors[0]).what(),
+               "all_reduce \"one too many\": rank 1 (127.0.0.1:10001) has finished and left, cluster version 7");
+  EXPECT_FALSE(errors[1]);
+}
+
+TEST(Closing, EndsAnOperationUnderWayAndLaterOnes) {
+  Ranks ranks(2);
+  const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
+    if (rank == 1) return;
+    std::thread closer([&] {
+      std::this_thread::sleep_for(30ms);
+      communicator.Close(KF_STALE, "the cluster is at version 8");
+    });
+    try {
+      Sum(communicator, "x", 1, 2);
+    } catch (...) {
+      closer.join();
+      throw;
+    }
+  });
+  EXPECT_EQ(ErrorOf(errors[0]).status(), KF_STALE);
+  EXPECT_STREQ(ErrorOf(errors[0]).what(), "the cluster is at version 8");
+  EXPECT_THROW(Sum(ranks.at(0), "x", 1, 2), Error);
+}
+
+TEST(Assembling, TellsWhoIsMissing) {
+  const int fd = shm::Segment::Create(2, 3, 2);
+  auto segment = std::make_shared<shm::Segment>(fd);
+  close(fd);
+  Communicator communicator(segment, 0, "", false, {1s, 100ms});
+  try {
+    communicator.Assemble();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), KF_TIMEOUT);
+    EXPECT_STREQ(error.what(), "cluster version 3 has not assembled within 0.1 s: rank 1 of 2 has not come");
+  }
+}
+
+TEST(Assembling, ARankIsTakenOnce) {
+  const int fd = shm::Segment::Create(2, 3, 2);
+  auto segment = std::make_shared<shm::Segment>(fd);
+  close(fd);
+  Communicator first(segment, 0, "", false, {});
+  EXPECT_THROW(Communicator(segment, 0, "", false, {}), Error);
+}
+
+TEST(Segment, RefusesWhatIsNone) {
+  const int fd = memfd_create("other", 0);
+  EXPECT_THROW(shm::Segment segment(fd), Error);
+  ASSERT_EQ(ftruncate(fd, 1 << 20), 0);
+  EXPECT_THROW(shm::Segment segment(fd), Error);
+  close(fd);
+  EXPECT_THROW(shm::Segment::Create(0, 1, 1), Error);
+}
+
+}  // namespace
+}  // namespace kungfu::testing

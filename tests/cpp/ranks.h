@@ -1,0 +1,81 @@
+// Runs the ranks of a cluster as threads over one mapping of a segment, so that sanitizers see all of them.
+#ifndef KUNGFU_TESTS_CPP_RANKS_H_
+#define KUNGFU_TESTS_CPP_RANKS_H_
+
+#include <unistd.h>
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "collectives/communicator.h"
+
+namespace kungfu::testing {
+
+class Ranks {
+ public:
+  explicit Ranks(uint32_t size, CommunicatorOptions options = {std::chrono::seconds(60), std::chrono::seconds(60)},
+                 uint32_t cores = 2) {
+    const int fd = shm::Segment::Create(size, /*cluster_version=*/7, cores);
+    segment_ = std::make_shared<shm::Segment>(fd);
+    close(fd);
+    for (uint32_t r = 0; r < size; r++) {
+      communicators_.push_back(
+          std::make_unique<Communicator>(segment_, r, "127.0.0.1:" + std::to_string(10000 + r), false, options));
+    }
+    for (auto& communicator : communicators_) communicator->Assemble();
+  }
+
+  uint32_t size() const { return segment_->size(); }
+  shm::Segment& segment() { return *segment_; }
+  Communicator& at(uint32_t rank) { return *communicators_[rank]; }
+
+  // Calls body(rank, communicator) on one thread a rank; rethrows what the lowest rank threw.
+  void Run(const std::function<void(uint32_t, Communicator&)>& body) {
+    for (const std::exception_ptr& error : Collect(body)) {
+      if (error) std::rethrow_exception(error);
+    }
+  }
+
+  // The same, but returns what each rank threw.
+  std::vector<std::exception_ptr> Collect(const std::function<void(uint32_t, Communicator&)>& body) {
+    std::vector<std::exception_ptr> errors(size());
+    std::vector<std::thread> threads;
+    for (uint32_t r = 0; r < size(); r++) {
+      threads.emplace_back([&, r] {
+        try {
+          body(r, at(r));
+        } catch (...) {
+          errors[r] = std::current_exception();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return errors;
+  }
+
+ private:
+  std::shared_ptr<shm::Segment> segment_;
+  std::vector<std::unique_ptr<Communicator>> communicators_;
+};
+
+// The Error behind an exception pointer; fails loudly where there is none.
+inline Error ErrorOf(const std::exception_ptr& thrown) {
+  if (!thrown) return Error(KF_OK, "nothing was thrown");
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
+inline Operation Op(Kind kind, const char* name, const std::vector<kf_tensor>& tensors, kf_dtype dtype,
+                    kf_op op = KF_SUM, uint32_t root = 0) {
+  return {kind, name, tensors.data(), tensors.size(), dtype, op, root, nullptr};
+}
+
+}  // namespace kungfu::testing
+
+#endif  // KUNGFU_TESTS_CPP_RANKS_H_
