@@ -40,11 +40,14 @@ class Watch(Callback):
 
     def on_train_step_end(self, run_context):
         params = run_context.original_args()
-        if kf.detached():
-            report("detached", step=params.cur_step_num)
-            return
-        samples = numbers(params.train_dataset_element[1])
-        report("step", epoch=params.cur_epoch_num, samples=samples, batch_num=params.batch_num, **self.state(params))
+        report(
+            "step",
+            detached=kf.detached(),
+            epoch=params.cur_epoch_num,
+            samples=numbers(params.train_dataset_element[1]),
+            batch_num=params.batch_num,
+            **self.state(params),
+        )
 
     def on_train_epoch_end(self, run_context):
         params = run_context.original_args()
