@@ -1,14 +1,14 @@
-"""Every collective on every dtype against NumPy: `collectives.py graph|pynative all|few`, with any number of workers."""
+"""Every collective on every dtype against NumPy: `collectives.py graph|pynative all|few`."""
 
 from __future__ import annotations
 
 import sys
 
-import numpy as np
-
 import mindspore as ms
-import ms_kungfu as kf
+import numpy as np
 from mindspore import Tensor, nn
+
+import ms_kungfu as kf
 from ms_kungfu.ops import KungFuAllGather, KungFuAllReduce, KungFuBroadcast, KungFuReduceScatter, ReduceOp
 
 ms.set_context(mode=ms.GRAPH_MODE if sys.argv[1] == "graph" else ms.PYNATIVE_MODE)
@@ -107,9 +107,7 @@ def check_all(dtype):
         lambda primitive, arrays: reduced(arrays, primitive.op, dtype),
     )
     check((KungFuBroadcast(root, name="broadcast"),), shapes, dtype, lambda primitive, arrays: arrays[root])
-    check(
-        (KungFuAllGather(),), [(3, 5), (1,), (0, 2)], dtype, lambda primitive, arrays: np.concatenate(arrays)
-    )
+    check((KungFuAllGather(),), [(3, 5), (1,), (0, 2)], dtype, lambda primitive, arrays: np.concatenate(arrays))
     check(
         tuple(KungFuReduceScatter(op) for op in (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX)),
         [(3 * SIZE, 5), (SIZE,), (0, 2)],
