@@ -131,6 +131,10 @@ class Membership:
         """Whether a chosen version has excluded this process. It can't come back."""
         return incarnation <= self.out_since.get(peer, -1)
 
+    def belongs(self, peer: PeerID, incarnation: int, version: int) -> bool:
+        """Whether the process is the one that `version` means by its peer ID, and not an earlier or later one."""
+        return incarnation <= version and not incarnation <= self.out_since.get(peer, -1) < version
+
     def answer(self, request: Request) -> Grant | Detach | Refuse | Wait:
         """The answer to `request` now. May choose the version that a member asks for."""
         if self.is_out(request.peer, request.incarnation):
@@ -239,8 +243,10 @@ class Broker:
         with self._changed:
             for version, cluster in self._membership.clusters.items():
                 rank = cluster.rank_of(peer)
-                if rank is None or (incarnation is not None and incarnation > version):
-                    continue  # in that version the name belonged to an earlier process
+                if rank is None or (
+                    incarnation is not None and not self._membership.belongs(peer, incarnation, version)
+                ):
+                    continue
                 self._lost.setdefault(version, {})[rank] = reason
                 if version in self._segments:
                     self._segments[version].mark_lost(rank, reason)
