@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_register_alias()
+
 _MODULES = ("callbacks", "comm", "dataset", "elastic", "ops", "optimizers")
 _RUNTIME = (
     "KungFuContext",

@@ -1,8 +1,9 @@
 """Command lines as Go's flag package reads them, which is what KungFu's users type, on top of argparse.
 
-One dash or two; ``-name value`` or ``-name=value``; a switch stands alone or as ``-q=false``; the flags end at the first
-other word or at ``--``, so that the flags of the program to run are left alone. argparse by itself takes ``-worker`` for
-``-w orker`` and accepts abbreviations; here a name is right or it is an error that names the nearest right one.
+One dash or two; ``-name value`` or ``-name=value``; a switch stands alone or as ``-q=false``; the flags end at the
+first other word or at ``--``, so that the flags of the program to run are left alone. argparse by itself takes
+``-worker`` for ``-w orker`` and accepts abbreviations; here a name is right or it is an error that names the nearest
+right one.
 """
 
 from __future__ import annotations
@@ -29,9 +30,13 @@ class FlagParser(argparse.ArgumentParser):
         self.switch("h", "show this help")
         self.switch("help", "show this help")
 
-    def flag(self, name: str, help: str, *, type: Callable[[str], Any] = str, default: Any = None, metavar: str) -> None:
+    def flag(
+        self, name: str, help: str, *, type: Callable[[str], Any] = str, default: Any = None, metavar: str
+    ) -> None:
         self._is_switch[name] = False
-        self.add_argument(f"-{name}", dest=name.replace("-", "_"), type=type, default=default, metavar=metavar, help=help)
+        self.add_argument(
+            f"-{name}", dest=name.replace("-", "_"), type=type, default=default, metavar=metavar, help=help
+        )
 
     def switch(self, name: str, help: str, *, default: bool = False) -> None:
         self._is_switch[name] = True

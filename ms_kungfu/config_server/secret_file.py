@@ -1,4 +1,4 @@
-"""The job's secret on disk, so that the same user's ``kungfu-run resize`` in another shell can write to the config server.
+"""The job's secret on disk, for the same user's ``kungfu-run resize`` in another shell.
 
 A 0600 file in a 0700 directory of the user's. Directory and file are opened without following links and are checked
 after opening, so neither a link nor a directory that another user has laid out in /tmp can divert what is written.
@@ -79,7 +79,7 @@ def secret_from(environment: dict[str, str] | os._Environ[str], url: str | None)
 
 
 def _directories() -> Iterator[Path]:
-    """Where the file may be, best first. Both ends try all: the shells of one user don't all have the same variables."""
+    """Where the file may be, best first. Both ends try all: one user's shells don't all have the same variables."""
     own = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
     if os.path.isdir(own):
         yield Path(own) / "ms_kungfu"

@@ -36,7 +36,7 @@ class ConfigStore:
         return self._last
 
     def put(self, document: object) -> Cluster:
-        """Stores the document and returns it as stored. ValueError: bad input; StaleVersionError: stale. Both change nothing."""
+        """Stores the document and returns it as stored. ValueError (bad input) and StaleVersionError change nothing."""
         wanted = Cluster.from_json(document)
         assert isinstance(document, dict)
         if "Version" not in document:

@@ -1,4 +1,4 @@
-"""Which cores a worker runs on. MindSpore's threads wait by spinning, so workers that share cores slow each other down."""
+"""Which cores a worker runs on. MindSpore's threads wait by spinning: workers that share cores slow each other down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _MAX_PASSES = 10
 
 def allowed_cores() -> list[int]:
     """The cores this process may use, neighbours being hyperthreads of one core, then cores of one package."""
-    return sorted(os.sched_getaffinity(0), key=lambda cpu: (_topology(cpu, "physical_package_id"), _topology(cpu, "core_id"), cpu))
+    return sorted(
+        os.sched_getaffinity(0), key=lambda cpu: (_topology(cpu, "physical_package_id"), _topology(cpu, "core_id"), cpu)
+    )
 
 
 def _topology(cpu: int, what: str) -> int:

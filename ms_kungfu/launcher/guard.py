@@ -10,8 +10,8 @@ Why a process of its own, and why it is the parent:
   Killing children until there are none therefore reaches every descendant.
 - It alone forks, reaps and signals workers, so that no signal ever goes to a recycled process ID, and between fork and
   exec no lock of another thread can be held.
-If the guard itself is killed, the kernel kills the workers (PR_SET_PDEATHSIG) and the launcher, a subreaper as well, the
-rest. Only who kills launcher and guard in the same instant can leave a grandchild behind.
+If the guard itself is killed, the kernel kills the workers (PR_SET_PDEATHSIG) and the launcher, a subreaper as well,
+the rest. Only who kills launcher and guard in the same instant can leave a grandchild behind.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ms_kungfu.elastic.rendezvous import receive_fds
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -83,8 +85,10 @@ class Guard:
         """Readable when there is an event or the guard is gone."""
         return self._channel.fileno()
 
-    def start(self, key: int, environment: Mapping[str, str | None], cores: Iterable[int], stdout: int, stderr: int) -> None:
-        """Starts a worker with these changes to the launcher's environment; no `cores` means all. Answered by an event."""
+    def start(
+        self, key: int, environment: Mapping[str, str | None], cores: Iterable[int], stdout: int, stderr: int
+    ) -> None:
+        """Starts a worker with these changes to the launcher's environment; no `cores`: all. An event answers."""
         message = {"start": key, "environment": dict(environment), "cores": sorted(cores)}
         socket.send_fds(self._channel, [_encode(message)], [stdout, stderr])
 
@@ -190,7 +194,7 @@ class _GuardProcess:
                     wake.recv(4096)
         self._reap()
         try:
-            message, fds, _, _ = socket.recv_fds(self._channel, _MAX_MESSAGE, 4, socket.MSG_DONTWAIT)
+            message, fds = receive_fds(self._channel, _MAX_MESSAGE, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return True
         except OSError:

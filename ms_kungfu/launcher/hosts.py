@@ -1,4 +1,4 @@
-"""Hosts, slots and ports: from ``-H`` and ``-port-range`` to the first cluster, and what may be asked of this host later."""
+"""Hosts, slots and ports: from ``-H`` and ``-port-range`` to the first cluster, and what this host may be asked for."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Host:
         return Cluster(workers, (PeerID(self.name, runner_port),), version)
 
     def check(self, cluster: Cluster, current: Cluster | None) -> None:
-        """HostError where this host can't run `cluster`, or where nobody of `current` would be left to hand over state."""
+        """HostError where this host can't run `cluster`, or nobody of `current` would be left to hand over state."""
         strangers = [str(w) for w in cluster.workers if w.host != self.name]
         if strangers:
             raise HostError(f"worker {strangers[0]} is not on {self.name}: this job has one host only so far")

@@ -1,5 +1,5 @@
-// Timing loops of `python -m ms_kungfu.bench`: a call from Python costs as much as a small collective, so the clock is read
-// here. One loop serves the runtime, an MPI library and memcpy, so that what is compared was measured alike.
+// Timing loops of `python -m ms_kungfu.bench`: a call from Python costs as much as a small collective, so the clock is
+// read here. One loop serves the runtime, an MPI library and memcpy, so that what is compared was measured alike.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -107,8 +107,8 @@ std::vector<double> TimeCollective(const std::string& kind, const std::string& n
       });
 }
 
-// Functions and handles of an MPI library that is loaded already, by address: no MPI is needed to build this. A handle is a
-// pointer in some libraries and an int in others; both arrive whole in a register.
+// Functions and handles of an MPI library that is loaded already, by address: no MPI is needed to build this. A handle
+// is a pointer in some libraries and an int in others; both arrive whole in a register.
 using Handle = uintptr_t;
 using MpiAllReduce = int (*)(const void*, void*, int, Handle, Handle, Handle);
 using MpiBroadcast = int (*)(void*, int, Handle, int, Handle);

@@ -135,7 +135,8 @@ Peer::ResizeHandler HandlerFrom(const py::object& callable) {
 PYBIND11_MODULE(_core, m) {
   m.doc() = "Runtime of ms_kungfu: collectives between the processes of a cluster. Use ms_kungfu.comm instead.";
 
-  // The typed exception is built by ms_kungfu.errors, which knows the classes; the record serves ms_kungfu.last_error().
+  // The typed exception is built by ms_kungfu.errors, which knows the classes; the record serves
+  // ms_kungfu.last_error().
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
       if (thrown) std::rethrow_exception(thrown);
@@ -149,10 +150,12 @@ PYBIND11_MODULE(_core, m) {
   m.def("rank", [] { return Peer::Get().Current()->rank(); });
   m.def("size", [] { return Peer::Get().Current()->size(); });
   m.def("cluster_version", [] { return Peer::Get().Current()->cluster_version(); });
-  m.def("announced_version", [] { return Peer::Get().Current()->announced(); },
-        "Newest cluster version that the launcher has announced.");
-  m.def("state_root", [] { return Peer::Get().Current()->StateRoot(); },
-        "Lowest rank that carried the training state when it joined; the size where none did.");
+  m.def(
+      "announced_version", [] { return Peer::Get().Current()->announced(); },
+      "Newest cluster version that the launcher has announced.");
+  m.def(
+      "state_root", [] { return Peer::Get().Current()->StateRoot(); },
+      "Lowest rank that carried the training state when it joined; the size where none did.");
   m.def("last_error", [] { return LastFailureOfProcess(); }, "Text of this process's last failure, '' if none.");
   m.def("instruction_set", [] { return std::string(ReductionInstructionSet()); });
 
@@ -176,8 +179,9 @@ PYBIND11_MODULE(_core, m) {
         return std::make_pair(outcome.changed, outcome.detached);
       },
       py::arg("size"));
-  m.def("set_resize_handler", [](const py::object& callable) { Peer::Get().SetResizeHandler(HandlerFrom(callable)); },
-        py::arg("callable"));
+  m.def(
+      "set_resize_handler", [](const py::object& callable) { Peer::Get().SetResizeHandler(HandlerFrom(callable)); },
+      py::arg("callable"));
 
   m.def(
       "all_reduce",
@@ -238,8 +242,9 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("cluster_version", &shm::Segment::cluster_version)
       .def("mark_lost", &shm::Segment::MarkLost, py::arg("rank"), py::arg("reason"),
            "Tells the members that `rank` is out: their waits end with PeerLostError.")
-      .def("announce", [](shm::Segment& segment, uint64_t version) { segment.header().announced.store(version); },
-           py::arg("version"), "Tells the members that a newer cluster version is wanted.");
+      .def(
+          "announce", [](shm::Segment& segment, uint64_t version) { segment.header().announced.store(version); },
+          py::arg("version"), "Tells the members that a newer cluster version is wanted.");
 
   RegisterBench(m);
 }

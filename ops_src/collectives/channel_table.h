@@ -20,15 +20,15 @@ struct Channel {
   uint64_t last_used = 0;  // guarded by the table
 };
 
-// Binds names to channels at first use. The k-th operation under a name matches the k-th of every other rank, in whatever
-// order the names themselves come up at each rank.
+// Binds names to channels at first use. The k-th operation under a name matches the k-th of every other rank, in
+// whatever order the names themselves come up at each rank.
 //
-// The table in shared memory changes only under its robust lock. An entry is one word (the key) plus the number of ranks
-// that have it bound, so that a rank that dies with the lock leaves a table that is whole: at worst a channel that stays
-// bound until the cluster version ends. A channel is freed when the last rank gives it back; until then each rank's post
-// words keep its sequence, so that a rank may give a name back and bind it again while others are still at the same
-// operation. A rank that is about to bind more names than half the channels first gives back the one it has not used for
-// longest, hence programs may use any number of names as long as not all are in use at a time.
+// The table in shared memory changes only under its robust lock. An entry is one word (the key) plus the number of
+// ranks that have it bound, so that a rank that dies with the lock leaves a table that is whole: at worst a channel
+// that stays bound until the cluster version ends. A channel is freed when the last rank gives it back; until then each
+// rank's post words keep its sequence, so that a rank may give a name back and bind it again while others are still at
+// the same operation. A rank that is about to bind more names than half the channels first gives back the one it has
+// not used for longest, hence programs may use any number of names as long as not all are in use at a time.
 //
 // Thread-safe.
 class ChannelTable {

@@ -1,24 +1,28 @@
 // How an operation runs between the ranks of a host.
 //
-// Words, and who writes them: each rank writes only its own post, its own ready and done counters and its own slots; the
-// lane word of a channel is set once per operation by compare-and-swap; `left` is counted up by everyone.
+// Words, and who writes them: each rank writes only its own post, its own ready and done counters and its own slots;
+// the lane word of a channel is set once per operation by compare-and-swap; `left` is counted up by everyone.
 //
-//  1. A rank takes the next sequence number k of the name's channel and publishes its post k: signature, count and, where
+//  1. A rank takes the next sequence number k of the name's channel and publishes its post k: signature, count and,
+//  where
 //     it fits, the payload. (Why post k may overwrite post k-2: see Post.)
 //  2. It waits for everybody's post k and compares. If two differ then each rank sees one that differs from its own, so
 //     all of them report and none goes on: a mismatch is an error everywhere and hangs nobody.
-//  3. Small payloads are complete with the posts. Otherwise the data goes through a lane: a rank copies chunk c into its
-//     slot c mod kSlots once all others have read chunk c-kSlots, and raises `ready`; when everybody's chunk c is ready it
-//     reads them all straight from their slots into its output, and raises `done`.
-//  4. The lane of an operation is picked by the first rank to need it and given back by the last to leave. Lanes belong to
+//  3. Small payloads are complete with the posts. Otherwise the data goes through a lane: a rank copies chunk c into
+//  its
+//     slot c mod kSlots once all others have read chunk c-kSlots, and raises `ready`; when everybody's chunk c is ready
+//     it reads them all straight from their slots into its output, and raises `done`.
+//  4. The lane of an operation is picked by the first rank to need it and given back by the last to leave. Lanes belong
+//  to
 //     operations, so that names in flight side by side can't fill each other's slots; the lowest free lane is taken,
 //     so that operations one after another stay in the same, cached, memory.
 //
-// Reduction goes from rank 0 upwards for each element, wherever the chunks are cut: the bits depend on size and inputs only.
+// Reduction goes from rank 0 upwards for each element, wherever the chunks are cut: the bits depend on size and inputs
+// only.
 //
-// If a rank dies: the launcher marks it lost, and whoever waits for anybody throws PeerLostError at its next look around.
-// If a rank gives up at its deadline, it says so in the segment and the others follow. No waiter relies on being woken:
-// each sleep ends by itself after kSlice.
+// If a rank dies: the launcher marks it lost, and whoever waits for anybody throws PeerLostError at its next look
+// around. If a rank gives up at its deadline, it says so in the segment and the others follow. No waiter relies on
+// being woken: each sleep ends by itself after kSlice.
 #include "collectives/communicator.h"
 
 #include <algorithm>
@@ -27,6 +31,7 @@
 
 #include "collectives/dtype.h"
 #include "collectives/reduce.h"
+#include "collectives/stream.h"
 
 namespace kungfu {
 namespace {
@@ -37,6 +42,11 @@ constexpr int kSpinTurns = 1000;
 // With more ranks than cores, whoever spins keeps the one that it waits for from running.
 constexpr int kSpinTurnsOversubscribed = 10;
 constexpr uint32_t kAhead = 1;  // chunks staged beyond the one that is being read
+
+// Results from this size on are written past the caches: they would not be there any more when they are used.
+constexpr size_t kStreamBytes = 8 << 20;
+// Reduced in the first-level cache before it is streamed out.
+constexpr size_t kStreamBlock = 4096;
 
 uint64_t Mix(uint64_t hash, uint64_t value) {
   hash ^= value + 0x9e3779b97f4a7c15u + (hash << 6) + (hash >> 2);
@@ -131,9 +141,31 @@ void Stage(const Operation& operation, uint32_t size, Cursor& cursor, size_t byt
   });
 }
 
+void CopyOut(void* to, const void* from, size_t bytes, bool stream) {
+  if (stream) {
+    StreamCopy(to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+void ReduceOut(ReduceFn reduce, char* to, const void** sources, uint32_t n, size_t bytes, size_t unit, bool stream) {
+  if (!stream) {
+    reduce(to, sources, n, bytes / unit);
+    return;
+  }
+  alignas(64) char block[kStreamBlock];
+  for (size_t at = 0; at < bytes; at += kStreamBlock) {
+    const size_t part = std::min(kStreamBlock, bytes - at);
+    reduce(block, sources, n, part / unit);
+    StreamCopy(to + at, block, part);
+    for (uint32_t r = 0; r < n; r++) sources[r] = At(sources[r], kStreamBlock);
+  }
+}
+
 // Produces the next `bytes` of this rank's output from what all ranks have staged.
 void Consume(const Operation& operation, uint32_t rank, uint32_t size, Cursor& cursor, size_t bytes,
-             const char* const* slots, size_t stride) {
+             const char* const* slots, size_t stride, bool stream) {
   const size_t unit = SizeOf(operation.dtype);
   const void* sources[shm::kMaxRanks];
   cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
@@ -142,17 +174,18 @@ void Consume(const Operation& operation, uint32_t rank, uint32_t size, Cursor& c
       case Kind::kReduceScatter: {
         const size_t mine = operation.kind == Kind::kReduceScatter ? rank * stride : 0;
         for (uint32_t r = 0; r < size; r++) sources[r] = slots[r] + mine + at;
-        ReductionFor(operation.dtype, operation.op)(At(tensor.output, offset), sources, size, n / unit);
+        ReduceOut(ReductionFor(operation.dtype, operation.op), At(tensor.output, offset), sources, size, n, unit,
+                  stream);
         break;
       }
       case Kind::kAllGather:
         for (uint32_t r = 0; r < size; r++) {
-          std::memcpy(At(tensor.output, r * tensor.count * unit + offset), slots[r] + at, n);
+          CopyOut(At(tensor.output, r * tensor.count * unit + offset), slots[r] + at, n, stream);
         }
         break;
       case Kind::kBroadcast:
         if (rank != operation.root) {
-          std::memcpy(At(tensor.output, offset), slots[operation.root] + at, n);
+          CopyOut(At(tensor.output, offset), slots[operation.root] + at, n, stream);
         } else if (tensor.output != nullptr) {
           Copy(At(tensor.output, offset), At(tensor.input, offset), n);
         }
@@ -161,6 +194,7 @@ void Consume(const Operation& operation, uint32_t rank, uint32_t size, Cursor& c
         break;
     }
   });
+  if (stream) StreamFence();
 }
 
 }  // namespace
@@ -208,7 +242,8 @@ Communicator::Communicator(std::shared_ptr<shm::Segment> segment, uint32_t rank,
   shm::RankStatus& mine = segment_->status(rank_);
   const auto state = mine.state.value.load();
   if (state != static_cast<uint32_t>(shm::RankState::kAbsent)) {
-    throw Error(KF_INTERNAL, Text("rank ", rank, " of cluster version ", cluster_version_, " is taken (state ", state, ")"));
+    throw Error(KF_INTERNAL,
+                Text("rank ", rank, " of cluster version ", cluster_version_, " is taken (state ", state, ")"));
   }
   mine.has_state = has_state ? 1 : 0;
   CopyText(mine.address, address);
@@ -229,9 +264,9 @@ void Communicator::Assemble() {
       ThrowIfClosed();
       ThrowIfLost(joining);
       if (std::chrono::steady_clock::now() > deadline) {
-        throw Error(KF_TIMEOUT, Text("cluster version ", cluster_version_, " has not assembled within ",
-                                     options_.join_timeout.count() / 1000.0, " s: rank ", r, " of ", size_,
-                                     " has not come"));
+        throw Error(KF_TIMEOUT,
+                    Text("cluster version ", cluster_version_, " has not assembled within ",
+                         options_.join_timeout.count() / 1000.0, " s: rank ", r, " of ", size_, " has not come"));
       }
       state.Sleep(attached, kSlice);
     }
@@ -309,12 +344,8 @@ void Communicator::RunAlone(const Operation& operation) const {
 
 void Communicator::RunShared(const Operation& operation) {
   ChannelTable::Use use = channels_->Acquire(operation.name);
-  Flight flight{operation,
-                use.channel->index,
-                use.channel->sequence + 1,
-                SignatureOf(operation),
-                CountOf(operation),
-                PartBytes(operation, size_)};
+  Flight flight{operation,          use.channel->index,         use.channel->sequence + 1, SignatureOf(operation),
+                CountOf(operation), PartBytes(operation, size_)};
   // Staging whole parts of all ranks must fit the payload, too.
   const size_t brought = flight.count * SizeOf(operation.dtype);
   try {
@@ -349,7 +380,7 @@ void Communicator::RunInline(Flight& flight) {
   const char* payloads[shm::kMaxRanks];
   for (uint32_t r = 0; r < size_; r++) payloads[r] = segment_->post(flight.channel, r, flight.sequence).payload;
   Cursor output(operation, operation.kind == Kind::kReduceScatter ? size_ : 1);
-  Consume(operation, rank_, size_, output, flight.part_bytes, payloads, flight.part_bytes);
+  Consume(operation, rank_, size_, output, flight.part_bytes, payloads, flight.part_bytes, /*stream=*/false);
 }
 
 void Communicator::RunStaged(Flight& flight) {
@@ -371,6 +402,7 @@ void Communicator::RunStaged(Flight& flight) {
   shm::Counter& done = segment_->done(lane, rank_);
   const uint32_t base = done.value.load(std::memory_order_relaxed);
 
+  const bool stream = flight.part_bytes >= kStreamBytes;
   Cursor input(operation, parts);
   Cursor output(operation, parts);
   uint32_t staged = 0;
@@ -394,7 +426,7 @@ void Communicator::RunStaged(Flight& flight) {
       if (r != rank_ && brings(r)) Await(segment_->ready(lane, r), base + chunk + 1, r, flight);
       slots[r] = segment_->slot(lane, r, base + chunk);
     }
-    Consume(operation, rank_, size_, output, bytes_of(chunk), slots, stride);
+    Consume(operation, rank_, size_, output, bytes_of(chunk), slots, stride, stream);
     done.Set(base + chunk + 1);
   }
   if (!brings(rank_)) ready.Set(base + chunks);
@@ -412,8 +444,8 @@ void Communicator::AwaitPosts(Flight& flight) {
   if (!equal) ReportMismatch(flight);
 }
 
-// Every rank comes here for the same operation, because each has seen a post that differs from its own. The lane, if one was
-// bound, is put back to its initial state by the last: some may have staged chunks into it already.
+// Every rank comes here for the same operation, because each has seen a post that differs from its own. The lane, if
+// one was bound, is put back to its initial state by the last: some may have staged chunks into it already.
 void Communicator::ReportMismatch(Flight& flight) {
   shm::Complaint& mine = segment_->complaint(flight.channel, rank_);
   CopyText(mine.text, Describe(flight.operation));
@@ -491,9 +523,9 @@ void Communicator::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t 
     if (counter.Reached(target)) return;
     LookAround(counter, target, peer, flight);
     if (std::chrono::steady_clock::now() > flight.deadline) {
-      throw Error(KF_TIMEOUT, Text(NameOf(flight.operation.kind), " \"", flight.operation.name, "\": no data from ", PeerName(peer),
-                                   " within ", options_.collective_timeout.count() / 1000.0, " s, cluster version ",
-                                   cluster_version_));
+      throw Error(KF_TIMEOUT, Text(NameOf(flight.operation.kind), " \"", flight.operation.name, "\": no data from ",
+                                   PeerName(peer), " within ", options_.collective_timeout.count() / 1000.0,
+                                   " s, cluster version ", cluster_version_));
     }
   }
 }
@@ -532,8 +564,9 @@ void Communicator::ThrowIfLost(const Operation& operation) const {
                                  cluster_version_));
 }
 
-// After a failure the ranks are at different places and this communicator is finished, here and at the others. The first to
-// say so is believed; a rank that dies while it says it leaves `abort` at 1, and the others find out by themselves.
+// After a failure the ranks are at different places and this communicator is finished, here and at the others. The
+// first to say so is believed; a rank that dies while it says it leaves `abort` at 1, and the others find out by
+// themselves.
 void Communicator::Abort(const Error& error) {
   Close(error.status(), error.what());
   shm::Header& header = segment_->header();

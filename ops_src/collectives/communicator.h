@@ -37,8 +37,9 @@ struct CommunicatorOptions {
 
 // Immutable membership: a change makes a new communicator, and this one then answers every call with StaleClusterError.
 //
-// Thread-safe. Operations under different names run side by side on their callers' threads and don't wait for each other;
-// under one name they take turns. Nothing is reordered: the k-th operation under a name meets the k-th of the other ranks.
+// Thread-safe. Operations under different names run side by side on their callers' threads and don't wait for each
+// other; under one name they take turns. Nothing is reordered: the k-th operation under a name meets the k-th of the
+// other ranks.
 class Communicator {
  public:
   // A cluster of one, which needs no memory shared with anybody.
@@ -63,7 +64,8 @@ class Communicator {
   // Lowest rank that carried the training state when it joined, `size` if none did.
   uint32_t StateRoot() const;
 
-  // Ends the communicator: callers inside and later ones get `status` with `reason`. Idempotent; the first reason stays.
+  // Ends the communicator: callers inside and later ones get `status` with `reason`. Idempotent; the first reason
+  // stays.
   void Close(kf_status status, const std::string& reason);
   // Tells the others that this rank won't take part any more.
   void Leave();

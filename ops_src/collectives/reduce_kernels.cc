@@ -54,8 +54,8 @@ struct Half {
     const uint32_t special = magnitude | 0x7f800000u;
     return FloatOf(sign | ((half & 0x7c00u) == 0x7c00u ? special : finite));
   }
-  // Round to nearest even. Halves below 2^-14 are subnormal: adding 0.5, whose last place is their unit 2^-24, makes the
-  // floating-point adder round them.
+  // Round to nearest even. Halves below 2^-14 are subnormal: adding 0.5, whose last place is their unit 2^-24, makes
+  // the floating-point adder round them.
   static uint16_t Store(float x) {
     const uint32_t bits = BitsOf(x);
     const uint32_t magnitude = bits & 0x7fffffffu;
@@ -171,10 +171,8 @@ void Reduce(void* out, const void* const* sources, unsigned n, size_t count) {
 
 }  // namespace
 
-#define KUNGFU_ROW(format, mean_format)                                                                     \
-  {                                                                                                         \
-    Reduce<format, Sum>, Reduce<mean_format, Mean>, Reduce<format, Min>, Reduce<format, Max>, Reduce<format, Prod> \
-  }
+#define KUNGFU_ROW(format, mean_format) \
+  {Reduce<format, Sum>, Reduce<mean_format, Mean>, Reduce<format, Min>, Reduce<format, Max>, Reduce<format, Prod>}
 using WideInt8 = Widened<int8_t, int64_t>;
 using WideUint8 = Widened<uint8_t, uint64_t>;
 using WideInt16 = Widened<int16_t, int64_t>;

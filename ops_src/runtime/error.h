@@ -40,9 +40,9 @@ void CopyText(char (&field)[kSize], const std::string& text) {
 }
 
 // Throws InternalError with the values in question where an invariant does not hold.
-#define KUNGFU_CHECK(condition, ...)                                                                         \
-  do {                                                                                                       \
-    if (!(condition))                                                                                        \
+#define KUNGFU_CHECK(condition, ...)                                                                                  \
+  do {                                                                                                                \
+    if (!(condition))                                                                                                 \
       throw ::kungfu::Error(KF_INTERNAL, ::kungfu::Text(__FILE__, ":", __LINE__, ": " #condition ": ", __VA_ARGS__)); \
   } while (false)
 

@@ -1,5 +1,5 @@
-// The last failure, for those who can't be given an exception: callers of the C ABI, and Python above MindSpore, to which
-// a kernel can raise nothing but a RuntimeError.
+// The last failure, for those who can't be given an exception: callers of the C ABI, and Python above MindSpore, to
+// which a kernel can raise nothing but a RuntimeError.
 #ifndef KUNGFU_RUNTIME_FAILURE_H_
 #define KUNGFU_RUNTIME_FAILURE_H_
 

@@ -16,8 +16,7 @@ std::shared_ptr<Communicator> Peer::Current() const {
   return current_;
 }
 
-void Peer::Join(int fd, uint32_t rank, const std::string& address, bool has_state,
-                const CommunicatorOptions& options) {
+void Peer::Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options) {
   auto next = std::make_shared<Communicator>(std::make_shared<shm::Segment>(fd), rank, address, has_state, options);
   try {
     next->Assemble();
@@ -73,7 +72,8 @@ ResizeOutcome Peer::Resize(uint32_t size) {
     handler = resize_handler_;
   }
   if (!handler) {
-    throw Error(KF_RESIZE, Text("a cluster that kungfu-run has not started stays at 1 rank, ", size, " were asked for"));
+    throw Error(KF_RESIZE,
+                Text("a cluster that kungfu-run has not started stays at 1 rank, ", size, " were asked for"));
   }
   return handler(size);
 }

@@ -28,8 +28,8 @@ class Peer {
 
   std::shared_ptr<Communicator> Current() const;
 
-  // Becomes rank `rank` of the segment behind `fd` and waits for the other members; the communicator so far is finished.
-  // The descriptor stays the caller's.
+  // Becomes rank `rank` of the segment behind `fd` and waits for the other members; the communicator so far is
+  // finished. The descriptor stays the caller's.
   void Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options);
 
   // Takes its leave: from now on every collective raises StaleClusterError with `reason`.

@@ -98,6 +98,23 @@ TEST(AllReduce, CutsIntoChunksAnywhere) {
   }
 }
 
+TEST(AllReduce, StreamsLargeResultsToAnyAddress) {
+  Ranks ranks(2);
+  const size_t count = (8 << 20) / sizeof(float) + 3;
+  ranks.Run([&](uint32_t rank, Communicator& communicator) {
+    const std::vector<float> input = Input<float>(rank, count);
+    for (const size_t shift : {0, 1, 5}) {
+      std::vector<float> output(count + 16, 42);
+      communicator.Run(Op(Kind::kAllReduce, "large", {{input.data(), output.data() + shift, count}}, KF_FLOAT32));
+      for (size_t i = 0; i < count; i++) ASSERT_EQ(output[shift + i], Expected<float>(KF_SUM, 2, i)) << i;
+      for (size_t i = count + shift; i < output.size(); i++) ASSERT_EQ(output[i], 42) << "wrote past the end";
+      if (shift > 0) {
+        ASSERT_EQ(output[shift - 1], 42) << "wrote before the beginning";
+      }
+    }
+  });
+}
+
 TEST(AllReduce, PacksTensorsOfAnySize) {
   for (const uint32_t size : {1u, 2u, 4u}) {
     Ranks ranks(size);
@@ -170,9 +187,9 @@ TEST(ReduceScatter, GivesEachRankItsPart) {
         const std::vector<float> input = Input<float>(rank, part * size);
         const std::vector<float> second = Input<float>(rank, 2 * size);
         std::vector<float> output(part), second_output(2);
-        communicator.Run(Op(Kind::kReduceScatter, "scatter",
-                            {{input.data(), output.data(), part * size}, {second.data(), second_output.data(), 2 * size}},
-                            KF_FLOAT32));
+        communicator.Run(Op(
+            Kind::kReduceScatter, "scatter",
+            {{input.data(), output.data(), part * size}, {second.data(), second_output.data(), 2 * size}}, KF_FLOAT32));
         for (size_t i = 0; i < part; i++) ASSERT_EQ(output[i], Expected<float>(KF_SUM, size, rank * part + i));
         for (size_t i = 0; i < 2; i++) ASSERT_EQ(second_output[i], Expected<float>(KF_SUM, size, rank * 2 + i));
       });
@@ -197,9 +214,9 @@ TEST(ReduceScatter, RefusesWhatDoesNotDivide) {
 float FromHalf(uint16_t half) {
   const int exponent = (half >> 10) & 31;
   const double mantissa = half & 1023;
-  const double magnitude = exponent == 31   ? (mantissa != 0 ? NAN : INFINITY)
-                           : exponent == 0  ? std::ldexp(mantissa, -24)
-                                            : std::ldexp(mantissa + 1024, exponent - 25);
+  const double magnitude = exponent == 31  ? (mantissa != 0 ? NAN : INFINITY)
+                           : exponent == 0 ? std::ldexp(mantissa, -24)
+                                           : std::ldexp(mantissa + 1024, exponent - 25);
   return static_cast<float>((half & 0x8000) != 0 ? -magnitude : magnitude);
 }
 

@@ -126,8 +126,7 @@ TEST(Mismatch, RaisesAtEveryRankSaysWhoAndTheNextOperationWorks) {
       const size_t large = round % 2 == 0 ? 300000 : 4;
       const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
         std::vector<float> x(large + 1), y(large + 1);
-        communicator.Run(
-            Op(Kind::kAllReduce, "w", {{x.data(), y.data(), rank == 1 ? large + 1 : large}}, KF_FLOAT32));
+        communicator.Run(Op(Kind::kAllReduce, "w", {{x.data(), y.data(), rank == 1 ? large + 1 : large}}, KF_FLOAT32));
       });
       ExpectMismatchEverywhere(ranks, errors, "rank 1: all_reduce of " + std::to_string(large + 1) + " float32, sum");
       ranks.Run([&](uint32_t rank, Communicator& communicator) {

@@ -1,8 +1,8 @@
 // The C ABI of the runtime: what MindSpore's kernels call. MindSpore is built with the old C++ ABI and the runtime with
 // the new one, so nothing but C types crosses this border, and no exception does.
 //
-// Every function that returns kf_status may be called from any thread. A call that fails leaves its message, which begins
-// with the name of the Python exception ("PeerLostError: ..."), in kf_last_error() of the calling thread.
+// Every function that returns kf_status may be called from any thread. A call that fails leaves its message, which
+// begins with the name of the Python exception ("PeerLostError: ..."), in kf_last_error() of the calling thread.
 #ifndef KUNGFU_C_API_H_
 #define KUNGFU_C_API_H_
 
@@ -21,15 +21,15 @@ extern "C" {
 
 typedef enum kf_status {
   KF_OK = 0,
-  KF_INVALID = 1,     // ValueError: refused before anything was sent
-  KF_TYPE = 2,        // TypeError: likewise
-  KF_MISMATCH = 3,    // CollectiveMismatchError: the ranks did not bring the same operation; raised at each of them
-  KF_PEER_LOST = 4,   // PeerLostError
-  KF_TIMEOUT = 5,     // CollectiveTimeoutError
-  KF_STALE = 6,       // StaleClusterError: the communicator belongs to a cluster version that is over
-  KF_ABORTED = 7,     // CollectiveAbortedError: another rank or thread gave the communicator up
-  KF_RESIZE = 8,      // ResizeError
-  KF_INTERNAL = 9,    // InternalError: a broken invariant
+  KF_INVALID = 1,    // ValueError: refused before anything was sent
+  KF_TYPE = 2,       // TypeError: likewise
+  KF_MISMATCH = 3,   // CollectiveMismatchError: the ranks did not bring the same operation; raised at each of them
+  KF_PEER_LOST = 4,  // PeerLostError
+  KF_TIMEOUT = 5,    // CollectiveTimeoutError
+  KF_STALE = 6,      // StaleClusterError: the communicator belongs to a cluster version that is over
+  KF_ABORTED = 7,    // CollectiveAbortedError: another rank or thread gave the communicator up
+  KF_RESIZE = 8,     // ResizeError
+  KF_INTERNAL = 9,   // InternalError: a broken invariant
 } kf_status;
 
 typedef enum kf_dtype {
@@ -55,8 +55,8 @@ typedef enum kf_op {
   KF_PROD = 4,
 } kf_op;
 
-// One tensor of an operation. `count` is the number of elements of `input`; `output` holds count elements, times size for
-// an all-gather, divided by size for a reduce-scatter. input == output is in place; other overlaps are not allowed.
+// One tensor of an operation. `count` is the number of elements of `input`; `output` holds count elements, times size
+// for an all-gather, divided by size for a reduce-scatter. input == output is in place; other overlaps are not allowed.
 typedef struct kf_tensor {
   const void* input;
   void* output;
@@ -78,8 +78,8 @@ KF_API kf_status kf_reduce_scatter(const char* name, const kf_tensor* tensors, s
                                    kf_op op, const char* layout);
 KF_API kf_status kf_barrier(const char* name);
 
-// Collective. All ranks ask for the same size; *changed tells whether the membership is another one now, *detached whether
-// this process is no longer part of it.
+// Collective. All ranks ask for the same size; *changed tells whether the membership is another one now, *detached
+// whether this process is no longer part of it.
 KF_API kf_status kf_resize(uint32_t size, int* changed, int* detached);
 
 KF_API uint32_t kf_rank(void);

@@ -23,13 +23,13 @@ inline void Pause() {
 #endif
 }
 
-// A counter with one writer that only grows (modulo 2^32), and the flag by which sleepers ask to be woken. Both live in one
-// cache line, which the writer owns except for that flag.
+// A counter with one writer that only grows (modulo 2^32), and the flag by which sleepers ask to be woken. Both live in
+// one cache line, which the writer owns except for that flag.
 //
-// No wake-up is lost: the writer stores the value and then reads `sleepers`, a waiter stores `sleepers` and then reads the
-// value, all sequentially consistent, so that at least one of them sees the other. A waiter that read the old value just
-// before the store is turned back by the kernel, which compares again. A writer that dies between store and wake-up leaves
-// sleepers asleep for one slice: every sleep has an end, after which the waiter looks around.
+// No wake-up is lost: the writer stores the value and then reads `sleepers`, a waiter stores `sleepers` and then reads
+// the value, all sequentially consistent, so that at least one of them sees the other. A waiter that read the old value
+// just before the store is turned back by the kernel, which compares again. A writer that dies between store and
+// wake-up leaves sleepers asleep for one slice: every sleep has an end, after which the waiter looks around.
 struct Counter {
   std::atomic<uint32_t> value;
   std::atomic<uint32_t> sleepers;

@@ -82,7 +82,7 @@ int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores) {
 }
 
 Segment::Segment(int fd) {
-  struct stat info {};
+  struct stat info{};
   if (fstat(fd, &info) != 0) throw Error(KF_INTERNAL, SystemError("fstat of a segment"));
   const auto bytes = static_cast<size_t>(info.st_size);
   if (bytes < sizeof(Header)) throw Error(KF_INTERNAL, Text("a segment of ", bytes, " bytes has no header"));
@@ -91,8 +91,7 @@ Segment::Segment(int fd) {
   base_ = static_cast<char*>(map);
   const Header& header = this->header();
   const bool ours = header.magic == kMagic && header.layout_version == kLayoutVersion && header.size >= 1 &&
-                    header.size <= kMaxRanks && header.total_bytes == bytes &&
-                    LayoutFor(header.size).total == bytes;
+                    header.size <= kMaxRanks && header.total_bytes == bytes && LayoutFor(header.size).total == bytes;
   if (!ours) {
     const std::string seen = Text("magic ", header.magic, ", layout ", header.layout_version, ", size ", header.size,
                                   ", ", header.total_bytes, " of ", bytes, " bytes");

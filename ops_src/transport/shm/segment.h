@@ -1,8 +1,8 @@
 // The memory that the ranks of one cluster version share on a host: its layout, creation and mapping.
 //
-// A segment is anonymous (memfd_create): it has no name that could leak or be guessed and is gone with its last descriptor
-// and mapping. The launcher creates it and hands the descriptor to the members. It belongs to exactly one cluster version
-// and is never reused, so that nothing a dead rank left half-done can reach the next version.
+// A segment is anonymous (memfd_create): it has no name that could leak or be guessed and is gone with its last
+// descriptor and mapping. The launcher creates it and hands the descriptor to the members. It belongs to exactly one
+// cluster version and is never reused, so that nothing a dead rank left half-done can reach the next version.
 //
 // The file is sparse: memory is taken when it is first touched, which for most channels and lanes is never.
 #ifndef KUNGFU_TRANSPORT_SHM_SEGMENT_H_
@@ -19,31 +19,31 @@
 
 namespace kungfu::shm {
 
-inline constexpr size_t kLine = 64;           // what two cores pass to each other
-inline constexpr uint32_t kMaxRanks = 256;    // of one host
-inline constexpr uint32_t kChannels = 1024;   // names that are bound at a time
-inline constexpr uint32_t kLanes = 64;        // operations in flight that need staging
-inline constexpr uint32_t kSlots = 4;         // chunks that a rank stages ahead in a lane
+inline constexpr size_t kLine = 64;          // what two cores pass to each other
+inline constexpr uint32_t kMaxRanks = 256;   // of one host
+inline constexpr uint32_t kChannels = 1024;  // names that are bound at a time
+inline constexpr uint32_t kLanes = 64;       // operations in flight that need staging
+inline constexpr uint32_t kSlots = 4;        // chunks that a rank stages ahead in a lane
 inline constexpr size_t kSlotBytes = 256 << 10;
-inline constexpr size_t kInlineBytes = 40;    // an operation of this size travels in the post's own cache line
+inline constexpr size_t kInlineBytes = 40;  // an operation of this size travels in the post's own cache line
 
 enum class RankState : uint32_t { kAbsent = 0, kAttached = 1, kLeft = 2, kLost = 3 };
 
 // Written by the rank itself, except for the move to kLost, which only the launcher makes.
 struct alignas(kLine) RankStatus {
-  Counter state;             // a RankState; it only grows
-  uint32_t has_state;        // this rank already carries the training state (it is no newcomer)
+  Counter state;       // a RankState; it only grows
+  uint32_t has_state;  // this rank already carries the training state (it is no newcomer)
   char address[kLine * 2 - 12];
   char lost_reason[kLine * 2];  // written by the launcher before the move to kLost
 };
 
-// What a rank brings to operation number `sequence` of a channel. Two of them alternate: post k+1 may overwrite post k-1,
-// because a rank arrives at k+1 only after it has seen everybody's post k, and each rank posts k only after it is through
-// with k-1.
+// What a rank brings to operation number `sequence` of a channel. Two of them alternate: post k+1 may overwrite post
+// k-1, because a rank arrives at k+1 only after it has seen everybody's post k, and each rank posts k only after it is
+// through with k-1.
 struct alignas(kLine) Post {
-  Counter sequence;     // released after the rest of the line is written
-  uint64_t signature;   // kind, dtype, op and a hash of root and layout; equal at all ranks
-  uint64_t count;       // elements in all
+  Counter sequence;    // released after the rest of the line is written
+  uint64_t signature;  // kind, dtype, op and a hash of root and layout; equal at all ranks
+  uint64_t count;      // elements in all
   char payload[kInlineBytes];
 };
 static_assert(sizeof(Post) == kLine);
@@ -56,10 +56,10 @@ struct alignas(kLine) Complaint {
 
 // Shared by the ranks of a channel.
 struct alignas(kLine) ChannelHead {
-  std::atomic<uint64_t> key;       // hash of the name, 0: free; changed under the table lock
-  uint32_t bound;                  // ranks that have it bound; under the table lock
-  std::atomic<uint32_t> left[2];   // ranks that are through with the operation of this parity
-  std::atomic<uint64_t> lane[2];   // (sequence << 32 | lane + 1) of the operation of this parity
+  std::atomic<uint64_t> key;      // hash of the name, 0: free; changed under the table lock
+  uint32_t bound;                 // ranks that have it bound; under the table lock
+  std::atomic<uint32_t> left[2];  // ranks that are through with the operation of this parity
+  std::atomic<uint64_t> lane[2];  // (sequence << 32 | lane + 1) of the operation of this parity
 };
 
 struct alignas(kLine) LaneCounter {
@@ -72,12 +72,12 @@ struct alignas(kLine) Header {
   uint32_t size;
   uint64_t cluster_version;
   uint64_t total_bytes;
-  uint32_t cores;   // that the job may use on this host; decides how long a waiter spins
+  uint32_t cores;  // that the job may use on this host; decides how long a waiter spins
 
   alignas(kLine) std::atomic<uint64_t> announced;  // newest cluster version that the launcher knows of
 
-  alignas(kLine) std::atomic<uint32_t> lost;   // number of ranks in kLost
-  std::atomic<uint32_t> abort;                 // 0 no, 1 being written, 2 yes
+  alignas(kLine) std::atomic<uint32_t> lost;  // number of ranks in kLost
+  std::atomic<uint32_t> abort;                // 0 no, 1 being written, 2 yes
   uint32_t abort_status;
   char abort_text[8 * kLine];
 
@@ -108,13 +108,12 @@ class Segment {
   Complaint& complaint(uint32_t channel, uint32_t rank) const {
     return At<Complaint>(layout_.complaints, static_cast<size_t>(channel) * size_ + rank);
   }
-  // Chunks that `rank` has put into its slots of `lane`, and chunks of the others that it has read; both count on from one
-  // operation to the next and are equal at all ranks between operations.
+  // Chunks that `rank` has put into its slots of `lane`, and chunks of the others that it has read; both count on from
+  // one operation to the next and are equal at all ranks between operations.
   Counter& ready(uint32_t lane, uint32_t rank) const { return LaneWord(lane, rank, 0); }
   Counter& done(uint32_t lane, uint32_t rank) const { return LaneWord(lane, rank, 1); }
   char* slot(uint32_t lane, uint32_t rank, uint32_t chunk) const {
-    return base_ + layout_.slots +
-           ((static_cast<size_t>(lane) * size_ + rank) * kSlots + chunk % kSlots) * kSlotBytes;
+    return base_ + layout_.slots + ((static_cast<size_t>(lane) * size_ + rank) * kSlots + chunk % kSlots) * kSlotBytes;
   }
 
   // Launcher only: says that `rank` is out, with the reason that the survivors will read.

@@ -1,0 +1,206 @@
+"""Broker protocol, framing and handshake of both ends, and the worker's end: asking this host's broker for a segment.
+
+One request a connection. A message is a 4-byte big-endian length and that many bytes of UTF-8 JSON. Both ends prove
+that they know the job's secret before anything else is said, and both check that the other has their own user ID.
+"""
+
+from __future__ import annotations
+
+import array
+import hmac
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ms_kungfu.elastic.cluster import Cluster, PeerID
+from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
+
+MAX_MESSAGE_BYTES = 64 * 1024
+_NONCE_BYTES = 16
+_MAX_FDS = 4
+
+
+@dataclass(frozen=True)
+class Granted:
+    """A place in `cluster`. The caller owns `fd`, the descriptor of the segment of that cluster version."""
+
+    cluster: Cluster
+    rank: int
+    fd: int
+
+
+@dataclass(frozen=True)
+class Detached:
+    """The chosen cluster version does not contain the caller."""
+
+
+class ProtocolError(Exception):
+    """The other end does not speak the protocol, or is not who it should be."""
+
+
+def request_segment(
+    address: str,
+    secret: bytes,
+    peer: PeerID,
+    incarnation: int,
+    member_of: int | None,
+    version: int | None,
+    timeout: float,
+) -> Granted | Detached:
+    """Asks the broker at the abstract socket `address` for a place; waits up to `timeout` seconds.
+
+    A member of cluster version `member_of` asks for the agreed `version`; a newcomer passes None for both and is
+    answered once a version that contains it has been chosen.
+
+    Raises PeerLostError where the launcher is gone, CollectiveTimeoutError, ResizeError where a member's request is
+    refused, and KungFuError where a newcomer's is or where the other end does not know the job's secret.
+    """
+    channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout)
+    try:
+        channel.socket.settimeout(timeout)
+        channel.socket.connect("\0" + address)
+        channel.check_same_user()
+        nonce = new_nonce()
+        challenge = text_field(channel.receive(), "nonce")
+        channel.send({"nonce": nonce, "proof": proof_of(secret, "worker", challenge, nonce)})
+        if not hmac.compare_digest(
+            text_field(channel.receive(), "proof").encode(), proof_of(secret, "broker", challenge, nonce).encode()
+        ):
+            raise ProtocolError("the broker does not know the job's secret (KUNGFU_JOB_SECRET)")
+        channel.send({"peer": str(peer), "incarnation": incarnation, "member_of": member_of, "version": version})
+        answer, fds = channel.receive_with_fds()
+        try:
+            if "cluster" in answer and len(fds) == 1:
+                cluster, rank = Cluster.from_json(answer["cluster"]), answer.get("rank")
+                if rank is None or rank != cluster.rank_of(peer):
+                    raise ProtocolError(f"the broker gave rank {rank!r} in {cluster.dumps()} to {peer}")
+                return Granted(cluster, rank, fds.pop())
+        finally:
+            for fd in fds:
+                os.close(fd)
+        if answer.get("detached") is True:
+            return Detached()
+        text = text_field(answer, "error")
+        raise ResizeError(text) if member_of is not None else KungFuError(text)
+    except socket.timeout:
+        wanted = "a cluster that contains it" if version is None else f"cluster version {version}"
+        raise CollectiveTimeoutError(
+            f"{peer}: no answer from the launcher about {wanted} within {timeout:g} s"
+        ) from None
+    except OSError as error:
+        raise PeerLostError(f"{peer}: the launcher is gone ({error.strerror or error})") from None
+    except (ProtocolError, ValueError) as error:
+        raise KungFuError(f"{peer}: {error}") from None
+    finally:
+        channel.close()
+
+
+class Channel:
+    """One end of a connection with a deadline over all of it. It owns the socket."""
+
+    def __init__(self, connection: socket.socket, timeout: float | None) -> None:
+        self.socket = connection
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def extend(self, timeout: float | None) -> None:
+        """A new deadline, counted from now; None is none."""
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+
+    def peer_credentials(self) -> tuple[int, int]:
+        """Process and user ID of the other end, as the kernel knows them."""
+        pid, uid, _ = struct.unpack("3i", self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return pid, uid
+
+    def check_same_user(self) -> None:
+        _, uid = self.peer_credentials()
+        if uid != os.geteuid():
+            raise ProtocolError(f"the other end belongs to user {uid}, not to {os.geteuid()}")
+
+    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        body = json.dumps(message).encode()
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise ProtocolError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+        self._arm()
+        data = struct.pack(">I", len(body)) + body
+        sent = socket.send_fds(self.socket, [data], list(fds)) if fds else 0
+        self.socket.sendall(data[sent:])
+
+    def receive(self) -> dict[str, Any]:
+        message, fds = self.receive_with_fds()
+        for fd in fds:
+            os.close(fd)
+        return message
+
+    def receive_with_fds(self) -> tuple[dict[str, Any], list[int]]:
+        """The next message and the descriptors that came with it, which the caller owns."""
+        fds: list[int] = []
+        try:
+            (length,) = struct.unpack(">I", self._exactly(4, fds))
+            if length > MAX_MESSAGE_BYTES:
+                raise ProtocolError(f"a message of {length} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+            try:
+                message = json.loads(self._exactly(length, fds))
+            except (ValueError, RecursionError):
+                raise ProtocolError("a message is not JSON") from None
+            if not isinstance(message, dict):
+                raise ProtocolError("a message is not a JSON object")
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return message, fds
+
+    def _exactly(self, count: int, fds: list[int]) -> bytes:
+        data = b""
+        while len(data) < count:
+            self._arm()
+            piece, received = receive_fds(self.socket, count - len(data))
+            fds += received
+            if not piece:
+                raise ConnectionError("the connection was closed")
+            data += piece
+        return data
+
+    def _arm(self) -> None:
+        if self._deadline is None:
+            self.socket.settimeout(None)
+            return
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise socket.timeout
+        self.socket.settimeout(left)
+
+
+def receive_fds(connection: socket.socket, max_bytes: int, flags: int = 0) -> tuple[bytes, list[int]]:
+    """Data and the descriptors that came with it, closed on exec. (socket.recv_fds forgets its flags in Python < 3.12.)"""
+    fds = array.array("i")
+    room = socket.CMSG_LEN(_MAX_FDS * fds.itemsize)
+    data, ancillary, _, _ = connection.recvmsg(max_bytes, room, flags | socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return data, list(fds)
+
+
+def new_nonce() -> str:
+    return secrets.token_hex(_NONCE_BYTES)
+
+
+def proof_of(secret: bytes, role: str, broker_nonce: str, worker_nonce: str) -> str:
+    """Hex of HMAC-SHA256 over role and nonces. The role keeps a proof from being sent back as the other end's."""
+    return hmac.new(secret, (role + broker_nonce + worker_nonce).encode(), "sha256").hexdigest()
+
+
+def text_field(message: dict[str, Any], name: str) -> str:
+    value = message.get(name)
+    if not isinstance(value, str):
+        raise ProtocolError(f"a message has no text {name!r}")
+    return value

@@ -1,0 +1,88 @@
+"""kungfu-run: the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from ms_kungfu._flags import UsageError
+from ms_kungfu.launcher import resize
+from ms_kungfu.launcher.guard import Guard, set_process_name
+from ms_kungfu.launcher.options import PROGRAM, Options, build_parser, parse_options
+from ms_kungfu.launcher.output import Output
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point. Exit status: the first failing worker's (128 + n for signal n), 124 after -timeout, 128 + n when
+    interrupted by signal n, 2 for a wrong command line, 1 where the job can't start, else 0.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] == "resize":
+        return resize.main(words[1:])
+    try:
+        options = parse_options(words)
+    except UsageError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 2
+    if options is None:
+        print(build_parser().format_help(), end="")
+        return 0
+    return _run(options)
+
+
+def _run(options: Options) -> int:
+    # Before any thread exists, and before the imports below: the guard stays small.
+    guard = Guard.fork(options.command)
+    try:
+        from ms_kungfu.launcher.job import Job, StartError
+
+        set_process_name(PROGRAM)
+        output = Output(options.logdir, quiet=not options.show_workers)
+        _set_up_log(options, output)
+        try:
+            return asyncio.run(Job(options, guard, output).run())
+        except StartError as error:
+            print(f"{PROGRAM}: {error}", file=sys.stderr)
+            return 1
+    except OSError as error:  # a log folder or file that can't be made
+        print(
+            f"{PROGRAM}: {error.strerror}: {error.filename}" if error.filename else f"{PROGRAM}: {error}",
+            file=sys.stderr,
+        )
+        return 1
+    finally:
+        guard.close()
+
+
+class _ToOutput(logging.Handler):
+    """The launcher's log on stderr, in order with what the workers print."""
+
+    def __init__(self, output: Output) -> None:
+        super().__init__()
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._output.say(f"[{PROGRAM}] {record.getMessage()}")
+
+
+def _set_up_log(options: Options, output: Output) -> None:
+    log = logging.getLogger("ms_kungfu.launcher")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    screen = _ToOutput(output)
+    # Errors are said in any case: who wants silence still wants to know why the job has ended.
+    screen.setLevel(logging.ERROR if options.quiet or options.logfile else logging.INFO)
+    log.addHandler(screen)
+    if options.logfile is not None:
+        options.logfile.parent.mkdir(parents=True, exist_ok=True)
+        file = logging.FileHandler(options.logfile, mode="w", encoding="utf-8")
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(file)
+        log.info("job of %d workers, launcher process %d: %s", options.size, os.getpid(), " ".join(options.command))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Follows a config server that lives elsewhere, also over its death and return."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Callable
+
+from ms_kungfu.config_server.client import ConfigClient, ConfigServerUnreachableError
+from ms_kungfu.elastic.cluster import Cluster
+from ms_kungfu.errors import ConfigServerError
+
+_log = logging.getLogger(__name__)
+_LONG_POLL_S = 20.0
+_RETRY_S = 0.2
+
+
+class Follower:
+    """Calls `on_cluster` from a thread of its own with each newer cluster. `newest` gives the newest one that is known.
+
+    A config server that comes back without what it knew (it keeps nothing on disk) is given the newest cluster again,
+    so that the next change counts on from there.
+    """
+
+    def __init__(
+        self, client: ConfigClient, newest: Callable[[], Cluster], on_cluster: Callable[[Cluster], None]
+    ) -> None:
+        self._client = client
+        self._newest = newest
+        self._on_cluster = on_cluster
+        self._stopped = threading.Event()
+        threading.Thread(target=self._run, name="kungfu-follow", daemon=True).start()
+
+    def stop(self) -> None:
+        """Returns at once; a request that is under way ends with the process."""
+        self._stopped.set()
+
+    def look_now(self) -> None:
+        """Somebody knows of a version that has not arrived here: asks without waiting for the long poll."""
+        threading.Thread(target=self._look, name="kungfu-look", daemon=True).start()
+
+    def _look(self) -> None:
+        try:
+            found = self._client.get()
+        except ConfigServerError:
+            return  # the loop below says so
+        if found is not None and found.version > self._newest().version:
+            self._on_cluster(found)
+
+    def _run(self) -> None:
+        reachable = True
+        trouble = ""
+        while not self._stopped.is_set():
+            begin = time.monotonic()
+            try:
+                known = self._newest()
+                if not reachable:
+                    self._restore(known)
+                    reachable, trouble = True, ""
+                    _log.info("the config server %s is back", self._client.url)
+                found = self._client.wait_newer(known.version, _LONG_POLL_S)
+                if found is not None and not self._stopped.is_set():
+                    self._on_cluster(found)
+            except ConfigServerError as error:
+                reachable = reachable and not isinstance(error, ConfigServerUnreachableError)
+                if str(error) != trouble and not self._stopped.is_set():
+                    trouble = str(error)
+                    _log.warning("%s; the job goes on, changes of the cluster have to wait", error)
+                self._stopped.wait(_RETRY_S)
+                continue
+            if found is None and time.monotonic() - begin < _RETRY_S:
+                self._stopped.wait(_RETRY_S)  # a server that knows no long poll
+
+    def _restore(self, known: Cluster) -> None:
+        found = self._client.get()
+        if found is not None and found.version >= known.version:
+            return
+        if found is not None:
+            self._client.delete()  # started again with an older cluster
+        self._client.put(known)

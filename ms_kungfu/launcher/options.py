@@ -1,0 +1,192 @@
+"""The flags of kungfu-run, checked and converted: every option is either honoured or refused in a sentence."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ms_kungfu._flags import FlagParser, UsageError, duration, integer
+from ms_kungfu.launcher.hosts import Host, HostError, PortRange, parse_hosts
+
+PROGRAM = "kungfu-run"
+_OTHER_STRATEGIES = ("STAR", "RING", "CLIQUE", "TREE", "BINARY_TREE", "BINARY_TREE_STAR", "MULTI_BINARY_TREE_STAR")
+
+
+@dataclass(frozen=True)
+class Options:
+    """A job as asked for. Times are in seconds, None is no limit."""
+
+    command: tuple[str, ...]
+    size: int
+    host: Host
+    ports: PortRange
+    runner_port: int
+    watch: bool
+    keep: bool
+    quiet: bool
+    show_workers: bool
+    logdir: Path | None
+    logfile: Path | None
+    config_server: str | None  # URL as given
+    builtin_port: int | None  # port of the embedded config server, None: it is not embedded
+    timeout_s: float | None
+    delay_s: float
+    init_version: int | None  # None: the next one; -1: whatever the config server holds
+    affinity: bool
+    leave_grace_s: float
+
+
+def build_parser() -> FlagParser:
+    parser = FlagParser(
+        PROGRAM,
+        f"{PROGRAM} [flags] program [arguments]\n       {PROGRAM} resize SIZE [-config-server URL]",
+        "Runs a program as the workers of a cluster, on this machine. Flags take one dash or two, -name value or "
+        "-name=value.",
+    )
+    flag, switch = parser.flag, parser.switch
+    flag("np", "number of workers (default 1)", type=integer(1), default=1, metavar="N")
+    switch("w", "follow the config server: start and end workers as the cluster changes")
+    flag(
+        "builtin-config-port",
+        "run a config server on this port, for as long as the job; 0 takes a free port",
+        type=integer(0, 65535),
+        metavar="PORT",
+    )
+    flag("config-server", "URL of the config server, e.g. http://127.0.0.1:9100/config", metavar="URL")
+    switch("k", "with -w: stay when all workers have finished, for the next cluster")
+    switch("q", "say nothing but errors; the workers' output stays")
+    switch("v", "show what the workers print (default; -v=false leaves it to -logdir)", default=True)
+    flag("logdir", "folder for one HOST.PORT.stdout.log and .stderr.log for each worker", metavar="DIR")
+    flag("logfile", "file for what the launcher itself has to say; in -logdir where that is given", metavar="FILE")
+    flag(
+        "H",
+        "this host as host:slots; growing past its slots is an error (default 127.0.0.1, no limit)",
+        type=parse_hosts,
+        default=Host(),
+        metavar="HOST:SLOTS",
+    )
+    flag("nic", "not supported: one host only so far", type=_refuse_nic, metavar="NAME")
+    flag(
+        "port-range",
+        "ports that name the workers (default 10000-11000)",
+        type=PortRange.parse,
+        default=PortRange(),
+        metavar="A-B",
+    )
+    flag("port", "port that names the launcher (default 38080)", type=integer(1, 65535), default=38080, metavar="PORT")
+    flag("strategy", "AUTO (default) or SHM: shared memory, the one way on one host", type=_strategy, metavar="NAME")
+    flag("timeout", "end the job after this time, e.g. 1h30m, with exit code 124", type=duration, metavar="TIME")
+    flag("delay", "wait before the start", type=duration, default=0.0, metavar="TIME")
+    flag(
+        "init-version",
+        "first cluster version (default: the one after the config server's, else 0); "
+        "-1 takes the cluster that the config server holds, as soon as it holds one",
+        type=integer(-1),
+        metavar="N",
+    )
+    flag("affinity", "auto divides the cores among the workers (default); none doesn't", type=_affinity, metavar="HOW")
+    flag(
+        "leave-grace",
+        "how long a worker may take to leave after the cluster has shrunk (default 30s)",
+        type=duration,
+        default=30.0,
+        metavar="TIME",
+    )
+    return parser
+
+
+def parse_options(arguments: Sequence[str]) -> Options | None:
+    """None: help was asked for. UsageError says what is wrong."""
+    flags, command = build_parser().parse(arguments)
+    if flags.h or flags.help:
+        return None
+    if not command:
+        raise UsageError(f"no program to run; write it after the flags: {PROGRAM} -np 2 python train.py")
+    if not _is_runnable(command[0]):
+        raise UsageError(f"program {command[0]!r} is not an executable file, nor is one of that name in PATH")
+    embedded = flags.builtin_config_port is not None or (flags.w and flags.config_server is None)
+    if flags.k and not flags.w:
+        raise UsageError("-k needs -w: without it the job can't get another cluster to wait for")
+    if flags.init_version == -1 and (embedded or not flags.w):
+        raise UsageError(
+            "-init-version -1 needs -w and a config server of its own (-config-server), to get the cluster"
+        )
+    if flags.config_server is not None:
+        _check_url(flags.config_server, flags.builtin_config_port)
+    logdir = Path(flags.logdir) if flags.logdir else None
+    logfile = Path(logdir or ".", flags.logfile) if flags.logfile else None
+    options = Options(
+        command=tuple(command),
+        size=flags.np,
+        host=flags.H,
+        ports=flags.port_range,
+        runner_port=flags.port,
+        watch=flags.w,
+        keep=flags.k,
+        quiet=flags.q,
+        show_workers=flags.v,
+        logdir=logdir,
+        logfile=logfile,
+        config_server=flags.config_server,
+        # Watch mode with nothing to watch gets a config server on any port: kungfu-run resize finds it by its URL.
+        builtin_port=(flags.builtin_config_port or 0) if embedded else None,
+        timeout_s=flags.timeout or None,
+        delay_s=flags.delay,
+        init_version=flags.init_version,
+        affinity=flags.affinity if flags.affinity is not None else True,
+        leave_grace_s=flags.leave_grace,
+    )
+    try:
+        options.host.first_cluster(options.size, options.ports, options.runner_port, 0)
+    except HostError as error:
+        raise UsageError(str(error)) from None
+    return options
+
+
+def _is_runnable(program: str) -> bool:
+    return shutil.which(program) is not None and not os.path.isdir(program)
+
+
+def _check_url(url: str, builtin_port: int | None) -> None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        good = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        good = False
+    if not good:
+        raise UsageError(f"-config-server: {url!r} is not a URL like http://127.0.0.1:9100/config")
+    if builtin_port and port != builtin_port:
+        raise UsageError(
+            f"-config-server {url} names port {port or 80}, but -builtin-config-port {builtin_port}; give both the same"
+        )
+    if builtin_port is not None and parts.scheme != "http":
+        raise UsageError("-builtin-config-port serves http, not https; write -config-server http://...")
+
+
+def _refuse_nic(name: str) -> str:
+    raise argparse.ArgumentTypeError(
+        f"choosing {name!r} is not supported: one host only so far, nothing uses a network"
+    )
+
+
+def _strategy(name: str) -> str:
+    if name.upper() in ("AUTO", "SHM"):
+        return name.upper()
+    if name.upper() in _OTHER_STRATEGIES:
+        raise argparse.ArgumentTypeError(
+            f"{name} is not supported: workers of one host reduce in shared memory, which has no topology to choose; "
+            "leave -strategy out"
+        )
+    raise argparse.ArgumentTypeError(f"there is no strategy {name!r}; leave -strategy out or give AUTO")
+
+
+def _affinity(how: str) -> bool:
+    if how not in ("auto", "none"):
+        raise argparse.ArgumentTypeError(f"{how!r} is neither auto nor none")
+    return how == "auto"

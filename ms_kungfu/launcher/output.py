@@ -1,0 +1,243 @@
+"""What workers print, brought to the launcher's stdout and stderr line by line, and to a pair of log files for each.
+
+On a terminal every line gets a coloured prefix with the worker's name; elsewhere (a pipe, a file) lines pass
+unchanged, so that programs can read what workers print. Log files hold exactly what the worker wrote:
+``LOGDIR/HOST.PORT.stdout.log`` and ``LOGDIR/HOST.PORT.stderr.log``, new for each job; a worker that comes back under
+the same peer ID within a job appends.
+
+One thread reads and writes. When the terminal stops taking output, the thread waits, the pipes fill and the workers
+wait, just as if they wrote to the terminal themselves, while the launcher goes on supervising.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import fcntl
+import os
+import select
+import selectors
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+_MAX_LINE_BYTES = 64 * 1024
+_PARTIAL_LINE_S = 0.3  # how long the beginning of a line, a prompt perhaps, is held back
+_PIPE_BYTES = 1024 * 1024  # so that a burst of output does not stop a worker
+
+
+class LineSplitter:
+    """Cuts a stream into lines; a carriage return ends one as well, since progress bars write nothing else."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._rest)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that `data` completes, each with its end. A line that is too long is cut."""
+        lines = (self._rest + data).splitlines(keepends=True)
+        # A final \r may be half of \r\n.
+        self._rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+        if len(self._rest) >= _MAX_LINE_BYTES:
+            lines.append(self.flush())
+        return lines
+
+    def flush(self) -> bytes:
+        """The beginning of a line that has not ended."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+
+class Screen:
+    """One of the launcher's own output streams, shared by many writers. Used from one thread.
+
+    A writer that left a line open goes on with it; where another one comes in between, the line is ended first.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._open: object = None
+        self.is_terminal = os.isatty(fd)
+        self.broken = False
+
+    def write(self, writer: object, prefix: bytes, lines: list[bytes]) -> None:
+        out = bytearray()
+        for line in lines:
+            if self._open is not writer:
+                out += (b"\n" if self._open is not None else b"") + prefix
+            ended = line.endswith((b"\n", b"\r"))
+            if ended and self.is_terminal:
+                text = line.rstrip(b"\r\n")
+                out += text + b"\033[K" + line[len(text) :]  # nothing of a longer progress bar stays behind
+            else:
+                out += line
+            self._open = None if ended else writer
+        self._write_all(bytes(out))
+
+    def _write_all(self, data: bytes) -> None:
+        while data and not self.broken:
+            try:
+                data = data[os.write(self._fd, data) :]
+            except BlockingIOError:  # somebody who shares the terminal has made it non-blocking
+                select.select([], [self._fd], [], 1.0)
+            except OSError:
+                self.broken = True  # `kungfu-run ... | head`: training goes on, into the log files
+
+
+@dataclass(eq=False)  # each is itself, whatever its fields
+class _Stream:
+    """The reading end of one pipe of one worker."""
+
+    fd: int
+    screen: Screen | None
+    prefix: bytes
+    log: int | None
+    splitter: LineSplitter = field(default_factory=LineSplitter)
+    last_read: float = 0.0
+
+
+class Output:
+    """Owner of the reading thread. `attach`, `say` and `close` are called from one other thread.
+
+    `quiet` keeps the workers' output off the launcher's own streams; the log files are written all the same.
+    """
+
+    def __init__(self, logdir: Path | None = None, quiet: bool = False, stdout: int = 1, stderr: int = 2) -> None:
+        if logdir is not None:
+            logdir.mkdir(parents=True, exist_ok=True)
+        self._logdir = logdir
+        self._quiet = quiet
+        self._screens = (Screen(stdout), Screen(stderr))
+        self._logs_begun: set[Path] = set()
+        self._new: collections.deque[_Stream | bytes] = collections.deque()
+        self._closing = threading.Event()
+        self._last_words = b""
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="kungfu-output", daemon=True)
+        self._thread.start()
+
+    def log_paths(self, name: str) -> tuple[Path, Path] | None:
+        """The log files of the worker called `name` (host.port)."""
+        if self._logdir is None:
+            return None
+        return self._logdir / f"{name}.stdout.log", self._logdir / f"{name}.stderr.log"
+
+    def attach(self, name: str, colour: int) -> tuple[int, int]:
+        """Pipes for a worker's stdout and stderr: the writing ends, which the caller closes once they are passed on."""
+        paths = self.log_paths(name)
+        ends = []
+        for i, what in enumerate(("stdout", "stderr")):
+            reading, writing = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(reading, False)
+            with contextlib.suppress(OSError):  # more than /proc/sys/fs/pipe-user-pages-soft allows
+                fcntl.fcntl(writing, 1031, _PIPE_BYTES)  # F_SETPIPE_SZ; the name is new in Python 3.10
+            screen = self._screens[i]
+            prefix = b""
+            if screen.is_terminal:
+                prefix = f"\033[{_COLOURS[colour % len(_COLOURS)]}m[{name}::{what}]\033[0m ".encode()
+            log = self._open_log(paths[i]) if paths is not None else None
+            self._new.append(_Stream(reading, None if self._quiet else screen, prefix, log))
+            ends.append(writing)
+        self._wake()
+        return ends[0], ends[1]
+
+    def say(self, text: str) -> None:
+        """A line of the launcher's own on stderr, in order with what the workers print."""
+        self._new.append(_encoded(text))
+        self._wake()
+
+    def close(self, timeout_s: float | None, last_words: str | None = None) -> None:
+        """Waits until the workers' pipes are closed and everything is written, at most `timeout_s`; None is no limit.
+
+        `last_words` come after all that the workers have printed.
+        """
+        if last_words is not None:
+            self._last_words = _encoded(last_words)
+        self._closing.set()
+        self._wake()
+        self._thread.join(timeout_s)
+
+    def _open_log(self, path: Path) -> int:
+        begun = path in self._logs_begun
+        self._logs_begun.add(path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND | (0 if begun else os.O_TRUNC)
+        return os.open(path, flags, 0o666)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake_out.send(b"x")
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_in, selectors.EVENT_READ)
+            streams: set[_Stream] = set()
+            while True:
+                closing = self._closing.is_set()
+                while self._new:
+                    item = self._new.popleft()
+                    if isinstance(item, bytes):
+                        self._screens[1].write(self, b"", [item])
+                    else:
+                        selector.register(item.fd, selectors.EVENT_READ, item)
+                        streams.add(item)
+                if closing and not streams:
+                    if self._last_words:
+                        self._screens[1].write(self, b"", [self._last_words])
+                    return
+                waiting = any(stream.splitter.pending for stream in streams)
+                for key, _ in selector.select(_PARTIAL_LINE_S if waiting else None):
+                    if key.data is None:
+                        self._wake_in.recv(4096)
+                    elif not self._read(key.data):
+                        selector.unregister(key.data.fd)
+                        os.close(key.data.fd)
+                        streams.discard(key.data)
+                now = time.monotonic()
+                for stream in streams:
+                    if stream.splitter.pending and now - stream.last_read >= _PARTIAL_LINE_S:
+                        self._show(stream, [stream.splitter.flush()])
+
+    def _read(self, stream: _Stream) -> bool:
+        """Reads once; False at the end of the stream."""
+        try:
+            data = os.read(stream.fd, 256 * 1024)
+        except BlockingIOError:
+            return True
+        stream.last_read = time.monotonic()
+        if data:
+            if stream.log is not None:
+                self._write_log(stream, data)
+            self._show(stream, stream.splitter.feed(data))
+            return True
+        self._show(stream, [stream.splitter.flush()])
+        if stream.log is not None:
+            os.close(stream.log)
+        return False
+
+    def _show(self, stream: _Stream, lines: list[bytes]) -> None:
+        lines = [line for line in lines if line]
+        if lines and stream.screen is not None:
+            stream.screen.write(stream, stream.prefix, lines)
+
+    def _write_log(self, stream: _Stream, data: bytes) -> None:
+        assert stream.log is not None
+        try:
+            while data:
+                data = data[os.write(stream.log, data) :]
+        except OSError as error:
+            os.close(stream.log)
+            stream.log = None
+            self._screens[1].write(self, b"", [f"kungfu-run: a log file is given up: {error.strerror}\n".encode()])
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace") + b"\n"
