@@ -8,33 +8,39 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ms_kungfu.bench import machine
 from ms_kungfu.bench.rounds import Entry
 
 Record = dict[str, Any]
 
 
+def times(samples: Sequence[float]) -> Record:
+    """Seconds as the columns of a record."""
+    quantiles = np.quantile(samples, (0, 0.5, 0.9, 0.99)) * 1e6
+    return {
+        "samples": len(samples),
+        **{name: round(float(us), 3) for name, us in zip(("min_us", "p50_us", "p90_us", "p99_us"), quantiles)},
+    }
+
+
 def records(bench: str, entries: Sequence[Entry], base: Entry | None) -> list[Record]:
     """One record an entry. Times are of the slowest rank; `ratio` is this entry's time over that of `base`."""
     made = []
     for e in entries:
-        p50 = e.quantile_us(0.5)
-        about = dict(e.about)
-        nbytes = about.get("bytes")
+        columns = times([seconds for turn in e.rounds for seconds in turn])
+        nbytes = e.about.get("bytes")
         made.append(
             {
                 "bench": bench,
                 "contender": e.label,
                 "ranks": e.group.size,
                 "transport": e.group.contender.transport,
-                **about,
+                **e.about,
                 "rounds": len(e.rounds),
-                "samples": sum(map(len, e.rounds)),
-                "min_us": round(e.quantile_us(0), 3),
-                "p50_us": round(p50, 3),
-                "p90_us": round(e.quantile_us(0.9), 3),
-                "p99_us": round(e.quantile_us(0.99), 3),
-                "algorithm_gb_s": round(nbytes / p50 / 1e3, 3) if nbytes else None,
+                **columns,
+                "algorithm_gb_s": round(nbytes / columns["p50_us"] / 1e3, 3) if nbytes else None,
                 "ratio": round(e.ratio_to(base), 3) if base else None,
                 "ratio_to": base.label if base else None,
                 "idle_ranks_cpu": round(e.others_cpu_s / e.wall_s, 4) if e.wall_s else 0.0,

@@ -33,9 +33,6 @@ class Entry:
     wall_s: float = 0.0
     answers: list[dict[str, Any]] = field(default_factory=list)  # of the last round, by rank
 
-    def quantile_us(self, q: float) -> float:
-        return float(np.quantile(np.concatenate(self.rounds), q)) * 1e6
-
     def ratio_to(self, base: Entry) -> float:
         """How many times longer than `base` this takes."""
         return median(median(mine) / median(its) for mine, its in zip(self.rounds, base.rounds))

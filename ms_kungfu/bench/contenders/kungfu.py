@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ms_kungfu import _core
-from ms_kungfu.bench.contenders.base import CollectiveContender, Loop, Process, Unsupported, pin, timed
+from ms_kungfu.bench.contenders.base import CollectiveContender, Contender, Loop, Process, Unsupported, pin, timed
 from ms_kungfu.bench.workload import OPS, Workload
 
 _TIMEOUT_S = 300.0
 
 
-class Joined(CollectiveContender):
+class Joined(Contender):
     """A rank of a cluster of its own, on the cores that kungfu-run would give it."""
 
     transport: ClassVar[str] = "shm"
@@ -35,7 +35,7 @@ class Joined(CollectiveContender):
         ]
 
 
-class KungFu(Joined):
+class KungFu(Joined, CollectiveContender):
     ways = ("flat",)  # a group is one operation over many tensors, which are never copied together
 
     def loop(self, work: Workload) -> Loop:
@@ -46,7 +46,7 @@ class KungFu(Joined):
         )
 
 
-class KungFuPython(Joined):
+class KungFuPython(Joined, CollectiveContender):
     def loop(self, work: Workload) -> Loop:
         from ms_kungfu import comm
 
@@ -71,7 +71,7 @@ class KungFuPython(Joined):
         return timed(comm.barrier, lambda: None, call)
 
 
-class Memcpy(Joined):
+class Memcpy(Joined, CollectiveContender):
     transport = "none"
 
     def loop(self, work: Workload) -> Loop:

@@ -6,7 +6,7 @@ import socket
 import sys
 from typing import Any, ClassVar
 
-from ms_kungfu.bench.contenders.base import CollectiveContender, Loop, Process, Unsupported
+from ms_kungfu.bench.contenders.base import CollectiveContender, Contender, Loop, Process, Unsupported
 from ms_kungfu.bench.workload import Workload
 
 _OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "prod": "PROD"}
@@ -15,7 +15,9 @@ _SCHEDULER = (
 )
 
 
-class MindSpore(CollectiveContender):
+class Scheduled(Contender):
+    """A rank of a cluster that MindSpore has made itself."""
+
     transport: ClassVar[str] = "tcp"
     needs = ("mindspore",)
     remedy = "pip install mindspore"
@@ -42,6 +44,8 @@ class MindSpore(CollectiveContender):
         super().__init__(get_rank(), size)
         self._ms: Any = ms
 
+
+class MindSpore(Scheduled, CollectiveContender):
     def loop(self, work: Workload) -> Loop:
         from mindspore import ops
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ms_kungfu.bench.contenders.base import Loop, Unsupported, timed
+from ms_kungfu.bench.contenders.base import CollectiveContender, Loop, Unsupported, timed
 from ms_kungfu.bench.contenders.kungfu import Joined
 from ms_kungfu.bench.workload import Workload
 
 
-class KungFuPrimitive(Joined):
+class KungFuPrimitive(Joined, CollectiveContender):
     ways = ("flat",)  # a tuple is one operation
     needs = ("mindspore",)
     remedy = "pip install mindspore"
