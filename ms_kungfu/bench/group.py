@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from ms_kungfu.bench.contenders.base import Contender
 
@@ -98,7 +98,7 @@ class Group:
 
     def _answers(self) -> list[dict[str, Any]]:
         deadline = time.monotonic() + self._timeout_s
-        received = {connection: b"" for connection in self._connections}
+        received = dict.fromkeys(self._connections, b"")
         with selectors.DefaultSelector() as selector:
             for connection in self._connections:
                 selector.register(connection, selectors.EVENT_READ)
@@ -107,8 +107,7 @@ class Group:
                 if not ready:
                     raise self._error(f"no answer within {self._timeout_s:g} s")
                 for key, _ in ready:
-                    connection = key.fileobj
-                    assert isinstance(connection, socket.socket)
+                    connection = cast(socket.socket, key.fileobj)
                     data = b""
                     with contextlib.suppress(ConnectionError):
                         data = connection.recv(1 << 16)
