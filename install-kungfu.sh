@@ -154,11 +154,12 @@ for extra in ${extras//,/ }; do
   case ,$done_extras, in *",$extra,"*) ;; *) new_extras+=${new_extras:+,}$extra ;; esac
 done
 
+here=$PWD
 next() {
-  local shown=${venv#"$root/"}
   say "Next:"
-  if [ "$venv" != "$active" ]; then say "  source $(printf %q "$shown/bin/activate")"; fi
-  if [ -e "$root/examples/lenet-elastic/run-elastic.sh" ]; then say "  examples/lenet-elastic/run-elastic.sh"; fi
+  if [ "$venv" != "$active" ]; then say "  source $(printf %q "${venv#"$here/"}/bin/activate")"; fi
+  local example=$root/examples/lenet-elastic/run-elastic.sh
+  say "  $(printf %q "${example#"$here/"}")"
 }
 
 if [ "$hash" = "$done_hash" ] && [ -z "$new_extras" ]; then
@@ -170,11 +171,11 @@ fi
 # --- what the system must have
 
 missing=()
-compiles() { printf '#include <optional>\nint main() {}\n' | "$1" -std=c++17 -x c++ -fsyntax-only - 2>/dev/null; }
-find_compiler() {
+# Whether there is a compiler that knows C++17 and finds this header.
+compiles() {
   local name
   for name in "${CXX:-c++}" g++ clang++; do
-    if command -v "$name" >/dev/null && compiles "$name"; then return 0; fi
+    if printf '#include <%s>\nint main() {}\n' "$1" | "$name" -std=c++17 -x c++ -fsyntax-only - 2>/dev/null; then return 0; fi
   done
   return 1
 }
@@ -229,7 +230,8 @@ check_system() {
   else
     missing+=(python3 python3-venv python3-dev)
   fi
-  find_compiler || missing+=(g++)
+  compiles optional || missing+=(g++)
+  case ,$new_extras, in *,test,* | *,dev,*) compiles gtest/gtest.h || missing+=(libgtest-dev) ;; esac
 }
 
 check_system

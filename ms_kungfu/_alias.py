@@ -42,6 +42,15 @@ _OLD_NAMES = {
 }
 
 
+def _later(name: str) -> Any:
+    """What is only looked up when a program asks for it, because it imports more."""
+    for module in ("optimizers", "callbacks"):
+        found = getattr(import_module(f"ms_kungfu.{module}"), name, None)
+        if found is not None:
+            return found
+    raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
+
+
 class _Loader(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return None
@@ -51,7 +60,7 @@ class _Loader(Loader):
         members: dict[str, Any] = {name: getattr(ops, name) for name in _OPS}
         members.update((name, getattr(runtime, name)) for name in _RUNTIME)
         members.update((old, getattr(runtime, name)) for old, name in _OLD_NAMES.items())
-        vars(module).update(members, __doc__=__doc__, __all__=sorted(members))
+        vars(module).update(members, __doc__=__doc__, __all__=sorted(members), __getattr__=_later)
 
 
 class _Finder(MetaPathFinder):

@@ -1,12 +1,12 @@
 """Collectives over NumPy arrays, on the same runtime as the MindSpore primitives.
 
-Every rank calls the same operation under the same `name` with an array of the same shape and dtype; a difference raises
-:class:`~ms_kungfu.errors.CollectiveMismatchError` at every rank. Different names may be in flight at once from different
-threads. Nothing is copied but into and out of shared memory; the GIL is released. Arrays must be C-contiguous where they
-are written to, others are made so.
+Every rank calls the same operation under the same `name` with an array of the same shape and dtype; a difference
+raises :class:`~ms_kungfu.errors.CollectiveMismatchError` at every rank. Different names may be in flight at once from
+different threads. Nothing is copied but into and out of shared memory; the GIL is released. Arrays must be
+C-contiguous where they are written to, others are made so.
 
-dtypes: int8 to int64, uint8 to uint64, float16, float32, float64, and bfloat16 as ``ml_dtypes`` defines it. Results have
-the same bits on every rank and in every run; 16-bit floats accumulate in float32.
+dtypes: int8 to int64, uint8 to uint64, float16, float32, float64, and bfloat16 as ``ml_dtypes`` defines it. Results
+have the same bits on every rank and in every run; 16-bit floats accumulate in float32.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def broadcast(array: Array, root: int = 0, name: str = "unnamed", out: Array | N
 
 
 def all_gather(array: Array, name: str = "unnamed") -> Array:
-    """The arrays of all ranks stacked along a new first axis: shape ``(size, *array.shape)``, in the order of the ranks."""
+    """The arrays of all ranks, in their order, stacked along a new first axis: shape ``(size, *array.shape)``."""
     runtime.init()
     array = np.ascontiguousarray(array) if not array.flags.c_contiguous else array
     result = np.empty((_core.size(), *array.shape), array.dtype)

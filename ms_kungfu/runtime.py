@@ -1,8 +1,8 @@
 """This process as a member of a cluster.
 
 ``kungfu-run`` starts a process with what it needs in its environment; without that the process is a cluster of one, in
-which everything works and nothing is sent. The runtime joins its cluster at :func:`init`, or at the first call that needs
-it, and leaves when the interpreter ends.
+which everything works and nothing is sent. The runtime joins its cluster at :func:`init`, or at the first call that
+needs it, and leaves when the interpreter ends.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def resize(size: int) -> tuple[bool, bool]:
     """Collective: changes the cluster to `size` ranks; every rank has to ask for the same.
 
     Returns:
-        ``(changed, detached)``: whether the membership is another one now, and whether this process is no longer part of
-        it. The present size gives ``(False, False)`` and needs no config server.
+        ``(changed, detached)``: whether the membership is another one now, and whether this process is no longer part
+        of it. The present size gives ``(False, False)`` and needs no config server.
 
     Raises:
         ValueError: for a size below 1.

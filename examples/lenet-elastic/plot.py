@@ -24,10 +24,10 @@ def phases(sizes):
 
 
 def smooth(values, span=15):
-    """Mean over the last `span` values, fewer at the start."""
+    """Mean over `span` values around each, fewer at both ends."""
     sums = np.cumsum(np.insert(np.asarray(values, dtype=float), 0, 0.0))
-    stop = np.arange(1, len(values) + 1)
-    start = np.maximum(stop - span, 0)
+    here = np.arange(len(values))
+    start, stop = np.maximum(here - span // 2, 0), np.minimum(here + span // 2 + 1, len(values))
     return (sums[stop] - sums[start]) / (stop - start)
 
 

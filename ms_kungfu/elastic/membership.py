@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import _core, env
-from ..config_server import client
+from ..config_server.client import ConfigClient, StaleConfigError
 from ..errors import KungFuError, ResizeError
 from . import rendezvous
 from .cluster import Cluster, PeerID
@@ -94,7 +94,7 @@ def join() -> None:
         _detach(None)
         return
     _enter(granted, has_state=False)
-    # In the first cluster everyone starts alike and there is nothing to receive; a newcomer sees members that have state.
+    # In the first cluster everyone starts alike, with nothing to receive; a newcomer sees members that have state.
     _state.received = int(_core.state_root()) == granted.cluster.size
 
 
@@ -131,12 +131,16 @@ def _propose(size: int) -> int:
         given = ",".join(f"{host}:{count}" for host, count in (hosts or {}).items())
         raise ResizeError(f"{size} workers were asked for, -H {given} has {slots} slots")
     ports = env.PORT_RANGE.get() or range(_FIRST_PORT, _LAST_PORT + 1)
-    # The server may hold a newer version than this cluster has adopted; a wish for a size builds on the newest.
-    newest = client.get(url)
-    if newest.version > cluster.version and newest.size == size:
-        return newest.version
-    wanted = newest.resized(size, ports)
-    return client.put(url, wanted, secret or "").version
+    client = ConfigClient(url, secret)
+    while True:
+        # The server may hold a newer version than this cluster has adopted; a wish for a size builds on the newest.
+        newest = client.get() or cluster
+        if newest.version > cluster.version and newest.size == size:
+            return newest.version
+        try:
+            return client.put(newest.resized(size, ports)).version
+        except StaleConfigError:
+            continue  # somebody else wrote in between, so there was progress
 
 
 _OUTCOME = struct.Struct("<QQ")  # version (0: none), bytes of an error's text; small enough to travel inline
@@ -149,8 +153,10 @@ def _decide(size: int | None) -> tuple[int, str]:
             return _propose(size), ""
         announced = int(_core.announced_version())
         return (announced if announced > int(_core.cluster_version()) else 0), ""
-    except (KungFuError, ValueError) as error:
-        return 0, str(error)
+    except Exception as error:
+        # Whatever it is, the others wait for the outcome and have to be told.
+        known = isinstance(error, (KungFuError, ValueError))
+        return 0, str(error) if known else f"{type(error).__name__}: {error}"
 
 
 def _follow_rank_0(size: int | None) -> Change:

@@ -131,10 +131,9 @@ class Membership:
         """Whether a chosen version has excluded this process. It can't come back."""
         return incarnation <= self.excluded.get(peer, [-1])[-1]
 
-    def is_its(self, version: int, peer: PeerID, incarnation: int) -> bool:
-        """Whether the place of `peer` in a version that contains it belongs to this process, not to another one."""
-        between = any(incarnation <= v <= version for v in self.excluded.get(peer, []))
-        return incarnation <= version and not between
+    def belongs(self, peer: PeerID, incarnation: int, version: int) -> bool:
+        """Whether the process is the one that `version` means by its peer ID, and not an earlier or later one."""
+        return incarnation <= version and not any(incarnation <= v <= version for v in self.excluded.get(peer, []))
 
     def answer(self, request: Request) -> Grant | Detach | Refuse | Wait:
         """The answer to `request` now. May choose the version that a member asks for."""
@@ -246,7 +245,7 @@ class Broker:
                 rank = cluster.rank_of(peer)
                 if rank is None:
                     continue
-                if incarnation is not None and not self._membership.is_its(version, peer, incarnation):
+                if incarnation is not None and not self._membership.belongs(peer, incarnation, version):
                     continue
                 self._lost.setdefault(version, {})[rank] = reason
                 if version in self._segments:

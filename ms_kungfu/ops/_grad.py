@@ -2,6 +2,10 @@
 
 The reductions in them carry the name of the collective that they belong to, with "/grad"; those of collectives without
 a name have none either.
+
+Order: the collectives of a forward pass are a chain to the compiler, and those of a backward pass are another. Each
+gradient waits for the result of its own forward call (`ops.depend`), even where it doesn't need it: without that the two
+passes of a linear function ran in another order at one rank than at the other.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ def _all_reduce(self: KungFuAllReduce) -> Bprop:
     if self.op in (ReduceOp.SUM, ReduceOp.MEAN):
 
         def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
-            return (grad(dout),)
+            return (grad(ops.depend(dout, out)),)
 
     elif self.op == ReduceOp.PROD:
 
@@ -55,7 +59,7 @@ def _all_reduce(self: KungFuAllReduce) -> Bprop:
     else:
 
         def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
-            sums = grad(dout)
+            sums = grad(ops.depend(dout, out))
             if isinstance(x, (tuple, list)):
                 dx = ()
                 for i in range(len(x)):
@@ -79,7 +83,7 @@ def _all_gather(self: KungFuAllGather) -> Bprop:
     grad = KungFuReduceScatter(ReduceOp.SUM, _name(self))
 
     def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
-        return (grad(dout),)
+        return (grad(ops.depend(dout, out)),)
 
     return bprop
 
@@ -91,6 +95,6 @@ def _reduce_scatter(self: KungFuReduceScatter) -> Bprop:
     grad = KungFuAllGather(_name(self))
 
     def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
-        return (grad(dout),)
+        return (grad(ops.depend(dout, out)),)
 
     return bprop

@@ -31,6 +31,7 @@
 
 #include "collectives/dtype.h"
 #include "collectives/reduce.h"
+#include "collectives/stream.h"
 
 namespace kungfu {
 namespace {
@@ -41,6 +42,11 @@ constexpr int kSpinTurns = 1000;
 // With more ranks than cores, whoever spins keeps the one that it waits for from running.
 constexpr int kSpinTurnsOversubscribed = 10;
 constexpr uint32_t kAhead = 1;  // chunks staged beyond the one that is being read
+
+// Results from this size on are written past the caches: they would not be there any more when they are used.
+constexpr size_t kStreamBytes = 8 << 20;
+// Reduced in the first-level cache before it is streamed out.
+constexpr size_t kStreamBlock = 4096;
 
 uint64_t Mix(uint64_t hash, uint64_t value) {
   hash ^= value + 0x9e3779b97f4a7c15u + (hash << 6) + (hash >> 2);
@@ -135,9 +141,31 @@ void Stage(const Operation& operation, uint32_t size, Cursor& cursor, size_t byt
   });
 }
 
+void CopyOut(void* to, const void* from, size_t bytes, bool stream) {
+  if (stream) {
+    StreamCopy(to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+void ReduceOut(ReduceFn reduce, char* to, const void** sources, uint32_t n, size_t bytes, size_t unit, bool stream) {
+  if (!stream) {
+    reduce(to, sources, n, bytes / unit);
+    return;
+  }
+  alignas(64) char block[kStreamBlock];
+  for (size_t at = 0; at < bytes; at += kStreamBlock) {
+    const size_t part = std::min(kStreamBlock, bytes - at);
+    reduce(block, sources, n, part / unit);
+    StreamCopy(to + at, block, part);
+    for (uint32_t r = 0; r < n; r++) sources[r] = At(sources[r], kStreamBlock);
+  }
+}
+
 // Produces the next `bytes` of this rank's output from what all ranks have staged.
 void Consume(const Operation& operation, uint32_t rank, uint32_t size, Cursor& cursor, size_t bytes,
-             const char* const* slots, size_t stride) {
+             const char* const* slots, size_t stride, bool stream) {
   const size_t unit = SizeOf(operation.dtype);
   const void* sources[shm::kMaxRanks];
   cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
@@ -146,17 +174,18 @@ void Consume(const Operation& operation, uint32_t rank, uint32_t size, Cursor& c
       case Kind::kReduceScatter: {
         const size_t mine = operation.kind == Kind::kReduceScatter ? rank * stride : 0;
         for (uint32_t r = 0; r < size; r++) sources[r] = slots[r] + mine + at;
-        ReductionFor(operation.dtype, operation.op)(At(tensor.output, offset), sources, size, n / unit);
+        ReduceOut(ReductionFor(operation.dtype, operation.op), At(tensor.output, offset), sources, size, n, unit,
+                  stream);
         break;
       }
       case Kind::kAllGather:
         for (uint32_t r = 0; r < size; r++) {
-          std::memcpy(At(tensor.output, r * tensor.count * unit + offset), slots[r] + at, n);
+          CopyOut(At(tensor.output, r * tensor.count * unit + offset), slots[r] + at, n, stream);
         }
         break;
       case Kind::kBroadcast:
         if (rank != operation.root) {
-          std::memcpy(At(tensor.output, offset), slots[operation.root] + at, n);
+          CopyOut(At(tensor.output, offset), slots[operation.root] + at, n, stream);
         } else if (tensor.output != nullptr) {
           Copy(At(tensor.output, offset), At(tensor.input, offset), n);
         }
@@ -165,6 +194,7 @@ void Consume(const Operation& operation, uint32_t rank, uint32_t size, Cursor& c
         break;
     }
   });
+  if (stream) StreamFence();
 }
 
 }  // namespace
@@ -350,7 +380,7 @@ void Communicator::RunInline(Flight& flight) {
   const char* payloads[shm::kMaxRanks];
   for (uint32_t r = 0; r < size_; r++) payloads[r] = segment_->post(flight.channel, r, flight.sequence).payload;
   Cursor output(operation, operation.kind == Kind::kReduceScatter ? size_ : 1);
-  Consume(operation, rank_, size_, output, flight.part_bytes, payloads, flight.part_bytes);
+  Consume(operation, rank_, size_, output, flight.part_bytes, payloads, flight.part_bytes, /*stream=*/false);
 }
 
 void Communicator::RunStaged(Flight& flight) {
@@ -372,6 +402,7 @@ void Communicator::RunStaged(Flight& flight) {
   shm::Counter& done = segment_->done(lane, rank_);
   const uint32_t base = done.value.load(std::memory_order_relaxed);
 
+  const bool stream = flight.part_bytes >= kStreamBytes;
   Cursor input(operation, parts);
   Cursor output(operation, parts);
   uint32_t staged = 0;
@@ -395,7 +426,7 @@ void Communicator::RunStaged(Flight& flight) {
       if (r != rank_ && brings(r)) Await(segment_->ready(lane, r), base + chunk + 1, r, flight);
       slots[r] = segment_->slot(lane, r, base + chunk);
     }
-    Consume(operation, rank_, size_, output, bytes_of(chunk), slots, stride);
+    Consume(operation, rank_, size_, output, bytes_of(chunk), slots, stride, stream);
     done.Set(base + chunk + 1);
   }
   if (!brings(rank_)) ready.Set(base + chunks);

@@ -98,6 +98,23 @@ TEST(AllReduce, CutsIntoChunksAnywhere) {
   }
 }
 
+TEST(AllReduce, StreamsLargeResultsToAnyAddress) {
+  Ranks ranks(2);
+  const size_t count = (8 << 20) / sizeof(float) + 3;
+  ranks.Run([&](uint32_t rank, Communicator& communicator) {
+    const std::vector<float> input = Input<float>(rank, count);
+    for (const size_t shift : {0, 1, 5}) {
+      std::vector<float> output(count + 16, 42);
+      communicator.Run(Op(Kind::kAllReduce, "large", {{input.data(), output.data() + shift, count}}, KF_FLOAT32));
+      for (size_t i = 0; i < count; i++) ASSERT_EQ(output[shift + i], Expected<float>(KF_SUM, 2, i)) << i;
+      for (size_t i = count + shift; i < output.size(); i++) ASSERT_EQ(output[i], 42) << "wrote past the end";
+      if (shift > 0) {
+        ASSERT_EQ(output[shift - 1], 42) << "wrote before the beginning";
+      }
+    }
+  });
+}
+
 TEST(AllReduce, PacksTensorsOfAnySize) {
   for (const uint32_t size : {1u, 2u, 4u}) {
     Ranks ranks(size);

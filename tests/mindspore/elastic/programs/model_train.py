@@ -1,0 +1,69 @@
+"""OUT SCHEDULE EPOCHS CALLS: an unmodified Model.train; each worker reports every step and its state after it."""
+
+import random
+import sys
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+from mindspore.train import Callback, Model
+from reporting import Loss, digest, numbered, numbers, report
+
+import ms_kungfu as kf
+from ms_kungfu.callbacks import KungFuElasticCallback, sync_net_parameters
+from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.optimizers import KungFuMomentum
+
+schedule, epochs, calls = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+ms.set_context(mode=ms.GRAPH_MODE)
+
+
+class Watch(Callback):
+    """Comes after the elastic callback: sees the state that the next step begins with."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+
+    def state(self, params):
+        return {
+            "step": params.cur_step_num,
+            "call": self.call,
+            "parameters": digest(params.train_network.get_parameters()),
+            "global_step": int(params.optimizer.global_step.asnumpy()[0]),
+            "random": [random.random(), np.random.rand()],
+        }
+
+    def on_train_begin(self, run_context):
+        params = run_context.original_args()
+        report("begin", **self.state(params))
+
+    def on_train_step_end(self, run_context):
+        params = run_context.original_args()
+        report(
+            "step",
+            detached=kf.detached(),
+            epoch=params.cur_epoch_num,
+            samples=numbers(params.train_dataset_element[1]),
+            batch_num=params.batch_num,
+            **self.state(params),
+        )
+
+    def on_train_epoch_end(self, run_context):
+        params = run_context.original_args()
+        if not kf.detached():
+            report("epoch", step=params.cur_step_num, epoch=params.cur_epoch_num, call=self.call)
+
+
+ms.set_seed(7 + kf.current_rank())  # what differs at first is made the same by the state, and by BroadcastCallback's kin
+random.seed(kf.current_rank())
+net = nn.Dense(4, 2)
+sync_net_parameters(net)  # a joiner passes by: the whole state is on its way
+rates = [0.05 / (1 + i / 10) for i in range(1000)]
+model = Model(net, Loss(), KungFuMomentum(net.trainable_params(), rates, 0.9))
+data = ElasticDataset(numbered(90), batch_size=4, seed=3)
+for call in range(calls):
+    elastic = KungFuElasticCallback(schedule if call == calls - 1 else None)
+    model.train(epochs, data, callbacks=[elastic, Watch(call)], dataset_sink_mode=False)
+if not kf.detached():
+    report("end", parameters=digest(net.get_parameters()))

@@ -1,0 +1,50 @@
+"""OUT SCHEDULE STEPS BATCH MODE: a loop of one's own, in the style of MindSpore's comm-fusion tutorial."""
+
+import sys
+
+import mindspore as ms
+from mindspore import nn
+from reporting import Loss, digest, numbered, numbers, report
+
+import ms_kungfu as kf
+from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.elastic.training import ElasticTraining
+from ms_kungfu.optimizers import KungFuAdam
+
+schedule = None if sys.argv[2] == "none" else sys.argv[2]
+epochs, batch = int(sys.argv[3]), int(sys.argv[4])
+ms.set_context(mode=ms.GRAPH_MODE if sys.argv[5] == "graph" else ms.PYNATIVE_MODE)
+ms.set_seed(1)
+
+net = nn.SequentialCell(nn.Dense(4, 8), nn.Tanh(), nn.Dense(8, 2))
+optimizer = KungFuAdam(net.trainable_params(), 0.02)
+loss_fn = Loss()
+
+
+def forward(x, y):
+    return loss_fn(net(x), y)
+
+
+grad_fn = ms.value_and_grad(forward, None, net.trainable_params())
+
+
+@ms.jit
+def train_step(x, y):
+    loss, grads = grad_fn(x, y)
+    optimizer(grads)
+    return loss
+
+
+data = ElasticDataset(numbered(240), global_batch_size=batch, seed=5)
+elastic = ElasticTraining(net, optimizer, schedule=schedule, dataset=data)
+for epoch in elastic.epochs(epochs):
+    for x, y in data:
+        loss = train_step(x, y)
+        loss = kf.comm.all_reduce(loss.asnumpy(), op="mean", name="loss")
+        samples = numbers(y)
+        report("step", step=elastic.step + 1, epoch=epoch, loss=float(loss), samples=samples)
+        elastic.step_end()
+        if not elastic.should_stop:
+            report("after", step=elastic.step, parameters=digest(elastic.parameters))
+if not kf.detached():
+    report("end", step=elastic.step, epoch=elastic.epoch)

@@ -1,0 +1,75 @@
+"""Training on clusters that really resize, under kungfu-run."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import pytest
+
+
+def samples_by_epoch(reports, key=lambda row: row["epoch"]):
+    seen = collections.defaultdict(collections.Counter)
+    for row in reports.of("step"):
+        seen[key(row)].update(row["samples"])
+    return dict(seen)
+
+
+def sizes(reports, kind="step"):
+    """The size at each step, having checked that all ranks took part in it."""
+    found = {}
+    for step, rows in reports.by_step(kind).items():
+        assert [row["rank"] for row in rows] == list(range(len(rows))), f"step {step}"
+        found[step] = len(rows)
+    return found
+
+
+def test_model_train_goes_on_through_resizes(run_elastic):
+    reports = run_elastic("model_train.py", "5:2,9:4,15:1,25:2", "4", "1")
+    steps = reports.by_step("step")
+    # every sample once an epoch, dealt to all
+    assert samples_by_epoch(reports) == {epoch: collections.Counter(range(90)) for epoch in (1, 2, 3, 4)}
+    assert list(steps) == list(range(1, max(steps) + 1))
+    for step, rows in steps.items():
+        assert len({row["parameters"] for row in rows}) == 1, f"parameters differ after step {step}"
+        assert len({row["epoch"] for row in rows}) == 1
+        assert len({row["batch_num"] for row in rows if not row["detached"]}) == 1
+    # joiners begin with the state of those they join, bit for bit
+    begins = [row for row in reports.of("begin") if row["step"] > 0]
+    assert collections.Counter(row["step"] for row in begins) == {5: 1, 9: 2, 25: 1}
+    for begin in begins:
+        veteran = steps[begin["step"]][0]
+        assert begin["parameters"] == veteran["parameters"]
+        assert begin["global_step"] == veteran["global_step"] == begin["step"]
+    # epochs end at the same step at all workers that are in them
+    ends = collections.defaultdict(set)
+    for row in reports.of("epoch"):
+        ends[row["epoch"]].add(row["step"])
+    assert all(len(at) == 1 for at in ends.values())
+    assert sorted(ends) == [1, 2, 3, 4]
+    # those that left ended their program with 0 (as the launcher found), after the step of the change
+    assert [row["step"] for row in reports.of("step") if row["detached"]] == [15, 15, 15]
+    ended = reports.of("end")
+    assert len(ended) == 2
+    assert len({row["parameters"] for row in ended}) == 1
+
+
+def test_a_joiner_of_a_later_model_train_arrives_there(run_elastic):
+    reports = run_elastic("model_train.py", "4:3,30:2", "1", "3")
+    seen = samples_by_epoch(reports, key=lambda row: row["call"])
+    assert seen == {call: collections.Counter(range(90)) for call in range(3)}
+    assert len(reports.of("end")) == 3
+
+
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+def test_a_held_global_batch_trains_as_one_worker_does(run_elastic, mode):
+    alone = run_elastic("own_loop.py", "none", "6", "24", mode, np=0)
+    resized = run_elastic("own_loop.py", "7:2,13:4,26:3,41:1", "6", "24", mode)
+    assert samples_by_epoch(resized) == {epoch: collections.Counter(range(240)) for epoch in range(6)}
+    assert [sizes(resized)[s] for s in (7, 8, 14, 27, 42, 60)] == [1, 2, 4, 3, 1, 1]
+    losses = [np.array([rows[0]["loss"] for rows in r.by_step("step").values()]) for r in (alone, resized)]
+    assert len(losses[0]) == 60
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+    for rows in resized.by_step("after").values():
+        assert len({row["parameters"] for row in rows}) == 1
+    assert [row["epoch"] for row in resized.of("end")] == [6]
