@@ -154,11 +154,12 @@ for extra in ${extras//,/ }; do
   case ,$done_extras, in *",$extra,"*) ;; *) new_extras+=${new_extras:+,}$extra ;; esac
 done
 
+here=$PWD
 next() {
-  local shown=${venv#"$root/"}
   say "Next:"
-  if [ "$venv" != "$active" ]; then say "  source $(printf %q "$shown/bin/activate")"; fi
-  if [ -e "$root/examples/lenet-elastic/run-elastic.sh" ]; then say "  examples/lenet-elastic/run-elastic.sh"; fi
+  if [ "$venv" != "$active" ]; then say "  source $(printf %q "${venv#"$here/"}/bin/activate")"; fi
+  local example=$root/examples/lenet-elastic/run-elastic.sh
+  say "  $(printf %q "${example#"$here/"}")"
 }
 
 if [ "$hash" = "$done_hash" ] && [ -z "$new_extras" ]; then
