@@ -1,0 +1,51 @@
+"""The programs of this folder, with several workers."""
+
+import re
+
+import pytest
+
+MODES = pytest.mark.parametrize("mode", ["graph", "pynative"])
+
+
+@MODES
+@pytest.mark.parametrize(("n", "dtypes"), [(1, "few"), (2, "all"), (3, "few"), (4, "few"), (7, "few")])
+def test_collectives_agree_with_numpy(run_workers, mode, n, dtypes):
+    run_workers("collectives.py", n, mode, dtypes)
+
+
+@MODES
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_semantics(run_workers, mode, n):
+    run_workers("semantics.py", n, mode)
+
+
+@MODES
+@pytest.mark.parametrize("n", [2, 3])
+def test_n_workers_on_shards_train_as_one_on_the_whole_batch(run_workers, mode, n):
+    run_workers("optimizers.py", n, mode)
+
+
+@MODES
+def test_a_single_worker_trains_as_with_the_plain_optimizer(run_workers, mode):
+    run_workers("optimizers.py", 1, mode, "drop_ins", "plain_subclasses")
+
+
+@MODES
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_loop_for_the_older_integration(run_workers, mode, n):
+    run_workers("older_loop.py", n, mode)
+
+
+def weights(output):
+    """What the workers of older_train.py printed: step -> (size, weight), equal at all of them."""
+    seen = {}
+    for step, size, weight in re.findall(r"step (\d+) size (\d+) weight (\S+)", output):
+        assert seen.setdefault(int(step), (int(size), float(weight))) == (int(size), float(weight)), output
+    return seen
+
+
+@MODES
+def test_a_training_for_the_older_integration_sums_once(run_workers, mode):
+    # Momentum 0, learning rate 1, gradients of 1: each step takes the size off; twice that if the sum is taken twice.
+    seen = weights(run_workers("older_train.py", 2, mode, "3"))
+    assert seen == {step: (2, -2.0 * (step + 1)) for step in range(3)}

@@ -1,0 +1,85 @@
+"""What needs one process only: loading, the older module's name, arguments."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import mindspore as ms
+import pytest
+
+from ms_kungfu.ops import KungFuAllReduce, KungFuBroadcast, ReduceOp, _plugin
+from ms_kungfu.optimizers import KungFuGradReducer
+
+
+def test_a_plugin_for_another_mindspore_is_refused_with_the_remedy(monkeypatch):
+    _plugin._load.cache_clear()
+    monkeypatch.setitem(sys.modules, "ms_kungfu._build_info", SimpleNamespace(MINDSPORE_VERSION="2.7.0"))
+    with pytest.raises(ImportError, match=rf"built for MindSpore 2\.7\.0, but MindSpore {ms.__version__}.*install"):
+        KungFuAllReduce()
+
+
+def test_a_build_without_mindspore_is_told_with_the_remedy(monkeypatch):
+    _plugin._load.cache_clear()
+    monkeypatch.setitem(sys.modules, "ms_kungfu._build_info", None)
+    with pytest.raises(ImportError, match=r"built without MindSpore.*install-kungfu\.sh"):
+        KungFuAllReduce()
+
+
+def test_another_device_is_refused():
+    with pytest.raises(ValueError, match='"GPU" is not supported yet'):
+        _plugin._load("GPU")
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match='must be one of sum, mean, min, max, prod, not "average"'):
+        KungFuAllReduce("average")
+    with pytest.raises(TypeError, match="op must be one of"):
+        KungFuAllReduce(3)
+    with pytest.raises(TypeError, match="name must be a text"):
+        KungFuAllReduce(name="")
+    with pytest.raises(ValueError, match="at least 0, not -1"):
+        KungFuBroadcast(-1)
+    with pytest.raises(TypeError, match="root must be a rank"):
+        KungFuBroadcast("0")
+    with pytest.raises(TypeError, match=r"True \(average\) or False \(sum\)"):
+        KungFuGradReducer(mean=2)
+
+
+def test_reduce_ops_are_named_as_in_mindspore():
+    from mindspore.ops import ReduceOp as Theirs
+
+    assert [ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PROD] == [
+        Theirs.SUM,
+        Theirs.MIN,
+        Theirs.MAX,
+        Theirs.PROD,
+    ]
+    assert KungFuAllReduce(Theirs.AVG).op == ReduceOp.MEAN
+
+
+def run_python(code):
+    return subprocess.run([sys.executable, "-c", code], check=True, timeout=60, text=True, capture_output=True).stdout
+
+
+def test_the_older_module_costs_nothing_until_it_is_imported():
+    assert run_python("import sys, ms_kungfu; print('mindspore' in sys.modules)") == "False\n"
+
+
+def test_the_older_module_is_the_same_classes_and_functions():
+    code = """
+import ms_kungfu
+import mindspore.ops.operations.kungfu_comm_ops as old
+from mindspore.ops.operations import kungfu_comm_ops
+from ms_kungfu import callbacks, ops, optimizers
+assert kungfu_comm_ops is old
+for name in ops.__all__:
+    assert getattr(old, name) is getattr(ops, name), name
+for name in ms_kungfu._RUNTIME:
+    assert getattr(old, name) is getattr(ms_kungfu, name), name
+assert old.sync_net_parameters is callbacks.sync_net_parameters
+assert old.KungFuMomentum is optimizers.KungFuMomentum
+assert not hasattr(old, "nothing")
+"""
+    run_python(code)
