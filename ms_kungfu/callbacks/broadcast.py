@@ -11,10 +11,11 @@ from ms_kungfu.elastic.state import collect_parameters, share_parameters
 
 
 def sync_net_parameters(net: Any, root: int = 0) -> None:
-    """Collective: the root's Parameters into everyone's, in place. `net` is a cell, an optimizer or a list of Parameters.
+    """Collective: the root's Parameters into everyone's, in place. `net` is a cell, an optimizer or a list of
+    Parameters.
 
-    Idempotent. At a worker that joins a job whose others use `KungFuElasticCallback` or `ElasticTraining` it returns at once:
-    the whole state is about to reach it.
+    Idempotent. At a worker that joins a job whose others use `KungFuElasticCallback` or `ElasticTraining` it returns at
+    once: the whole state is about to reach it.
     """
     share_parameters(collect_parameters([net]), _checked(root))
 

@@ -39,8 +39,8 @@ class ElasticTraining:
         trained: cells, optimizers, lists of Parameters, or objects that hold Parameters (a ``DynamicLossScaler``):
             all that training changes.
         schedule: ``{step: size}``, ``"10:2,20:4"`` or a function of the step; None follows the config server only.
-        dataset: the `ElasticDataset` the loop reads. It goes on from the same position at a joiner, and its iterators end
-            when training is over for this worker.
+        dataset: the `ElasticDataset` the loop reads. It goes on from the same position at a joiner, and its iterators
+            end when training is over for this worker.
         loss_scale_manager: a host-side loss scale manager whose numbers are part of the state.
         components: more state of the program's own, see `ms_kungfu.elastic.state`.
 
@@ -94,8 +94,8 @@ class ElasticTraining:
     def begin(self) -> None:
         """Start a call of training; a joiner receives the state here. Collective.
 
-        Where the others are already in a later call (``for ...: model.train(1, ...)``), a joiner has `should_stop` set and
-        its dataset suspended until it arrives there.
+        Where the others are already in a later call (``for ...: model.train(1, ...)``), a joiner has `should_stop` set
+        and its dataset suspended until it arrives there.
         """
         runtime.init()
         _Process.calls += 1
@@ -120,8 +120,8 @@ class ElasticTraining:
     def step_end(self) -> Change:
         """Count a step, and follow a change of the cluster that is due. Collective, once a step at every worker.
 
-        Returns what changed. On return from a change the workers that joined have the state, and this one's dataset goes on
-        with its new share.
+        Returns what changed. On return from a change the workers that joined have the state, and this one's dataset
+        goes on with its new share.
         """
         if self.should_stop:
             size = runtime.current_cluster_size()
@@ -137,8 +137,8 @@ class ElasticTraining:
             self.epoch += 1
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs of a call of training that are still to do, of `count`: `begin`, then ``range(count)``, at a joiner from
-        the epoch in which the others are."""
+        """The epochs of a call of training that are still to do, of `count`: `begin`, then ``range(count)``, at a
+        joiner from the epoch in which the others are."""
         self.begin()
         while self.epoch < count and not self.should_stop:
             yield self.epoch

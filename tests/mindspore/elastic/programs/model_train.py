@@ -55,7 +55,7 @@ class Watch(Callback):
             report("epoch", step=params.cur_step_num, epoch=params.cur_epoch_num, call=self.call)
 
 
-ms.set_seed(7 + kf.current_rank())  # what differs at first is made the same by the state, and by BroadcastCallback's kin
+ms.set_seed(7 + kf.current_rank())  # what differs at first, the state makes the same
 random.seed(kf.current_rank())
 net = nn.Dense(4, 2)
 sync_net_parameters(net)  # a joiner passes by: the whole state is on its way
