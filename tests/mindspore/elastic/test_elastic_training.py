@@ -73,3 +73,22 @@ def test_a_held_global_batch_trains_as_one_worker_does(run_elastic, mode):
     for rows in resized.by_step("after").values():
         assert len({row["parameters"] for row in rows}) == 1
     assert [row["epoch"] for row in resized.of("end")] == [6]
+
+
+def test_broadcast_callback_and_programs_that_share_parameters_by_hand(run_elastic):
+    reports = run_elastic("static_and_older.py", np=2)
+    before, begin = ([row["parameters"] for row in reports.by_step(kind)[0]] for kind in ("before", "begin"))
+    assert before[0] != before[1], "the workers start from different weights"
+    assert len(set(begin)) == 1
+    assert len({row["parameters"] for row in reports.of("trained")}) == 1
+    assert samples_by_epoch(reports, key=lambda row: 0)[0] == collections.Counter(range(31))
+    assert sizes(reports, "shared") == {2: 3, 1: 1, 0: 2}
+    assert len({row["parameters"] for row in reports.of("shared")}) == 1
+
+
+def test_a_resize_from_outside_is_followed(run_elastic):
+    reports = run_elastic("from_outside.py")
+    changes = [(row["old"], row["new"]) for row in reports.workers[0] if row["kind"] == "change"]
+    assert changes == [(1, 3), (3, 1)]
+    epochs = samples_by_epoch(reports)
+    assert all(seen == collections.Counter(range(60)) for seen in epochs.values())
