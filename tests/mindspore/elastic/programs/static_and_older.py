@@ -1,4 +1,4 @@
-"""OUT: a static cluster under BroadcastCallback; then a loop that resizes and shares parameters by hand, as older programs do."""
+"""OUT: a static cluster under BroadcastCallback, then resizes and sharing by hand, as older programs do."""
 
 import mindspore as ms
 from mindspore import nn
