@@ -11,7 +11,7 @@ from reporting import Loss, numbered, numbers, report
 
 import ms_kungfu as kf
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic.training import ElasticTraining
+from ms_kungfu.elastic import ElasticTraining
 from ms_kungfu.optimizers import KungFuMomentum
 
 ms.set_context(mode=ms.PYNATIVE_MODE)
