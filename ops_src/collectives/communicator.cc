@@ -76,8 +76,9 @@ constexpr auto kSlice = std::chrono::milliseconds(20);
 // About 50 us: longer than a rank that has a core of its own needs to answer, shorter than a scheduler's turn.
 constexpr int kSpinTurns = 1000;
 // With more ranks than cores, whoever spins keeps the one that it waits for from running: he passes the core on
-// instead. A core that has nobody else to run takes about 0.4 us a turn.
-constexpr int kYieldTurns = 100;
+// instead. A turn takes about 0.4 us where nobody else wants the core, and a scheduler's turn where many do: hence no
+// number.
+constexpr auto kYieldTime = std::chrono::microseconds(50);
 // Chunks staged beyond the one that is being read. Each meeting costs a change of the running rank where cores are
 // scarce, so a rank then stages all that there is room for.
 constexpr uint32_t kAhead = 1;
@@ -603,22 +604,24 @@ void Communicator::Await(shm::Counter& counter, uint32_t target, uint32_t peer, 
 }
 
 void Communicator::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight) {
-  for (int turn = 0; turn < (oversubscribed_ ? kYieldTurns : kSpinTurns); turn++) {
-    if (oversubscribed_) {
+  using Clock = std::chrono::steady_clock;
+  if (oversubscribed_) {
+    for (const auto end = Clock::now() + kYieldTime; Clock::now() < end;) {
       sched_yield();
-    } else {
-      shm::Pause();
+      if (counter.Reached(target)) return;
     }
-    if (counter.Reached(target)) return;
+  } else {
+    for (int turn = 0; turn < kSpinTurns; turn++) {
+      shm::Pause();
+      if (counter.Reached(target)) return;
+    }
   }
-  if (flight.deadline == std::chrono::steady_clock::time_point{}) {
-    flight.deadline = std::chrono::steady_clock::now() + options_.collective_timeout;
-  }
+  if (flight.deadline == Clock::time_point{}) flight.deadline = Clock::now() + options_.collective_timeout;
   for (;;) {
     counter.Sleep(target, kSlice);
     if (counter.Reached(target)) return;
     LookAround(counter, target, peer, flight);
-    if (std::chrono::steady_clock::now() > flight.deadline) {
+    if (Clock::now() > flight.deadline) {
       throw Error(KF_TIMEOUT, Text(NameOf(flight.operation.kind), " \"", flight.operation.name, "\": no data from ",
                                    PeerName(peer), " within ", options_.collective_timeout.count() / 1000.0,
                                    " s, cluster version ", cluster_version_));
