@@ -97,10 +97,21 @@ class ElasticDataset(ds.Dataset):
 
     def state(self) -> dict[str, Any]:
         """What another worker needs to go on from here; JSON."""
-        return {"epoch": self._epoch, "position": self._trained, "steps": self._steps, "seed": self._seed}
+        return {
+            "epoch": self._epoch,
+            "position": self._trained,
+            "steps": self._steps,
+            "seed": self._seed,
+            "total": self._total,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from another worker's `state`."""
+        """Go on from another worker's `state`. ValueError where that worker has other data."""
+        if state["total"] != self._total:
+            raise ValueError(
+                f"this worker's data has {self._total} samples, that of the others {state['total']}; start all workers "
+                "with the same data"
+            )
         self._epoch, self._seed = state["epoch"], state["seed"]
         self._trained = self._taken = state["position"]
         self._steps = self._steps_taken = state["steps"]

@@ -22,6 +22,17 @@ class _Process:
 
     calls = 0  # trainings begun, over all ElasticTraining objects
     resume: dict[str, int] | None = None  # the progress a joiner received
+    resuming = False  # a joiner has begun where the others are and hasn't trained yet
+
+
+def is_behind() -> bool:
+    """Whether this process joined and has not come to the call of training yet in which the others were then."""
+    return _Process.resume is not None and _Process.calls < _Process.resume["call"]
+
+
+def is_resuming() -> bool:
+    """Whether this process is behind, or has just begun in the middle of a call that the others began before."""
+    return is_behind() or _Process.resuming
 
 
 class ElasticTraining:
@@ -115,7 +126,8 @@ class ElasticTraining:
             self._follow(membership.step(self._size_after(0) if self.step == 0 else None))
         else:
             self.step, self.first_step, self.epoch = resume["step"], resume["first_step"], resume["epoch"]
-            self._suspend(self._call < resume["call"])
+            _Process.resuming = True
+            self._suspend(is_behind())
 
     def step_end(self) -> Change:
         """Count a step, and follow a change of the cluster that is due. Collective, once a step at every worker.
@@ -126,6 +138,7 @@ class ElasticTraining:
         if self.should_stop:
             size = runtime.current_cluster_size()
             return Change(changed=False, detached=runtime.detached(), old_size=size, new_size=size)
+        _Process.resuming = False
         self.step += 1
         if self._dataset is not None:
             self._dataset.commit()
@@ -133,6 +146,7 @@ class ElasticTraining:
 
     def epoch_end(self) -> None:
         """Count an epoch; `epochs` does so itself."""
+        _Process.resuming = False
         if not self.should_stop:
             self.epoch += 1
 

@@ -77,6 +77,7 @@ class Run:
 def fresh_process(monkeypatch):
     monkeypatch.setattr(training._Process, "calls", 0)
     monkeypatch.setattr(training._Process, "resume", None)
+    monkeypatch.setattr(training._Process, "resuming", False)
 
 
 @pytest.fixture(scope="module")
