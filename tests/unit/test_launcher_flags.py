@@ -39,11 +39,12 @@ def test_switches_take_a_value_only_after_an_equals_sign():
 
 
 def test_every_flag_of_kungfu_run_is_known(tmp_path):
-    options = parse_options(
+    words = (
         "-np 2 -q -v -w -k -builtin-config-port 9100 -config-server http://127.0.0.1:9100/config -H 127.0.0.1:4 "
-        "-port-range 20000-20010 -port 40000 -strategy AUTO -timeout 1m30s -delay 10ms -init-version 3".split()
-        + ["-logdir", str(tmp_path), "-logfile", "launcher.log", "sh"]
+        "-port-range 20000-20010 -port 40000 -strategy AUTO -timeout 1m30s -delay 10ms -init-version 3 "
+        f"-logdir {tmp_path} -logfile launcher.log sh"
     )
+    options = parse_options(words.split())
     assert (options.size, options.watch, options.keep, options.builtin_port) == (2, True, True, 9100)
     assert (options.host.name, options.host.slots, options.host.limit) == ("127.0.0.1", 4, "127.0.0.1:4")
     assert (str(options.ports), options.runner_port, options.init_version) == ("20000-20010", 40000, 3)
@@ -83,7 +84,10 @@ def test_help_needs_no_program(help_flag):
         (["-timeout", "soon", "sh"], "-timeout: 'soon' is not a duration; write it like 30s, 5m or 1h30m"),
         (["-config-server", "127.0.0.1:9100", "sh"], "is not a URL like http://127.0.0.1:9100/config"),
         (["-config-server", "http://a:b/config", "sh"], "is not a URL like"),
-        (["-builtin-config-port", "9100", "-config-server", "http://127.0.0.1:9101/config", "sh"], "give both the same"),
+        (
+            ["-builtin-config-port", "9100", "-config-server", "http://127.0.0.1:9101/config", "sh"],
+            "give both the same",
+        ),
         (["-k", "sh"], "-k needs -w"),
         (["-init-version", "-1", "-w", "sh"], "-init-version -1 needs -w and a config server of its own"),
         (["-affinity", "some", "sh"], "'some' is neither auto nor none"),
