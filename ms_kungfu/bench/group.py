@@ -37,6 +37,7 @@ class Group:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
         self._pids: list[int] = []
+        self._failed = False  # then the others may be waiting for a rank that has gone
         self._listener = socket.socket(socket.AF_UNIX)
         try:
             self._start()
@@ -128,6 +129,7 @@ class Group:
         return total / _TICKS_PER_S
 
     def _error(self, what: str) -> GroupError:
+        self._failed = True
         log = (Path(self._folder) / "log").read_text(errors="replace").rstrip()
         tail = "".join(f"\n    {line}" for line in log.splitlines()[-15:])
         return GroupError(f"{self.name}: {what}" + (f"; the end of its log:{tail}" if tail else ""))
@@ -137,7 +139,8 @@ class Group:
         self._listener.close()
         for connection in self._connections:
             connection.close()
-        deadline = time.monotonic() + (_GRACE_S if len(self._connections) == self.size else 0.0)
+        ready = bool(self._pids) and not self._failed
+        deadline = time.monotonic() + (_GRACE_S if ready else 0.0)
         for process in self._processes:
             # mpirun ends its ranks at a SIGTERM, and could not at a SIGKILL.
             for what in (signal.SIGTERM, signal.SIGKILL):
