@@ -135,6 +135,8 @@ def _check(arguments: argparse.Namespace) -> list[str]:
         raise ValueError(f"root {root} is no rank among {min(arguments.ranks)}")
     if getattr(arguments, "plot", None) and find_spec("matplotlib") is None:
         raise ValueError(f"--plot needs matplotlib; {contenders.REMEDY}")
+    if arguments.command == "step" and set(arguments.vs) - {"mindspore"}:
+        raise ValueError(f"step can be compared with mindspore only, not with {','.join(arguments.vs)}")
     names = [contenders.THROUGH[f] for f in getattr(arguments, "through", [])]
     names += [name for name in getattr(arguments, "vs", []) if name not in names]
     for name in names:

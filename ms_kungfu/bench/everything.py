@@ -16,6 +16,7 @@ def _plan(peers: list[str], quick: bool) -> list[tuple[str, list[str]]]:
     vs = ["--vs", ",".join(peers)]
     # MindSpore's collectives are so slow that they would take most of the time at large sizes.
     fast = ["--vs", ",".join(p for p in peers if p != "mindspore")]
+    steps = ["--rounds", "15", *(["--vs", "mindspore"] if "mindspore" in peers else [])]
     faces = ["--through", "native,python,primitive"]
     plan = [
         ("all_reduce-2", ["all_reduce", "-np", "2", *fast]),
@@ -24,8 +25,8 @@ def _plan(peers: list[str], quick: bool) -> list[tuple[str, list[str]]]:
         ("broadcast-2", ["broadcast", "-np", "2", *fast]),
         ("gradients-2", ["gradients", "-np", "2", "--through", "native,primitive", *fast]),
         ("gradients-4", ["gradients", "-np", "4", *fast]),
-        ("step-graph", ["step", "-np", "1,2", "--mode", "graph", "--rounds", "15", *vs]),
-        ("step-pynative", ["step", "-np", "1", "--mode", "pynative", "--rounds", "15"]),
+        ("step-graph", ["step", "-np", "1,2", "--mode", "graph", *steps]),
+        ("step-pynative", ["step", "-np", "1", "--mode", "pynative", *steps]),
         ("resize", ["resize", "--schedule", "1,2,4,1", "--rounds", "5"]),
     ]
     if not quick:

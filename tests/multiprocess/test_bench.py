@@ -1,4 +1,4 @@
-"""`python -m ms_kungfu.bench` as a user starts it: what it writes, what it notices, and that it leaves nothing behind."""
+"""`python -m ms_kungfu.bench` as a user starts it: what it writes, what it notices, that it leaves nothing behind."""
 
 from __future__ import annotations
 
