@@ -4,13 +4,13 @@ import http.client
 import json
 import os
 import signal
-import socket
 import time
 
 import pytest
 
 from ms_kungfu.config_server.client import ConfigClient
 from ms_kungfu.elastic.cluster import Cluster, PeerID
+from tests.conftest import free_port
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -50,12 +50,6 @@ while True:
     if newer is not None:
         cluster = enter(cluster.version, newer.version)
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def cluster_of(version, *ports):
