@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import time
 
 import pytest
