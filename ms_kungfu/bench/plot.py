@@ -42,7 +42,7 @@ def draw(records: Sequence[Record], path: str) -> None:
     layout = [row[i : i + 3] for row in (sized, others) for i in range(0, len(row), 3)]
     heights = [5.2 if row[0] in sized else 1.0 + 0.34 * max(map(len, row)) for row in layout]
     with plt.rc_context(_STYLE):
-        width = 5.2 * max(map(len, layout))
+        width = 6.4 * max(map(len, layout))
         figure = plt.figure(figsize=(max(width, 6.5), sum(heights) + 0.5), layout="constrained", dpi=150)
         layout_engine: Any = figure.get_layout_engine()
         layout_engine.set(w_pad=0.12, h_pad=0.08)
@@ -106,7 +106,7 @@ def _over_size(top: Any, bottom: Any, panel: Sequence[Record]) -> None:
     ticks = sorted({r["bytes"] for r in panel})
     bottom.set_xticks(ticks, [size_text(b) for b in ticks], rotation=30, ha="right")
     bottom.xaxis.set_minor_locator(NullLocator())
-    top.legend(loc="lower right", edgecolor="none", framealpha=0.85)
+    top.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     # A memcpy of four bytes would take half of the picture.
     collectives = [r for r in panel if r["contender"] != "memcpy"]
     if collectives:
