@@ -119,16 +119,3 @@ def _text_of(body: bytes) -> str:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         return body[:200].decode("utf-8", "replace").strip()
-
-
-def get(url: str) -> Cluster:
-    """The wanted cluster at `url`; ConfigServerError where there is none or nobody answers."""
-    cluster = ConfigClient(url).get()
-    if cluster is None:
-        raise ConfigServerError(f"{url} holds no cluster")
-    return cluster
-
-
-def put(url: str, cluster: Cluster, secret: str) -> Cluster:
-    """Writes `cluster`, whose version must be the next one, and returns it as stored. See :meth:`ConfigClient.put`."""
-    return ConfigClient(url, secret).put(cluster)

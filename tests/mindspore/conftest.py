@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
+from typing import Callable
 
 import pytest
+
+from tests.conftest import Run
 
 PROGRAMS = Path(__file__).with_name("programs")
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 
 @pytest.fixture
-def run_workers(tmp_path):
+def run_workers(run_program: Run) -> Callable[..., str]:
     """A function that runs a program with n workers and returns their output; a worker's failure fails the test."""
 
     def run(program: str, n: int, *args: str, timeout_s: float = 240) -> str:
-        launcher = shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) or shutil.which("kungfu-run")
-        assert launcher is not None, "kungfu-run is not installed"
-        command = [launcher, "-q", "-np", str(n), sys.executable, str(PROGRAMS / program), *args]
-        # MindSpore writes its analysis of a failed compilation into the current folder.
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        assert done.returncode == 0, f"{' '.join(command)} exited {done.returncode}:\n{done.stdout[-6000:]}"
-        return done.stdout
+        return run_program(PROGRAMS / program, *args, np=n, timeout_s=timeout_s)
 
     return run

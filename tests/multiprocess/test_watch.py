@@ -4,13 +4,13 @@ import http.client
 import json
 import os
 import signal
-import socket
 import time
 
 import pytest
 
 from ms_kungfu.config_server.client import ConfigClient
 from ms_kungfu.elastic.cluster import Cluster, PeerID
+from tests.conftest import free_port
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -25,7 +25,8 @@ incarnation = int(os.environ["KUNGFU_INCARNATION"])
 signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))
 
 def enter(member_of, version):
-    answer = request_segment(os.environ["KUNGFU_BROKER"], bytes.fromhex(secret), me, incarnation, member_of, version, 60)
+    broker = os.environ["KUNGFU_BROKER"]
+    answer = request_segment(broker, bytes.fromhex(secret), me, incarnation, member_of, version, 60)
     if isinstance(answer, Detached):
         print(f"detached {me} incarnation={incarnation}", flush=True)
         if "STUBBORN" in os.environ:
@@ -49,12 +50,6 @@ while True:
     if newer is not None:
         cluster = enter(cluster.version, newer.version)
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def cluster_of(version, *ports):
@@ -245,10 +240,8 @@ def test_a_taken_port_is_one_sentence_with_the_remedy(kungfu_run):
         port = taken.getsockname()[1]
         job = kungfu_run("-w", "-builtin-config-port", port, "true")
         job.assert_exit(1)
-        assert job.lines == [
-            f"kungfu-run: port {port} (-builtin-config-port) on 127.0.0.1 is taken; give another port, or 0 for any free "
-            "one"
-        ]
+        remedy = "give another port, or 0 for any free one"
+        assert job.lines == [f"kungfu-run: port {port} (-builtin-config-port) on 127.0.0.1 is taken; {remedy}"]
         job.assert_gone(time.monotonic())
 
 
