@@ -154,11 +154,12 @@ for extra in ${extras//,/ }; do
   case ,$done_extras, in *",$extra,"*) ;; *) new_extras+=${new_extras:+,}$extra ;; esac
 done
 
+here=$PWD
 next() {
-  local shown=${venv#"$root/"}
   say "Next:"
-  if [ "$venv" != "$active" ]; then say "  source $(printf %q "$shown/bin/activate")"; fi
-  if [ -e "$root/examples/lenet-elastic/run-elastic.sh" ]; then say "  examples/lenet-elastic/run-elastic.sh"; fi
+  if [ "$venv" != "$active" ]; then say "  source $(printf %q "${venv#"$here/"}/bin/activate")"; fi
+  local example=$root/examples/lenet-elastic/run-elastic.sh
+  say "  $(printf %q "${example#"$here/"}")"
 }
 
 if [ "$hash" = "$done_hash" ] && [ -z "$new_extras" ]; then
@@ -296,7 +297,7 @@ pip_install --no-build-isolation "mindspore==$mindspore" "${editable[@]}" ".${al
 
 say "Testing: two workers sum a tensor through MindSpore ..."
 # Not from the checkout: it is the installed package that is tested.
-(cd / && kungfu-run -q -np 2 "$venv/bin/python" -m ms_kungfu._smoke </dev/null) ||
+(cd / && kungfu-run -q -timeout 5m -np 2 "$venv/bin/python" -m ms_kungfu._smoke </dev/null) ||
   die "ms_kungfu is installed, but two workers could not sum a tensor; the message is above"
 
 printf '%s %s\n' "$hash" "$all_extras" >"$stamp"

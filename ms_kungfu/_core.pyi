@@ -32,3 +32,32 @@ class SegmentControl:
     def cluster_version(self) -> int: ...
     def mark_lost(self, rank: int, reason: str) -> None: ...
     def announce(self, version: int) -> None: ...
+
+# ops_src/bindings/bench.cc: seconds per call, for each sample of `batch` calls. A set is (inputs, outputs), a group the
+# tensors [begin, end) that travel together; functions and handles of MPI are addresses.
+def _time_collective(
+    kind: str,
+    name: str,
+    sets: list[tuple[list[Any], list[Any]]],
+    groups: list[tuple[int, int]],
+    dtype: int,
+    op: int,
+    root: int,
+    samples: int,
+    batch: int,
+) -> list[float]: ...
+def _time_mpi(
+    kind: str,
+    function: int,
+    barrier: int,
+    sets: list[tuple[list[Any], list[Any]]],
+    groups: list[tuple[int, int]],
+    unit: int,
+    datatype: int,
+    op: int,
+    root: int,
+    comm: int,
+    samples: int,
+    batch: int,
+) -> list[float]: ...
+def _time_memcpy(sets: list[tuple[list[Any], list[Any]]], samples: int, batch: int) -> list[float]: ...

@@ -28,7 +28,7 @@ class FlagParser(argparse.ArgumentParser):
         super().__init__(prog, usage, description, add_help=False, allow_abbrev=False)
         self._is_switch: dict[str, bool] = {}
         self.switch("h", "show this help")
-        self.switch("help", "show this help")
+        self.switch("help", argparse.SUPPRESS)
 
     def flag(
         self, name: str, help: str, *, type: Callable[[str], Any] = str, default: Any = None, metavar: str

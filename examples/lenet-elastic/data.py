@@ -15,7 +15,7 @@ NAMES = {
 
 
 def find_or_make(data_path, fallback):
-    """The folder of the IDX files: `data_path` where one is given, else `fallback`, filled from scikit-learn at first use."""
+    """The folder of the IDX files: `data_path` where given, else `fallback`, filled from scikit-learn at first use."""
     if data_path:
         folder = Path(data_path)
         missing = [name for names in NAMES.values() for name in names if not (folder / name).is_file()]

@@ -12,7 +12,8 @@ import ms_kungfu as kf
 
 
 class TrainingLog(Callback):
-    """Writes `path`, one object a step; comes before the elastic callback, so that it sees the size that trained the step.
+    """Writes `path`, one object a step; comes before the elastic callback, so that it sees the size that trained the
+    step.
 
     The loss is the mean over all workers' samples, which takes one small all-reduce.
     """
@@ -66,7 +67,7 @@ class TrainingLog(Callback):
 
 
 def _progress_bar(steps):
-    """A bar on a terminal, else None. Under kungfu-run a worker writes into a pipe; run-elastic.sh sets PROGRESS_BAR."""
+    """A bar on a terminal, else None. Under kungfu-run a worker writes to a pipe; run-elastic.sh sets PROGRESS_BAR."""
     if not (sys.stderr.isatty() or os.environ.get("PROGRESS_BAR")):
         return None
     try:

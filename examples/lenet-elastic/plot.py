@@ -1,4 +1,4 @@
-"""Draws a training: loss and cluster size over the steps. Also a program: python plot.py out/training.jsonl training.png"""
+"""Draws a training: loss and cluster size over the steps. Also a program: plot.py out/training.jsonl training.png"""
 
 import json
 import os

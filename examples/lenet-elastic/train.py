@@ -25,10 +25,14 @@ def arguments():
     parser.add_argument("--schedule", default="60:2,140:4,300:1", help="step:size,... or none (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--global-batch-size", type=int, default=32, help="samples a step, over all workers")
-    parser.add_argument("--learning-rate", type=float, default=0.03, help="at the start; it falls to 0 by a cosine")
+    parser.add_argument("--learning-rate", type=float, default=0.02, help="at the start; it falls to 0 by a cosine")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--data-path", default=os.environ.get("DATA_PATH"), help="MNIST's IDX files (default: DATA_PATH, else digits)")
-    parser.add_argument("--out", type=Path, default=HERE / "out", help="folder for the results (default: out beside this file)")
+    parser.add_argument(
+        "--data-path", default=os.environ.get("DATA_PATH"), help="MNIST's IDX files (default: DATA_PATH, else digits)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "out", help="folder for the results (default: out beside this file)"
+    )
     return parser.parse_args()
 
 

@@ -8,26 +8,35 @@ from mindspore.train import Callback
 
 from ms_kungfu import runtime
 from ms_kungfu.elastic.state import collect_parameters, share_parameters
+from ms_kungfu.elastic.training import is_behind, is_resuming
 
 
 def sync_net_parameters(net: Any, root: int = 0) -> None:
-    """Collective: the root's Parameters into everyone's, in place. `net` is a cell, an optimizer or a list of Parameters.
+    """Collective: the root's Parameters into everyone's, in place. `net` is a cell, an optimizer or a list of
+    Parameters.
 
-    Idempotent. At a worker that joins a job whose others use `KungFuElasticCallback` or `ElasticTraining` it returns at once:
-    the whole state is about to reach it.
+    Idempotent. At a worker that joins a job whose others use `KungFuElasticCallback` or `ElasticTraining` it returns at
+    once: the whole state is about to reach it.
     """
-    share_parameters(collect_parameters([net]), _checked(root))
+    root = _checked(root)
+    if not is_behind():
+        share_parameters(collect_parameters([net]), root)
 
 
 class BroadcastCallback(Callback):
-    """For a cluster that stays as it is: training starts everywhere from the weights and optimizer state of `root`."""
+    """Training starts everywhere from the weights and optimizer state of `root`.
+
+    For clusters that stay as they are. With `KungFuElasticCallback` it does the same for those who are there at the
+    start; joiners receive the state anyway.
+    """
 
     def __init__(self, root: int = 0) -> None:
         super().__init__()
         self._root = _checked(root)
 
     def on_train_begin(self, run_context: Any) -> None:
-        share_parameters(collect_parameters([run_context.original_args().train_network]), self._root)
+        if not is_resuming():
+            share_parameters(collect_parameters([run_context.original_args().train_network]), self._root)
 
 
 def _checked(root: int) -> int:

@@ -21,18 +21,18 @@ class KungFuElasticCallback(Callback):
     """Resizes the cluster by a schedule, or as the config server says, while ``Model.train`` goes on.
 
     Args:
-        schedule: ``{step: size}``, the text ``"10:2,20:4,40:1"`` (2 workers once 10 steps are done, ...), or a function of
-            the step that returns a size or None. None follows the config server only (``kungfu-run resize``).
+        schedule: ``{step: size}``, the text ``"10:2,20:4,40:1"`` (2 workers once 10 steps are done, ...), or a function
+            of the step that returns a size or None. None follows the config server only (``kungfu-run resize``).
         components: state of the program's own that joiners need, see `ms_kungfu.elastic.state`.
 
-    A worker that joins receives everything that decides the next step before its own first one, and goes on with the others'
-    `cur_step_num` and, in callbacks that come after this one, `cur_epoch_num`; it stops after the same step as they do. A
-    worker that leaves has `request_stop` called: its ``Model.train`` returns after that step as it always does, and
-    ``ms_kungfu.detached()`` is true from then on, so that a program can leave out what it does at the end.
+    A worker that joins receives everything that decides the next step before its own first one, and goes on with the
+    others' `cur_step_num` and, in callbacks that come after this one, `cur_epoch_num`; it stops after the same step as
+    they do. A worker that leaves has `request_stop` called: its ``Model.train`` returns after that step as it always
+    does, and ``ms_kungfu.detached()`` is true from then on, so that a program can leave out what it does at the end.
     `batch_num` is set anew at each change: the steps of the present epoch, as far as they are known.
 
-    Give it an `ElasticDataset`: an ordinary dataset is not dealt out anew, and each worker keeps the share that it began with.
-    Sink mode hides the steps from callbacks and is refused.
+    Give it an `ElasticDataset`: an ordinary dataset is not dealt out anew, and each worker keeps the share that it
+    began with. Sink mode hides the steps from callbacks and is refused.
     """
 
     def __init__(self, schedule: Schedule | None = None, *, components: Sequence[Component] = ()) -> None:
@@ -71,8 +71,8 @@ class KungFuElasticCallback(Callback):
             )
             if training.should_stop:
                 raise RuntimeError(
-                    "this worker has no part in this call of model.train, which only an ElasticDataset can say to MindSpore; "
-                    "train with an ElasticDataset, or in one call"
+                    "this worker joined while the others are in a later call of model.train, which only an "
+                    "ElasticDataset can wait for; train with an ElasticDataset, or in one call"
                 )
         params.cur_step_num += training.step - training.first_step
         self._epochs_before = training.epoch
@@ -116,8 +116,8 @@ class KungFuElasticCallback(Callback):
 def _sink_mode_asked_for() -> bool:
     """Whether ``Model.train`` was called with sink mode on.
 
-    MindSpore on CPU drops the wish and tells callbacks that sink mode is off; a program should hear of it here and not when it
-    moves to a device.
+    MindSpore on CPU drops the wish and tells callbacks that sink mode is off; a program should hear of it here and not
+    when it moves to a device.
     """
     frame = sys._getframe()
     while frame is not None:

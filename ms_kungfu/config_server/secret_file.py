@@ -12,7 +12,7 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -73,7 +73,7 @@ def read_secret(url: str) -> str | None:
     return None
 
 
-def secret_from(environment: dict[str, str] | os._Environ[str], url: str | None) -> str | None:
+def secret_from(environment: Mapping[str, str], url: str | None) -> str | None:
     """The environment's secret, else the one in the file for `url`."""
     return environment.get("KUNGFU_JOB_SECRET") or (read_secret(url) if url is not None else None)
 

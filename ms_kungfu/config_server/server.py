@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import hmac
 import math
-from typing import Any, Callable
+from typing import Callable
 
 from aiohttp import web
 
@@ -148,7 +148,7 @@ def _none() -> web.Response:
     return _sentence(404, "there is no cluster yet")
 
 
-async def serve_until(server: ConfigServer, stop: asyncio.Event, timeout_s: float | None = None) -> Any:
+async def serve_until(server: ConfigServer, stop: asyncio.Event, timeout_s: float | None = None) -> None:
     """Waits for `stop` (or the time limit) and closes the server, which must have been started."""
     try:
         with contextlib.suppress(asyncio.TimeoutError):

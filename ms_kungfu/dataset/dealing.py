@@ -1,17 +1,17 @@
 """How an epoch is cut into steps and a step into the shares of the workers. Pure: positions in, positions out.
 
-An epoch is a permutation of the samples, the same at every worker. Training walks along it: a step takes the next samples
-of the permutation, a *global batch*, and each worker trains one contiguous block of them. All that has to be known to go on
-after any change of membership is how far the walk has come.
+An epoch is a permutation of the samples, the same at every worker. Training walks along it: a step takes the next
+samples of the permutation, a *global batch*, and each worker trains one contiguous block of them. All that has to be
+known to go on after any change of membership is how far the walk has come.
 
 Rules
-- A step takes `global_batch` samples. What is left at the end of an epoch is trained too: when fewer than one and a half
-  global batches remain, the last two steps share them evenly (the last step alone when one global batch or less remains).
-  So no step is tiny, none is larger than asked for, and an epoch has ``ceil(total / global_batch)`` steps at any size.
-  With `drop_remainder` the part that doesn't fill a global batch is left out instead.
+- A step takes `global_batch` samples. What is left at the end of an epoch is trained too: when fewer than one and a
+  half global batches remain, the last two steps share them evenly (the last step alone when one global batch or less
+  remains). So no step is tiny, none is larger than asked for, and an epoch has ``ceil(total / global_batch)`` steps at
+  any size. With `drop_remainder` the part that doesn't fill a global batch is left out instead.
 - A step's samples are dealt in blocks as even as possible; the first ranks have one more where it doesn't divide.
-- Only where a step has fewer samples than there are workers (the cluster grew when the epoch was all but over), a worker
-  without a sample of its own repeats the step's last one: it has to bring a gradient.
+- Only where a step has fewer samples than there are workers (the cluster grew when the epoch was all but over), a
+  worker without a sample of its own repeats the step's last one: it has to bring a gradient.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 
-def permutation(total: int, seed: int, epoch: int, shuffle: bool = True) -> np.ndarray:
+def permutation(total: int, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
     """The order of the samples in `epoch`, the same on every worker: int64 of shape (total,)."""
     if not shuffle:
         return np.arange(total, dtype=np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from operator import index
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Union
 
 import mindspore.dataset as ds
 import numpy as np
@@ -22,8 +22,8 @@ class ElasticDataset(ds.Dataset):
 
     Args:
         source: the samples, *not batched*: a MindSpore pipeline over a dataset with a sampler (``MnistDataset``,
-            ``Cifar10Dataset``, ``MindDataset``, ``GeneratorDataset`` over something indexable, ... with any ``map``), or a
-            function of a list of sample numbers that returns such a pipeline yielding these samples in this order.
+            ``Cifar10Dataset``, ``MindDataset``, ``GeneratorDataset`` over something indexable, ... with any ``map``),
+            or a function of a list of sample numbers that returns such a pipeline yielding these samples in this order.
         batch_size: samples a worker trains in a step; the global batch grows and shrinks with the cluster.
         global_batch_size: samples that all workers together train in a step, held constant instead: training takes the
             same steps over the same samples at any size. One of the two is given.
@@ -31,10 +31,11 @@ class ElasticDataset(ds.Dataset):
         shuffle: a new permutation of all samples each epoch, a function of (`seed`, epoch); else their own order.
         drop_remainder: leave out what doesn't fill a global batch at the end of an epoch. By default it is trained.
 
-    Every sample is trained once an epoch, whatever resizes happen in between: after a change the rest of the epoch is dealt
-    out anew from where the *trained* steps end, so batches that MindSpore had prefetched come from the new deal. Epochs end
-    at the same step on all workers. How an epoch is cut and dealt, the tail included, is said in `ms_kungfu.dataset.dealing`.
-    Where the workers' shares differ in size (3 workers, a global batch of 32), each worker's mean counts the same.
+    Every sample is trained once an epoch, whatever resizes happen in between: after a change the rest of the epoch is
+    dealt out anew from where the *trained* steps end, so batches that MindSpore had prefetched come from the new deal.
+    Epochs end at the same step on all workers. How an epoch is cut and dealt, the tail included, is said in
+    `ms_kungfu.dataset.dealing`. Where the workers' shares differ in size (3 workers, a global batch of 32), each
+    worker's mean counts the same.
 
     A batch counts as trained at ``ElasticTraining.step_end``, or, without one, when the next batch is asked for.
     On a worker that has left the cluster an iterator ends at once.
@@ -54,7 +55,7 @@ class ElasticDataset(ds.Dataset):
         super().__init__()
         if (batch_size is None) == (global_batch_size is None):
             raise ValueError(
-                "an ElasticDataset has either batch_size (samples a worker) or global_batch_size (samples of all workers), "
+                "an ElasticDataset has either batch_size (samples of a worker) or global_batch_size (of all workers), "
                 f"got batch_size={batch_size!r} and global_batch_size={global_batch_size!r}"
             )
         self._source = source
@@ -96,10 +97,21 @@ class ElasticDataset(ds.Dataset):
 
     def state(self) -> dict[str, Any]:
         """What another worker needs to go on from here; JSON."""
-        return {"epoch": self._epoch, "position": self._trained, "steps": self._steps, "seed": self._seed}
+        return {
+            "epoch": self._epoch,
+            "position": self._trained,
+            "steps": self._steps,
+            "seed": self._seed,
+            "total": self._total,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from another worker's `state`."""
+        """Go on from another worker's `state`. ValueError where that worker has other data."""
+        if state["total"] != self._total:
+            raise ValueError(
+                f"this worker's data has {self._total} samples, that of the others {state['total']}; start all workers "
+                "with the same data"
+            )
         self._epoch, self._seed = state["epoch"], state["seed"]
         self._trained = self._taken = state["position"]
         self._steps = self._steps_taken = state["steps"]
@@ -107,7 +119,7 @@ class ElasticDataset(ds.Dataset):
     # -- what MindSpore calls -----------------------------------------------------------------------------------------
 
     def get_dataset_size(self) -> int:
-        """Steps of the present epoch, those already trained included. Changes with the size where batch_size is given."""
+        """Steps of the present epoch, those already trained included; with batch_size it depends on the size."""
         if self.suspended or runtime.detached():
             return max(self._steps, 1)  # Model.train refuses 0
         left = dealing.count_steps(self._trained, self._total, self.global_batch_size, self._drop_remainder)
@@ -177,17 +189,25 @@ class ElasticDataset(ds.Dataset):
 
 
 class _Batches:
-    """Walks through the epochs of an ElasticDataset, with a stock pipeline for as long as the cluster stays the same."""
+    """Walks through the epochs of an ElasticDataset, on one stock pipeline while the cluster stays the same."""
 
-    def __init__(self, dataset: ElasticDataset, kind: str, num_epochs: int, output_numpy: bool, do_copy: bool, columns: Any = None):
+    def __init__(
+        self,
+        dataset: ElasticDataset,
+        kind: str,
+        num_epochs: int,
+        output_numpy: bool,
+        do_copy: bool,
+        columns: Any = None,
+    ):
         self._dataset = dataset
         self._kind = kind
         self._options: dict[str, Any] = {"num_epochs": 1, "output_numpy": output_numpy, "do_copy": do_copy}
         if columns is not None:
             self._options["columns"] = columns
         self._epochs_left = num_epochs
-        self._inner: Optional[Iterator[Any]] = None
-        self._dealt_for: Optional[tuple[int, int]] = None  # (cluster version, epoch) of `_inner`
+        self._inner: Iterator[Any] | None = None
+        self._dealt_for: tuple[int, int] | None = None  # (cluster version, epoch) of `_inner`
         dataset._taken, dataset._steps_taken = dataset._trained, dataset._steps
 
     def __iter__(self) -> Iterator[Any]:
@@ -264,4 +284,7 @@ def _size_of(source: Source) -> int:
 
 
 _KEEPS_SAMPLES = (MapDataset, RenameDataset, ProjectDataset)
-_FORM = "{}; give an unbatched pipeline over one dataset with a sampler, or a function of a list of sample numbers and total="
+_FORM = (
+    "{}; give an unbatched pipeline over one dataset that takes a sampler, or a function of a list of sample numbers "
+    "and total="
+)

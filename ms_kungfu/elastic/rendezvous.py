@@ -180,7 +180,7 @@ class Channel:
 
 
 def receive_fds(connection: socket.socket, max_bytes: int, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Data and the descriptors that came with it, closed on exec. (socket.recv_fds forgets its flags in Python < 3.12.)"""
+    """Data and the descriptors that came with it, closed on exec; socket.recv_fds forgets its flags in Python 3.11."""
     fds = array.array("i")
     room = socket.CMSG_LEN(_MAX_FDS * fds.itemsize)
     data, ancillary, _, _ = connection.recvmsg(max_bytes, room, flags | socket.MSG_CMSG_CLOEXEC)

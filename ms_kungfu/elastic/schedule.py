@@ -7,7 +7,7 @@ from operator import index
 from typing import Callable, Optional, Union
 
 Schedule = Union[Mapping[int, int], str, Callable[[int], Optional[int]]]
-"""``{step: size}``, the text ``"10:2,20:4,40:1"``, or a function of the step that returns a size, or None to keep it."""
+"""``{step: size}``, the text ``"10:2,20:4,40:1"``, or a function of the step that returns a size or None."""
 
 SizeRule = Callable[[int], Optional[int]]
 
@@ -32,9 +32,7 @@ def parse_schedule(schedule: Schedule | None) -> SizeRule:
         return _table(schedule.items()).get
     if callable(schedule):
         return _checked(schedule)
-    raise TypeError(
-        f"a schedule is a dict {{step: size}}, a text or a function of the step, got {schedule!r}; {_FORM}"
-    )
+    raise TypeError(f"a schedule is a dict {{step: size}}, a text or a function of the step, got {schedule!r}; {_FORM}")
 
 
 def _pairs(text: str) -> Iterable[tuple[int, int]]:
@@ -56,7 +54,9 @@ def _table(entries: Iterable[tuple[int, int]]) -> dict[int, int]:
         if step < 0:
             raise ValueError(f"schedule entry '{step}:{size}': a step is 0 or more, got {step}; {_FORM}")
         if size < 1:
-            raise ValueError(f"schedule entry '{step}:{size}': a cluster has at least 1 worker, got size {size}; {_FORM}")
+            raise ValueError(
+                f"schedule entry '{step}:{size}': a cluster has at least 1 worker, got size {size}; {_FORM}"
+            )
         if step in table:
             raise ValueError(f"schedule names step {step} twice; keep one entry for each step")
         table[step] = size

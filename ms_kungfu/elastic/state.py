@@ -7,11 +7,11 @@ The pieces (``CARRIED`` lists their names; a test trains on with each one missin
 - ``progress``: the step, epoch and call of training.
 - ``dataset``: an ElasticDataset's epoch, position and seed.
 - ``loss_scale``: the numbers of a loss scale manager that works on the host.
-- ``random_python``, ``random_numpy``, ``random_mindspore``: the states of the global random generators. A joiner goes on with
-  those of the worker it gets its state from.
+- ``random_mindspore``, ``random_python``, ``random_numpy``: the states of the global random generators. A joiner goes
+  on with those of the worker it gets its state from.
 
-Not carried: what MindSpore's kernels keep for themselves (a compiled Dropout's own generator on CPU) and what a program keeps
-in variables of its own; add the latter as a :class:`Component`.
+Not carried: what MindSpore's kernels keep for themselves (a compiled Dropout's own generator on CPU) and what a program
+keeps in variables of its own; add the latter as a :class:`Component`.
 
 Everything but the parameters travels as JSON, which restores integers and floats exactly and can't carry code.
 """
@@ -31,7 +31,7 @@ from ms_kungfu import comm, runtime
 from ms_kungfu.elastic import membership
 from ms_kungfu.errors import KungFuError
 
-CARRIED = ("parameters", "progress", "dataset", "loss_scale", "random_python", "random_numpy", "random_mindspore")
+CARRIED = ("parameters", "progress", "dataset", "loss_scale", "random_mindspore", "random_python", "random_numpy")
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,10 @@ def random_components() -> list[Component]:
         np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
 
     return [
+        # First: setting MindSpore's seed resets the other two as well.
+        Component("random_mindspore", _capture_mindspore, _restore_mindspore),
         Component("random_python", random.getstate, restore_python),
         Component("random_numpy", capture_numpy, restore_numpy),
-        Component("random_mindspore", _capture_mindspore, _restore_mindspore),
     ]
 
 
@@ -74,11 +75,8 @@ def _capture_mindspore() -> Any:
 def _restore_mindspore(state: Any) -> None:
     import mindspore as ms
 
-    # The seed first: it resets MindSpore's generator, and NumPy's, which is restored in its own turn.
     if state["seed"] is not None and state["seed"] != ms.get_seed():
-        numpy_state = np.random.get_state()
         ms.set_seed(state["seed"])
-        np.random.set_state(numpy_state)
     ms.set_rng_state(ms.Tensor(np.array(state["generator"], dtype=np.uint8)))
 
 
@@ -123,8 +121,8 @@ _FOR_PARAMETERS, _FOR_STATE = 1, 2
 def _meet(purpose: int, lacking: bool, parameters: Sequence[Any]) -> tuple[bool, bool]:
     """Agree with all workers on what to share: (this one's turn, somebody lacks the state).
 
-    A joiner runs its program from the start and may come to `sync_net_parameters` while the others are about to hand over
-    the whole state: it then goes on without, as it is about to receive everything.
+    A joiner runs its program from the start and may come to `sync_net_parameters` while the others are about to hand
+    over the whole state: it then goes on without, as it is about to receive everything.
     """
     row = np.array([purpose, lacking, fingerprint(parameters)], dtype=np.int64)
     while True:
@@ -144,8 +142,8 @@ def _meet(purpose: int, lacking: bool, parameters: Sequence[Any]) -> tuple[bool,
 
 
 def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
-    """Collective: the root's values into everyone's `parameters`, in place. Returns at once at a joiner that is about to
-    receive the whole state."""
+    """Collective: the root's values into everyone's `parameters`, in place. Returns at once at a joiner that is about
+    to receive the whole state."""
     from ms_kungfu.ops._sync import broadcast_parameters
 
     runtime.init()
@@ -174,9 +172,9 @@ def share_state(parameters: Sequence[Any], components: Sequence[Component]) -> b
     received = json.loads(_broadcast_text(text, root, at_root))
     broadcast_parameters(list(parameters), root, "kungfu/state/parameters")
     if joiner:
-        missing = [c.name for c in components if c.name not in received] + sorted(set(received) - {c.name for c in components})
-        if missing:
-            raise KungFuError(f"the state has {missing[0]!r} on one side only; start all workers with the same program")
+        differing = set(received) ^ {c.name for c in components}
+        if differing:
+            raise KungFuError(f"{min(differing)!r} is state on one side only; start all workers with the same program")
         for component in components:
             component.restore(received[component.name])
         membership.state_received()

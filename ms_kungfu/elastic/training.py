@@ -22,6 +22,17 @@ class _Process:
 
     calls = 0  # trainings begun, over all ElasticTraining objects
     resume: dict[str, int] | None = None  # the progress a joiner received
+    resuming = False  # a joiner has begun where the others are and hasn't trained yet
+
+
+def is_behind() -> bool:
+    """Whether this process joined and has not come to the call of training yet in which the others were then."""
+    return _Process.resume is not None and _Process.calls < _Process.resume["call"]
+
+
+def is_resuming() -> bool:
+    """Whether this process is behind, or has just begun in the middle of a call that the others began before."""
+    return is_behind() or _Process.resuming
 
 
 class ElasticTraining:
@@ -39,8 +50,8 @@ class ElasticTraining:
         trained: cells, optimizers, lists of Parameters, or objects that hold Parameters (a ``DynamicLossScaler``):
             all that training changes.
         schedule: ``{step: size}``, ``"10:2,20:4"`` or a function of the step; None follows the config server only.
-        dataset: the `ElasticDataset` the loop reads. It goes on from the same position at a joiner, and its iterators end
-            when training is over for this worker.
+        dataset: the `ElasticDataset` the loop reads. It goes on from the same position at a joiner, and its iterators
+            end when training is over for this worker.
         loss_scale_manager: a host-side loss scale manager whose numbers are part of the state.
         components: more state of the program's own, see `ms_kungfu.elastic.state`.
 
@@ -94,8 +105,8 @@ class ElasticTraining:
     def begin(self) -> None:
         """Start a call of training; a joiner receives the state here. Collective.
 
-        Where the others are already in a later call (``for ...: model.train(1, ...)``), a joiner has `should_stop` set and
-        its dataset suspended until it arrives there.
+        Where the others are already in a later call (``for ...: model.train(1, ...)``), a joiner has `should_stop` set
+        and its dataset suspended until it arrives there.
         """
         runtime.init()
         _Process.calls += 1
@@ -115,17 +126,19 @@ class ElasticTraining:
             self._follow(membership.step(self._size_after(0) if self.step == 0 else None))
         else:
             self.step, self.first_step, self.epoch = resume["step"], resume["first_step"], resume["epoch"]
-            self._suspend(self._call < resume["call"])
+            _Process.resuming = True
+            self._suspend(is_behind())
 
     def step_end(self) -> Change:
         """Count a step, and follow a change of the cluster that is due. Collective, once a step at every worker.
 
-        Returns what changed. On return from a change the workers that joined have the state, and this one's dataset goes on
-        with its new share.
+        Returns what changed. On return from a change the workers that joined have the state, and this one's dataset
+        goes on with its new share.
         """
         if self.should_stop:
             size = runtime.current_cluster_size()
             return Change(changed=False, detached=runtime.detached(), old_size=size, new_size=size)
+        _Process.resuming = False
         self.step += 1
         if self._dataset is not None:
             self._dataset.commit()
@@ -133,12 +146,13 @@ class ElasticTraining:
 
     def epoch_end(self) -> None:
         """Count an epoch; `epochs` does so itself."""
+        _Process.resuming = False
         if not self.should_stop:
             self.epoch += 1
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs of a call of training that are still to do, of `count`: `begin`, then ``range(count)``, at a joiner from
-        the epoch in which the others are."""
+        """The epochs of a call of training that are still to do, of `count`: `begin`, then ``range(count)``, at a
+        joiner from the epoch in which the others are."""
         self.begin()
         while self.epoch < count and not self.should_stop:
             yield self.epoch

@@ -103,8 +103,8 @@ class Membership:
     clusters: dict[int, Cluster] = field(default_factory=dict)
     chosen: int | None = None
     refused: dict[int, str] = field(default_factory=dict)  # versions that the launcher can't run, and why
-    # Last chosen version that did not contain the peer: processes started for it or earlier are out for good.
-    out_since: dict[PeerID, int] = field(default_factory=dict)
+    # Chosen versions that did not contain the peer: its processes that were started before are out for good.
+    excluded: dict[PeerID, list[int]] = field(default_factory=dict)
 
     @property
     def current(self) -> Cluster | None:
@@ -120,8 +120,8 @@ class Membership:
         cluster = self.clusters[version]
         for known in self.clusters.values():
             for peer in known.workers:
-                if peer not in cluster.workers:
-                    self.out_since[peer] = version
+                if peer not in cluster.workers and not self.is_out(peer, version):
+                    self.excluded.setdefault(peer, []).append(version)
         # The one before is kept: its members are still in it until each of them has asked for this one.
         self.clusters = {v: c for v, c in self.clusters.items() if v >= version or v == self.chosen}
         self.refused = {v: reason for v, reason in self.refused.items() if v > version}
@@ -129,11 +129,11 @@ class Membership:
 
     def is_out(self, peer: PeerID, incarnation: int) -> bool:
         """Whether a chosen version has excluded this process. It can't come back."""
-        return incarnation <= self.out_since.get(peer, -1)
+        return incarnation <= self.excluded.get(peer, [-1])[-1]
 
     def belongs(self, peer: PeerID, incarnation: int, version: int) -> bool:
         """Whether the process is the one that `version` means by its peer ID, and not an earlier or later one."""
-        return incarnation <= version and not incarnation <= self.out_since.get(peer, -1) < version
+        return incarnation <= version and not any(incarnation <= v <= version for v in self.excluded.get(peer, []))
 
     def answer(self, request: Request) -> Grant | Detach | Refuse | Wait:
         """The answer to `request` now. May choose the version that a member asks for."""
@@ -243,9 +243,9 @@ class Broker:
         with self._changed:
             for version, cluster in self._membership.clusters.items():
                 rank = cluster.rank_of(peer)
-                if rank is None or (
-                    incarnation is not None and not self._membership.belongs(peer, incarnation, version)
-                ):
+                if rank is None:
+                    continue
+                if incarnation is not None and not self._membership.belongs(peer, incarnation, version):
                     continue
                 self._lost.setdefault(version, {})[rank] = reason
                 if version in self._segments:

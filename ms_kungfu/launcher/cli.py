@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -47,6 +48,8 @@ def _run(options: Options) -> int:
         except StartError as error:
             print(f"{PROGRAM}: {error}", file=sys.stderr)
             return 1
+    except KeyboardInterrupt:  # before the job could install its own handler
+        return 128 + signal.SIGINT
     except OSError as error:  # a log folder or file that can't be made
         print(
             f"{PROGRAM}: {error.strerror}: {error.filename}" if error.filename else f"{PROGRAM}: {error}",
@@ -65,7 +68,7 @@ class _ToOutput(logging.Handler):
         self._output = output
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._output.say(f"[{PROGRAM}] {record.getMessage()}")
+        self._output.say(f"[{PROGRAM}] {self.format(record)}")
 
 
 def _set_up_log(options: Options, output: Output) -> None:

@@ -20,10 +20,10 @@ import contextlib
 import ctypes
 import json
 import os
+import selectors
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +90,8 @@ class Guard:
     ) -> None:
         """Starts a worker with these changes to the launcher's environment; no `cores`: all. An event answers."""
         message = {"start": key, "environment": dict(environment), "cores": sorted(cores)}
-        socket.send_fds(self._channel, [_encode(message)], [stdout, stderr])
+        with contextlib.suppress(OSError):  # the guard is gone; next_event says so
+            socket.send_fds(self._channel, [_encode(message)], [stdout, stderr])
 
     def signal(self, number: int, key: int | None = None) -> None:
         """Sends a signal to the process group of one worker, or of all. Does nothing where it is gone already."""
@@ -99,7 +100,8 @@ class Guard:
 
     def remove_at_end(self, path: Path, inode: int) -> None:
         """The file is removed when the launcher is gone, if it is still the same one."""
-        self._channel.send(_encode({"remove": str(path), "inode": inode}))
+        with contextlib.suppress(OSError):
+            self._channel.send(_encode({"remove": str(path), "inode": inode}))
 
     def next_event(self) -> Started | Exited | None:
         """Blocks for the next event. None: the guard is gone."""
@@ -172,8 +174,6 @@ class _GuardProcess:
             end.setblocking(False)
         signal.set_wakeup_fd(wake_out.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _nothing)
-        import selectors
-
         with selectors.DefaultSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
             selector.register(wake_in, selectors.EVENT_READ)
@@ -187,7 +187,7 @@ class _GuardProcess:
                         if os.lstat(path).st_ino == inode:
                             os.unlink(path)
 
-    def _serve_once(self, selector: Any, wake: socket.socket) -> bool:
+    def _serve_once(self, selector: selectors.BaseSelector, wake: socket.socket) -> bool:
         for key, _ in selector.select():
             if key.fileobj is wake:
                 with contextlib.suppress(BlockingIOError):
@@ -297,7 +297,3 @@ def set_process_name(name: str) -> None:
     """The name that ps and top show, so that a person finds launcher and guard among many pythons."""
     with contextlib.suppress(OSError):
         _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
-
-
-__all__ = ["Exited", "Guard", "Started", "kill_descendants", "set_process_name"]
-assert sys.platform == "linux"

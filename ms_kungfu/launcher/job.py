@@ -17,7 +17,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Callable, TypeVar, cast
+from typing import Any, Callable, TypeVar, cast
 from urllib.parse import urlsplit
 
 from ms_kungfu import env
@@ -108,6 +108,7 @@ class Job:
         self._hurry = asyncio.Event()
         self._emptied = asyncio.Event()
         self._catch_signals(loop)
+        loop.set_exception_handler(self._on_bug)
         verdict: Verdict | None = None
         try:
             start = asyncio.ensure_future(self._start())
@@ -290,6 +291,13 @@ class Job:
         if self._verdict.done():
             self._hurry.set()  # a second Ctrl-C doesn't wait for the workers
         self._happened(Interrupted(number))
+
+    def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception in one of the callbacks below: a job that is not looked after must not go on."""
+        error = context.get("exception")
+        _log.error("internal error: %s", context["message"], exc_info=error)
+        if not self._verdict.done():
+            self._verdict.set_result(Verdict(Decision.FAIL, f"internal error: {error or context['message']}", 1))
 
     def _happened(self, event: Event) -> None:
         if self._verdict.done():

@@ -15,7 +15,6 @@ import collections
 import contextlib
 import fcntl
 import os
-import re
 import select
 import selectors
 import socket
@@ -28,7 +27,6 @@ _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _MAX_LINE_BYTES = 64 * 1024
 _PARTIAL_LINE_S = 0.3  # how long the beginning of a line, a prompt perhaps, is held back
 _PIPE_BYTES = 1024 * 1024  # so that a burst of output does not stop a worker
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?!$))")  # a final \r may be half of \r\n
 
 
 class LineSplitter:
@@ -43,9 +41,9 @@ class LineSplitter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The lines that `data` completes, each with its end. A line that is too long is cut."""
-        self._rest += data
-        lines = _LINE.findall(self._rest)
-        self._rest = self._rest[sum(map(len, lines)) :]
+        lines = (self._rest + data).splitlines(keepends=True)
+        # A final \r may be half of \r\n.
+        self._rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
         if len(self._rest) >= _MAX_LINE_BYTES:
             lines.append(self.flush())
         return lines

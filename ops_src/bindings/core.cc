@@ -13,6 +13,9 @@
 namespace py = pybind11;
 
 namespace kungfu {
+
+void RegisterBench(py::module_& m);  // bench.cc
+
 namespace {
 
 // A contiguous Python buffer, held for as long as this object lives.
@@ -242,6 +245,8 @@ PYBIND11_MODULE(_core, m) {
       .def(
           "announce", [](shm::Segment& segment, uint64_t version) { segment.header().announced.store(version); },
           py::arg("version"), "Tells the members that a newer cluster version is wanted.");
+
+  RegisterBench(m);
 }
 
 }  // namespace

@@ -25,6 +25,8 @@
 // being woken: each sleep ends by itself after kSlice.
 #include "collectives/communicator.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -34,14 +36,55 @@
 #include "collectives/stream.h"
 
 namespace kungfu {
+
+// Walks over an operation's tensors as if the `1/parts` of each that one rank owns lay one after another.
+class Cursor {
+ public:
+  explicit Cursor(const Operation& operation, uint32_t parts = 1)
+      : operation_(operation), unit_(SizeOf(operation.dtype)), parts_(parts) {}
+
+  // Calls piece(tensor, offset in the tensor's part, offset in this take, bytes) for each contiguous piece of the next
+  // `bytes`.
+  template <typename Piece>
+  void Take(size_t bytes, const Piece& piece) {
+    size_t at = 0;
+    while (at < bytes) {
+      const kf_tensor& tensor = operation_.tensors[index_];
+      const size_t left = tensor.count / parts_ * unit_ - offset_;
+      const size_t n = std::min(left, bytes - at);
+      if (n > 0) piece(tensor, offset_, at, n);
+      at += n;
+      offset_ += n;
+      if (n == left) {
+        index_++;
+        offset_ = 0;
+      }
+    }
+  }
+
+ private:
+  const Operation& operation_;
+  const size_t unit_;
+  const size_t parts_;
+  size_t index_ = 0;
+  size_t offset_ = 0;
+};
+
 namespace {
 
 constexpr auto kSlice = std::chrono::milliseconds(20);
 // About 50 us: longer than a rank that has a core of its own needs to answer, shorter than a scheduler's turn.
 constexpr int kSpinTurns = 1000;
-// With more ranks than cores, whoever spins keeps the one that it waits for from running.
-constexpr int kSpinTurnsOversubscribed = 10;
-constexpr uint32_t kAhead = 1;  // chunks staged beyond the one that is being read
+// With more ranks than cores, whoever spins keeps the one that it waits for from running: he passes the core on
+// instead. A turn takes about 0.4 us where nobody else wants the core, and a scheduler's turn where many do: hence no
+// number.
+constexpr auto kYieldTime = std::chrono::microseconds(50);
+// Chunks staged beyond the one that is being read. Each meeting costs a change of the running rank where cores are
+// scarce, so a rank then stages all that there is room for.
+constexpr uint32_t kAhead = 1;
+constexpr uint32_t kAheadOversubscribed = shm::kSlots - 1;
+// From this number of ranks on an all-reduce is split among them.
+constexpr uint32_t kSplitRanks = 3;
 
 // Results from this size on are written past the caches: they would not be there any more when they are used.
 constexpr size_t kStreamBytes = 8 << 20;
@@ -83,50 +126,11 @@ std::string Describe(const Operation& operation) {
   return text;
 }
 
-// Walks over an operation's tensors as if the `1/parts` of each that one rank owns lay one after another.
-class Cursor {
- public:
-  explicit Cursor(const Operation& operation, uint32_t parts = 1)
-      : operation_(operation), unit_(SizeOf(operation.dtype)), parts_(parts) {}
-
-  // Calls piece(tensor, offset in the tensor's part, offset in this take, bytes) for each contiguous piece of the next
-  // `bytes`.
-  template <typename Piece>
-  void Take(size_t bytes, const Piece& piece) {
-    size_t at = 0;
-    while (at < bytes) {
-      const kf_tensor& tensor = operation_.tensors[index_];
-      const size_t left = tensor.count / parts_ * unit_ - offset_;
-      const size_t n = std::min(left, bytes - at);
-      if (n > 0) piece(tensor, offset_, at, n);
-      at += n;
-      offset_ += n;
-      if (n == left) {
-        index_++;
-        offset_ = 0;
-      }
-    }
-  }
-
- private:
-  const Operation& operation_;
-  const size_t unit_;
-  const size_t parts_;
-  size_t index_ = 0;
-  size_t offset_ = 0;
-};
-
 char* At(void* base, size_t offset) { return static_cast<char*>(base) + offset; }
 const char* At(const void* base, size_t offset) { return static_cast<const char*>(base) + offset; }
 
 void Copy(void* to, const void* from, size_t bytes) {
   if (to != from && to != nullptr && bytes > 0) std::memcpy(to, from, bytes);
-}
-
-// Bytes that each rank contributes at a time for one rank's part; the whole where nothing is scattered.
-size_t PartBytes(const Operation& operation, uint32_t size) {
-  const uint32_t parts = operation.kind == Kind::kReduceScatter ? size : 1;
-  return CountOf(operation) * SizeOf(operation.dtype) / parts;
 }
 
 // Copies the next `bytes` of what this rank brings into `slot`; for a scatter, of each rank's part, `stride` apart.
@@ -215,19 +219,39 @@ const char* NameOf(Kind kind) {
   return "?";
 }
 
+// An operation under way at this rank.
 struct Communicator::Flight {
+  Flight(const Operation& op, const Channel& use, uint32_t size)
+      : operation(op),
+        channel(use.index),
+        sequence(use.sequence + 1),
+        signature(SignatureOf(op)),
+        count(CountOf(op)),
+        unit(SizeOf(op.dtype)),
+        parts(op.kind == Kind::kReduceScatter ? size : 1),
+        part_bytes(count * unit / parts),
+        chunk_bytes(shm::kSlotBytes / parts / shm::kLine * shm::kLine),
+        chunks(static_cast<uint32_t>((part_bytes + chunk_bytes - 1) / chunk_bytes)) {}
+
+  bool Brings(uint32_t rank) const { return operation.kind != Kind::kBroadcast || operation.root == rank; }
+  size_t BytesOf(uint32_t chunk) const { return std::min(chunk_bytes, part_bytes - chunk * chunk_bytes); }
+
   const Operation& operation;
-  uint32_t channel;
-  uint32_t sequence;
-  uint64_t signature;
-  uint64_t count;
-  size_t part_bytes;
+  const uint32_t channel;
+  const uint32_t sequence;
+  const uint64_t signature;
+  const uint64_t count;  // elements that a rank brings
+  const size_t unit;     // bytes of one
+  const uint32_t parts;  // into which they are scattered
+  const size_t part_bytes;
+  const size_t chunk_bytes;  // of a part at a time; whole cache lines, so that parts stay aligned
+  const uint32_t chunks;
   // Of the whole operation, from its first wait that is more than a spin on: most never read the clock.
   std::chrono::steady_clock::time_point deadline{};
 };
 
 Communicator::Communicator(uint64_t cluster_version)
-    : rank_(0), size_(1), cluster_version_(cluster_version), spin_turns_(0) {}
+    : rank_(0), size_(1), cluster_version_(cluster_version), oversubscribed_(false), ahead_(0) {}
 
 Communicator::Communicator(std::shared_ptr<shm::Segment> segment, uint32_t rank, const std::string& address,
                            bool has_state, const CommunicatorOptions& options)
@@ -236,7 +260,8 @@ Communicator::Communicator(std::shared_ptr<shm::Segment> segment, uint32_t rank,
       size_(segment_->size()),
       cluster_version_(segment_->cluster_version()),
       options_(options),
-      spin_turns_(size_ <= segment_->header().cores ? kSpinTurns : kSpinTurnsOversubscribed),
+      oversubscribed_(size_ > segment_->header().cores),
+      ahead_(oversubscribed_ ? kAheadOversubscribed : kAhead),
       channels_(std::make_unique<ChannelTable>(*segment_, rank)) {
   if (rank >= size_) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size_));
   shm::RankStatus& mine = segment_->status(rank_);
@@ -344,15 +369,14 @@ void Communicator::RunAlone(const Operation& operation) const {
 
 void Communicator::RunShared(const Operation& operation) {
   ChannelTable::Use use = channels_->Acquire(operation.name);
-  Flight flight{operation,          use.channel->index,         use.channel->sequence + 1, SignatureOf(operation),
-                CountOf(operation), PartBytes(operation, size_)};
-  // Staging whole parts of all ranks must fit the payload, too.
-  const size_t brought = flight.count * SizeOf(operation.dtype);
+  Flight flight(operation, *use.channel, size_);
   try {
-    if (brought <= shm::kInlineBytes) {
-      RunInline(flight);
+    if (flight.count * flight.unit <= shm::kInlineBytes || flight.chunks <= 1) {
+      RunOnce(flight);
+    } else if (operation.kind == Kind::kAllReduce && size_ >= kSplitRanks) {
+      RunSplit(flight);
     } else {
-      RunStaged(flight);
+      RunPipelined(flight);
     }
   } catch (const Error& error) {
     if (error.status() != KF_MISMATCH) {
@@ -361,76 +385,144 @@ void Communicator::RunShared(const Operation& operation) {
     }
     use.channel->sequence++;
     throw;
+  } catch (const std::exception& error) {
+    Abort(Error(KF_INTERNAL, error.what()));
+    throw;
   }
   use.channel->sequence++;
 }
 
-void Communicator::RunInline(Flight& flight) {
+// Everything that this rank brings is in place before its post: whoever has seen all posts has all he needs.
+void Communicator::RunOnce(Flight& flight) {
   const Operation& operation = flight.operation;
-  shm::Post& mine = segment_->post(flight.channel, rank_, flight.sequence);
-  mine.signature = flight.signature;
-  mine.count = flight.count;
-  const bool brings = operation.kind != Kind::kBroadcast || operation.root == rank_;
-  if (brings) {
-    Cursor input(operation, operation.kind == Kind::kReduceScatter ? size_ : 1);
-    Stage(operation, size_, input, flight.part_bytes, mine.payload, flight.part_bytes);
+  const bool inlined = flight.count * flight.unit <= shm::kInlineBytes;
+  shm::Post& mine = PreparePost(flight);
+  uint32_t lane = 0, chunk = 0;
+  if (!inlined) {
+    lane = BindLane(flight);
+    chunk = segment_->done(lane, rank_).value.load(std::memory_order_relaxed);
+  }
+  const auto payload = [&](uint32_t rank) {
+    return inlined ? segment_->post(flight.channel, rank, flight.sequence).payload : segment_->slot(lane, rank, chunk);
+  };
+  const size_t stride = inlined ? flight.part_bytes : flight.chunk_bytes;
+  if (flight.Brings(rank_)) {
+    Cursor input(operation, flight.parts);
+    Stage(operation, size_, input, flight.part_bytes, payload(rank_), stride);
   }
   mine.sequence.Set(flight.sequence);
   AwaitPosts(flight);
   const char* payloads[shm::kMaxRanks];
-  for (uint32_t r = 0; r < size_; r++) payloads[r] = segment_->post(flight.channel, r, flight.sequence).payload;
-  Cursor output(operation, operation.kind == Kind::kReduceScatter ? size_ : 1);
-  Consume(operation, rank_, size_, output, flight.part_bytes, payloads, flight.part_bytes, /*stream=*/false);
+  for (uint32_t r = 0; r < size_; r++) payloads[r] = payload(r);
+  Cursor output(operation, flight.parts);
+  Consume(operation, rank_, size_, output, flight.part_bytes, payloads, stride, /*stream=*/false);
+  if (!inlined) LeaveLane(flight, /*failed=*/false);
 }
 
-void Communicator::RunStaged(Flight& flight) {
+// Chunk by chunk: stages what comes next, while the others' part of the present one arrives.
+void Communicator::RunPipelined(Flight& flight) {
   const Operation& operation = flight.operation;
-  const uint32_t parts = operation.kind == Kind::kReduceScatter ? size_ : 1;
-  // A whole number of cache lines, so that elements and parts stay aligned.
-  const size_t stride = shm::kSlotBytes / parts / shm::kLine * shm::kLine;
-  const auto chunks = static_cast<uint32_t>((flight.part_bytes + stride - 1) / stride);
-  const auto bytes_of = [&](uint32_t chunk) { return std::min(stride, flight.part_bytes - chunk * stride); };
-  const auto brings = [&](uint32_t r) { return operation.kind != Kind::kBroadcast || operation.root == r; };
-
-  shm::Post& post = segment_->post(flight.channel, rank_, flight.sequence);
-  post.signature = flight.signature;
-  post.count = flight.count;
-  post.sequence.Set(flight.sequence);
-
+  PreparePost(flight).sequence.Set(flight.sequence);
   const uint32_t lane = BindLane(flight);
   shm::Counter& ready = segment_->ready(lane, rank_);
   shm::Counter& done = segment_->done(lane, rank_);
   const uint32_t base = done.value.load(std::memory_order_relaxed);
 
   const bool stream = flight.part_bytes >= kStreamBytes;
-  Cursor input(operation, parts);
-  Cursor output(operation, parts);
+  Cursor input(operation, flight.parts);
+  Cursor output(operation, flight.parts);
   uint32_t staged = 0;
-  bool agreed = false;
   const char* slots[shm::kMaxRanks];
-  for (uint32_t chunk = 0; chunk < chunks; chunk++) {
-    for (; brings(rank_) && staged < chunks && staged <= chunk + kAhead; staged++) {
-      if (staged >= shm::kSlots) {
-        for (uint32_t r = 0; r < size_; r++) {
-          if (r != rank_) Await(segment_->done(lane, r), base + staged - shm::kSlots + 1, r, flight);
-        }
-      }
-      Stage(operation, size_, input, bytes_of(staged), segment_->slot(lane, rank_, base + staged), stride);
-      ready.Set(base + staged + 1);
+  for (uint32_t chunk = 0; chunk < flight.chunks; chunk++) {
+    for (; flight.Brings(rank_) && staged < flight.chunks && staged <= chunk + ahead_; staged++) {
+      StageChunk(flight, lane, base, staged, input);
     }
-    if (!agreed) {
-      AwaitPosts(flight);
-      agreed = true;
-    }
+    if (chunk == 0) AwaitPosts(flight);
     for (uint32_t r = 0; r < size_; r++) {
-      if (r != rank_ && brings(r)) Await(segment_->ready(lane, r), base + chunk + 1, r, flight);
+      if (r != rank_ && flight.Brings(r)) Await(segment_->ready(lane, r), base + chunk + 1, r, flight);
       slots[r] = segment_->slot(lane, r, base + chunk);
     }
-    Consume(operation, rank_, size_, output, bytes_of(chunk), slots, stride, stream);
+    Consume(operation, rank_, size_, output, flight.BytesOf(chunk), slots, flight.chunk_bytes, stream);
     done.Set(base + chunk + 1);
   }
-  if (!brings(rank_)) ready.Set(base + chunks);
+  if (!flight.Brings(rank_)) ready.Set(base + flight.chunks);
   LeaveLane(flight, /*failed=*/false);
+}
+
+// An all-reduce in which each rank reduces one part of every chunk, in place in its own slot: nobody else reads that
+// part of it. With n ranks each reads its n parts and then the n reduced ones, where it would read n whole chunks
+// otherwise.
+void Communicator::RunSplit(Flight& flight) {
+  const Operation& operation = flight.operation;
+  PreparePost(flight).sequence.Set(flight.sequence);
+  const uint32_t lane = BindLane(flight);
+  shm::Counter& reduced = segment_->reduced(lane, rank_);
+  shm::Counter& done = segment_->done(lane, rank_);
+  const uint32_t base = done.value.load(std::memory_order_relaxed);
+  const uint32_t base_reduced = reduced.value.load(std::memory_order_relaxed);
+
+  const ReduceFn reduce = ReductionFor(operation.dtype, operation.op);
+  const bool stream = flight.part_bytes >= kStreamBytes;
+  Cursor input(operation);
+  Cursor output(operation);
+  // Part `rank` of a chunk of `bytes`: where it begins. Parts are whole cache lines, but for the end.
+  const auto part_begin = [&](uint32_t rank, size_t bytes) {
+    const size_t part = (bytes / size_ + shm::kLine) / shm::kLine * shm::kLine;
+    return std::min(bytes, rank * part);
+  };
+  const auto gather = [&](uint32_t chunk) {
+    const size_t bytes = flight.BytesOf(chunk);
+    for (uint32_t r = 0; r < size_; r++) {
+      if (r != rank_) Await(segment_->reduced(lane, r), base_reduced + chunk + 1, r, flight);
+      const size_t begin = part_begin(r, bytes);
+      const char* part = segment_->slot(lane, r, base + chunk) + begin;
+      output.Take(part_begin(r + 1, bytes) - begin, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
+        CopyOut(At(tensor.output, offset), part + at, n, stream);
+      });
+    }
+    if (stream) StreamFence();
+    done.Set(base + chunk + 1);
+  };
+
+  uint32_t staged = 0;
+  for (uint32_t chunk = 0; chunk < flight.chunks; chunk++) {
+    // One chunk less ahead than there is room for: the chunk before this one is gathered after this one is reduced.
+    for (; staged < flight.chunks && staged <= chunk + std::min(ahead_, shm::kSlots - 2); staged++) {
+      StageChunk(flight, lane, base, staged, input);
+    }
+    if (chunk == 0) AwaitPosts(flight);
+    const size_t begin = part_begin(rank_, flight.BytesOf(chunk));
+    const size_t end = part_begin(rank_ + 1, flight.BytesOf(chunk));
+    const void* sources[shm::kMaxRanks];
+    for (uint32_t r = 0; r < size_; r++) {
+      if (r != rank_) Await(segment_->ready(lane, r), base + chunk + 1, r, flight);
+      sources[r] = segment_->slot(lane, r, base + chunk) + begin;
+    }
+    reduce(segment_->slot(lane, rank_, base + chunk) + begin, sources, size_, (end - begin) / flight.unit);
+    reduced.Set(base_reduced + chunk + 1);
+    if (chunk > 0) gather(chunk - 1);
+  }
+  gather(flight.chunks - 1);
+  LeaveLane(flight, /*failed=*/false);
+}
+
+shm::Post& Communicator::PreparePost(const Flight& flight) {
+  shm::Post& post = segment_->post(flight.channel, rank_, flight.sequence);
+  post.signature = flight.signature;
+  post.count = flight.count;
+  return post;
+}
+
+// Copies chunk `chunk` of what this rank brings into its slot, once nobody reads what was there.
+void Communicator::StageChunk(Flight& flight, uint32_t lane, uint32_t base, uint32_t chunk, Cursor& input) {
+  if (chunk >= shm::kSlots) {
+    for (uint32_t r = 0; r < size_; r++) {
+      if (r != rank_) Await(segment_->done(lane, r), base + chunk - shm::kSlots + 1, r, flight);
+    }
+  }
+  Stage(flight.operation, size_, input, flight.BytesOf(chunk), segment_->slot(lane, rank_, base + chunk),
+        flight.chunk_bytes);
+  segment_->ready(lane, rank_).Set(base + chunk + 1);
 }
 
 void Communicator::AwaitPosts(Flight& flight) {
@@ -500,6 +592,7 @@ void Communicator::LeaveLane(const Flight& flight, bool failed) {
   if (failed) {
     for (uint32_t r = 0; r < size_; r++) {
       segment_->ready(lane, r).value.store(0, std::memory_order_relaxed);
+      segment_->reduced(lane, r).value.store(0, std::memory_order_relaxed);
       segment_->done(lane, r).value.store(0, std::memory_order_relaxed);
     }
   }
@@ -511,18 +604,24 @@ void Communicator::Await(shm::Counter& counter, uint32_t target, uint32_t peer, 
 }
 
 void Communicator::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight) {
-  for (int turn = 0; turn < spin_turns_; turn++) {
-    shm::Pause();
-    if (counter.Reached(target)) return;
+  using Clock = std::chrono::steady_clock;
+  if (oversubscribed_) {
+    for (const auto end = Clock::now() + kYieldTime; Clock::now() < end;) {
+      sched_yield();
+      if (counter.Reached(target)) return;
+    }
+  } else {
+    for (int turn = 0; turn < kSpinTurns; turn++) {
+      shm::Pause();
+      if (counter.Reached(target)) return;
+    }
   }
-  if (flight.deadline == std::chrono::steady_clock::time_point{}) {
-    flight.deadline = std::chrono::steady_clock::now() + options_.collective_timeout;
-  }
+  if (flight.deadline == Clock::time_point{}) flight.deadline = Clock::now() + options_.collective_timeout;
   for (;;) {
     counter.Sleep(target, kSlice);
     if (counter.Reached(target)) return;
     LookAround(counter, target, peer, flight);
-    if (std::chrono::steady_clock::now() > flight.deadline) {
+    if (Clock::now() > flight.deadline) {
       throw Error(KF_TIMEOUT, Text(NameOf(flight.operation.kind), " \"", flight.operation.name, "\": no data from ",
                                    PeerName(peer), " within ", options_.collective_timeout.count() / 1000.0,
                                    " s, cluster version ", cluster_version_));

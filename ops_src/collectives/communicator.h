@@ -35,6 +35,8 @@ struct CommunicatorOptions {
   std::chrono::milliseconds join_timeout{300000};
 };
 
+class Cursor;  // walks over the tensors of an operation
+
 // Immutable membership: a change makes a new communicator, and this one then answers every call with StaleClusterError.
 //
 // Thread-safe. Operations under different names run side by side on their callers' threads and don't wait for each
@@ -76,8 +78,11 @@ class Communicator {
   void Validate(const Operation& operation) const;
   void RunAlone(const Operation& operation) const;
   void RunShared(const Operation& operation);
-  void RunInline(Flight& flight);
-  void RunStaged(Flight& flight);
+  void RunOnce(Flight& flight);
+  void RunPipelined(Flight& flight);
+  void RunSplit(Flight& flight);
+  shm::Post& PreparePost(const Flight& flight);
+  void StageChunk(Flight& flight, uint32_t lane, uint32_t base, uint32_t chunk, Cursor& input);
   void AwaitPosts(Flight& flight);
   [[noreturn]] void ReportMismatch(Flight& flight);
 
@@ -99,7 +104,8 @@ class Communicator {
   const uint32_t size_;
   const uint64_t cluster_version_;
   const CommunicatorOptions options_;
-  const int spin_turns_;
+  const bool oversubscribed_;  // more ranks than cores
+  const uint32_t ahead_;       // chunks staged beyond the one that is being read
   std::unique_ptr<ChannelTable> channels_;
 
   std::atomic<bool> closed_{false};

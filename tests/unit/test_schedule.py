@@ -6,7 +6,9 @@ import pytest
 from ms_kungfu.elastic.schedule import parse_schedule
 
 
-@pytest.mark.parametrize("schedule", ["10:2, 20:4,40:1", {10: 2, 20: 4, 40: 1}, {np.int64(10): 2, 20: np.int32(4), 40: 1}])
+@pytest.mark.parametrize(
+    "schedule", ["10:2, 20:4,40:1", {10: 2, 20: 4, 40: 1}, {np.int64(10): 2, 20: np.int32(4), 40: 1}]
+)
 def test_each_entry_fires_at_its_step_only(schedule):
     size_after = parse_schedule(schedule)
     fired = {step: size_after(step) for step in range(100) if size_after(step) is not None}

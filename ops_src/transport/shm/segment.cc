@@ -38,7 +38,7 @@ Segment::Layout Segment::LayoutFor(uint32_t size) {
   layout.channels = place(kChannels * sizeof(ChannelHead));
   layout.posts = place(kChannels * n * 2 * sizeof(Post));
   layout.complaints = place(kChannels * n * sizeof(Complaint));
-  layout.lane_words = place(kLanes * n * 2 * sizeof(LaneCounter));
+  layout.lane_words = place(kLanes * n * kLaneWords * sizeof(LaneCounter));
   layout.slots = place(kLanes * n * kSlots * kSlotBytes);
   layout.total = end;
   return layout;

@@ -23,6 +23,7 @@ inline constexpr size_t kLine = 64;          // what two cores pass to each othe
 inline constexpr uint32_t kMaxRanks = 256;   // of one host
 inline constexpr uint32_t kChannels = 1024;  // names that are bound at a time
 inline constexpr uint32_t kLanes = 64;       // operations in flight that need staging
+inline constexpr uint32_t kLaneWords = 3;    // ready, reduced, done; of each rank
 inline constexpr uint32_t kSlots = 4;        // chunks that a rank stages ahead in a lane
 inline constexpr size_t kSlotBytes = 256 << 10;
 inline constexpr size_t kInlineBytes = 40;  // an operation of this size travels in the post's own cache line
@@ -108,10 +109,11 @@ class Segment {
   Complaint& complaint(uint32_t channel, uint32_t rank) const {
     return At<Complaint>(layout_.complaints, static_cast<size_t>(channel) * size_ + rank);
   }
-  // Chunks that `rank` has put into its slots of `lane`, and chunks of the others that it has read; both count on from
-  // one operation to the next and are equal at all ranks between operations.
+  // Chunks that `rank` has put into its slots of `lane`, chunks of which it has reduced its part, and chunks that it is
+  // through with. They count on from one operation to the next and are equal at all ranks between operations.
   Counter& ready(uint32_t lane, uint32_t rank) const { return LaneWord(lane, rank, 0); }
-  Counter& done(uint32_t lane, uint32_t rank) const { return LaneWord(lane, rank, 1); }
+  Counter& reduced(uint32_t lane, uint32_t rank) const { return LaneWord(lane, rank, 1); }
+  Counter& done(uint32_t lane, uint32_t rank) const { return LaneWord(lane, rank, 2); }
   char* slot(uint32_t lane, uint32_t rank, uint32_t chunk) const {
     return base_ + layout_.slots + ((static_cast<size_t>(lane) * size_ + rank) * kSlots + chunk % kSlots) * kSlotBytes;
   }
@@ -130,7 +132,7 @@ class Segment {
     return reinterpret_cast<T*>(base_ + offset)[index];
   }
   Counter& LaneWord(uint32_t lane, uint32_t rank, uint32_t which) const {
-    return At<LaneCounter>(layout_.lane_words, (static_cast<size_t>(lane) * size_ + rank) * 2 + which).counter;
+    return At<LaneCounter>(layout_.lane_words, (static_cast<size_t>(lane) * size_ + rank) * kLaneWords + which).counter;
   }
 
   char* base_ = nullptr;

@@ -44,7 +44,7 @@ class Reports:
 
 @pytest.fixture
 def run_elastic(tmp_path):
-    """``run(program, *args, np=1)`` under kungfu-run in watch mode, or with np=0 without it: what the workers reported."""
+    """``run(program, *args, np=1)`` under kungfu-run -w, or with np=0 without it; returns what the workers reported."""
     runs = 0
 
     def run(program: str, *args: str, np: int = 1, timeout_s: float = 240, status: int = 0) -> Reports:

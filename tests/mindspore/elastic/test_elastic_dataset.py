@@ -74,7 +74,8 @@ def train(cluster, total, resizes, epochs=2, **options):
     seen, step = [collections.Counter()], 0
     while len(seen) <= epochs:
         batches = []
-        for cluster.rank in range(cluster.size):
+        for rank in range(cluster.size):
+            cluster.rank = rank
             try:
                 batches.append(next(iterators[cluster.rank])[0].ravel().tolist())
             except StopIteration:
@@ -101,7 +102,9 @@ def train(cluster, total, resizes, epochs=2, **options):
     return seen[:-1], step
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 4}, {"global_batch_size": 16}, {"global_batch_size": 16, "shuffle": False}])
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 4}, {"global_batch_size": 16}, {"global_batch_size": 16, "shuffle": False}]
+)
 def test_each_sample_once_an_epoch_under_resizes(cluster, options):
     epochs, _ = train(cluster, 150, {3: 2, 6: 4, 11: 1, 14: 3}, epochs=3, **options)
     assert epochs == [collections.Counter(range(150))] * 3
@@ -121,7 +124,8 @@ def test_a_global_batch_has_the_same_samples_in_the_same_order_at_any_size(clust
     def batches(size):
         cluster.resize(size)
         parts = []
-        for cluster.rank in range(size):
+        for rank in range(size):
+            cluster.rank = rank
             data = ElasticDataset(generator(70), global_batch_size=16, seed=5)
             parts.append([b[0].ravel() for b in data.create_tuple_iterator(num_epochs=1, output_numpy=True)])
         cluster.rank = 0
@@ -164,7 +168,9 @@ def test_it_is_the_dataset_of_an_unmodified_model_train(cluster):
         def on_train_step_end(self, run_context):
             params = run_context.original_args()
             # the rank that we play sees a quarter of the steps that 4 workers take together
-            seen.append((params.cur_epoch_num, cluster.size, params.train_dataset_element[0].asnumpy().ravel().astype(int)))
+            seen.append(
+                (params.cur_epoch_num, cluster.size, params.train_dataset_element[0].asnumpy().ravel().astype(int))
+            )
             if params.cur_step_num in (2, 9):
                 cluster.resize(2 if cluster.size == 1 else 1)
 
@@ -205,7 +211,11 @@ def test_shape_queries(cluster):
         (lambda: ElasticDataset(generator(9).shuffle(3), 3), TypeError, "ShuffleDataset"),
         (lambda: ElasticDataset(generator(9).concat(generator(9)), 3), TypeError, "ConcatDataset"),
         (lambda: ElasticDataset(ds.GeneratorDataset(lambda: iter([]), ["x"]), 3), TypeError, "no sampler"),
-        (lambda: ElasticDataset(ds.GeneratorDataset(Samples(9), ["x"], num_shards=3, shard_id=0), 3), ValueError, "num_shards"),
+        (
+            lambda: ElasticDataset(ds.GeneratorDataset(Samples(9), ["x"], num_shards=3, shard_id=0), 3),
+            ValueError,
+            "num_shards",
+        ),
         (lambda: next(iter(ElasticDataset(generator(9), 10, drop_remainder=True))), ValueError, "leaves nothing of 9"),
         (lambda: next(iter(ElasticDataset(generator(9), 3).map(lambda x: x))), TypeError, "last part of a pipeline"),
     ],

@@ -25,20 +25,18 @@ def sizes(reports, kind="step"):
 
 
 def test_model_train_goes_on_through_resizes(run_elastic):
-    reports = run_elastic("model_train.py", "5:2,9:4,15:1,25:2", "4", "1")
+    reports = run_elastic("model_train.py", "5:2,9:4,15:1,26:2", "4", "1")
     steps = reports.by_step("step")
     # every sample once an epoch, dealt to all
     assert samples_by_epoch(reports) == {epoch: collections.Counter(range(90)) for epoch in (1, 2, 3, 4)}
-    # a worker reports a step after it followed the change, so a step's reports have the size of the next
     assert list(steps) == list(range(1, max(steps) + 1))
     for step, rows in steps.items():
-        stayed = [row for row in rows if row["size"] > row["rank"]]
-        assert len({row["parameters"] for row in stayed}) == 1, f"parameters differ after step {step}"
+        assert len({row["parameters"] for row in rows}) == 1, f"parameters differ after step {step}"
         assert len({row["epoch"] for row in rows}) == 1
-        assert len({row["batch_num"] for row in rows}) == 1
+        assert len({row["batch_num"] for row in rows if not row["detached"]}) == 1
     # joiners begin with the state of those they join, bit for bit
     begins = [row for row in reports.of("begin") if row["step"] > 0]
-    assert collections.Counter(row["step"] for row in begins) == {5: 1, 9: 2, 25: 1}
+    assert collections.Counter(row["step"] for row in begins) == {5: 1, 9: 2, 26: 1}  # an epoch ends at 26
     for begin in begins:
         veteran = steps[begin["step"]][0]
         assert begin["parameters"] == veteran["parameters"]
@@ -50,7 +48,7 @@ def test_model_train_goes_on_through_resizes(run_elastic):
     assert all(len(at) == 1 for at in ends.values())
     assert sorted(ends) == [1, 2, 3, 4]
     # those that left ended their program with 0 (as the launcher found), after the step of the change
-    assert [row["step"] for row in reports.of("detached")] == [15, 15, 15]
+    assert [row["step"] for row in reports.of("step") if row["detached"]] == [15, 15, 15]
     ended = reports.of("end")
     assert len(ended) == 2
     assert len({row["parameters"] for row in ended}) == 1
@@ -63,15 +61,41 @@ def test_a_joiner_of_a_later_model_train_arrives_there(run_elastic):
     assert len(reports.of("end")) == 3
 
 
-@pytest.mark.parametrize("mode", ["graph", "pynative"])
-def test_a_held_global_batch_trains_as_one_worker_does(run_elastic, mode):
+@pytest.mark.parametrize(
+    ("mode", "schedule", "seen"),
+    [
+        ("graph", "7:2,13:4,26:3,41:1", {7: 1, 8: 2, 14: 4, 27: 3, 42: 1}),
+        # changes between epochs, before the first step and after the last
+        ("pynative", "0:2,10:4,20:1,35:3,60:1", {1: 2, 10: 2, 11: 4, 21: 1, 36: 3, 60: 3}),
+    ],
+)
+def test_a_held_global_batch_trains_as_one_worker_does(run_elastic, mode, schedule, seen):
     alone = run_elastic("own_loop.py", "none", "6", "24", mode, np=0)
-    resized = run_elastic("own_loop.py", "7:2,13:4,26:3,41:1", "6", "24", mode)
+    resized = run_elastic("own_loop.py", schedule, "6", "24", mode)
     assert samples_by_epoch(resized) == {epoch: collections.Counter(range(240)) for epoch in range(6)}
-    assert [sizes(resized)[s] for s in (7, 8, 14, 27, 42, 60)] == [1, 2, 4, 3, 1, 1]
+    assert {step: sizes(resized)[step] for step in seen} == seen
     losses = [np.array([rows[0]["loss"] for rows in r.by_step("step").values()]) for r in (alone, resized)]
     assert len(losses[0]) == 60
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
     for rows in resized.by_step("after").values():
         assert len({row["parameters"] for row in rows}) == 1
     assert [row["epoch"] for row in resized.of("end")] == [6]
+
+
+def test_broadcast_callback_and_programs_that_share_parameters_by_hand(run_elastic):
+    reports = run_elastic("static_and_older.py", np=2)
+    before, begin = ([row["parameters"] for row in reports.by_step(kind)[0]] for kind in ("before", "begin"))
+    assert before[0] != before[1], "the workers start from different weights"
+    assert len(set(begin)) == 1
+    assert len({row["parameters"] for row in reports.of("trained")}) == 1
+    assert samples_by_epoch(reports, key=lambda row: 0)[0] == collections.Counter(range(31))
+    assert sizes(reports, "shared") == {2: 3, 1: 1, 0: 2}
+    assert len({row["parameters"] for row in reports.of("shared")}) == 1
+
+
+def test_a_resize_from_outside_is_followed(run_elastic):
+    reports = run_elastic("from_outside.py")
+    changes = [(row["old"], row["new"]) for row in reports.workers[0] if row["kind"] == "change"]
+    assert changes == [(1, 3), (3, 1)]
+    epochs = samples_by_epoch(reports)
+    assert all(seen == collections.Counter(range(60)) for seen in epochs.values())

@@ -10,7 +10,7 @@ from mindspore.train import Callback, Model
 from reporting import Loss, digest, numbered, numbers, report
 
 import ms_kungfu as kf
-from ms_kungfu.callbacks import KungFuElasticCallback, sync_net_parameters
+from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback, sync_net_parameters
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.optimizers import KungFuMomentum
 
@@ -40,11 +40,14 @@ class Watch(Callback):
 
     def on_train_step_end(self, run_context):
         params = run_context.original_args()
-        if kf.detached():
-            report("detached", step=params.cur_step_num)
-            return
-        samples = numbers(params.train_dataset_element[1])
-        report("step", epoch=params.cur_epoch_num, samples=samples, batch_num=params.batch_num, **self.state(params))
+        report(
+            "step",
+            detached=kf.detached(),
+            epoch=params.cur_epoch_num,
+            samples=numbers(params.train_dataset_element[1]),
+            batch_num=params.batch_num,
+            **self.state(params),
+        )
 
     def on_train_epoch_end(self, run_context):
         params = run_context.original_args()
@@ -52,15 +55,20 @@ class Watch(Callback):
             report("epoch", step=params.cur_step_num, epoch=params.cur_epoch_num, call=self.call)
 
 
-ms.set_seed(7 + kf.current_rank())  # what differs at first is made the same by the state, and by BroadcastCallback's kin
+ms.set_seed(7 + kf.current_rank())  # what differs at first, the state makes the same
 random.seed(kf.current_rank())
 net = nn.Dense(4, 2)
-sync_net_parameters(net)  # a joiner passes by: the whole state is on its way
 rates = [0.05 / (1 + i / 10) for i in range(1000)]
 model = Model(net, Loss(), KungFuMomentum(net.trainable_params(), rates, 0.9))
 data = ElasticDataset(numbered(90), batch_size=4, seed=3)
 for call in range(calls):
+    sync_net_parameters(net)  # a joiner passes by: the whole state is on its way
     elastic = KungFuElasticCallback(schedule if call == calls - 1 else None)
-    model.train(epochs, data, callbacks=[elastic, Watch(call)], dataset_sink_mode=False)
+    model.train(
+        epochs,
+        data,
+        callbacks=[BroadcastCallback(), elastic, BroadcastCallback(), Watch(call)],
+        dataset_sink_mode=False,
+    )
 if not kf.detached():
     report("end", parameters=digest(net.get_parameters()))

@@ -8,7 +8,7 @@ from reporting import Loss, digest, numbered, numbers, report
 
 import ms_kungfu as kf
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic.training import ElasticTraining
+from ms_kungfu.elastic import ElasticTraining
 from ms_kungfu.optimizers import KungFuAdam
 
 schedule = None if sys.argv[2] == "none" else sys.argv[2]

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# LeNet on a cluster that goes 1 -> 2 -> 4 -> 1 while it trains. Installs first where needed; arguments go to train.py.
+# Results: out/training.png, out/training.jsonl and the workers' logs in logs/, beside this file.
+set -euo pipefail
+
+export PATH="${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+root=$(cd ../.. && pwd -P)
+
+ready() { command -v kungfu-run >/dev/null && python -c 'import ms_kungfu._core, matplotlib, sklearn, tqdm' 2>/dev/null; }
+
+if ! ready; then
+  export VIRTUAL_ENV="${VIRTUAL_ENV:-$root/.venv}"
+  export PATH="$VIRTUAL_ENV/bin:$PATH"
+  if ! ready; then
+    apt=()
+    if [ "$(id -u)" = 0 ]; then apt=(--apt); fi
+    "$root/install-kungfu.sh" --venv "$VIRTUAL_ENV" --extras examples "${apt[@]}"
+  fi
+fi
+
+port=$(python - <<'PYTHON'
+import socket
+
+for port in (9100, 0):
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the config server does
+        try:
+            s.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        print(s.getsockname()[1])
+        break
+PYTHON
+)
+# Workers write into pipes and can't see the terminal themselves.
+if [ -t 2 ]; then export PROGRESS_BAR=1; fi
+
+exec kungfu-run -q -logdir logs -np 1 -w -builtin-config-port "$port" \
+  -config-server "http://127.0.0.1:$port/config" python train.py "$@"

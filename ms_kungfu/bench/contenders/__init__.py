@@ -1,0 +1,33 @@
+"""Who is measured: the runtime's own faces, and the peers beside it; one module each, which imports its library late."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from ms_kungfu.bench.contenders.base import Contender
+
+_KNOWN = {
+    "kungfu": "ms_kungfu.bench.contenders.kungfu:KungFu",
+    "kungfu-python": "ms_kungfu.bench.contenders.kungfu:KungFuPython",
+    "kungfu-primitive": "ms_kungfu.bench.contenders.primitive:KungFuPrimitive",
+    "gloo": "ms_kungfu.bench.contenders.gloo:Gloo",
+    "mpi": "ms_kungfu.bench.contenders.mpi:Mpi",
+    "mindspore": "ms_kungfu.bench.contenders.mindspore_builtin:MindSpore",
+    "memcpy": "ms_kungfu.bench.contenders.kungfu:Memcpy",
+}
+THROUGH = {"native": "kungfu", "python": "kungfu-python", "primitive": "kungfu-primitive"}
+PEERS = tuple(name for name in _KNOWN if name not in THROUGH.values())
+
+
+def find(name: str) -> type[Contender]:
+    """The contender of this name, or ``module:Class`` of one's own; ValueError where there is none."""
+    module, separator, cls = _KNOWN.get(name, name).partition(":")
+    if not separator:
+        raise ValueError(f"no contender {name!r}; there are {', '.join(PEERS)}, and module:Class for one of your own")
+    try:
+        found = getattr(import_module(module), cls)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"no contender {name!r}: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, Contender)):
+        raise ValueError(f"{name!r} is not a Contender")
+    return found

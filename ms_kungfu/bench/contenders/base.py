@@ -1,0 +1,112 @@
+"""What a contender is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Callable, ClassVar
+
+from ms_kungfu.bench.workload import Task, Workload
+
+#: (samples, batch) -> seconds per call of each sample.
+Loop = Callable[[int, int], "list[float]"]
+
+
+class Unsupported(Exception):
+    """This contender can't do that (a dtype, an op); the others go on."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process to start: its command, what to add to its environment, the descriptors it inherits."""
+
+    command: Sequence[str]
+    environ: dict[str, str] = field(default_factory=dict)
+    descriptors: tuple[int, ...] = ()
+
+
+class Contender(ABC):
+    """Class methods belong to the process that the user has started, instances to one rank each."""
+
+    transport: ClassVar[str]
+    #: How it may do many tensors: "each" in turn, "flat" as one, or groups of so many bytes ("4M").
+    ways: ClassVar[Sequence[str]] = ("each",)
+    #: Modules it needs, and what brings them.
+    needs: ClassVar[Sequence[str]] = ()
+    remedy: ClassVar[str] = 'pip install "ms_kungfu[bench]"'
+
+    def __init__(self, rank: int, size: int, *extra: str) -> None:
+        del extra
+        self.rank, self.size = rank, size
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """One sentence if it can't run here."""
+        absent = [module for module in cls.needs if find_spec(module) is None]
+        return f"{' and '.join(absent)} not installed; {cls.remedy}" if absent else None
+
+    @classmethod
+    @abstractmethod
+    def processes(cls, size: int, folder: str) -> list[Process]:
+        """What starts its ranks. `folder` is private to this contender and lives as long as it does."""
+
+    @classmethod
+    def worker(cls, folder: str, rank: int, size: int, *extra: str) -> list[str]:
+        """The command of one rank; `extra` reaches the constructor."""
+        own = f"{cls.__module__}:{cls.__qualname__}"
+        return [sys.executable, "-m", "ms_kungfu.bench.worker", own, folder, str(rank), str(size), *extra]
+
+    @abstractmethod
+    def measure(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Runs one measurement: ``{"samples": seconds of each, "wrong": None or what is wrong}``."""
+
+
+class CollectiveContender(Contender):
+    """Measures collectives over the buffers of a :class:`Workload`."""
+
+    @abstractmethod
+    def loop(self, work: Workload) -> Loop:
+        """What times the calls. After it the outputs of the sets that were used hold results."""
+
+    def measure(self, task: dict[str, Any]) -> dict[str, Any]:
+        work = Workload(Task.from_json(task), self.rank, self.size)
+        loop = self.loop(work)
+        samples, batch, sets = work.task.samples, work.task.batch, work.task.sets
+        # Touches every buffer and name once, and wakes what sleeps.
+        loop(max(2, -(-sets // batch)), batch)
+        work.poison()
+        seconds = loop(samples, batch)
+        return {"samples": seconds, "wrong": work.verify(min(samples * batch, sets))}
+
+
+def timed(barrier: Callable[[], object], before: Callable[[], object], call: Callable[[int], object]) -> Loop:
+    """The loop for what can only be called from Python. `before` each sample isn't timed."""
+    turn = 0
+
+    def loop(samples: int, batch: int) -> list[float]:
+        nonlocal turn
+        turn = 0
+        seconds = []
+        for _ in range(samples):
+            before()
+            barrier()
+            begin = time.perf_counter()
+            for turn in range(turn, turn + batch):  # noqa: B020  # carried on over the samples
+                call(turn)
+            turn += 1
+            seconds.append((time.perf_counter() - begin) / batch)
+        return seconds
+
+    return loop
+
+
+def pin(rank: int, size: int) -> None:
+    """Moves this process to its share of the cores, as kungfu-run does with its workers; before it starts threads."""
+    from ms_kungfu.launcher.affinity import allowed_cores, divide
+
+    os.sched_setaffinity(0, divide(allowed_cores(), size)[rank])

@@ -1,0 +1,85 @@
+"""The runtime: natively, through :mod:`ms_kungfu.comm`; and memcpy by all ranks at once, which no collective can beat."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ms_kungfu import _core
+from ms_kungfu.bench.contenders.base import CollectiveContender, Contender, Loop, Process, Unsupported, pin, timed
+from ms_kungfu.bench.workload import OPS, Workload
+
+_TIMEOUT_S = 300.0
+
+
+class Joined(Contender):
+    """A rank of a cluster of its own, on the cores that kungfu-run would give it."""
+
+    transport: ClassVar[str] = "shm"
+
+    def __init__(self, rank: int, size: int, *extra: str) -> None:
+        super().__init__(rank, size)
+        pin(rank, size)
+        descriptor = int(extra[0])
+        _core.join(descriptor, rank, f"rank {rank}", False, _TIMEOUT_S, _TIMEOUT_S)
+        os.close(descriptor)
+
+    @classmethod
+    def processes(cls, size: int, folder: str) -> list[Process]:
+        # Inherited, and owned by the ranks alone once they have started: the caller closes its copy.
+        descriptor = _core.create_segment(size, 1, len(os.sched_getaffinity(0)))
+        return [
+            Process(cls.worker(folder, rank, size, str(descriptor)), descriptors=(descriptor,)) for rank in range(size)
+        ]
+
+
+class KungFu(Joined, CollectiveContender):
+    ways = ("flat",)  # a group is one operation over many tensors, which are never copied together
+
+    def loop(self, work: Workload) -> Loop:
+        task = work.task
+        groups, op, number = list(task.groups), OPS.index(task.op), work.dtype.number
+        return lambda samples, batch: _core._time_collective(
+            task.kind, "bench", list(work.sets), groups, number, op, task.root, samples, batch
+        )
+
+
+class KungFuPython(Joined, CollectiveContender):
+    def loop(self, work: Workload) -> Loop:
+        from ms_kungfu import comm
+
+        task = work.task
+        if len(task.groups) != len(task.counts):
+            raise Unsupported("ms_kungfu.comm takes one array at a time")
+        sets: list[Any] = work.sets
+        if task.dtype == "bfloat16":
+            raise Unsupported("bfloat16 in NumPy needs ml_dtypes; measure it natively")
+        if task.kind == "broadcast":
+
+            def call(turn: int) -> None:
+                for array in sets[turn % len(sets)][0]:
+                    comm.broadcast(array, task.root, "bench", array)
+        else:
+
+            def call(turn: int) -> None:
+                inputs, outputs = sets[turn % len(sets)]
+                for array, out in zip(inputs, outputs):
+                    comm.all_reduce(array, task.op, "bench", out)
+
+        return timed(comm.barrier, lambda: None, call)
+
+
+class Memcpy(Joined, CollectiveContender):
+    transport = "none"
+
+    def loop(self, work: Workload) -> Loop:
+        copies = list(work.sets)
+        if work.task.kind == "broadcast":  # in place, but a copy needs somewhere to go
+            copies = [(inputs, [np.empty_like(x) for x in inputs]) for inputs, _ in copies]
+        return lambda samples, batch: _core._time_memcpy(list(copies), samples, batch)
+
+    def measure(self, task: dict[str, Any]) -> dict[str, Any]:
+        # It copies this rank's own values: what a collective would have to yield can't come out.
+        return {**super().measure(task), "wrong": None}

@@ -1,0 +1,54 @@
+"""What a result has to say about where it comes from. Machines are named by their cores and CPU only."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import ms_kungfu
+
+
+def cpu_model() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1).strip() if found else os.uname().machine
+
+
+def commit() -> str:
+    """Of the checkout that is the current folder, with a + where it has been changed; else the package's version."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+        if Path("ms_kungfu/bench").is_dir() or Path("../ms_kungfu/bench").is_dir():
+            return done.stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        pass
+    return f"v{ms_kungfu.__version__}"
+
+
+@lru_cache(maxsize=1)
+def facts() -> dict[str, Any]:
+    from ms_kungfu import _core
+
+    return {
+        "machine": {"cores": len(os.sched_getaffinity(0)), "cpu": cpu_model(), "simd": _core.instruction_set()},
+        "commit": commit(),
+    }
+
+
+def cache_bytes() -> int:
+    """Size of the last-level cache, 32 MiB where the system doesn't tell."""
+    sizes = []
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = file.read_text().strip()
+        if text.endswith("K") and text[:-1].isdigit():
+            sizes.append(int(text[:-1]) << 10)
+    return max(sizes, default=32 << 20)

@@ -1,0 +1,199 @@
+// Timing loops of `python -m ms_kungfu.bench`: a call from Python costs as much as a small collective, so the clock is
+// read here. One loop serves the runtime, an MPI library and memcpy, so that what is compared was measured alike.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <climits>
+#include <cstring>
+
+#include "collectives/dtype.h"
+#include "runtime/peer.h"
+
+namespace py = pybind11;
+
+namespace kungfu {
+namespace {
+
+// The buffers of one call; `Sets` are taken in turns, so that data can come from memory instead of from the cache.
+struct Set {
+  std::vector<kf_tensor> tensors;
+};
+
+// Keeps Python's buffers for the length of a loop.
+class Sets {
+ public:
+  using Buffers = std::vector<std::pair<std::vector<py::buffer>, std::vector<py::buffer>>>;
+
+  Sets(const Buffers& sets, size_t unit) {
+    for (const auto& [inputs, outputs] : sets) {
+      if (inputs.size() != outputs.size()) throw Error(KF_INVALID, "as many outputs as inputs are needed");
+      Set set;
+      for (size_t i = 0; i < inputs.size(); i++) {
+        const py::buffer_info& in = held_.emplace_back(inputs[i].request());
+        const void* input = in.ptr;
+        const auto bytes = static_cast<size_t>(in.size * in.itemsize);
+        const py::buffer_info& out = held_.emplace_back(outputs[i].request(/*writable=*/true));
+        if (static_cast<size_t>(out.size * out.itemsize) != bytes) throw Error(KF_INVALID, "sizes differ");
+        set.tensors.push_back({input, out.ptr, bytes / unit});
+      }
+      sets_.push_back(std::move(set));
+    }
+    if (sets_.empty()) throw Error(KF_INVALID, "no buffers");
+  }
+
+  const Set& operator[](size_t i) const { return sets_[i % sets_.size()]; }
+
+ private:
+  std::vector<py::buffer_info> held_;
+  std::vector<Set> sets_;
+};
+
+// Tensors [first, second) that travel together.
+using Groups = std::vector<std::pair<size_t, size_t>>;
+
+void Check(const Groups& groups, size_t tensors) {
+  for (const auto& [begin, end] : groups) {
+    if (begin >= end || end > tensors) throw Error(KF_INVALID, Text("no tensors ", begin, " to ", end));
+  }
+}
+
+// Seconds per call, for each of `samples` times `batch` calls. The ranks meet before each sample and start together.
+template <typename Barrier, typename Call>
+std::vector<double> Time(size_t samples, size_t batch, const Barrier& barrier, const Call& call) {
+  using Clock = std::chrono::steady_clock;
+  py::gil_scoped_release release;
+  std::vector<double> seconds(samples);
+  size_t turn = 0;
+  for (double& sample : seconds) {
+    barrier();
+    const auto begin = Clock::now();
+    for (size_t i = 0; i < batch; i++) call(turn++);
+    sample = std::chrono::duration<double>(Clock::now() - begin).count() / static_cast<double>(batch);
+  }
+  return seconds;
+}
+
+void Meet(Communicator& communicator) {
+  Operation operation;
+  operation.name = "bench/barrier";
+  communicator.Run(operation);
+}
+
+std::vector<double> TimeCollective(const std::string& kind, const std::string& name, const Sets::Buffers& buffers,
+                                   const Groups& groups, int dtype, int op, uint32_t root, size_t samples,
+                                   size_t batch) {
+  Operation operation;
+  operation.kind = kind == "broadcast" ? Kind::kBroadcast : Kind::kAllReduce;
+  operation.dtype = static_cast<kf_dtype>(dtype);
+  operation.op = static_cast<kf_op>(op);
+  operation.root = root;
+  const Sets sets(buffers, SizeOf(operation.dtype));
+  Check(groups, sets[0].tensors.size());
+  std::vector<std::string> names;
+  for (size_t g = 0; g < groups.size(); g++) names.push_back(Text(name, "/", g));
+  const auto communicator = Peer::Get().Current();
+  return Time(
+      samples, batch, [&] { Meet(*communicator); },
+      [&](size_t turn) {
+        const Set& set = sets[turn];
+        for (size_t g = 0; g < groups.size(); g++) {
+          Operation one = operation;
+          one.name = names[g].c_str();
+          one.tensors = set.tensors.data() + groups[g].first;
+          one.num_tensors = groups[g].second - groups[g].first;
+          communicator->Run(one);
+        }
+      });
+}
+
+// Functions and handles of an MPI library that is loaded already, by address: no MPI is needed to build this. A handle
+// is a pointer in some libraries and an int in others; both arrive whole in a register.
+using Handle = uintptr_t;
+using MpiAllReduce = int (*)(const void*, void*, int, Handle, Handle, Handle);
+using MpiBroadcast = int (*)(void*, int, Handle, int, Handle);
+using MpiBarrier = int (*)(Handle);
+
+void CheckMpi(int code) {
+  if (code != 0) throw Error(KF_INTERNAL, Text("the MPI library returned ", code));
+}
+
+int MpiCount(uint64_t count) {
+  if (count > INT_MAX) throw Error(KF_INVALID, Text("MPI takes at most ", INT_MAX, " elements, got ", count));
+  return static_cast<int>(count);
+}
+
+// Groups of several tensors are packed into a buffer and unpacked from another: MPI takes one contiguous buffer.
+std::vector<double> TimeMpi(const std::string& kind, Handle function, Handle barrier, const Sets::Buffers& buffers,
+                            const Groups& groups, size_t unit, Handle datatype, Handle op, int root, Handle comm,
+                            size_t samples, size_t batch) {
+  const Sets sets(buffers, unit);
+  Check(groups, sets[0].tensors.size());
+  std::vector<uint64_t> counts;
+  uint64_t packed = 0;
+  for (const auto& [begin, end] : groups) {
+    uint64_t count = 0;
+    for (size_t i = begin; i < end; i++) count += sets[0].tensors[i].count;
+    MpiCount(count);
+    counts.push_back(count);
+    if (end - begin > 1) packed = std::max(packed, count);
+  }
+  std::vector<char> to(packed * unit), from(packed * unit);
+  const auto all_reduce = reinterpret_cast<MpiAllReduce>(function);
+  const auto broadcast = reinterpret_cast<MpiBroadcast>(function);
+  const auto meet = reinterpret_cast<MpiBarrier>(barrier);
+  const auto run = [&](const void* in, void* out, int count) {
+    if (kind == "broadcast") {
+      CheckMpi(broadcast(out, count, datatype, root, comm));
+    } else {
+      CheckMpi(all_reduce(in, out, count, datatype, op, comm));
+    }
+  };
+  return Time(
+      samples, batch, [&] { CheckMpi(meet(comm)); },
+      [&](size_t turn) {
+        const Set& set = sets[turn];
+        for (size_t g = 0; g < groups.size(); g++) {
+          const kf_tensor* begin = set.tensors.data() + groups[g].first;
+          const kf_tensor* end = set.tensors.data() + groups[g].second;
+          if (end - begin == 1) {
+            run(begin->input, begin->output, static_cast<int>(counts[g]));
+            continue;
+          }
+          // A broadcast is in place: what it packs, it unpacks.
+          char* result = kind == "broadcast" ? to.data() : from.data();
+          size_t at = 0;
+          for (const kf_tensor* t = begin; t < end; at += t->count * unit, t++) {
+            std::memcpy(to.data() + at, t->input, t->count * unit);
+          }
+          run(to.data(), result, static_cast<int>(counts[g]));
+          at = 0;
+          for (const kf_tensor* t = begin; t < end; at += t->count * unit, t++) {
+            std::memcpy(t->output, result + at, t->count * unit);
+          }
+        }
+      });
+}
+
+std::vector<double> TimeMemcpy(const Sets::Buffers& buffers, size_t samples, size_t batch) {
+  const Sets sets(buffers, 1);
+  const auto communicator = Peer::Get().Current();
+  return Time(
+      samples, batch, [&] { Meet(*communicator); },
+      [&](size_t turn) {
+        for (const kf_tensor& tensor : sets[turn].tensors) std::memcpy(tensor.output, tensor.input, tensor.count);
+      });
+}
+
+}  // namespace
+
+void RegisterBench(py::module_& m) {
+  m.def("_time_collective", &TimeCollective, py::arg("kind"), py::arg("name"), py::arg("sets"), py::arg("groups"),
+        py::arg("dtype"), py::arg("op"), py::arg("root"), py::arg("samples"), py::arg("batch"));
+  m.def("_time_mpi", &TimeMpi, py::arg("kind"), py::arg("function"), py::arg("barrier"), py::arg("sets"),
+        py::arg("groups"), py::arg("unit"), py::arg("datatype"), py::arg("op"), py::arg("root"), py::arg("comm"),
+        py::arg("samples"), py::arg("batch"));
+  m.def("_time_memcpy", &TimeMemcpy, py::arg("sets"), py::arg("samples"), py::arg("batch"));
+}
+
+}  // namespace kungfu

@@ -1,0 +1,59 @@
+"""Starting programs under kungfu-run: the one way in which the tests do it."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Callable
+
+import pytest
+
+Run = Callable[..., str]
+
+
+def free_port() -> int:
+    """A port that the system had free a moment ago."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def launcher() -> str:
+    found = shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) or shutil.which("kungfu-run")
+    assert found is not None, "kungfu-run is not installed"
+    return found
+
+
+@pytest.fixture
+def kungfu_run(tmp_path: Path) -> Run:
+    """``run(program, *args, np=2, watch=False, flags=(), status=0)``: runs a Python program under kungfu-run (np=0: without)
+    and returns all it printed; another exit status than `status` fails the test."""
+
+    def run(
+        program: Path,
+        *args: object,
+        np: int = 2,
+        watch: bool = False,
+        flags: Sequence[str] = (),
+        status: int = 0,
+        timeout_s: float = 240,
+    ) -> str:
+        command = [sys.executable, str(program), *map(str, args)]
+        if watch:
+            port = free_port()
+            flags = [*flags, "-w", "-builtin-config-port", str(port)]
+            flags += ["-config-server", f"http://127.0.0.1:{port}/config"]
+        if np:
+            command = [launcher(), "-q", "-np", str(np), *flags, *command]
+        # In a folder of its own: MindSpore writes its analysis of a failed compilation into the current one.
+        done = subprocess.run(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s
+        )
+        assert done.returncode == status, f"{' '.join(command)} exited {done.returncode}:\n{done.stdout[-6000:]}"
+        return done.stdout
+
+    return run

@@ -1,0 +1,137 @@
+"""The LeNet example: as a user starts it, and its parts."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "lenet-elastic"
+
+
+@pytest.fixture
+def example(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    for name in ("data", "plot", "model", "log"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def run(*command, timeout_s=280, **environment):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=EXAMPLE,
+        env={**os.environ, "PATH": path, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+    )
+
+
+def needs(*modules):
+    for module in modules:
+        pytest.importorskip(module)
+
+
+@pytest.mark.skipif(shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) is None, reason="not installed")
+def test_a_run_that_grows_and_shrinks(tmp_path):
+    needs("mindspore", "sklearn", "matplotlib", "tqdm")
+    done = run("./run-elastic.sh", "--out", tmp_path)
+    assert done.returncode == 0, done.stdout[-4000:]
+    rows = [json.loads(line) for line in (tmp_path / "training.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, 377))
+    assert all(set(row) == {"step", "loss", "cluster_size", "learning_rate", "seconds"} for row in rows)
+    sizes = [row["cluster_size"] for row in rows]
+    assert [size for i, size in enumerate(sizes) if i == 0 or size != sizes[i - 1]] == [1, 2, 4, 1]
+    accuracy = re.findall(r"^test accuracy (\d\.\d{4})$", done.stdout, re.MULTILINE)
+    assert len(accuracy) == 1
+    assert float(accuracy[0]) >= 0.95
+    assert (tmp_path / "training.png").stat().st_size > 20_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--data-path", "nowhere"), "nowhere has no file train-images-idx3-ubyte; give a folder"),
+        (("--schedule", "10:0"), "a cluster has at least 1 worker, got size 0"),
+        (("--epochs", "many"), "invalid int value: 'many'"),
+        (("--global-batch-size", "0"), "global_batch_size is an integer of 1 or more, got 0"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, sentence, tmp_path):
+    needs("mindspore", "sklearn", "matplotlib")
+    done = run(sys.executable, "train.py", "--out", tmp_path, *arguments, DATA_PATH="")
+    assert done.returncode not in (0, None)
+    assert sentence in done.stdout
+    assert not (tmp_path / "training.jsonl").exists()
+
+
+def read_idx(path):
+    content = path.read_bytes()
+    dimensions = content[3]
+    shape = np.frombuffer(content, ">u4", dimensions, 4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+
+
+def write_digits(folder):
+    import data
+
+    data.find_or_make(None, folder)
+
+
+def test_the_digits_become_idx_files_though_several_write_them(example, tmp_path):
+    needs("mindspore", "sklearn", "scipy")
+    import data
+
+    writers = [multiprocessing.get_context("fork").Process(target=write_digits, args=(tmp_path,)) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(n for names in data.NAMES.values() for n in names)
+    images, labels = (read_idx(tmp_path / name) for name in data.NAMES["train"])
+    assert images.shape == (1500, 28, 28)
+    assert labels.shape == (1500,)
+    assert images.max() == 255
+    assert read_idx(tmp_path / data.NAMES["test"][0]).shape == (297, 28, 28)
+
+
+def test_stretches_of_one_size(example):
+    needs("matplotlib")
+    import plot
+
+    assert plot.phases([1, 1, 2, 4, 4, 1]) == [(0, 2, 1), (2, 3, 2), (3, 5, 4), (5, 6, 1)]
+    assert plot.phases([3]) == [(0, 1, 3)]
+
+
+def test_smoothing_keeps_a_constant_and_averages_around(example):
+    needs("matplotlib")
+    import plot
+
+    np.testing.assert_allclose(plot.smooth([2.0] * 40), 2.0)
+    np.testing.assert_allclose(plot.smooth([0, 0, 3, 0, 0], span=3), [0, 1, 1, 1, 0])
+
+
+@pytest.mark.parametrize("sizes", [[1], [1, 2, 7, 1]])
+def test_a_picture_of_any_run(example, tmp_path, sizes):
+    needs("matplotlib")
+    import plot
+
+    rows = [
+        {"step": i + 1, "loss": 1 / (i + 1), "cluster_size": size, "learning_rate": 0.1, "seconds": 0.01}
+        for i, size in enumerate(sizes)
+    ]
+    (tmp_path / "training.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plot.draw(tmp_path / "training.jsonl", tmp_path / "training.png")
+    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.glob("*.png")] == ["training.png"]

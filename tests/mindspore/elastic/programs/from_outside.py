@@ -1,0 +1,41 @@
+"""OUT: no schedule; another process resizes the cluster while it trains. Ends when it has been there and back."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mindspore as ms
+from mindspore import nn
+from reporting import Loss, numbered, numbers, report
+
+import ms_kungfu as kf
+from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.elastic import ElasticTraining
+from ms_kungfu.optimizers import KungFuMomentum
+
+ms.set_context(mode=ms.PYNATIVE_MODE)
+net = nn.Dense(4, 2)
+optimizer = KungFuMomentum(net.trainable_params(), 0.05, 0.9)
+loss_fn = Loss()
+grad_fn = ms.value_and_grad(lambda x, y: loss_fn(net(x), y), None, net.trainable_params())
+data = ElasticDataset(numbered(60), global_batch_size=12)
+elastic = ElasticTraining(net, optimizer, dataset=data)
+wanted, first_epoch = [3, 1], 0
+for epoch in elastic.epochs(10_000):
+    for x, y in data:
+        _, gradients = grad_fn(x, y)
+        optimizer(gradients)
+        report("step", step=elastic.step + 1, epoch=epoch, samples=numbers(y))
+        if kf.current_rank() == 0 and wanted and elastic.step % 20 == 3:
+            # stays until the launcher has answered; the workers find the new cluster at one of the next steps
+            size = wanted.pop(0)
+            run = Path(sys.executable).parent / "kungfu-run"
+            command = [str(run), "resize", str(size), "-config-server", os.environ["KUNGFU_CONFIG_SERVER"]]
+            subprocess.run(command, check=True, env={k: v for k, v in os.environ.items() if k != "KUNGFU_BROKER"})
+        change = elastic.step_end()
+        if change.changed:
+            report("change", step=elastic.step, old=change.old_size, new=change.new_size, epoch=epoch)
+            first_epoch = epoch if change.new_size == 1 else first_epoch
+    if first_epoch and epoch > first_epoch and not elastic.should_stop:
+        break

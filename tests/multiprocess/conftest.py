@@ -1,0 +1,39 @@
+import sys
+
+import pytest
+from launching import Program
+
+
+@pytest.fixture
+def run_program(tmp_path):
+    """Starts ``python -m MODULE ARGUMENTS`` in the test's folder; whatever is left of it is killed after the test."""
+    started = []
+
+    def run(module, *arguments, **options):
+        started.append(Program(module, arguments, tmp_path, **options))
+        return started[-1]
+
+    yield run
+    for program in started:
+        program.kill_all()
+
+
+@pytest.fixture
+def kungfu_run(run_program):
+    """Starts ``kungfu-run ARGUMENTS``."""
+
+    def run(*arguments, **options):
+        return run_program("ms_kungfu.launcher", *arguments, **options)
+
+    return run
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes a worker's program and returns the words of the command that runs it."""
+
+    def write(text, name="worker.py"):
+        (tmp_path / name).write_text(text)
+        return sys.executable, str(tmp_path / name)
+
+    return write

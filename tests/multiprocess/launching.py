@@ -1,0 +1,126 @@
+"""Starting kungfu-run in a test, watching what it prints, and proving that nothing of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+_MARK = "KUNGFU_TEST_MARK"
+GONE_WITHIN_S = 2.0
+
+
+class Program:
+    """A process whose output arrives line by line, and all processes that come from it."""
+
+    def __init__(self, module, arguments, folder, environment=None, **popen):
+        self.mark = uuid.uuid4().hex
+        runtime = Path(folder) / "run"
+        runtime.mkdir(mode=0o700, exist_ok=True)
+        self.runtime_dir = runtime
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("KUNGFU_") and k != "OMP_NUM_THREADS"}
+        self.environment = {**inherited, "XDG_RUNTIME_DIR": str(runtime), _MARK: self.mark, **(environment or {})}
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, arguments)],
+            cwd=folder,
+            env=self.environment,
+            start_new_session=True,  # a signal to its group must not reach pytest
+            **streams,
+        )
+        self.lines: list[str] = []  # of both streams, in the order of arrival
+        self.stdout: list[str] = []
+        self.stderr: list[str] = []
+        self._news = threading.Condition()
+        self._readers = []
+        for stream, kept in ((self.process.stdout, self.stdout), (self.process.stderr, self.stderr)):
+            if stream is not None:
+                self._readers.append(threading.Thread(target=self._read, args=(stream, kept), daemon=True))
+                self._readers[-1].start()
+
+    def _read(self, stream, kept):
+        for raw in stream:
+            line = raw.decode(errors="replace").rstrip("\n")
+            with self._news:
+                kept.append(line)
+                self.lines.append(line)
+                self._news.notify_all()
+        stream.close()
+
+    @property
+    def output(self):
+        return "\n".join(self.lines)
+
+    def wait_for(self, pattern, count=1, timeout=30.0):
+        """The matches of `pattern` in the lines so far, as soon as there are `count`."""
+        regex = re.compile(pattern)
+
+        def found():
+            return [match for match in map(regex.search, self.lines) if match]
+
+        with self._news:
+            if not self._news.wait_for(lambda: len(found()) >= count, timeout):
+                raise AssertionError(f"no {count} lines like {pattern!r} within {timeout} s:\n{self.output}")
+            return found()
+
+    def wait(self, timeout=30.0):
+        """The exit code; every line has been read then."""
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout} s:\n{self.output}") from None
+        for reader in self._readers:
+            reader.join(5)
+        return code
+
+    def assert_exit(self, code, timeout=30.0):
+        found = self.wait(timeout)
+        assert found == code, f"exit code {found} instead of {code}:\n{self.output}"
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def processes(self):
+        """Process IDs of whatever carries our mark in its environment and is no zombie."""
+        found = set()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                with contextlib.suppress(OSError):
+                    if f"{_MARK}={self.mark}".encode() in (entry / "environ").read_bytes():
+                        found.add(int(entry.name))
+        return found
+
+    def assert_gone(self, since, within=GONE_WITHIN_S):
+        """No process, abstract socket, /dev/shm entry nor secret is left, `within` seconds after `since`."""
+        while self.processes() and time.monotonic() - since < within:
+            time.sleep(0.01)
+        left = self.processes()
+        described = [f"{pid}: {_command_of(pid)}" for pid in left]
+        assert not left, f"left after {within} s: {described}\n{self.output}"
+        for address in re.findall(r"broker=(\S+)", self.output):
+            assert f"@{address}" not in Path("/proc/net/unix").read_text()
+        # Others on this machine may use /dev/shm as well, so only what would bear our name counts.
+        assert [name for name in os.listdir("/dev/shm") if "kungfu" in name or name.startswith("kf")] == []
+        # The guard removes it when it has killed the last process, so nothing needs waiting for here.
+        assert [str(p) for p in self.runtime_dir.rglob("*.secret")] == []
+
+    def kill_all(self):
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def _command_of(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return "?"

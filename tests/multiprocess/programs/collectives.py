@@ -1,0 +1,74 @@
+"""Every collective of ms_kungfu.comm against NumPy. Each rank knows what the others bring."""
+
+import numpy as np
+
+import ms_kungfu as kf
+from ms_kungfu import comm
+
+rank, size = kf.current_rank(), kf.current_cluster_size()
+DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
+REDUCTIONS = {
+    "sum": lambda xs: np.sum(xs, axis=0, dtype=xs.dtype),
+    "min": lambda xs: np.min(xs, axis=0),
+    "max": lambda xs: np.max(xs, axis=0),
+    "prod": lambda xs: np.prod(xs, axis=0, dtype=xs.dtype),
+}
+CHUNK = 256 << 10  # bytes; see segment.h
+
+
+def brought(r, shape, dtype):
+    count = int(np.prod(shape))
+    return ((np.arange(count) * 7 + r * 13) % 4 + 1).astype(dtype).reshape(shape)
+
+
+def everyone(shape, dtype):
+    return np.stack([brought(r, shape, dtype) for r in range(size)])
+
+
+def check(got, expected, *what):
+    assert got.dtype == expected.dtype, (what, got.dtype, expected.dtype)
+    assert got.shape == expected.shape, (what, got.shape, expected.shape)
+    assert np.array_equal(got, expected), (rank, what, got, expected)
+
+
+def mean(xs):
+    if xs.dtype.kind in "iu":
+        return (np.sum(xs, axis=0, dtype=np.int64) // size).astype(xs.dtype)
+    wide = np.float32 if xs.dtype == np.float16 else xs.dtype
+    return (np.sum(xs, axis=0, dtype=wide) / wide(size) if xs.dtype == np.float16 else np.sum(xs, axis=0) / size).astype(
+        xs.dtype
+    )
+
+
+for dtype in map(np.dtype, DTYPES):
+    for shape in [(0,), (), (1,), (3, 5), (1001,), (CHUNK // dtype.itemsize + 1,)]:
+        mine, xs = brought(rank, shape, dtype), everyone(shape, dtype)
+        for op, reference in {**REDUCTIONS, "mean": mean}.items():
+            expected = np.asarray(reference(xs), dtype)
+            check(comm.all_reduce(mine, op=op, name="r"), expected, "all_reduce", dtype, shape, op)
+            out = np.empty_like(mine)
+            assert comm.all_reduce(mine, op=op, name="r", out=out) is out
+            check(out, expected, "out", dtype, shape, op)
+            in_place = mine.copy()
+            comm.all_reduce(in_place, op=op, name="r", out=in_place)
+            check(in_place, expected, "in place", dtype, shape, op)
+        for root in range(size):
+            check(comm.broadcast(mine, root=root, name="b"), xs[root], "broadcast", dtype, shape, root)
+        check(comm.all_gather(mine, name="g"), xs, "all_gather", dtype, shape)
+        rows = brought(rank, (size * 2, *shape), dtype)
+        summed = np.sum(everyone((size * 2, *shape), dtype), axis=0, dtype=dtype)
+        check(comm.reduce_scatter(rows, op="sum", name="s"), summed[rank * 2 : rank * 2 + 2], "reduce_scatter", dtype)
+
+# A view that isn't contiguous, and Fortran order.
+wide = brought(rank, (6, 8), np.float32)
+check(comm.all_reduce(wide[:, ::2], name="v"), everyone((6, 8), np.float32)[:, :, ::2].sum(axis=0), "view")
+check(comm.all_reduce(wide.T, name="v"), everyone((6, 8), np.float32).sum(axis=0).T.copy(), "transposed")
+
+# The same bits at every rank, and again in the next run of the operation.
+noise = np.random.default_rng(rank).standard_normal(100_003).astype(np.float32)
+first = comm.all_reduce(noise, op="mean", name="bits")
+assert comm.all_reduce(noise, op="mean", name="bits").tobytes() == first.tobytes()
+assert all(row.tobytes() == first.tobytes() for row in comm.all_gather(first, name="bits"))
+
+comm.barrier()
+print(f"rank {rank} of {size} fine")

@@ -1,0 +1,68 @@
+"""Wrong calls: each one sentence at every rank that is concerned, and the next operation works."""
+
+import threading
+
+import numpy as np
+
+import ms_kungfu as kf
+from ms_kungfu import comm
+
+rank, size = kf.current_rank(), kf.current_cluster_size()
+
+
+def raises(kind, text, call):
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), (text, str(error))
+        return error
+    raise AssertionError(f"{kind.__name__} was not raised: {text}")
+
+
+# Refused before anything is sent, at this rank alone.
+x = np.ones(3, np.float32)
+if rank == 0:
+    raises(ValueError, "op must be one of sum, mean, min, max, prod, got 'median'", lambda: comm.all_reduce(x, op="median"))
+    raises(TypeError, "no collective takes elements of format '?'", lambda: comm.all_reduce(np.ones(3, bool)))
+    raises(TypeError, "no collective takes", lambda: comm.all_reduce(np.ones(3, np.complex64)))
+    raises(ValueError, "out must be float32(3,), got float32(2,)", lambda: comm.all_reduce(x, out=np.ones(2, np.float32)))
+    raises(ValueError, f"root {size} is not a rank of a cluster of {size}", lambda: comm.broadcast(x, root=size))
+    raises(ValueError, "needs a name that is not empty", lambda: comm.all_reduce(x, name=""))
+    raises(ValueError, "can't be scattered evenly", lambda: comm.reduce_scatter(np.ones(size + 1, np.float32)))
+    locked = np.ones(3, np.float32)
+    locked.flags.writeable = False
+    raises((ValueError, BufferError), "read", lambda: comm.all_reduce(x, out=locked))
+    assert isinstance(kf.last_error(), ValueError), kf.last_error()
+
+# The ranks differ: every one of them is told, and by whom.
+different = np.ones((2, 3) if rank == 0 else (3, 2), np.float32)
+error = raises(kf.CollectiveMismatchError, 'under the name "w"', lambda: comm.all_reduce(different, name="w"))
+others = "rank " + ", ".join(str(r) for r in range(1, size))
+assert f"rank 0: all_reduce of 6 float32 (2,3), sum; {others}: all_reduce of 6 float32 (3,2), sum" in str(error), error
+assert isinstance(error, ValueError)
+assert type(kf.last_error()) is kf.CollectiveMismatchError
+assert str(kf.last_error()) == str(error)
+assert comm.all_reduce(x, name="w")[0] == size
+
+raises(kf.CollectiveMismatchError, "the ranks ask for different sizes: rank 0: 1, rank 1: 2", lambda: kf.resize(rank + 1))
+assert kf.resize(size) == (False, False)
+raises(ValueError, "at least 1 rank", lambda: kf.resize(0))
+raises(kf.ResizeError, "needs a config server: start the job with kungfu-run -w", lambda: kf.resize(size + 1))
+assert comm.all_reduce(x, name="w")[0] == size
+
+
+# Two names from two threads, in opposite order at each other rank.
+def many(name):
+    for i in range(200):
+        assert comm.all_reduce(np.full(i * 100, rank, np.float32), name=name).sum() == i * 100 * sum(range(size))
+
+
+names = ["a", "b"] if rank % 2 else ["b", "a"]
+threads = [threading.Thread(target=many, args=(name,)) for name in names]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+
+kf.finalize()
+print(f"rank {rank} fine")

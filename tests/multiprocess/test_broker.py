@@ -1,0 +1,327 @@
+"""The broker and the worker's end of its protocol, over real sockets; the segment is plain anonymous memory here."""
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from ms_kungfu.elastic import rendezvous
+from ms_kungfu.elastic.cluster import Cluster, PeerID
+from ms_kungfu.elastic.rendezvous import Detached, Granted, request_segment
+from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
+from ms_kungfu.launcher.broker import Broker
+
+pytestmark = pytest.mark.timeout(60)
+SECRET = b"s" * 32
+A, B, C = (PeerID("127.0.0.1", 10000 + i) for i in range(3))
+
+
+class MemorySegment:
+    """Holds text that says which version it is for, and what it was told."""
+
+    def __init__(self, size, cluster_version, cores):
+        self.fd = os.memfd_create("test")
+        os.write(self.fd, f"{size} {cluster_version} {cores}".encode())
+        self.told = []
+        self.closed = False
+
+    def mark_lost(self, rank, reason):
+        self.told.append((rank, reason))
+
+    def announce(self, version):
+        self.told.append(version)
+
+    def close(self):
+        self.closed = True
+        os.close(self.fd)
+
+
+class Host:
+    """A broker, and what it has asked for."""
+
+    def __init__(self, *clusters):
+        self.segments = []
+        self.unknown = []
+        self.chosen = []
+        self.broker = Broker(
+            SECRET,
+            2,
+            make_segment=self.make_segment,
+            on_unknown_version=self.on_unknown_version,
+            on_chosen=self.chosen.append,
+        )
+        self.to_admit = {}
+        for cluster in clusters:
+            self.broker.admit(cluster)
+        self.broker.choose(clusters[0].version)
+
+    def make_segment(self, *arguments):
+        self.segments.append(MemorySegment(*arguments))
+        return self.segments[-1]
+
+    def on_unknown_version(self, version):
+        self.unknown.append(version)
+        if version in self.to_admit:
+            self.broker.admit(self.to_admit[version])
+
+    def ask(self, peer, incarnation=0, member_of=None, version=None, timeout=20, secret=SECRET):
+        answer = request_segment(self.broker.address, secret, peer, incarnation, member_of, version, timeout)
+        if isinstance(answer, Granted):
+            text = os.pread(answer.fd, 100, 0).decode()
+            os.close(answer.fd)
+            return answer.cluster.version, answer.rank, text
+        return answer
+
+    def ask_later(self, *arguments, **keywords):
+        return Later(lambda: self.ask(*arguments, **keywords))
+
+    def wait_for_connections(self, count):
+        while len(self.broker._connections) != count:
+            time.sleep(0.001)
+
+
+class Later(threading.Thread):
+    """A call on another thread."""
+
+    def __init__(self, function):
+        super().__init__(daemon=True)
+        self._function = function
+        self.start()
+
+    def run(self):
+        try:
+            self._result = self._function(), None
+        except Exception as error:
+            self._result = None, error
+
+    def result(self):
+        self.join(20)
+        value, error = self._result
+        if error is not None:
+            raise error
+        return value
+
+
+def cluster(version, *workers):
+    return Cluster(tuple(workers), (), version)
+
+
+@pytest.fixture
+def host():
+    made = []
+
+    def make(*clusters):
+        made.append(Host(*clusters))
+        return made[-1]
+
+    descriptors = len(os.listdir("/proc/self/fd"))
+    yield make
+    for one in made:
+        one.broker.close()
+        one.wait_for_connections(0)
+        assert all(segment.closed for segment in one.segments)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_workers_share_the_segment_of_their_version(host):
+    one = host(cluster(3, A, B))
+    assert one.ask(A, 3) == (3, 0, "2 3 2")
+    assert one.ask(B, 3) == (3, 1, "2 3 2")
+    assert len(one.segments) == 1
+
+
+def test_descriptor_is_closed_on_exec(host):
+    one = host(cluster(0, A))
+    granted = request_segment(one.broker.address, SECRET, A, 0, None, None, 20)
+    assert not os.get_inheritable(granted.fd)
+    os.close(granted.fd)
+
+
+def test_newcomer_waits_for_the_members_choice_and_leaver_is_detached(host):
+    one = host(cluster(0, A, B))
+    one.broker.admit(cluster(1, A, C))
+    newcomer = one.ask_later(C, 1)
+    one.wait_for_connections(1)
+    assert one.chosen == []
+    assert one.ask(B, 0, 0, 1) == Detached()
+    assert one.ask(A, 0, 0, 1) == (1, 0, "2 1 2")
+    assert newcomer.result() == (1, 1, "2 1 2")
+    assert one.chosen == [cluster(1, A, C)]
+
+
+def test_unknown_version_is_looked_for_at_once_and_only_once(host):
+    one = host(cluster(0, A))
+    one.to_admit[1] = cluster(1, A, B)
+    assert one.ask(A, 0, 0, 1) == (1, 0, "2 1 2")
+    assert one.unknown == [1]
+
+
+def test_refused_version_is_a_resize_error_with_the_reason(host):
+    one = host(cluster(0, A))
+    waiting = one.ask_later(A, 0, 0, 1)
+    one.wait_for_connections(1)
+    one.broker.refuse(1, "more than 2 slots")
+    with pytest.raises(ResizeError, match="version 1 is refused: more than 2 slots"):
+        waiting.result()
+
+
+def test_members_hear_of_losses_and_of_newer_versions(host):
+    one = host(cluster(0, A, B))
+    one.broker.mark_lost(B, "was killed by SIGKILL", 0)  # before there is a segment
+    one.ask(A)
+    one.broker.admit(cluster(1, A))
+    assert one.segments[0].told == [0, (1, "was killed by SIGKILL"), 1]
+    one.broker.mark_lost(A, "exited with code 1", 0)
+    assert one.segments[0].told[-1] == (0, "exited with code 1")
+
+
+def test_the_loss_of_an_earlier_process_is_not_the_new_ones(host):
+    one = host(cluster(0, A, B), cluster(1, A), cluster(2, A, B))
+    one.ask(A, 0, 0, 1)
+    one.ask(A, 0, 1, 2)
+    one.broker.mark_lost(B, "exited with code 0", 0)
+    one.ask(B, 2)
+    one.broker.mark_lost(B, "exited with code 1", 2)
+    assert one.segments[-1].told == [2, (1, "exited with code 1")]
+
+
+def test_segments_of_versions_that_are_over_are_closed(host):
+    one = host(cluster(0, A))
+    one.ask(A)
+    for version in range(1, 5):
+        one.broker.admit(cluster(version, A))
+        one.ask(A, 0, version - 1, version)
+    assert [segment.closed for segment in one.segments] == [True, True, True, False, False]
+
+
+def test_a_segment_that_cannot_be_made_is_told_to_the_worker(host):
+    one = host(cluster(0, A))
+    one.make_segment = None
+
+    def fail(*_):
+        raise OSError("no memory")
+
+    one.broker._make_segment = fail
+    with pytest.raises(KungFuError, match="can't make the shared memory of version 0: no memory"):
+        one.ask(A)
+
+
+def test_wrong_secret_gets_nothing(host):
+    one = host(cluster(0, A))
+    with pytest.raises(KungFuError):
+        one.ask(A, secret=b"x" * 32)
+    assert one.segments == []
+
+
+def test_worker_does_not_trust_a_broker_without_the_secret():
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("\0kungfu-test-impostor")
+    listener.listen()
+
+    def pretend():
+        channel = rendezvous.Channel(listener.accept()[0], 10)
+        channel.send({"nonce": "0" * 32})
+        reply = channel.receive()
+        channel.send({"proof": reply["proof"]})  # sends back what it has heard
+        channel.close()
+
+    threading.Thread(target=pretend, daemon=True).start()
+    with pytest.raises(KungFuError, match="does not know the job's secret"):
+        request_segment("kungfu-test-impostor", SECRET, A, 0, None, None, 10)
+    listener.close()
+
+
+def test_a_forked_child_does_not_get_its_parents_place(host):
+    one = host(cluster(0, A))
+    one.ask(A)
+    assert one.ask(A) == (0, 0, "1 0 2")  # the same process may ask again
+    pid = os.fork()
+    if pid == 0:
+        try:
+            one.ask(A)
+        except KungFuError as error:
+            os._exit(7 if "belongs to process" in str(error) else 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_newcomer_gives_up_after_its_timeout(host):
+    one = host(cluster(0, A), cluster(1, A, B))
+    with pytest.raises(CollectiveTimeoutError, match=r"127\.0\.0\.1:10001: no answer .* within 0\.2 s"):
+        one.ask(B, 1, timeout=0.2)
+
+
+def test_waiting_worker_learns_that_the_launcher_is_gone(host):
+    one = host(cluster(0, A), cluster(1, A, B))
+    waiting = one.ask_later(B, 1)
+    one.wait_for_connections(1)
+    one.broker.close()
+    with pytest.raises(PeerLostError, match="the launcher is gone"):
+        waiting.result()
+    with pytest.raises(PeerLostError, match="the launcher is gone"):
+        one.ask(A)
+
+
+def _proven(one):
+    channel = rendezvous.Channel(socket.socket(socket.AF_UNIX), 10)
+    channel.socket.connect("\0" + one.broker.address)
+    nonce = channel.receive()["nonce"]
+    channel.send({"nonce": "1" * 32, "proof": rendezvous.proof_of(SECRET, "worker", nonce, "1" * 32)})
+    channel.receive()
+    return channel
+
+
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        ({}, "incarnation"),
+        ({"incarnation": 0}, "host:port"),
+        ({"incarnation": -1, "peer": str(A)}, "incarnation must be a number"),
+        ({"incarnation": True, "peer": str(A)}, "incarnation must be a number"),
+        ({"incarnation": 0, "peer": str(A), "version": "1"}, "version must be a number"),
+        ({"incarnation": 0, "peer": str(A), "member_of": 0}, "must name the version"),
+    ],
+)
+def test_requests_that_make_no_sense_are_answered_by_a_sentence(host, request_, told):
+    one = host(cluster(0, A))
+    channel = _proven(one)
+    channel.send(request_)
+    assert told in channel.receive()["error"]
+    channel.close()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"\x00",
+        struct.pack(">I", 2**31) + b"x",
+        struct.pack(">I", 3) + b"abc",
+        struct.pack(">I", 4) + b"null",
+        struct.pack(">I", 60_000) + b"[" * 60_000,
+        struct.pack(">I", 2) + json.dumps({}).encode(),
+        struct.pack(">I", 30) + json.dumps({"nonce": 1, "proof": "x"}).encode().ljust(30),
+    ],
+)
+def test_garbage_closes_the_connection_and_harms_nobody(host, garbage):
+    one = host(cluster(0, A))
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect("\0" + one.broker.address)
+        stranger.sendall(garbage)
+        stranger.shutdown(socket.SHUT_WR)
+        stranger.settimeout(10)
+        with contextlib.suppress(ConnectionResetError):  # it did not care to read the rest
+            while stranger.recv(1000):
+                pass
+    assert one.ask(A) == (0, 0, "1 0 2")
+
+
+def test_large_clusters_fit_into_a_message(host):
+    peers = [PeerID("127.0.0.1", 10000 + i) for i in range(1000)]
+    one = host(cluster(0, *peers))
+    assert one.ask(peers[-1])[1] == 999

@@ -1,0 +1,374 @@
+"""kungfu-run from its first process to its last, with workers that need no MindSpore. No way to end leaves anything."""
+
+import contextlib
+import os
+import pty
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+# A worker that tells where it is, then waits to be killed. It has a child in its process group and another one that has
+# left it, as daemons do, and says which broker it was given.
+FAMILY = """
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "1000"])
+daemon = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+print(f"ready rank={os.environ['RANK_ID']} pid={os.getpid()} child={child.pid} daemon={daemon.pid}", flush=True)
+print(f"broker={os.environ['KUNGFU_BROKER']}", flush=True)
+time.sleep(1000)
+"""
+# The same, deaf to polite signals.
+DEAF = "import signal\nfor n in (1, 2, 3, 15): signal.signal(n, signal.SIG_IGN)\n" + FAMILY
+
+
+def started(job, size):
+    """The workers' matches in the order of their ranks."""
+    found = job.wait_for(r"^ready rank=(\d+) pid=(\d+) child=(\d+) daemon=(\d+)", size)
+    job.wait_for("broker=", size)
+    return sorted(found, key=lambda match: int(match[1]))
+
+
+def guard_of(job):
+    (guard,) = [pid for pid in job.processes() if _name_of(pid) == "kungfu-guard"]
+    return guard
+
+
+def _name_of(pid):
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+# ---- what a worker is given ----
+
+
+def test_workers_get_rank_size_and_a_share_of_the_cores(kungfu_run, script):
+    worker = script(
+        "import os\n"
+        "e = os.environ\n"
+        "print(e['RANK_ID'], e['RANK_SIZE'], e['DEVICE_ID'], e['KUNGFU_SELF'], e['KUNGFU_INCARNATION'],\n"
+        "      e['KUNGFU_PORT_RANGE'], len(os.sched_getaffinity(0)) == int(e['OMP_NUM_THREADS']),\n"
+        "      *(e.get(n) for n in ('KUNGFU_CONFIG_SERVER', 'KUNGFU_WATCH', 'KUNGFU_HOSTS')))\n"
+    )
+    job = kungfu_run("-q", "-np", 2, *worker)
+    job.assert_exit(0)
+    assert sorted(job.stdout) == [
+        f"{rank} 2 {rank} 127.0.0.1:1000{rank} 0 10000-11000 True None None None" for rank in (0, 1)
+    ]
+
+
+def test_cores_are_shared_evenly_or_not_at_all(kungfu_run, script):
+    worker = script("import os; print('cores', *sorted(os.sched_getaffinity(0)), os.environ.get('OMP_NUM_THREADS'))")
+    cores = sorted(os.sched_getaffinity(0))
+    job = kungfu_run("-q", "-np", 2 * len(cores), *worker)
+    job.assert_exit(0)
+    assert sorted(job.stdout) == sorted(2 * [f"cores {core} 1" for core in cores])
+    job = kungfu_run("-q", "-np", 2, "-affinity", "none", *worker)
+    job.assert_exit(0)
+    assert job.stdout == 2 * [f"cores {' '.join(map(str, cores))} None"]
+
+
+def test_what_the_user_has_set_stays(kungfu_run, script):
+    worker = script("import os; print(os.environ['OMP_NUM_THREADS'], os.environ['KUNGFU_JOB_SECRET'])")
+    job = kungfu_run("-q", *worker, environment={"OMP_NUM_THREADS": "7", "KUNGFU_JOB_SECRET": "abcdef"})
+    job.assert_exit(0)
+    assert job.stdout == ["7 abcdef"]
+
+
+def test_an_outer_job_does_not_shine_through(kungfu_run, script):
+    worker = script("import os; print(os.environ.get('KUNGFU_WATCH'), os.environ.get('KUNGFU_CONFIG_SERVER'))")
+    job = kungfu_run("-q", *worker, environment={"KUNGFU_WATCH": "1", "KUNGFU_CONFIG_SERVER": "http://x/config"})
+    job.assert_exit(0)
+    assert job.stdout == ["None None"]
+
+
+def test_the_secret_is_on_no_command_line_and_in_no_log(kungfu_run, script, tmp_path):
+    job = kungfu_run("-np", 2, "-logdir", "logs", "-logfile", "l.log", "-w", *script(FAMILY))
+    started(job, 2)
+    worker = started(job, 2)[0][2]
+    secret = re.search(r"KUNGFU_JOB_SECRET=([0-9a-f]{64})", Path(f"/proc/{worker}/environ").read_text())[1]
+    assert secret not in "".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in job.processes())
+    job.signal(signal.SIGTERM)
+    job.wait()
+    assert secret not in job.output
+    assert secret not in "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
+
+
+# ---- how it ends ----
+
+
+def test_success_ends_with_0_and_leaves_nothing(kungfu_run):
+    job = kungfu_run("-np", 3, "sh", "-c", "echo broker=$KUNGFU_BROKER")
+    job.assert_exit(0)
+    job.assert_gone(time.monotonic())
+    assert len(job.stdout) == 3
+    assert "all workers have finished" in job.output
+
+
+def test_what_a_finished_worker_leaves_behind_ends_with_the_job(kungfu_run):
+    job = kungfu_run("sh", "-c", "sleep 1000 & setsid sleep 1000 & echo broker=$KUNGFU_BROKER")
+    job.assert_exit(0, timeout=10)
+    job.assert_gone(time.monotonic())
+
+
+@pytest.mark.parametrize("code", [1, 3, 255])
+def test_first_failing_worker_gives_its_code_and_its_name(kungfu_run, script, code):
+    on_request = f"import signal, sys\nsignal.signal(signal.SIGUSR2, lambda *_: sys.exit({code}))\n"
+    job = kungfu_run("-np", 3, *script(on_request + FAMILY))
+    pid = int(started(job, 3)[1][2])
+    begin = time.monotonic()
+    os.kill(pid, signal.SIGUSR2)
+    job.assert_exit(code)
+    job.assert_gone(begin)
+    assert job.stderr[-1] == f"kungfu-run: worker 1 (127.0.0.1:10001, pid {pid}) exited with code {code}"
+
+
+def test_quiet_silences_the_launcher_but_neither_workers_nor_the_cause(kungfu_run):
+    job = kungfu_run("-q", "sh", "-c", "echo out; echo err >&2; exit 4")
+    job.assert_exit(4)
+    assert job.stdout == ["out"]
+    assert job.stderr[0] == "err"
+    assert re.fullmatch(r"kungfu-run: worker 0 \(127.0.0.1:10000, pid \d+\) exited with code 4", job.stderr[1])
+    assert len(job.stderr) == 2
+
+
+@pytest.mark.parametrize("watch", [(), ("-w",)], ids=["plain", "watch"])
+@pytest.mark.parametrize("program", [FAMILY, DEAF], ids=["polite", "deaf"])
+def test_killed_worker_ends_the_job_and_is_named(kungfu_run, script, watch, program):
+    job = kungfu_run("-np", 3, *watch, *script(program))
+    pid = int(started(job, 3)[2][2])
+    begin = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    job.assert_exit(128 + signal.SIGKILL)
+    job.assert_gone(begin)
+    assert job.stderr[-1] == f"kungfu-run: worker 2 (127.0.0.1:10002, pid {pid}) was killed by SIGKILL"
+
+
+@pytest.mark.parametrize("watch", [(), ("-w",)], ids=["plain", "watch"])
+@pytest.mark.parametrize("shell", [False, True], ids=["direct", "below a shell"])
+def test_killed_launcher_leaves_nothing(kungfu_run, script, watch, shell):
+    command = script(DEAF)
+    if shell:
+        command = ("bash", "-c", " ".join(command) + "; true")
+    job = kungfu_run("-np", 3, *watch, *command)
+    started(job, 3)
+    assert len(job.processes()) >= 2 + 3 * 3
+    begin = time.monotonic()
+    job.signal(signal.SIGKILL)
+    job.assert_exit(-signal.SIGKILL)
+    job.assert_gone(begin)
+
+
+def test_killed_guard_ends_the_job(kungfu_run, script):
+    job = kungfu_run("-np", 2, *script(DEAF))
+    started(job, 2)
+    begin = time.monotonic()
+    os.kill(guard_of(job), signal.SIGKILL)
+    job.assert_exit(1)
+    job.assert_gone(begin)
+    assert "guard process was killed" in job.stderr[-1]
+
+
+def test_killed_grandchild_is_the_workers_own_affair(kungfu_run):
+    job = kungfu_run("bash", "-c", "sleep 1000 & echo child=$!; wait $!; echo status=$?; exit 5")
+    os.kill(int(job.wait_for(r"child=(\d+)")[0][1]), signal.SIGKILL)
+    job.assert_exit(5)
+    assert "status=137" in job.stdout
+
+
+@pytest.mark.parametrize("program", [FAMILY, DEAF], ids=["polite", "deaf"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], ids=lambda n: n.name)
+def test_signals_end_the_job(kungfu_run, script, number, program):
+    job = kungfu_run("-np", 2, "-w", *script(program))
+    started(job, 2)
+    begin = time.monotonic()
+    job.signal(number)
+    job.assert_exit(128 + number)
+    job.assert_gone(begin)
+    assert job.stderr[-1] == f"kungfu-run: interrupted by {number.name}"
+
+
+def test_signals_reach_the_workers_who_may_finish_their_work(kungfu_run, script):
+    worker = script(
+        "import signal, sys, time\n"
+        "def save(number, frame):\n"
+        "    print('saved on', signal.Signals(number).name, flush=True)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGINT, save)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    job = kungfu_run("-np", 2, *worker)
+    job.wait_for("^ready", 2)
+    job.signal(signal.SIGINT)
+    job.assert_exit(130)
+    assert job.stdout.count("saved on SIGINT") == 2
+
+
+def test_second_signal_does_not_wait_for_deaf_workers(kungfu_run, script):
+    job = kungfu_run(*script(DEAF))
+    started(job, 1)
+    job.signal(signal.SIGINT)
+    job.wait_for("interrupted by SIGINT")
+    begin = time.monotonic()
+    job.signal(signal.SIGINT)
+    job.assert_exit(130)
+    assert time.monotonic() - begin < 0.9
+
+
+def test_user_signals_are_passed_on(kungfu_run, script):
+    worker = script(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(9))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    job = kungfu_run(*worker)
+    job.wait_for("^ready")
+    job.signal(signal.SIGUSR1)
+    job.assert_exit(9)
+
+
+def test_a_stopped_worker_does_not_hold_up_the_end(kungfu_run, script):
+    job = kungfu_run("-np", 2, *script(FAMILY))
+    os.kill(int(started(job, 2)[0][2]), signal.SIGSTOP)
+    begin = time.monotonic()
+    job.signal(signal.SIGTERM)
+    job.assert_exit(143)
+    job.assert_gone(begin)
+
+
+def test_timeout_ends_the_job_with_124(kungfu_run, script):
+    job = kungfu_run("-np", 2, "-timeout", "700ms", *script(DEAF))
+    job.wait_for("still running after -timeout 0.7 s", timeout=10)
+    begin = time.monotonic()
+    job.assert_exit(124)
+    job.assert_gone(begin)
+
+
+def test_delay_can_be_interrupted(kungfu_run):
+    job = kungfu_run("-delay", "1h", "true")
+    job.wait_for("starting in 3600 s")
+    begin = time.monotonic()
+    job.signal(signal.SIGTERM)
+    job.assert_exit(143)
+    job.assert_gone(begin)
+
+
+def test_programs_that_cannot_run_are_named(kungfu_run, tmp_path):
+    program = tmp_path / "no-interpreter"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    job = kungfu_run(program)
+    job.assert_exit(127)
+    assert f"can't run '{program}': No such file or directory" in job.stderr[-1]
+    job = kungfu_run("no-such-program-anywhere")
+    job.assert_exit(2)
+    assert len(job.lines) == 1
+
+
+# ---- output ----
+
+
+def test_each_worker_has_its_log_files_with_exactly_what_it_wrote(kungfu_run, tmp_path):
+    command = ("bash", "-c", r"printf 'out %s\npart' $RANK_ID; printf 'err \xff\n' >&2")
+    job = kungfu_run("-q", "-np", 2, "-logdir", "logs/deep", *command)
+    job.assert_exit(0)
+    for rank in (0, 1):
+        stem = tmp_path / "logs" / "deep" / f"127.0.0.1.1000{rank}"
+        assert stem.with_name(stem.name + ".stdout.log").read_bytes() == f"out {rank}\npart".encode()
+        assert stem.with_name(stem.name + ".stderr.log").read_bytes() == b"err \xff\n"
+    assert kungfu_run("-q", "-np", 1, "-logdir", "logs/deep", "echo", "new").wait() == 0
+    assert (tmp_path / "logs" / "deep" / "127.0.0.1.10000.stdout.log").read_text() == "new\n"
+
+
+def test_launcher_log_goes_to_its_file(kungfu_run, tmp_path):
+    job = kungfu_run("-logdir", "logs", "-logfile", "launcher.log", "sh", "-c", "exit 3")
+    job.assert_exit(3)
+    assert len(job.lines) == 1
+    assert "worker 0 (127.0.0.1:10000, pid" in (tmp_path / "logs" / "launcher.log").read_text()
+
+
+def test_workers_can_be_kept_off_the_screen(kungfu_run, tmp_path):
+    job = kungfu_run("-q", "-v=false", "-logdir", "logs", "echo", "hello")
+    job.assert_exit(0)
+    assert job.lines == []
+    assert (tmp_path / "logs" / "127.0.0.1.10000.stdout.log").read_text() == "hello\n"
+
+
+def test_a_log_folder_that_cannot_be_made_is_named(kungfu_run, tmp_path):
+    (tmp_path / "file").write_text("")
+    job = kungfu_run("-logdir", "file/logs", "true")
+    job.assert_exit(1)
+    assert job.lines == ["kungfu-run: Not a directory: file/logs"]
+
+
+def test_much_output_of_many_workers_keeps_its_lines_whole(kungfu_run, script):
+    worker = script(
+        "import os, sys\nfor i in range(20000):\n    print(f'{os.environ[\"RANK_ID\"]} {i} ' + 'x' * (i % 70))\n"
+    )
+    job = kungfu_run("-q", "-np", 3, *worker, environment={"PYTHONUNBUFFERED": ""})
+    job.assert_exit(0)
+    for rank in range(3):
+        assert [line for line in job.stdout if line.startswith(f"{rank} ")] == [
+            f"{rank} {i} " + "x" * (i % 70) for i in range(20000)
+        ]
+
+
+def test_output_arrives_when_it_is_written_also_without_a_line_end(kungfu_run, script):
+    reading, writing = os.pipe()
+    worker = script("import time; print('line'); print('part', end=''); time.sleep(1000)")
+    kungfu_run("-q", *worker, stdout=writing)
+    os.close(writing)
+    received = b""
+    while received != b"line\npart":
+        received += os.read(reading, 100)
+    os.close(reading)
+
+
+def test_a_reader_that_has_gone_does_not_end_the_training(kungfu_run, tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    job = kungfu_run("-logdir", "logs", "sh", "-c", "echo one; echo two", stdout=writing)
+    os.close(writing)
+    job.assert_exit(0)
+    assert (tmp_path / "logs" / "127.0.0.1.10000.stdout.log").read_text() == "one\ntwo\n"
+
+
+def test_a_terminal_that_takes_nothing_does_not_keep_the_job_from_ending(kungfu_run, script):
+    reading, writing = os.pipe()
+    try:
+        worker = script("print('ready ' + 'x' * 10_000_000, flush=True)")
+        job = kungfu_run("-timeout", "1s", *worker, stdout=writing)
+        os.close(writing)
+        job.assert_exit(124, timeout=20)
+        job.assert_gone(time.monotonic())
+    finally:
+        os.close(reading)
+
+
+def test_lines_are_prefixed_and_coloured_on_a_terminal(kungfu_run):
+    ours, theirs = pty.openpty()
+    job = kungfu_run("-q", "-np", 2, "sh", "-c", "echo hello; echo oops >&2", stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    job.assert_exit(0)
+    received = b""
+    with contextlib.suppress(OSError):  # EIO is how a terminal says that it is closed
+        while True:
+            received += os.read(ours, 4096)
+    os.close(ours)
+    lines = sorted(received.decode().splitlines())
+    plain = [re.sub("\033\\[[0-9;]*[mK]", "", line) for line in lines]
+    assert sorted(plain) == [
+        f"[127.0.0.1.1000{rank}::{what}] {text}"
+        for rank in (0, 1)
+        for what, text in (("stderr", "oops"), ("stdout", "hello"))
+    ]
+    assert all(line.startswith("\033[3") for line in lines)

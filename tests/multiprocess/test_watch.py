@@ -1,0 +1,422 @@
+"""Watch mode: the cluster changes while the job runs. Workers speak to the launcher as the runtime does, without it."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from ms_kungfu.config_server.client import ConfigClient
+from ms_kungfu.elastic.cluster import Cluster, PeerID
+
+pytestmark = pytest.mark.timeout(90)
+
+WORKER = """
+import os, signal, sys, time
+from ms_kungfu.config_server.client import ConfigClient, ConfigServerUnreachableError
+from ms_kungfu.elastic.cluster import PeerID
+from ms_kungfu.elastic.rendezvous import Detached, request_segment
+
+me, secret = PeerID.parse(os.environ["KUNGFU_SELF"]), os.environ["KUNGFU_JOB_SECRET"]
+incarnation = int(os.environ["KUNGFU_INCARNATION"])
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))
+
+def enter(member_of, version):
+    broker = os.environ["KUNGFU_BROKER"]
+    answer = request_segment(broker, bytes.fromhex(secret), me, incarnation, member_of, version, 60)
+    if isinstance(answer, Detached):
+        print(f"detached {me} incarnation={incarnation}", flush=True)
+        if "STUBBORN" in os.environ:
+            time.sleep(1000)
+        sys.exit(int(os.environ.get("LEAVE_WITH", "0")))
+    os.close(answer.fd)
+    time.sleep(0.05)  # the launcher moves us to our cores now
+    print(f"in {me} incarnation={incarnation} version={answer.cluster.version} rank={answer.rank} "
+          f"size={answer.cluster.size} cores={len(os.sched_getaffinity(0))}", flush=True)
+    return answer.cluster
+
+print(f"broker={os.environ['KUNGFU_BROKER']}", flush=True)
+cluster = enter(None, None)
+client = ConfigClient(os.environ["KUNGFU_CONFIG_SERVER"])
+while True:
+    try:
+        newer = client.wait_newer(cluster.version, 20)
+    except ConfigServerUnreachableError:
+        time.sleep(0.05)
+        continue
+    if newer is not None:
+        cluster = enter(cluster.version, newer.version)
+"""
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def cluster_of(version, *ports):
+    return Cluster(tuple(PeerID("127.0.0.1", port) for port in ports), (), version)
+
+
+class Job:
+    """A running job in watch mode and its config server."""
+
+    def __init__(self, program, run_program):
+        self.program = program
+        self.wait_for = program.wait_for
+        self._run_program = run_program
+        self.url = program.wait_for(r"config server: (http://\S+/config)")[0][1]
+
+    def resize(self, *arguments, server=True):
+        """`kungfu-run resize` from another shell of the same user."""
+        words = ["resize", *arguments, *(["-config-server", self.url] if server else [])]
+        environment = {"XDG_RUNTIME_DIR": str(self.program.runtime_dir)}
+        command = self._run_program("ms_kungfu.launcher", *words, environment=environment)
+        return command.wait(), command.output
+
+    def put(self, document):
+        secret = next(self.program.runtime_dir.rglob("*.secret")).read_text()
+        return put(self.url, secret, document)
+
+    def wait_for_version(self, version, size):
+        """The matches of the members' reports, in the order of their ranks."""
+        found = self.wait_for(
+            rf"^in (\S+) incarnation=(\d+) version={version} rank=(\d+) size={size} cores=(\d+)", size
+        )
+        assert len(found) == size
+        return sorted(found, key=lambda match: int(match[3]))
+
+    def finish(self):
+        self.program.signal(signal.SIGUSR1)
+        self.program.assert_exit(0)
+        self.program.assert_gone(time.monotonic())
+
+
+def put(url, secret, document):
+    host, _, path = url[len("http://") :].partition("/")
+    connection = http.client.HTTPConnection(host, timeout=20)
+    body = document if isinstance(document, bytes) else json.dumps(document)
+    connection.request("PUT", "/" + path, body, {"Authorization": f"Bearer {secret}"})
+    response = connection.getresponse()
+    status, answer = response.status, json.loads(response.read())
+    connection.close()
+    return status, answer
+
+
+@pytest.fixture
+def watch(kungfu_run, run_program, script):
+    def start(*flags, environment=None):
+        program = kungfu_run(*flags, "-w", *script(WORKER), environment=environment)
+        return Job(program, run_program)
+
+    return start
+
+
+def test_cluster_grows_and_shrinks_by_hand_and_workers_keep_their_processes(watch):
+    job = watch("-np", 1)
+    job.wait_for_version(0, 1)
+    code, output = job.resize("4")
+    assert code == 0
+    assert output == "cluster version 1: 1 -> 4 workers; the job follows at its next step"
+    assert [m[2] for m in job.wait_for_version(1, 4)] == ["0", "1", "1", "1"]
+    assert job.resize("2")[0] == 0
+    assert [m[2] for m in job.wait_for_version(2, 2)] == ["0", "1"]
+    job.wait_for("^detached", 2)
+    assert job.resize("1")[0] == 0
+    job.wait_for_version(3, 1)
+    job.finish()
+
+
+def test_cores_are_divided_again_at_every_change(watch):
+    cores = len(os.sched_getaffinity(0))
+    job = watch("-np", 1)
+    assert [int(m[4]) for m in job.wait_for_version(0, 1)] == [cores]
+    job.resize("2")
+    shares = [int(m[4]) for m in job.wait_for_version(1, 2)]
+    assert sum(shares) == max(cores, 2)
+    job.resize("1")
+    assert [int(m[4]) for m in job.wait_for_version(2, 1)] == [cores]
+    job.finish()
+
+
+def test_a_peer_that_comes_back_is_started_anew_even_while_the_old_process_lingers(watch):
+    job = watch("-np", 2, "-leave-grace", "1h", environment={"STUBBORN": "1"})
+    job.wait_for_version(0, 2)
+    job.put(cluster_of(1, 10000).to_json())
+    job.wait_for("^detached 127.0.0.1:10001 incarnation=0")
+    job.put(cluster_of(2, 10000, 10001).to_json())
+    assert [(m[1], m[2]) for m in job.wait_for_version(2, 2)] == [("127.0.0.1:10000", "0"), ("127.0.0.1:10001", "2")]
+
+
+def test_any_rank_may_leave_also_the_first(watch):
+    job = watch("-np", 3)
+    job.wait_for_version(0, 3)
+    assert job.put(cluster_of(1, 10002, 10001).to_json())[0] == 200
+    assert [m[1] for m in job.wait_for_version(1, 2)] == ["127.0.0.1:10002", "127.0.0.1:10001"]
+    job.wait_for("^detached 127.0.0.1:10000")
+    job.finish()
+
+
+def test_worker_that_does_not_leave_is_ended_after_its_grace(watch):
+    job = watch("-np", 2, "-leave-grace", "200ms", environment={"STUBBORN": "1"})
+    job.wait_for_version(0, 2)
+    job.resize("1")
+    job.wait_for(r"worker 1 .* is not in cluster version 1 any more and has not left within 0.2 s; it is ended")
+    job.wait_for_version(1, 1)
+    job.finish()
+
+
+def test_worker_that_fails_after_it_has_left_does_not_end_the_job(watch):
+    job = watch("-np", 2, environment={"LEAVE_WITH": "3"})
+    job.wait_for_version(0, 2)
+    job.resize("1")
+    job.wait_for(r"worker 1 .* had left the cluster and then exited with code 3")
+    job.finish()
+
+
+def test_growing_past_the_slots_is_refused_at_the_caller(watch):
+    job = watch("-np", 1, "-H", "127.0.0.1:2")
+    job.wait_for_version(0, 1)
+    code, output = job.resize("3")
+    assert code == 1
+    assert "3 workers are more than the 2 slots that -H 127.0.0.1:2 gives" in output
+    assert job.resize("2")[0] == 0
+    job.wait_for_version(1, 2)
+    job.finish()
+
+
+@pytest.mark.parametrize(
+    ("document", "status", "told"),
+    [
+        (b"garbage", 400, "not JSON"),
+        (cluster_of(1).to_json(), 400, "Workers is empty"),
+        (cluster_of(7, 10000).to_json(), 409, "not the next one"),
+        (cluster_of(1, 10005).to_json(), 400, "keep one of 127.0.0.1:10000"),
+        ({"Workers": ["10.0.0.1:10000", "127.0.0.1:10000"]}, 400, "one host only so far"),
+    ],
+)
+def test_a_bad_put_is_refused_and_the_job_goes_on(watch, document, status, told):
+    job = watch("-np", 1)
+    job.wait_for_version(0, 1)
+    found, answer = job.put(document)
+    assert found == status
+    assert told in answer["error"]
+    assert job.resize("2")[0] == 0
+    job.wait_for_version(1, 2)
+    job.finish()
+
+
+def test_resize_says_what_is_wrong(watch, run_program):
+    job = watch("-np", 1)
+    job.wait_for_version(0, 1)
+    assert job.resize("1") == (0, "nothing to do: cluster version 0 has 1 workers already")
+    for arguments, told in (
+        (["0"], "give one size, at least 1"),
+        (["x"], "give one size, at least 1"),
+        ([], "give one size, at least 1"),
+        (["2", "-confg", "x"], "unknown flag -confg; did you mean -config-server?"),
+    ):
+        code, output = job.resize(*arguments)
+        assert code == 2
+        assert told in output
+    code, output = job.resize("2", server=False)
+    assert (code, "-config-server is missing" in output) == (2, True)
+    code, output = job.resize("2", "-config-server", f"http://127.0.0.1:{free_port()}/config", server=False)
+    assert code == 2
+    assert "no secret for" in output
+    job.finish()
+
+
+def test_size_and_flags_of_resize_may_come_in_any_order(watch):
+    job = watch("-np", 1)
+    job.wait_for_version(0, 1)
+    assert job.resize("-config-server", job.url, "-port-range", "12000-12001", "2", server=False)[0] == 0
+    assert [m[1] for m in job.wait_for_version(1, 2)] == ["127.0.0.1:10000", "127.0.0.1:12000"]
+    job.finish()
+
+
+def test_a_taken_port_is_one_sentence_with_the_remedy(kungfu_run):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        job = kungfu_run("-w", "-builtin-config-port", port, "true")
+        job.assert_exit(1)
+        remedy = "give another port, or 0 for any free one"
+        assert job.lines == [f"kungfu-run: port {port} (-builtin-config-port) on 127.0.0.1 is taken; {remedy}"]
+        job.assert_gone(time.monotonic())
+
+
+def test_kungfus_own_command_line_works(watch):
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/config"
+    job = watch("-np", "1", "-builtin-config-port", port, "-config-server", url)
+    assert job.url == url
+    job.wait_for_version(0, 1)
+    job.finish()
+
+
+def test_job_ends_when_its_members_have_finished_although_newcomers_still_wait(kungfu_run, script, run_program):
+    # Rank 0 never moves to the new version; whoever was started for it waits in vain.
+    worker = script(WORKER.replace("while True:", "while incarnation == 0: time.sleep(0.01)\nwhile True:"))
+    job = Job(kungfu_run("-np", 1, "-w", *worker), run_program)
+    job.wait_for_version(0, 1)
+    job.resize("2")
+    job.wait_for("worker 1 .* started")
+    job.wait_for("broker=", 2)
+    worker = job.wait_for(r"worker 0 \(127.0.0.1:10000, pid (\d+)\) started")[0][1]
+    os.kill(int(worker), signal.SIGUSR1)
+    job.program.assert_exit(0)
+    job.program.assert_gone(time.monotonic())
+
+
+def test_killed_newcomer_ends_the_job_and_is_named(watch):
+    job = watch("-np", 1)
+    job.wait_for_version(0, 1)
+    job.resize("2")
+    job.wait_for_version(1, 2)
+    pid = int(job.wait_for(r"worker 1 \(127.0.0.1:10001, pid (\d+)\) started")[0][1])
+    begin = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    job.program.assert_exit(137)
+    job.program.assert_gone(begin)
+    assert job.program.stderr[-1] == f"kungfu-run: worker 1 (127.0.0.1:10001, pid {pid}) was killed by SIGKILL"
+
+
+def test_keep_waits_for_the_next_cluster(watch):
+    job = watch("-np", 2, "-k")
+    job.wait_for_version(0, 2)
+    job.program.signal(signal.SIGUSR1)
+    job.wait_for(r"all workers have finished; waiting for the next cluster \(-k\)")
+    assert job.resize("3")[0] == 0
+    assert [m[2] for m in job.wait_for_version(1, 3)] == ["1", "1", "1"]
+    job.program.signal(signal.SIGTERM)
+    job.program.assert_exit(143)
+    job.program.assert_gone(time.monotonic())
+
+
+# ---- a config server of its own ----
+
+
+class ExternalServer:
+    def __init__(self, run_program, runtime_dir, port):
+        self._run_program = run_program
+        self.port = port
+        self.environment = {"XDG_RUNTIME_DIR": str(runtime_dir), "KUNGFU_JOB_SECRET": "abcdef"}
+        self.url = f"http://127.0.0.1:{port}/config"
+        self.client = ConfigClient(self.url, "abcdef")
+        self.start()
+
+    def start(self, *arguments):
+        self.program = self._run_program(
+            "ms_kungfu.config_server", "-port", self.port, *arguments, environment=self.environment
+        )
+        self.program.wait_for("serving")
+
+
+@pytest.fixture
+def external(run_program, tmp_path):
+    return ExternalServer(run_program, tmp_path / "run", free_port())
+
+
+@pytest.fixture
+def follow(kungfu_run, script, external):
+    def start(*flags):
+        return kungfu_run(*flags, "-w", "-config-server", external.url, *script(WORKER))
+
+    return start
+
+
+def members(job, version, size):
+    return job.wait_for(rf"^in (\S+) incarnation=(\d+) version={version} rank=\d+ size={size}", size)
+
+
+def test_a_config_server_of_its_own_is_followed(follow, external):
+    job = follow("-np", 1)
+    members(job, 0, 1)
+    external.client.put(external.client.get().resized(3, range(10000, 10010)))
+    members(job, 1, 3)
+    job.signal(signal.SIGUSR1)
+    job.assert_exit(0)
+
+
+def test_the_next_job_at_the_same_server_goes_on_with_the_versions(follow, external):
+    external.client.put(cluster_of(6, 20000, 20001))
+    job = follow("-np", 1)
+    members(job, 7, 1)
+    assert external.client.get().version == 7
+
+
+def test_init_version_minus_1_waits_for_a_cluster(follow, external):
+    job = follow("-np", 1, "-init-version", "-1")
+    job.wait_for("waiting for .* to hold a cluster")
+    external.client.put(cluster_of(4, 20000, 20001))
+    assert {m[1] for m in members(job, 4, 2)} == {"127.0.0.1:20000", "127.0.0.1:20001"}
+
+
+def test_init_version_that_is_over_is_refused(follow, external):
+    external.client.put(cluster_of(6, 10000))
+    job = follow("-init-version", "3")
+    job.assert_exit(1)
+    assert "is at version 6 already" in job.lines[-1]
+
+
+def test_init_version_is_the_first_version(follow, external):
+    job = follow("-init-version", "5")
+    members(job, 5, 1)
+    assert external.client.get().version == 5
+
+
+@pytest.mark.parametrize("returns_with", ["nothing", "an old cluster"])
+def test_training_goes_on_while_the_config_server_is_gone_and_changes_when_it_is_back(
+    follow, external, returns_with, tmp_path
+):
+    job = follow("-np", 1)
+    members(job, 0, 1)
+    external.client.put(external.client.get().resized(2, range(10000, 10010)))
+    members(job, 1, 2)
+    external.program.kill_all()
+    job.wait_for("the job goes on, changes of the cluster have to wait")
+    if returns_with == "nothing":
+        external.start()
+    else:
+        (tmp_path / "old.json").write_text(cluster_of(0, 10007).dumps())
+        external.start("-init", tmp_path / "old.json")
+    job.wait_for("is back")
+    assert external.client.get().version == 1
+    external.client.put(external.client.get().resized(3, range(10000, 10010)))
+    members(job, 2, 3)
+    job.signal(signal.SIGUSR1)
+    job.assert_exit(0)
+
+
+def test_what_this_host_cannot_run_is_refused_and_the_job_goes_on(follow, external):
+    job = follow("-np", 1, "-H", "127.0.0.1:1")
+    members(job, 0, 1)
+    external.client.put(cluster_of(1, 10000, 10001))
+    job.wait_for("cluster version 1 is refused: 2 workers are more than the 1 slots")
+
+
+def test_an_external_server_that_is_not_there_is_one_sentence(kungfu_run, monkeypatch):
+    job = kungfu_run("-w", "-config-server", f"http://127.0.0.1:{free_port()}/config", "true")
+    job.assert_exit(1)
+    assert len(job.lines) == 1
+    assert "set KUNGFU_JOB_SECRET to the config server's" in job.lines[0]
+
+
+def test_waiting_for_a_config_server_can_be_interrupted(kungfu_run):
+    with socket.socket() as deaf:  # takes connections and never answers
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}/config"
+        job = kungfu_run("-w", "-config-server", url, "true", environment={"KUNGFU_JOB_SECRET": "ab"})
+        deaf.settimeout(20)
+        deaf.accept()
+        begin = time.monotonic()
+        job.signal(signal.SIGINT)
+        job.assert_exit(130)
+        job.assert_gone(begin)

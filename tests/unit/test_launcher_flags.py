@@ -1,0 +1,120 @@
+import argparse
+
+import pytest
+
+from ms_kungfu._flags import UsageError, duration
+from ms_kungfu.launcher.hosts import PortRange
+from ms_kungfu.launcher.options import parse_options
+
+
+def refusal(*arguments):
+    with pytest.raises(UsageError) as caught:
+        parse_options(arguments)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize("spelling", [["-np", "3"], ["--np", "3"], ["-np=3"], ["--np=3"]])
+def test_flags_take_one_dash_or_two_and_a_blank_or_an_equals_sign(spelling):
+    options = parse_options([*spelling, "sh"])
+    assert options.size == 3
+    assert options.command == ("sh",)
+
+
+def test_flags_end_at_the_program_whose_own_flags_are_left_alone():
+    options = parse_options(["-q", "sh", "-np", "7", "--", "-w"])
+    assert options.size == 1
+    assert options.quiet
+    assert not options.watch
+    assert options.command == ("sh", "-np", "7", "--", "-w")
+    assert parse_options(["-np", "2", "--", "sh", "-c", "true"]).command == ("sh", "-c", "true")
+
+
+def test_switches_take_a_value_only_after_an_equals_sign():
+    options = parse_options(["-q", "-v=false", "-w=true", "sh"])
+    assert (options.quiet, options.show_workers, options.watch) == (True, False, True)
+    assert parse_options(["-q=false", "sh"]).quiet is False
+    assert "neither true nor false" in refusal("-q=perhaps", "sh")
+
+
+def test_every_flag_of_kungfu_run_is_known(tmp_path):
+    words = (
+        "-np 2 -q -v -w -k -builtin-config-port 9100 -config-server http://127.0.0.1:9100/config -H 127.0.0.1:4 "
+        "-port-range 20000-20010 -port 40000 -strategy AUTO -timeout 1m30s -delay 10ms -init-version 3 "
+        f"-logdir {tmp_path} -logfile launcher.log sh"
+    )
+    options = parse_options(words.split())
+    assert (options.size, options.watch, options.keep, options.builtin_port) == (2, True, True, 9100)
+    assert (options.host.name, options.host.slots, options.host.limit) == ("127.0.0.1", 4, "127.0.0.1:4")
+    assert (str(options.ports), options.runner_port, options.init_version) == ("20000-20010", 40000, 3)
+    assert (options.timeout_s, options.delay_s) == (90.0, 0.01)
+    assert options.logfile == tmp_path / "launcher.log"
+
+
+@pytest.mark.parametrize("help_flag", ["-h", "-help", "--help"])
+def test_help_needs_no_program(help_flag):
+    assert parse_options([help_flag]) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["-n", "2", "sh"], "unknown flag -n; did you mean -"),
+        (["-workers", "2", "sh"], "unknown flag -workers"),
+        (["-confg-server", "x", "sh"], "did you mean -config-server?"),
+        (["--log-dir=x", "sh"], "unknown flag --log-dir; did you mean -logdir?"),
+        (["-zzzzzz", "sh"], "-help lists the flags"),
+        (["-np"], "flag -np needs a value"),
+        (["-np", "0", "sh"], "-np: 0 is out of range; it must be at least 1"),
+        (["-np", "two", "sh"], "-np: 'two' is not a whole number"),
+        (["-np", "2"], "no program to run"),
+        (["no-such-program-here"], "program 'no-such-program-here' is not an executable file"),
+        (["/tmp"], "program '/tmp' is not an executable file"),
+        (["-nic", "eth0", "sh"], "one host only so far"),
+        (["-H", "10.255.255.254:2", "sh"], "10.255.255.254 is not this machine; one host only so far"),
+        (["-H", "127.0.0.1:1,127.0.0.2:1", "sh"], "one host only so far"),
+        (["-H", "127.0.0.1:none", "sh"], "is not host:slots"),
+        (["-H", "127.0.0.1:2", "-np", "3", "sh"], "-np 3 is more than the 2 slots of -H 127.0.0.1:2"),
+        (["-np", "3", "-port-range", "10000-10001", "sh"], "-port-range 10000-10001 is too small for 3 workers"),
+        (["-port-range", "2-1", "sh"], "'2-1' is not a range of ports"),
+        (["-port", "70000", "sh"], "-port: 70000 is out of range; it must be from 1 to 65535"),
+        (["-strategy", "RING", "sh"], "RING is not supported: workers of one host reduce in shared memory"),
+        (["-strategy", "FASTEST", "sh"], "there is no strategy 'FASTEST'"),
+        (["-timeout", "soon", "sh"], "-timeout: 'soon' is not a duration; write it like 30s, 5m or 1h30m"),
+        (["-config-server", "127.0.0.1:9100", "sh"], "is not a URL like http://127.0.0.1:9100/config"),
+        (["-config-server", "http://a:b/config", "sh"], "is not a URL like"),
+        (
+            ["-builtin-config-port", "9100", "-config-server", "http://127.0.0.1:9101/config", "sh"],
+            "give both the same",
+        ),
+        (["-k", "sh"], "-k needs -w"),
+        (["-init-version", "-1", "-w", "sh"], "-init-version -1 needs -w and a config server of its own"),
+        (["-affinity", "some", "sh"], "'some' is neither auto nor none"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_in_one_sentence(arguments, told):
+    assert told in refusal(*arguments)
+
+
+def test_watching_nothing_gets_a_config_server_on_a_free_port():
+    assert parse_options(["-w", "sh"]).builtin_port == 0
+    assert parse_options(["-w", "-config-server", "http://127.0.0.1:9100/config", "sh"]).builtin_port is None
+    assert parse_options(["sh"]).builtin_port is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("1h30m", 5400), ("1.5s", 1.5), ("200ms", 0.2), ("10", 10), ("0", 0), ("1m0.5s", 60.5)]
+)
+def test_durations_are_read_as_go_writes_them(text, seconds):
+    assert duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "s", "1x", "-1s", "1s2", "1 s", "inf", "nan"])
+def test_other_durations_are_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        duration(text)
+
+
+def test_port_range_includes_both_ends():
+    assert list(PortRange.parse("7-9").ports()) == [7, 8, 9]
