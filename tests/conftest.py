@@ -29,9 +29,9 @@ def launcher() -> str:
 
 
 @pytest.fixture
-def kungfu_run(tmp_path: Path) -> Run:
-    """``run(program, *args, np=2, watch=False, flags=(), status=0)``: runs a Python program under kungfu-run (np=0: without)
-    and returns all it printed; another exit status than `status` fails the test."""
+def run_program(tmp_path: Path) -> Run:
+    """``run(program, *args, np=2, watch=False, flags=(), status=0)`` runs a Python program under kungfu-run (np=0:
+    without) and returns all it printed; another exit status than `status` fails the test."""
 
     def run(
         program: Path,

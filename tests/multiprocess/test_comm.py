@@ -14,30 +14,30 @@ PROGRAMS = Path(__file__).with_name("programs")
 
 
 @pytest.mark.parametrize("np", [1, 2, 3, 4, 7])
-def test_collectives_agree_with_numpy(kungfu_run: Run, np: int) -> None:
-    assert kungfu_run(PROGRAMS / "collectives.py", np=np).count("fine") == np
+def test_collectives_agree_with_numpy(run_program: Run, np: int) -> None:
+    assert run_program(PROGRAMS / "collectives.py", np=np).count("fine") == np
 
 
-def test_collectives_work_without_the_launcher(kungfu_run: Run) -> None:
-    assert "rank 0 of 1 fine" in kungfu_run(PROGRAMS / "collectives.py", np=0)
+def test_collectives_work_without_the_launcher(run_program: Run) -> None:
+    assert "rank 0 of 1 fine" in run_program(PROGRAMS / "collectives.py", np=0)
 
 
 @pytest.mark.parametrize("np", [2, 3])
-def test_wrong_calls_raise_where_they_should_and_break_nothing(kungfu_run: Run, np: int) -> None:
-    assert kungfu_run(PROGRAMS / "misuse.py", np=np).count("fine") == np
+def test_wrong_calls_raise_where_they_should_and_break_nothing(run_program: Run, np: int) -> None:
+    assert run_program(PROGRAMS / "misuse.py", np=np).count("fine") == np
 
 
-def test_a_plan_of_resizes_is_followed_with_right_sums(kungfu_run: Run) -> None:
+def test_a_plan_of_resizes_is_followed_with_right_sums(run_program: Run) -> None:
     plan = [2, 4, 4, 1, 3, 2, 7, 1, 2]
-    output = kungfu_run(PROGRAMS / "resizes.py", *plan, np=1, watch=True)
+    output = run_program(PROGRAMS / "resizes.py", *plan, np=1, watch=True)
     assert output.count("finished as rank") == 2
     assert "finished as rank 1 of 2, 1/2" in output
     leavers = sum(max(0, before - after) for before, after in zip([1, *plan], plan))
     assert output.count("left at step") == leavers
 
 
-def test_growing_past_the_slots_of_a_host_is_refused_at_every_rank(kungfu_run: Run) -> None:
-    output = kungfu_run(PROGRAMS / "resizes.py", 3, np=2, watch=True, flags=["-H", "127.0.0.1:2"], status=1)
+def test_growing_past_the_slots_of_a_host_is_refused_at_every_rank(run_program: Run) -> None:
+    output = run_program(PROGRAMS / "resizes.py", 3, np=2, watch=True, flags=["-H", "127.0.0.1:2"], status=1)
     assert output.count("ResizeError: 3 workers were asked for, -H 127.0.0.1:2 has 2 slots") >= 1
 
 

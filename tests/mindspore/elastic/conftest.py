@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
+from tests.conftest import Run
+
 PROGRAMS = Path(__file__).with_name("programs")
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Reports:
@@ -43,7 +36,7 @@ class Reports:
 
 
 @pytest.fixture
-def run_elastic(tmp_path):
+def run_elastic(run_program: Run, tmp_path: Path) -> Callable[..., Reports]:
     """``run(program, *args, np=1)`` under kungfu-run -w, or with np=0 without it; returns what the workers reported."""
     runs = 0
 
@@ -52,18 +45,7 @@ def run_elastic(tmp_path):
         runs += 1
         folder = tmp_path / f"reports{runs}"
         folder.mkdir()
-        command = [sys.executable, str(PROGRAMS / program), str(folder), *args]
-        if np:
-            launcher = shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) or shutil.which("kungfu-run")
-            assert launcher is not None, "kungfu-run is not installed"
-            port = free_port()
-            watch = ["-w", "-builtin-config-port", str(port), "-config-server", f"http://127.0.0.1:{port}/config"]
-            command = [launcher, "-q", "-np", str(np), *watch, *command]
-        # MindSpore writes its analysis of a failed compilation into the current folder.
-        done = subprocess.run(
-            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s
-        )
-        assert done.returncode == status, f"{' '.join(command)} exited {done.returncode}:\n{done.stdout[-6000:]}"
-        return Reports(folder, done.stdout)
+        output = run_program(PROGRAMS / program, folder, *args, np=np, watch=np > 0, timeout_s=timeout_s, status=status)
+        return Reports(folder, output)
 
     return run

@@ -12,6 +12,7 @@ from mindspore import nn
 from mindspore.ops import composite as C
 
 import ms_kungfu  # noqa: F401  the next import exists from here on
+
 import mindspore.ops.operations.kungfu_comm_ops as kfops  # isort: skip
 
 plan = [int(size) for size in sys.argv[1:]]

@@ -34,10 +34,8 @@ def check(got, expected, *what):
 def mean(xs):
     if xs.dtype.kind in "iu":
         return (np.sum(xs, axis=0, dtype=np.int64) // size).astype(xs.dtype)
-    wide = np.float32 if xs.dtype == np.float16 else xs.dtype
-    return (np.sum(xs, axis=0, dtype=wide) / wide(size) if xs.dtype == np.float16 else np.sum(xs, axis=0) / size).astype(
-        xs.dtype
-    )
+    wide = np.float32 if xs.dtype == np.float16 else xs.dtype.type
+    return (np.sum(xs, axis=0, dtype=wide) / wide(size)).astype(xs.dtype)
 
 
 for dtype in map(np.dtype, DTYPES):

@@ -22,10 +22,14 @@ def raises(kind, text, call):
 # Refused before anything is sent, at this rank alone.
 x = np.ones(3, np.float32)
 if rank == 0:
-    raises(ValueError, "op must be one of sum, mean, min, max, prod, got 'median'", lambda: comm.all_reduce(x, op="median"))
+    raises(
+        ValueError, "op must be one of sum, mean, min, max, prod, got 'median'", lambda: comm.all_reduce(x, op="median")
+    )
     raises(TypeError, "no collective takes elements of format '?'", lambda: comm.all_reduce(np.ones(3, bool)))
     raises(TypeError, "no collective takes", lambda: comm.all_reduce(np.ones(3, np.complex64)))
-    raises(ValueError, "out must be float32(3,), got float32(2,)", lambda: comm.all_reduce(x, out=np.ones(2, np.float32)))
+    raises(
+        ValueError, "out must be float32(3,), got float32(2,)", lambda: comm.all_reduce(x, out=np.ones(2, np.float32))
+    )
     raises(ValueError, f"root {size} is not a rank of a cluster of {size}", lambda: comm.broadcast(x, root=size))
     raises(ValueError, "needs a name that is not empty", lambda: comm.all_reduce(x, name=""))
     raises(ValueError, "can't be scattered evenly", lambda: comm.reduce_scatter(np.ones(size + 1, np.float32)))
@@ -44,7 +48,9 @@ assert type(kf.last_error()) is kf.CollectiveMismatchError
 assert str(kf.last_error()) == str(error)
 assert comm.all_reduce(x, name="w")[0] == size
 
-raises(kf.CollectiveMismatchError, "the ranks ask for different sizes: rank 0: 1, rank 1: 2", lambda: kf.resize(rank + 1))
+raises(
+    kf.CollectiveMismatchError, "the ranks ask for different sizes: rank 0: 1, rank 1: 2", lambda: kf.resize(rank + 1)
+)
 assert kf.resize(size) == (False, False)
 raises(ValueError, "at least 1 rank", lambda: kf.resize(0))
 raises(kf.ResizeError, "needs a config server: start the job with kungfu-run -w", lambda: kf.resize(size + 1))

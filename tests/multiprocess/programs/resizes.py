@@ -40,4 +40,5 @@ while step < 3 * len(plan):
         assert kf.cluster_version() == stale + 1
         comm.broadcast(np.array([step]), root=membership.sync_root(), name="step")
 else:
-    print(f"finished as rank {kf.current_rank()} of {kf.current_cluster_size()}, {kf.current_local_rank()}/{kf.current_local_size()}")
+    local = f"{kf.current_local_rank()}/{kf.current_local_size()}"
+    print(f"finished as rank {kf.current_rank()} of {kf.current_cluster_size()}, {local}")
