@@ -30,6 +30,8 @@ def init(device: str | None = None) -> None:
     if device is not None and device.upper() != "CPU":
         raise ValueError(f"device {device!r} is not supported yet; use device='CPU'")
     global _initialized
+    if _initialized:
+        return
     with _lock:
         if _initialized:
             return
