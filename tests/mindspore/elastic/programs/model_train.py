@@ -1,4 +1,4 @@
-"""OUT SCHEDULE EPOCHS CALLS [plain]: an unmodified Model.train; each worker reports every step and its state after it."""
+"""OUT SCHEDULE EPOCHS CALLS [plain]: an unmodified Model.train; each worker reports every step and its state after."""
 
 import random
 import sys
