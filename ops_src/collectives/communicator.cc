@@ -9,7 +9,8 @@
 //     so all of them report and none goes on: a mismatch is an error everywhere and hangs nobody.
 //  3. The data, by size:
 //     - kInlineBytes: it is in the post. One meeting of the ranks.
-//     - one chunk: it is in the rank's slot before it posts. One meeting.
+//     - one chunk: it is in the rank's slot before it posts. One meeting. With more ranks than cores a chunk may take
+//       all slots.
 //     - more, pipelined: a rank copies chunk c into its slot c mod kSlots once all others are done with chunk
 //       c-kSlots, and raises `ready`; when everybody's chunk c is ready it reads them all straight from their slots
 //       into its output, and raises `done`. It stages some chunks ahead, so that a meeting is rarely waited for.
@@ -96,6 +97,8 @@ constexpr size_t kBlend = 16 << 10;
 // quicker where they don't. More, in chunks, see StagingChoice.
 constexpr size_t kStreamOnce = 4 << 10;
 constexpr uint32_t kAheadOversubscribed = shm::kSlots - 1;
+// For the same reason it brings up to this much at once, as one chunk that takes all of its slots.
+constexpr size_t kWholeBytes = 3 * shm::kSlotBytes;
 // From this number of ranks on an all-reduce is split among them.
 constexpr uint32_t kSplitRanks = 3;
 
@@ -237,7 +240,7 @@ const char* NameOf(Kind kind) {
 
 // An operation under way at this rank.
 struct Communicator::Flight {
-  Flight(const Operation& op, const Channel& use, uint32_t size)
+  Flight(const Operation& op, const Channel& use, uint32_t size, bool oversubscribed)
       : operation(op),
         channel(use.index),
         sequence(use.sequence + 1),
@@ -246,10 +249,14 @@ struct Communicator::Flight {
         unit(SizeOf(op.dtype)),
         parts(op.kind == Kind::kReduceScatter ? size : 1),
         part_bytes(count * unit / parts),
-        chunk_bytes(shm::kSlotBytes / parts / shm::kLine * shm::kLine),
+        whole(oversubscribed && part_bytes * parts <= kWholeBytes),
+        splits(op.kind == Kind::kAllReduce && size >= kSplitRanks && !whole && part_bytes > shm::kSlotBytes),
+        chunk_bytes((whole ? shm::kSlots : 1) * shm::kSlotBytes / parts / shm::kLine * shm::kLine),
         chunks(static_cast<uint32_t>((part_bytes + chunk_bytes - 1) / chunk_bytes)) {}
 
   bool Brings(uint32_t rank) const { return operation.kind != Kind::kBroadcast || operation.root == rank; }
+  // The slot that chunk `chunk` goes into, where the lane's counters stand at `base`.
+  uint32_t SlotOf(uint32_t base, uint32_t chunk) const { return whole ? 0 : base + chunk; }
   size_t BytesOf(uint32_t chunk) const { return std::min(chunk_bytes, part_bytes - chunk * chunk_bytes); }
 
   const Operation& operation;
@@ -260,6 +267,8 @@ struct Communicator::Flight {
   const size_t unit;     // bytes of one
   const uint32_t parts;  // into which they are scattered
   const size_t part_bytes;
+  const bool whole;          // brought at once, in all slots
+  const bool splits;         // each rank reduces a part of it
   const size_t chunk_bytes;  // of a part at a time; whole cache lines, so that parts stay aligned
   const uint32_t chunks;
   bool streamed = false;                           // chunks are staged past the caches
@@ -387,7 +396,7 @@ void Communicator::RunAlone(const Operation& operation) const {
 
 void Communicator::RunShared(const Operation& operation) {
   ChannelTable::Use use = channels_->Acquire(operation.name);
-  Flight flight(operation, *use.channel, size_);
+  Flight flight(operation, *use.channel, size_, oversubscribed_);
   try {
     if (flight.count * flight.unit <= shm::kInlineBytes || flight.chunks <= 1) {
       RunOnce(flight);
@@ -416,7 +425,7 @@ void Communicator::RunOnce(Flight& flight) {
   uint32_t lane = 0, chunk = 0;
   if (!inlined) {
     lane = BindLane(flight);
-    chunk = segment_->done(lane, rank_).value.load(std::memory_order_relaxed);
+    chunk = flight.SlotOf(segment_->done(lane, rank_).value.load(std::memory_order_relaxed), 0);
   }
   const auto payload = [&](uint32_t rank) {
     return inlined ? segment_->post(flight.channel, rank, flight.sequence).payload : segment_->slot(lane, rank, chunk);
@@ -442,7 +451,7 @@ void Communicator::RunChunks(Flight& flight) {
   const uint32_t magnitude = std::min<uint32_t>(5, (31 - __builtin_clz(flight.chunks)) / 2);
   const uint32_t history = static_cast<uint32_t>(flight.operation.kind) * 6 + magnitude;
   flight.streamed = staging_choice_.Streamed(history, flight.sequence);
-  if (flight.operation.kind == Kind::kAllReduce && size_ >= kSplitRanks) {
+  if (flight.splits) {
     RunSplit(flight);
   } else {
     RunPipelined(flight);
@@ -526,7 +535,7 @@ void Communicator::RunSplit(Flight& flight) {
     for (uint32_t r = 0; r < size_; r++) {
       if (r != rank_) Await(segment_->reduced(lane, r), base_reduced + chunk + 1, r, flight);
       const size_t begin = part_begin(r, bytes);
-      const char* part = segment_->slot(lane, r, base + chunk) + begin;
+      const char* part = segment_->slot(lane, r, flight.SlotOf(base, chunk)) + begin;
       output.Take(part_begin(r + 1, bytes) - begin, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
         CopyOut(At(tensor.output, offset), part + at, n, stream);
       });
@@ -550,10 +559,10 @@ void Communicator::RunSplit(Flight& flight) {
     const void* sources[shm::kMaxRanks];
     for (uint32_t r = 0; r < size_; r++) {
       if (r != rank_) Await(segment_->ready(lane, r), base + chunk + 1, r, flight);
-      sources[r] = segment_->slot(lane, r, base + chunk) + begin;
+      sources[r] = segment_->slot(lane, r, flight.SlotOf(base, chunk)) + begin;
     }
-    ReduceOut(reduce, segment_->slot(lane, rank_, base + chunk) + begin, sources, size_, end - begin, flight.unit,
-              flight.streamed);
+    ReduceOut(reduce, segment_->slot(lane, rank_, flight.SlotOf(base, chunk)) + begin, sources, size_, end - begin,
+              flight.unit, flight.streamed);
     if (flight.streamed) StreamFence();
     reduced.Set(base_reduced + chunk + 1);
     if (chunk > 0) gather(chunk - 1);
@@ -580,7 +589,7 @@ shm::Post& Communicator::PreparePost(const Flight& flight) {
 // Copies chunk `chunk` of what this rank brings into its slot, once nobody reads what was there.
 void Communicator::StageChunk(Flight& flight, uint32_t lane, uint32_t base, uint32_t chunk, Cursor& input) {
   AwaitRoom(flight, lane, base, chunk);
-  Stage(flight.operation, size_, input, flight.BytesOf(chunk), segment_->slot(lane, rank_, base + chunk),
+  Stage(flight.operation, size_, input, flight.BytesOf(chunk), segment_->slot(lane, rank_, flight.SlotOf(base, chunk)),
         flight.chunk_bytes, flight.streamed);
   if (flight.streamed) StreamFence();
   segment_->ready(lane, rank_).Set(base + chunk + 1);
