@@ -17,9 +17,9 @@ namespace kungfu {
 //     | no shared cache | 526 / 36 900  | 132 / 13 700     |
 //
 // Which of the two holds can't be asked: a virtual machine claims a shared L3 while its host moves its cores about. So
-// it is tried out: the first operations under a name, and two in kPeriod later on, are staged in one way and the other
-// at all ranks (the turn is a function of the sequence number); in between each rank stages as was quicker for it. The
-// bits of the results don't depend on it.
+// it is tried out: the first two operations of a history, and two in kPeriod later on, are staged in one way and the
+// other at all ranks (ranks that run several names at once may be out of step, which only blurs the samples); in
+// between each rank stages as was quicker for it. The bits of the results don't depend on it.
 //
 // Thread-safe; a lost update costs nothing but a sample.
 class StagingChoice {
@@ -28,11 +28,12 @@ class StagingChoice {
   static constexpr uint32_t kHistories = 32;
 
   bool Streamed(uint32_t history, uint32_t sequence) const {
-    const uint32_t turn = sequence % kPeriod;
-    if (turn == 1 || turn == 2) return turn == 2;
     const float plain = cost_[history][0].load(std::memory_order_relaxed);
     const float streamed = cost_[history][1].load(std::memory_order_relaxed);
-    return streamed != 0 && (plain == 0 || streamed < plain);
+    if (plain == 0 || streamed == 0) return plain != 0;
+    const uint32_t turn = sequence % kPeriod;
+    if (turn < 2) return turn == 1;
+    return streamed < plain;
   }
 
   void Record(uint32_t history, bool streamed, float ns_per_byte) {
