@@ -450,14 +450,15 @@ void Communicator::RunChunks(Flight& flight) {
   // Kinds apart, and sizes by powers of four: what fits a cache behaves otherwise than what doesn't.
   const uint32_t magnitude = std::min<uint32_t>(5, (31 - __builtin_clz(flight.chunks)) / 2);
   const uint32_t history = static_cast<uint32_t>(flight.operation.kind) * 6 + magnitude;
-  flight.streamed = staging_choice_.Streamed(history, flight.sequence);
+  const StagingChoice::Choice choice = staging_choice_.Next(history);
+  flight.streamed = choice.streamed;
   if (flight.splits) {
     RunSplit(flight);
   } else {
     RunPipelined(flight);
   }
   const std::chrono::duration<float, std::nano> took = std::chrono::steady_clock::now() - flight.agreed;
-  staging_choice_.Record(history, flight.streamed, took.count() / static_cast<float>(flight.part_bytes));
+  staging_choice_.Record(history, choice, took.count() / static_cast<float>(flight.part_bytes));
 }
 
 // Chunk by chunk: stages what comes next, while the others' part of the present one arrives.

@@ -3,7 +3,6 @@
 #define KUNGFU_COLLECTIVES_STAGING_CHOICE_H_
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 
 namespace kungfu {
@@ -17,9 +16,10 @@ namespace kungfu {
 //     | no shared cache | 526 / 36 900  | 132 / 13 700     |
 //
 // Which of the two holds can't be asked: a virtual machine claims a shared L3 while its host moves its cores about. So
-// it is tried out: the first two operations of a history, and two in kPeriod later on, are staged in one way and the
-// other at all ranks (ranks that run several names at once may be out of step, which only blurs the samples); in
-// between each rank stages as was quicker for it. The bits of the results don't depend on it.
+// it is tried out: the first kTries operations of a history, and two in kPeriod later on, are staged in one way and the
+// other, at all ranks alike (ranks that run several names at once may be out of step, which only blurs the samples); in
+// between each rank stages as was quicker for it. Only the tries are samples: what an operation takes depends on how
+// the others stage, too. The bits of the results don't depend on it.
 //
 // Thread-safe; a lost update costs nothing but a sample.
 class StagingChoice {
@@ -27,26 +27,36 @@ class StagingChoice {
   // Operations of like size and kind have a history of their own; `history` is below kHistories.
   static constexpr uint32_t kHistories = 32;
 
-  bool Streamed(uint32_t history, uint32_t sequence) const {
-    const float plain = cost_[history][0].load(std::memory_order_relaxed);
-    const float streamed = cost_[history][1].load(std::memory_order_relaxed);
-    if (plain == 0 || streamed == 0) return plain != 0;
-    const uint32_t turn = sequence % kPeriod;
-    if (turn < 2) return turn == 1;
-    return streamed < plain;
+  struct Choice {
+    bool streamed;
+    bool is_try;
+  };
+
+  // How the next operation is to be staged.
+  Choice Next(uint32_t history) {
+    History& past = histories_[history];
+    const uint32_t turn = past.turns.fetch_add(1, std::memory_order_relaxed);
+    // The first of each touch the slots' memory for the first time, which costs many times what comes after.
+    if (turn < 2) return {turn == 1, false};
+    if (turn < kTries || turn % kPeriod < 2) return {turn % 2 == 1, true};
+    return {past.streamed.load(std::memory_order_relaxed) < past.plain.load(std::memory_order_relaxed), false};
   }
 
-  void Record(uint32_t history, bool streamed, float ns_per_byte) {
-    std::atomic<float>& cost = cost_[history][streamed ? 1 : 0];
-    const float before = cost.load(std::memory_order_relaxed);
-    cost.store(before == 0 ? ns_per_byte : before + kWeight * (ns_per_byte - before), std::memory_order_relaxed);
+  // What a try took, in nanoseconds a byte.
+  void Record(uint32_t history, Choice choice, float cost) {
+    if (!choice.is_try) return;
+    (choice.streamed ? histories_[history].streamed : histories_[history].plain).store(cost, std::memory_order_relaxed);
   }
 
  private:
+  static constexpr uint32_t kTries = 6;
   static constexpr uint32_t kPeriod = 64;
-  static constexpr float kWeight = 0.5F;  // of the newest sample
 
-  std::atomic<float> cost_[kHistories][2] = {};  // 0: not tried yet
+  struct History {
+    std::atomic<uint32_t> turns{0};
+    std::atomic<float> plain{0}, streamed{0};  // the newest sample of each, ns a byte
+  };
+  History histories_[kHistories];
 };
 
 }  // namespace kungfu
