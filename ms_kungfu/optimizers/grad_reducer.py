@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
+import mindspore as ms
 from mindspore import nn
 
 from ms_kungfu.fusion import Plan, parse
@@ -83,6 +84,8 @@ class KungFuGradReducer(nn.Cell):
     def reductions(self) -> tuple[KungFuAllReduce, ...]:
         return tuple(self._reduction(group.name) for group in self.plan.groups)
 
+    # Jitted for PyNative mode, which would otherwise queue the groups one by one and run those after one that failed.
+    @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         if not self.grouped:
             return self.all_reduce(gradients)

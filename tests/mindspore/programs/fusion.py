@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import mindspore as ms
@@ -122,7 +123,7 @@ def every_mode_is_one_operation_a_group():
         what = f"{configuration}, ids {ids}, fusion {fusion}"
         ms.set_auto_parallel_context(comm_fusion=configuration)
         for jitted in (False, True):
-            optimizer, weights = train(lambda net: momentum(net, fusion=fusion), True, ids, jitted)
+            optimizer, weights = train(partial(momentum, fusion=fusion), True, ids, jitted)
             wanted = [(f"gradients/{i}", len(group)) for i, group in enumerate(groups)] * STEPS
             used = traced()
             assert used == wanted, f"{what}: {used}, expected {wanted}"
@@ -256,11 +257,11 @@ def plans_that_differ_between_ranks_are_told_at_once():
 
 def gathers_and_scatters_are_divided_by_size():
     """The results are those of one operation; a limit that differs between ranks is told."""
-    kinds = {"allgather": KungFuAllGather, "reducescatter": KungFuReduceScatter}
+    kinds = ("allgather", "reducescatter")
     arrays = [np.arange(SIZE * n, dtype=np.float32).reshape(SIZE, n) + RANK for n in (200_000, 3, 200_000, 1)]
     everyones = [sum(a - RANK + r for r in range(SIZE)) for a in arrays]
     for config in ({}, {"openstate": False}, {"mode": "size", "config": 1}, {"mode": "size", "config": 2}):
-        whole = config if "openstate" in config or not config else {kind: config for kind in kinds}
+        whole = config if "openstate" in config or not config else dict.fromkeys(kinds, config)
         ms.set_auto_parallel_context(comm_fusion=whole)
         gathered = KungFuAllGather(name="gather")(tuple(map(Tensor, arrays)))
         scattered = KungFuReduceScatter(name="scatter")(tuple(map(Tensor, arrays)))
