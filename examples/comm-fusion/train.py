@@ -36,7 +36,7 @@ def main():
     kf.init()
 
     net = Network()
-    optimizer = kf.optimizers.KungFuSGD(net.trainable_params(), learning_rate=1e-3)
+    optimizer = kf.optimizers.KungFuSGD(net.trainable_params(), learning_rate=1e-2)
     if not args.no_ids:
         net.head.set_comm_fusion(0)
         net.layer1.set_comm_fusion(1)

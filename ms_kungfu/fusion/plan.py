@@ -40,10 +40,18 @@ class Plan:
     groups: tuple[Group, ...]
     mode: Mode
 
-    def places(self) -> tuple[tuple[int, int], ...]:
-        """For each gradient its group and its position in it."""
-        where = {m: (g, p) for g, group in enumerate(self.groups) for p, m in enumerate(group.members)}
-        return tuple(where[i] for i in range(len(self.gradients)))
+    def runs(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each group the stretches [start, stop) of the list of gradients that make it up."""
+        return tuple(tuple(_runs(group.members)) for group in self.groups)
+
+    def pieces(self) -> tuple[tuple[int, int, int], ...]:
+        """The way back: the stretches (group, start, stop) of the groups that make up the list of gradients."""
+        taken = [0] * len(self.groups)
+        pieces = []
+        for start, stop, g in sorted((*run, g) for g, runs in enumerate(self.runs()) for run in runs):
+            pieces.append((g, taken[g], taken[g] + stop - start))
+            taken[g] += stop - start
+        return tuple(pieces)
 
     def __str__(self) -> str:
         total = sum(gradient.nbytes for gradient in self.gradients)
@@ -109,6 +117,11 @@ def _parts(gradients: Sequence[Gradient], mode: Mode) -> list[int]:
         filled[gradient.dtype] = part, nbytes + gradient.nbytes
         parts.append(part)
     return parts
+
+
+def _runs(members: Sequence[int]) -> list[tuple[int, int]]:
+    starts = [k for k in range(len(members)) if k == 0 or members[k] != members[k - 1] + 1]
+    return [(members[k], members[last - 1] + 1) for k, last in zip(starts, [*starts[1:], len(members)])]
 
 
 def _count(n: int, what: str) -> str:

@@ -15,17 +15,20 @@ def check_count(brought, planned):  # type: ignore[no-untyped-def]  # these are 
         )
 
 
-def take(gradients, members):  # type: ignore[no-untyped-def]
-    """Those of the gradients that are members of a group."""
+# By slices: a graph of ResNet-50's 161 gradients, taken one by one, took seconds longer to compile.
+
+
+def take(gradients, runs):  # type: ignore[no-untyped-def]
+    """The gradients of a group: the stretches [start, stop) of all of them."""
     taken = ()
-    for i in members:
-        taken = taken + (gradients[i],)  # type: ignore[assignment]
+    for start, stop in runs:
+        taken = taken + gradients[start:stop]
     return taken
 
 
-def put_back(groups, places):  # type: ignore[no-untyped-def]
-    """The gradients of all groups, in the order that they were brought in."""
+def put_back(groups, pieces):  # type: ignore[no-untyped-def]
+    """All gradients in the order that they were brought in: the stretches (group, start, stop) of the groups."""
     gradients = ()
-    for group, position in places:
-        gradients = gradients + (groups[group][position],)  # type: ignore[assignment]
+    for group, start, stop in pieces:
+        gradients = gradients + groups[group][start:stop]
     return gradients

@@ -73,12 +73,12 @@ class KungFuGradReducer(nn.Cell):
         return len(self.plan.gradients)
 
     @cached_property
-    def members(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(group.members for group in self.plan.groups)
+    def runs(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        return self.plan.runs()
 
     @cached_property
-    def places(self) -> tuple[tuple[int, int], ...]:
-        return self.plan.places()
+    def pieces(self) -> tuple[tuple[int, int, int], ...]:
+        return self.plan.pieces()
 
     @cached_property
     def reductions(self) -> tuple[KungFuAllReduce, ...]:
@@ -92,7 +92,7 @@ class KungFuGradReducer(nn.Cell):
         check_count(len(gradients), self.count)
         groups = ()
         # In this order at every rank and in every step: the reductions have side effects to the compiler.
-        for i in range(len(self.members)):
-            reduced = self.reductions[i](take(gradients, self.members[i]))
+        for i in range(len(self.runs)):
+            reduced = self.reductions[i](take(gradients, self.runs[i]))
             groups = groups + (reduced,)  # type: ignore[assignment]
-        return put_back(groups, self.places)
+        return put_back(groups, self.pieces)

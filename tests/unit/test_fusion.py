@@ -91,7 +91,7 @@ def test_a_group_has_one_dtype():
 
 def test_empty_gradients_and_no_gradients():
     assert members([]) == []
-    assert make_plan([], parse("auto")).places() == ()
+    assert make_plan([], parse("auto")).pieces() == ()
     assert members(gradients(0, 0, 3), size(1)) == [[0, 1, 2]]
 
 
@@ -100,11 +100,19 @@ def test_every_gradient_is_in_one_group_and_finds_its_way_back(fusion):
     sizes = gradients(1, 3, 1, 1, 2, 1, 1, ids=[1, 2, 0, 1, 2, 1, 1], dtypes=["float32"] * 5 + ["float16"] * 2)
     plan = make_plan(sizes, parse(fusion), "all")
     assert sorted(i for group in plan.groups for i in group.members) == list(range(7))
-    assert [plan.groups[g].members[p] for g, p in plan.places()] == list(range(7))
+    for group, runs in zip(plan.groups, plan.runs()):
+        assert [i for start, stop in runs for i in range(start, stop)] == list(group.members)
+    assert [i for g, start, stop in plan.pieces() for i in plan.groups[g].members[start:stop]] == list(range(7))
     assert [group.name for group in plan.groups] == [f"all/{i}" for i in range(len(plan.groups))]
     firsts = [group.members[0] for group in plan.groups]
     assert firsts == sorted(firsts)
     assert all(group.nbytes == sum(sizes[i].nbytes for i in group.members) for group in plan.groups)
+
+
+def test_neighbours_are_taken_in_one_stretch():
+    plan = make_plan(gradients(*[1] * 6, ids=[2, 1, 1, 1, 2, 2]), parse("auto"))
+    assert plan.runs() == (((0, 1), (4, 6)), ((1, 4),))
+    assert plan.pieces() == ((0, 0, 1), (1, 0, 3), (0, 1, 3))
 
 
 def test_the_first_difference_of_two_plans_is_under_one_name():

@@ -183,8 +183,11 @@ def other_ways_to_train():
     assert traced() == [(f"gradients/{i}", 1) for i in range(6)] * STEPS
     agree("reducer", [p.asnumpy() for p in net.trainable_params()], EXPECTED)
 
-    expected = train(lambda net: nn.Adam(net.trainable_params(), 0.01), False)[1]
-    ours = train(lambda net: KungFuAdam(net.trainable_params(), 0.01, fusion={"mode": "size", "config": 1}), True)[1]
+    # With a usual eps Adam makes a step of a gradient that is rounding only.
+    adam = {"learning_rate": 0.1, "eps": 0.1}
+    expected = train(lambda net: nn.Adam(net.trainable_params(), **adam), False)[1]
+    sized = {"mode": "size", "config": 1}
+    ours = train(lambda net: KungFuAdam(net.trainable_params(), **adam, fusion=sized), True)[1]
     assert traced() == [("gradients/0", 2), ("gradients/1", 1), ("gradients/2", 3)] * STEPS
     agree("Adam", ours, expected)
 
