@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import mindspore as ms
-from mindspore import nn
+from mindspore import nn, ops
 
 from ms_kungfu.fusion import Plan, parse
 from ms_kungfu.fusion._mindspore import plan_of
@@ -93,6 +93,9 @@ class KungFuGradReducer(nn.Cell):
         groups = ()
         # In this order at every rank and in every step: the reductions have side effects to the compiler.
         for i in range(len(self.runs)):
-            reduced = self.reductions[i](take(gradients, self.runs[i]))
-            groups = groups + (reduced,)  # type: ignore[assignment]
+            group = take(gradients, self.runs[i])
+            if i == 0:
+                # Nothing else orders the groups after the collectives that the network may have in its backward pass.
+                group = ops.depend(group, gradients)
+            groups = groups + (self.reductions[i](group),)  # type: ignore[assignment]
         return put_back(groups, self.pieces)

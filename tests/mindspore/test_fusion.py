@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -156,8 +157,6 @@ def test_the_command_tells_of_a_program_without_a_step(tmp_path):
 
 
 def command(folder, *words, status=0):
-    import sys
-
     done = subprocess.run(
         [sys.executable, "-m", "ms_kungfu.fusion", *words], cwd=folder, timeout=120, text=True, capture_output=True
     )

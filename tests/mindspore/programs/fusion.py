@@ -17,7 +17,7 @@ from mindspore.train import Model
 
 import ms_kungfu as kf
 from ms_kungfu import comm
-from ms_kungfu.ops import KungFuAllGather, KungFuReduceScatter
+from ms_kungfu.ops import KungFuAllGather, KungFuAllReduce, KungFuReduceScatter
 from ms_kungfu.optimizers import KungFuAdam, KungFuGradReducer, KungFuMomentum
 
 ms.set_context(mode=ms.GRAPH_MODE if sys.argv[1] == "graph" else ms.PYNATIVE_MODE)
@@ -28,10 +28,10 @@ TRACE = Path(f"{os.environ['KUNGFU_TRACE']}.{os.getpid()}")
 
 
 def traced():
-    """The gradients' reductions since the last call: (name, tensors)."""
+    """The reductions since the last call: (name, tensors)."""
     lines = TRACE.read_text().splitlines() if TRACE.exists() else []
     TRACE.unlink(missing_ok=True)
-    return [(name, int(n)) for name, n in (line.split() for line in lines) if name.startswith("gradients")]
+    return [(name, int(n)) for name, n in (line.split() for line in lines)]
 
 
 class Net(nn.Cell):
@@ -225,6 +225,41 @@ def each_group_is_reduced_once():
     agree("a user's own", ours, half)
 
 
+class Synced(nn.Cell):
+    """A collective in the network, whose gradient comes after that of the layer behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.late, self.early = nn.Dense(5, 400), nn.Dense(400, 3)
+        self.mean = KungFuAllReduce("mean", name="synced")
+
+    def construct(self, x):
+        return self.early(self.mean(self.late(x)))
+
+
+def groups_wait_for_the_collectives_of_the_backward_pass():
+    net, loss_fn = Synced(), nn.MSELoss()
+    groups = [{"params": net.trainable_params()}, {"order_params": net.trainable_params()[::-1]}]
+    optimizer = KungFuMomentum(groups, 0.1, 0.9, fusion="none")
+
+    def forward(x, y):
+        return loss_fn(net(x), y)
+
+    grad = ms.value_and_grad(forward, None, optimizer.parameters)
+
+    @ms.jit
+    def step(x, y):
+        loss, grads = grad(x, y)
+        optimizer(grads)
+        return loss
+
+    for i in range(STEPS):
+        x, y = batch(i)
+        step(shard(x), shard(y))
+    net.late.bias.asnumpy()  # waits for the last step
+    assert [name for name, _ in traced()] == ["synced", "synced/grad", *(f"gradients/{i}" for i in range(4))] * STEPS
+
+
 def gradients_that_are_not_the_parameters():
     net = Net()
     reducer, optimizer = KungFuGradReducer(net.trainable_params()), momentum(net)
@@ -289,6 +324,7 @@ every_mode_is_one_operation_a_group()
 ids_may_be_set_after_the_optimizer_is_made()
 other_ways_to_train()
 each_group_is_reduced_once()
+groups_wait_for_the_collectives_of_the_backward_pass()
 gradients_that_are_not_the_parameters()
 plans_that_differ_between_ranks_are_told_at_once()
 gathers_and_scatters_are_divided_by_size()
