@@ -1,4 +1,4 @@
-"""MindSpore's optimizers for data-parallel training: drop-in, with one fused reduction of the gradients a step."""
+"""MindSpore's optimizers for data-parallel training: drop-in, with the gradients reduced in fusion groups."""
 
 from __future__ import annotations
 

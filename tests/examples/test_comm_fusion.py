@@ -1,0 +1,55 @@
+"""The comm-fusion example: as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "comm-fusion"
+pytest.importorskip("mindspore", reason="MindSpore is not installed")
+
+
+def losses(output):
+    return [float(loss) for loss in re.findall(r"^epoch \d of 2  loss (\S+)$", output, re.MULTILINE)]
+
+
+def test_it_prints_the_ids_and_the_groups_and_trains_alike_in_all_of_them(run_program):
+    output = run_program(EXAMPLE / "train.py", "--epochs", 2)
+    ids = re.findall(r"^The parameter (\w+)\S*'s fusion id is (\d)$", output, re.MULTILINE)
+    assert ids == [("head", "0")] * 2 + [(f"layer{i}", str(i)) for i in (1, 2, 3) for _ in range(4)]
+    assert re.findall(r"^gradients/\d: (\d) gradient", output, re.MULTILINE) == ["1", "1", "4", "4", "4"]
+    fused = losses(run_program(EXAMPLE / "train.py", "--epochs", 2, "--no-ids", "--mode", "index"))
+    assert len(fused) == 2
+    assert fused[1] < fused[0]
+    assert losses(output) == pytest.approx(fused, abs=2e-4)
+    alone = run_program(EXAMPLE / "train.py", "--epochs", 2, "--mode", "off")
+    assert "14 gradients, 38.7 KB, in 14 groups (none: nothing is fused)" in alone
+    assert losses(alone) == pytest.approx(fused, abs=2e-4)
+
+
+def test_the_picture(run_program, tmp_path):
+    pytest.importorskip("matplotlib")
+    small = ["--blocks", 2, "--width", 64, "--hidden", 64, "--rounds", 2, "--repeats", 1, "--sizes", 1]
+    output = run_program(EXAMPLE / "sweep.py", *small, "--out", tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "step-time.jsonl").read_text().splitlines()]
+    assert [(row["size_mb"], row["groups"], len(row["step"])) for row in rows] == [("none", 10, 2), (1, 1, 2)]
+    assert re.search(r"^ none +10 groups +step ", output, re.MULTILINE)
+    assert (tmp_path / "step-time.png").stat().st_size > 10_000
+
+
+def test_the_groups_without_workers(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "ms_kungfu.fusion", str(EXAMPLE / "train.py"), "--no-ids"],
+        cwd=tmp_path,
+        timeout=120,
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "14 gradients, 38.7 KB, in 1 group (auto: up to 64 MB a group)" in done.stdout
+    assert "epoch" not in done.stdout
