@@ -37,6 +37,7 @@ def init(device: str | None = None) -> None:
         if using_kungfu():
             membership.join()
             _core.set_resize_handler(membership.change_size)
+        _core.set_delay_for_tests(env.TEST_COMM_DELAY_MS.get())
         _initialized = True
         atexit.register(finalize)
 
