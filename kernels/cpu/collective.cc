@@ -11,7 +11,7 @@ namespace {
 struct DtypeOf {
   TypeId type;
   kf_dtype dtype;
-  const char *name;
+  const char* name;
 };
 
 constexpr std::array<DtypeOf, 12> kDtypes = {{
@@ -30,8 +30,8 @@ constexpr std::array<DtypeOf, 12> kDtypes = {{
 }};
 
 // The kernel's attributes only see the first tensor of a tuple, so each one is looked at here.
-const DtypeOf &FindDtype(const std::string &kernel, TypeId type) {
-  for (const auto &known : kDtypes) {
+const DtypeOf& FindDtype(const std::string& kernel, TypeId type) {
+  for (const auto& known : kDtypes) {
     if (known.type == type) {
       return known;
     }
@@ -41,20 +41,12 @@ const DtypeOf &FindDtype(const std::string &kernel, TypeId type) {
 }
 
 // As NumPy writes it: "(2,3)", "(4,)", "()".
-std::string ShapeText(const std::vector<int64_t> &shape) {
+std::string ShapeText(const std::vector<int64_t>& shape) {
   std::string text = "(";
   for (size_t i = 0; i < shape.size(); ++i) {
     text += (i == 0 ? "" : ",") + std::to_string(shape[i]);
   }
   return text + (shape.size() == 1 ? ",)" : ")");
-}
-
-uint64_t Count(const std::vector<int64_t> &shape) {
-  uint64_t count = 1;
-  for (const auto dim : shape) {
-    count *= static_cast<uint64_t>(dim);
-  }
-  return count;
 }
 
 }  // namespace
@@ -65,14 +57,24 @@ void Check(kf_status status) {
   }
 }
 
-bool Collective::Init(const KernelTensors &, const KernelTensors &) {
+kf_dtype RuntimeDtype(const std::string& kernel, TypeId type) { return FindDtype(kernel, type).dtype; }
+
+uint64_t Count(const std::vector<int64_t>& shape) {
+  uint64_t count = 1;
+  for (const auto dim : shape) {
+    count *= static_cast<uint64_t>(dim);
+  }
+  return count;
+}
+
+bool Collective::Init(const KernelTensors&, const KernelTensors&) {
   name_ = GetValue<std::string>(primitive_->GetAttr("channel"));
   return true;
 }
 
 kf_op Collective::ReduceOp() const {
   // The same order as kf_op.
-  static const std::array<const char *, 5> kNames = {"sum", "mean", "min", "max", "prod"};
+  static const std::array<const char*, 5> kNames = {"sum", "mean", "min", "max", "prod"};
   const auto op = GetValue<std::string>(primitive_->GetAttr("op"));
   const auto found = std::find(kNames.begin(), kNames.end(), op);
   if (found == kNames.end()) {
@@ -81,25 +83,25 @@ kf_op Collective::ReduceOp() const {
   return static_cast<kf_op>(found - kNames.begin());
 }
 
-int Collective::Resize(const KernelTensors &inputs, const KernelTensors &outputs) {
+int Collective::Resize(const KernelTensors& inputs, const KernelTensors& outputs) {
   const int status = NativeCpuKernelMod::Resize(inputs, outputs);
   std::map<kf_dtype, std::vector<size_t>> by_dtype;
   std::vector<std::string> shapes;
-  std::vector<const char *> dtypes;
+  std::vector<const char*> dtypes;
   input_counts_.clear();
   output_counts_.clear();
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const auto &known = FindDtype(kernel_name_, inputs[i]->dtype_id());
+    const auto& known = FindDtype(kernel_name_, inputs[i]->dtype_id());
     by_dtype[known.dtype].push_back(i);
     dtypes.push_back(known.name);
     shapes.push_back(ShapeText(inputs[i]->GetShapeVector()));
     input_counts_.push_back(Count(inputs[i]->GetShapeVector()));
   }
-  for (const auto *output : outputs) {
+  for (const auto* output : outputs) {
     output_counts_.push_back(Count(output->GetShapeVector()));
   }
   groups_.clear();
-  for (auto &[dtype, indices] : by_dtype) {
+  for (auto& [dtype, indices] : by_dtype) {
     groups_.push_back({dtype, std::move(indices)});
   }
   // With several dtypes every group carries the whole call's layout: a rank that brings another set of dtypes is then
@@ -111,23 +113,23 @@ int Collective::Resize(const KernelTensors &inputs, const KernelTensors &outputs
   return status;
 }
 
-bool Collective::Launch(const KernelTensors &inputs, const KernelTensors &, const KernelTensors &outputs) {
+bool Collective::Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs) {
   // The shapes of a gather were inferred for the size that the cluster had then: without this check a graph that was
   // compiled before a resize would write past its buffers.
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (outputs.size() != inputs.size() || output_counts_[i] != OutputCount(input_counts_[i])) {
-      throw std::runtime_error("StaleClusterError: " + kernel_name_ + " \"" + name_ + "\" was compiled for an output of " +
-                               (outputs.size() == inputs.size() ? std::to_string(output_counts_[i]) : "other") +
-                               " elements, but " + std::to_string(kf_size()) + " ranks make " +
-                               std::to_string(OutputCount(input_counts_[i])) +
-                               " of it: the cluster's size has changed since; build the cell or the jit function anew");
+      throw std::runtime_error(
+          "StaleClusterError: " + kernel_name_ + " \"" + name_ + "\" was compiled for an output of " +
+          (outputs.size() == inputs.size() ? std::to_string(output_counts_[i]) : "other") + " elements, but " +
+          std::to_string(kf_size()) + " ranks make " + std::to_string(OutputCount(input_counts_[i])) +
+          " of it: the cluster's size has changed since; build the cell or the jit function anew");
     }
   }
-  for (const auto &group : groups_) {
+  for (const auto& group : groups_) {
     std::vector<kf_tensor> tensors;
     tensors.reserve(group.indices.size());
     for (const auto i : group.indices) {
-      auto *output = InPlace() ? inputs[i]->device_ptr() : outputs[i]->device_ptr();
+      auto* output = InPlace() ? inputs[i]->device_ptr() : outputs[i]->device_ptr();
       tensors.push_back({inputs[i]->device_ptr(), output, input_counts_[i]});
     }
     Check(Run(tensors, group.dtype));

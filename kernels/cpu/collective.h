@@ -17,19 +17,25 @@ namespace mindspore::kernel::kungfu {
 // crash now and then when they are thrown from PyNative's queue, and a plain `return false` says nothing.
 void Check(kf_status status);
 
-// One tensor or a tuple of tensors in, as many out. Not thread-safe: MindSpore launches a kernel from one thread at a time.
+// The runtime's name for a type; throws TypeError where it has none. `kernel` is for the message.
+kf_dtype RuntimeDtype(const std::string& kernel, TypeId type);
+// The number of elements.
+uint64_t Count(const std::vector<int64_t>& shape);
+
+// One tensor or a tuple of tensors in, as many out. Not thread-safe: MindSpore launches a kernel from one thread at a
+// time.
 class Collective : public NativeCpuKernelMod {
  public:
-  using KernelTensors = std::vector<KernelTensor *>;
+  using KernelTensors = std::vector<KernelTensor*>;
 
-  bool Init(const KernelTensors &inputs, const KernelTensors &outputs) override;
-  int Resize(const KernelTensors &inputs, const KernelTensors &outputs) override;
-  bool Launch(const KernelTensors &inputs, const KernelTensors &workspace, const KernelTensors &outputs) override;
+  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override;
+  int Resize(const KernelTensors& inputs, const KernelTensors& outputs) override;
+  bool Launch(const KernelTensors& inputs, const KernelTensors& workspace, const KernelTensors& outputs) override;
   std::vector<KernelAttr> GetOpSupport() override;
 
  protected:
   // Runs one group; called with the groups in ascending order of kf_dtype, which is the same at all ranks.
-  virtual kf_status Run(const std::vector<kf_tensor> &tensors, kf_dtype dtype) = 0;
+  virtual kf_status Run(const std::vector<kf_tensor>& tensors, kf_dtype dtype) = 0;
   // How many elements the output has to hold for an input of `count` elements, at the present size of the cluster.
   virtual uint64_t OutputCount(uint64_t count) const { return count; }
   // Whether the outputs are the inputs, written in place.

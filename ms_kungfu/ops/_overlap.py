@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mindspore import dtype as mstype
@@ -12,11 +13,10 @@ from ms_kungfu.ops.reduce_op import check_reduce_op
 
 
 class AllReduceStart(Collective):
-    """Begin to reduce a tuple of tensors, as KungFuAllReduce does, and return at once.
+    """Begin to reduce a tuple of tensors of one dtype over all ranks; return a ticket at once.
 
-    Returns as many tensors, which have no value before :class:`AllReduceWait`, and then a tensor of tickets, all in one
-    tuple. Operations go on in the order of their starts, which the side effect forces. Every start needs its wait in the
-    same graph: a name is good for one operation at a time.
+    The operations go on in the order of their starts, which the side effect forces. The inputs are copied. Each start
+    needs its :class:`AllReduceWait` in the same graph: a name is good for one operation at a time.
     """
 
     def __init__(self, op: str, name: str) -> None:
@@ -24,27 +24,29 @@ class AllReduceStart(Collective):
         self.add_prim_attr("op", op)
 
     def __infer__(self, x: dict[str, Any]) -> dict[str, Any]:
-        inferred = super().__infer__(x)
-        # One operation for each dtype, hence a ticket.
-        tickets = len({str(element(dtype)) for dtype in inferred["dtype"]})
-        shape = (*(list(each) for each in inferred["shape"]), [tickets])
-        return {"shape": shape, "dtype": (*inferred["dtype"], mstype.TensorType(mstype.uint64)), "value": None}
+        brought = super().__infer__(x)["dtype"]
+        dtypes = {str(element(dtype)) for dtype in brought}
+        if len(dtypes) != 1:
+            raise TypeError(f"{self.name} takes tensors of one dtype at a time, not of {', '.join(sorted(dtypes))}")
+        return {"shape": [1], "dtype": mstype.TensorType(mstype.uint64), "value": None}
 
 
 class AllReduceWait(Primitive):
     """Wait for everything that was started, and only then give out any of it.
 
-    Takes one tuple, the tensors of all `starts` and then their tickets, and returns it in place, the tensors with their
-    values. The first failure in the order of the starts is raised when all have ended: a step that fails in one group
-    updates nothing.
+    Takes the tensors of all starts, then the tickets, in one tuple; returns the reduced tensors. `num_tensors` says how
+    many tensors each start had. The first failure, in the order given, is raised when all have ended: a step that fails
+    in one group updates nothing.
     """
 
-    def __init__(self, starts: int) -> None:
-        super().__init__("KungFuAllReduceWait", ["x"], ["y"], starts=starts)
-        self.add_prim_attr("starts", starts)
+    def __init__(self, num_tensors: Sequence[int]) -> None:
+        super().__init__("KungFuAllReduceWait", ["x"], ["y"], num_tensors=tuple(num_tensors))
+        self.num_tensors = tuple(num_tensors)
+        self.add_prim_attr("num_tensors", self.num_tensors)
         # In the chain of all collectives: one that blocks could come before the wait at one rank and after it at another.
         self.add_prim_attr("side_effect_io", True)
 
     def __infer__(self, x: dict[str, Any]) -> dict[str, Any]:
         _reparse.refuse()
-        return {"shape": x["shape"], "dtype": x["dtype"], "value": None}
+        n = sum(self.num_tensors)
+        return {"shape": tuple(x["shape"][:n]), "dtype": tuple(x["dtype"][:n]), "value": None}

@@ -55,9 +55,18 @@ void Check(const Operation& operation) {
   if (!IsDtype(operation.dtype)) throw Error(KF_TYPE, Text(who(), "no dtype has number ", int(operation.dtype)));
   for (size_t i = 0; i < operation.num_tensors; i++) {
     const kf_tensor& tensor = operation.tensors[i];
-    if (tensor.count > 0 && (tensor.input == nullptr || tensor.output == nullptr)) {
+    if (tensor.count > 0 && tensor.input == nullptr) {
       throw Error(KF_INVALID, Text(who(), "tensor ", i, " has no memory"));
     }
+  }
+}
+
+// What an all-reduce in a cluster of one is.
+void CopyThrough(const kf_started& started) {
+  for (size_t i = 0; i < started.num_tensors; i++) {
+    const kf_tensor& tensor = started.tensors[i];
+    const size_t n = tensor.count * SizeOf(started.dtype);
+    if (n > 0 && tensor.output != tensor.input) std::memcpy(tensor.output, tensor.input, n);
   }
 }
 
@@ -81,13 +90,12 @@ struct Background::Pending {
     bytes = 0;
     for (size_t i = 0; i < asked.num_tensors; i++) bytes += Aligned(asked.tensors[i].count * unit);
     tensors.assign(asked.tensors, asked.tensors + asked.num_tensors);
-    outputs.clear();
     char* at = inputs.Get(bytes);
     for (kf_tensor& tensor : tensors) {
       const size_t n = tensor.count * unit;
       if (n > 0) std::memcpy(at, tensor.input, n);
       tensor.input = at;
-      outputs.push_back(tensor.output);
+      tensor.output = nullptr;
       at += Aligned(n);
     }
     operation.tensors = tensors.data();
@@ -112,18 +120,26 @@ struct Background::Pending {
     communicator.reset();  // a pending operation that is kept for its memory must not keep a segment
   }
 
-  void CopyOut() const {
+  void CheckOutputs(const kf_started& started) const {
+    bool equal = started.num_tensors == tensors.size();
+    for (size_t i = 0; equal && i < tensors.size(); i++) {
+      equal = started.tensors[i].count == tensors[i].count &&
+              (started.tensors[i].output != nullptr || tensors[i].count == 0);
+    }
+    if (!equal) throw Error(KF_INVALID, Text("all_reduce \"", name, "\": waited for with other tensors than started"));
+  }
+
+  void CopyOut(const kf_started& started) const {
     for (size_t i = 0; i < tensors.size(); i++) {
       const size_t n = tensors[i].count * SizeOf(operation.dtype);
-      if (n > 0) std::memcpy(outputs[i], tensors[i].output, n);
+      if (n > 0) std::memcpy(started.tensors[i].output, tensors[i].output, n);
     }
   }
 
   std::shared_ptr<Communicator> communicator;
   std::string name, layout;
   Operation operation;             // of the following
-  std::vector<kf_tensor> tensors;  // from `inputs`; to `results`, or to `outputs`
-  std::vector<void*> outputs;      // the caller's
+  std::vector<kf_tensor> tensors;  // from `inputs`; to `results`, or to the waiter's outputs
   Memory inputs, results;
   size_t bytes = 0;  // of `inputs` and of `results`
   std::optional<Error> error;
@@ -137,14 +153,11 @@ struct Background::Pending {
 Background::~Background() { Stop(); }
 
 uint64_t Background::Start(std::shared_ptr<Communicator> communicator, const Operation& operation) {
-  if (communicator->size() == 1) {
-    communicator->Run(operation);
-    return 0;
-  }
+  Check(operation);
+  if (communicator->size() == 1) return 0;
   if (Forked()) {
     throw Error(KF_INVALID, "a forked child is no member of the cluster: it can't start collectives");
   }
-  Check(operation);
   const std::string key = Text(operation.name, '\0', int(operation.dtype));
   const PendingPtr pending = NewPending(key);
   pending->Copy(operation);
@@ -175,34 +188,44 @@ Background::PendingPtr Background::NewPending(const std::string& key) {
   return last;
 }
 
-void Background::Wait(const uint64_t* tickets, size_t num_tickets) {
-  std::vector<PendingPtr> all;
+void Background::Wait(const kf_started* started, size_t num_started) {
+  std::vector<PendingPtr> all(num_started);
   {
     std::lock_guard<std::mutex> guard(mutex_);
-    for (size_t i = 0; i < num_tickets; i++) {
-      if (tickets[i] == 0) continue;
-      const auto found = by_ticket_.find(tickets[i]);
+    for (size_t i = 0; i < num_started; i++) {
+      if (started[i].ticket == 0) continue;
+      const auto found = by_ticket_.find(started[i].ticket);
       if (found == by_ticket_.end()) {
-        throw Error(KF_INVALID, Text("nothing is under way with ticket ", tickets[i],
+        throw Error(KF_INVALID, Text("nothing is under way with ticket ", started[i].ticket,
                                      ": it was waited for, or a newer operation of the same name was started"));
       }
-      all.push_back(found->second);
+      found->second->CheckOutputs(started[i]);
+      all[i] = found->second;
     }
-    for (const PendingPtr& pending : all) {
-      pending->waited_for = true;
-      by_ticket_.erase(pending->ticket);
+    for (size_t i = 0; i < num_started; i++) {
+      if (all[i] == nullptr) continue;
+      by_ticket_.erase(started[i].ticket);
+      all[i]->waited_for = true;
+      if (all[i]->state != Pending::State::kQueued) continue;
+      for (size_t t = 0; t < started[i].num_tensors; t++) all[i]->tensors[t].output = started[i].tensors[t].output;
     }
   }
   std::optional<Error> error;
-  for (const PendingPtr& pending : all) {
+  for (size_t i = 0; i < num_started; i++) {
+    if (all[i] == nullptr) {
+      CopyThrough(started[i]);
+      continue;
+    }
     // Every one, also after a failure: the thread may be writing into outputs until then.
-    WaitFor(*pending);
-    if (!error) error = pending->error;
-    if (!error && !pending->to_outputs) pending->CopyOut();
+    WaitFor(*all[i]);
+    if (!error) error = all[i]->error;
+    if (!error && !all[i]->to_outputs) all[i]->CopyOut(started[i]);
   }
   {
     std::lock_guard<std::mutex> guard(mutex_);
-    for (const PendingPtr& pending : all) pending->waited_for = false;
+    for (const PendingPtr& pending : all) {
+      if (pending != nullptr) pending->waited_for = false;
+    }
   }
   if (error) throw Error(*error);
 }

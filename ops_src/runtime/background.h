@@ -31,7 +31,7 @@ namespace kungfu {
 //
 // That costs one copy of the inputs at Start, at most one of the results in Wait, and twice the operation's bytes for
 // as long as this object lives: the memory is kept for the next operation of the same name, since pages from the system
-// cost more than the copies. A cluster of one needs none of it: Start does the work, and there is nothing to wait for.
+// cost more than the copies. A cluster of one needs none of it: Wait copies the inputs, as a blocking call would.
 //
 // An operation that nobody waits for (its step failed) still runs, because the other ranks count on it. It is freed
 // when the next one of its name and dtype starts.
@@ -45,11 +45,11 @@ class Background {
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
-  // Returns the ticket to wait with, 0 where the operation is complete already. All-reduces only. Throws Error.
+  // All-reduces only; outputs are not looked at. Returns the ticket to wait with, 0 in a cluster of one. Throws Error.
   uint64_t Start(std::shared_ptr<Communicator> communicator, const Operation& operation);
-  // Waits until the operations of all tickets have ended, then throws the error of the first that failed. Each ticket
-  // is good for one call. The outputs that were named at the start must be valid now, and hold the results afterwards.
-  void Wait(const uint64_t* tickets, size_t num_tickets);
+  // Waits until all these operations have ended and their results are in the outputs named here, then throws the error
+  // of the first that failed. Each ticket is good for one call, with the tensors that it was started with.
+  void Wait(const kf_started* started, size_t num_started);
   // Ends the thread, after what is queued; whoever is in a hurry closes the communicators first.
   void Stop() noexcept;
 

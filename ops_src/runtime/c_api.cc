@@ -39,8 +39,8 @@ kf_status kf_start_all_reduce(const char* name, const kf_tensor* tensors, size_t
       [&] { *ticket = Peer::Get().Start({Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, layout}); });
 }
 
-kf_status kf_wait(const uint64_t* tickets, size_t num_tickets) {
-  return Guarded([&] { Peer::Get().Wait(tickets, num_tickets); });
+kf_status kf_wait(const kf_started* started, size_t num_started) {
+  return Guarded([&] { Peer::Get().Wait(started, num_started); });
 }
 
 kf_status kf_broadcast(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, uint32_t root,

@@ -31,7 +31,7 @@ class Peer {
 
   // See Background. An operation goes on with the communicator that was current at its start.
   uint64_t Start(const Operation& operation) { return background_.Start(Current(), operation); }
-  void Wait(const uint64_t* tickets, size_t num_tickets) { background_.Wait(tickets, num_tickets); }
+  void Wait(const kf_started* started, size_t num_started) { background_.Wait(started, num_started); }
 
   // Becomes rank `rank` of the segment behind `fd` and waits for the other members; the communicator so far is
   // finished. The descriptor stays the caller's.

@@ -22,18 +22,34 @@ struct Worker {
   // Values depend on rank, index and `seed`.
   float Value(uint32_t r, size_t i, int seed) const { return float(r + 1) * float(i % 7) + float(seed); }
 
+  // An operation that was started, and where its results are wanted.
+  struct Started {
+    uint64_t ticket;
+    std::vector<float>* output;
+  };
+
   // Starts an all-reduce over two tensors whose inputs are gone right afterwards.
-  uint64_t Start(const std::string& name, std::vector<float>* output, int seed) {
+  Started Start(const std::string& name, std::vector<float>* output, int seed) {
     std::vector<float> input(output->size());
     for (size_t i = 0; i < input.size(); i++) input[i] = Value(rank, i, seed);
-    const size_t half = input.size() / 2;
-    const std::vector<kf_tensor> tensors = {
-        {input.data(), output->data(), half},
-        {input.data() + half, output->data() + half, input.size() - half},
-    };
-    return background.Start(communicator, Op(Kind::kAllReduce, name.c_str(), tensors, KF_FLOAT32));
+    return {
+        background.Start(communicator, Op(Kind::kAllReduce, name.c_str(), Halves(input.data(), output), KF_FLOAT32)),
+        output};
   }
-  void Wait(const std::vector<uint64_t>& tickets) { background.Wait(tickets.data(), tickets.size()); }
+  void Wait(const std::vector<Started>& all) {
+    std::vector<std::vector<kf_tensor>> tensors;
+    std::vector<kf_started> started;
+    tensors.reserve(all.size());
+    for (const Started& each : all) {
+      tensors.push_back(Halves(alone.data(), each.output));
+      started.push_back({each.ticket, tensors.back().data(), 2, KF_FLOAT32});
+    }
+    background.Wait(started.data(), started.size());
+  }
+  static std::vector<kf_tensor> Halves(float* input, std::vector<float>* output) {
+    const size_t half = output->size() / 2;
+    return {{input, output->data(), half}, {input + half, output->data() + half, output->size() - half}};
+  }
   void Check(const std::vector<float>& output, int seed) const {
     for (size_t i = 0; i < output.size(); i++) {
       float expected = 0;
@@ -45,9 +61,10 @@ struct Worker {
   std::shared_ptr<Communicator> communicator;  // belongs to Ranks
   uint32_t rank, size;
   Background background;
+  std::vector<float> alone;  // the inputs that a cluster of one reads when it waits
 };
 
-Error WaitError(Worker& worker, const std::vector<uint64_t>& tickets) {
+Error WaitError(Worker& worker, const std::vector<Worker::Started>& tickets) {
   try {
     worker.Wait(tickets);
   } catch (const Error& error) {
@@ -61,20 +78,24 @@ TEST(Background, ReducesWhatWasBroughtAtTheStartOverManyStepsAndSizes) {
     Ranks ranks(size);
     ranks.Run([](uint32_t rank, Communicator& communicator) {
       Worker worker(communicator);
+      worker.alone.resize(150000);
       for (int step = 0; step < 20; step++) {
         std::vector<std::vector<float>> outputs;
         for (const size_t count : {size_t{1}, size_t{0}, size_t{70001}, size_t(step)})
           outputs.emplace_back(count, -1.f);
         if (step == 10) outputs[2].resize(150000);  // the memory that is kept has to grow
-        std::vector<uint64_t> tickets;
+        std::vector<Worker::Started> tickets;
         for (size_t g = 0; g < outputs.size(); g++) {
           tickets.push_back(worker.Start("group/" + std::to_string(g), &outputs[g], step + int(g)));
-          EXPECT_EQ(tickets.back() == 0, worker.size == 1);
+          EXPECT_EQ(tickets.back().ticket == 0, worker.size == 1);
         }
         // Some operations have ended when they are waited for, others have not begun.
         if (step % 4 == int(rank)) std::this_thread::sleep_for(2ms);
+        if (worker.size == 1) {
+          for (size_t i = 0; i < worker.alone.size(); i++) worker.alone[i] = worker.Value(0, i, step);
+        }
         worker.Wait(tickets);
-        for (size_t g = 0; g < outputs.size(); g++) worker.Check(outputs[g], step + int(g));
+        for (size_t g = 0; g < outputs.size(); g++) worker.Check(outputs[g], step + (worker.size == 1 ? 0 : int(g)));
       }
     });
   }
@@ -85,7 +106,7 @@ TEST(Background, OutputsAreLeftAloneUntilTheyAreWaitedFor) {
   ranks.Run([](uint32_t, Communicator& communicator) {
     Worker worker(communicator);
     std::vector<float> output(1000, -1.f);
-    const uint64_t ticket = worker.Start("x", &output, 3);
+    const auto ticket = worker.Start("x", &output, 3);
     std::vector<float> other(1, -1.f);
     worker.Wait({worker.Start("y", &other, 1)});  // hence "x" has ended, too
     EXPECT_EQ(output, std::vector<float>(1000, -1.f));
@@ -100,7 +121,7 @@ TEST(Background, MeetsBlockingCallsOfTheSameOrder) {
     Worker worker(communicator);
     for (int step = 0; step < 10; step++) {
       std::vector<std::vector<float>> outputs(3, std::vector<float>(5000));
-      std::vector<uint64_t> tickets;
+      std::vector<Worker::Started> tickets;
       for (int g = 0; g < 3; g++) {
         const std::string name = "g" + std::to_string(g);
         tickets.push_back(worker.Start(name, &outputs[g], step));
@@ -118,7 +139,8 @@ TEST(Background, AMismatchReachesTheWaiterAtEveryRankAndTheNextStepWorks) {
     Worker worker(communicator);
     for (int step = 0; step < 5; step++) {
       std::vector<float> a(100), b(rank == 2 ? 101 : 100), c(100);
-      std::vector<uint64_t> tickets = {worker.Start("a", &a, 1), worker.Start("b", &b, 2), worker.Start("c", &c, 3)};
+      std::vector<Worker::Started> tickets = {worker.Start("a", &a, 1), worker.Start("b", &b, 2),
+                                              worker.Start("c", &c, 3)};
       const Error error = WaitError(worker, tickets);
       EXPECT_EQ(error.status(), KF_MISMATCH) << error.what();
       EXPECT_NE(std::string(error.what()).find("\"b\""), std::string::npos) << error.what();
@@ -137,17 +159,16 @@ TEST(Background, AnAbandonedTicketRunsAllTheSameWritesNothingAndIsVoid) {
     Worker worker(communicator);
     std::vector<float> output(70000);
     for (int step = 0; step < 20; step++) {
-      uint64_t abandoned = 0;
+      Worker::Started abandoned{};
       {
-        std::vector<float> freed(70000);
+        std::vector<float> freed(70000);  // Rank 1's step fails: it does not wait, and its output is gone
         abandoned = worker.Start("x", &freed, step);
-        // Rank 1's step fails here: it does not wait, and its output is gone.
         if (rank == 0) worker.Wait({abandoned});
         if (rank == 0) worker.Check(freed, step);
       }
       worker.Wait({worker.Start("x", &output, 100 + step)});
       worker.Check(output, 100 + step);
-      EXPECT_EQ(WaitError(worker, {abandoned}).status(), KF_INVALID);
+      EXPECT_EQ(WaitError(worker, {{abandoned.ticket, &output}}).status(), KF_INVALID);
     }
     worker.Start("x", &output, 0);  // and one that is left at the end
   });
@@ -160,16 +181,28 @@ TEST(Background, BadInputIsRefusedAtTheStart) {
   const auto start = [&](Operation operation) { worker.background.Start(worker.communicator, operation); };
   EXPECT_THROW(start(Op(Kind::kAllReduce, "", {{&x, &x, 1}}, KF_FLOAT32)), Error);
   EXPECT_THROW(start(Op(Kind::kAllReduce, "x", {{nullptr, &x, 1}}, KF_FLOAT32)), Error);
-  EXPECT_THROW(start(Op(Kind::kAllReduce, "x", {{&x, nullptr, 1}}, KF_FLOAT32)), Error);
   EXPECT_THROW(start(Op(Kind::kAllReduce, "x", {{&x, &x, 1}}, static_cast<kf_dtype>(15))), Error);
   EXPECT_THROW(start(Op(Kind::kBroadcast, "x", {{&x, &x, 1}}, KF_FLOAT32)), Error);
+}
+
+TEST(Background, AWaitWithOtherTensorsIsRefused) {
+  Ranks ranks(2);
+  ranks.Run([](uint32_t, Communicator& communicator) {
+    Worker worker(communicator);
+    std::vector<float> output(10), other(11);
+    auto started = worker.Start("x", &output, 0);
+    EXPECT_EQ(WaitError(worker, {{started.ticket, &other}}).status(), KF_INVALID);
+    worker.Wait({started});
+    worker.Check(output, 0);
+    EXPECT_EQ(WaitError(worker, {started}).status(), KF_INVALID);
+  });
 }
 
 TEST(Background, TheDeadlineIsTheCollectivesOwn) {
   Ranks ranks(2, {200ms, 10s});
   Worker worker(ranks.at(0));
   std::vector<float> first(10), second(10);
-  const std::vector<uint64_t> tickets = {worker.Start("lonely", &first, 0), worker.Start("later", &second, 0)};
+  const std::vector<Worker::Started> tickets = {worker.Start("lonely", &first, 0), worker.Start("later", &second, 0)};
   const Error error = WaitError(worker, tickets);
   EXPECT_EQ(error.status(), KF_TIMEOUT);
   EXPECT_STREQ(error.what(),
@@ -181,7 +214,7 @@ TEST(Background, ClosingTheCommunicatorEndsWhatIsQueuedAndANewOneWorks) {
   Ranks after(2);
   Worker worker(before.at(0));
   std::vector<float> x(10), y(10), z(10);
-  std::vector<uint64_t> tickets = {worker.Start("x", &x, 0), worker.Start("y", &y, 0)};
+  std::vector<Worker::Started> tickets = {worker.Start("x", &x, 0), worker.Start("y", &y, 0)};
   before.at(0).Close(KF_STALE, "the cluster is at version 8");
   const Error error = WaitError(worker, tickets);
   EXPECT_EQ(error.status(), KF_STALE);
