@@ -16,23 +16,6 @@ from typing import Any
 
 NAME = "mindspore.ops.operations.kungfu_comm_ops"
 
-_OPS = ("KungFuAllGather", "KungFuAllReduce", "KungFuBroadcast", "KungFuReduceScatter", "KungFuResize", "ReduceOp")
-_RUNTIME = (
-    "KungFuContext",
-    "cluster_version",
-    "current_cluster_size",
-    "current_local_rank",
-    "current_local_size",
-    "current_rank",
-    "detached",
-    "finalize",
-    "init",
-    "last_error",
-    "resize",
-    "run_barrier",
-    "uid",
-    "using_kungfu",
-)
 # What that integration called its bindings.
 _OLD_NAMES = {
     "kungfu_init": "init",
@@ -56,10 +39,10 @@ class _Loader(Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        ops, runtime = import_module("ms_kungfu.ops"), import_module("ms_kungfu.runtime")
-        members: dict[str, Any] = {name: getattr(ops, name) for name in _OPS}
-        members.update((name, getattr(runtime, name)) for name in _RUNTIME)
-        members.update((old, getattr(runtime, name)) for old, name in _OLD_NAMES.items())
+        package, ops = import_module("ms_kungfu"), import_module("ms_kungfu.ops")
+        members: dict[str, Any] = {name: getattr(ops, name) for name in ops.__all__}
+        members.update((name, getattr(package, name)) for name in package._RUNTIME)
+        members.update((old, getattr(package, name)) for old, name in _OLD_NAMES.items())
         vars(module).update(members, __doc__=__doc__, __all__=sorted(members), __getattr__=_later)
 
 

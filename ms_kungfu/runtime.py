@@ -2,12 +2,11 @@
 
 ``kungfu-run`` starts a process with what it needs in its environment; without that the process is a cluster of one, in
 which everything works and nothing is sent. The runtime joins its cluster at :func:`init`, or at the first call that
-needs it, and leaves when the interpreter ends.
+needs it, and leaves with the process or at :func:`finalize`.
 """
 
 from __future__ import annotations
 
-import atexit
 import threading
 from types import TracebackType
 
@@ -31,6 +30,8 @@ def init(device: str | None = None) -> None:
     if device is not None and device.upper() != "CPU":
         raise ValueError(f"device {device!r} is not supported yet; use device='CPU'")
     global _initialized
+    if _initialized:
+        return
     with _lock:
         if _initialized:
             return
@@ -38,8 +39,9 @@ def init(device: str | None = None) -> None:
             membership.join()
             _core.set_resize_handler(membership.change_size)
         _core.set_delay_for_tests(env.TEST_COMM_DELAY_MS.get())
+        # Nothing at exit: a process that fails would tell the others that it has left before the launcher can see how
+        # it ended, and they would fail first and be blamed. The launcher marks whoever ends within milliseconds.
         _initialized = True
-        atexit.register(finalize)
 
 
 def finalize(device: str | None = None) -> None:
@@ -50,7 +52,6 @@ def finalize(device: str | None = None) -> None:
         if not _initialized:
             return
         _initialized = False
-        atexit.unregister(finalize)
         _core.set_resize_handler(None)
         _core.reset()
         membership.forget()

@@ -67,11 +67,13 @@ class TrainingLog(Callback):
 
 
 def _progress_bar(steps):
-    """A bar on a terminal, else None. Under kungfu-run a worker writes to a pipe; run-elastic.sh sets PROGRESS_BAR."""
-    if not (sys.stderr.isatty() or os.environ.get("PROGRESS_BAR")):
+    """A bar on a terminal, else None. Under kungfu-run a worker writes to a pipe; run-elastic.sh tells it the width."""
+    width = os.environ.get("PROGRESS_BAR_WIDTH", "")
+    if not (sys.stderr.isatty() or width.isdigit()):
         return None
     try:
         from tqdm import tqdm
     except ImportError:
         return None
-    return tqdm(total=steps, unit="step", ncols=88)
+    form = "{percentage:3.0f}% {bar} {n_fmt}/{total_fmt}{postfix}"
+    return tqdm(total=steps, ncols=int(width or 80), bar_format=form)

@@ -33,8 +33,11 @@ for port in (9100, 0):
         break
 PYTHON
 )
-# Workers write into pipes and can't see the terminal themselves.
-if [ -t 2 ]; then export PROGRESS_BAR=1; fi
+# Workers write into pipes and can't see the terminal themselves; kungfu-run puts a worker's name before each line.
+if [ -t 2 ]; then
+  PROGRESS_BAR_WIDTH=$(python -c 'import os; print(max(40, (os.get_terminal_size(2).columns or 80) - 27))')
+  export PROGRESS_BAR_WIDTH
+fi
 
 exec kungfu-run -q -logdir logs -np 1 -w -builtin-config-port "$port" \
   -config-server "http://127.0.0.1:$port/config" python train.py "$@"

@@ -42,7 +42,13 @@ def main():
     ms.set_seed(args.seed)
 
     folder = data.find_or_make(args.data_path, HERE / "data")
-    train_data = ElasticDataset(data.samples(folder, "train"), global_batch_size=args.global_batch_size, seed=args.seed)
+    try:
+        elastic = KungFuElasticCallback(None if args.schedule == "none" else args.schedule)
+        train_data = ElasticDataset(
+            data.samples(folder, "train"), global_batch_size=args.global_batch_size, seed=args.seed
+        )
+    except ValueError as error:
+        raise SystemExit(f"train.py: {error}") from None
 
     net = LeNet5()
     steps = train_data.get_dataset_size()
@@ -50,9 +56,8 @@ def main():
     optimizer = KungFuMomentum(net.trainable_params(), learning_rate, 0.9)
     model = Model(net, nn.CrossEntropyLoss(), optimizer, metrics={"accuracy": Accuracy()})
 
-    schedule = None if args.schedule == "none" else args.schedule
     log = TrainingLog(args.out / "training.jsonl", learning_rate)
-    model.train(args.epochs, train_data, callbacks=[log, KungFuElasticCallback(schedule)], dataset_sink_mode=False)
+    model.train(args.epochs, train_data, callbacks=[log, elastic], dataset_sink_mode=False)
 
     if kf.detached() or kf.current_rank() != 0:
         return

@@ -4,13 +4,13 @@ namespace mindspore::kernel::kungfu {
 
 class KungFuBroadcast : public Collective {
  public:
-  bool Init(const KernelTensors &inputs, const KernelTensors &outputs) override {
+  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
     root_ = static_cast<uint32_t>(GetValue<int64_t>(primitive_->GetAttr("root")));
     return Collective::Init(inputs, outputs);
   }
 
  protected:
-  kf_status Run(const std::vector<kf_tensor> &tensors, kf_dtype dtype) override {
+  kf_status Run(const std::vector<kf_tensor>& tensors, kf_dtype dtype) override {
     return kf_broadcast(name_.c_str(), tensors.data(), tensors.size(), dtype, root_, layout_.c_str());
   }
 

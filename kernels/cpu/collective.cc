@@ -69,6 +69,9 @@ uint64_t Count(const std::vector<int64_t>& shape) {
 
 bool Collective::Init(const KernelTensors&, const KernelTensors&) {
   name_ = GetValue<std::string>(primitive_->GetAttr("channel"));
+  if (const auto limit = primitive_->GetAttr("fusion_bytes"); limit != nullptr) {
+    fusion_bytes_ = GetValue<int64_t>(limit);
+  }
   return true;
 }
 
@@ -101,11 +104,20 @@ int Collective::Resize(const KernelTensors& inputs, const KernelTensors& outputs
     output_counts_.push_back(Count(output->GetShapeVector()));
   }
   groups_.clear();
-  for (auto& [dtype, indices] : by_dtype) {
-    groups_.push_back({dtype, std::move(indices)});
+  for (const auto& [dtype, indices] : by_dtype) {
+    int64_t filled = 0;
+    for (size_t k = 0; k < indices.size(); ++k) {
+      const auto nbytes = static_cast<int64_t>(inputs[indices[k]]->size());
+      if (k == 0 || (fusion_bytes_ >= 0 && filled + nbytes > fusion_bytes_)) {
+        groups_.push_back({dtype, {}});
+        filled = 0;
+      }
+      groups_.back().indices.push_back(indices[k]);
+      filled += nbytes;
+    }
   }
-  // With several dtypes every group carries the whole call's layout: a rank that brings another set of dtypes is then
-  // found out at the first group, before it goes on to something else and leaves the others waiting for a later one.
+  // With several groups each carries the whole call's layout: a rank that brings another set of dtypes is then found
+  // out at the first group, before it goes on to something else and leaves the others waiting for a later one.
   layout_.clear();
   for (size_t i = 0; i < shapes.size(); ++i) {
     layout_ += (i == 0 ? "" : " ") + (groups_.size() > 1 ? dtypes[i] + shapes[i] : shapes[i]);

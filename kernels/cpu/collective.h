@@ -1,5 +1,5 @@
-// What the kernels of the collectives have in common: the tensors of a call are grouped by dtype and each group becomes
-// one operation of the runtime, packed there without a flat copy.
+// What the kernels of the collectives have in common: the tensors of a call are grouped by dtype, and by size where a
+// limit is set, and each group becomes one operation of the runtime, packed there without a flat copy.
 #ifndef KUNGFU_KERNELS_CPU_COLLECTIVE_H_
 #define KUNGFU_KERNELS_CPU_COLLECTIVE_H_
 
@@ -34,7 +34,8 @@ class Collective : public NativeCpuKernelMod {
   std::vector<KernelAttr> GetOpSupport() override;
 
  protected:
-  // Runs one group; called with the groups in ascending order of kf_dtype, which is the same at all ranks.
+  // Runs one group; called with the groups in ascending order of kf_dtype and, of one dtype, in that of the tensors,
+  // which is the same at all ranks.
   virtual kf_status Run(const std::vector<kf_tensor>& tensors, kf_dtype dtype) = 0;
   // How many elements the output has to hold for an input of `count` elements, at the present size of the cluster.
   virtual uint64_t OutputCount(uint64_t count) const { return count; }
@@ -52,6 +53,8 @@ class Collective : public NativeCpuKernelMod {
     std::vector<size_t> indices;
   };
 
+  // The most bytes of input that go into one operation, unless one tensor is larger; without a limit if negative.
+  int64_t fusion_bytes_{-1};
   std::vector<Group> groups_;
   std::vector<uint64_t> input_counts_;
   std::vector<uint64_t> output_counts_;

@@ -4,13 +4,13 @@ namespace mindspore::kernel::kungfu {
 
 class KungFuReduceScatter : public Collective {
  public:
-  bool Init(const KernelTensors &inputs, const KernelTensors &outputs) override {
+  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
     op_ = ReduceOp();
     return Collective::Init(inputs, outputs);
   }
 
  protected:
-  kf_status Run(const std::vector<kf_tensor> &tensors, kf_dtype dtype) override {
+  kf_status Run(const std::vector<kf_tensor>& tensors, kf_dtype dtype) override {
     return kf_reduce_scatter(name_.c_str(), tensors.data(), tensors.size(), dtype, op_, layout_.c_str());
   }
   uint64_t OutputCount(uint64_t count) const override { return count / kf_size(); }

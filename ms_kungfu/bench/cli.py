@@ -132,9 +132,11 @@ def _check(arguments: argparse.Namespace) -> list[str]:
             raise ValueError(f"no model {model!r}; there are {', '.join(GRADIENTS)}")
     root = getattr(arguments, "root", 0)
     if not 0 <= root < min(getattr(arguments, "ranks", [1])):
-        raise ValueError(f"root {root} is not a rank of {min(arguments.ranks)}")
+        raise ValueError(f"root {root} is no rank among {min(arguments.ranks)}")
     if getattr(arguments, "plot", None) and find_spec("matplotlib") is None:
-        raise ValueError(f"--plot needs matplotlib; {contenders.Contender.remedy}")
+        raise ValueError(f"--plot needs matplotlib; {contenders.REMEDY}")
+    if arguments.command == "step" and set(arguments.vs) - {"mindspore"}:
+        raise ValueError(f"step can be compared with mindspore only, not with {','.join(arguments.vs)}")
     names = [contenders.THROUGH[f] for f in getattr(arguments, "through", [])]
     names += [name for name in getattr(arguments, "vs", []) if name not in names]
     for name in names:
@@ -154,7 +156,16 @@ def _run(arguments: argparse.Namespace, names: Sequence[str], out: Report) -> No
         if arguments.command == "step":
             from ms_kungfu.bench import step
 
-            step.run(ranks, arguments.mode, arguments.batch, arguments.samples, arguments.rounds, arguments.vs, arguments.timeout, out)
+            step.run(
+                ranks,
+                arguments.mode,
+                arguments.batch,
+                arguments.samples,
+                arguments.rounds,
+                arguments.vs,
+                arguments.timeout,
+                out,
+            )
             continue
         from ms_kungfu.bench import collectives
 
@@ -177,7 +188,7 @@ def _run(arguments: argparse.Namespace, names: Sequence[str], out: Report) -> No
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 1 where a result was wrong or a contender failed, 2 for a wrong command line or a missing peer."""
+    """Exit status: 1 where a result was wrong or a contender failed, 2 for a wrong command line or a missing peer."""
     arguments = _parser().parse_args(words)
     if getattr(arguments, "ranks", []) is None:
         arguments.ranks = [1 if arguments.command == "step" else 2]

@@ -33,9 +33,7 @@ class Settings:
 def groups_of(names: Sequence[str], ranks: int, timeout_s: float) -> Iterator[dict[str, Group]]:
     """All contenders, started and waiting. They start side by side, since importing a framework takes seconds."""
     with ExitStack() as stack:
-        started = {
-            name: stack.enter_context(Group(name, contenders.find(name), ranks, timeout_s)) for name in names
-        }
+        started = {name: stack.enter_context(Group(name, contenders.find(name), ranks, timeout_s)) for name in names}
         for group in started.values():
             group.wait_ready()
         yield started

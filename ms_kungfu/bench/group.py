@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from ms_kungfu.bench.contenders.base import Contender
 
@@ -37,6 +37,7 @@ class Group:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
         self._pids: list[int] = []
+        self._failed = False  # then the others may be waiting for a rank that has gone
         self._listener = socket.socket(socket.AF_UNIX)
         try:
             self._start()
@@ -98,7 +99,7 @@ class Group:
 
     def _answers(self) -> list[dict[str, Any]]:
         deadline = time.monotonic() + self._timeout_s
-        received = {connection: b"" for connection in self._connections}
+        received = dict.fromkeys(self._connections, b"")
         with selectors.DefaultSelector() as selector:
             for connection in self._connections:
                 selector.register(connection, selectors.EVENT_READ)
@@ -107,8 +108,7 @@ class Group:
                 if not ready:
                     raise self._error(f"no answer within {self._timeout_s:g} s")
                 for key, _ in ready:
-                    connection = key.fileobj
-                    assert isinstance(connection, socket.socket)
+                    connection = cast(socket.socket, key.fileobj)
                     data = b""
                     with contextlib.suppress(ConnectionError):
                         data = connection.recv(1 << 16)
@@ -129,6 +129,7 @@ class Group:
         return total / _TICKS_PER_S
 
     def _error(self, what: str) -> GroupError:
+        self._failed = True
         log = (Path(self._folder) / "log").read_text(errors="replace").rstrip()
         tail = "".join(f"\n    {line}" for line in log.splitlines()[-15:])
         return GroupError(f"{self.name}: {what}" + (f"; the end of its log:{tail}" if tail else ""))
@@ -138,7 +139,8 @@ class Group:
         self._listener.close()
         for connection in self._connections:
             connection.close()
-        deadline = time.monotonic() + (_GRACE_S if len(self._connections) == self.size else 0.0)
+        ready = bool(self._pids) and not self._failed
+        deadline = time.monotonic() + (_GRACE_S if ready else 0.0)
         for process in self._processes:
             # mpirun ends its ranks at a SIGTERM, and could not at a SIGKILL.
             for what in (signal.SIGTERM, signal.SIGKILL):

@@ -1,7 +1,7 @@
 """`resize`: how long a change of the cluster takes under kungfu-run, from the call to the end of the next step.
 
-The program is :mod:`.resize_worker`. A joiner is a new process, so growing holds the start of a Python and the import of
-NumPy; the state that it receives is broadcast by the veterans.
+The program is :mod:`.resize_worker`. A joiner is a new process, so growing includes the start of a Python and the
+import of NumPy; the state that it receives is broadcast by the veterans.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measures contenders in turns: in every round each of them once, while the others are blocked in a read.
 
-Absolute times drift on shared machines; what is measured within the same second is comparable, hence the rounds, and the
-ratio of two contenders is the median of their ratios in each round.
+Absolute times drift on shared machines; what is measured within the same second is comparable. Hence the rounds, and
+the ratio of two contenders is the median of their ratios in each round.
 """
 
 from __future__ import annotations

@@ -60,4 +60,6 @@ def _verify(entries: Sequence[rounds.Entry], ranks: int) -> None:
     expected = sums[0][2]
     for entry, rank, got in sums:
         if abs(got - expected) > _TOLERANCE * abs(expected) and entry.wrong is None:
-            entry.wrong = f"rank {rank}: its weights sum up to {got:.6g}, those of {together[0].label} to {expected:.6g}"
+            entry.wrong = (
+                f"rank {rank}: its weights sum up to {got:.6g}, those of {together[0].label} to {expected:.6g}"
+            )

@@ -1,4 +1,4 @@
-"""One rank of a contender: ``python -m ms_kungfu.bench.worker module:Class folder rank size ...``, started by :mod:`.group`.
+"""One rank of a contender: ``python -m ms_kungfu.bench.worker module:Class folder rank size ...``; see :mod:`.group`.
 
 It reads one JSON task a line from the socket in `folder` and answers each with a line; between tasks it is blocked in
 that read. It ends when the other side does.

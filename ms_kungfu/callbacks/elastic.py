@@ -58,7 +58,7 @@ class KungFuElasticCallback(Callback):
             params.train_network,
             schedule=self._schedule,
             dataset=params.train_dataset if elastic_data else None,
-            loss_scale_manager=params.loss_scale_mananger,
+            loss_scale_manager=params.get("loss_scale_mananger"),  # as MindSpore spells it
             components=(Component("last_step", lambda: self._last_step, self._set_last_step), *self._components),
         )
         training.step = before.step if before is not None else 0

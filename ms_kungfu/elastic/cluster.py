@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")  # a name or an address; nothing that could garble a log
 
 
 @dataclass(frozen=True, order=True)
@@ -23,8 +26,8 @@ class PeerID:
         """``"127.0.0.1:10000"`` -> PeerID; ValueError with the offending text otherwise."""
         if not isinstance(text, str):
             raise ValueError(f"a peer is written as 'host:port', got {text!r}")
-        host, separator, port = text.rpartition(":")
-        if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        host, _, port = text.rpartition(":")
+        if not _HOST.fullmatch(host) or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError(f"a peer is written as 'host:port' with a port from 1 to 65535, got {text!r}")
         return cls(host, int(port))
 

@@ -139,6 +139,10 @@ class ElasticTraining:
             size = runtime.current_cluster_size()
             return Change(changed=False, detached=runtime.detached(), old_size=size, new_size=size)
         _Process.resuming = False
+        from ms_kungfu.ops import wait_for_queue  # loads MindSpore, which importing this module doesn't
+
+        # What PyNative mode has queued belongs to this step, and to the membership in which it is done.
+        wait_for_queue()
         self.step += 1
         if self._dataset is not None:
             self._dataset.commit()

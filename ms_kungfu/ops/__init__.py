@@ -1,6 +1,7 @@
 """The collectives as primitives of MindSpore, in GRAPH and in PyNative mode."""
 
 from ms_kungfu.ops import _grad as _grad
+from ms_kungfu.ops._sync import wait_for_queue
 from ms_kungfu.ops.all_gather import KungFuAllGather
 from ms_kungfu.ops.all_reduce import KungFuAllReduce
 from ms_kungfu.ops.broadcast import KungFuBroadcast
@@ -15,4 +16,5 @@ __all__ = [
     "KungFuReduceScatter",
     "KungFuResize",
     "ReduceOp",
+    "wait_for_queue",
 ]

@@ -9,6 +9,8 @@ from mindspore import dtype as mstype
 from mindspore.ops import PrimitiveWithInfer
 
 from ms_kungfu import runtime
+from ms_kungfu.fusion._mindspore import mode_of
+from ms_kungfu.fusion.mode import MB
 from ms_kungfu.ops import _plugin, _reparse
 
 # Collectives without a name share one channel, matched by the order of the calls. A counter in each primitive's name
@@ -109,7 +111,15 @@ class Collective(Primitive):
 
 
 class SizedCollective(Collective):
-    """A collective whose output's shape depends on the size of the cluster."""
+    """A collective whose output's shape depends on the size of the cluster.
+
+    `kind` is its name in MindSpore's ``comm_fusion``, which says when the primitive is made how large the operations
+    are that a tuple is divided into.
+    """
+
+    def __init__(self, kernel: str, name: str | None, kind: str, **init_attrs: Any) -> None:
+        super().__init__(kernel, name, **init_attrs)
+        self.add_prim_attr("fusion_bytes", min(mode_of(kind=kind).limit_mb * MB, 2**62))
 
     def __call__(self, *args: Any) -> Any:
         # Outside a graph MindSpore keeps what it inferred and built for a primitive by its attributes: with the size as

@@ -4,8 +4,8 @@ The reductions in them carry the name of the collective that they belong to, wit
 a name have none either.
 
 Order: the collectives of a forward pass are a chain to the compiler, and those of a backward pass are another. Each
-gradient waits for the result of its own forward call (`ops.depend`), even where it doesn't need it: without that the two
-passes of a linear function ran in another order at one rank than at the other.
+gradient waits for the result of its own forward call (`ops.depend`), even where it does not need it: without that the
+two passes of a linear function ran in another order at one rank than at the other.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Broadcasting straight into parameters: how the state of the training reaches those who join."""
+"""What changes of membership need: an empty queue, and a broadcast straight into parameters."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
-from mindspore import Parameter, Tensor
+from mindspore import Parameter
+from mindspore.ops.primitive import _pynative_executor  # where it is found in every version
 
 from ms_kungfu.ops._base import Collective, check_root
 
@@ -24,6 +24,14 @@ class KungFuBroadcastInPlace(Collective):
 _primitive = functools.lru_cache(maxsize=64)(KungFuBroadcastInPlace)
 
 
+def wait_for_queue() -> None:
+    """Wait until MindSpore has run what PyNative mode has queued, and raise what failed in it.
+
+    A membership that changes while collectives are still in the queue would meet them at some ranks and not at others.
+    """
+    _pynative_executor.sync()
+
+
 def broadcast_parameters(params: Sequence[Parameter], root: int = 0, name: str = "parameters") -> None:
     """Overwrite every parameter with rank `root`'s, in place, in one operation for each dtype.
 
@@ -36,9 +44,5 @@ def broadcast_parameters(params: Sequence[Parameter], root: int = 0, name: str =
     for param in params:
         if param.has_init:
             param.init_data()
-    outputs: Any = _primitive(root, name)(tuple(params))
-    # In PyNative mode the call has only been queued; a failure would surface at some later, unrelated place.
-    for output in outputs:
-        if isinstance(output, Tensor):
-            output.asnumpy()
-            break
+    _primitive(root, name)(tuple(params))
+    wait_for_queue()

@@ -14,12 +14,15 @@ class KungFuAllGather(SizedCollective):
     A tensor of shape (n, ...) comes out as (size * n, ...); a 0-d tensor is refused. Takes a tensor or a tuple of
     tensors; the shapes must be the same at all ranks. The gradient is a reduce-scatter of the sum.
 
+    A tuple is one operation a dtype, or several where it holds more than MindSpore's ``comm_fusion`` sets for
+    "allgather" (64 MB unless it is set) when the primitive is made.
+
     The shape depends on the size of the cluster. A call outside a graph follows a resize by itself; a graph that was
     compiled before it raises RuntimeError (``StaleClusterError: ...``) and has to be built anew.
     """
 
     def __init__(self, name: str | None = None) -> None:
-        super().__init__("KungFuAllGather", name)
+        super().__init__("KungFuAllGather", name, "allgather")
 
     def output_shape(self, shape: list[Any]) -> list[Any]:
         if not shape:

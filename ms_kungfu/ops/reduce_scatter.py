@@ -16,12 +16,13 @@ class KungFuReduceScatter(SizedCollective):
     the number of ranks. Takes a tensor or a tuple of tensors; the shapes must be the same at all ranks. The gradient is
     an all-gather, of a sum only, as in MindSpore.
 
+    A tuple is divided into operations as with :class:`KungFuAllGather`, by ``comm_fusion``'s "reducescatter".
     As with :class:`KungFuAllGather` a compiled graph holds for one size of the cluster.
     """
 
     def __init__(self, op: str = ReduceOp.SUM, name: str | None = None) -> None:
         op = check_reduce_op(op)
-        super().__init__("KungFuReduceScatter", name, op=op)
+        super().__init__("KungFuReduceScatter", name, "reducescatter", op=op)
         self.op: Any = op
         self.add_prim_attr("op", op)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import mindspore as ms
 
+from ms_kungfu.fusion import Plan
 from ms_kungfu.ops import _reparse
 from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
 
@@ -16,9 +17,17 @@ class Reducing:
     The reduction comes first, so that a failure in it leaves parameters and moments as they were.
     """
 
-    def __init__(self, *args: Any, gradients_mean: bool = True, **kwargs: Any) -> None:
+    parameters: Any  # of MindSpore's optimizer
+
+    def __init__(
+        self, *args: Any, gradients_mean: bool = True, fusion: Any = None, overlap: bool | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.grad_reducer = KungFuGradReducer(mean=gradients_mean)
+        self.grad_reducer = KungFuGradReducer(self.parameters, gradients_mean, fusion=fusion, overlap=overlap)
+
+    def fusion_plan(self) -> Plan:
+        """Which gradients are reduced together, how large they are and in what order; ``print`` it. docs/fusion.md"""
+        return self.grad_reducer.fusion_plan()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

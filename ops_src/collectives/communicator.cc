@@ -1,28 +1,35 @@
 // How an operation runs between the ranks of a host.
 //
-// Words, and who writes them: each rank writes only its own post, its own ready and done counters and its own slots;
-// the lane word of a channel is set once per operation by compare-and-swap; `left` is counted up by everyone.
+// Words, and who writes them: each rank writes only its own post, its own ready, reduced and done counters and its own
+// slots; the lane word of a channel is set once per operation by compare-and-swap; `left` is counted up by everyone.
 //
 //  1. A rank takes the next sequence number k of the name's channel and publishes its post k: signature, count and,
-//  where
-//     it fits, the payload. (Why post k may overwrite post k-2: see Post.)
-//  2. It waits for everybody's post k and compares. If two differ then each rank sees one that differs from its own, so
-//     all of them report and none goes on: a mismatch is an error everywhere and hangs nobody.
-//  3. Small payloads are complete with the posts. Otherwise the data goes through a lane: a rank copies chunk c into
-//  its
-//     slot c mod kSlots once all others have read chunk c-kSlots, and raises `ready`; when everybody's chunk c is ready
-//     it reads them all straight from their slots into its output, and raises `done`.
-//  4. The lane of an operation is picked by the first rank to need it and given back by the last to leave. Lanes belong
-//  to
-//     operations, so that names in flight side by side can't fill each other's slots; the lowest free lane is taken,
-//     so that operations one after another stay in the same, cached, memory.
+//     where it fits, the payload. (Why post k may overwrite post k-2: see Post.)
+//  2. It waits for everybody's post k and compares. If two differ then each rank sees one that differs from its own,
+//     so all of them report and none goes on: a mismatch is an error everywhere and hangs nobody.
+//  3. The data, by size:
+//     - kInlineBytes: it is in the post. One meeting of the ranks.
+//     - one chunk: it is in the rank's slot before it posts. One meeting.
+//     - more, pipelined: a rank copies chunk c into its slot c mod kSlots once all others are done with chunk
+//       c-kSlots, and raises `ready`; when everybody's chunk c is ready it reads them all straight from their slots
+//       into its output, and raises `done`. It stages some chunks ahead, so that a meeting is rarely waited for.
+//     - an all-reduce of more from kSplitRanks ranks on: between ready and done each rank reduces its part of chunk c,
+//       in place in its own slot, and raises `reduced`; then it copies all parts to its output. Chunk c+1 is reduced
+//       before chunk c is copied out, which again leaves the others time.
+//  4. The lane of an operation is picked by the first rank to need it and given back by the last to leave. Lanes
+//     belong to operations, so that names in flight side by side can't fill each other's slots; the lowest free lane
+//     is taken, so that operations one after another stay in the same, cached, memory.
+//
+// Nobody waits in a circle. In a pipeline a rank at chunk c waits for `ready` of chunk c, which needs `done` of chunk
+// c-kSlots, and ranks reach chunk c only after they are done with all before it. In a split a rank stages at most
+// kSlots-2 ahead of chunk c, which needs `done` of chunk c-2, and everyone is done with that before chunk c.
 //
 // Reduction goes from rank 0 upwards for each element, wherever the chunks are cut: the bits depend on size and inputs
-// only.
+// only, and all ranks have the same (in a split because each element is reduced once).
 //
-// If a rank dies: the launcher marks it lost, and whoever waits for anybody throws PeerLostError at its next look
+// If a rank dies, the launcher marks it lost, and whoever waits for anybody throws PeerLostError when it next looks
 // around. If a rank gives up at its deadline, it says so in the segment and the others follow. No waiter relies on
-// being woken: each sleep ends by itself after kSlice.
+// being woken: each sleep ends by itself after kSlice. What a caller brings is only read, unless it asked for in place.
 #include "collectives/communicator.h"
 
 #include <sched.h>

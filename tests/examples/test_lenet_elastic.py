@@ -72,6 +72,7 @@ def test_bad_input_is_one_sentence(arguments, sentence, tmp_path):
     done = run(sys.executable, "train.py", "--out", tmp_path, *arguments, DATA_PATH="")
     assert done.returncode not in (0, None)
     assert sentence in done.stdout
+    assert "Traceback" not in done.stdout
     assert not (tmp_path / "training.jsonl").exists()
 
 

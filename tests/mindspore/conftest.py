@@ -17,7 +17,7 @@ pytest.importorskip("mindspore", reason="MindSpore is not installed")
 def run_workers(run_program: Run) -> Callable[..., str]:
     """A function that runs a program with n workers and returns their output; a worker's failure fails the test."""
 
-    def run(program: str, n: int, *args: str, timeout_s: float = 240) -> str:
-        return run_program(PROGRAMS / program, *args, np=n, timeout_s=timeout_s)
+    def run(program: str, n: int, *args: str, watch: bool = False, timeout_s: float = 280) -> str:
+        return run_program(PROGRAMS / program, *args, np=n, watch=watch, timeout_s=timeout_s)
 
     return run

@@ -14,15 +14,14 @@ def test_collectives_agree_with_numpy(run_workers, mode, n, dtypes):
 
 
 @MODES
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, 3])
 def test_semantics(run_workers, mode, n):
     run_workers("semantics.py", n, mode)
 
 
 @MODES
-@pytest.mark.parametrize("n", [2, 3])
-def test_n_workers_on_shards_train_as_one_on_the_whole_batch(run_workers, mode, n):
-    run_workers("optimizers.py", n, mode)
+def test_n_workers_on_shards_train_as_one_on_the_whole_batch(run_workers, mode):
+    run_workers("optimizers.py", 3, mode)
 
 
 @MODES
@@ -49,3 +48,25 @@ def test_a_training_for_the_older_integration_sums_once(run_workers, mode):
     # Momentum 0, learning rate 1, gradients of 1: each step takes the size off; twice that if the sum is taken twice.
     seen = weights(run_workers("older_train.py", 2, mode, "3"))
     assert seen == {step: (2, -2.0 * (step + 1)) for step in range(3)}
+
+
+def test_an_elastic_training_for_the_older_integration(run_workers):
+    # Twelve all-reduces a step under one name, of other shapes each: another order would be a mismatch or a wrong sum.
+    # GRAPH mode only: in PyNative mode this program's `set_data` cuts MindSpore's compiled optimizer from its weights.
+    sizes, steps = [2, 3, 1, 2, 1], 10
+    seen = weights(run_workers("older_train.py", 1, "graph", str(steps), *map(str, sizes), watch=True))
+    size, weight, expected = 1, 0.0, {}
+    for step in range(steps):
+        weight -= size
+        expected[step] = (size, weight)
+        size = sizes[step % len(sizes)]
+    assert seen == expected
+
+
+def test_a_step_on_one_worker_costs_no_more_than_with_the_plain_optimizer(run_workers):
+    # 5 % are allowed; three tries, because the machine has others to serve.
+    for mode, pairs in (("graph", "100"), ("pynative", "40")):
+        ratios = []
+        while not ratios or (min(ratios) > 1.05 and len(ratios) < 3):
+            ratios.append(float(run_workers("single_worker_cost.py", 1, mode, pairs).split()[-1]))
+        assert min(ratios) <= 1.05, f"{mode}: {ratios}"

@@ -215,6 +215,13 @@ def test_wrong_secret_gets_nothing(host):
     one = host(cluster(0, A))
     with pytest.raises(KungFuError):
         one.ask(A, secret=b"x" * 32)
+    channel = rendezvous.Channel(socket.socket(socket.AF_UNIX), 10)
+    channel.socket.connect("\0" + one.broker.address)
+    channel.receive()
+    channel.send({"nonce": "1" * 32, "proof": "0" * 64})
+    with pytest.raises(ConnectionError):  # not even the broker's own proof
+        channel.receive()
+    channel.close()
     assert one.segments == []
 
 

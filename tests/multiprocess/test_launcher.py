@@ -237,12 +237,14 @@ def test_user_signals_are_passed_on(kungfu_run, script):
 
 
 def test_a_stopped_worker_does_not_hold_up_the_end(kungfu_run, script):
-    job = kungfu_run("-np", 2, *script(FAMILY))
+    save = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(print('saved', flush=True)))\n"
+    job = kungfu_run("-np", 2, *script(save + FAMILY))
     os.kill(int(started(job, 2)[0][2]), signal.SIGSTOP)
     begin = time.monotonic()
     job.signal(signal.SIGTERM)
     job.assert_exit(143)
     job.assert_gone(begin)
+    assert job.stdout.count("saved") == 2
 
 
 def test_timeout_ends_the_job_with_124(kungfu_run, script):
@@ -336,10 +338,12 @@ def test_output_arrives_when_it_is_written_also_without_a_line_end(kungfu_run, s
 def test_a_reader_that_has_gone_does_not_end_the_training(kungfu_run, tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
-    job = kungfu_run("-logdir", "logs", "sh", "-c", "echo one; echo two", stdout=writing)
+    log = "logs/127.0.0.1.10000.stdout.log"
+    program = f"echo one; until grep -q one {log}; do sleep 0.01; done; echo two"
+    job = kungfu_run("-logdir", "logs", "sh", "-c", program, stdout=writing)
     os.close(writing)
     job.assert_exit(0)
-    assert (tmp_path / "logs" / "127.0.0.1.10000.stdout.log").read_text() == "one\ntwo\n"
+    assert (tmp_path / log).read_text() == "one\ntwo\n"
 
 
 def test_a_terminal_that_takes_nothing_does_not_keep_the_job_from_ending(kungfu_run, script):

@@ -31,6 +31,7 @@ def enter(member_of, version):
     if isinstance(answer, Detached):
         print(f"detached {me} incarnation={incarnation}", flush=True)
         if "STUBBORN" in os.environ:
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("asked to leave", flush=True)))
             time.sleep(1000)
         sys.exit(int(os.environ.get("LEAVE_WITH", "0")))
     os.close(answer.fd)
@@ -161,6 +162,7 @@ def test_worker_that_does_not_leave_is_ended_after_its_grace(watch):
     job.wait_for_version(0, 2)
     job.resize("1")
     job.wait_for(r"worker 1 .* is not in cluster version 1 any more and has not left within 0.2 s; it is ended")
+    job.wait_for("^asked to leave")
     job.wait_for_version(1, 1)
     job.finish()
 
@@ -370,10 +372,10 @@ def test_init_version_is_the_first_version(follow, external):
 def test_training_goes_on_while_the_config_server_is_gone_and_changes_when_it_is_back(
     follow, external, returns_with, tmp_path
 ):
-    job = follow("-np", 1)
-    members(job, 0, 1)
+    job = follow("-np", 1, "-init-version", "5")
+    members(job, 5, 1)
     external.client.put(external.client.get().resized(2, range(10000, 10010)))
-    members(job, 1, 2)
+    members(job, 6, 2)
     external.program.kill_all()
     job.wait_for("the job goes on, changes of the cluster have to wait")
     if returns_with == "nothing":
@@ -382,9 +384,9 @@ def test_training_goes_on_while_the_config_server_is_gone_and_changes_when_it_is
         (tmp_path / "old.json").write_text(cluster_of(0, 10007).dumps())
         external.start("-init", tmp_path / "old.json")
     job.wait_for("is back")
-    assert external.client.get().version == 1
+    assert external.client.get().version == 6
     external.client.put(external.client.get().resized(3, range(10000, 10010)))
-    members(job, 2, 3)
+    members(job, 7, 3)
     job.signal(signal.SIGUSR1)
     job.assert_exit(0)
 

@@ -22,7 +22,21 @@ def test_a_peer_is_written_as_it_is_read(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host", ":1", "host:", "host:0", "host:65536", "host:-1", "host:1.5", "host:\u0663"]
+    "text",
+    [
+        "",
+        "host",
+        ":1",
+        "host:",
+        "host:0",
+        "host:65536",
+        "host:-1",
+        "host:1.5",
+        "host:\u0663",
+        "a b:1",
+        "a\n:1",
+        "\x1b[31m:1",
+    ],
 )
 def test_a_wrong_peer_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match="host:port") as error:

@@ -1,10 +1,11 @@
-"""Who is measured: the runtime's own faces, and the peers beside it; one module each, which imports its library late."""
+"""Who is measured: the runtime's own faces, and the peers. A module of each imports its library late."""
 
 from __future__ import annotations
 
 from importlib import import_module
 
-from ms_kungfu.bench.contenders.base import Contender
+from ms_kungfu.bench.contenders.base import REMEDY as REMEDY
+from ms_kungfu.bench.contenders.base import Contender as Contender
 
 _KNOWN = {
     "kungfu": "ms_kungfu.bench.contenders.kungfu:KungFu",

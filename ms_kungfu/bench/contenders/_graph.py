@@ -1,4 +1,4 @@
-"""A compiled cell around a collective. In a file of its own: MindSpore reads its source, and importing it loads MindSpore."""
+"""A compiled cell around a collective. A file of its own, since importing it loads MindSpore."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class InGroups(nn.Cell):
 
     @ms.jit(backend="ms_backend")
     def construct(self, *tensors):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        outputs = ()
+        outputs: tuple[Any, ...] = ()
         for begin, end, primitive in self.parts:
             if end - begin == 1:
                 outputs += (primitive(tensors[begin]),)

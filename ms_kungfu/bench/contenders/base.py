@@ -13,6 +13,8 @@ from typing import Any, Callable, ClassVar
 
 from ms_kungfu.bench.workload import Task, Workload
 
+REMEDY = 'pip install "ms_kungfu[bench]"'
+
 #: (samples, batch) -> seconds per call of each sample.
 Loop = Callable[[int, int], "list[float]"]
 
@@ -38,7 +40,7 @@ class Contender(ABC):
     ways: ClassVar[Sequence[str]] = ("each",)
     #: Modules it needs, and what brings them.
     needs: ClassVar[Sequence[str]] = ()
-    remedy: ClassVar[str] = 'pip install "ms_kungfu[bench]"'
+    remedy: ClassVar[str] = REMEDY
 
     def __init__(self, rank: int, size: int, *extra: str) -> None:
         del extra

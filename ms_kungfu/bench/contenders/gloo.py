@@ -80,7 +80,7 @@ class Gloo(CollectiveContender):
         def loop(samples: int, batch: int) -> list[float]:
             seconds = timed(dist.barrier, reset, call)(samples, batch)
             reset()
-            for turn in range(len(sets)):
+            for turn in range(min(samples * batch, len(sets))):
                 call(turn)
             return seconds
 

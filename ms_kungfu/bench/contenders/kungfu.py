@@ -1,4 +1,4 @@
-"""The runtime: natively, through :mod:`ms_kungfu.comm`; and memcpy by all ranks at once, which no collective can beat."""
+"""The runtime, natively and through :mod:`ms_kungfu.comm`; and memcpy by all ranks at once, the yardstick."""
 
 from __future__ import annotations
 

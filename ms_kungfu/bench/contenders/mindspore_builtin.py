@@ -10,9 +10,7 @@ from ms_kungfu.bench.contenders.base import CollectiveContender, Contender, Loop
 from ms_kungfu.bench.workload import Workload
 
 _OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "prod": "PROD"}
-_SCHEDULER = (
-    "import mindspore as ms; from mindspore.communication import init; ms.set_device('CPU'); init()"
-)
+_SCHEDULER = "import mindspore as ms; from mindspore.communication import init; ms.set_device('CPU'); init()"
 
 
 class Scheduled(Contender):

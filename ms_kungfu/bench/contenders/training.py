@@ -1,4 +1,4 @@
-"""Training steps of LeNet, for the bench `step`: with the runtime's optimizer, and with MindSpore's data parallelism."""
+"""Training steps of LeNet for `step`: with the runtime's optimizer, and with MindSpore's data parallelism."""
 
 from __future__ import annotations
 

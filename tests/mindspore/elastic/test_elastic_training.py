@@ -54,6 +54,14 @@ def test_model_train_goes_on_through_resizes(run_elastic):
     assert len({row["parameters"] for row in ended}) == 1
 
 
+def test_with_an_ordinary_dataset_all_stop_after_the_same_step(run_elastic):
+    reports = run_elastic("model_train.py", "3:2,13:3", "2", "1", "plain")
+    steps = reports.by_step("step")
+    assert list(steps) == list(range(1, 21))
+    assert [len(steps[step]) for step in (3, 4, 13, 14, 20)] == [1, 2, 2, 3, 3]
+    assert len({row["parameters"] for row in reports.of("end")}) == 1
+
+
 def test_a_joiner_of_a_later_model_train_arrives_there(run_elastic):
     reports = run_elastic("model_train.py", "4:3,30:2", "1", "3")
     seen = samples_by_epoch(reports, key=lambda row: row["call"])

@@ -1,7 +1,7 @@
 """A program as they were written for KungFu's source-tree integration: only the import of ms_kungfu is new.
 
-`older_train.py graph|pynative STEPS [SIZE SIZE ...]`: trains STEPS steps and resizes after each of them, to the sizes
-in turn (to the present one without sizes).
+`older_train.py graph|pynative STEPS [SIZE SIZE ...]`: trains STEPS steps and resizes between them, to the sizes in
+turn (to the present one without sizes).
 """
 
 import sys
@@ -68,11 +68,14 @@ class ElasticCallback(ms.train.callback.Callback):
         step = int(self.step.asnumpy())
         print(f"step {step} size {kfops.current_cluster_size()} weight {weight(run_context):.6g}", flush=True)
         self.step = ms.Tensor(step + 1.0, dtype=ms.float32)
+        if step + 1 >= self.steps:
+            run_context.request_stop()
+            return
         size = self.sizes[step % len(self.sizes)] if self.sizes else kfops.current_cluster_size()
         changed, detached = self.resize(ms.Tensor(size, dtype=ms.uint32))
         if changed:
             self.need_sync = True
-        if detached or step + 1 >= self.steps:
+        if detached:
             run_context.request_stop()
 
 

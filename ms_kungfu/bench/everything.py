@@ -1,0 +1,61 @@
+"""`all`: what docs/benchmarks holds, each result beside the command that made it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from ms_kungfu.bench import cli, contenders, machine
+
+_PEERS = ("mpi", "gloo", "mindspore", "memcpy")
+
+
+def _plan(peers: list[str], quick: bool) -> list[tuple[str, list[str]]]:
+    """(name of the files, command) of each result."""
+    vs = ["--vs", ",".join(peers)]
+    # MindSpore's collectives are so slow that they would take most of the time at large sizes.
+    fast = ["--vs", ",".join(p for p in peers if p != "mindspore")]
+    steps = ["--rounds", "15", *(["--vs", "mindspore"] if "mindspore" in peers else [])]
+    faces = ["--through", "native,python,primitive"]
+    plan = [
+        ("all_reduce-2", ["all_reduce", "-np", "2", *fast]),
+        ("all_reduce-4", ["all_reduce", "-np", "4", *fast]),
+        ("all_reduce-faces-2", ["all_reduce", "-np", "2", "--sizes", "4,64K,1M,16M", *faces, *vs]),
+        ("broadcast-2", ["broadcast", "-np", "2", *fast]),
+        ("gradients-2", ["gradients", "-np", "2", "--through", "native,primitive", *fast]),
+        ("gradients-4", ["gradients", "-np", "4", *fast]),
+        ("step-graph", ["step", "-np", "1,2", "--mode", "graph", *steps]),
+        ("step-pynative", ["step", "-np", "1", "--mode", "pynative", *steps]),
+        ("resize", ["resize", "--schedule", "1,2,4,1", "--rounds", "5"]),
+    ]
+    if not quick:
+        return plan
+    small = ["--rounds", "1", "--samples", "2"]
+    sizes = {"all_reduce": ["--sizes", "4,64K"], "broadcast": ["--sizes", "4,64K"], "gradients": ["--models", "lenet"]}
+    return [
+        (name, [*words, *small, *sizes.get(words[0], [])] if words[0] != "resize" else [*words, "--rounds", "1"])
+        for name, words in plan
+    ]
+
+
+def run(out: Path, quick: bool) -> int:
+    """Writes NAME.jsonl and NAME.png of each, and commands.txt; goes on where one fails. Exit status as that of cli."""
+    out.mkdir(parents=True, exist_ok=True)
+    peers = []
+    for name in _PEERS:
+        missing = contenders.find(name).missing()
+        if missing:
+            print(f"bench: without {name}: {missing}", file=sys.stderr)
+        else:
+            peers.append(name)
+    status = 0
+    facts = machine.facts()
+    commands = [f"# {facts['machine']['cores']} cores of {facts['machine']['cpu']}, commit {facts['commit']}"]
+    for name, words in _plan(peers, quick):
+        words = [*words, "--json", f"{out / name}.jsonl", "--plot", f"{out / name}.png"]
+        commands.append(f"python -m ms_kungfu.bench {shlex.join(words)}".replace(f"{out}/", ""))
+        print(f"\n$ {commands[-1]}", flush=True)
+        status = max(status, cli.main(words))
+    (out / "commands.txt").write_text("\n".join(commands) + "\n")
+    return status

@@ -1,0 +1,30 @@
+"""What fusion reads from MindSpore: the configuration and the parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from math import prod
+from typing import Any
+
+import mindspore as ms
+
+from ms_kungfu.fusion.mode import Mode, configured, parse
+from ms_kungfu.fusion.plan import Gradient, Plan, make_plan
+
+
+def mode_of(fusion: Any = None, kind: str = "allreduce") -> Mode:
+    """`fusion` where it isn't None, else what ``ms.set_auto_parallel_context(comm_fusion=...)`` has set by now."""
+    return configured(ms.get_auto_parallel_context("comm_fusion"), kind) if fusion is None else parse(fusion)
+
+
+def plan_of(parameters: Iterable[Any], fusion: Any = None, name: str = "gradients") -> Plan:
+    """The plan of these parameters' gradients, with the ids that the parameters have by now."""
+    return make_plan([_gradient(parameter) for parameter in parameters], mode_of(fusion), name)
+
+
+def _gradient(parameter: Any) -> Gradient:
+    dtype = str(parameter.dtype).lower()
+    # From the shape, because a parameter may be initialised later.
+    nbytes = prod(parameter.shape) * int(re.sub(r"\D", "", dtype) or 8) // 8
+    return Gradient(parameter.name, nbytes, dtype, parameter.comm_fusion)

@@ -1,0 +1,79 @@
+"""The configuration of fusion: MindSpore's ``comm_fusion``, checked as MindSpore checks it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+MB = 1 << 20
+AUTO_MB = 64
+
+
+class Mode(NamedTuple):
+    """How gradients whose id is 1, the default, are grouped. Made by :func:`parse` and :func:`configured`."""
+
+    name: str  # "none", "auto", "size" or "index"
+    limit_mb: int = 0  # the most that a group holds: auto, size
+    split_points: tuple[int, ...] = ()  # the last gradient of each group but the last: index
+
+    def __str__(self) -> str:
+        if self.name == "index":
+            return f"index: groups end at {', '.join(map(str, self.split_points))}"
+        return "none: nothing is fused" if self.name == "none" else f"{self.name}: up to {self.limit_mb} MB a group"
+
+
+NONE = Mode("none")
+AUTO = Mode("auto", AUTO_MB)
+
+
+def parse(fusion: Any, allowed: tuple[str, ...] = ("auto", "size", "index")) -> Mode:
+    """The mode of ``"none"``, ``"auto"``, or MindSpore's ``{"mode": ..., "config": ...}``.
+
+    Raises what ``ms.set_auto_parallel_context(comm_fusion=...)`` raises: KeyError for a mode that isn't there or isn't
+    known, TypeError and ValueError for a config that doesn't fit it.
+    """
+    if isinstance(fusion, str) and fusion in ("none", "auto"):
+        return NONE if fusion == "none" else AUTO
+    if not isinstance(fusion, Mapping):
+        raise TypeError(f'fusion must be "none", "auto" or {{"mode": ..., "config": ...}}, not {fusion!r}')
+    for key in ("mode", "config"):
+        if key not in fusion:
+            raise KeyError(f"fusion needs the key {key!r}, got {dict(fusion)!r}")
+    mode, config = fusion["mode"], fusion["config"]
+    if mode not in allowed:
+        raise KeyError(f"the mode of fusion must be {' or '.join(allowed)}, not {mode!r}")
+    if mode == "auto":
+        return AUTO
+    return Mode("index", split_points=_split_points(config)) if mode == "index" else _size(config)
+
+
+def configured(comm_fusion: Mapping[str, Any], kind: str = "allreduce") -> Mode:
+    """The mode of a whole configuration, as ``ms.get_auto_parallel_context("comm_fusion")`` gives it.
+
+    `kind` is "allreduce", "allgather" or "reducescatter".
+    """
+    if not comm_fusion.get("openstate", True):
+        return NONE
+    return parse(comm_fusion.get(kind, "auto"), ("auto", "size", "index") if kind == "allreduce" else ("auto", "size"))
+
+
+def _size(config: Any) -> Mode:
+    if isinstance(config, bool) or not isinstance(config, int):
+        raise TypeError(f"the size of a fusion group is a whole number of MB, not {config!r}")
+    if config < 0:
+        raise ValueError(f"the size of a fusion group is a number of MB of at least 0, not {config}")
+    # MindSpore skips its fusion pass then, whatever the parameters' ids are.
+    return NONE if config == 0 else Mode("size", config)
+
+
+def _split_points(config: Any) -> tuple[int, ...]:
+    if not config:
+        raise ValueError("the split points of fusion can't be empty")
+    if not isinstance(config, list):
+        raise TypeError(f"the split points of fusion are a list, not {config!r}")
+    for point in config:
+        if isinstance(point, bool) or not isinstance(point, int) or point < 0:
+            raise TypeError(f"a split point of fusion is the index of a gradient, not {point!r}")
+    if sorted(set(config)) != config:
+        raise ValueError(f"the split points of fusion must ascend, without repetitions; got {config}")
+    return tuple(config)

@@ -1,0 +1,122 @@
+"""From the gradients of a step to the groups that are reduced together: a pure function, the same at every rank."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ms_kungfu.fusion.mode import MB, Mode
+
+_log = logging.getLogger(__name__)
+
+
+class Gradient(NamedTuple):
+    """What the plan needs to know of a gradient; it has the name and the size of its parameter."""
+
+    name: str
+    nbytes: int
+    dtype: str
+    comm_fusion: int = 1
+
+
+class Group(NamedTuple):
+    """Gradients of one dtype that are reduced in one operation."""
+
+    name: str  # of the operation
+    members: tuple[int, ...]  # positions in the list of gradients, ascending
+    nbytes: int
+    dtype: str
+    comm_fusion: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Each gradient is in one group. The groups are reduced in their order, which is that of their first gradients."""
+
+    gradients: tuple[Gradient, ...]
+    groups: tuple[Group, ...]
+    mode: Mode
+
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """For each gradient its group and its position in it."""
+        where = {m: (g, p) for g, group in enumerate(self.groups) for p, m in enumerate(group.members)}
+        return tuple(where[i] for i in range(len(self.gradients)))
+
+    def __str__(self) -> str:
+        total = sum(gradient.nbytes for gradient in self.gradients)
+        lines = [
+            f"{_count(len(self.gradients), 'gradient')}, {_size(total)}, in {_count(len(self.groups), 'group')} "
+            f"({self.mode})"
+        ]
+        width = max((len(gradient.name) for gradient in self.gradients), default=0)
+        for group in self.groups:
+            lines.append(
+                f"{group.name}: {_count(len(group.members), 'gradient')}, {_size(group.nbytes)}, {group.dtype}, "
+                f"comm_fusion {group.comm_fusion}"
+            )
+            for i in group.members:
+                lines.append(f"  {i:4}  {self.gradients[i].name:{width}}  {_size(self.gradients[i].nbytes):>10}")
+        return "\n".join(lines)
+
+
+def make_plan(gradients: Sequence[Gradient], mode: Mode, name: str = "gradients") -> Plan:
+    """The groups of `gradients`, which come in the order of the optimizer's parameters.
+
+    Id 0: each alone. Id 1: `mode` decides. Any other id: one group. A group has one dtype, as in MindSpore. With mode
+    "none" nothing is fused, whatever the ids are.
+
+    A group is called by its number, not by its contents: whatever two ranks' plans differ in, the first group that
+    differs then has the same name and another layout at them, which the collective refuses at once. By another name it
+    would wait for a rank that never comes.
+    """
+    chosen = [i for i, gradient in enumerate(gradients) if gradient.comm_fusion == 1]
+    parts = dict(zip(chosen, _parts([gradients[i] for i in chosen], mode)))
+    members: dict[tuple[object, ...], list[int]] = {}
+    for i, gradient in enumerate(gradients):
+        alone = mode.name == "none" or gradient.comm_fusion == 0
+        key = (i,) if alone else (gradient.comm_fusion, parts.get(i, 0), gradient.dtype)
+        members.setdefault(key, []).append(i)
+    groups = (
+        Group(
+            f"{name}/{number}",
+            tuple(group),
+            sum(gradients[i].nbytes for i in group),
+            gradients[group[0]].dtype,
+            gradients[group[0]].comm_fusion,
+        )
+        for number, group in enumerate(members.values())
+    )
+    return Plan(tuple(gradients), tuple(groups), mode)
+
+
+def _parts(gradients: Sequence[Gradient], mode: Mode) -> list[int]:
+    """The number of the part that each gradient falls into; those of one part and one dtype make a group."""
+    if mode.name == "index":
+        for point in mode.split_points:
+            if point >= len(gradients):
+                _log.warning("the split point %d of fusion is beyond the %d gradients", point, len(gradients))
+        return [bisect_left(mode.split_points, i) for i in range(len(gradients))]
+    parts: list[int] = []
+    filled: dict[str, tuple[int, int]] = {}  # by dtype: the part that is being filled, and its bytes
+    for gradient in gradients:
+        part, nbytes = filled.get(gradient.dtype, (0, 0))
+        # One that is larger than the limit has a group for itself.
+        if nbytes and nbytes + gradient.nbytes > mode.limit_mb * MB:
+            part, nbytes = part + 1, 0
+        filled[gradient.dtype] = part, nbytes + gradient.nbytes
+        parts.append(part)
+    return parts
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _size(nbytes: int) -> str:
+    for unit, size in (("MB", MB), ("KB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes} B"

@@ -1,0 +1,292 @@
+"""Fusion groups against one worker with MindSpore's optimizer on the whole batch: `fusion.py graph|pynative`.
+
+Under tests/mindspore/tracing.c: what the runtime was asked for is compared with the plan.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore.train import Model
+
+import ms_kungfu as kf
+from ms_kungfu import comm
+from ms_kungfu.ops import KungFuAllGather, KungFuReduceScatter
+from ms_kungfu.optimizers import KungFuAdam, KungFuGradReducer, KungFuMomentum
+
+ms.set_context(mode=ms.GRAPH_MODE if sys.argv[1] == "graph" else ms.PYNATIVE_MODE)
+kf.init()
+RANK, SIZE = kf.current_rank(), kf.current_cluster_size()
+LOCAL_BATCH, STEPS = 4, 3
+TRACE = Path(f"{os.environ['KUNGFU_TRACE']}.{os.getpid()}")
+
+
+def traced():
+    """The gradients' reductions since the last call: (name, tensors)."""
+    lines = TRACE.read_text().splitlines() if TRACE.exists() else []
+    TRACE.unlink(missing_ok=True)
+    return [(name, int(n)) for name, n in (line.split() for line in lines) if name.startswith("gradients")]
+
+
+class Net(nn.Cell):
+    """Six parameters in three layers; the second has 1.1 MB."""
+
+    def __init__(self, ids=(1, 1, 1)):
+        super().__init__()
+        random = np.random.RandomState(1)
+
+        def dense(inputs, outputs):
+            weight = random.uniform(-0.3, 0.3, (outputs, inputs)).astype(np.float32)
+            return nn.Dense(inputs, outputs, weight_init=Tensor(weight), bias_init="zeros")
+
+        self.a, self.b, self.c = dense(5, 600), dense(600, 500), dense(500, 3)
+        for layer, i in zip((self.a, self.b, self.c), ids):
+            layer.set_comm_fusion(i)
+
+    def construct(self, x):
+        return self.c(ops.tanh(self.b(ops.tanh(self.a(x)))))
+
+
+def batch(step):
+    random = np.random.RandomState(100 + step)
+    x = random.randn(LOCAL_BATCH * SIZE, 5).astype(np.float32)
+    return x, np.tanh(x[:, :3] * 2).astype(np.float32)
+
+
+def shard(array):
+    return Tensor(array[RANK * LOCAL_BATCH : (RANK + 1) * LOCAL_BATCH])
+
+
+def train(make_optimizer, sharded, ids=(1, 1, 1), jitted=False):
+    net = Net(ids)
+    optimizer, loss_fn = make_optimizer(net), nn.MSELoss()
+
+    def forward(x, y):
+        return loss_fn(net(x), y)
+
+    grad = ms.value_and_grad(forward, None, optimizer.parameters)
+
+    def step(x, y):
+        loss, grads = grad(x, y)
+        optimizer(grads)
+        return loss
+
+    run = ms.jit(step) if jitted else step
+    for i in range(STEPS):
+        x, y = batch(i)
+        run(shard(x), shard(y)) if sharded else run(Tensor(x), Tensor(y))
+    return optimizer, [p.asnumpy() for p in net.trainable_params()]
+
+
+def agree(what, got, expected):
+    for mine, want in zip(got, expected):
+        assert np.allclose(mine, want, rtol=1e-4, atol=1e-5), f"rank {RANK}: {what}: {mine}, expected {want}"
+        everyones = comm.all_gather(np.ascontiguousarray(mine), name="agree").reshape(SIZE, -1)
+        assert (everyones == everyones[0]).all(), f"{what}: the ranks differ"
+
+
+def momentum(net, cls=KungFuMomentum, **kwargs):
+    return cls(net.trainable_params(), 0.1, 0.9, **kwargs)
+
+
+EXPECTED = train(lambda net: momentum(net, nn.Momentum), sharded=False)[1]
+
+
+def allreduce(mode, config):
+    return {"allreduce": {"mode": mode, "config": config}}
+
+
+def every_mode_is_one_operation_a_group():
+    """(configuration, ids of the layers, argument) -> the members of the groups."""
+    alone = [[i] for i in range(6)]
+    cases = [
+        ({}, (1, 1, 1), None, [[0, 1, 2, 3, 4, 5]]),
+        (allreduce("auto", None), (1, 1, 1), None, [[0, 1, 2, 3, 4, 5]]),
+        (allreduce("size", 1), (1, 1, 1), None, [[0, 1], [2], [3, 4, 5]]),
+        (allreduce("size", 0), (1, 1, 1), None, alone),
+        (allreduce("index", [0, 3]), (1, 1, 1), None, [[0], [1, 2, 3], [4, 5]]),
+        ({"openstate": False}, (1, 1, 1), None, alone),
+        ({}, (0, 1, 2), None, [[0], [1], [2, 3], [4, 5]]),
+        ({}, (3, 1, 3), None, [[0, 1, 4, 5], [2, 3]]),
+        (allreduce("size", 1), (7, 1, 7), None, [[0, 1, 4, 5], [2], [3]]),
+        ({"openstate": False}, (1, 1, 1), "auto", [[0, 1, 2, 3, 4, 5]]),
+        (allreduce("size", 1), (2, 1, 1), "none", alone),
+        ({}, (1, 1, 1), {"mode": "index", "config": [2]}, [[0, 1, 2], [3, 4, 5]]),
+    ]
+    for configuration, ids, fusion, groups in cases:
+        what = f"{configuration}, ids {ids}, fusion {fusion}"
+        ms.set_auto_parallel_context(comm_fusion=configuration)
+        for jitted in (False, True):
+            optimizer, weights = train(partial(momentum, fusion=fusion), True, ids, jitted)
+            wanted = [(f"gradients/{i}", len(group)) for i, group in enumerate(groups)] * STEPS
+            used = traced()
+            assert used == wanted, f"{what}: {used}, expected {wanted}"
+            assert [list(group.members) for group in optimizer.fusion_plan().groups] == groups, what
+            agree(what, weights, EXPECTED)
+        ms.reset_auto_parallel_context()
+
+
+def ids_may_be_set_after_the_optimizer_is_made():
+    def make(net):
+        optimizer = momentum(net)
+        assert len(optimizer.fusion_plan().groups) == 1
+        net.b.set_comm_fusion(2)
+        ms.set_auto_parallel_context(comm_fusion=allreduce("index", [1]))
+        return optimizer
+
+    optimizer, weights = train(make, True)
+    assert [(name, n) for name, n in traced()][:3] == [("gradients/0", 2), ("gradients/1", 2), ("gradients/2", 2)]
+    agree("late ids", weights, EXPECTED)
+    ms.reset_auto_parallel_context()
+    plan = optimizer.fusion_plan()
+    assert len(plan.groups) == 3, "the plan in use stays"
+
+
+def other_ways_to_train():
+    """Grouped parameters in an order of their own, Model.train, a training cell with the reducer."""
+
+    def ordered(net):
+        params = net.trainable_params()
+        groups = [{"params": params[:2], "lr": 0.1}, {"params": params[2:]}, {"order_params": params[::-1]}]
+        return KungFuMomentum(groups, 0.1, 0.9, fusion={"mode": "index", "config": [1]})
+
+    optimizer, weights = train(ordered, True)
+    assert [g.name for g in optimizer.fusion_plan().gradients][:2] == ["c.bias", "c.weight"]
+    assert traced() == [("gradients/0", 2), ("gradients/1", 4)] * STEPS
+    agree("order_params", weights, EXPECTED)
+
+    net = Net((0, 1, 2))
+    model = Model(net, nn.MSELoss(), momentum(net))
+    rows = [[part[RANK * LOCAL_BATCH : (RANK + 1) * LOCAL_BATCH] for part in batch(i)] for i in range(STEPS)]
+    data = ms.dataset.GeneratorDataset([(x, y) for x, y in rows], ["x", "y"], shuffle=False)
+    model.train(1, data, dataset_sink_mode=False)
+    assert traced() == [("gradients/0", 1), ("gradients/1", 1), ("gradients/2", 2), ("gradients/3", 2)] * STEPS
+    agree("Model.train", [p.asnumpy() for p in net.trainable_params()], EXPECTED)
+
+    net, loss_fn = Net((0, 1, 2)), nn.MSELoss()
+    optimizer = momentum(net, nn.Momentum)
+    reducer = KungFuGradReducer(optimizer.parameters, fusion="none")
+
+    def forward(x, y):
+        return loss_fn(net(x), y)
+
+    grad = ms.value_and_grad(forward, None, optimizer.parameters)
+    for i in range(STEPS):
+        x, y = batch(i)
+        optimizer(reducer(grad(shard(x), shard(y))[1]))
+    assert traced() == [(f"gradients/{i}", 1) for i in range(6)] * STEPS
+    agree("reducer", [p.asnumpy() for p in net.trainable_params()], EXPECTED)
+
+    expected = train(lambda net: nn.Adam(net.trainable_params(), 0.01), False)[1]
+    ours = train(lambda net: KungFuAdam(net.trainable_params(), 0.01, fusion={"mode": "size", "config": 1}), True)[1]
+    assert traced() == [("gradients/0", 2), ("gradients/1", 1), ("gradients/2", 3)] * STEPS
+    agree("Adam", ours, expected)
+
+
+class Doubling(KungFuMomentum):
+    """Its body, and so each reduction, must run once."""
+
+    def construct(self, gradients):
+        doubled = ()
+        for gradient in gradients:
+            doubled = doubled + (gradient * 2,)
+        return super().construct(doubled)
+
+
+class Reducing(nn.Momentum):
+    """A user's own, with a reducer for groups."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.reducer = KungFuGradReducer(self.parameters, fusion={"mode": "index", "config": [3]})
+
+    @ms.jit(backend="ms_backend")
+    def construct(self, gradients):
+        return super(Reducing, self).construct(self.reducer(gradients))  # noqa: UP008
+
+
+def each_group_is_reduced_once():
+    half = train(lambda net: momentum(net, nn.Momentum), sharded=False)[1]
+    grouped = {"mode": "index", "config": [3]}
+    ours = train(lambda net: Doubling(net.trainable_params(), 0.05, 0.9, fusion=grouped), True)[1]
+    assert traced() == [("gradients/0", 4), ("gradients/1", 2)] * STEPS
+    agree("subclass", ours, half)
+    ours = train(lambda net: Reducing(net.trainable_params(), 0.1, 0.9), True)[1]
+    assert traced() == [("gradients/0", 4), ("gradients/1", 2)] * STEPS
+    agree("a user's own", ours, half)
+
+
+def gradients_that_are_not_the_parameters():
+    net = Net()
+    reducer, optimizer = KungFuGradReducer(net.trainable_params()), momentum(net)
+    sentence = "1 gradients were brought for 6 parameters; differentiate with respect to"
+    for call in (reducer, optimizer):
+        try:
+            call((Tensor(np.zeros(3, np.float32)),))
+        except ValueError as error:
+            assert sentence in str(error), error
+        else:
+            raise AssertionError("no error")
+    assert traced() == []
+    reduced = KungFuGradReducer()((Tensor(np.full(3, RANK, np.float32)),))
+    assert np.allclose(reduced[0].asnumpy(), (SIZE - 1) / 2)
+
+
+def plans_that_differ_between_ranks_are_told_at_once():
+    if SIZE == 1:
+        return
+    for mine, other in (("none", "auto"), ({"mode": "index", "config": [2]}, {"mode": "index", "config": [3]})):
+        net = Net()
+        reducer = KungFuGradReducer(net.trainable_params(), fusion=mine if RANK == 0 else other)
+        zeros = tuple(Tensor(np.zeros(p.shape, np.float32)) for p in net.trainable_params())
+        try:
+            [gradient.asnumpy() for gradient in reducer(zeros)]
+        except RuntimeError as error:
+            assert "CollectiveMismatchError" in str(error), error
+        else:
+            raise AssertionError("no error")
+        kf.run_barrier()
+    traced()
+
+
+def gathers_and_scatters_are_divided_by_size():
+    """The results are those of one operation; a limit that differs between ranks is told."""
+    kinds = ("allgather", "reducescatter")
+    arrays = [np.arange(SIZE * n, dtype=np.float32).reshape(SIZE, n) + RANK for n in (200_000, 3, 200_000, 1)]
+    everyones = [sum(a - RANK + r for r in range(SIZE)) for a in arrays]
+    for config in ({}, {"openstate": False}, {"mode": "size", "config": 1}, {"mode": "size", "config": 2}):
+        whole = config if "openstate" in config or not config else dict.fromkeys(kinds, config)
+        ms.set_auto_parallel_context(comm_fusion=whole)
+        gathered = KungFuAllGather(name="gather")(tuple(map(Tensor, arrays)))
+        scattered = KungFuReduceScatter(name="scatter")(tuple(map(Tensor, arrays)))
+        for array, total, g, s in zip(arrays, everyones, gathered, scattered):
+            assert np.array_equal(g.asnumpy(), np.concatenate([array - RANK + r for r in range(SIZE)])), config
+            assert np.array_equal(s.asnumpy(), total[RANK : RANK + 1]), config
+        ms.reset_auto_parallel_context()
+    if SIZE == 1:
+        return
+    ms.set_auto_parallel_context(comm_fusion={"allgather": {"mode": "size", "config": RANK + 1}})
+    gather = KungFuAllGather(name="gather")
+    ms.reset_auto_parallel_context()
+    try:
+        [out.asnumpy() for out in gather(tuple(map(Tensor, arrays)))]
+    except RuntimeError as error:
+        assert "CollectiveMismatchError" in str(error), error
+    else:
+        raise AssertionError("no error")
+
+
+every_mode_is_one_operation_a_group()
+ids_may_be_set_after_the_optimizer_is_made()
+other_ways_to_train()
+each_group_is_reduced_once()
+gradients_that_are_not_the_parameters()
+plans_that_differ_between_ranks_are_told_at_once()
+gathers_and_scatters_are_divided_by_size()
+kf.run_barrier()
