@@ -57,8 +57,6 @@ void Check(kf_status status) {
   }
 }
 
-kf_dtype RuntimeDtype(const std::string& kernel, TypeId type) { return FindDtype(kernel, type).dtype; }
-
 uint64_t Count(const std::vector<int64_t>& shape) {
   uint64_t count = 1;
   for (const auto dim : shape) {

@@ -17,8 +17,6 @@ namespace mindspore::kernel::kungfu {
 // crash now and then when they are thrown from PyNative's queue, and a plain `return false` says nothing.
 void Check(kf_status status);
 
-// The runtime's name for a type; throws TypeError where it has none. `kernel` is for the message.
-kf_dtype RuntimeDtype(const std::string& kernel, TypeId type);
 // The number of elements.
 uint64_t Count(const std::vector<int64_t>& shape);
 

@@ -5,20 +5,16 @@
 
 namespace mindspore::kernel::kungfu {
 
-// A tuple of tensors of one dtype in; the ticket for their reduction out, one uint64.
+// A tuple of tensors of one dtype in; as many out, which have no value before the wait, and the ticket, one uint64.
 class KungFuAllReduceStart : public Collective {
  public:
   bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
     op_ = ReduceOp();
     return Collective::Init(inputs, outputs);
   }
-  int Resize(const KernelTensors& inputs, const KernelTensors& outputs) override {
-    Collective::Resize(inputs, inputs);
-    return NativeCpuKernelMod::Resize(inputs, outputs);  // again, for the sizes of the outputs
-  }
   bool Launch(const KernelTensors& inputs, const KernelTensors& workspace, const KernelTensors& outputs) override {
-    ticket_ = static_cast<uint64_t*>(outputs[0]->device_ptr());
-    return Collective::Launch(inputs, workspace, inputs);
+    ticket_ = static_cast<uint64_t*>(outputs.back()->device_ptr());
+    return Collective::Launch(inputs, workspace, KernelTensors(outputs.begin(), outputs.end() - 1));
   }
 
  protected:
@@ -31,7 +27,12 @@ class KungFuAllReduceStart : public Collective {
   uint64_t* ticket_{nullptr};  // MindSpore's, for the length of a launch
 };
 
-// The tensors that were started in, start after start, then the tickets; the reduced tensors out.
+// In: all results of the starts, all gradients that were started, the tickets. Out: the same, in place, the results
+// with their values; the others only because MindSpore knows outputs in place for all inputs or for none.
+//
+// Being inputs here keeps the results alive until they are written. The gradients are inputs for the order of launches:
+// MindSpore orders kernels by their distance from the graph's end, and a gradient that is near it is made, and its
+// reduction started, before the backward pass goes on. Without that the last groups started a layer late.
 class KungFuAllReduceWait : public NativeCpuKernelMod {
  public:
   using KernelTensors = std::vector<KernelTensor*>;
@@ -43,36 +44,40 @@ class KungFuAllReduceWait : public NativeCpuKernelMod {
   int Resize(const KernelTensors& inputs, const KernelTensors& outputs) override {
     const int status = NativeCpuKernelMod::Resize(inputs, outputs);
     counts_.clear();
-    dtypes_.clear();
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      counts_.push_back(Count(inputs[i]->GetShapeVector()));
-      dtypes_.push_back(RuntimeDtype(kernel_name_, inputs[i]->dtype_id()));
+    for (const auto n : num_tensors_) {
+      for (int64_t i = 0; i < n; ++i) {
+        counts_.push_back(Count(inputs[counts_.size()]->GetShapeVector()));
+      }
     }
     return status;
   }
   bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs) override {
     std::vector<kf_tensor> tensors;
-    tensors.reserve(outputs.size());
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      tensors.push_back({inputs[i]->device_ptr(), outputs[i]->device_ptr(), counts_[i]});
+    tensors.reserve(counts_.size());
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      tensors.push_back({nullptr, outputs[i]->device_ptr(), counts_[i]});
     }
     std::vector<kf_started> started;
     size_t begin = 0;
     for (size_t k = 0; k < num_tensors_.size(); ++k) {
+      const auto ticket = *static_cast<const uint64_t*>(inputs[2 * counts_.size() + k]->device_ptr());
       const auto count = static_cast<size_t>(num_tensors_[k]);
-      const auto ticket = *static_cast<const uint64_t*>(inputs[outputs.size() + k]->device_ptr());
-      started.push_back({ticket, &tensors[begin], count, dtypes_[begin]});
+      started.push_back({ticket, tensors.data() + begin, count});
       begin += count;
+    }
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      if (outputs[i]->device_ptr() != inputs[i]->device_ptr()) {
+        throw std::runtime_error("InternalError: " + kernel_name_ + " was not given its outputs in place");
+      }
     }
     Check(kf_wait(started.data(), started.size()));
     return true;
   }
-  std::vector<KernelAttr> GetOpSupport() override { return {KernelAttr().AddSkipCheckAttr(true)}; }
+  std::vector<KernelAttr> GetOpSupport() override { return {KernelAttr().AddSkipCheckAttr(true).AddAllOutInRef(true)}; }
 
  private:
   std::vector<int64_t> num_tensors_;  // of each start
   std::vector<uint64_t> counts_;      // of elements, of each tensor
-  std::vector<kf_dtype> dtypes_;
 };
 
 MS_KERNEL_FACTORY_REG(NativeCpuKernelMod, KungFuAllReduceStart, KungFuAllReduceStart);

@@ -25,10 +25,13 @@ class BackgroundReduction(nn.Cell):
         self.places = tuple(started.index(i) for i in range(len(started)))
 
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        started = ()
+        results = ()
+        brought = ()
         tickets = ()
         for i in range(len(self.members)):
             group = take(gradients, self.members[i])
-            tickets = tickets + (self.starts[i](group),)  # type: ignore[assignment]
-            started = started + group  # type: ignore[assignment]
-        return take(self.wait(started + tickets), self.places)
+            started = self.starts[i](group)
+            results = results + started[:-1]  # type: ignore[assignment]
+            brought = brought + group  # type: ignore[assignment]
+            tickets = tickets + started[-1:]  # type: ignore[assignment]
+        return take(self.wait(results + brought + tickets), self.places)

@@ -31,7 +31,7 @@ namespace kungfu {
 //
 // That costs one copy of the inputs at Start, at most one of the results in Wait, and twice the operation's bytes for
 // as long as this object lives: the memory is kept for the next operation of the same name, since pages from the system
-// cost more than the copies. A cluster of one needs none of it: Wait copies the inputs, as a blocking call would.
+// cost more than the copies. A cluster of one needs none of it: there Start does what a blocking call would.
 //
 // An operation that nobody waits for (its step failed) still runs, because the other ranks count on it. It is freed
 // when the next one of its name and dtype starts.
@@ -45,7 +45,8 @@ class Background {
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
-  // All-reduces only; outputs are not looked at. Returns the ticket to wait with, 0 in a cluster of one. Throws Error.
+  // All-reduces only. Returns the ticket to wait with; 0 in a cluster of one, where the outputs are written now. Else
+  // no output is looked at. Throws Error.
   uint64_t Start(std::shared_ptr<Communicator> communicator, const Operation& operation);
   // Waits until all these operations have ended and their results are in the outputs named here, then throws the error
   // of the first that failed. Each ticket is good for one call, with the tensors that it was started with.
