@@ -5,7 +5,14 @@ from __future__ import annotations
 from mindspore import nn
 
 from ms_kungfu.ops._overlap import AllReduceStart, AllReduceWait
-from ms_kungfu.optimizers._grouping import take
+
+
+def pick(tensors, places):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+    """The tensors at these places of a tuple."""
+    picked = ()
+    for i in places:
+        picked = picked + (tensors[i],)  # type: ignore[assignment]
+    return picked
 
 
 class BackgroundReduction(nn.Cell):
@@ -29,9 +36,9 @@ class BackgroundReduction(nn.Cell):
         brought = ()
         tickets = ()
         for i in range(len(self.members)):
-            group = take(gradients, self.members[i])
+            group = pick(gradients, self.members[i])
             started = self.starts[i](group)
-            results = results + started[:-1]  # type: ignore[assignment]
-            brought = brought + group  # type: ignore[assignment]
-            tickets = tickets + started[-1:]  # type: ignore[assignment]
-        return take(self.wait(results + brought + tickets), self.places)
+            results = results + started[:-1]
+            brought = brought + group
+            tickets = tickets + started[-1:]
+        return pick(self.wait(results + brought + tickets), self.places)

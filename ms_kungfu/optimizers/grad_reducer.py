@@ -107,7 +107,8 @@ class KungFuGradReducer(nn.Cell):
 
     @cached_property
     def background(self) -> BackgroundReduction:
-        return BackgroundReduction(self.members, self._op, self._name)
+        members = tuple(group.members for group in self.plan.groups)
+        return BackgroundReduction(members, self._op, self._name)
 
     # Jitted for PyNative mode, which would otherwise queue the groups one by one and run those after one that failed.
     @ms.jit(backend="ms_backend")

@@ -1,4 +1,4 @@
-"""Reductions in the background against one worker on the whole batch: `overlap.py graph|pynative [dispatch threads]`."""
+"""Reductions in the background against one worker on the whole batch: `overlap.py graph|pynative [threads]`."""
 
 from __future__ import annotations
 
