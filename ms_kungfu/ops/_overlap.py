@@ -47,7 +47,8 @@ class AllReduceWait(Primitive):
     def __init__(self, num_tensors: Sequence[int]) -> None:
         super().__init__("KungFuAllReduceWait", ["x"], ["y"], num_tensors=tuple(num_tensors))
         self.add_prim_attr("num_tensors", tuple(num_tensors))
-        # In the chain of all collectives: one that blocks could come before the wait at one rank and after it elsewhere.
+        # In the chain of all collectives: else one that blocks could come before the wait at one rank and after it at
+        # another.
         self.add_prim_attr("side_effect_io", True)
 
     def __infer__(self, x: dict[str, Any]) -> dict[str, Any]:
