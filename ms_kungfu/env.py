@@ -153,6 +153,15 @@ JOIN_TIMEOUT: Variable[float] = Variable(
     "How long a new cluster version may take to assemble.",
     unit="s",
 )
+TEST_COMM_DELAY_MS: Variable[int] = Variable(
+    "KUNGFU_TEST_COMM_DELAY_MS",
+    _natural,
+    0,
+    "a number",
+    "user",
+    "For tests only: each all-reduce of MindSpore's kernels takes this much longer. Read at init.",
+    unit="ms",
+)
 # For programs that read MindSpore's names; ms_kungfu itself never reads these three.
 RANK_ID: Variable[int] = Variable("RANK_ID", _natural, 0, "a number", "launcher", "The worker's rank at its start.")
 RANK_SIZE: Variable[int] = Variable("RANK_SIZE", _natural, 1, "a number", "launcher", "The size at its start.")

@@ -38,6 +38,7 @@ def init(device: str | None = None) -> None:
         if using_kungfu():
             membership.join()
             _core.set_resize_handler(membership.change_size)
+        _core.set_delay_for_tests(env.TEST_COMM_DELAY_MS.get())
         # Nothing at exit: a process that fails would tell the others that it has left before the launcher can see how
         # it ended, and they would fail first and be blamed. The launcher marks whoever ends within milliseconds.
         _initialized = True

@@ -49,20 +49,20 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return text + (shape.size() == 1 ? ",)" : ")");
 }
 
-uint64_t Count(const std::vector<int64_t>& shape) {
-  uint64_t count = 1;
-  for (const auto dim : shape) {
-    count *= static_cast<uint64_t>(dim);
-  }
-  return count;
-}
-
 }  // namespace
 
 void Check(kf_status status) {
   if (status != KF_OK) {
     throw std::runtime_error(kf_last_error());
   }
+}
+
+uint64_t Count(const std::vector<int64_t>& shape) {
+  uint64_t count = 1;
+  for (const auto dim : shape) {
+    count *= static_cast<uint64_t>(dim);
+  }
+  return count;
 }
 
 bool Collective::Init(const KernelTensors&, const KernelTensors&) {

@@ -17,6 +17,9 @@ namespace mindspore::kernel::kungfu {
 // crash now and then when they are thrown from PyNative's queue, and a plain `return false` says nothing.
 void Check(kf_status status);
 
+// The number of elements.
+uint64_t Count(const std::vector<int64_t>& shape);
+
 // One tensor or a tuple of tensors in, as many out. Not thread-safe: MindSpore launches a kernel from one thread at a
 // time.
 class Collective : public NativeCpuKernelMod {

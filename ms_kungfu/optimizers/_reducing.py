@@ -19,9 +19,11 @@ class Reducing:
 
     parameters: Any  # of MindSpore's optimizer
 
-    def __init__(self, *args: Any, gradients_mean: bool = True, fusion: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, gradients_mean: bool = True, fusion: Any = None, overlap: bool | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.grad_reducer = KungFuGradReducer(self.parameters, gradients_mean, fusion=fusion)
+        self.grad_reducer = KungFuGradReducer(self.parameters, gradients_mean, fusion=fusion, overlap=overlap)
 
     def fusion_plan(self) -> Plan:
         """Which gradients are reduced together, how large they are and in what order; ``print`` it. docs/fusion.md"""

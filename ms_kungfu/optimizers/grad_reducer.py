@@ -11,6 +11,7 @@ from mindspore import nn, ops
 from ms_kungfu.fusion import Plan, parse
 from ms_kungfu.fusion._mindspore import plan_of
 from ms_kungfu.ops import KungFuAllReduce, ReduceOp
+from ms_kungfu.optimizers._background import BackgroundReduction
 from ms_kungfu.optimizers._grouping import check_count, put_back, take
 
 
@@ -34,9 +35,19 @@ class KungFuGradReducer(nn.Cell):
     which gradients are reduced together (docs/fusion.md); `fusion` overrides the configuration with ``"none"``,
     ``"auto"`` or ``{"mode": ..., "config": ...}``. Both are read when the reducer is first compiled or called, and hold
     from then on. Without `parameters` any gradients are taken, as one operation.
+
+    `overlap` says whether the groups are reduced in the background while the backward pass goes on (docs/overlap.md);
+    it has to be the same at all ranks.
     """
 
-    def __init__(self, parameters: Any = None, mean: bool = True, name: str = "gradients", fusion: Any = None) -> None:
+    def __init__(
+        self,
+        parameters: Any = None,
+        mean: bool = True,
+        name: str = "gradients",
+        fusion: Any = None,
+        overlap: bool | None = None,
+    ) -> None:
         super().__init__(auto_prefix=False)
         if not isinstance(mean, bool):
             raise TypeError(f"mean must be True (average) or False (sum), not {mean!r}")
@@ -44,16 +55,22 @@ class KungFuGradReducer(nn.Cell):
             parse(fusion)
             if parameters is None:
                 raise ValueError("fusion groups are made of parameters; give the reducer the parameters too")
+        if overlap is not None and not isinstance(overlap, bool):
+            raise TypeError(f"overlap must be True, False or None, not {overlap!r}")
+        if overlap and parameters is None:
+            raise ValueError("groups of parameters are what overlaps; give the reducer the parameters too")
         self.mean = mean
+        self._op = ReduceOp.MEAN if mean else ReduceOp.SUM
         # In any case: it loads the kernels and joins the cluster now, rather than in the first step.
         self.all_reduce = self._reduction(name)
         self.grouped = parameters is not None
         self.planned_parameters = tuple(parameters or ())
         self._name = name
         self._fusion = fusion
+        self._overlap = overlap
 
     def _reduction(self, name: str) -> KungFuAllReduce:
-        return KungFuAllReduce(ReduceOp.MEAN if self.mean else ReduceOp.SUM, name)
+        return KungFuAllReduce(self._op, name)
 
     def fusion_plan(self) -> Plan:
         """Which gradient is in which group, in what order: the plan in use, or what it would be by now.
@@ -84,12 +101,22 @@ class KungFuGradReducer(nn.Cell):
     def reductions(self) -> tuple[KungFuAllReduce, ...]:
         return tuple(self._reduction(group.name) for group in self.plan.groups)
 
+    @cached_property
+    def overlapped(self) -> bool:
+        return bool(self._overlap)
+
+    @cached_property
+    def background(self) -> BackgroundReduction:
+        return BackgroundReduction(self.members, self._op, self._name)
+
     # Jitted for PyNative mode, which would otherwise queue the groups one by one and run those after one that failed.
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         if not self.grouped:
             return self.all_reduce(gradients)
         check_count(len(gradients), self.count)
+        if self.overlapped:
+            return self.background(gradients)
         groups = ()
         # In this order at every rank and in every step: the reductions have side effects to the compiler.
         for i in range(len(self.runs)):

@@ -233,6 +233,8 @@ PYBIND11_MODULE(_core, m) {
       },
       py::arg("name"));
 
+  m.def("set_delay_for_tests", &SetDelayForTests, py::arg("milliseconds"));
+
   // ---- the launcher's side ----
   m.def("create_segment", &shm::Segment::Create, py::arg("size"), py::arg("cluster_version"), py::arg("cores"),
         "Shared memory for one cluster version; returns its descriptor, which the caller owns.");

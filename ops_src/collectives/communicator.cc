@@ -9,7 +9,8 @@
 //     so all of them report and none goes on: a mismatch is an error everywhere and hangs nobody.
 //  3. The data, by size:
 //     - kInlineBytes: it is in the post. One meeting of the ranks.
-//     - one chunk: it is in the rank's slot before it posts. One meeting.
+//     - one chunk: it is in the rank's slot before it posts. One meeting. With more ranks than cores a chunk may take
+//       all slots.
 //     - more, pipelined: a rank copies chunk c into its slot c mod kSlots once all others are done with chunk
 //       c-kSlots, and raises `ready`; when everybody's chunk c is ready it reads them all straight from their slots
 //       into its output, and raises `done`. It stages some chunks ahead, so that a meeting is rarely waited for.
@@ -88,8 +89,16 @@ constexpr int kSpinTurns = 1000;
 constexpr auto kYieldTime = std::chrono::microseconds(50);
 // Chunks staged beyond the one that is being read. Each meeting costs a change of the running rank where cores are
 // scarce, so a rank then stages all that there is room for.
-constexpr uint32_t kAhead = 1;
+constexpr uint32_t kAhead = 2;
+// Staging and reading take turns in pieces of this size: one reads the caller's memory while the other reads the other
+// ranks' caches and writes the result, and the processor has more of its loads and stores under way.
+constexpr size_t kBlend = 16 << 10;
+// What is staged at once goes past the caches from this size on: no slower where the ranks share one, three times
+// quicker where they don't. More, in chunks, see StagingChoice.
+constexpr size_t kStreamOnce = 4 << 10;
 constexpr uint32_t kAheadOversubscribed = shm::kSlots - 1;
+// For the same reason it brings up to this much at once, as one chunk that takes all of its slots.
+constexpr size_t kWholeBytes = 3 * shm::kSlotBytes;
 // From this number of ranks on an all-reduce is split among them.
 constexpr uint32_t kSplitRanks = 3;
 
@@ -140,18 +149,6 @@ void Copy(void* to, const void* from, size_t bytes) {
   if (to != from && to != nullptr && bytes > 0) std::memcpy(to, from, bytes);
 }
 
-// Copies the next `bytes` of what this rank brings into `slot`; for a scatter, of each rank's part, `stride` apart.
-void Stage(const Operation& operation, uint32_t size, Cursor& cursor, size_t bytes, char* slot, size_t stride) {
-  cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
-    if (operation.kind != Kind::kReduceScatter) {
-      std::memcpy(slot + at, At(tensor.input, offset), n);
-      return;
-    }
-    const size_t part = tensor.count / size * SizeOf(operation.dtype);
-    for (uint32_t r = 0; r < size; r++) std::memcpy(slot + r * stride + at, At(tensor.input, r * part + offset), n);
-  });
-}
-
 void CopyOut(void* to, const void* from, size_t bytes, bool stream) {
   if (stream) {
     StreamCopy(to, from, bytes);
@@ -174,6 +171,19 @@ void ReduceOut(ReduceFn reduce, char* to, const void** sources, uint32_t n, size
   }
 }
 
+// Copies the next `bytes` of what this rank brings into `slot`; for a scatter, of each rank's part, `stride` apart.
+void Stage(const Operation& operation, uint32_t size, Cursor& cursor, size_t bytes, char* slot, size_t stride,
+           bool stream) {
+  cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
+    if (operation.kind != Kind::kReduceScatter) {
+      CopyOut(slot + at, At(tensor.input, offset), n, stream);
+      return;
+    }
+    const size_t part = tensor.count / size * SizeOf(operation.dtype);
+    for (uint32_t r = 0; r < size; r++) CopyOut(slot + r * stride + at, At(tensor.input, r * part + offset), n, stream);
+  });
+}
+
 // Produces the next `bytes` of this rank's output from what all ranks have staged.
 void Consume(const Operation& operation, uint32_t rank, uint32_t size, Cursor& cursor, size_t bytes,
              const char* const* slots, size_t stride, bool stream) {
@@ -185,6 +195,9 @@ void Consume(const Operation& operation, uint32_t rank, uint32_t size, Cursor& c
       case Kind::kReduceScatter: {
         const size_t mine = operation.kind == Kind::kReduceScatter ? rank * stride : 0;
         for (uint32_t r = 0; r < size; r++) sources[r] = slots[r] + mine + at;
+        // Its own it reads where the caller has it, which costs no trip to the slot and is as often in the cache.
+        const size_t own = operation.kind == Kind::kReduceScatter ? rank * (tensor.count / size * unit) : 0;
+        sources[rank] = At(tensor.input, own + offset);
         ReduceOut(ReductionFor(operation.dtype, operation.op), At(tensor.output, offset), sources, size, n, unit,
                   stream);
         break;
@@ -205,7 +218,6 @@ void Consume(const Operation& operation, uint32_t rank, uint32_t size, Cursor& c
         break;
     }
   });
-  if (stream) StreamFence();
 }
 
 }  // namespace
@@ -228,7 +240,7 @@ const char* NameOf(Kind kind) {
 
 // An operation under way at this rank.
 struct Communicator::Flight {
-  Flight(const Operation& op, const Channel& use, uint32_t size)
+  Flight(const Operation& op, const Channel& use, uint32_t size, bool oversubscribed)
       : operation(op),
         channel(use.index),
         sequence(use.sequence + 1),
@@ -237,10 +249,14 @@ struct Communicator::Flight {
         unit(SizeOf(op.dtype)),
         parts(op.kind == Kind::kReduceScatter ? size : 1),
         part_bytes(count * unit / parts),
-        chunk_bytes(shm::kSlotBytes / parts / shm::kLine * shm::kLine),
+        whole(oversubscribed && part_bytes * parts <= kWholeBytes),
+        splits(op.kind == Kind::kAllReduce && size >= kSplitRanks && !whole && part_bytes > shm::kSlotBytes),
+        chunk_bytes((whole ? shm::kSlots : 1) * shm::kSlotBytes / parts / shm::kLine * shm::kLine),
         chunks(static_cast<uint32_t>((part_bytes + chunk_bytes - 1) / chunk_bytes)) {}
 
   bool Brings(uint32_t rank) const { return operation.kind != Kind::kBroadcast || operation.root == rank; }
+  // The slot that chunk `chunk` goes into, where the lane's counters stand at `base`.
+  uint32_t SlotOf(uint32_t base, uint32_t chunk) const { return whole ? 0 : base + chunk; }
   size_t BytesOf(uint32_t chunk) const { return std::min(chunk_bytes, part_bytes - chunk * chunk_bytes); }
 
   const Operation& operation;
@@ -251,8 +267,12 @@ struct Communicator::Flight {
   const size_t unit;     // bytes of one
   const uint32_t parts;  // into which they are scattered
   const size_t part_bytes;
+  const bool whole;          // brought at once, in all slots
+  const bool splits;         // each rank reduces a part of it
   const size_t chunk_bytes;  // of a part at a time; whole cache lines, so that parts stay aligned
   const uint32_t chunks;
+  bool streamed = false;                           // chunks are staged past the caches
+  std::chrono::steady_clock::time_point agreed{};  // when all ranks had come, for operations in chunks
   // Of the whole operation, from its first wait that is more than a spin on: most never read the clock.
   std::chrono::steady_clock::time_point deadline{};
 };
@@ -376,14 +396,12 @@ void Communicator::RunAlone(const Operation& operation) const {
 
 void Communicator::RunShared(const Operation& operation) {
   ChannelTable::Use use = channels_->Acquire(operation.name);
-  Flight flight(operation, *use.channel, size_);
+  Flight flight(operation, *use.channel, size_, oversubscribed_);
   try {
     if (flight.count * flight.unit <= shm::kInlineBytes || flight.chunks <= 1) {
       RunOnce(flight);
-    } else if (operation.kind == Kind::kAllReduce && size_ >= kSplitRanks) {
-      RunSplit(flight);
     } else {
-      RunPipelined(flight);
+      RunChunks(flight);
     }
   } catch (const Error& error) {
     if (error.status() != KF_MISMATCH) {
@@ -407,15 +425,17 @@ void Communicator::RunOnce(Flight& flight) {
   uint32_t lane = 0, chunk = 0;
   if (!inlined) {
     lane = BindLane(flight);
-    chunk = segment_->done(lane, rank_).value.load(std::memory_order_relaxed);
+    chunk = flight.SlotOf(segment_->done(lane, rank_).value.load(std::memory_order_relaxed), 0);
   }
   const auto payload = [&](uint32_t rank) {
     return inlined ? segment_->post(flight.channel, rank, flight.sequence).payload : segment_->slot(lane, rank, chunk);
   };
   const size_t stride = inlined ? flight.part_bytes : flight.chunk_bytes;
   if (flight.Brings(rank_)) {
+    const bool stream = !inlined && flight.part_bytes >= kStreamOnce;
     Cursor input(operation, flight.parts);
-    Stage(operation, size_, input, flight.part_bytes, payload(rank_), stride);
+    Stage(operation, size_, input, flight.part_bytes, payload(rank_), stride, stream);
+    if (stream) StreamFence();
   }
   mine.sequence.Set(flight.sequence);
   AwaitPosts(flight);
@@ -424,6 +444,21 @@ void Communicator::RunOnce(Flight& flight) {
   Cursor output(operation, flight.parts);
   Consume(operation, rank_, size_, output, flight.part_bytes, payloads, stride, /*stream=*/false);
   if (!inlined) LeaveLane(flight, /*failed=*/false);
+}
+
+void Communicator::RunChunks(Flight& flight) {
+  // Kinds apart, and sizes by powers of four: what fits a cache behaves otherwise than what doesn't.
+  const uint32_t magnitude = std::min<uint32_t>(5, (31 - __builtin_clz(flight.chunks)) / 2);
+  const uint32_t history = static_cast<uint32_t>(flight.operation.kind) * 6 + magnitude;
+  const StagingChoice::Choice choice = staging_choice_.Next(history);
+  flight.streamed = choice.streamed;
+  if (flight.splits) {
+    RunSplit(flight);
+  } else {
+    RunPipelined(flight);
+  }
+  const std::chrono::duration<float, std::nano> took = std::chrono::steady_clock::now() - flight.agreed;
+  staging_choice_.Record(history, choice, took.count() / static_cast<float>(flight.part_bytes));
 }
 
 // Chunk by chunk: stages what comes next, while the others' part of the present one arrives.
@@ -438,18 +473,37 @@ void Communicator::RunPipelined(Flight& flight) {
   const bool stream = flight.part_bytes >= kStreamBytes;
   Cursor input(operation, flight.parts);
   Cursor output(operation, flight.parts);
+  const uint32_t to_stage = flight.Brings(rank_) ? flight.chunks : 0;
   uint32_t staged = 0;
+  for (; staged < std::min(to_stage, ahead_); staged++) StageChunk(flight, lane, base, staged, input);
+  AwaitPosts(flight);
+  flight.agreed = std::chrono::steady_clock::now();
   const char* slots[shm::kMaxRanks];
   for (uint32_t chunk = 0; chunk < flight.chunks; chunk++) {
-    for (; flight.Brings(rank_) && staged < flight.chunks && staged <= chunk + ahead_; staged++) {
-      StageChunk(flight, lane, base, staged, input);
-    }
-    if (chunk == 0) AwaitPosts(flight);
     for (uint32_t r = 0; r < size_; r++) {
       if (r != rank_ && flight.Brings(r)) Await(segment_->ready(lane, r), base + chunk + 1, r, flight);
       slots[r] = segment_->slot(lane, r, base + chunk);
     }
-    Consume(operation, rank_, size_, output, flight.BytesOf(chunk), slots, flight.chunk_bytes, stream);
+    char* slot = nullptr;
+    size_t staging = 0;
+    if (staged < to_stage) {
+      AwaitRoom(flight, lane, base, staged);
+      slot = segment_->slot(lane, rank_, base + staged);
+      staging = flight.BytesOf(staged);
+    }
+    const size_t consuming = flight.BytesOf(chunk);
+    for (size_t at = 0; at < std::max(staging, consuming); at += kBlend) {
+      if (at < staging) {
+        Stage(operation, size_, input, std::min(kBlend, staging - at), slot + at, flight.chunk_bytes, flight.streamed);
+      }
+      if (at < consuming) {
+        const size_t bytes = std::min(kBlend, consuming - at);
+        Consume(operation, rank_, size_, output, bytes, slots, flight.chunk_bytes, stream);
+        for (uint32_t r = 0; r < size_; r++) slots[r] += bytes;
+      }
+    }
+    if (stream || flight.streamed) StreamFence();
+    if (staging > 0) ready.Set(base + ++staged);
     done.Set(base + chunk + 1);
   }
   if (!flight.Brings(rank_)) ready.Set(base + flight.chunks);
@@ -482,7 +536,7 @@ void Communicator::RunSplit(Flight& flight) {
     for (uint32_t r = 0; r < size_; r++) {
       if (r != rank_) Await(segment_->reduced(lane, r), base_reduced + chunk + 1, r, flight);
       const size_t begin = part_begin(r, bytes);
-      const char* part = segment_->slot(lane, r, base + chunk) + begin;
+      const char* part = segment_->slot(lane, r, flight.SlotOf(base, chunk)) + begin;
       output.Take(part_begin(r + 1, bytes) - begin, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
         CopyOut(At(tensor.output, offset), part + at, n, stream);
       });
@@ -497,20 +551,33 @@ void Communicator::RunSplit(Flight& flight) {
     for (; staged < flight.chunks && staged <= chunk + std::min(ahead_, shm::kSlots - 2); staged++) {
       StageChunk(flight, lane, base, staged, input);
     }
-    if (chunk == 0) AwaitPosts(flight);
+    if (chunk == 0) {
+      AwaitPosts(flight);
+      flight.agreed = std::chrono::steady_clock::now();
+    }
     const size_t begin = part_begin(rank_, flight.BytesOf(chunk));
     const size_t end = part_begin(rank_ + 1, flight.BytesOf(chunk));
     const void* sources[shm::kMaxRanks];
     for (uint32_t r = 0; r < size_; r++) {
       if (r != rank_) Await(segment_->ready(lane, r), base + chunk + 1, r, flight);
-      sources[r] = segment_->slot(lane, r, base + chunk) + begin;
+      sources[r] = segment_->slot(lane, r, flight.SlotOf(base, chunk)) + begin;
     }
-    reduce(segment_->slot(lane, rank_, base + chunk) + begin, sources, size_, (end - begin) / flight.unit);
+    ReduceOut(reduce, segment_->slot(lane, rank_, flight.SlotOf(base, chunk)) + begin, sources, size_, end - begin,
+              flight.unit, flight.streamed);
+    if (flight.streamed) StreamFence();
     reduced.Set(base_reduced + chunk + 1);
     if (chunk > 0) gather(chunk - 1);
   }
   gather(flight.chunks - 1);
   LeaveLane(flight, /*failed=*/false);
+}
+
+// Waits until nobody reads any more what was in this rank's slot for `chunk`.
+void Communicator::AwaitRoom(Flight& flight, uint32_t lane, uint32_t base, uint32_t chunk) {
+  if (chunk < shm::kSlots) return;
+  for (uint32_t r = 0; r < size_; r++) {
+    if (r != rank_) Await(segment_->done(lane, r), base + chunk - shm::kSlots + 1, r, flight);
+  }
 }
 
 shm::Post& Communicator::PreparePost(const Flight& flight) {
@@ -522,13 +589,10 @@ shm::Post& Communicator::PreparePost(const Flight& flight) {
 
 // Copies chunk `chunk` of what this rank brings into its slot, once nobody reads what was there.
 void Communicator::StageChunk(Flight& flight, uint32_t lane, uint32_t base, uint32_t chunk, Cursor& input) {
-  if (chunk >= shm::kSlots) {
-    for (uint32_t r = 0; r < size_; r++) {
-      if (r != rank_) Await(segment_->done(lane, r), base + chunk - shm::kSlots + 1, r, flight);
-    }
-  }
-  Stage(flight.operation, size_, input, flight.BytesOf(chunk), segment_->slot(lane, rank_, base + chunk),
-        flight.chunk_bytes);
+  AwaitRoom(flight, lane, base, chunk);
+  Stage(flight.operation, size_, input, flight.BytesOf(chunk), segment_->slot(lane, rank_, flight.SlotOf(base, chunk)),
+        flight.chunk_bytes, flight.streamed);
+  if (flight.streamed) StreamFence();
   segment_->ready(lane, rank_).Set(base + chunk + 1);
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "collectives/channel_table.h"
+#include "collectives/staging_choice.h"
 #include "kungfu/c_api.h"
 #include "runtime/error.h"
 #include "transport/shm/segment.h"
@@ -79,9 +80,11 @@ class Communicator {
   void RunAlone(const Operation& operation) const;
   void RunShared(const Operation& operation);
   void RunOnce(Flight& flight);
+  void RunChunks(Flight& flight);
   void RunPipelined(Flight& flight);
   void RunSplit(Flight& flight);
   shm::Post& PreparePost(const Flight& flight);
+  void AwaitRoom(Flight& flight, uint32_t lane, uint32_t base, uint32_t chunk);
   void StageChunk(Flight& flight, uint32_t lane, uint32_t base, uint32_t chunk, Cursor& input);
   void AwaitPosts(Flight& flight);
   [[noreturn]] void ReportMismatch(Flight& flight);
@@ -107,6 +110,7 @@ class Communicator {
   const bool oversubscribed_;  // more ranks than cores
   const uint32_t ahead_;       // chunks staged beyond the one that is being read
   std::unique_ptr<ChannelTable> channels_;
+  StagingChoice staging_choice_;
 
   std::atomic<bool> closed_{false};
   mutable std::mutex close_mutex_;

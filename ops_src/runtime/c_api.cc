@@ -29,7 +29,18 @@ kf_status Run(const Operation& operation) {
 
 kf_status kf_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
                         const char* layout) {
+  kungfu::DelayForTests();
   return Run({Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, layout});
+}
+
+kf_status kf_start_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
+                              const char* layout, uint64_t* ticket) {
+  return Guarded(
+      [&] { *ticket = Peer::Get().Start({Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, layout}); });
+}
+
+kf_status kf_wait(const kf_started* started, size_t num_started) {
+  return Guarded([&] { Peer::Get().Wait(started, num_started); });
 }
 
 kf_status kf_broadcast(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, uint32_t root,

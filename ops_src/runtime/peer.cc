@@ -34,7 +34,10 @@ void Peer::Leave(const std::string& reason) {
   current->Leave();
 }
 
-void Peer::Reset() { Install(std::make_shared<Communicator>(), "the runtime has been finalized"); }
+void Peer::Reset() {
+  Install(std::make_shared<Communicator>(), "the runtime has been finalized");
+  background_.Stop();  // at once: the communicator of what is queued is closed
+}
 
 void Peer::Install(std::shared_ptr<Communicator> next, const std::string& why_stale) {
   std::shared_ptr<Communicator> previous;

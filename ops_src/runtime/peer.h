@@ -8,6 +8,7 @@
 #include <string>
 
 #include "collectives/communicator.h"
+#include "runtime/background.h"
 
 namespace kungfu {
 
@@ -27,6 +28,10 @@ class Peer {
   static Peer& Get();
 
   std::shared_ptr<Communicator> Current() const;
+
+  // See Background. An operation goes on with the communicator that was current at its start.
+  uint64_t Start(const Operation& operation) { return background_.Start(Current(), operation); }
+  void Wait(const kf_started* started, size_t num_started) { background_.Wait(started, num_started); }
 
   // Becomes rank `rank` of the segment behind `fd` and waits for the other members; the communicator so far is
   // finished. The descriptor stays the caller's.
@@ -49,6 +54,7 @@ class Peer {
   mutable std::mutex mutex_;
   std::shared_ptr<Communicator> current_;  // guarded by mutex_, never null
   ResizeHandler resize_handler_;           // guarded by mutex_
+  Background background_;
 };
 
 }  // namespace kungfu

@@ -5,7 +5,7 @@ from launching import Program
 
 
 @pytest.fixture
-def run_program(tmp_path):
+def start_module(tmp_path):
     """Starts ``python -m MODULE ARGUMENTS`` in the test's folder; whatever is left of it is killed after the test."""
     started = []
 
@@ -19,11 +19,11 @@ def run_program(tmp_path):
 
 
 @pytest.fixture
-def kungfu_run(run_program):
+def kungfu_run(start_module):
     """Starts ``kungfu-run ARGUMENTS``."""
 
     def run(*arguments, **options):
-        return run_program("ms_kungfu.launcher", *arguments, **options)
+        return start_module("ms_kungfu.launcher", *arguments, **options)
 
     return run
 

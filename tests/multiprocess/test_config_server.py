@@ -55,10 +55,10 @@ class Server:
 
 
 @pytest.fixture
-def server(run_program):
+def server(start_module):
     def start(*arguments, secret=SECRET):
         environment = {"KUNGFU_JOB_SECRET": secret} if secret else {}
-        return Server(run_program("ms_kungfu.config_server", "-port", 0, *arguments, environment=environment))
+        return Server(start_module("ms_kungfu.config_server", "-port", 0, *arguments, environment=environment))
 
     return start
 
@@ -177,11 +177,11 @@ def test_long_poll_with_nonsense_is_a_400(server, query):
     assert server().request("GET", query=query)[0] == 400
 
 
-def test_first_cluster_may_come_from_a_file(server, tmp_path, run_program):
+def test_first_cluster_may_come_from_a_file(server, tmp_path, start_module):
     (tmp_path / "first.json").write_text(json.dumps({**workers(2), "Version": 5}))
     assert server("-init", tmp_path / "first.json").request("GET")[1]["Version"] == 5
     (tmp_path / "bad.json").write_text("{}")
-    program = run_program("ms_kungfu.config_server", "-init", tmp_path / "bad.json")
+    program = start_module("ms_kungfu.config_server", "-init", tmp_path / "bad.json")
     program.assert_exit(2)
     assert "bad.json: Workers must be a list" in program.output
 
@@ -220,9 +220,9 @@ def test_it_ends_at_once_also_under_a_long_poll(server):
     waiting.join(10)
 
 
-def test_a_taken_port_is_named(server, run_program):
+def test_a_taken_port_is_named(server, start_module):
     one = server()
-    program = run_program("ms_kungfu.config_server", "-port", one.port)
+    program = start_module("ms_kungfu.config_server", "-port", one.port)
     program.assert_exit(1)
     assert len(program.lines) == 1
     assert f"127.0.0.1:{one.port}" in program.lines[0]
@@ -236,9 +236,9 @@ def test_it_listens_on_loopback_only(server):
     assert [address for address in listening if address.endswith(hexadecimal)] == [f"0100007F:{hexadecimal}"]
 
 
-def test_wrong_flags_are_one_sentence(run_program):
+def test_wrong_flags_are_one_sentence(start_module):
     for arguments, told in ((["-prt", "1"], "did you mean -port?"), (["x"], "takes flags only")):
-        program = run_program("ms_kungfu.config_server", *arguments)
+        program = start_module("ms_kungfu.config_server", *arguments)
         program.assert_exit(2)
         assert len(program.lines) == 1
         assert told in program.lines[0]

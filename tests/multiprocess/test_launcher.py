@@ -4,6 +4,7 @@ import contextlib
 import os
 import pty
 import re
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -156,7 +157,7 @@ def test_killed_worker_ends_the_job_and_is_named(kungfu_run, script, watch, prog
 def test_killed_launcher_leaves_nothing(kungfu_run, script, watch, shell):
     command = script(DEAF)
     if shell:
-        command = ("bash", "-c", " ".join(command) + "; true")
+        command = ("bash", "-c", shlex.join(command) + "; true")
     job = kungfu_run("-np", 3, *watch, *command)
     started(job, 3)
     assert len(job.processes()) >= 2 + 3 * 3

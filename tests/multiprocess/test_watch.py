@@ -61,17 +61,17 @@ def cluster_of(version, *ports):
 class Job:
     """A running job in watch mode and its config server."""
 
-    def __init__(self, program, run_program):
+    def __init__(self, program, start_module):
         self.program = program
         self.wait_for = program.wait_for
-        self._run_program = run_program
+        self._start_module = start_module
         self.url = program.wait_for(r"config server: (http://\S+/config)")[0][1]
 
     def resize(self, *arguments, server=True):
         """`kungfu-run resize` from another shell of the same user."""
         words = ["resize", *arguments, *(["-config-server", self.url] if server else [])]
         environment = {"XDG_RUNTIME_DIR": str(self.program.runtime_dir)}
-        command = self._run_program("ms_kungfu.launcher", *words, environment=environment)
+        command = self._start_module("ms_kungfu.launcher", *words, environment=environment)
         return command.wait(), command.output
 
     def put(self, document):
@@ -104,10 +104,10 @@ def put(url, secret, document):
 
 
 @pytest.fixture
-def watch(kungfu_run, run_program, script):
+def watch(kungfu_run, start_module, script):
     def start(*flags, environment=None):
         program = kungfu_run(*flags, "-w", *script(WORKER), environment=environment)
-        return Job(program, run_program)
+        return Job(program, start_module)
 
     return start
 
@@ -207,7 +207,7 @@ def test_a_bad_put_is_refused_and_the_job_goes_on(watch, document, status, told)
     job.finish()
 
 
-def test_resize_says_what_is_wrong(watch, run_program):
+def test_resize_says_what_is_wrong(watch, start_module):
     job = watch("-np", 1)
     job.wait_for_version(0, 1)
     assert job.resize("1") == (0, "nothing to do: cluster version 0 has 1 workers already")
@@ -257,10 +257,10 @@ def test_kungfus_own_command_line_works(watch):
     job.finish()
 
 
-def test_job_ends_when_its_members_have_finished_although_newcomers_still_wait(kungfu_run, script, run_program):
+def test_job_ends_when_its_members_have_finished_although_newcomers_still_wait(kungfu_run, script, start_module):
     # Rank 0 never moves to the new version; whoever was started for it waits in vain.
     worker = script(WORKER.replace("while True:", "while incarnation == 0: time.sleep(0.01)\nwhile True:"))
-    job = Job(kungfu_run("-np", 1, "-w", *worker), run_program)
+    job = Job(kungfu_run("-np", 1, "-w", *worker), start_module)
     job.wait_for_version(0, 1)
     job.resize("2")
     job.wait_for("worker 1 .* started")
@@ -300,8 +300,8 @@ def test_keep_waits_for_the_next_cluster(watch):
 
 
 class ExternalServer:
-    def __init__(self, run_program, runtime_dir, port):
-        self._run_program = run_program
+    def __init__(self, start_module, runtime_dir, port):
+        self._start_module = start_module
         self.port = port
         self.environment = {"XDG_RUNTIME_DIR": str(runtime_dir), "KUNGFU_JOB_SECRET": "abcdef"}
         self.url = f"http://127.0.0.1:{port}/config"
@@ -309,15 +309,15 @@ class ExternalServer:
         self.start()
 
     def start(self, *arguments):
-        self.program = self._run_program(
+        self.program = self._start_module(
             "ms_kungfu.config_server", "-port", self.port, *arguments, environment=self.environment
         )
         self.program.wait_for("serving")
 
 
 @pytest.fixture
-def external(run_program, tmp_path):
-    return ExternalServer(run_program, tmp_path / "run", free_port())
+def external(start_module, tmp_path):
+    return ExternalServer(start_module, tmp_path / "run", free_port())
 
 
 @pytest.fixture

@@ -68,6 +68,20 @@ typedef struct kf_tensor {
 // check between ranks and for its message, e.g. "(2,3) (4,)", and may be NULL.
 KF_API kf_status kf_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
                                const char* layout);
+// The same in two halves, for what the caller has to do meanwhile. Start copies the inputs, queues the operation for
+// one thread that runs such operations in the order of their start (the same at all ranks), and gives a ticket. Wait
+// blocks until all operations have ended and their results are in the outputs, and returns the first failure; no output
+// is touched before or after. With ticket 0 (a cluster of one) the outputs have been written at the start. A ticket is
+// good for one wait; one that is never waited for is void when the next operation of its name and dtype starts.
+KF_API kf_status kf_start_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
+                                     kf_op op, const char* layout, uint64_t* ticket);
+// The tensors are those of the start, in its order; only counts and outputs are looked at.
+typedef struct kf_started {
+  uint64_t ticket;
+  const kf_tensor* tensors;
+  size_t num_tensors;
+} kf_started;
+KF_API kf_status kf_wait(const kf_started* started, size_t num_started);
 // `input` is read at the root, `output` written at every other rank (and at the root where it is not `input`).
 KF_API kf_status kf_broadcast(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
                               uint32_t root, const char* layout);

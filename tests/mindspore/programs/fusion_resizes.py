@@ -1,4 +1,4 @@
-"""SCHEDULE: several fusion groups on a cluster that resizes; each step all ranks compare their weights."""
+"""SCHEDULE [overlap]: several fusion groups on a cluster that resizes; each step all ranks compare their weights."""
 
 import sys
 
@@ -34,7 +34,7 @@ net = nn.SequentialCell(nn.Dense(4, 6), nn.Tanh(), nn.Dense(6, 5), nn.Tanh(), nn
 # A program that differs in what it made before must not differ in its groups.
 for _ in range(kf.cluster_version()):
     kf.ops.KungFuAllReduce()
-optimizer = KungFuMomentum(net.trainable_params(), 0.05, 0.9)
+optimizer = KungFuMomentum(net.trainable_params(), 0.05, 0.9, overlap="overlap" in sys.argv)
 net[0].set_comm_fusion(2)
 net[2].set_comm_fusion(0)
 assert len(optimizer.fusion_plan().groups) == 4

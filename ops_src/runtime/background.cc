@@ -1,0 +1,298 @@
+#include "runtime/background.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "collectives/dtype.h"
+
+namespace kungfu {
+namespace {
+
+constexpr size_t kAlign = 64;  // a cache line: what the reductions like best
+
+struct FreeDeleter {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+// Memory that only grows.
+class Memory {
+ public:
+  char* Get(size_t bytes) {
+    if (bytes <= bytes_) return data_.get();
+    data_.reset();
+    bytes_ = 0;
+    data_.reset(static_cast<char*>(std::aligned_alloc(kAlign, bytes)));
+    if (data_ == nullptr) throw Error(KF_INTERNAL, Text("no memory for ", bytes, " bytes"));
+    bytes_ = bytes;
+    return data_.get();
+  }
+
+ private:
+  std::unique_ptr<char, FreeDeleter> data_;
+  size_t bytes_ = 0;
+};
+
+size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+// What Start relies on; the communicator checks the rest.
+void Check(const Operation& operation) {
+  if (operation.kind != Kind::kAllReduce) {
+    throw Error(KF_INTERNAL, Text(NameOf(operation.kind), " can't be started in the background"));
+  }
+  if (operation.name == nullptr || operation.name[0] == '\0') {
+    throw Error(KF_INVALID, "all_reduce needs a name that is not empty");
+  }
+  const auto who = [&] { return Text("all_reduce \"", operation.name, "\": "); };
+  if (!IsDtype(operation.dtype)) throw Error(KF_TYPE, Text(who(), "no dtype has number ", int(operation.dtype)));
+  for (size_t i = 0; i < operation.num_tensors; i++) {
+    const kf_tensor& tensor = operation.tensors[i];
+    if (tensor.count > 0 && tensor.input == nullptr) {
+      throw Error(KF_INVALID, Text(who(), "tensor ", i, " has no memory"));
+    }
+  }
+}
+
+std::atomic<uint32_t> delay_ms{0};
+
+}  // namespace
+
+// Belongs to the starting thread until it is queued, to the background thread while it runs, to the waiter when it has
+// ended. Which of them it is at changes under the mutex.
+struct Background::Pending {
+  enum class State { kQueued, kRunning, kEnded };
+
+  // Takes what `asked` brings into memory of its own.
+  void Copy(const Operation& asked) {
+    name = asked.name;
+    layout = asked.layout == nullptr ? "" : asked.layout;
+    operation = asked;
+    operation.name = name.c_str();
+    operation.layout = asked.layout == nullptr ? nullptr : layout.c_str();
+    const size_t unit = SizeOf(asked.dtype);
+    bytes = 0;
+    for (size_t i = 0; i < asked.num_tensors; i++) bytes += Aligned(asked.tensors[i].count * unit);
+    tensors.assign(asked.tensors, asked.tensors + asked.num_tensors);
+    char* at = inputs.Get(bytes);
+    for (kf_tensor& tensor : tensors) {
+      const size_t n = tensor.count * unit;
+      if (n > 0) std::memcpy(at, tensor.input, n);
+      tensor.input = at;
+      tensor.output = nullptr;
+      at += Aligned(n);
+    }
+    operation.tensors = tensors.data();
+  }
+
+  void Run() noexcept {
+    try {
+      if (!to_outputs) {
+        char* at = results.Get(bytes);
+        for (kf_tensor& tensor : tensors) {
+          tensor.output = at;
+          at += Aligned(tensor.count * SizeOf(operation.dtype));
+        }
+      }
+      DelayForTests();
+      communicator->Run(operation);
+    } catch (const Error& thrown) {
+      error = thrown;
+    } catch (const std::exception& thrown) {
+      error = Error(KF_INTERNAL, thrown.what());
+    }
+    communicator.reset();  // a pending operation that is kept for its memory must not keep a segment
+  }
+
+  void CheckOutputs(const kf_started& started) const {
+    bool equal = started.num_tensors == tensors.size();
+    for (size_t i = 0; equal && i < tensors.size(); i++) {
+      equal = started.tensors[i].count == tensors[i].count &&
+              (started.tensors[i].output != nullptr || tensors[i].count == 0);
+    }
+    if (!equal) throw Error(KF_INVALID, Text("all_reduce \"", name, "\": waited for with other tensors than started"));
+  }
+
+  void CopyOut(const kf_started& started) const {
+    for (size_t i = 0; i < tensors.size(); i++) {
+      const size_t n = tensors[i].count * SizeOf(operation.dtype);
+      if (n > 0) std::memcpy(started.tensors[i].output, tensors[i].output, n);
+    }
+  }
+
+  std::shared_ptr<Communicator> communicator;
+  std::string name, layout;
+  Operation operation;             // of the following
+  std::vector<kf_tensor> tensors;  // from `inputs`; to `results`, or to the waiter's outputs
+  Memory inputs, results;
+  size_t bytes = 0;  // of `inputs` and of `results`
+  std::optional<Error> error;
+
+  State state = State::kQueued;  // guarded by mutex_
+  bool waited_for = false;       // guarded by mutex_; while somebody is inside Wait with it
+  bool to_outputs = false;       // set before it runs
+  uint64_t ticket = 0;
+};
+
+Background::~Background() { Stop(); }
+
+uint64_t Background::Start(std::shared_ptr<Communicator> communicator, const Operation& operation) {
+  Check(operation);
+  if (communicator->size() == 1) {
+    communicator->Run(operation);
+    return 0;
+  }
+  if (Forked()) {
+    throw Error(KF_INVALID, "a forked child is no member of the cluster: it can't start collectives");
+  }
+  const std::string key = Text(operation.name, '\0', int(operation.dtype));
+  const PendingPtr pending = NewPending(key);
+  pending->Copy(operation);
+  pending->communicator = std::move(communicator);
+
+  std::lock_guard<std::mutex> guard(mutex_);
+  EnsureThread();
+  pending->ticket = ++last_ticket_;
+  queue_.push_back(pending);
+  by_ticket_[pending->ticket] = pending;
+  by_key_[key] = pending;
+  queued_.notify_one();
+  return pending->ticket;
+}
+
+// The last one of this name and dtype if nobody needs it any more; a new one otherwise, and the last one's ticket is
+// forgotten.
+Background::PendingPtr Background::NewPending(const std::string& key) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  const auto found = by_key_.find(key);
+  if (found == by_key_.end()) return std::make_shared<Pending>();
+  PendingPtr last = std::move(found->second);
+  by_key_.erase(found);
+  by_ticket_.erase(last->ticket);
+  if (last->state != Pending::State::kEnded || last->waited_for) return std::make_shared<Pending>();
+  last->state = Pending::State::kQueued;
+  last->error.reset();
+  return last;
+}
+
+void Background::Wait(const kf_started* started, size_t num_started) {
+  std::vector<PendingPtr> all(num_started);
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    for (size_t i = 0; i < num_started; i++) {
+      if (started[i].ticket == 0) continue;
+      const auto found = by_ticket_.find(started[i].ticket);
+      if (found == by_ticket_.end()) {
+        throw Error(KF_INVALID, Text("nothing is under way with ticket ", started[i].ticket,
+                                     ": it was waited for, or a newer operation of the same name was started"));
+      }
+      found->second->CheckOutputs(started[i]);
+      all[i] = found->second;
+    }
+    for (size_t i = 0; i < num_started; i++) {
+      if (all[i] == nullptr) continue;
+      by_ticket_.erase(started[i].ticket);
+      all[i]->waited_for = true;
+      if (all[i]->state != Pending::State::kQueued) continue;
+      for (size_t t = 0; t < started[i].num_tensors; t++) all[i]->tensors[t].output = started[i].tensors[t].output;
+    }
+  }
+  std::optional<Error> error;
+  for (size_t i = 0; i < num_started; i++) {
+    if (all[i] == nullptr) continue;
+    // Every one, also after a failure: the thread may be writing into outputs until then.
+    WaitFor(*all[i]);
+    if (!error) error = all[i]->error;
+    if (!error && !all[i]->to_outputs) all[i]->CopyOut(started[i]);
+  }
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    for (const PendingPtr& pending : all) {
+      if (pending != nullptr) pending->waited_for = false;
+    }
+  }
+  if (error) throw Error(*error);
+}
+
+void Background::WaitFor(Pending& pending) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  ended_.wait(lock, [&] { return pending.state == Pending::State::kEnded; });
+}
+
+// mutex_ is held.
+void Background::EnsureThread() {
+  if (thread_ != nullptr) return;
+  stopping_ = false;
+  // Signals are for the program's threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::make_unique<std::thread>([this] { Loop(); });
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  process_ = getpid();
+}
+
+void Background::Loop() {
+  pthread_setname_np(pthread_self(), "kungfu-comm");
+  // All cores of the process: a thread of MindSpore, which may be bound to one of them, has started this one.
+  cpu_set_t cores;
+  if (sched_getaffinity(getpid(), sizeof cores, &cores) == 0) sched_setaffinity(0, sizeof cores, &cores);
+
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    queued_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    PendingPtr pending = std::move(queue_.front());
+    queue_.pop_front();
+    pending->state = Pending::State::kRunning;
+    pending->to_outputs = pending->waited_for;
+    lock.unlock();
+    pending->Run();
+    lock.lock();
+    pending->state = Pending::State::kEnded;
+    pending.reset();
+    ended_.notify_all();
+  }
+}
+
+void Background::Stop() noexcept {
+  if (Forked()) {
+    // Whatever it shares with the thread may be locked, by a thread that does not exist here.
+    (void)thread_.release();
+    return;
+  }
+  std::unique_ptr<std::thread> thread;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    stopping_ = true;
+    thread = std::move(thread_);
+    queued_.notify_all();
+  }
+  if (thread != nullptr) thread->join();
+}
+
+bool Background::Forked() const {
+  const pid_t process = process_.load(std::memory_order_relaxed);
+  return process != 0 && process != getpid();
+}
+
+void SetDelayForTests(uint32_t milliseconds) { delay_ms.store(milliseconds, std::memory_order_relaxed); }
+
+void DelayForTests() {
+  const uint32_t delay = delay_ms.load(std::memory_order_relaxed);
+  if (delay > 0) std::this_thread::sleep_for(std::chrono::milliseconds(delay));
+}
+
+}  // namespace kungfu
