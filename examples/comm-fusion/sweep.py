@@ -74,21 +74,23 @@ def draw(rows, png, title):
     import matplotlib.pyplot as plt
 
     plt.rcParams.update({"font.family": "DejaVu Sans", "font.size": 10, "axes.edgecolor": "#7b8794"})
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained", dpi=150)
+    figure, panels = plt.subplots(2, 1, figsize=(8, 5.5), sharex=True, layout="constrained", dpi=150)
     x = range(len(rows))
-    for what, colour, label in (("step", "#d64545", "training step"), ("reduction", "#2b6cb0", "its reduction alone")):
-        times = np.array([row[what] for row in rows]) * 1e3
-        axes.plot(x, np.median(times, axis=1), "o-", color=colour, lw=2, label=f"{label}, median")
+    what = (("step", "#d64545", "training step"), ("reduction", "#2b6cb0", "its reduction alone"))
+    for axes, (key, colour, label) in zip(panels, what):
+        times = np.array([row[key] for row in rows]) * 1e3
+        axes.plot(x, np.median(times, axis=1), "o-", color=colour, lw=2)
         low, high = np.percentile(times, [25, 75], axis=1)
-        axes.fill_between(x, low, high, color=colour, alpha=0.15, lw=0, label="middle half of the rounds")
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+        axes.set_ylim(0, 1.1 * high.max())
+        axes.set_ylabel(f"{label}, ms")
+        axes.spines[["top", "right"]].set_visible(False)
     names = ["not fused" if row["size_mb"] == "none" else f"{row['size_mb']} MB" for row in rows]
-    axes.set_xticks(x, [f"{name}\n{row['groups']} groups" for name, row in zip(names, rows)])
-    axes.set_ylim(0)
-    axes.set_ylabel("ms")
-    axes.set_xlabel("size of a fusion group")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    axes.set_title(title, loc="left", fontweight="bold")
+    groups = [f"{row['groups']} group{'s' if row['groups'] > 1 else ''}" for row in rows]
+    panels[1].set_xticks(x, [f"{name}\n{count}" for name, count in zip(names, groups)])
+    panels[1].set_xlabel("size of a fusion group")
+    panels[0].set_title(title, loc="left", fontweight="bold")
+    panels[0].set_title("median, and the middle half of the rounds", loc="right", fontsize=9, color="#7b8794")
     figure.savefig(png)
     plt.close(figure)
 
@@ -96,8 +98,8 @@ def draw(rows, png, title):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 64], help="MB (default: %(default)s)")
-    parser.add_argument("--blocks", type=int, default=24)
-    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)

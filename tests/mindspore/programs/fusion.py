@@ -1,4 +1,4 @@
-"""Fusion groups against one worker with MindSpore's optimizer on the whole batch: `fusion.py graph|pynative`.
+"""Groups reduced in turn, against one worker with MindSpore's optimizer on the whole batch: `fusion.py graph|pynative`.
 
 Under tests/mindspore/tracing.c: what the runtime was asked for is compared with the plan.
 """
@@ -91,11 +91,15 @@ def agree(what, got, expected):
         assert (everyones == everyones[0]).all(), f"{what}: the ranks differ"
 
 
-def momentum(net, cls=KungFuMomentum, **kwargs):
-    return cls(net.trainable_params(), 0.1, 0.9, **kwargs)
+def plain(net):
+    return nn.Momentum(net.trainable_params(), 0.1, 0.9)
 
 
-EXPECTED = train(lambda net: momentum(net, nn.Momentum), sharded=False)[1]
+def momentum(net, **kwargs):
+    return KungFuMomentum(net.trainable_params(), 0.1, 0.9, overlap=False, **kwargs)
+
+
+EXPECTED = train(plain, sharded=False)[1]
 
 
 def allreduce(mode, config):
@@ -154,7 +158,7 @@ def other_ways_to_train():
     def ordered(net):
         params = net.trainable_params()
         groups = [{"params": params[:2], "lr": 0.1}, {"params": params[2:]}, {"order_params": params[::-1]}]
-        return KungFuMomentum(groups, 0.1, 0.9, fusion={"mode": "index", "config": [1]})
+        return KungFuMomentum(groups, 0.1, 0.9, fusion={"mode": "index", "config": [1]}, overlap=False)
 
     optimizer, weights = train(ordered, True)
     assert [g.name for g in optimizer.fusion_plan().gradients][:2] == ["c.bias", "c.weight"]
@@ -170,8 +174,8 @@ def other_ways_to_train():
     agree("Model.train", [p.asnumpy() for p in net.trainable_params()], EXPECTED)
 
     net, loss_fn = Net((0, 1, 2)), nn.MSELoss()
-    optimizer = momentum(net, nn.Momentum)
-    reducer = KungFuGradReducer(optimizer.parameters, fusion="none")
+    optimizer = plain(net)
+    reducer = KungFuGradReducer(optimizer.parameters, fusion="none", overlap=False)
 
     def forward(x, y):
         return loss_fn(net(x), y)
@@ -187,7 +191,7 @@ def other_ways_to_train():
     adam = {"learning_rate": 0.1, "eps": 0.1}
     expected = train(lambda net: nn.Adam(net.trainable_params(), **adam), False)[1]
     sized = {"mode": "size", "config": 1}
-    ours = train(lambda net: KungFuAdam(net.trainable_params(), **adam, fusion=sized), True)[1]
+    ours = train(lambda net: KungFuAdam(net.trainable_params(), **adam, fusion=sized, overlap=False), True)[1]
     assert traced() == [("gradients/0", 2), ("gradients/1", 1), ("gradients/2", 3)] * STEPS
     agree("Adam", ours, expected)
 
@@ -207,7 +211,7 @@ class Reducing(nn.Momentum):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.reducer = KungFuGradReducer(self.parameters, fusion={"mode": "index", "config": [3]})
+        self.reducer = KungFuGradReducer(self.parameters, fusion={"mode": "index", "config": [3]}, overlap=False)
 
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):
@@ -215,9 +219,9 @@ class Reducing(nn.Momentum):
 
 
 def each_group_is_reduced_once():
-    half = train(lambda net: momentum(net, nn.Momentum), sharded=False)[1]
+    half = train(plain, sharded=False)[1]
     grouped = {"mode": "index", "config": [3]}
-    ours = train(lambda net: Doubling(net.trainable_params(), 0.05, 0.9, fusion=grouped), True)[1]
+    ours = train(lambda net: Doubling(net.trainable_params(), 0.05, 0.9, fusion=grouped, overlap=False), True)[1]
     assert traced() == [("gradients/0", 4), ("gradients/1", 2)] * STEPS
     agree("subclass", ours, half)
     ours = train(lambda net: Reducing(net.trainable_params(), 0.1, 0.9), True)[1]
@@ -240,7 +244,7 @@ class Synced(nn.Cell):
 def groups_wait_for_the_collectives_of_the_backward_pass():
     net, loss_fn = Synced(), nn.MSELoss()
     groups = [{"params": net.trainable_params()}, {"order_params": net.trainable_params()[::-1]}]
-    optimizer = KungFuMomentum(groups, 0.1, 0.9, fusion="none")
+    optimizer = KungFuMomentum(groups, 0.1, 0.9, fusion="none", overlap=False)
 
     def forward(x, y):
         return loss_fn(net(x), y)
@@ -281,7 +285,7 @@ def plans_that_differ_between_ranks_are_told_at_once():
         return
     for mine, other in (("none", "auto"), ({"mode": "index", "config": [2]}, {"mode": "index", "config": [3]})):
         net = Net()
-        reducer = KungFuGradReducer(net.trainable_params(), fusion=mine if RANK == 0 else other)
+        reducer = KungFuGradReducer(net.trainable_params(), fusion=mine if RANK == 0 else other, overlap=False)
         zeros = tuple(Tensor(np.zeros(p.shape, np.float32)) for p in net.trainable_params())
         try:
             [gradient.asnumpy() for gradient in reducer(zeros)]
