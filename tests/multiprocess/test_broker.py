@@ -24,14 +24,18 @@ A, B, C = (PeerID("127.0.0.1", 10000 + i) for i in range(3))
 class MemorySegment:
     """Holds text that says which version it is for, and what it was told."""
 
-    def __init__(self, size, cluster_version, cores):
+    def __init__(self, size, cluster_version, cores, recovers):
         self.fd = os.memfd_create("test")
         os.write(self.fd, f"{size} {cluster_version} {cores}".encode())
         self.told = []
+        self.beats = {}
         self.closed = False
 
-    def mark_lost(self, rank, reason):
-        self.told.append((rank, reason))
+    def mark_lost(self, rank, reason, recover):
+        self.told.append((rank, reason, "recover") if recover else (rank, reason))
+
+    def heartbeat(self, rank):
+        return self.beats.get(rank, 0)
 
     def announce(self, version):
         self.told.append(version)
