@@ -15,8 +15,10 @@ namespace kungfu {
 // One name of this rank. Held by one thread at a time; two threads under one name take turns.
 struct Channel {
   std::mutex busy;
-  uint32_t index = 0;      // in the segment
-  uint32_t sequence = 0;   // operations that this rank has begun under the name; guarded by `busy`
+  // Guarded by `busy`, for the name's present generation:
+  uint32_t index = 0;     // in the segment
+  uint32_t sequence = 0;  // operations that this rank has begun under the name
+  uint32_t generation = 0;
   uint64_t last_used = 0;  // guarded by the table
 };
 
@@ -41,6 +43,10 @@ class ChannelTable {
     std::unique_lock<std::mutex> lock;
   };
   Use Acquire(const std::string& name);
+
+  // On to a later generation of the name, with words of its own. The old ones stay as they are: others may still have
+  // to read them. The caller holds `busy`.
+  void MoveTo(uint32_t generation, const std::string& name, Channel& channel);
 
  private:
   void Bind(const std::string& name, Channel& channel);
