@@ -260,8 +260,7 @@ PYBIND11_MODULE(_core, m) {
       .def("mark_lost", &shm::Segment::MarkLost, py::arg("rank"), py::arg("reason"), py::arg("recover") = false,
            "Tells the members that `rank` is out: they go on without it, or their waits end with PeerLostError.")
       .def(
-          "heartbeat",
-          [](const shm::Segment& segment, uint32_t rank) { return segment.status(rank).heartbeat.load(); },
+          "heartbeat", [](const shm::Segment& segment, uint32_t rank) { return segment.status(rank).heartbeat.load(); },
           py::arg("rank"), "A number that grows while the rank's process runs.")
       .def(
           "announce", [](shm::Segment& segment, uint64_t version) { segment.header().announced.store(version); },

@@ -172,7 +172,7 @@ struct Communicator::Flight {
   uint32_t lane = 0;          //
   uint32_t base = 0;          // ready and done
   uint32_t base_reduced = 0;  //
-  bool streamed = false;                           // chunks are staged past the caches
+  bool streamed = false;      // chunks are staged past the caches
   std::chrono::steady_clock::time_point agreed{};  // when all ranks had come, for operations in chunks
   // Of the whole operation, from its first wait that is more than a spin on: most never read the clock.
   std::chrono::steady_clock::time_point deadline{};
@@ -387,9 +387,9 @@ uint32_t Communicator::RunShared(const Operation& operation, uint32_t from_gener
     const Members& members = channel.generation > 0 ? fewer : everyone_;
     if (operation.kind == Kind::kBroadcast && !std::count(members.begin(), members.end(), operation.root)) {
       // Every survivor comes here in the same generation, before any of them has brought anything.
-      throw Error(KF_PEER_LOST, Text("broadcast \"", operation.name, "\": its root, ", PeerName(operation.root), ", ",
-                                     segment_->status(operation.root).lost_reason, ", cluster version ",
-                                     cluster_version_));
+      throw Error(KF_PEER_LOST,
+                  Text("broadcast \"", operation.name, "\": its root, ", PeerName(operation.root), ", ",
+                       segment_->status(operation.root).lost_reason, ", cluster version ", cluster_version_));
     }
     Flight flight(operation, channel, members, size_, oversubscribed_);
     try {

@@ -24,7 +24,6 @@ struct CommunicatorOptions {
   std::chrono::milliseconds join_timeout{300000};
 };
 
-
 // Immutable membership: a change makes a new communicator, and this one then answers every call with StaleClusterError.
 //
 // Thread-safe. Operations under different names run side by side on their callers' threads and don't wait for each

@@ -53,8 +53,8 @@ kf_status kf_all_reduce_gradients(const kf_group* groups, size_t num_groups, kf_
 kf_status kf_start_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
                               const char* layout, uint64_t* ticket) {
   return Guarded([&] {
-    *ticket = Peer::Get().Start({Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, layout, /*weighted=*/true,
-                                 Peer::Get().weight()});
+    *ticket = Peer::Get().Start(
+        {Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, layout, /*weighted=*/true, Peer::Get().weight()});
   });
 }
 

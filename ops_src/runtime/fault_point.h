@@ -11,9 +11,9 @@ __attribute__((visibility("default"))) inline void (*fault_hook)(const char* pla
 
 }  // namespace kungfu
 
-#define KUNGFU_FAULT_POINT(place)                                        \
-  do {                                                                   \
-    if (::kungfu::fault_hook != nullptr) ::kungfu::fault_hook(place);    \
+#define KUNGFU_FAULT_POINT(place)                                     \
+  do {                                                                \
+    if (::kungfu::fault_hook != nullptr) ::kungfu::fault_hook(place); \
   } while (false)
 #else
 #define KUNGFU_FAULT_POINT(place) static_cast<void>(0)

@@ -26,10 +26,10 @@ using Clock = std::chrono::steady_clock;
 // What the processes of a test tell each other and the test. Inherited over fork.
 struct Board {
   struct Rank {
-    std::atomic<int> points;     // places that it came to while they were counted
-    std::atomic<int> stopped;    // it is at the place where it is to die
-    uint32_t took_part[32];      // bit mask of ranks in each operation's result; 0: none
-    uint32_t participants[32];   // bit mask of TakeParticipants after each operation
+    std::atomic<int> points;    // places that it came to while they were counted
+    std::atomic<int> stopped;   // it is at the place where it is to die
+    uint32_t took_part[32];     // bit mask of ranks in each operation's result; 0: none
+    uint32_t participants[32];  // bit mask of TakeParticipants after each operation
     char failure[256];
   } ranks[8];
 };
@@ -249,14 +249,14 @@ class Cluster {
 class Recovery : public ::testing::Test {
  protected:
   void SetUp() override {
-    board = static_cast<Board*>(
-        mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    board =
+        static_cast<Board*>(mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   }
   void TearDown() override { munmap(board, sizeof(Board)); }
 };
 
-// All places, which takes minutes, with KUNGFU_KILL_EVERYWHERE in the environment; else about every tenth, others in each
-// run.
+// All places, which takes minutes, with KUNGFU_KILL_EVERYWHERE in the environment; else about every tenth, others in
+// each run.
 TEST_F(Recovery, SurvivorsEndEveryOperationAlikeWhereverOneDies) {
   const bool everywhere = std::getenv("KUNGFU_KILL_EVERYWHERE") != nullptr;
   const unsigned seed = std::random_device()();
@@ -275,8 +275,8 @@ TEST_F(Recovery, SurvivorsEndEveryOperationAlikeWhereverOneDies) {
         for (int place = 0; place < points[victim]; place++) {
           if (!everywhere && random() % 10 != 0) continue;
           Cluster cluster(size, work, {{victim, place}});
-          ASSERT_EQ(cluster.Supervise(), "") << work.name << ", " << size << " ranks, rank " << victim << " at place "
-                                             << place;
+          ASSERT_EQ(cluster.Supervise(), "")
+              << work.name << ", " << size << " ranks, rank " << victim << " at place " << place;
           kills += board->ranks[victim].stopped;
         }
       }

@@ -23,8 +23,8 @@ inline void Pause() {
 #endif
 }
 
-// A counter with one writer that only grows (modulo 2^31), a fence in its highest bit, and the flag by which sleepers ask
-// to be woken. All live in one cache line, which the writer owns except for that flag.
+// A counter with one writer that only grows (modulo 2^31), a fence in its highest bit, and the flag by which sleepers
+// ask to be woken. All live in one cache line, which the writer owns except for that flag.
 //
 // No wake-up is lost: the writer stores the value and then reads `sleepers`, a waiter stores `sleepers` and then reads
 // the value, all sequentially consistent, so that at least one of them sees the other. A waiter that read the old value

@@ -105,8 +105,8 @@ Segment::Segment(int fd) {
 
 Segment::~Segment() { munmap(base_, layout_.total); }
 
-// Calls visit(word) with each word that `rank` publishes by. Without `used_only` those that are not in use yet are among
-// them: a channel or lane may be bound at any moment.
+// Calls visit(word) with each word that `rank` publishes by. Without `used_only` those that are not in use yet are
+// among them: a channel or lane may be bound at any moment.
 template <typename Visit>
 void Segment::EachWordOf(uint32_t rank, bool used_only, const Visit& visit) {
   for (uint32_t c = 0; c < kChannels; c++) {

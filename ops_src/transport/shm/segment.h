@@ -35,7 +35,7 @@ struct alignas(kLine) RankStatus {
   Counter state;       // a RankState; it only grows, and is fenced at kLost
   uint32_t has_state;  // this rank already carries the training state (it is no newcomer)
   char address[kLine * 2 - 12];
-  char lost_reason[kLine * 2];  // written by the launcher before the move to kLost
+  char lost_reason[kLine * 2];                     // written by the launcher before the move to kLost
   alignas(kLine) std::atomic<uint32_t> heartbeat;  // counted up by a thread of its own, however busy the others are
 };
 
