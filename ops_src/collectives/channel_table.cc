@@ -7,7 +7,7 @@
 namespace kungfu {
 namespace {
 
-constexpr size_t kMaxBoundNames = shm::kChannels / 2;
+constexpr size_t kMaxBoundNames = shm::kChannels / 4;
 
 // FNV-1a with a final mix; 0 marks a free channel.
 uint64_t KeyOf(const std::string& name, uint32_t generation) {
@@ -56,8 +56,10 @@ ChannelTable::Use ChannelTable::Acquire(const std::string& name) {
 }
 
 void ChannelTable::MoveTo(uint32_t generation, const std::string& name, Channel& channel) {
+  const uint32_t before = channel.index;
   channel.generation = generation;
   Bind(name, channel);
+  Unbind(before);
 }
 
 void ChannelTable::EvictOne() {
@@ -68,7 +70,7 @@ void ChannelTable::EvictOne() {
     if (oldest == channels_.end() || it->second->last_used < oldest->second->last_used) oldest = it;
   }
   if (oldest == channels_.end()) return;  // all in flight; Bind says whether there is room
-  Unbind(*oldest->second);
+  Unbind(oldest->second->index);
   channels_.erase(oldest);
 }
 
@@ -110,9 +112,9 @@ void ChannelTable::Bind(const std::string& name, Channel& channel) {
   channel.sequence = shm::Counter::Reached(even, odd) ? even : odd;
 }
 
-void ChannelTable::Unbind(const Channel& channel) {
+void ChannelTable::Unbind(uint32_t channel) {
   TableLock lock(segment_.header().table_lock);
-  shm::ChannelHead& head = segment_.channel(channel.index);
+  shm::ChannelHead& head = segment_.channel(channel);
   if (--head.bound == 0) head.key.store(0, std::memory_order_relaxed);
 }
 

@@ -28,9 +28,42 @@
 // Reduction goes from rank 0 upwards for each element, wherever the chunks are cut: the bits depend on size and inputs
 // only, and all ranks have the same (in a split because each element is reduced once).
 //
-// If a rank dies, the launcher marks it lost, and whoever waits for anybody throws PeerLostError when it next looks
-// around. If a rank gives up at its deadline, it says so in the segment and the others follow. No waiter relies on
-// being woken: each sleep ends by itself after kSlice. What a caller brings is only read, unless it asked for in place.
+// If a rank gives up at its deadline, it says so in the segment and the others follow. No waiter relies on being woken:
+// each sleep ends by itself after kSlice. What a caller brings is only read, unless it asked for in place.
+//
+// When a rank dies, and the launcher's policy is to fail, whoever waits for anybody throws PeerLostError when it next
+// looks around. When the policy is to recover, the others go on without it, all of them alike:
+//
+//  5. The words by which a rank publishes are fenced before its death is announced (Segment::MarkLost): what they say
+//     then they say forever. Owner and launcher change a word by compare-and-swap and fetch-or, so that one of them is
+//     first, and a rank that is expelled though it lives can't publish and learns it.
+//  6. A rank's part in an operation is *finished* when its last word there is out: its post, if all is in place with
+//  it;
+//     else its last `ready`, and in a split its last `reduced`. (A broadcast needs only the root's. Where operations
+//     differ it is the complaint.) Nobody returns before he has seen everybody's last word: he waits for all posts, and
+//     no chunk can be read before it is there. So:
+//       - if the dead rank's part is finished then its slots and words hold all that is still to be read, nobody waits
+//         for it any more (it reads nothing, so its `done` is not waited for), and everybody ends the operation with
+//         it;
+//       - if not, then nobody has ended the operation, nor ever can, and everybody does it again without the dead rank.
+//     Which of the two it is, is read from words that don't change any more, so every survivor reads the same.
+//  7. Doing it again. The deaths have an order (Header::death_order, append-only). *Generation* g of a name are all
+//  ranks
+//     but the first g dead; each generation has a channel of its own, so that words and slots of an attempt that failed
+//     are left as they are for those who still have to look at them. A rank leaves generation g only when it has found
+//     a member's part there unfinished for ever; then all do, for the same operation. Hence the survivors' operations
+//     under a name are paired in each generation as they were in the one before. Another death in g+1, or one that was
+//     known before but comes later in the order, is the same case again. A rank may miss a death for as long as it
+//     likes: it comes to the same conclusions later. Nobody waits for one who has gone on to g+1, because that one's
+//     reason holds for the waiter too, who looks around at least every kSlice, and at once when a death is announced.
+//  8. Inputs are as they were: outputs may have been written, inputs not (what is asked for in place is copied before).
+//  9. Several operations that have to be of one mind (RunAll, Settle: a step's gradients) are run one after another;
+//     those that ended in an earlier generation than the latest are then done again in that. Everybody knows the same
+//     generations, so everybody does the same operations again, in the same order, and no result is given out before.
+// 10. Lanes of operations that failed, or whose member died before it left, stay bound: at most those in flight at a
+//     death, until the next cluster version brings a new segment.
+//
+// tests/cpp/recovery_test.cc kills a rank at each KUNGFU_FAULT_POINT below and looks what the others have.
 #include "collectives/communicator.h"
 
 #include <sched.h>
@@ -811,6 +844,7 @@ void Communicator::ThrowIfLost(const Operation& operation) const {
 // themselves.
 void Communicator::Abort(const Error& error) {
   Close(error.status(), error.what());
+  if (IsDead(rank_)) return;  // the others go on
   shm::Header& header = segment_->header();
   uint32_t idle = 0;
   if (!header.abort.compare_exchange_strong(idle, 1, std::memory_order_acq_rel)) return;

@@ -301,5 +301,170 @@ TEST_F(Recovery, SurvivorsEndEveryOperationAlikeWhereverTwoDie) {
   }
 }
 
+// ---- what single operations give, with the dead marked by hand ----
+
+std::vector<std::exception_ptr> RunWithout(Ranks& ranks, uint32_t dead,
+                                           const std::function<void(uint32_t, Communicator&)>& body) {
+  return ranks.Collect([&](uint32_t rank, Communicator& communicator) {
+    if (rank == dead) {
+      std::this_thread::sleep_for(5ms);
+      ranks.segment().MarkLost(dead, "was killed by SIGKILL", /*recover=*/true);
+    } else {
+      body(rank, communicator);
+    }
+  });
+}
+
+void ExpectNoErrors(const std::vector<std::exception_ptr>& errors) {
+  for (const auto& error : errors) EXPECT_FALSE(error) << ErrorOf(error).what();
+}
+
+TEST(WithoutOne, AGatherHasZerosAndAScatterDropsItsPart) {
+  for (const size_t count : {size_t{4}, size_t{90000}}) {
+    Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
+    ExpectNoErrors(RunWithout(ranks, 1, [&](uint32_t rank, Communicator& communicator) {
+      std::vector<float> x(count, float(rank + 1)), all(3 * count, -1);
+      communicator.Run(Op(Kind::kAllGather, "g", {{x.data(), all.data(), count}}, KF_FLOAT32));
+      for (size_t i = 0; i < count; i++) {
+        ASSERT_EQ(all[i], 1);
+        ASSERT_EQ(all[count + i], 0);
+        ASSERT_EQ(all[2 * count + i], 3);
+      }
+      std::vector<float> brought(3 * count), part(count, -1);
+      for (size_t i = 0; i < brought.size(); i++) brought[i] = float(rank + 1) * float(i % 11);
+      communicator.Run(Op(Kind::kReduceScatter, "s", {{brought.data(), part.data(), 3 * count}}, KF_FLOAT32));
+      for (size_t i = 0; i < count; i++) ASSERT_EQ(part[i], 4 * float((rank * count + i) % 11));
+    }));
+  }
+}
+
+TEST(WithoutOne, ABroadcastFromItFailsEverywhereAndAnotherRootServes) {
+  Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
+  ExpectNoErrors(RunWithout(ranks, 0, [&](uint32_t rank, Communicator& communicator) {
+    float x = float(rank);
+    try {
+      communicator.Run(Op(Kind::kBroadcast, "b", {{&x, &x, 1}}, KF_FLOAT32, KF_SUM, 0));
+      FAIL() << "nothing was thrown";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), KF_PEER_LOST);
+      EXPECT_STREQ(error.what(),
+                   "broadcast \"b\": its root, rank 0 (127.0.0.1:10000), was killed by SIGKILL, cluster version 7");
+    }
+    communicator.Run(Op(Kind::kBroadcast, "b", {{&x, &x, 1}}, KF_FLOAT32, KF_SUM, 2));
+    EXPECT_EQ(x, 2);
+    EXPECT_EQ(communicator.Living(), (Members{1, 2}));
+  }));
+}
+
+TEST(WithoutOne, AnExpelledProcessLearnsItAndPublishesNothing) {
+  Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
+  ranks.segment().MarkLost(1, "hung for 30 s", /*recover=*/true);
+  const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
+    float x = float(rank + 1), y = 0;
+    communicator.Run(Op(Kind::kAllReduce, "x", {{&x, &y, 1}}, KF_FLOAT32));
+    EXPECT_EQ(y, 4);
+  });
+  EXPECT_FALSE(errors[0]);
+  EXPECT_FALSE(errors[2]);
+  EXPECT_EQ(ErrorOf(errors[1]).status(), KF_PEER_LOST);
+  EXPECT_STREQ(ErrorOf(errors[1]).what(),
+               "this process, rank 1 (127.0.0.1:10001), has been expelled from cluster version 7: it hung for 30 s");
+}
+
+TEST(WithoutOne, AMismatchIsStillAMismatch) {
+  Ranks ranks(4, {10s, 10s}, 2, /*recovers=*/true);
+  const auto errors = RunWithout(ranks, 2, [&](uint32_t rank, Communicator& communicator) {
+    std::vector<float> x(100001), y(100001);
+    communicator.Run(Op(Kind::kAllReduce, "m", {{x.data(), y.data(), rank == 3 ? 100001u : 100000u}}, KF_FLOAT32));
+  });
+  for (const uint32_t r : {0u, 1u, 3u})
+    EXPECT_EQ(ErrorOf(errors[r]).status(), KF_MISMATCH) << ErrorOf(errors[r]).what();
+}
+
+TEST(WithoutOne, ManyNamesGoOnForMoreStepsThanTheTableHolds) {
+  Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
+  ExpectNoErrors(RunWithout(ranks, 1, [&](uint32_t, Communicator& communicator) {
+    for (int i = 0; i < 3000; i++) {
+      float x = float(i), y = 0;
+      communicator.Run(Op(Kind::kAllReduce, ("n" + std::to_string(i % 700)).c_str(), {{&x, &y, 1}}, KF_FLOAT32));
+      ASSERT_EQ(y, 2 * float(i));
+    }
+    std::vector<float> x(100000, 1), y(100000);
+    for (int i = 0; i < 500; i++) {
+      communicator.Run(Op(Kind::kAllReduce, "large", {{x.data(), y.data(), x.size()}}, KF_FLOAT32));
+      ASSERT_EQ(y[99999], 2);
+    }
+  }));
+}
+
+// ---- weights ----
+
+template <typename T>
+T ToStored(float x);
+template <>
+float ToStored(float x) {
+  return x;
+}
+template <>
+double ToStored(float x) {
+  return x;
+}
+
+template <typename T>
+void ExpectWeightedMeans(kf_dtype dtype, double tolerance) {
+  const uint32_t weights[] = {3, 0, 9, 4};
+  for (const uint32_t size : {2u, 3u, 4u}) {
+    for (const size_t count : {size_t{1}, size_t{5000}, size_t{200000}}) {
+      Ranks ranks(size);
+      ranks.Run([&](uint32_t rank, Communicator& communicator) {
+        std::vector<T> x(count), y(count);
+        // Who counts for nothing may bring anything.
+        for (size_t i = 0; i < count; i++) x[i] = rank == 1 ? T(NAN) : ToStored<T>(float(rank + 1) * float(i % 13));
+        const kf_tensor tensor{x.data(), y.data(), count};
+        const Operation operation{Kind::kAllReduce, "w", &tensor, 1, dtype, KF_MEAN, 0, nullptr, true, weights[rank]};
+        communicator.RunAll(&operation, 1);
+        double scale = 0, total = 0;
+        for (uint32_t r = 0; r < size; r++) {
+          scale += double(weights[r]) * (r + 1);
+          total += weights[r];
+        }
+        for (size_t i = 0; i < count; i++) ASSERT_NEAR(y[i], scale / total * double(i % 13), tolerance) << i;
+      });
+    }
+  }
+}
+
+TEST(Weights, AMeanCountsEachRankByItsWeight) {
+  ExpectWeightedMeans<float>(KF_FLOAT32, 1e-4);
+  ExpectWeightedMeans<double>(KF_FLOAT64, 1e-12);
+}
+
+TEST(Weights, EqualOnesGiveTheBitsOfTheMean) {
+  Ranks ranks(3);
+  ranks.Run([&](uint32_t rank, Communicator& communicator) {
+    std::vector<float> x(1000), weighted(1000), plain(1000);
+    for (size_t i = 0; i < x.size(); i++) x[i] = 1.0f / float(rank + i + 1);
+    const kf_tensor tensor{x.data(), weighted.data(), x.size()};
+    const Operation operation{Kind::kAllReduce, "w", &tensor, 1, KF_FLOAT32, KF_MEAN, 0, nullptr, true, 7};
+    communicator.RunAll(&operation, 1);
+    communicator.Run(Op(Kind::kAllReduce, "p", {{x.data(), plain.data(), x.size()}}, KF_FLOAT32, KF_MEAN));
+    ASSERT_EQ(weighted, plain);
+  });
+}
+
+TEST(Weights, OfTheDeadAreGone) {
+  Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
+  ExpectNoErrors(RunWithout(ranks, 2, [&](uint32_t rank, Communicator& communicator) {
+    float x = rank == 0 ? 1 : 5, y = 0;
+    const kf_tensor tensor{&x, &y, 1};
+    const Operation operation{Kind::kAllReduce, "w", &tensor, 1,    KF_FLOAT32,
+                              KF_MEAN,          0,   nullptr, true, rank == 0 ? 3u : 1u};
+    communicator.RunAll(&operation, 1);
+    EXPECT_EQ(y, 2);
+    EXPECT_EQ(communicator.TakeParticipants(), (Members{0, 1}));
+    EXPECT_EQ(communicator.TakeParticipants(), (Members{0, 1, 2}));  // nothing since then
+  }));
+}
+
 }  // namespace
 }  // namespace kungfu::testing

@@ -21,7 +21,7 @@ namespace kungfu::shm {
 
 inline constexpr size_t kLine = 64;          // what two cores pass to each other
 inline constexpr uint32_t kMaxRanks = 256;   // of one host
-inline constexpr uint32_t kChannels = 1024;  // names that are bound at a time
+inline constexpr uint32_t kChannels = 2048;  // names that are bound at a time
 inline constexpr uint32_t kLanes = 64;       // operations in flight that need staging
 inline constexpr uint32_t kLaneWords = 3;    // ready, reduced, done; of each rank
 inline constexpr uint32_t kSlots = 4;        // chunks that a rank stages ahead in a lane
