@@ -250,7 +250,8 @@ class Broker:
 
     `on_unknown_version` is called when a member asks for a version that has not been admitted, `on_chosen` when a
     version has become the chosen one by a member's request, `on_leave` when a worker asks that a peer of the newest
-    version leave it; all from the broker's threads, without its lock. `recovers`: members go on without those who die.
+    version leave it, `on_ready` when a newcomer or a standby (its number) is ready to join; all from the broker's
+    threads, without its lock. `recovers`: members go on without those who die.
     """
 
     def __init__(
@@ -263,6 +264,7 @@ class Broker:
         on_unknown_version: Callable[[int], None] | None = None,
         on_chosen: Callable[[Cluster], None] | None = None,
         on_leave: Callable[[PeerID], None] | None = None,
+        on_ready: Callable[[PeerID | int], None] | None = None,
     ) -> None:
         self._secret = secret
         self._cores = cores
@@ -271,6 +273,7 @@ class Broker:
         self._on_unknown_version = on_unknown_version
         self._on_chosen = on_chosen
         self._on_leave = on_leave
+        self._on_ready = on_ready
         self._changed = threading.Condition()
         # Guarded by _changed:
         self._membership = Membership()
@@ -457,6 +460,7 @@ class Broker:
         while True:
             unknown: int | None = None
             chosen: Cluster | None = None
+            news = False
             with self._changed:
                 if self._closed:
                     return
@@ -476,13 +480,17 @@ class Broker:
                 elif isinstance(answer, Wait):
                     if answer.unknown is not None and answer.unknown != asked_for:
                         unknown = asked_for = answer.unknown
-                    elif not self._note_ready(asked, request):
+                    elif self._note_ready(asked, request):
+                        news = True
+                    else:
                         # Woken by every change; now and then to see whether the worker has given up.
                         self._changed.wait(1.0)
                         if _is_closed(channel.socket):
                             return
             if chosen is not None and self._on_chosen is not None:
                 self._on_chosen(chosen)
+            if news and self._on_ready is not None:
+                self._on_ready(asked.number if isinstance(asked, StandbyRequest) else asked.peer)
             if isinstance(answer, Wait):
                 if unknown is not None and self._on_unknown_version is not None:
                     self._on_unknown_version(unknown)

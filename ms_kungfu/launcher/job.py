@@ -185,6 +185,7 @@ class Job:
             recovers=options.recover is not Recover.FAIL,
             on_unknown_version=self._on_unknown_version,
             on_chosen=lambda cluster: self._from_thread(loop, self._on_chosen, cluster),
+            on_ready=lambda who: self._from_thread(loop, self._on_ready, who),
             on_leave=(lambda peer: self._from_thread(loop, self._on_leave, peer)) if options.watch else None,
         )
         self._closers.callback(self._broker.close)
@@ -530,6 +531,12 @@ class Job:
             if process.pid is not None:
                 affinity.pin(process.pid, cores)
         loop.call_later(_STANDBY_DELAY_S, self._keep_standbys)
+
+    def _on_ready(self, who: PeerID | int) -> None:
+        """A newcomer, or standby number `who`, would join at once."""
+        for process in self._processes.values():
+            if who == process.peer or (process.peer is None and who == process.standby):
+                _log.info("%s is ready", process.who)
 
     def _on_leave(self, peer: PeerID) -> None:
         """A worker asks that `peer` leave."""
