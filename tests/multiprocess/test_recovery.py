@@ -293,4 +293,5 @@ def test_deaths_are_survived_and_wishes_wait_while_the_config_server_is_away(job
     one.wait_for("the change to 1 workers waits, training goes on", timeout=60)
     external.start()
     one.wait_for(r"^in version \d+ rank 0 of 1 ", timeout=60)
-    one.finish(1)
+    one.program.signal(signal.SIGUSR1)
+    one.program.assert_exit(0)
