@@ -39,6 +39,7 @@ class Options:
     init_version: int | None  # None: the next one; -1: whatever the config server holds
     affinity: bool
     leave_grace_s: float
+    allow_nvlink: bool
 
 
 def build_parser() -> FlagParser:
@@ -90,6 +91,7 @@ def build_parser() -> FlagParser:
         metavar="N",
     )
     flag("affinity", "auto divides the cores among the workers (default); none doesn't", type=_affinity, metavar="HOW")
+    switch("allow-nvlink", "let each worker see all GPUs of the job, for NCCL to find NVLink; DEVICE_ID is its own")
     flag(
         "leave-grace",
         "how long a worker may take to leave after the cluster has shrunk (default 30s)",
@@ -140,6 +142,7 @@ def parse_options(arguments: Sequence[str]) -> Options | None:
         init_version=flags.init_version,
         affinity=flags.affinity if flags.affinity is not None else True,
         leave_grace_s=flags.leave_grace,
+        allow_nvlink=flags.allow_nvlink,
     )
     try:
         options.host.first_cluster(options.size, options.ports, options.runner_port, 0)
