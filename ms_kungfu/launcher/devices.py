@@ -1,4 +1,4 @@
-"""Which device each worker of this host gets. Pure, but for `numbered_nodes`.
+"""Which device each worker of this host gets. Pure, but that the rank table is read.
 
 The devices are those that the user lets the job see: the list in CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES,
 the rank table of the job, or else all that the machine has. A worker keeps its device for life. A new one gets a device
@@ -7,17 +7,15 @@ that nobody has; where there is none, it shares one.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ms_kungfu import env
 from ms_kungfu.devices import rank_table
 
 
-class DeviceError(ValueError):
+class DeviceListError(ValueError):
     """What the user has set about devices makes no sense; the message is a sentence for the user."""
 
 
@@ -30,6 +28,10 @@ class Kind:
     item: str  # regular expression of an entry in the variable
     refusal: str  # what is said of another entry
     node: str  # regular expression of a device's file in /dev
+
+    def count(self, names: Iterable[str]) -> int:
+        """How many devices of this kind have a file among `names`, the files in /dev of a machine or container."""
+        return sum(1 for name in names if re.fullmatch(self.node, name))
 
 
 GPU = Kind(
@@ -76,24 +78,22 @@ class Devices:
         return None if self.kind is None else f"{self.kind.name} {self.slots[place].name}"
 
 
-def find(
-    environ: Mapping[str, str], nodes: Mapping[Kind, int], *, host: str, single: bool, allow_nvlink: bool
-) -> Devices:
+def find(environ: Mapping[str, str], nodes: Collection[str], *, host: str, single: bool, allow_nvlink: bool) -> Devices:
     """The devices that a job on this host may use.
 
-    `nodes` are the numbers of devices that the machine has, `host` is this host's name in the cluster, and `single`
+    `nodes` are the names of the files in /dev, `host` is this host's name in the cluster, and `single`
     says that there will never be more than one worker. With `allow_nvlink` each worker sees all GPUs, since NCCL before
-    CUDA 10.1 finds no NVLink to a GPU that its process does not see; DEVICE_ID tells it its own. Raises DeviceError and
-    RankTableError.
+    CUDA 10.1 finds no NVLink to a GPU that its process does not see; DEVICE_ID tells it its own. Raises
+    DeviceListError and RankTableError.
     """
     table = rank_table.path_from(environ)
-    named = {kind: names for kind in _KINDS if (names := _names(kind, environ, nodes.get(kind, 0)))}
+    named = {kind: names for kind in _KINDS if (names := _names(kind, environ, kind.count(nodes)))}
     if table is not None:
         return _only_one(_from_table(rank_table.read(table), host, named.get(ASCEND), environ), environ, single)
     if len(named) > 1:  # one that the user has listed goes before one that is merely there
         named = {kind: names for kind, names in named.items() if kind.variable.name in environ} or named
     if len(named) > 1:
-        raise DeviceError(
+        raise DeviceListError(
             "there are GPUs and Ascend devices, and a job uses one kind: set CUDA_VISIBLE_DEVICES= or "
             "ASCEND_RT_VISIBLE_DEVICES= (to nothing) to hide the other"
         )
@@ -105,30 +105,23 @@ def find(
     return _only_one(Devices(kind, slots), environ, single)
 
 
-def numbered_nodes(folder: Path = Path("/dev")) -> dict[Kind, int]:
-    """How many devices of each kind this machine, or this container, has files for."""
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        names = []
-    return {kind: sum(1 for name in names if re.fullmatch(kind.node, name)) for kind in _KINDS}
-
-
-def _names(kind: Kind, environ: Mapping[str, str], count: int) -> list[str]:
-    """The devices as the variable calls them."""
-    text = environ.get(kind.variable.name)
-    if text is None:
-        return [str(i) for i in range(count)]
+def names_listed(kind: Kind, text: str) -> list[str]:
+    """The devices in the value of `kind`'s variable. Raises DeviceListError."""
     names: list[str] = []
     for item in (part.strip() for part in text.split(",")) if text.strip() else ():
         if re.fullmatch(r"-\d+", item):
             break  # as the vendors' libraries do: no device from there on, and "-1" is the usual way to say none
         if not re.fullmatch(kind.item, item):
-            raise DeviceError(f"{kind.variable.name}={text}: {item!r} {kind.refusal}")
+            raise DeviceListError(f"{kind.variable.name}={text}: {item!r} {kind.refusal}")
         if item in names:
-            raise DeviceError(f"{kind.variable.name}={text} names {kind.name} {item} twice")
+            raise DeviceListError(f"{kind.variable.name}={text} names {kind.name} {item} twice")
         names.append(item)
     return names
+
+
+def _names(kind: Kind, environ: Mapping[str, str], count: int) -> list[str]:
+    text = environ.get(kind.variable.name)
+    return [str(i) for i in range(count)] if text is None else names_listed(kind, text)
 
 
 def _from_table(
@@ -139,7 +132,7 @@ def _from_table(
     if len(table.servers) == 1:
         servers = list(table.servers)
     if not servers:
-        raise DeviceError(
+        raise DeviceListError(
             f"rank table {rank_table.path_from(environ)}: none of its {len(table.servers)} servers is called {host}; "
             "name this host by its server_id (-H)"
         )
@@ -149,7 +142,7 @@ def _from_table(
         number = device.device_id
         if ASCEND.variable.name in environ:  # renumbers what it lists
             if name not in (visible or []):
-                raise DeviceError(
+                raise DeviceListError(
                     f"rank table {rank_table.path_from(environ)} gives device {name} to rank {device.rank}, but "
                     f"{ASCEND.variable.name}={environ[ASCEND.variable.name]} hides it"
                 )
@@ -166,14 +159,14 @@ def _only_one(devices: Devices, environ: Mapping[str, str], single: bool) -> Dev
     if devices.kind is None:
         return devices
     if not single:
-        raise DeviceError(
+        raise DeviceListError(
             f"DEVICE_ID={text} names one device, but the job may have several workers; unset it, or list the job's "
             f"devices in {devices.kind.variable.name}"
         )
     for place, slot in enumerate(devices.slots):
         if text == str(slot.device_id if slot.visible is None else place):
             return Devices(devices.kind, (slot,))
-    raise DeviceError(
+    raise DeviceListError(
         f"DEVICE_ID={text} is none of the job's {len(devices.slots)} devices ({devices.kind.name} "
         f"{', '.join(slot.name for slot in devices.slots)})"
     )

@@ -175,12 +175,12 @@ class Job:
         try:
             found = devices.find(
                 os.environ,
-                devices.numbered_nodes(),
+                os.listdir("/dev"),
                 host=options.host.name,
                 single=options.size == 1 and not options.watch,
                 allow_nvlink=options.allow_nvlink,
             )
-        except (devices.DeviceError, RankTableError) as error:
+        except (devices.DeviceListError, RankTableError) as error:
             raise StartError(str(error)) from None
         if options.allow_nvlink and found.kind is not devices.GPU:
             _log.warning("-allow-nvlink changes nothing: the job has no GPUs")
