@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Callable
@@ -55,20 +57,32 @@ def main(arguments: Sequence[str] | None = None, system: System | None = None) -
     )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")
     as_json = parser.parse_args(arguments).json
+    with contextlib.suppress(AttributeError):  # somebody's own stream
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     findings = []
-    for finding in examine(system or System()):
-        findings.append(finding)
-        if not as_json:
-            print(f"{finding.status.value:8} {finding.topic:14} {finding.found}", flush=True)
-            if finding.remedy:
-                print(f"{'':8} {'':14} -> {finding.remedy}", flush=True)
-    good = all(finding.status is not Status.WRONG for finding in findings)
-    if as_json:
-        listed = [
-            {"topic": f.topic, "status": f.status.value, "found": f.found, "remedy": f.remedy or None} for f in findings
-        ]
-        print(json.dumps({"ok": good, "findings": listed}, indent=2))
-    return 0 if good else 1
+    try:
+        for finding in examine(system or System()):
+            findings.append(finding)
+            if not as_json:
+                print(f"{finding.status.value:8} {finding.topic:14} {finding.found}", flush=True)
+                if finding.remedy:
+                    print(f"{'':8} {'':14} -> {finding.remedy}", flush=True)
+        if as_json:
+            print(_to_json(findings), flush=True)
+    except BrokenPipeError:  # `... | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0 if _is_good(findings) else 1
+
+
+def _is_good(findings: Iterable[Finding]) -> bool:
+    return all(finding.status is not Status.WRONG for finding in findings)
+
+
+def _to_json(findings: Sequence[Finding]) -> str:
+    listed = [
+        {"topic": f.topic, "status": f.status.value, "found": f.found, "remedy": f.remedy or None} for f in findings
+    ]
+    return json.dumps({"ok": _is_good(findings), "findings": listed}, indent=2)
 
 
 if __name__ == "__main__":

@@ -171,23 +171,22 @@ def check_hccl(system: System) -> Iterator[Finding]:
 def check_settings(system: System) -> Iterator[Finding]:
     """What the environment says about devices: lists and rank table."""
     for kind in (GPU, ASCEND):
-        name = kind.variable.name
+        name, topic = kind.variable.name, f"{kind.name.split()[0]} list"
         text = system.environ.get(name)
         if text is None:
             continue
         try:
             listed = names_listed(kind, text)
         except DeviceListError as error:
-            yield wrong(name, str(error), f"list devices by number, such as {name}=0,1, or unset it")
+            yield wrong(topic, str(error), f"list devices by number, such as {name}=0,1, or unset it")
             continue
         count = kind.count(system.names("/dev"))
         beyond = [item for item in listed if item.isdigit() and int(item) >= count]
         if beyond and count:
-            yield wrong(
-                name, f"{text}: there is no {kind.name} {beyond[0]}, only 0 to {count - 1}", f"shorten or unset {name}"
-            )
+            found = f"{name}={text}: there is no {kind.name} {beyond[0]}, only 0 to {count - 1}"
+            yield wrong(topic, found, f"shorten or unset {name}")
         else:
-            yield ok(name, f"{len(listed)} for the job: {text}" if listed else "set to none")
+            yield ok(topic, f"{name}={text}: {len(listed) or 'none'} for the job")
     path = rank_table.path_from(system.environ)
     if path is None:
         return

@@ -45,7 +45,7 @@ def check_runtime(system: System) -> Iterator[Finding]:
     if outcome.error:
         yield wrong("ms_kungfu", f"its runtime can't be loaded from {system.package}: {outcome.error}", _REINSTALL)
     else:
-        yield ok("ms_kungfu", f"{system.version('ms-kungfu')} in {system.package}")
+        yield ok("ms_kungfu", f"{system.version('ms-kungfu') or 'unknown version'} in {system.package}")
 
 
 def check_mindspore(system: System) -> Iterator[Finding]:

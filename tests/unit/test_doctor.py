@@ -398,10 +398,10 @@ def test_settings_of_the_environment() -> None:
     assert findings(devices.check_settings) == []
     environ = {"CUDA_VISIBLE_DEVICES": "1,0", "ASCEND_RT_VISIBLE_DEVICES": ""}
     cuda, ascend = findings(devices.check_settings, environ=environ, listed=TWO_GPUS)
-    assert (cuda.topic, cuda.status, cuda.found) == ("CUDA_VISIBLE_DEVICES", OK, "2 for the job: 1,0")
-    assert (ascend.status, ascend.found) == (OK, "set to none")
+    assert (cuda.topic, cuda.status, cuda.found) == ("GPU list", OK, "CUDA_VISIBLE_DEVICES=1,0: 2 for the job")
+    assert (ascend.topic, ascend.found) == ("Ascend list", "ASCEND_RT_VISIBLE_DEVICES=: none for the job")
     status, found, _ = verdict(devices.check_settings, environ={"CUDA_VISIBLE_DEVICES": "0,2"}, listed=TWO_GPUS)
-    assert (status, found) == (WRONG, "0,2: there is no GPU 2, only 0 to 1")
+    assert (status, found) == (WRONG, "CUDA_VISIBLE_DEVICES=0,2: there is no GPU 2, only 0 to 1")
     assert verdict(devices.check_settings, environ={"CUDA_VISIBLE_DEVICES": "0,x"})[0] is WRONG
 
 
@@ -468,6 +468,13 @@ def test_a_bare_machine_is_examined_to_the_end() -> None:
 
 
 # ---- this machine ----
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m ms_kungfu.doctor | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout.startswith("ok       Python")
+    assert done.stderr == ""
 
 
 def test_other_processes_answer_or_leave_a_sentence() -> None:
