@@ -70,10 +70,10 @@ class Process:
     peer: PeerID
     incarnation: int
     rank: int  # in the version that it was started for
-    device: int  # its place in Devices, for life
     pid: int | None = None
     leave_timer: asyncio.TimerHandle | None = None
     overdue: bool = False
+    device: int = 0  # its place in Devices, for life
 
     @property
     def who(self) -> str:
@@ -135,10 +135,10 @@ class Job:
 
     async def _start(self) -> None:
         options = self._options
+        self._devices = self._find_devices()
         if options.delay_s:
             _log.info("starting in %g s (-delay)", options.delay_s)
             await asyncio.sleep(options.delay_s)
-        self._devices = self._find_devices()
         self._secret = secrets.token_hex(32)
         if options.builtin_port is not None:
             first = await self._embed_config_server(max(options.init_version or 0, 0))
@@ -447,29 +447,6 @@ class Job:
             if process.peer in shares and not self._broker.is_out(process.peer, process.incarnation):
                 yield process, shares[process.peer]
 
-    def _start_missing(self, cluster: Cluster) -> None:
-        running = self._processes.values()
-        present = {p.peer for p in running if not self._broker.is_out(p.peer, p.incarnation)}
-        shares = affinity.divide(self._cores, cluster.size)
-        for peer in peers_to_start(cluster, present, self._ending):
-            rank = cluster.workers.index(peer)
-            cores = shares[rank] if self._options.affinity else []
-            process = Process(next(self._keys), peer, cluster.version, rank, self._choose_device(cluster))
-            try:
-                stdout, stderr = self._output.attach(_log_name(peer), rank)
-            except OSError as error:
-                if not self._verdict.done():
-                    reason = f"no log files for {process.who}: {error}"
-                    self._verdict.set_result(Verdict(Decision.FAIL, reason, 1))
-                return
-            self._processes[process.key] = process
-            self._emptied.clear()
-            try:
-                self._guard.start(process.key, self._environment(process, cluster, cores), cores, stdout, stderr)
-            finally:
-                os.close(stdout)
-                os.close(stderr)
-
     def _choose_device(self, cluster: Cluster) -> int:
         """The device of a process that is about to be started for `cluster`."""
         staying: list[int] = []
@@ -485,6 +462,30 @@ class Job:
                 name, staying.count(chosen) + 1, len(self._devices.slots), cluster.size,
             )  # fmt: skip
         return chosen
+
+    def _start_missing(self, cluster: Cluster) -> None:
+        running = self._processes.values()
+        present = {p.peer for p in running if not self._broker.is_out(p.peer, p.incarnation)}
+        shares = affinity.divide(self._cores, cluster.size)
+        for peer in peers_to_start(cluster, present, self._ending):
+            rank = cluster.workers.index(peer)
+            cores = shares[rank] if self._options.affinity else []
+            process = Process(next(self._keys), peer, cluster.version, rank)
+            process.device = self._choose_device(cluster)
+            try:
+                stdout, stderr = self._output.attach(_log_name(peer), rank)
+            except OSError as error:
+                if not self._verdict.done():
+                    reason = f"no log files for {process.who}: {error}"
+                    self._verdict.set_result(Verdict(Decision.FAIL, reason, 1))
+                return
+            self._processes[process.key] = process
+            self._emptied.clear()
+            try:
+                self._guard.start(process.key, self._environment(process, cluster, cores), cores, stdout, stderr)
+            finally:
+                os.close(stdout)
+                os.close(stderr)
 
     def _environment(self, process: Process, cluster: Cluster, cores: list[int]) -> dict[str, str | None]:
         """Changes to the launcher's own environment; None removes what an outer job may have set."""

@@ -38,8 +38,8 @@ class Options:
     delay_s: float
     init_version: int | None  # None: the next one; -1: whatever the config server holds
     affinity: bool
-    leave_grace_s: float
     allow_nvlink: bool
+    leave_grace_s: float
 
 
 def build_parser() -> FlagParser:
@@ -140,9 +140,9 @@ def parse_options(arguments: Sequence[str]) -> Options | None:
         timeout_s=flags.timeout or None,
         delay_s=flags.delay,
         init_version=flags.init_version,
+        allow_nvlink=flags.allow_nvlink,
         affinity=flags.affinity if flags.affinity is not None else True,
         leave_grace_s=flags.leave_grace,
-        allow_nvlink=flags.allow_nvlink,
     )
     try:
         options.host.first_cluster(options.size, options.ports, options.runner_port, 0)
