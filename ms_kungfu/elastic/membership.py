@@ -517,7 +517,7 @@ def cluster_version() -> int:
 def local_rank() -> int:
     """The rank among the workers of this host."""
     if _state.parked:
-        return env.DEVICE_ID.get()
+        return env.RANK_ID.get()
     if _state.cluster is None or _state.self_id is None:
         return 0
     same_host = [w for w in _state.cluster.workers if w.host == _state.self_id.host]

@@ -23,9 +23,10 @@ from urllib.parse import urlsplit
 from ms_kungfu import env
 from ms_kungfu.config_server.client import ConfigClient, ConfigServerUnreachableError, StaleConfigError
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, secret_from, write_secret
+from ms_kungfu.devices.rank_table import RankTableError
 from ms_kungfu.elastic.cluster import Cluster, PeerID
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher import affinity
+from ms_kungfu.launcher import affinity, devices
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.follow import Follower
 from ms_kungfu.launcher.guard import Exited, Guard
@@ -89,6 +90,7 @@ class Process:
     leave_timer: asyncio.TimerHandle | None = None
     killed_because: str = ""
     overdue: bool = False
+    device: int = 0  # its place in Devices, for life
 
     @property
     def who(self) -> str:
@@ -108,6 +110,7 @@ class Job:
         self._keys = itertools.count()
         self._processes: dict[int, Process] = {}
         self._cores = affinity.allowed_cores()
+        self._devices = devices.Devices()
         self._newest: Cluster | None = None
         self._last_version = -1  # the newest that anybody has written, also if this host can't run it
         self._finishing = False  # a member has finished its program
@@ -163,6 +166,7 @@ class Job:
 
     async def _start(self) -> None:
         options = self._options
+        self._devices = self._find_devices()
         if options.delay_s:
             _log.info("starting in %g s (-delay)", options.delay_s)
             await asyncio.sleep(options.delay_s)
@@ -206,6 +210,22 @@ class Job:
                 lambda cluster: self._from_thread(loop, self._on_cluster, cluster),
             )
             self._closers.callback(self._follower.stop)
+
+    def _find_devices(self) -> devices.Devices:
+        options = self._options
+        try:
+            found = devices.find(
+                os.environ,
+                os.listdir("/dev"),
+                host=options.host.name,
+                single=options.size == 1 and not options.watch,
+                allow_nvlink=options.allow_nvlink,
+            )
+        except (devices.DeviceListError, RankTableError) as error:
+            raise StartError(str(error)) from None
+        if options.allow_nvlink and found.kind is not devices.GPU:
+            _log.warning("-allow-nvlink changes nothing: the job has no GPUs")
+        return found
 
     def _given_secret(self) -> str | None:
         try:
@@ -625,6 +645,25 @@ class Job:
             if process.peer in shares and not self._broker.is_out(process.peer, process.incarnation):
                 yield process, shares[process.peer]
 
+    def _choose_device(self, cluster: Cluster) -> int:
+        """The device of a process that is about to be started for `cluster`."""
+        staying: list[int] = []
+        leaving: list[int] = []
+        for other in self._processes.values():
+            # A standby is about to be in a cluster.
+            stays = other.peer is None or (
+                other.peer in cluster.workers and not self._broker.is_out(other.peer, other.incarnation)
+            )
+            (staying if stays else leaving).append(other.device)
+        chosen = self._devices.choose(staying, leaving)
+        name = self._devices.name_of(chosen)
+        if name is not None and chosen in staying:
+            _log.warning(
+                "%s is shared by %d workers: the job has %d devices for %d workers",
+                name, staying.count(chosen) + 1, len(self._devices.slots), cluster.size,
+            )  # fmt: skip
+        return chosen
+
     def _start_missing(self, cluster: Cluster) -> None:
         running = self._processes.values()
         present = {p.peer for p in running if p.peer is not None and not self._broker.is_out(p.peer, p.incarnation)}
@@ -642,7 +681,7 @@ class Job:
             if process is not None:
                 _log.info("standby %s becomes worker %d (%s, pid %s)", process.standby, rank, peer, process.pid)
             else:
-                process = Process(next(self._keys), _log_name(peer))
+                process = Process(next(self._keys), _log_name(peer), device=self._choose_device(cluster))
             process.peer, process.incarnation, process.rank, process.place = peer, cluster.version, rank, place
             if process.standby is not None:
                 self._output.release(process.log_name)
@@ -658,7 +697,7 @@ class Job:
         """Whether it could be tried; the guard tells what came of it."""
         cores = cores if self._options.affinity else []
         if cores and "OMP_NUM_THREADS" not in os.environ:
-            environment["OMP_NUM_THREADS"] = str(len(cores))
+            environment.setdefault("OMP_NUM_THREADS", str(len(cores)))
         try:
             stdout, stderr = self._output.attach(process.log_name, process.rank, held=process.peer is None)
         except OSError as error:
@@ -690,7 +729,12 @@ class Job:
         for _ in range(self._standbys_wanted - sum(p.peer is None for p in self._processes.values())):
             number = next(self._standby_numbers)
             process = Process(next(self._keys), f"standby.{number}", rank=newest.size, standby=number)
-            if not self._launch(process, self._environment(process, newest, True), list(self._cores)):
+            process.device = self._choose_device(newest)
+            environment = self._environment(process, newest, True)
+            if self._options.affinity and "OMP_NUM_THREADS" not in os.environ:
+                # As many as its share of the cores will be; until then it may use all of them.
+                environment["OMP_NUM_THREADS"] = str(len(affinity.divide(self._cores, newest.size + 1)[-1]))
+            if not self._launch(process, environment, list(self._cores)):
                 return
 
     def _ready_standby(self) -> Process | None:
@@ -716,7 +760,7 @@ class Job:
             env.PORT_RANGE.name: str(options.ports),
             env.RANK_ID.name: str(process.rank),
             env.RANK_SIZE.name: str(cluster.size + standby),
-            env.DEVICE_ID.name: str(process.rank),
+            **self._devices.environment(process.device),
         }
         if "PYTHONUNBUFFERED" not in os.environ:
             # Output goes to a pipe: without this it comes in blocks, late, and not at all from a worker that is killed.
