@@ -16,6 +16,21 @@ from ms_kungfu.elastic import state, training
 from ms_kungfu.elastic.training import ElasticTraining
 
 
+class Net(nn.Cell):
+    """Has every kind of state that a cell can have."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(3, 1)
+        self.norm = nn.BatchNorm1d(1)
+        self.noise = ms.Generator().manual_seed(0)
+        self.register_buffer("calls", ms.Tensor(np.zeros(2), ms.float32))
+
+    def construct(self, x):
+        ms.ops.assign(self.calls, self.calls + 1)
+        return self.norm(self.dense(x)) * self.calls.mean()
+
+
 class Run:
     """A training with every kind of state, in a loop of its own, on a cluster of one."""
 
@@ -24,53 +39,76 @@ class Run:
         ms.set_seed(seed)
         ms.manual_seed(seed)
         random.seed(seed)
-        self.net = nn.Dense(3, 1)
+        self.net = Net().set_train()
         self.optimizer = nn.Adam(self.net.trainable_params(), [0.1 / (i + 1) for i in range(50)])
         self.scale = DynamicLossScaleManager(init_loss_scale=8.0, scale_window=2)
         x = np.random.RandomState(0).randn(20, 3).astype(np.float32)
         self.data = ElasticDataset(
             ms.dataset.NumpySlicesDataset((x, x[:, :1]), ["x", "y"], shuffle=False), batch_size=4, seed=seed
         )
-        self.elastic = ElasticTraining(self.net, self.optimizer, dataset=self.data, loss_scale_manager=self.scale)
+        self.elastic = ElasticTraining(
+            self.net, self.optimizer, dataset=self.data, loss_scale_manager=self.scale, lr_rule="linear"
+        )
         self.grad = ms.value_and_grad(lambda x, y: ((self.net(x) - y) ** 2).mean(), None, self.net.trainable_params())
         self.elastic.begin()
         self.batches = iter(self.data)
 
-    def step(self):
-        """One step, and everything about it that a state decides."""
+    def step(self, size=1):
+        """One step, after which the cluster seems to have `size` workers, and everything about it that a state
+        decides."""
         x, y = next(self.batches)
         loss, gradients = self.grad(x, y)
         self.optimizer(gradients)
         self.scale.update_loss_scale(False)
+        noise = [int(part) for part in self.net.noise._step(ms.Tensor(10, ms.int64))]
         self.elastic.step_end()
+        self.elastic._rates.follow(self.elastic._lr_factor, size)
         return {
             "batch": x.asnumpy().tobytes(),
             "loss": float(loss),
             "parameters": [p.asnumpy().tobytes() for p in self.elastic.parameters],
+            "buffers": [b.asnumpy().tobytes() for b in self.elastic.training_state.buffers.values()],
             "step": self.elastic.step,
             "scale": self.scale.get_loss_scale(),
-            "random": (random.random(), np.random.rand(), ms.get_rng_state().asnumpy().tobytes()),
+            "random": (random.random(), np.random.rand(), ms.get_rng_state().asnumpy().tobytes(), noise),
         }
 
     def captured(self):
-        """The state as it travels: JSON, and the parameters' values."""
-        return json.dumps({c.name: c.capture() for c in self.elastic.components}), [
-            p.asnumpy().copy() for p in self.elastic.parameters
-        ]
+        return capture(self.elastic)
 
     def restore(self, captured, without=None):
-        text, values = captured
-        received = json.loads(text)
-        for component in self.elastic.components:
-            if component.name != without:
-                component.restore(received[component.name])
-        if without != "parameters":
-            for parameter, value in zip(self.elastic.parameters, values):
-                parameter.set_data(ms.Tensor(value))
+        restore(self.elastic, captured, without)
         # what `begin` does with the progress at a joiner
         if training._Process.resume is not None:
             self.elastic.step = training._Process.resume["step"]
         self.batches = iter(self.data)
+
+
+def capture(elastic):
+    """The state as it travels: JSON, and the values of parameters and buffers."""
+    now = elastic.training_state
+    return (
+        json.dumps({c.name: c.capture() for c in now.components}),
+        [p.asnumpy().copy() for p in now.parameters],
+        [b.asnumpy().copy() for b in now.buffers.values()],
+    )
+
+
+def restore(elastic, captured, without=None):
+    """What a joiner does, but for the piece `without`."""
+    text, parameters, buffers = captured
+    now, received = elastic.training_state, json.loads(text)
+    for component in now.components:
+        if component.name != without:
+            component.restore(received[component.name])
+    for kind, tensors, values in (
+        ("parameters", now.parameters, parameters),
+        ("buffers", now.buffers.values(), buffers),
+    ):
+        assert len(tensors) == len(values)
+        if kind != without:
+            for tensor, value in zip(tensors, values):
+                state.assign(tensor, value)
 
 
 @pytest.fixture(autouse=True)
@@ -82,36 +120,39 @@ def fresh_process(monkeypatch):
 
 @pytest.fixture(scope="module")
 def veteran():
-    """(the captured state after 3 steps, the 4th step)"""
+    """(the captured state after 3 steps of a training that began with 2 workers, the 4th step)"""
     run = Run(seed=1)
-    for _ in range(3):
-        run.step()
+    run.elastic._rates.start_size = 2
+    for size in (2, 4, 3):
+        run.step(size)
     captured = run.captured()
-    return captured, run.step()
+    return captured, run.step(5)
 
 
 def test_with_every_piece_the_next_step_is_the_same_bit_for_bit(veteran):
     joiner = Run(seed=2)
     joiner.restore(veteran[0])
-    assert joiner.step() == veteran[1]
+    assert joiner.step(5) == veteran[1]
 
 
 @pytest.mark.parametrize("name", state.CARRIED)
 def test_each_piece_is_needed(veteran, name):
     joiner = Run(seed=2)
     joiner.restore(veteran[0], without=name)
-    assert joiner.step() != veteran[1]
+    assert joiner.step(5) != veteran[1]
 
 
 def test_the_list_of_pieces_is_what_travels(veteran):
-    assert {"parameters", *json.loads(veteran[0][0])} == set(state.CARRIED)
+    assert {"parameters", "buffers", *json.loads(veteran[0][0])} == set(state.CARRIED)
 
 
 def test_every_parameter_of_the_training_travels():
     run = Run(seed=1)
     names = {p.name for p in run.elastic.parameters}
-    assert {p.name for p in run.optimizer.get_parameters()} | {p.name for p in run.net.get_parameters()} == names
-    assert {"global_step", "learning_rate", "moment1.weight", "moment2.weight", "weight"} <= names
+    of_cells = {p.name for p in run.optimizer.get_parameters()} | {p.name for p in run.net.get_parameters()}
+    assert names - of_cells == {"kungfu_base/0/learning_rate"}
+    assert of_cells <= names
+    assert {"global_step", "learning_rate", "moment1.dense.weight", "dense.weight", "norm.moving_mean"} <= names
 
 
 def test_objects_that_hold_parameters_are_understood():
