@@ -212,7 +212,7 @@ def assign(tensor: Any, values: Array) -> None:
     """Write into a Parameter or buffer in place: compiled graphs stay valid and see the new values, in either mode."""
     import mindspore as ms
 
-    ms.ops.assign(tensor, ms.Tensor(values, dtype=tensor.dtype))
+    tensor.copy_(ms.Tensor(values, dtype=tensor.dtype))  # ops.assign has no kernel for bfloat16
 
 
 def fingerprint(parameters: Iterable[Any]) -> int:
