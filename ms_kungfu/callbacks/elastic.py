@@ -13,11 +13,11 @@ import mindspore as ms
 import numpy as np
 from mindspore.train import Callback
 
-from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.dataset.elastic import ElasticDataset, _positive
 from ms_kungfu.elastic.checkpoint import open_folder
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
-from ms_kungfu.elastic.state import Component
+from ms_kungfu.elastic.state import Component, check_averaged
 from ms_kungfu.elastic.training import ElasticTraining
 
 _log = logging.getLogger(__name__)
@@ -66,13 +66,15 @@ class KungFuElasticCallback(Callback):
         self._options: dict[str, Any] = {
             "schedule": schedule,
             "lr_rule": lr_rule,
-            "averaged": averaged,
+            "averaged": check_averaged(averaged),
             "checkpoint_dir": checkpoint_dir,
             "checkpoint_every": checkpoint_every,
             "keep_checkpoints": keep_checkpoints,
             "resume": resume,
         }
         self._global_batch_size = global_batch_size
+        if global_batch_size is not None:
+            _positive(global_batch_size, "global_batch_size")
         self._components = tuple(components)
         self._epochs_before = 0
         self._last_step = 0

@@ -100,7 +100,7 @@ class ElasticTraining:
         self._size_after = parse_schedule(schedule)
         self._lr_factor = parse_lr_rule(lr_rule)
         self._rates: LearningRates | None = None  # once training began, where there is a rule
-        self._averaged = averaged
+        self._averaged = state.check_averaged(averaged)
         self._checkpoints = open_folder(checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
         self._checkpoint_every = checkpoint_every
         self._resume_asked = resume
