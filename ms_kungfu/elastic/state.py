@@ -24,17 +24,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 import numpy as np
 
 from ms_kungfu import comm, runtime
 from ms_kungfu.comm import Array
 from ms_kungfu.elastic import membership
-from ms_kungfu.errors import KungFuError
+from ms_kungfu.errors import KungFuError, PeerLostError
+
+_log = logging.getLogger(__name__)
+Received = TypeVar("Received")
 
 CARRIED = (
     "parameters",
@@ -288,15 +292,38 @@ def share_state(state: TrainingState) -> bool:
     average(state.averaged, counted=not joiner)
     if not lacking:
         return False
-    root = membership.sync_root()
-    at_root = runtime.current_rank() == root
-    text = json.dumps({c.name: c.capture() for c in state.components}) if at_root else ""
-    received = json.loads(broadcast_text(text, root))
-    broadcast_tensors(state, root)
+
+    def receive(root: int) -> Any:
+        at_root = runtime.current_rank() == root
+        text = json.dumps({c.name: c.capture() for c in state.components}) if at_root else ""
+        received = json.loads(broadcast_text(text, root))
+        broadcast_tensors(state, root)
+        return received
+
+    received = from_lowest_rank(receive, able=not joiner)
     if joiner:
         restore_components(state.components, received)
         membership.state_received()
     return joiner
+
+
+def from_lowest_rank(receive: Callable[[int], Received], able: bool = True) -> Received:
+    """Collective: `receive` from the lowest living rank that is `able`; where it dies meanwhile, from the next one.
+
+    All survivors go through the same attempts: a broadcast whose root has died fails at each of them.
+    """
+    while True:
+        answers = comm.all_gather(np.array([2 if able else 1]), name="kungfu/state/root").ravel()
+        roots = np.flatnonzero(answers == 2)  # 0 of one that has died
+        if not roots.size:
+            raise KungFuError("every worker that had the training state has died")
+        try:
+            return receive(int(roots[0]))
+        except (PeerLostError, RuntimeError) as error:
+            # MindSpore turns what its kernels raise into a RuntimeError that begins with the error's name.
+            if not isinstance(error, PeerLostError) and PeerLostError.__name__ not in str(error):
+                raise
+            _log.warning("rank %d died while it handed over the training state", roots[0])
 
 
 def restore_components(components: Sequence[Component], received: Mapping[str, Any]) -> None:
@@ -319,6 +346,8 @@ def average(tensors: Sequence[Any], counted: bool = True) -> None:
     row = np.concatenate([*values, [1.0]])
     # An uncounted one's may be anything, infinite too.
     total = comm.all_reduce(row if counted else np.zeros_like(row), name="kungfu/state/averages")
+    if total[-1] == 0:
+        return  # those with the training state have died, which the hand-over will say
     means = np.split(total[:-1] / total[-1], np.cumsum([v.size for v in values])[:-1])
     for tensor, mean in zip(tensors, means):
         assign(tensor, mean.reshape(tensor.shape))

@@ -262,13 +262,20 @@ class ElasticTraining:
             return
         _Process.checkpoint_folders.add(name)
         now, rank = self.training_state, runtime.current_rank()
-        answer = json.loads(state.broadcast_text(json.dumps(self._open(folder, now)) if rank == 0 else "", 0))
+
+        def receive(root: int) -> Any:
+            text = json.dumps(self._open(folder, now)) if rank == root else ""
+            answer = json.loads(state.broadcast_text(text, root))
+            if answer["host"] is not None:
+                state.broadcast_tensors(now, root)
+            return answer
+
+        answer = state.from_lowest_rank(receive)
         if answer["error"]:
             raise KungFuError(answer["error"])
         host = answer["host"]
         if host is None:
             return
-        state.broadcast_tensors(now, 0)
         # A worker that the checkpoint has nothing of goes on as a joiner does.
         own = host["own"][rank] if rank < len(host["own"]) else host["own"][0]
         state.restore_components(now.components, {**host["components"], **own})
@@ -294,7 +301,7 @@ class ElasticTraining:
         except Exception as error:
             # Whatever it is, the others wait for the outcome and have to be told.
             known = isinstance(error, KungFuError)
-            return {"error": str(error) if known else f"{type(error).__name__}: {error}"}
+            return {"error": str(error) if known else f"{type(error).__name__}: {error}", "host": None}
 
     def _suspend(self, suspended: bool) -> None:
         self.should_stop = suspended

@@ -14,6 +14,7 @@ from mindspore.amp import DynamicLossScaleManager
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import state, training
 from ms_kungfu.elastic.training import ElasticTraining
+from ms_kungfu.errors import KungFuError, PeerLostError
 
 
 class Net(nn.Cell):
@@ -170,3 +171,82 @@ def test_a_component_of_ones_own_travels():
     elastic = ElasticTraining(nn.Dense(1, 1), components=[component])
     captured = {c.name: c.capture() for c in elastic.components}
     assert captured["counter"] == 5
+
+
+class DerivedNorm(nn.BatchNorm2d):
+    pass
+
+
+def test_moving_statistics_are_found_by_the_kind_of_cell():
+    net = nn.SequentialCell(
+        nn.BatchNorm1d(1),
+        nn.BatchNorm3d(2),
+        ms.mint.nn.BatchNorm2d(3),
+        DerivedNorm(4),
+        nn.LayerNorm([5]),
+        nn.Dense(6, 6),
+    )
+    net.append(net[0])  # shared
+    found = state.moving_statistics([net, nn.Momentum(net.trainable_params(), 0.1, 0.9)])
+    assert [p.shape for p in found] == [(1,), (1,), (2,), (2,), (3,), (3,), (4,), (4,)]
+    assert not any(p.requires_grad for p in found)
+    assert state.moving_statistics([net.trainable_params()]) == []
+
+
+@pytest.mark.parametrize(
+    ("averaged", "names"), [(None, {"norm.moving_mean", "norm.moving_variance"}), ((), set()), ("bias", {"dense.bias"})]
+)
+def test_what_is_averaged_can_be_told(averaged, names):
+    net = Net()
+    elastic = ElasticTraining(net, averaged=[net.dense.bias] if averaged == "bias" else averaged)
+    assert {p.name for p in elastic.training_state.averaged} == names
+
+
+@pytest.mark.parametrize("wrong", ["norm", [1], [ms.Tensor([1])]])
+def test_what_has_no_mean_is_refused(wrong):
+    with pytest.raises(TypeError, match="averaged is a list of Parameters"):
+        ElasticTraining(nn.Dense(1, 1), averaged=wrong)
+
+
+@pytest.fixture
+def meetings(monkeypatch):
+    """A function that says what the workers bring to each of the next meetings."""
+
+    def script(*rows):
+        answers = iter(rows)
+        monkeypatch.setattr(state.comm, "all_gather", lambda array, name: np.array(next(answers))[:, None])
+
+    return script
+
+
+def lost(root):
+    raise PeerLostError(f"rank {root} died")
+
+
+def lost_in_a_kernel(root):
+    raise RuntimeError(f"PeerLostError: broadcast: rank {root} died\n\n- C++ Call Stack:")
+
+
+@pytest.mark.parametrize("lose", [lost, lost_in_a_kernel])
+def test_where_the_root_dies_the_next_one_hands_over(meetings, lose):
+    meetings([1, 2, 2, 2], [1, 0, 2, 2], [1, 0, 0, 2])
+    tried = []
+
+    def receive(root):
+        tried.append(root)
+        return root if root == 3 else lose(root)
+
+    assert state.from_lowest_rank(receive) == 3
+    assert tried == [1, 2, 3]
+
+
+def test_nobody_left_with_the_state_is_an_error(meetings):
+    meetings([2, 1], [0, 1])
+    with pytest.raises(KungFuError, match="every worker that had the training state has died"):
+        state.from_lowest_rank(lost, able=False)
+
+
+def test_another_failure_is_not_tried_again(meetings):
+    meetings([2, 2])
+    with pytest.raises(RuntimeError, match="disk"):
+        state.from_lowest_rank(lambda root: (_ for _ in ()).throw(RuntimeError("disk")))
