@@ -22,16 +22,14 @@ class TrainingLog(Callback):
         super().__init__()
         self._path = path
         self._learning_rate = learning_rate  # of each step
+        self._writes = False
         self._file = None
         self._bar = None
         self._size = 0
         self._last = 0.0
 
     def on_train_begin(self, run_context):
-        if kf.current_rank() == 0:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("w", buffering=1)
-            self._bar = _progress_bar(len(self._learning_rate))
+        self._writes = kf.current_rank() == 0
         self._last = time.perf_counter()
 
     def on_train_step_end(self, run_context):
@@ -39,8 +37,10 @@ class TrainingLog(Callback):
         loss = float(kf.comm.all_reduce(params.net_outputs.asnumpy().astype(np.float32), op="mean", name="loss"))
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        if self._file is not None:
+        if self._writes:
             step, size = params.cur_step_num, kf.current_cluster_size()
+            if self._file is None:
+                self._open(step)
             line = {
                 "step": step,
                 "loss": round(loss, 6),
@@ -57,6 +57,16 @@ class TrainingLog(Callback):
         if self._bar is not None:
             self._bar.close()
 
+    def _open(self, first_step):
+        """A training that resumes keeps the lines of the steps before it."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = []
+        if first_step > 1 and self._path.exists():
+            kept = [line for line in self._path.read_text().splitlines(True) if json.loads(line)["step"] < first_step]
+        self._file = self._path.open("w", buffering=1)
+        self._file.writelines(kept)
+        self._bar = _progress_bar(len(self._learning_rate), first_step - 1)
+
     def _show(self, step, loss, size):
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {loss:.3f}, workers {size}", refresh=False)
@@ -66,7 +76,7 @@ class TrainingLog(Callback):
         self._size = size
 
 
-def _progress_bar(steps):
+def _progress_bar(steps, done):
     """A bar on a terminal, else None. Under kungfu-run a worker writes to a pipe; run-elastic.sh tells it the width."""
     width = os.environ.get("PROGRESS_BAR_WIDTH", "")
     if not (sys.stderr.isatty() or width.isdigit()):
@@ -76,4 +86,4 @@ def _progress_bar(steps):
     except ImportError:
         return None
     form = "{percentage:3.0f}% {bar} {n_fmt}/{total_fmt}{postfix}"
-    return tqdm(total=steps, ncols=int(width or 80), bar_format=form)
+    return tqdm(total=steps, initial=done, ncols=int(width or 80), bar_format=form)

@@ -33,6 +33,10 @@ def arguments():
     parser.add_argument(
         "--out", type=Path, default=HERE / "out", help="folder for the results (default: out beside this file)"
     )
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="DIR", help="write a checkpoint every 20 steps to this folder"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint there, if there is one")
     return parser.parse_args()
 
 
@@ -43,7 +47,12 @@ def main():
 
     folder = data.find_or_make(args.data_path, HERE / "data")
     try:
-        elastic = KungFuElasticCallback(None if args.schedule == "none" else args.schedule)
+        elastic = KungFuElasticCallback(
+            None if args.schedule == "none" else args.schedule,
+            checkpoint_dir=args.checkpoint,
+            checkpoint_every=None if args.checkpoint is None else 20,
+            resume=args.resume,
+        )
         train_data = ElasticDataset(
             data.samples(folder, "train"), global_batch_size=args.global_batch_size, seed=args.seed
         )

@@ -91,6 +91,11 @@ class ElasticDataset(ds.Dataset):
         assert self._per_worker is not None
         return self._per_worker * runtime.current_cluster_size()
 
+    @global_batch_size.setter
+    def global_batch_size(self, samples: int) -> None:
+        """Hold it constant from now on, whatever the dataset was made with. Before the first batch."""
+        self._global, self._per_worker = _positive(samples, "global_batch_size"), None
+
     def commit(self) -> None:
         """Count what was handed out as trained."""
         self._trained, self._steps = self._taken, self._steps_taken

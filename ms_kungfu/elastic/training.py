@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from ms_kungfu import runtime
 from ms_kungfu.elastic import membership, state
+from ms_kungfu.elastic.checkpoint import CheckpointFolder, open_folder, restore_tensors, take_snapshot
+from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
 from ms_kungfu.elastic.membership import Change
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
+from ms_kungfu.elastic.state import TrainingState
+from ms_kungfu.errors import KungFuError
 
 if TYPE_CHECKING:
     from ms_kungfu.dataset import ElasticDataset
+    from ms_kungfu.elastic.learning_rates import LearningRates
 
 _log = logging.getLogger(__name__)
 
@@ -21,12 +28,13 @@ class _Process:
     """Where this process is in its program: a joiner runs it from the start while the others are in its middle."""
 
     calls = 0  # trainings begun, over all ElasticTraining objects
-    resume: dict[str, int] | None = None  # the progress a joiner received
+    resume: dict[str, int] | None = None  # the progress a joiner received, or a checkpoint had
     resuming = False  # a joiner has begun where the others are and hasn't trained yet
+    checkpoint_folders: set[str] = set()  # those whose content is of this process's training
 
 
 def is_behind() -> bool:
-    """Whether this process joined and has not come to the call of training yet in which the others were then."""
+    """Whether this process joined, or resumed, and has not come to the call of training yet that the state is of."""
     return _Process.resume is not None and _Process.calls < _Process.resume["call"]
 
 
@@ -54,6 +62,18 @@ class ElasticTraining:
             end when training is over for this worker.
         loss_scale_manager: a host-side loss scale manager whose numbers are part of the state.
         components: more state of the program's own, see `ms_kungfu.elastic.state`.
+        lr_rule: how the learning rates of all optimizers of ``mindspore.nn`` among `trained` follow the size of the
+            cluster: ``"linear"`` multiplies them by size / size at the start, ``"sqrt"`` by its root, a function
+            ``(size, start_size) -> factor`` by what it returns. The start is the first `begin` with the optimizer.
+        averaged: the Parameters and buffers that differ between workers by nature and are averaged over them at each
+            change and before a checkpoint; None: the moving means and variances of MindSpore's normalization cells.
+            ``()``: none are averaged; when somebody joins all go on with those of the lowest rank.
+        checkpoint_dir: folder of the checkpoints (`ms_kungfu.elastic.checkpoint`), which all workers have to give.
+        checkpoint_every: steps between them; None writes none.
+        keep_checkpoints: how many are kept.
+        resume: start from the newest checkpoint in `checkpoint_dir`, on any number of workers; from the beginning where
+            there is none. Without it a folder that has checkpoints is refused, lest they be overwritten.
+        prepare: called at a worker that joins before it does so, to compile what its first step needs.
 
     All workers make the same calls in the same order. A worker that joins runs the program from its start: its first
     `begin` returns with the state of the others, and the loop goes on in the epoch, and at the sample, where they are.
@@ -69,8 +89,22 @@ class ElasticTraining:
         dataset: ElasticDataset | None = None,
         loss_scale_manager: Any = None,
         components: Sequence[state.Component] = (),
+        lr_rule: LRRule = "none",
+        averaged: Sequence[Any] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        keep_checkpoints: int = 3,
+        resume: bool = False,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         self._size_after = parse_schedule(schedule)
+        self._lr_factor = parse_lr_rule(lr_rule)
+        self._rates: LearningRates | None = None  # once training began, where there is a rule
+        self._averaged = state.check_averaged(averaged)
+        self._checkpoints = open_folder(checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
+        self._checkpoint_every = checkpoint_every
+        self._resume_asked = resume
+        self._prepare_step = prepare
         self._trained = trained
         self._dataset = dataset
         self._loss_scale_manager = loss_scale_manager
@@ -90,7 +124,8 @@ class ElasticTraining:
     @property
     def parameters(self) -> list[Any]:
         """The Parameters that are kept the same, each once."""
-        return state.collect_parameters(self._trained)
+        bases = self._rates.bases if self._rates is not None else []
+        return [*state.collect_parameters(self._trained), *bases]
 
     @property
     def components(self) -> list[state.Component]:
@@ -100,7 +135,15 @@ class ElasticTraining:
             carried.append(state.Component("dataset", self._dataset.state, self._dataset.restore))
         if self._loss_scale_manager is not None:
             carried.append(state.attributes_component("loss_scale", self._loss_scale_manager))
-        return [*carried, *state.random_components(), *self._more]
+        if self._rates is not None:
+            carried.append(self._rates.component())
+        return [*carried, *state.random_components(self._trained), *self._more]
+
+    @property
+    def training_state(self) -> TrainingState:
+        """Everything that decides the next step."""
+        averaged = state.moving_statistics(self._trained) if self._averaged is None else self._averaged
+        return TrainingState(self.parameters, self.components, state.collect_buffers(self._trained), tuple(averaged))
 
     def begin(self) -> None:
         """Start a call of training; a joiner receives the state here. Collective.
@@ -117,9 +160,17 @@ class ElasticTraining:
         if runtime.detached():
             self._suspend(True)
             return
+        if self._lr_factor is not None:
+            from ms_kungfu.elastic.learning_rates import LearningRates
+
+            self._rates = LearningRates.of(self._trained, runtime.current_cluster_size())
         if membership.is_joiner():
-            state.share_state(self.parameters, self.components)
+            self._prepare()
+            state.share_state(self.training_state)
             _log.info("joined as rank %d of %d", runtime.current_rank(), runtime.current_cluster_size())
+        elif self._checkpoints is not None:
+            self._begin_from_checkpoint(self._checkpoints)
+        self._scale_rates()
         resume = _Process.resume
         if resume is None or self._call > resume["call"]:
             self._suspend(False)
@@ -146,7 +197,27 @@ class ElasticTraining:
         self.step += 1
         if self._dataset is not None:
             self._dataset.commit()
-        return self._follow(membership.step(self._size_after(self.step)))
+        change = self._follow(membership.step(self._size_after(self.step)))
+        # After a change, so that who resumes goes on with the size that the next step has here.
+        if self._checkpoint_every is not None and self.step % self._checkpoint_every == 0 and not self.should_stop:
+            self.checkpoint()
+        return change
+
+    def checkpoint(self) -> None:
+        """Have the state as it is written to `checkpoint_dir`, in the background. Collective, between steps."""
+        if self._checkpoints is None:
+            raise ValueError("there is nowhere to write a checkpoint to; give checkpoint_dir")
+        now = self.training_state
+        state.average(now.averaged)
+        # A worker that has died meanwhile has no text, which all the others see.
+        own = state.gather_texts(json.dumps({c.name: c.capture() for c in now.components if c.own}))
+        if runtime.current_rank() != next(rank for rank, text in enumerate(own) if text):
+            return
+        host = {
+            "components": {c.name: c.capture() for c in now.components if not c.own},
+            "own": [json.loads(text) for text in own if text],
+        }
+        self._checkpoints.save(take_snapshot(self.step, now, host))
 
     def epoch_end(self) -> None:
         """Count an epoch; `epochs` does so itself."""
@@ -167,9 +238,70 @@ class ElasticTraining:
             _log.info("left the cluster after step %d (%d -> %d workers)", self.step, change.old_size, change.new_size)
             self._suspend(True)
         elif change.changed:
-            state.share_state(self.parameters, self.components)
+            state.share_state(self.training_state)
+            self._scale_rates()
             _log.info("step %d: %d -> %d workers", self.step, change.old_size, change.new_size)
         return change
+
+    def _prepare(self) -> None:
+        """Compile what the first step needs, before the others have to wait for this worker."""
+        if self._prepare_step is not None:
+            self._prepare_step()
+
+    def _scale_rates(self) -> None:
+        if self._rates is not None and self._lr_factor is not None:
+            self._rates.follow(self._lr_factor, runtime.current_cluster_size())
+
+    def _begin_from_checkpoint(self, folder: CheckpointFolder) -> None:
+        """At the first call with this folder: restore everyone from the newest checkpoint, if there is one. Collective.
+
+        The lowest rank reads it: where there are several machines the others may not see its folder.
+        """
+        name = os.path.abspath(folder.folder)
+        if name in _Process.checkpoint_folders:
+            return
+        _Process.checkpoint_folders.add(name)
+        now, rank = self.training_state, runtime.current_rank()
+
+        def receive(root: int) -> Any:
+            text = json.dumps(self._open(folder, now)) if rank == root else ""
+            answer = json.loads(state.broadcast_text(text, root))
+            if answer["host"] is not None:
+                state.broadcast_tensors(now, root)
+            return answer
+
+        answer = state.from_lowest_rank(receive)
+        if answer["error"]:
+            raise KungFuError(answer["error"])
+        host = answer["host"]
+        if host is None:
+            return
+        # A worker that the checkpoint has nothing of goes on as a joiner does.
+        own = host["own"][rank] if rank < len(host["own"]) else host["own"][0]
+        state.restore_components(now.components, {**host["components"], **own})
+        _log.info("resumed from %s on %d workers", answer["path"], runtime.current_cluster_size())
+
+    def _open(self, folder: CheckpointFolder, now: TrainingState) -> dict[str, Any]:
+        try:
+            folder.remove_unfinished()
+            if not self._resume_asked:
+                there = folder.paths()
+                text = (
+                    f"{folder.folder} has {len(there)} checkpoints of an earlier training; resume from them, or give "
+                    "another folder"
+                )
+                return {"error": text if there else "", "host": None}
+            found = folder.load()
+            if found is None:
+                _log.info("no checkpoint in %s: training starts from the beginning", folder.folder)
+                return {"error": "", "host": None}
+            path, entries, host = found
+            restore_tensors(now, entries, path)
+            return {"error": "", "host": host, "path": str(path)}
+        except Exception as error:
+            # Whatever it is, the others wait for the outcome and have to be told.
+            known = isinstance(error, KungFuError)
+            return {"error": str(error) if known else f"{type(error).__name__}: {error}", "host": None}
 
     def _suspend(self, suspended: bool) -> None:
         self.should_stop = suspended
