@@ -153,6 +153,15 @@ JOIN_TIMEOUT: Variable[float] = Variable(
     "How long a new cluster version may take to assemble.",
     unit="s",
 )
+LEDGER_DIR: Variable[str | None] = Variable(
+    "KUNGFU_LEDGER_DIR",
+    str,
+    None,
+    "a folder",
+    "user",
+    "Where each ElasticDataset without a `ledger=` of its own records what was trained, for "
+    "`python -m ms_kungfu.dataset.audit`. Unset: nowhere.",
+)
 TEST_COMM_DELAY_MS: Variable[int] = Variable(
     "KUNGFU_TEST_COMM_DELAY_MS",
     _natural,

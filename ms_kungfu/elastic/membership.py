@@ -218,6 +218,20 @@ def step(size: int | None = None) -> Change:
     return _follow_rank_0(size)
 
 
+def take_participants() -> list[int]:
+    """The ranks of the present cluster that took part in the gradient reductions since the last call, sorted; all where
+    there was none. The same at all of these ranks."""
+    take = getattr(_core, "take_participants", None)
+    return list(range(int(_core.size()))) if take is None else [int(rank) for rank in take()]
+
+
+def set_weight(samples: int) -> None:
+    """How many samples the next gradients of this worker stand for: means over the workers are weighted by it."""
+    weigh = getattr(_core, "set_weight", None)
+    if weigh is not None:
+        weigh(samples)
+
+
 def sync_root() -> int:
     """The lowest rank that has the training state; 0 in a cluster where everyone starts alike."""
     root, size = int(_core.state_root()), int(_core.size())

@@ -145,7 +145,7 @@ class ElasticTraining:
         wait_for_queue()
         self.step += 1
         if self._dataset is not None:
-            self._dataset.commit()
+            self._dataset.commit(membership.take_participants())
         return self._follow(membership.step(self._size_after(self.step)))
 
     def epoch_end(self) -> None:
