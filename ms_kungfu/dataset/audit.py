@@ -289,14 +289,11 @@ def _cover(data: int, number: int, steps: dict[int, Claim], finished: bool, end:
                 f"the epoch began with {first.total}, {first.seed}, {first.shuffle}"
             )
             continue
-        dealt = Step(step, claim.batch, claim.members)
-        for rank in claim.members:
-            if rank not in claim.participants:
-                given_back += dealing.count(dealt.share(rank))
-                continue
-            for begin, stop in dealt.share(rank):
-                times[begin:stop] += 1
-                trained.append((step, (begin, stop)))
+        own, back = Step(step, claim.batch, claim.members).outcome(claim.participants)
+        given_back += dealing.count(back)
+        for begin, stop in own:
+            times[begin:stop] += 1
+            trained.append((step, (begin, stop)))
     order = dealing.permutation(total, first.seed, number, first.shuffle)
     left = np.flatnonzero(times == 0)
     dropped = np.zeros(total, dtype=bool)

@@ -15,7 +15,8 @@ Rules
   is left out instead.
 - A step's samples are dealt in blocks as even as possible; the first workers have one more where it doesn't divide.
 - Where a step has fewer samples than there are workers, the last ones have none. They take part all the same: they
-  repeat the step's last sample, and what they bring counts with weight 0.
+  repeat the step's last sample, and what they bring counts with weight 0. Should all die who have a sample of their
+  own, the update is that of the repeated one, which is then trained and doesn't go back.
 """
 
 from __future__ import annotations
@@ -95,6 +96,21 @@ class Step:
         """What `rank` trains; nothing where there are fewer samples than members."""
         return part(self.batch, *block(count(self.batch), self.members.index(rank), len(self.members)))
 
+    def outcome(self, participants: Iterable[int]) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
+        """(what was trained, what goes back to the pool) when the step was committed with these members."""
+        alive = set(participants)
+        trained: tuple[Range, ...] = ()
+        back: tuple[Range, ...] = ()
+        for rank in self.members:
+            if rank in alive:
+                trained += self.share(rank)
+            else:
+                back += self.share(rank)
+        if not trained:  # only workers that repeated the last sample are left
+            last = count(self.batch) - 1
+            return part(self.batch, last, last + 1), part(self.batch, 0, last)
+        return trained, back
+
 
 class Walk:
     """The way through the epochs: what is trained, what is handed out, what is left.
@@ -134,15 +150,12 @@ class Walk:
         self.taken.append(step)
         return step
 
-    def commit(self, participants: Iterable[int] | None = None) -> list[Step]:
+    def commit(self, participants: Sequence[int] | None = None) -> list[Step]:
         """Counts what was handed out as trained by `participants` (None: all members); returns these steps."""
         steps, self.pool, self.taken = self.taken, self.rest, []
         if participants is not None:
-            alive = set(participants)
             for step in steps:
-                for rank in step.members:
-                    if rank not in alive:
-                        self.pool += step.share(rank)
+                self.pool += step.outcome(participants)[1]
         self.steps += len(steps)
         return steps
 

@@ -120,9 +120,9 @@ class ElasticDataset(ds.Dataset):
         return self._present().members
 
     def _present(self) -> _Dealt:
-        if self._dealt.version != runtime.cluster_version():
-            size = runtime.current_cluster_size()
-            self._dealt = _Dealt(runtime.cluster_version(), size, runtime.current_rank(), tuple(range(size)))
+        now = runtime.cluster_version(), runtime.current_cluster_size(), runtime.current_rank()
+        if now != (self._dealt.version, self._dealt.size, self._dealt.rank):
+            self._dealt = _Dealt(*now, members=tuple(range(now[1])))
         return self._dealt
 
     @property
@@ -132,6 +132,12 @@ class ElasticDataset(ds.Dataset):
             return self._global
         assert self._per_worker is not None
         return self._per_worker * len(self.members)
+
+    @global_batch_size.setter
+    def global_batch_size(self, samples: int) -> None:
+        """Hold it constant from now on, whatever the dataset was made with. At all workers at the same step."""
+        self._global, self._per_worker = _positive(samples, "global_batch_size"), None
+        self._deals += 1
 
     def commit(self, participants: Sequence[int] | None = None) -> None:
         """Count what was handed out as trained by these ranks (None: by all). What the others took goes back.
@@ -241,7 +247,9 @@ class ElasticDataset(ds.Dataset):
         if not isinstance(self._source, ds.Dataset):
             return self._source(indices)
         pipeline = copy.deepcopy(self._source)
-        _leaf(pipeline).use_sampler(ds.SubsetSampler(indices))
+        sampler = ds.SubsetSampler([0])
+        sampler.indices = _Numbers(indices)
+        _leaf(pipeline).use_sampler(sampler)
         return pipeline
 
     def _deal(self) -> ds.Dataset | None:
@@ -266,6 +274,14 @@ class ElasticDataset(ds.Dataset):
             self._weight = sum(dealing.count(taken.share(dealt.rank)) for taken in walk.taken)
             membership.set_weight(self._weight)
         return step
+
+
+class _Numbers(list[int]):
+    """Known to be integers, and shared by MindSpore's copies of a pipeline. Its SubsetSampler looks at each number, and
+    each iterator copies each, which takes longer than all the rest of a new deal."""
+
+    def __deepcopy__(self, memo: Any) -> _Numbers:
+        return self
 
 
 class _Batches:

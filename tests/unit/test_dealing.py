@@ -69,6 +69,13 @@ def test_the_share_of_a_worker_that_died_in_a_step_comes_last_in_the_epoch():
     assert walk.take(8, [0, 1, 2]) is None
 
 
+def test_a_repeated_sample_that_alone_is_left_in_a_step_is_trained_by_it():
+    walk = Walk(2)
+    walk.take(8, [0, 1, 2, 3])
+    walk.commit([2, 3])
+    assert walk.pool == ((0, 1),)
+
+
 def test_a_death_in_the_last_step_makes_the_epoch_a_step_longer():
     walk = Walk(16)
     for _ in range(2):

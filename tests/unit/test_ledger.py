@@ -73,7 +73,9 @@ def simulate(folder, rng, total, epochs, global_batch=None, per_worker=4, drop_r
             for rank in rng.sample(sorted(living), rng.randint(0, len(living) - 1)):
                 rng.choice((before, unrecorded, after)).add(rank)
         participants = [rank for rank in members if rank not in before]
-        given_back += sum(count(step.share(rank)) for rank in before)
+        lost = sum(count(step.share(rank)) for rank in before)
+        # Where nobody with a sample of its own is left, the repeated one is trained.
+        given_back += lost - (lost == count(step.batch))
         for rank in participants:
             living[rank].commit(version, size, rank, participants, rank not in unrecorded, common)
         living = {rank: worker for rank, worker in living.items() if rank not in before | unrecorded | after}
