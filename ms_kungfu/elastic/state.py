@@ -5,7 +5,7 @@ The pieces (``CARRIED`` lists their names; a test trains on with each one missin
 - ``parameters``: every MindSpore Parameter of the trained cells: weights, moments, global step, learning rate, the loss
   scale of a training cell. Broadcast straight into the joiner's Parameters.
 - ``progress``: the step, epoch and call of training.
-- ``dataset``: an ElasticDataset's epoch, position and seed.
+- ``dataset``: an ElasticDataset's epoch and seed, and what of the epoch is still to be trained.
 - ``loss_scale``: the numbers of a loss scale manager that works on the host.
 - ``random_mindspore``, ``random_python``, ``random_numpy``: the states of the global random generators. A joiner goes
   on with those of the worker it gets its state from.

@@ -7,6 +7,8 @@ import collections
 import numpy as np
 import pytest
 
+from ms_kungfu.dataset import audit
+
 
 def samples_by_epoch(reports, key=lambda row: row["epoch"]):
     seen = collections.defaultdict(collections.Counter)
@@ -29,6 +31,10 @@ def test_model_train_goes_on_through_resizes(run_elastic):
     steps = reports.by_step("step")
     # every sample once an epoch, dealt to all
     assert samples_by_epoch(reports) == {epoch: collections.Counter(range(90)) for epoch in (1, 2, 3, 4)}
+    proof = reports.audit()
+    assert proof.exact, audit.to_text(proof)
+    assert [(epoch.finished, epoch.trained) for epoch in proof.epochs] == [(True, 90)] * 4
+    assert sum(epoch.steps for epoch in proof.epochs) == len(steps)
     assert list(steps) == list(range(1, max(steps) + 1))
     for step, rows in steps.items():
         assert len({row["parameters"] for row in rows}) == 1, f"parameters differ after step {step}"
@@ -67,6 +73,9 @@ def test_a_joiner_of_a_later_model_train_arrives_there(run_elastic):
     seen = samples_by_epoch(reports, key=lambda row: row["call"])
     assert seen == {call: collections.Counter(range(90)) for call in range(3)}
     assert len(reports.of("end")) == 3
+    proof = reports.audit()
+    assert proof.exact, audit.to_text(proof)
+    assert [epoch.finished for epoch in proof.epochs] == [True] * 3
 
 
 @pytest.mark.parametrize(
@@ -85,6 +94,7 @@ def test_a_held_global_batch_trains_as_one_worker_does(run_elastic, mode, schedu
     losses = [np.array([rows[0]["loss"] for rows in r.by_step("step").values()]) for r in (alone, resized)]
     assert len(losses[0]) == 60
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+    assert resized.audit().exact
     for rows in resized.by_step("after").values():
         assert len({row["parameters"] for row in rows}) == 1
     assert [row["epoch"] for row in resized.of("end")] == [6]
