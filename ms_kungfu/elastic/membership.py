@@ -221,15 +221,12 @@ def step(size: int | None = None) -> Change:
 def take_participants() -> list[int]:
     """The ranks of the present cluster that took part in the gradient reductions since the last call, sorted; all where
     there was none. The same at all of these ranks."""
-    take = getattr(_core, "take_participants", None)
-    return list(range(int(_core.size()))) if take is None else [int(rank) for rank in take()]
+    return list(_core.take_participants())
 
 
 def set_weight(samples: int) -> None:
     """How many samples the next gradients of this worker stand for: means over the workers are weighted by it."""
-    weigh = getattr(_core, "set_weight", None)
-    if weigh is not None:
-        weigh(samples)
+    _core.set_weight(samples)
 
 
 def sync_root() -> int:
