@@ -79,16 +79,16 @@ def test_a_joiner_of_a_later_model_train_arrives_there(run_elastic):
 
 
 @pytest.mark.parametrize(
-    ("mode", "schedule", "seen"),
+    ("mode", "batch", "schedule", "seen"),
     [
-        ("graph", "7:2,13:4,26:3,41:1", {7: 1, 8: 2, 14: 4, 27: 3, 42: 1}),
-        # changes between epochs, before the first step and after the last
-        ("pynative", "0:2,10:4,20:1,35:3,60:1", {1: 2, 10: 2, 11: 4, 21: 1, 36: 3, 60: 3}),
+        ("graph", "24", "7:2,13:4,26:3,41:1", {7: 1, 8: 2, 14: 4, 27: 3, 42: 1}),
+        # shares of different sizes; changes between epochs, before the first step and after the last
+        ("pynative", "25", "0:2,10:4,20:1,35:3,60:1", {1: 2, 10: 2, 11: 4, 21: 1, 36: 3, 60: 3}),
     ],
 )
-def test_a_held_global_batch_trains_as_one_worker_does(run_elastic, mode, schedule, seen):
-    alone = run_elastic("own_loop.py", "none", "6", "24", mode, np=0)
-    resized = run_elastic("own_loop.py", schedule, "6", "24", mode)
+def test_a_held_global_batch_trains_as_one_worker_does(run_elastic, mode, batch, schedule, seen):
+    alone = run_elastic("own_loop.py", "none", "6", batch, mode, np=0)
+    resized = run_elastic("own_loop.py", schedule, "6", batch, mode)
     assert samples_by_epoch(resized) == {epoch: collections.Counter(range(240)) for epoch in range(6)}
     assert {step: sizes(resized)[step] for step in seen} == seen
     losses = [np.array([rows[0]["loss"] for rows in r.by_step("step").values()]) for r in (alone, resized)]
@@ -98,6 +98,20 @@ def test_a_held_global_batch_trains_as_one_worker_does(run_elastic, mode, schedu
     for rows in resized.by_step("after").values():
         assert len({row["parameters"] for row in rows}) == 1
     assert [row["epoch"] for row in resized.of("end")] == [6]
+
+
+def test_what_dead_workers_had_taken_is_trained_by_the_others(run_elastic):
+    deaths = ["4:1:taken", "10:0:taken", "13:1:trained"]  # the second one dies in the last step of an epoch
+    reports = run_elastic("own_loop.py", "none", "3", "25", "graph", *deaths, np=4)
+    assert len(reports.workers) == 4
+    assert samples_by_epoch(reports) == {epoch: collections.Counter(range(240)) for epoch in range(3)}
+    proof = reports.audit()
+    assert proof.exact, audit.to_text(proof)
+    assert [epoch.finished for epoch in proof.epochs] == [True] * 3
+    assert [epoch.given_back for epoch in proof.epochs] == [6 + 7, 0, 0]
+    for step, rows in reports.by_step("after").items():
+        assert len({row["parameters"] for row in rows}) == 1, f"step {step}"
+    assert [row["epoch"] for row in reports.of("end")] == [3]
 
 
 def test_broadcast_callback_and_programs_that_share_parameters_by_hand(run_elastic):
