@@ -108,7 +108,8 @@ def test_what_dead_workers_had_taken_is_trained_by_the_others(run_elastic):
     proof = reports.audit()
     assert proof.exact, audit.to_text(proof)
     assert [epoch.finished for epoch in proof.epochs] == [True] * 3
-    assert [epoch.given_back for epoch in proof.epochs] == [6 + 7, 0, 0]
+    # who dies when its step is done may be dealt to once more
+    assert [epoch.given_back for epoch in proof.epochs] in ([6 + 7, 0, 0], [6 + 7, 12, 0])
     for step, rows in reports.by_step("after").items():
         assert len({row["parameters"] for row in rows}) == 1, f"step {step}"
     assert [row["epoch"] for row in reports.of("end")] == [3]
