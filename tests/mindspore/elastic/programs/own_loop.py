@@ -36,7 +36,7 @@ def train_step(x, y):
 
 
 data = ElasticDataset(numbered(240), global_batch_size=batch, seed=5)
-elastic = ElasticTraining(net, optimizer, schedule=schedule, dataset=data)
+elastic = ElasticTraining(net, optimizer, schedule=schedule, wait=True, dataset=data)
 for epoch in elastic.epochs(epochs):
     for x, y in data:
         loss = train_step(x, y)
