@@ -52,6 +52,7 @@ def main():
     try:
         elastic = KungFuElasticCallback(
             None if args.schedule == "none" else args.schedule,
+            wait=True,  # so that the picture shows the changes at the schedule's very steps
             checkpoint_dir=args.checkpoint,
             checkpoint_every=None if args.checkpoint is None else 20,
             resume=args.resume,

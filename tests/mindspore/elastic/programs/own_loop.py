@@ -47,7 +47,7 @@ def die_at(place):
 
 
 data = ElasticDataset(numbered(240), global_batch_size=batch, seed=5)
-elastic = ElasticTraining(net, optimizer, schedule=schedule, dataset=data)
+elastic = ElasticTraining(net, optimizer, schedule=schedule, wait=True, dataset=data)
 for epoch in elastic.epochs(epochs):
     for x, y in data:
         die_at("taken")
