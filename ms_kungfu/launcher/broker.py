@@ -196,9 +196,15 @@ class Membership:
 
     def _is_here(self, peer: PeerID, version: int) -> bool:
         ended, current = self.ended.get(peer, -1), self.current
-        if version <= ended or (current is not None and peer in current.workers and current.version > ended):
+        if version <= ended or (current is not None and self._stays(peer, current, version) and current.version > ended):
             return True
         return any(who == peer and self.belongs(who, incarnation, version) for who, incarnation in self.ready)
+
+    def _stays(self, peer: PeerID, current: Cluster, version: int) -> bool:
+        """Whether `version` means the member of `current` by `peer`: one that a version in between has left out and that
+        is listed again is a newcomer."""
+        between = (c for v, c in self.clusters.items() if current.version <= v < version)
+        return all(peer in cluster.workers for cluster in between)
 
     def answer(self, request: Request) -> Grant | Detach | Refuse | Wait:
         """The answer to `request` now. May choose the version that a member asks for."""

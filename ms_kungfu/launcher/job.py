@@ -585,7 +585,9 @@ class Job:
         if self._server is not None:
             last_version = max(last_version, self._server.version)
         gone = {*self._broker.ended_in(newest), *self._leaving}
-        ports = self._options.ports.ports()
+        # Whoever is on its way out has its port until it is gone.
+        taken = {process.peer.port for process in self._processes.values() if process.peer is not None}
+        ports = [port for port in self._options.ports.ports() if port not in taken]
         try:
             return revised(newest, last_version, gone, self._living_members(), len(self._vacant), ports)
         except ValueError as error:
