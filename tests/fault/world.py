@@ -409,7 +409,7 @@ class Core:
         wait = segment.waits.setdefault(key, Condition(world))
         world.place("before its word")
         words[self.own_rank] = brings
-        if len(words) == len(members):
+        if len(words) == len(members) or segment.deaths:
             wait.notify_all()
         world.place("after its word")
         while True:
@@ -895,6 +895,8 @@ class World:
         if kind in ("kill newcomer", "kill member", "stop", "pause", "slow", "terminate"):
             others = [p for p in self.processes.values() if p.alive and p not in members]
             crowd = others if kind == "kill newcomer" else members
+            if kind == "stop":  # before its heart beats nobody looks after it
+                crowd = [process for process in crowd if process.core.segment is not None]
             if not crowd:
                 return
             target = crowd[who % len(crowd)]
@@ -1151,6 +1153,7 @@ class Guard:
 
     def start(self, key, environment, cores, stdout, stderr):
         environ = {name: value for name, value in environment.items() if value is not None}
+        environ[env.JOIN_TIMEOUT.name] = str(JOIN_TIMEOUT_S)
         who = environ.get("KUNGFU_SELF", f"standby {environ.get('KUNGFU_STANDBY')}").rpartition(":")[2]
         process = Process(self._world, f"process {key} ({who})", environ)
         process.key, process.pid = key, next(self._pids)
