@@ -28,7 +28,10 @@ class KungFuElasticCallback(Callback):
 
     Args:
         schedule: ``{step: size}``, the text ``"10:2,20:4,40:1"`` (2 workers once 10 steps are done, ...), or a function
-            of the step that returns a size or None. None follows the config server only (``kungfu-run resize``).
+            of the step that returns a size or None. None follows the config server only (``kungfu-run resize``). A
+            size is asked for at its step, and the cluster changes once the new workers are ready; a later entry takes
+            the place of one that has not come true by then.
+        wait: stop at a step of the schedule until its size is there, as KungFu does, instead of training meanwhile.
         components: state of the program's own that joiners need, see `ms_kungfu.elastic.state`.
         lr_rule, averaged, checkpoint_dir, checkpoint_every, keep_checkpoints, resume: see `ElasticTraining`.
         global_batch_size: samples that all workers together train in a step, held constant: sets that of the
@@ -49,6 +52,7 @@ class KungFuElasticCallback(Callback):
         self,
         schedule: Schedule | None = None,
         *,
+        wait: bool = False,
         components: Sequence[Component] = (),
         lr_rule: LRRule = "none",
         global_batch_size: int | None = None,
@@ -65,6 +69,7 @@ class KungFuElasticCallback(Callback):
         open_folder(checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
         self._options: dict[str, Any] = {
             "schedule": schedule,
+            "wait": wait,
             "lr_rule": lr_rule,
             "averaged": check_averaged(averaged),
             "checkpoint_dir": checkpoint_dir,

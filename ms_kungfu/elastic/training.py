@@ -57,7 +57,10 @@ class ElasticTraining:
     Args:
         trained: cells, optimizers, lists of Parameters, or objects that hold Parameters (a ``DynamicLossScaler``):
             all that training changes.
-        schedule: ``{step: size}``, ``"10:2,20:4"`` or a function of the step; None follows the config server only.
+        schedule: ``{step: size}``, ``"10:2,20:4"`` or a function of the step; None follows the config server only. A
+            size is asked for at its step, and the cluster changes once the new workers are ready; a later entry takes
+            the place of one that has not come true by then.
+        wait: stop at a step of the schedule until its size is there, as KungFu does, instead of training meanwhile.
         dataset: the `ElasticDataset` the loop reads. It goes on from the same position at a joiner, and its iterators
             end when training is over for this worker.
         loss_scale_manager: a host-side loss scale manager whose numbers are part of the state.
@@ -86,6 +89,7 @@ class ElasticTraining:
         self,
         *trained: Any,
         schedule: Schedule | None = None,
+        wait: bool = False,
         dataset: ElasticDataset | None = None,
         loss_scale_manager: Any = None,
         components: Sequence[state.Component] = (),
@@ -98,6 +102,7 @@ class ElasticTraining:
         prepare: Callable[[], None] | None = None,
     ) -> None:
         self._size_after = parse_schedule(schedule)
+        self._wait = wait
         self._lr_factor = parse_lr_rule(lr_rule)
         self._rates: LearningRates | None = None  # once training began, where there is a rule
         self._averaged = state.check_averaged(averaged)
@@ -157,15 +162,17 @@ class ElasticTraining:
         self.should_stop = False
         self.epoch = 0
         self.first_step = self.step
-        if runtime.detached():
-            self._suspend(True)
-            return
         if self._lr_factor is not None:
             from ms_kungfu.elastic.learning_rates import LearningRates
 
             self._rates = LearningRates.of(self._trained, runtime.current_cluster_size())
-        if membership.is_joiner():
+        if membership.is_joiner() and not runtime.detached():
             self._prepare()
+            membership.join()  # until here the others have trained on
+        if runtime.detached():
+            self._suspend(True)
+            return
+        if membership.is_joiner():
             state.share_state(self.training_state)
             _log.info("joined as rank %d of %d", runtime.current_rank(), runtime.current_cluster_size())
         elif self._checkpoints is not None:
@@ -174,7 +181,7 @@ class ElasticTraining:
         resume = _Process.resume
         if resume is None or self._call > resume["call"]:
             self._suspend(False)
-            self._follow(membership.step(self._size_after(0) if self.step == 0 else None))
+            self._follow(membership.step(self._size_after(0) if self.step == 0 else None, self._wait))
         else:
             self.step, self.first_step, self.epoch = resume["step"], resume["first_step"], resume["epoch"]
             _Process.resuming = True
@@ -196,8 +203,8 @@ class ElasticTraining:
         wait_for_queue()
         self.step += 1
         if self._dataset is not None:
-            self._dataset.commit()
-        change = self._follow(membership.step(self._size_after(self.step)))
+            self._dataset.commit(membership.take_participants())
+        change = self._follow(membership.step(self._size_after(self.step), self._wait))
         # After a change, so that who resumes goes on with the size that the next step has here.
         if self._checkpoint_every is not None and self.step % self._checkpoint_every == 0 and not self.should_stop:
             self.checkpoint()

@@ -72,5 +72,5 @@ norm = [nn.BatchNorm1d(8)] if network == "norm" else []
 net = nn.SequentialCell(nn.Dense(4, 8), *norm, nn.Tanh(), nn.Dense(8, 2))
 optimizer = KungFuMomentum(net.trainable_params(), 0.02, 0.9)
 data = ElasticDataset(numbered(SAMPLES), batch_size=5, seed=5)  # the callback says what it really is
-elastic = KungFuElasticCallback(None if schedule == "none" else schedule, **options)
+elastic = KungFuElasticCallback(None if schedule == "none" else schedule, wait=True, **options)
 Model(net, Loss(), optimizer).train(EPOCHS, data, callbacks=[Before(), elastic, After()], dataset_sink_mode=False)
