@@ -160,7 +160,6 @@ def test_averages_and_rates_follow_changes_and_checkpoints_resume(run_elastic, t
     folder = tmp_path / "checkpoints"
     options = {
         "global_batch_size": 24,
-        "wait": True,
         "lr_rule": "linear",
         "checkpoint_dir": str(folder),
         "keep_checkpoints": 9,
