@@ -183,6 +183,15 @@ STANDBY: Variable[int | None] = Variable(
     "launcher",
     "This process is a spare one: it gets its peer ID when it is needed (`-standby`).",
 )
+LEDGER_DIR: Variable[str | None] = Variable(
+    "KUNGFU_LEDGER_DIR",
+    str,
+    None,
+    "a folder",
+    "user",
+    "Where each ElasticDataset without a `ledger=` of its own records what was trained, for "
+    "`python -m ms_kungfu.dataset.audit`. Unset: nowhere.",
+)
 TEST_COMM_DELAY_MS: Variable[int] = Variable(
     "KUNGFU_TEST_COMM_DELAY_MS",
     _natural,

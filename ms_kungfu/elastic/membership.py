@@ -480,6 +480,17 @@ def step(size: int | None = None, wait: bool = False) -> Change:
 # ---- what this process is ----
 
 
+def take_participants() -> list[int]:
+    """The ranks of the present cluster that took part in the gradient reductions since the last call, sorted; all where
+    there was none. The same at all of these ranks."""
+    return list(_core.take_participants())
+
+
+def set_weight(samples: int) -> None:
+    """How many samples the next gradients of this worker stand for: means over the workers are weighted by it."""
+    _core.set_weight(samples)
+
+
 def sync_root() -> int:
     """The lowest rank that has the training state; 0 in a cluster where everyone starts alike."""
     root, size = int(_core.state_root()), int(_core.size())

@@ -6,7 +6,7 @@ The pieces (``CARRIED`` lists their names; a test trains on with each one missin
   scale of a training cell. Broadcast straight into the joiner's Parameters.
 - ``buffers``: the tensors that cells have registered with ``register_buffer``.
 - ``progress``: the step, epoch and call of training.
-- ``dataset``: an ElasticDataset's epoch, position and seed.
+- ``dataset``: an ElasticDataset's epoch and seed, and what of the epoch is still to be trained.
 - ``loss_scale``: the numbers of a loss scale manager that works on the host.
 - ``learning_rate``: the size that an `lr_rule` counts from and the factor it has arrived at.
 - ``random_mindspore``, ``random_python``, ``random_numpy``: the states of the global random generators. A joiner goes

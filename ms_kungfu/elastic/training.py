@@ -203,7 +203,7 @@ class ElasticTraining:
         wait_for_queue()
         self.step += 1
         if self._dataset is not None:
-            self._dataset.commit()
+            self._dataset.commit(membership.take_participants())
         change = self._follow(membership.step(self._size_after(self.step), self._wait))
         # After a change, so that who resumes goes on with the size that the next step has here.
         if self._checkpoint_every is not None and self.step % self._checkpoint_every == 0 and not self.should_stop:

@@ -56,6 +56,10 @@ def test_a_run_that_grows_and_shrinks(tmp_path):
     assert len(accuracy) == 1
     assert float(accuracy[0]) >= 0.95
     assert (tmp_path / "training.png").stat().st_size > 20_000
+    ledger = done.stdout.splitlines()[-10:]
+    assert ledger[0] == "ledger of 4 workers in 1 job"
+    assert ledger[1:9] == [f"epoch {epoch}: 47 steps, each of 1500 samples once" for epoch in range(8)]
+    assert ledger[9] == "exact: each sample was trained once in each of 8 finished epochs"
 
 
 @pytest.mark.parametrize(
@@ -64,6 +68,7 @@ def test_a_run_that_grows_and_shrinks(tmp_path):
         (("--data-path", "nowhere"), "nowhere has no file train-images-idx3-ubyte; give a folder"),
         (("--schedule", "10:0"), "a cluster has at least 1 worker, got size 0"),
         (("--epochs", "many"), "invalid int value: 'many'"),
+        (("--ledger", "train.py"), "train.py: [Errno 17] File exists: 'train.py'"),
         (("--global-batch-size", "0"), "global_batch_size is an integer of 1 or more, got 0"),
         (("--resume",), "resume needs a folder"),
     ],

@@ -8,6 +8,8 @@ import json
 import numpy as np
 import pytest
 
+from ms_kungfu.dataset import audit
+
 
 def samples_by_epoch(reports, key=lambda row: row["epoch"]):
     seen = collections.defaultdict(collections.Counter)
@@ -30,6 +32,10 @@ def test_model_train_goes_on_through_resizes(run_elastic):
     steps = reports.by_step("step")
     # every sample once an epoch, dealt to all
     assert samples_by_epoch(reports) == {epoch: collections.Counter(range(90)) for epoch in (1, 2, 3, 4)}
+    proof = reports.audit()
+    assert proof.exact, audit.to_text(proof)
+    assert [(epoch.finished, epoch.trained) for epoch in proof.epochs] == [(True, 90)] * 4
+    assert sum(epoch.steps for epoch in proof.epochs) == len(steps)
     assert list(steps) == list(range(1, max(steps) + 1))
     for step, rows in steps.items():
         assert len({row["parameters"] for row in rows}) == 1, f"parameters differ after step {step}"
@@ -68,27 +74,46 @@ def test_a_joiner_of_a_later_model_train_arrives_there(run_elastic):
     seen = samples_by_epoch(reports, key=lambda row: row["call"])
     assert seen == {call: collections.Counter(range(90)) for call in range(3)}
     assert len(reports.of("end")) == 3
+    proof = reports.audit()
+    assert proof.exact, audit.to_text(proof)
+    assert [epoch.finished for epoch in proof.epochs] == [True] * 3
 
 
 @pytest.mark.parametrize(
-    ("mode", "schedule", "seen"),
+    ("mode", "batch", "schedule", "seen"),
     [
-        ("graph", "7:2,13:4,26:3,41:1", {7: 1, 8: 2, 14: 4, 27: 3, 42: 1}),
-        # changes between epochs, before the first step and after the last
-        ("pynative", "0:2,10:4,20:1,35:3,60:1", {1: 2, 10: 2, 11: 4, 21: 1, 36: 3, 60: 3}),
+        ("graph", "24", "7:2,13:4,26:3,41:1", {7: 1, 8: 2, 14: 4, 27: 3, 42: 1}),
+        # shares of different sizes; changes between epochs, before the first step and after the last
+        ("pynative", "25", "0:2,10:4,20:1,35:3,60:1", {1: 2, 10: 2, 11: 4, 21: 1, 36: 3, 60: 3}),
     ],
 )
-def test_a_held_global_batch_trains_as_one_worker_does(run_elastic, mode, schedule, seen):
-    alone = run_elastic("own_loop.py", "none", "6", "24", mode, np=0)
-    resized = run_elastic("own_loop.py", schedule, "6", "24", mode)
+def test_a_held_global_batch_trains_as_one_worker_does(run_elastic, mode, batch, schedule, seen):
+    alone = run_elastic("own_loop.py", "none", "6", batch, mode, np=0)
+    resized = run_elastic("own_loop.py", schedule, "6", batch, mode)
     assert samples_by_epoch(resized) == {epoch: collections.Counter(range(240)) for epoch in range(6)}
     assert {step: sizes(resized)[step] for step in seen} == seen
     losses = [np.array([rows[0]["loss"] for rows in r.by_step("step").values()]) for r in (alone, resized)]
     assert len(losses[0]) == 60
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+    assert resized.audit().exact
     for rows in resized.by_step("after").values():
         assert len({row["parameters"] for row in rows}) == 1
     assert [row["epoch"] for row in resized.of("end")] == [6]
+
+
+def test_what_dead_workers_had_taken_is_trained_by_the_others(run_elastic):
+    deaths = ["4:1:taken", "10:0:taken", "13:1:trained"]  # the second one dies in the last step of an epoch
+    reports = run_elastic("own_loop.py", "none", "3", "25", "graph", *deaths, np=4)
+    assert len(reports.workers) == 4
+    assert samples_by_epoch(reports) == {epoch: collections.Counter(range(240)) for epoch in range(3)}
+    proof = reports.audit()
+    assert proof.exact, audit.to_text(proof)
+    assert [epoch.finished for epoch in proof.epochs] == [True] * 3
+    # who dies when its step is done may be dealt to once more
+    assert [epoch.given_back for epoch in proof.epochs] in ([6 + 7, 0, 0], [6 + 7, 12, 0])
+    for step, rows in reports.by_step("after").items():
+        assert len({row["parameters"] for row in rows}) == 1, f"step {step}"
+    assert [row["epoch"] for row in reports.of("end")] == [3]
 
 
 def test_broadcast_callback_and_programs_that_share_parameters_by_hand(run_elastic):
