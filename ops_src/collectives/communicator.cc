@@ -42,6 +42,8 @@
 #include "collectives/dtype.h"
 #include "collectives/reduce.h"
 #include "collectives/stream.h"
+#include "monitoring/gradient_norms.h"
+#include "monitoring/traffic.h"
 
 namespace kungfu {
 
@@ -257,6 +259,8 @@ struct Communicator::Flight {
   bool Brings(uint32_t rank) const { return operation.kind != Kind::kBroadcast || operation.root == rank; }
   // The slot that chunk `chunk` goes into, where the lane's counters stand at `base`.
   uint32_t SlotOf(uint32_t base, uint32_t chunk) const { return whole ? 0 : base + chunk; }
+  // Bytes that this rank reads from another one's part of the segment, where that one brings something.
+  uint64_t ReadFromEach(uint32_t size) const { return splits ? 2 * part_bytes / size : part_bytes; }
   size_t BytesOf(uint32_t chunk) const { return std::min(chunk_bytes, part_bytes - chunk * chunk_bytes); }
 
   const Operation& operation;
@@ -356,11 +360,13 @@ void Communicator::Leave() {
 void Communicator::Run(const Operation& operation) {
   ThrowIfClosed();
   Validate(operation);
+  monitoring::GradientNorms::Scope norms(operation);
   if (segment_ == nullptr || size_ == 1) {
     RunAlone(operation);
   } else {
     RunShared(operation);
   }
+  norms.Done(size_);
 }
 
 void Communicator::Validate(const Operation& operation) const {
@@ -395,6 +401,7 @@ void Communicator::RunAlone(const Operation& operation) const {
 }
 
 void Communicator::RunShared(const Operation& operation) {
+  const uint64_t began = monitoring::Ticks();
   ChannelTable::Use use = channels_->Acquire(operation.name);
   Flight flight(operation, *use.channel, size_, oversubscribed_);
   try {
@@ -415,6 +422,10 @@ void Communicator::RunShared(const Operation& operation) {
     throw;
   }
   use.channel->sequence++;
+  const uint64_t bytes = flight.count * flight.unit;
+  const bool receives = operation.kind != Kind::kBroadcast || operation.root != rank_;
+  monitoring::Traffic::Get().Count(began, flight.Brings(rank_) ? bytes : 0, receives ? flight.ReadFromEach(size_) : 0,
+                                   operation.kind == Kind::kBroadcast ? static_cast<int>(operation.root) : -1);
 }
 
 // Everything that this rank brings is in place before its post: whoever has seen all posts has all he needs.

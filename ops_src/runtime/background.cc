@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "collectives/dtype.h"
+#include "monitoring/traffic.h"
 
 namespace kungfu {
 namespace {
@@ -102,7 +103,9 @@ struct Background::Pending {
         }
       }
       DelayForTests();
+      const uint64_t began = monitoring::Ticks();
       communicator->Run(operation);
+      monitoring::Traffic::Get().CountHidden(began);
     } catch (const Error& thrown) {
       error = thrown;
     } catch (const std::exception& thrown) {
@@ -222,8 +225,10 @@ void Background::Wait(const kf_started* started, size_t num_started) {
 }
 
 void Background::WaitFor(Pending& pending) {
+  const uint64_t began = monitoring::Ticks();
   std::unique_lock<std::mutex> lock(mutex_);
   ended_.wait(lock, [&] { return pending.state == Pending::State::kEnded; });
+  monitoring::Traffic::Get().CountWait(began);
 }
 
 // mutex_ is held.
