@@ -68,6 +68,7 @@ class ElasticDataset(ds.Dataset):
         self._taken = 0  # position up to which batches were handed out
         self._steps = 0  # trained steps of this epoch
         self._steps_taken = 0
+        self._deals = 0  # how often what was dealt lost its validity, other than by a new cluster version or epoch
         self.driven = False  # an ElasticTraining calls `commit`
         self.suspended = False  # iterators end at once
 
@@ -91,6 +92,33 @@ class ElasticDataset(ds.Dataset):
         assert self._per_worker is not None
         return self._per_worker * runtime.current_cluster_size()
 
+    @property
+    def total_samples(self) -> int:
+        """Samples of an epoch."""
+        return self._total
+
+    @property
+    def holds_global_batch(self) -> bool:
+        """Whether the batch stays the same when the cluster changes."""
+        return self._global is not None
+
+    @property
+    def weight(self) -> int:
+        """Samples of this worker in the batches handed out since the last step."""
+        if self._taken == self._trained:
+            return 0
+        first, last = dealing.share(self._trained, self._taken, runtime.current_rank(), runtime.current_cluster_size())
+        return last - first
+
+    def set_batch_size(self, batch_size: int | None = None, global_batch_size: int | None = None) -> None:
+        """Other batches from the next one on: of a worker, or of all together; one of the two. At all workers alike,
+        between steps. The rest of the epoch is dealt out anew."""
+        if (batch_size is None) == (global_batch_size is None):
+            raise ValueError("set_batch_size takes batch_size or global_batch_size, one of the two")
+        self._per_worker = None if batch_size is None else _positive(batch_size, "batch_size")
+        self._global = None if global_batch_size is None else _positive(global_batch_size, "global_batch_size")
+        self._deals += 1
+
     def commit(self) -> None:
         """Count what was handed out as trained."""
         self._trained, self._steps = self._taken, self._steps_taken
@@ -103,6 +131,7 @@ class ElasticDataset(ds.Dataset):
             "steps": self._steps,
             "seed": self._seed,
             "total": self._total,
+            "batch": [self._per_worker, self._global],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -113,6 +142,8 @@ class ElasticDataset(ds.Dataset):
                 "with the same data"
             )
         self._epoch, self._seed = state["epoch"], state["seed"]
+        self._per_worker, self._global = state["batch"]
+        self._deals += 1
         self._trained = self._taken = state["position"]
         self._steps = self._steps_taken = state["steps"]
 
@@ -207,7 +238,7 @@ class _Batches:
             self._options["columns"] = columns
         self._epochs_left = num_epochs
         self._inner: Iterator[Any] | None = None
-        self._dealt_for: tuple[int, int] | None = None  # (cluster version, epoch) of `_inner`
+        self._dealt_for: tuple[int, ...] | None = None  # (cluster version, epoch, deals) of `_inner`
         dataset._taken, dataset._steps_taken = dataset._trained, dataset._steps
 
     def __iter__(self) -> Iterator[Any]:
@@ -232,7 +263,7 @@ class _Batches:
             dataset._epoch += 1
             dataset._trained = dataset._taken = dataset._steps = dataset._steps_taken = 0
             raise StopIteration
-        wanted = (runtime.cluster_version(), dataset.epoch)
+        wanted = (runtime.cluster_version(), dataset.epoch, dataset._deals)
         if wanted != self._dealt_for or self._inner is None:
             self.stop()
             self._inner, self._dealt_for = getattr(dataset._deal(), self._kind)(**self._options), wanted
