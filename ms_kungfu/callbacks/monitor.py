@@ -36,12 +36,8 @@ class MonitorCallback(Callback):
         self.monitor.begin([p for p in weights if p.requires_grad])
 
     def on_train_step_end(self, run_context: Any) -> None:
-        from ms_kungfu.ops import wait_for_queue
-
         params, monitor = run_context.original_args(), self.monitor
         assert monitor is not None
-        # What PyNative mode has queued belongs to this step.
-        wait_for_queue()
         optimizers = self._optimizers
         monitor.gradient_scale = float(getattr(optimizers[0], "loss_scale", 1.0)) if optimizers else 1.0
         rate = learning_rate_of(optimizers, params.cur_step_num - 1)

@@ -94,11 +94,12 @@ class Steering:
         decision = agree(self.policies.decide(hook, self.quantities(training)))
         if decision is None:
             return
-        _log.info("step %d: %s: %s", training.step, describe(decision), decision.reason)
+        level = logging.INFO if runtime.current_rank() == 0 else logging.DEBUG  # all would say the same
+        _log.log(level, "step %d: %s: %s", training.step, describe(decision), decision.reason)
         self._check(decision, training)
         if decision.size is not None:
             self._wanted_size = decision.size
-        if decision.global_batch_size is not None or decision.local_batch_size is not None:
+        if training.dataset is not None and (decision.global_batch_size or decision.local_batch_size):
             training.dataset.set_batch_size(decision.local_batch_size, decision.global_batch_size)
         if decision.learning_rate is not None:
             for optimizer in training.optimizers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,6 +103,7 @@ class Monitor:
         self._began = 0.0  # the present step, or the first since the last record
         self._traffic: tuple[int, int, float, float, list[int]] = (0, 0, 0.0, 0.0, [0])
         self._resize_seconds: float | None = None
+        self._own_communication = 0.0
         self._cpu_s = 0.0
         self.cpu_seconds = 0.0
         """CPU time that this worker has spent on monitoring."""
@@ -133,6 +135,10 @@ class Monitor:
             loss: this worker's, a number or a tensor of one.
             step: the number of the step just done, from 1; by default counted.
         """
+        # What MindSpore has queued belongs to this step; a program of NumPy has loaded none of it.
+        ops = sys.modules.get("ms_kungfu.ops")
+        if ops is not None:
+            ops.wait_for_queue()
         now, cpu = time.perf_counter(), time.thread_time()
         self.step = self.step + 1 if step is None else step
         self._steps += 1
@@ -145,6 +151,10 @@ class Monitor:
         self._snapshot()
         self._cpu_s += time.thread_time() - cpu
         return record
+
+    def communicated(self, seconds: float) -> None:
+        """Count time that the program has spent in communication of its own, which the runtime doesn't see."""
+        self._own_communication += seconds
 
     def end(self) -> None:
         """Training is over: files are closed. `begin` starts anew."""
@@ -177,6 +187,7 @@ class Monitor:
         self._began = time.perf_counter()
         self._traffic = _core.traffic()
         self._steps = self._samples = 0
+        self._own_communication = 0.0
         self._watch()
         self._snapshot()
 
@@ -193,6 +204,7 @@ class Monitor:
         brought, reduced, elements, norms_cpu_s = _core.take_gradient_norms()
         self._cpu_s += norms_cpu_s
         spent, self._cpu_s = self._cpu_s, 0.0
+        own, self._own_communication = self._own_communication, 0.0
         self.cpu_seconds += spent
         self._measure_update()
         row = np.array(
@@ -201,8 +213,8 @@ class Monitor:
                 samples,
                 self._samples,
                 seconds,
-                (mine[3] - before[3]) / steps,
-                (mine[2] - before[2]) / steps,
+                (mine[3] - before[3] + own) / steps,
+                (mine[2] - before[2] + own) / steps,
                 _number(loss),
                 sum(received),
                 spent / steps,
