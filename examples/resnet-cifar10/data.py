@@ -9,26 +9,27 @@ import numpy as np
 from mindspore.dataset import Cifar10Dataset, transforms, vision
 
 TRAIN = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
-TEST = ("test_batch.bin",)
+TEST = "test_batch.bin"
+IMAGES = 10_000  # in each file; MindSpore takes no other number
 
 
-def find_or_make(data_path, fallback, samples):
-    """The folder with the six .bin files: `data_path` where given, else `fallback`, filled at first use with `samples`
-    generated images to train on and a fifth as many to test."""
+def find_or_make(data_path, fallback):
+    """The folder with the .bin files: `data_path` where given, else `fallback`, filled at first use with one file of
+    generated images to train on and one to test."""
     if data_path:
         folder = Path(data_path)
-        missing = [name for name in (*TRAIN, *TEST) if not (folder / name).is_file()]
+        missing = [name for name in (*TRAIN, TEST) if not (folder / name).is_file()]
         if missing:
             raise SystemExit(
                 f"{folder} has no file {missing[0]}; give the folder cifar-10-batches-bin of CIFAR-10's binary version "
                 "by --data-path (or DATA_PATH), or neither of them to use generated images"
             )
         return folder
-    folder = Path(fallback) / f"generated-{samples}"
-    for number, name in enumerate((*TRAIN, *TEST)):
+    folder = Path(fallback)
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, name in enumerate((TRAIN[0], TEST)):
         if not (folder / name).is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            write(folder / name, *generate(-(-samples // 5), seed=number))
+            write(folder / name, *generate(IMAGES, seed))
     return folder
 
 
@@ -39,12 +40,12 @@ def generate(samples, seed):
     """
     random = np.random.default_rng(seed)
     labels = random.integers(0, 10, samples).astype(np.uint8)
-    angle = labels * (np.pi / 10)
-    y, x = np.mgrid[:32, :32] / 32
+    angle = labels * np.float32(np.pi / 10)
+    y, x = (np.mgrid[:32, :32] / 32).astype(np.float32)
     along = np.cos(angle)[:, None, None] * x + np.sin(angle)[:, None, None] * y
-    stripes = np.sin(2 * np.pi * (4 * along + random.random((samples, 1, 1))))
+    stripes = np.sin(2 * np.pi * (4 * along + random.random((samples, 1, 1), np.float32)))
     colour = np.stack([np.cos(2 * angle), np.sin(2 * angle), np.cos(4 * angle)], axis=1)[:, :, None, None]
-    images = 128 + 30 * stripes[:, None] + 30 * colour + 30 * random.standard_normal((samples, 3, 32, 32))
+    images = 128 + 30 * stripes[:, None] + 30 * colour + 30 * random.standard_normal((samples, 3, 32, 32), np.float32)
     return np.clip(images, 0, 255).astype(np.uint8), labels
 
 

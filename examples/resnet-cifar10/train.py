@@ -55,7 +55,7 @@ def arguments():
         "--data-path", default=os.environ.get("DATA_PATH"),
         help="the folder cifar-10-batches-bin (default: DATA_PATH, else generated images)",
     )  # fmt: skip
-    parser.add_argument("--samples", type=int, default=2000, help="how many images to generate, without a --data-path")
+    parser.add_argument("--test-samples", type=int, default=data.IMAGES, help="to test on, at most")
     parser.add_argument("--out", type=Path, default=HERE / "out", help="folder for training.jsonl")
     return parser.parse_args()
 
@@ -67,7 +67,7 @@ def main():
     ms.set_auto_parallel_context(comm_fusion={"allreduce": {"mode": "size", "config": args.fusion_mb}})
     if args.overlap:
         ms.runtime.dispatch_threads_num(2)
-    folder = data.find_or_make(args.data_path, HERE / "data", args.samples)
+    folder = data.find_or_make(args.data_path, HERE / "data")
 
     net = ResNet(args.depth, width=args.width)
     optimizer = KungFuMomentum(
@@ -94,7 +94,8 @@ def main():
 
     if kf.detached() or kf.current_rank() != 0:
         return
-    accuracy = model.eval(data.samples(folder, "test", args.image_size).batch(100), dataset_sink_mode=False)
+    test_data = data.samples(folder, "test", args.image_size).take(args.test_samples)
+    accuracy = model.eval(test_data.batch(100), dataset_sink_mode=False)
     last = monitor.last
     print(
         f"{last.step} steps, {last.trained_samples} samples, {last.seconds:.2f} s a step of {last.batch_size}, "

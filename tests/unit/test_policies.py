@@ -335,9 +335,8 @@ def quadratic(policies, size, seed, resize=4.0, compute=0.5, network=0.024, batc
 
 
 def test_it_comes_within_10_percent_of_the_best_fixed_size_without_being_told():
-    fixed = {
-        n: np.mean([quadratic([NoiseScaleLearningRate(0.3)], n, s)[:2] for s in (1, 2)], axis=0) for n in (2, 4, 8)
-    }
+    rate = NoiseScaleLearningRate
+    fixed = {n: np.mean([quadratic([rate(0.3)], n, s)[:2] for s in (1, 2)], axis=0) for n in (2, 4, 8)}
     best = min(fixed, key=lambda n: fixed[n][0] * fixed[n][1])
     assert best == 4, fixed
     for seed in (1, 2, 3):
