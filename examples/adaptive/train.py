@@ -47,16 +47,16 @@ class Log:
         self.began = self.last = time.monotonic()
         self.worker_seconds = 0.0
 
-    def write(self, size_before, size_after, **values):
+    def write(self, size, wanted, **values):
         now = time.monotonic()
-        # Whoever is about to join takes part in the wait for it.
-        self.worker_seconds += (now - self.last) * max(size_before, size_after)
+        # Those who have been asked for count already, while they start.
+        self.worker_seconds += (now - self.last) * max(size, wanted)
         self.last = now
         if kf.current_rank() == 0 and not kf.detached():
             if self.file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self.file = self.path.open("w", buffering=1)
-            row = {"seconds": now - self.began, "worker_seconds": self.worker_seconds, "cluster_size": size_before}
+            row = {"seconds": now - self.began, "worker_seconds": self.worker_seconds, "cluster_size": size}
             self.file.write(json.dumps({**row, **values}) + "\n")
 
 
@@ -98,7 +98,7 @@ def main():
     elastic.begin()
     log = Log(args.out)
     while not elastic.should_stop:
-        size = kf.current_cluster_size()
+        size, wanted = kf.current_cluster_size(), elastic.wanted_size
         random = np.random.default_rng((args.seed, elastic.step, kf.current_rank()))
         time.sleep(args.compute_ms / 1e3)
         train_step(problem.batch_mean(random, args.batch_size))
@@ -109,7 +109,7 @@ def main():
         elastic.step_end(loss, args.batch_size)
         log.write(
             size,
-            kf.current_cluster_size(),
+            wanted,
             step=elastic.step,
             loss=loss,
             noise_scale=monitor.noise_scale.noise_scale,

@@ -6,11 +6,13 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
 from ms_kungfu import comm, runtime
+from ms_kungfu.elastic import membership
 from ms_kungfu.elastic.policy import HOOKS, Decision, Policies, Policy, Quantities
 from ms_kungfu.errors import PeerLostError
 
@@ -43,7 +45,8 @@ class Steering:
             for hook in HOOKS
             if any(getattr(type(part), hook) is not getattr(Policy, hook) for part in policies.parts)
         )
-        self._wanted_size: int | None = None
+        self._wanted_size: int | None = None  # decided and not passed on yet
+        self._pending_size: int | None = None  # passed on and not come true yet
         self._steps_at_size = 0
         self._began = time.monotonic()
         self._resize_time: float | None = None
@@ -55,6 +58,7 @@ class Steering:
             "time": time.monotonic() - self._began,
             "resize_time": self._resize_time,
             "size": self._wanted_size,
+            "pending": self._pending_size,
             "total_samples": self.total_samples,
         }
 
@@ -62,6 +66,7 @@ class Steering:
         self.policies.restore(state["policies"])
         self._began = time.monotonic() - state["time"]
         self._resize_time, self._wanted_size = state["resize_time"], state["size"]
+        self._pending_size = state["pending"]
         self.total_samples = state["total_samples"]
 
     def stepped(self, record: StepRecord | None) -> None:
@@ -78,11 +83,19 @@ class Steering:
         """The cluster has changed, which held up training for so long."""
         self._steps_at_size = 0
         self._resize_time = seconds
+        self._pending_size = None
 
     def take_size(self) -> int | None:
         """The size that has been decided on since the last call."""
         size, self._wanted_size = self._wanted_size, None
+        if size is not None:
+            self._pending_size = size
         return size
+
+    @property
+    def pending_size(self) -> int | None:
+        """The size that was decided on and hasn't come true yet."""
+        return self._pending_size
 
     def hook(self, hook: str, training: ElasticTraining) -> None:
         """Ask the policies and do what they say; a new size is left for `take_size`. Collective.
@@ -91,8 +104,13 @@ class Steering:
         """
         if hook not in self._asked:
             return
-        decision = agree(self.policies.decide(hook, self.quantities(training)))
-        if decision is None:
+        decision = self.policies.decide(hook, self.quantities(training))
+        if decision is not None and decision.size is not None:
+            # Policies go on asking while the new workers get ready.
+            there = runtime.current_cluster_size() if self._pending_size is None else self._pending_size
+            decision = replace(decision, size=None) if decision.size == there else decision
+        decision = agree(decision)
+        if decision is None or not decision.changes:
             return
         level = logging.INFO if runtime.current_rank() == 0 else logging.DEBUG  # all would say the same
         _log.log(level, "step %d: %s: %s", training.step, describe(decision), decision.reason)
@@ -170,10 +188,12 @@ class Steering:
             raise ValueError(f"a policy asked to evict the ranks {list(decision.evict)} of {size} workers")
 
     def _send_away(self, ranks: Sequence[int]) -> None:
-        from ms_kungfu.elastic.eviction import evict
-
         try:
-            (self._evict or evict)(ranks)
+            if self._evict is not None:
+                self._evict(ranks)
+            else:
+                for rank in ranks:
+                    membership.evict(rank)
         except Exception as error:  # the others don't know of it and would wait for this worker
             _log.error("can't evict the ranks %s: %s: %s", list(ranks), type(error).__name__, error)
 

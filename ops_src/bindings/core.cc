@@ -115,15 +115,30 @@ Error ErrorFrom(const py::error_already_set& raised) {
   return Error(KF_RESIZE, Text(type, ": ", text));
 }
 
+// The reference is given up with the GIL held, from whichever thread drops the last copy of the handler.
+std::shared_ptr<py::object> Hold(const py::object& callable) {
+  return {new py::object(callable), [](py::object* object) {
+            if (Py_IsInitialized() == 0) return;
+            py::gil_scoped_acquire acquire;
+            delete object;
+          }};
+}
+
+Peer::JoinHandler JoinHandlerFrom(const py::object& callable) {
+  if (callable.is_none()) return nullptr;
+  return [held = Hold(callable)] {
+    py::gil_scoped_acquire acquire;
+    try {
+      (*held)();
+    } catch (const py::error_already_set& raised) {
+      throw ErrorFrom(raised);
+    }
+  };
+}
+
 Peer::ResizeHandler HandlerFrom(const py::object& callable) {
   if (callable.is_none()) return nullptr;
-  // The reference is given up with the GIL held, from whichever thread drops the last copy of the handler.
-  const std::shared_ptr<py::object> held(new py::object(callable), [](py::object* object) {
-    if (Py_IsInitialized() == 0) return;
-    py::gil_scoped_acquire acquire;
-    delete object;
-  });
-  return [held](uint32_t size) {
+  return [held = Hold(callable)](uint32_t size) {
     py::gil_scoped_acquire acquire;
     try {
       const auto outcome = (*held)(size).cast<std::pair<bool, bool>>();
@@ -156,6 +171,20 @@ PYBIND11_MODULE(_core, m) {
       "announced_version", [] { return Peer::Get().Current()->announced(); },
       "Newest cluster version that the launcher has announced.");
   m.def(
+      "living", [] { return Peer::Get().Current()->Living(); }, "Ranks not known to be dead, as this process sees it.");
+  m.def(
+      "take_participants", [] { return Peer::Get().Current()->TakeParticipants(); },
+      "Ranks that took part in the gradient reductions since the last call; the same at all of them.");
+  m.def(
+      "set_weight",
+      [](uint32_t weight) {
+        if (weight >> shm::kWeightBits != 0) {
+          throw Error(KF_INVALID, Text("a rank's weight is below 2^", shm::kWeightBits, ", got ", weight));
+        }
+        Peer::Get().SetWeight(weight);
+      },
+      py::arg("weight"), "Samples that this rank brings to the next gradient reductions.");
+  m.def(
       "state_root", [] { return Peer::Get().Current()->StateRoot(); },
       "Lowest rank that carried the training state when it joined; the size where none did.");
   m.def("last_error", [] { return LastFailureOfProcess(); }, "Text of this process's last failure, '' if none.");
@@ -184,6 +213,10 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "set_resize_handler", [](const py::object& callable) { Peer::Get().SetResizeHandler(HandlerFrom(callable)); },
       py::arg("callable"));
+
+  m.def(
+      "set_join_handler", [](const py::object& callable) { Peer::Get().SetJoinHandler(JoinHandlerFrom(callable)); },
+      py::arg("callable"), "Called before the first use of the cluster by a process that has not joined it yet.");
 
   m.def(
       "all_reduce",
@@ -263,13 +296,22 @@ PYBIND11_MODULE(_core, m) {
 
   // ---- the launcher's side ----
   m.def("create_segment", &shm::Segment::Create, py::arg("size"), py::arg("cluster_version"), py::arg("cores"),
+        py::arg("recovers") = false,
         "Shared memory for one cluster version; returns its descriptor, which the caller owns.");
   py::class_<shm::Segment>(m, "SegmentControl", "The launcher's hold on a segment.")
       .def(py::init<int>(), py::arg("fd"))
       .def_property_readonly("size", &shm::Segment::size)
       .def_property_readonly("cluster_version", &shm::Segment::cluster_version)
-      .def("mark_lost", &shm::Segment::MarkLost, py::arg("rank"), py::arg("reason"),
-           "Tells the members that `rank` is out: their waits end with PeerLostError.")
+      .def("mark_lost", &shm::Segment::MarkLost, py::arg("rank"), py::arg("reason"), py::arg("recover") = false,
+           "Tells the members that `rank` is out: they go on without it, or their waits end with PeerLostError.")
+      .def(
+          "heartbeat",
+          [](const shm::Segment& segment, uint32_t rank) {
+            const shm::RankStatus& status = segment.status(rank);
+            return status.state.Reached(static_cast<uint32_t>(shm::RankState::kLeft)) ? 0 : status.heartbeat.load();
+          },
+          py::arg("rank"),
+          "A number that grows while the rank's process runs; 0 before it has joined and after it left.")
       .def(
           "announce", [](shm::Segment& segment, uint64_t version) { segment.header().announced.store(version); },
           py::arg("version"), "Tells the members that a newer cluster version is wanted.");

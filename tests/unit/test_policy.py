@@ -4,8 +4,6 @@ import dataclasses
 
 import pytest
 
-from ms_kungfu.elastic.cluster import Cluster, PeerID
-from ms_kungfu.elastic.eviction import without
 from ms_kungfu.elastic.policy import HOOKS, Decision, Policies, Policy, Quantities, as_policy, combine
 
 
@@ -105,14 +103,3 @@ def test_quantities_cannot_be_changed_by_a_policy():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Quantities().step = 3
     assert Quantities(batch_size=12, cluster_size=3).local_batch_size == 4
-
-
-def test_the_cluster_without_a_worker():
-    cluster = Cluster(tuple(PeerID("127.0.0.1", 10000 + i) for i in range(4)), (), 6)
-    smaller = without(cluster, [1, 3])
-    assert [worker.port for worker in smaller.workers] == [10000, 10002]
-    assert smaller.version == 7
-    with pytest.raises(ValueError, match="no rank 4"):
-        without(cluster, [4])
-    with pytest.raises(ValueError, match="at least 1 worker"):
-        without(cluster, range(4))

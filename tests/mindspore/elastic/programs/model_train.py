@@ -64,7 +64,7 @@ plain = sys.argv[5:] == ["plain"]
 data = numbered(40).batch(4) if plain else ElasticDataset(numbered(90), batch_size=4, seed=3)
 for call in range(calls):
     sync_net_parameters(net)  # a joiner passes by: the whole state is on its way
-    elastic = KungFuElasticCallback(schedule if call == calls - 1 else None)
+    elastic = KungFuElasticCallback(schedule if call == calls - 1 else None, wait=True)
     model.train(
         epochs,
         data,

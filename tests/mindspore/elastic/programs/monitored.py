@@ -127,7 +127,7 @@ def policies():
         "3:3,9:2", local_batch_size={6: 2}, global_batch_size={12: 8}, learning_rate={4: 0.5, 14: 0.002}
     )
     data = ElasticDataset(numbered(120), batch_size=4, seed=3)
-    elastic = KungFuElasticCallback(policy=[own, schedule], monitor=Monitor(f"{out}/training.json"))
+    elastic = KungFuElasticCallback(policy=[own, schedule], monitor=Monitor(f"{out}/training.json"), wait=True)
 
     class Watch(ms.train.Callback):
         def on_train_step_end(self, run_context):
