@@ -22,7 +22,6 @@ class TrainingLog(Callback):
         super().__init__()
         self._path = path
         self._learning_rate = learning_rate  # of each step
-        self._writes = False
         self._steps = steps
         self._file = None
         self._bar = None
@@ -30,7 +29,6 @@ class TrainingLog(Callback):
         self._last = 0.0
 
     def on_train_begin(self, run_context):
-        self._writes = kf.current_rank() == 0
         self._last = time.perf_counter()
 
     def on_train_step_end(self, run_context):
@@ -41,7 +39,7 @@ class TrainingLog(Callback):
         loss = total / max(samples, 1)
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        if self._writes:
+        if kf.current_rank() == 0:  # another worker where the one that was has died
             step, size = params.cur_step_num, kf.current_cluster_size()
             if self._file is None:
                 self._open(step)
@@ -62,11 +60,13 @@ class TrainingLog(Callback):
             self._bar.close()
 
     def _open(self, first_step):
-        """A training that resumes keeps the lines of the steps before it."""
+        """Where training resumes, or the worker that wrote so far has died, the lines of earlier steps are kept."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         kept = []
         if first_step > 1 and self._path.exists():
-            kept = [line for line in self._path.read_text().splitlines(True) if json.loads(line)["step"] < first_step]
+            lines = self._path.read_text().splitlines(True)
+            # Who was killed while it wrote left a last line without its end.
+            kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] < first_step]
         self._file = self._path.open("w", buffering=1)
         self._file.writelines(kept)
         self._bar = _progress_bar(self._steps, first_step - 1)
