@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
@@ -141,6 +142,19 @@ def _meet(purpose: int, lacking: bool, parameters: Sequence[Any]) -> tuple[bool,
     return True, bool(rows[:, 1].any())
 
 
+_differing: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def let_differ(owner: Any) -> None:
+    """The Parameters of this cell may be other ones at each worker, while its `replicas_differ` is true."""
+    _differing.add(owner)
+
+
+def _may_differ(parameters: Iterable[Any]) -> bool:
+    own = {id(p) for owner in _differing if owner.replicas_differ for p in owner.get_parameters()}
+    return any(id(p) in own for p in parameters)
+
+
 def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
     """Collective: the root's values into everyone's `parameters`, in place. Returns at once at a joiner that is about
     to receive the whole state."""
@@ -157,8 +171,9 @@ def share_state(parameters: Sequence[Any], components: Sequence[Component]) -> b
     """Collective after a change of membership: whoever joined gets everything. True where this worker received it.
 
     Parameters reach every worker (they are the same already at those that stay, unless they differ by nature, as
-    BatchNorm's moving averages do: all go on with those of the lowest rank that stayed). Components are restored at
-    joiners only.
+    BatchNorm's moving averages do: all go on with those of the lowest rank that stayed). Where the workers' models are
+    meant to differ (an optimizer that averages models), those that stay keep theirs. Components are restored at joiners
+    only.
     """
     from ms_kungfu.ops._sync import broadcast_parameters
 
@@ -170,7 +185,8 @@ def share_state(parameters: Sequence[Any], components: Sequence[Component]) -> b
     at_root = runtime.current_rank() == root
     text = json.dumps({c.name: c.capture() for c in components}) if at_root else ""
     received = json.loads(_broadcast_text(text, root, at_root))
-    broadcast_parameters(list(parameters), root, "kungfu/state/parameters")
+    keep = not joiner and _may_differ(parameters)
+    broadcast_parameters(list(parameters), root, "kungfu/state/parameters", keep)
     if joiner:
         differing = set(received) ^ {c.name for c in components}
         if differing:

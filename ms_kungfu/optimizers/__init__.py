@@ -6,6 +6,7 @@ from mindspore import nn
 
 from ms_kungfu.optimizers._reducing import Reducing
 from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
+from ms_kungfu.optimizers.synchronous import SynchronousAveragingOptimizer, SynchronousSGDOptimizer
 
 __all__ = [
     "KungFuAdam",
@@ -14,6 +15,8 @@ __all__ = [
     "KungFuMomentum",
     "KungFuRMSProp",
     "KungFuSGD",
+    "SynchronousAveragingOptimizer",
+    "SynchronousSGDOptimizer",
 ]
 
 
