@@ -18,6 +18,7 @@ from typing import Any, Callable, Protocol
 
 from ms_kungfu.elastic.cluster import Cluster, PeerID
 from ms_kungfu.elastic.rendezvous import Channel, ProtocolError, new_nonce, proof_of, text_field
+from ms_kungfu.launcher.stores import Stores
 
 _HANDSHAKE_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 1024
@@ -191,6 +192,7 @@ class Broker:
         self._make_segment = make_segment
         self._on_unknown_version = on_unknown_version
         self._on_chosen = on_chosen
+        self._stores = Stores()
         self._changed = threading.Condition()
         # Guarded by _changed:
         self._membership = Membership()
@@ -240,6 +242,7 @@ class Broker:
 
     def mark_lost(self, peer: PeerID, reason: str, incarnation: int | None = None) -> None:
         """Tells the members of every known version that the process belongs to that it is gone."""
+        self._stores.drop(lambda who, started: who == peer and incarnation in (None, started))
         with self._changed:
             for version, cluster in self._membership.clusters.items():
                 rank = cluster.rank_of(peer)
@@ -266,6 +269,7 @@ class Broker:
                 connection.shutdown(socket.SHUT_RDWR)
         for segment in segments.values():
             segment.close()
+        self._stores.drop(lambda *_: True)
 
     # ---- one thread each ----
 
@@ -288,7 +292,11 @@ class Broker:
             with contextlib.suppress(OSError, ProtocolError):
                 pid = self._authenticate(channel)
                 try:
-                    request = _request_from(channel.receive())
+                    message = channel.receive()
+                    if "store" in message:
+                        self._stores.serve(channel, message, self.is_out)
+                        return
+                    request = _request_from(message)
                 except (ProtocolError, ValueError) as error:
                     channel.send({"error": str(error)})
                     return
@@ -379,6 +387,7 @@ class Broker:
         for version in set(self._lost) - set(self._membership.clusters):
             del self._lost[version]
         self._holders = {who: pid for who, pid in self._holders.items() if not self._membership.is_out(*who)}
+        self._stores.drop(self._membership.is_out)
         self._changed.notify_all()
 
 

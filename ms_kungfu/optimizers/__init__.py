@@ -6,6 +6,7 @@ from mindspore import nn
 
 from ms_kungfu.optimizers._reducing import Reducing
 from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
+from ms_kungfu.optimizers.pair import PairAveragingOptimizer
 from ms_kungfu.optimizers.synchronous import SynchronousAveragingOptimizer, SynchronousSGDOptimizer
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "KungFuMomentum",
     "KungFuRMSProp",
     "KungFuSGD",
+    "PairAveragingOptimizer",
     "SynchronousAveragingOptimizer",
     "SynchronousSGDOptimizer",
 ]

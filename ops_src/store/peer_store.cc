@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <numeric>
 
@@ -11,12 +10,6 @@
 #include "runtime/peer.h"
 
 namespace kungfu::store {
-namespace {
-
-// To ask for a store costs a message to the launcher; who begins to train hasn't got one for a while.
-constexpr std::chrono::milliseconds kAskAgainAfter{50};
-
-}  // namespace
 
 int64_t NeighbourChoice::Choose(uint32_t rank, uint32_t size, const std::function<bool(uint32_t)>& take) {
   if (size < 2) return -1;
@@ -138,7 +131,6 @@ void PeerStore::Reset() {
   std::lock_guard<std::mutex> guard(mutex_);
   aheads.swap(aheads_);
   views_.clear();
-  missed_.clear();
   own_.reset();
 }
 
@@ -179,7 +171,6 @@ std::shared_ptr<StoreView> PeerStore::ViewOf(uint64_t cluster_version, uint32_t 
     if (views_of_ != cluster_version) {
       // Ranks are others' now.
       views_.clear();
-      missed_.clear();
       views_of_ = cluster_version;
     }
     const auto found = views_.find(rank);
@@ -242,19 +233,8 @@ uint64_t PeerStore::Request(uint32_t rank, const std::string& name, const std::s
 
 Exchange::Views PeerStore::Others(uint64_t cluster_version, uint32_t own_rank, const std::string& name) {
   return [this, cluster_version, own_rank, name](uint32_t rank) -> std::shared_ptr<StoreView> {
-    const auto now = std::chrono::steady_clock::now();
-    {
-      std::lock_guard<std::mutex> guard(mutex_);
-      const auto missed = missed_.find({cluster_version, rank});
-      if (missed != missed_.end() && now - missed->second < kAskAgainAfter) return nullptr;
-    }
     auto view = ViewOf(cluster_version, rank, own_rank);
-    if (view == nullptr) {
-      std::lock_guard<std::mutex> guard(mutex_);
-      missed_[{cluster_version, rank}] = now;
-      return nullptr;
-    }
-    if (!view->OwnerLives() || view->Describe(name).version == 0) return nullptr;
+    if (view == nullptr || !view->OwnerLives() || view->Describe(name).version == 0) return nullptr;
     return view;
   };
 }

@@ -2,7 +2,6 @@
 #ifndef KUNGFU_STORE_PEER_STORE_H_
 #define KUNGFU_STORE_PEER_STORE_H_
 
-#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -12,7 +11,6 @@
 #include <random>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "store/model_store.h"
@@ -120,8 +118,6 @@ class PeerStore {
   std::shared_ptr<ModelStore> own_;                       // guarded by mutex_
   uint64_t views_of_ = 0;                                 // cluster version; guarded by mutex_
   std::map<uint32_t, std::shared_ptr<StoreView>> views_;  // by rank; guarded by mutex_
-  // When a neighbour, (cluster version, rank), was last found to have no store; guarded by mutex_.
-  std::map<std::pair<uint64_t, uint32_t>, std::chrono::steady_clock::time_point> missed_;
   std::map<std::string, std::shared_ptr<Ahead>> aheads_;  // by name; guarded by mutex_
 };
 

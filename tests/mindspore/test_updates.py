@@ -48,7 +48,7 @@ class SSGD:
     def worker(self):
         return Worker(0.9)
 
-    def step(self, members, step):
+    def step(self, members, step, sources):
         g = np.mean([gradient(m.w, rank, step) for rank, m in enumerate(members)], axis=0)
         for m in members:
             m.update(g)
@@ -63,7 +63,7 @@ class SMA:
     def worker(self):
         return Worker(self.inner_momentum)
 
-    def step(self, members, step):
+    def step(self, members, step, sources):
         gradients = [gradient(m.w, rank, step) for rank, m in enumerate(members)]
         z = np.mean([m.w for m in members], axis=0)
         if len(members) == self.size > 1:
@@ -77,8 +77,61 @@ class SMA:
             m.update(g)
 
 
+class Pair:
+    """Whom a worker takes its neighbour's model from is chance; the workers say it, and the version, afterwards."""
+
+    def __init__(self, inner_momentum, in_turn):
+        self.inner_momentum, self.in_turn = inner_momentum, in_turn
+
+    def worker(self):
+        made = Worker(self.inner_momentum)
+        made.saved = []
+        return made
+
+    def step(self, members, step, sources):
+        saved = [len(m.saved) for m in members]
+        for rank, (source, version) in enumerate(sources):
+            assert source != rank
+            assert -1 <= source < len(members)
+            # Everybody has met at the end of the last step, so whoever made it has saved; only then is nobody's taken.
+            others = [m for r, m in enumerate(members) if r != rank and m.saved]
+            assert version > 0 if others else source == -1 or version > 0
+            # What is fetched ahead is from the step before; what isn't, is the latest.
+            assert source == -1 or version >= saved[source] - (not self.in_turn), "stale"
+            if self.in_turn and len(others) == len(members) - 1 > 1 and rank in self.last_source:
+                size = len(members)
+                turn = (self.last_source[rank] - rank) % size % (size - 1) + 1
+                assert source == (rank + turn) % size, "not in turn"
+        # Not beyond a resize, which comes after every fourth step.
+        self.last_source = {r: s for r, (s, _) in enumerate(sources) if s >= 0 and step % 4 != 3}
+        # A worker may have taken what another one has saved in this same step.
+        waiting = dict(enumerate(sources))
+        while waiting:
+            for rank, (source, version) in list(waiting.items()):
+                me = members[rank]
+                if source >= 0 and len(members[source].saved) < version:
+                    continue
+                del waiting[rank]
+                g = gradient(me.w, rank, step)
+                if source >= 0:
+                    me.w = (me.w + members[source].saved[version - 1]) / 2
+                me.update(g)
+                me.saved.append(me.w)
+                break
+            else:
+                raise AssertionError(f"{waiting}: models that nobody has saved")
+
+    last_source: dict = {}
+
+
 def rules():
-    return {"ssgd": SSGD(), "sma": SMA(0.1, 0.9, 0.0), "sma momentum": SMA(0.5, 0.0, 0.7)}
+    return {
+        "ssgd": SSGD(),
+        "sma": SMA(0.1, 0.9, 0.0),
+        "sma momentum": SMA(0.5, 0.0, 0.7),
+        "pair": Pair(0.9, in_turn=False),
+        "pair in turn": Pair(0.0, in_turn=True),
+    }
 
 
 def steps_of(folder):
@@ -105,7 +158,7 @@ def agree(folder, sizes):
                 if step and uid not in workers:
                     now[uid].copy_from(workers[stayed[0]])
             workers = now
-            rule.step([workers[u] for u in uids], step)
+            rule.step([workers[u] for u in uids], step, [row["sources"].get(name) for row in at])
             for row in at:
                 got, want = row["models"][name], workers[row["uid"]].w
                 np.testing.assert_allclose(

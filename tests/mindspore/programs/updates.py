@@ -13,7 +13,7 @@ from mindspore import Parameter, Tensor, nn
 
 import ms_kungfu as kf
 from ms_kungfu.elastic import ElasticTraining
-from ms_kungfu.optimizers import SynchronousAveragingOptimizer, SynchronousSGDOptimizer
+from ms_kungfu.optimizers import PairAveragingOptimizer, SynchronousAveragingOptimizer, SynchronousSGDOptimizer
 
 OUT, SCHEDULE, MODE = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 ms.set_context(mode=ms.GRAPH_MODE if MODE == "graph" else ms.PYNATIVE_MODE)
@@ -33,14 +33,17 @@ MAKERS = {
     "ssgd": lambda p: SynchronousSGDOptimizer(nn.Momentum(p, 0.1, 0.9)),
     "sma": lambda p: SynchronousAveragingOptimizer(nn.Momentum(p, 0.1, 0.9), name="sma"),
     "sma momentum": lambda p: SynchronousAveragingOptimizer(nn.SGD(p, 0.1), 0.5, momentum=0.7, name="sma momentum"),
+    "pair": lambda p: PairAveragingOptimizer(nn.Momentum(p, 0.1, 0.9), seed=kf.uid(), name="random"),
+    "pair in turn": lambda p: PairAveragingOptimizer(nn.SGD(p, 0.1), "round-robin", prefetch=False, name="in turn"),
 }
 models = {name: make(name) for name in MAKERS}
 optimizers = {name: maker(models[name]) for name, maker in MAKERS.items()}
 # What one worker must agree with, bit for bit.
 plain = {
-    "ssgd": nn.Momentum(make("plain.ssgd"), 0.1, 0.9),
-    "sma": nn.Momentum(make("plain.sma"), 0.1, 0.9),
-    "sma momentum": nn.SGD(make("plain.sma momentum"), 0.1),
+    name: nn.SGD(make("plain." + name), 0.1)
+    if isinstance(optimizer.optimizer, nn.SGD)
+    else nn.Momentum(make("plain." + name), 0.1, 0.9)
+    for name, optimizer in optimizers.items()
 }
 report = (OUT / f"{kf.uid()}.jsonl").open("a")
 
@@ -53,10 +56,12 @@ elastic = ElasticTraining(*optimizers.values(), schedule=None if SCHEDULE == "no
 elastic.begin()
 while elastic.step < STEPS and not elastic.should_stop:
     rank, size = kf.current_rank(), kf.current_cluster_size()
-    row = {"step": elastic.step, "rank": rank, "size": size, "uid": kf.uid(), "models": {}}
+    row = {"step": elastic.step, "rank": rank, "size": size, "uid": kf.uid(), "models": {}, "sources": {}}
     for name, optimizer in optimizers.items():
         optimizer(gradients(models[name], rank, elastic.step))
         row["models"][name] = np.concatenate([p.asnumpy().ravel() for p in models[name]]).tolist()
+        if "pair" in name:
+            row["sources"][name] = optimizer.last_exchange()
         if SCHEDULE == "none" and size == 1:
             plain[name](gradients(plain[name].parameters, rank, elastic.step))
             for mine, theirs in zip(models[name], plain[name].parameters):
