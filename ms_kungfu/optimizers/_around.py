@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import mindspore as ms
 from mindspore import nn, ops
 from mindspore.ops import composite
 
@@ -60,9 +59,3 @@ class Around(nn.Optimizer):
 
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         raise NotImplementedError
-
-
-def float_parameters(parameters: Any) -> list[Any]:
-    """Those that can be averaged."""
-    floats = (ms.float16, ms.bfloat16, ms.float32, ms.float64)
-    return [p for p in parameters if p.dtype in floats]

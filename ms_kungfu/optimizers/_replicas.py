@@ -12,8 +12,8 @@ from mindspore.ops import composite
 from ms_kungfu import runtime
 from ms_kungfu.elastic import state
 from ms_kungfu.ops import KungFuAllReduce, ReduceOp, wait_for_queue
-from ms_kungfu.optimizers._around import float_parameters
 
+_FLOATS = (ms.float16, ms.bfloat16, ms.float32, ms.float64)
 _replace = composite.MultitypeFuncGraph("replace")
 
 
@@ -23,23 +23,35 @@ def _assign(parameter, value):  # type: ignore[no-untyped-def]  # read by MindSp
 
 
 class Merge(nn.Cell):
-    """Overwrite parameters with their means over all workers; MindSpore's graphs that use them see the new values."""
+    """Make parameters equal at all workers, in place; MindSpore's graphs that use them see the new values.
+
+    Models and moments become their mean. What counts (the global step) or is one number of the optimizer's own (its
+    learning rate, powers of Adam's betas) becomes the greatest: it is the same everywhere where the workers have made
+    the same steps, and keeps its bits then.
+    """
 
     def __init__(self, parameters: Any, name: str) -> None:
         super().__init__(auto_prefix=False)
-        self.merged = ms.ParameterTuple(parameters)
-        self.all_reduce = KungFuAllReduce(ReduceOp.MEAN, name)
+        numbers = [p for p in parameters if p.dtype != ms.bool_]
+        averaged = [p for p in numbers if p.dtype in _FLOATS and (p.requires_grad or p.size > 1)]
+        self.averaged = ms.ParameterTuple(averaged)
+        self.agreed = ms.ParameterTuple([p for p in numbers if not any(p is a for a in averaged)])
+        self.mean = KungFuAllReduce(ReduceOp.MEAN, name)
+        self.greatest = KungFuAllReduce(ReduceOp.MAX, f"{name}/numbers")
         self.map = composite.HyperMap()
 
     @ms.jit(backend="ms_backend")
     def construct(self):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        return self.map(_replace, self.merged, self.all_reduce(self.merged))
+        return (
+            self.map(_replace, self.averaged, self.mean(self.averaged)),
+            self.map(_replace, self.agreed, self.greatest(self.agreed)),
+        )
 
 
 class Replicas:
     """Mix-in before `Around`: each worker has a model of its own, and keeps it when others join."""
 
-    parameters: Any
+    optimizer: nn.Optimizer
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -53,7 +65,8 @@ class Replicas:
     def merge(self) -> None:
         """Collective, between steps: the mean of all workers' models, and of the optimizer's moments, into every one.
 
-        Works in GRAPH and in PyNative mode; compiled graphs stay valid and see the new values.
+        Single numbers of the optimizer's, such as the global step, become the greatest of all workers'. Works in GRAPH
+        and in PyNative mode; compiled graphs stay valid and see the new values.
         """
         runtime.init()
         wait_for_queue()
@@ -62,4 +75,4 @@ class Replicas:
 
     @cached_property
     def _merge(self) -> Merge:
-        return Merge(float_parameters(self.get_parameters()), "merge")  # type: ignore[attr-defined]
+        return Merge(self.optimizer.get_parameters(), "merge")

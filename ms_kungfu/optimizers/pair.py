@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import mindspore as ms
@@ -30,6 +31,19 @@ class PairExchange(nn.Cell):
         moved = self.map(ops.partial(toward, 0.5), parameters, theirs[: self.count])
         noted = ops.assign(self.exchanged, theirs[self.count])
         return moved, noted
+
+
+class Publish(nn.Cell):
+    """Save parameters, outside of a step."""
+
+    def __init__(self, parameters: Any, store: SaveModel) -> None:
+        super().__init__(auto_prefix=False)
+        self.published = parameters
+        self.store = store
+
+    @ms.jit(backend="ms_backend")
+    def construct(self):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        return self.store(self.published)
 
 
 class PairAveragingOptimizer(Replicas, Around):
@@ -86,6 +100,22 @@ class PairAveragingOptimizer(Replicas, Around):
         """The rank and the version (its count of saves) of the model that the last step took; (-1, 0): of nobody."""
         rank, version = self.pairs.exchanged.asnumpy().tolist()
         return rank, version
+
+    def publish(self) -> None:
+        """Save this worker's model now, between steps, as each step does at its end.
+
+        For a model that has changed by other means, as one that was loaded has: the others would go on taking the
+        older one until this worker's next step.
+        """
+        self._publish()
+
+    @cached_property
+    def _publish(self) -> Publish:
+        return Publish(self.parameters, self.pairs.store)
+
+    def merge(self) -> None:
+        super().merge()
+        self.publish()
 
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser

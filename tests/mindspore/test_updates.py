@@ -124,8 +124,40 @@ class Pair:
     last_source: dict = {}
 
 
+class Adaptive:
+    """As SWITCHES of the program, and SMA before step 3."""
+
+    def __init__(self):
+        self.sma, self.pair = SMA(0.1, 0.9, 0.0), Pair(0.9, in_turn=False)
+
+    def worker(self):
+        return self.pair.worker()
+
+    def match(self, members):
+        w, v = (np.mean([getattr(m, name) for m in members], axis=0) for name in "wv")
+        for m in members:
+            m.w, m.v = w, v
+
+    def step(self, members, step, sources):
+        gradients = [gradient(m.w, rank, step) for rank, m in enumerate(members)]
+        if step in (3, 11):
+            self.match(members)
+        if step == 11:  # by switch_to, between the steps; the other one is in the step, when the gradients are there
+            gradients = [gradient(m.w, rank, step) for rank, m in enumerate(members)]
+        if step in (0, 1, 2, 9, 10):
+            self.sma.step(members, step, sources)
+        elif step in (6, 7, 8):
+            for m in members if step == 6 else ():
+                m.saved = [m.w]
+            self.pair.step(members, step, sources)
+        else:
+            for m in members:
+                m.update(np.mean(gradients, axis=0))
+
+
 def rules():
     return {
+        "adaptive": Adaptive(),
         "ssgd": SSGD(),
         "sma": SMA(0.1, 0.9, 0.0),
         "sma momentum": SMA(0.5, 0.0, 0.7),
@@ -165,7 +197,7 @@ def agree(folder, sizes):
                     got, want, rtol=1e-4, atol=1e-5, err_msg=f"{name}, step {step}, rank {row['rank']}"
                 )
         last = [row["models"][name] for row in steps[-1]]
-        assert (np.ptp(last, axis=0).max() == 0) == (name == "ssgd" or len(last) == 1), (
+        assert (np.ptp(last, axis=0).max() == 0) == (name in ("ssgd", "adaptive") or len(last) == 1), (
             f"{name}: who differs from whom?"
         )
 

@@ -13,7 +13,12 @@ from mindspore import Parameter, Tensor, nn
 
 import ms_kungfu as kf
 from ms_kungfu.elastic import ElasticTraining
-from ms_kungfu.optimizers import PairAveragingOptimizer, SynchronousAveragingOptimizer, SynchronousSGDOptimizer
+from ms_kungfu.optimizers import (
+    AdaptiveSGDOptimizer,
+    PairAveragingOptimizer,
+    SynchronousAveragingOptimizer,
+    SynchronousSGDOptimizer,
+)
 
 OUT, SCHEDULE, MODE = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 ms.set_context(mode=ms.GRAPH_MODE if MODE == "graph" else ms.PYNATIVE_MODE)
@@ -35,7 +40,10 @@ MAKERS = {
     "sma momentum": lambda p: SynchronousAveragingOptimizer(nn.SGD(p, 0.1), 0.5, momentum=0.7, name="sma momentum"),
     "pair": lambda p: PairAveragingOptimizer(nn.Momentum(p, 0.1, 0.9), seed=kf.uid(), name="random"),
     "pair in turn": lambda p: PairAveragingOptimizer(nn.SGD(p, 0.1), "round-robin", prefetch=False, name="in turn"),
+    "adaptive": lambda p: AdaptiveSGDOptimizer(nn.Momentum(p, 0.1, 0.9), 3, prefetch=False),
 }
+SWITCHES = {5: "pair", 8: "sma", 10: "ssgd"}  # of "adaptive", after these steps
+ALGORITHMS = ["sma"] * 3 + ["ssgd"] * 3 + ["pair"] * 3 + ["sma"] * 2 + ["ssgd"]
 models = {name: make(name) for name in MAKERS}
 optimizers = {name: maker(models[name]) for name, maker in MAKERS.items()}
 # What one worker must agree with, bit for bit.
@@ -57,10 +65,11 @@ elastic.begin()
 while elastic.step < STEPS and not elastic.should_stop:
     rank, size = kf.current_rank(), kf.current_cluster_size()
     row = {"step": elastic.step, "rank": rank, "size": size, "uid": kf.uid(), "models": {}, "sources": {}}
+    assert optimizers["adaptive"].algorithm == ALGORITHMS[elastic.step]
     for name, optimizer in optimizers.items():
         optimizer(gradients(models[name], rank, elastic.step))
         row["models"][name] = np.concatenate([p.asnumpy().ravel() for p in models[name]]).tolist()
-        if "pair" in name:
+        if "pair" in name or name == "adaptive":
             row["sources"][name] = optimizer.last_exchange()
         if SCHEDULE == "none" and size == 1:
             plain[name](gradients(plain[name].parameters, rank, elastic.step))
@@ -68,8 +77,19 @@ while elastic.step < STEPS and not elastic.should_stop:
                 assert mine.asnumpy().tobytes() == theirs.asnumpy().tobytes(), f"{name} is not the inner one"
     report.write(json.dumps(row) + "\n")
     report.flush()
+    if elastic.step in SWITCHES:
+        optimizers["adaptive"].switch_to(SWITCHES[elastic.step])
     elastic.step_end()
 if not kf.detached():
+    rank, size = kf.current_rank(), kf.current_cluster_size()
+    if size > 1:
+        try:
+            optimizers["adaptive"].switch_to("pair" if rank == 1 else "sma")
+        except kf.CollectiveMismatchError as error:
+            assert "rank 0: sma, rank 1: pair" in str(error), error
+        else:
+            raise AssertionError("the ranks may not switch to different algorithms")
+        assert optimizers["adaptive"].algorithm == "ssgd"
     before = optimizers["sma"].parameters[0].asnumpy().copy()
     optimizers["sma"].merge()
     merged = optimizers["sma"].parameters[0].asnumpy()
