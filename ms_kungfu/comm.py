@@ -135,7 +135,7 @@ def save(name: str, array: Array) -> int:
 
 
 def request(rank: int, name: str) -> Saved | None:
-    """A copy of what rank `rank` has saved latest under `name`; None where it has saved nothing yet, or is gone.
+    """A copy of what rank `rank` has saved latest under `name`; None where it has saved nothing yet, or has ended.
 
     Not collective: the other worker isn't stopped, nor asked. The copy is whole, whatever that worker does meanwhile,
     and so it is if that worker dies meanwhile. Versions that are requested of a worker never go back.

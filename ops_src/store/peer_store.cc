@@ -218,7 +218,7 @@ Description PeerStore::Describe(uint32_t rank, const std::string& name) {
     throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", communicator->size()));
   }
   const auto view = ViewOf(communicator->cluster_version(), rank, communicator->rank());
-  return view == nullptr ? Description{} : view->Describe(name);
+  return view == nullptr || !view->OwnerLives() ? Description{} : view->Describe(name);
 }
 
 uint64_t PeerStore::Request(uint32_t rank, const std::string& name, const std::string& layout, const kf_blob* blobs,
@@ -228,7 +228,7 @@ uint64_t PeerStore::Request(uint32_t rank, const std::string& name, const std::s
     throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", communicator->size()));
   }
   const auto view = ViewOf(communicator->cluster_version(), rank, communicator->rank());
-  return view == nullptr ? 0 : view->Request(name, layout, blobs, num_blobs);
+  return view == nullptr || !view->OwnerLives() ? 0 : view->Request(name, layout, blobs, num_blobs);
 }
 
 Exchange::Views PeerStore::Others(uint64_t cluster_version, uint32_t own_rank, const std::string& name) {

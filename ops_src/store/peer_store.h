@@ -91,7 +91,8 @@ class PeerStore {
   void Reset();
 
   uint64_t Save(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs);
-  // As StoreView. `rank` may be one's own. Throws ValueError for a rank that isn't in the cluster.
+  // As StoreView; a rank whose process has ended has nothing. `rank` may be one's own. Throws ValueError for a rank
+  // that isn't in the cluster.
   Description Describe(uint32_t rank, const std::string& name);
   uint64_t Request(uint32_t rank, const std::string& name, const std::string& layout, const kf_blob* blobs,
                    size_t num_blobs);

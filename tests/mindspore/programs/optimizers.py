@@ -167,6 +167,25 @@ def reducer_in_a_training_cell():
     agree("clipped", ours, train(momentum, False, lambda net, opt: Clipped(net, opt, None)))
 
 
+class ClippingMomentum(nn.Momentum):
+    """An optimizer that clips what it is given."""
+
+    def construct(self, gradients):
+        return super().construct(ops.clip_by_global_norm(gradients, 0.05))
+
+
+def clipping_inside():
+    """What the inner optimizer does to the gradients comes after the reduction."""
+
+    def inner(net):
+        return ClippingMomentum(net.trainable_params(), 0.1, 0.9)
+
+    ours = train(lambda net: SynchronousSGDOptimizer(inner(net)), sharded=True)
+    agree("clipping inside", ours, train(inner, sharded=False))
+    unclipped = train(lambda net: nn.Momentum(net.trainable_params(), 0.1, 0.9), sharded=False)
+    assert not np.allclose(ours[0], unclipped[0], rtol=1e-4), "nothing was clipped"
+
+
 class Doubling(KungFuMomentum):
     """A subclass of ours with a plain override, whose body must run once."""
 
@@ -286,6 +305,7 @@ SECTIONS = (
     drop_ins,
     sums,
     reducer_in_a_training_cell,
+    clipping_inside,
     subclass_of_ours,
     hand_written_loops,
     model_train,
