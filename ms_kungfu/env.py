@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Variable(Generic[T]):
-    """One variable. `expected` completes the sentence "NAME must be ..."; `set_by` is "launcher" or "user"."""
+    """One variable. `expected` completes the sentence "NAME must be ..."; `set_by` is "launcher", "user" or both."""
 
     name: str
     parse: Callable[[str], T]
@@ -59,6 +59,10 @@ def _seconds(text: str) -> float:
     if not (math.isfinite(value) and value > 0):
         raise ValueError(text)
     return value
+
+
+def _seconds_or_0(text: str) -> float:
+    return 0.0 if text in ("0", "0.0") else _seconds(text)
 
 
 def _hex(text: str) -> str:
@@ -150,8 +154,43 @@ JOIN_TIMEOUT: Variable[float] = Variable(
     300.0,
     "a positive number of seconds",
     "user",
-    "How long a new cluster version may take to assemble.",
+    "How long a new cluster version may take to assemble, and a new worker to become ready to join it.",
     unit="s",
+)
+PEER_TIMEOUT: Variable[float] = Variable(
+    "KUNGFU_PEER_TIMEOUT",
+    _seconds_or_0,
+    30.0,
+    "a number of seconds, 0 for never",
+    "user",
+    "How long a worker may stand still, e.g. stopped by SIGSTOP, before the launcher kills it (`-peer-timeout`). "
+    "Computing, compiling and waiting for others is not standing still.",
+    unit="s",
+)
+PARKED: Variable[bool] = Variable(
+    "KUNGFU_PARKED",
+    _flag,
+    False,
+    "0 or 1",
+    "launcher",
+    "This process joins a job that is running: not in `init`, but when it is ready to train.",
+)
+STANDBY: Variable[int | None] = Variable(
+    "KUNGFU_STANDBY",
+    _natural,
+    None,
+    "a number",
+    "launcher",
+    "This process is a spare one: it gets its peer ID when it is needed (`-standby`).",
+)
+LEDGER_DIR: Variable[str | None] = Variable(
+    "KUNGFU_LEDGER_DIR",
+    str,
+    None,
+    "a folder",
+    "user",
+    "Where each ElasticDataset without a `ledger=` of its own records what was trained, for "
+    "`python -m ms_kungfu.dataset.audit`. Unset: nowhere.",
 )
 TEST_COMM_DELAY_MS: Variable[int] = Variable(
     "KUNGFU_TEST_COMM_DELAY_MS",
@@ -162,11 +201,50 @@ TEST_COMM_DELAY_MS: Variable[int] = Variable(
     "For tests only: each all-reduce of MindSpore's kernels takes this much longer. Read at init.",
     unit="ms",
 )
-# For programs that read MindSpore's names; ms_kungfu itself never reads these three.
+METRICS_PORT: Variable[int | None] = Variable(
+    "KUNGFU_METRICS_PORT",
+    _natural,
+    None,
+    "a number",
+    "user",
+    "A `Monitor` serves its metrics on this port of 127.0.0.1, further workers of a host on the following ones; 0: any "
+    "free one. Unset: nowhere.",
+)
+# MindSpore's names, for programs that read them; DEVICE_ID is read by MindSpore itself.
 RANK_ID: Variable[int] = Variable("RANK_ID", _natural, 0, "a number", "launcher", "The worker's rank at its start.")
 RANK_SIZE: Variable[int] = Variable("RANK_SIZE", _natural, 1, "a number", "launcher", "The size at its start.")
 DEVICE_ID: Variable[int] = Variable(
-    "DEVICE_ID", _natural, 0, "a number", "launcher", "The worker's local rank at its start."
+    "DEVICE_ID",
+    _natural,
+    0,
+    "a number",
+    "launcher",
+    "The worker's device, counted among those that it sees; MindSpore reads it. Without devices: the lowest number "
+    "that no other worker of the host has.",
+)
+# What the user lets the job use; set but empty means none. The launcher gives each worker its share.
+CUDA_VISIBLE_DEVICES: Variable[str | None] = Variable(
+    "CUDA_VISIBLE_DEVICES",
+    str,
+    None,
+    "numbers or UUIDs of GPUs, comma-separated",
+    "user, launcher",
+    "The GPUs that the job may use (unset: all; empty: none), and in a worker its own, or all with `-allow-nvlink`.",
+)
+ASCEND_RT_VISIBLE_DEVICES: Variable[str | None] = Variable(
+    "ASCEND_RT_VISIBLE_DEVICES",
+    str,
+    None,
+    "numbers of devices, comma-separated",
+    "user, launcher",
+    "The Ascend devices that the job may use (unset: all; empty: none), and in a worker its own, or all with a rank "
+    "table.",
+)
+RANK_TABLE_FILE: Variable[str | None] = Variable(
+    "RANK_TABLE_FILE", str, None, "a path", "user", "Ascend rank table; the workers get the devices that it lists."
+)
+HCCL_CONFIG_PATH: Variable[str | None] = Variable(
+    "MINDSPORE_HCCL_CONFIG_PATH", str, None, "a path", "user", "The same, and the one that counts where both are set."
 )
 
 VARIABLES: tuple[Variable[object], ...] = tuple(v for v in list(globals().values()) if isinstance(v, Variable))

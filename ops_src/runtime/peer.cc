@@ -11,9 +11,25 @@ Peer& Peer::Get() {
 
 Peer::Peer() : current_(std::make_shared<Communicator>()) {}
 
-std::shared_ptr<Communicator> Peer::Current() const {
+std::shared_ptr<Communicator> Peer::Current() {
+  if (joins_later_.load(std::memory_order_acquire)) {
+    JoinHandler handler;
+    {
+      std::lock_guard<std::mutex> guard(mutex_);
+      handler = join_handler_;
+    }
+    if (handler) handler();
+  }
   std::lock_guard<std::mutex> guard(mutex_);
   return current_;
+}
+
+void Peer::SetJoinHandler(JoinHandler handler) {
+  JoinHandler previous;  // given up without the lock: it may wait for Python
+  std::lock_guard<std::mutex> guard(mutex_);
+  previous = std::move(join_handler_);
+  join_handler_ = std::move(handler);
+  joins_later_.store(join_handler_ != nullptr, std::memory_order_release);
 }
 
 void Peer::Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options) {
@@ -45,6 +61,7 @@ void Peer::Install(std::shared_ptr<Communicator> next, const std::string& why_st
     std::lock_guard<std::mutex> guard(mutex_);
     previous = std::move(current_);
     current_ = std::move(next);
+    heartbeat_.Follow(current_);
   }
   previous->Close(KF_STALE, why_stale);
   previous->Leave();
@@ -63,7 +80,7 @@ ResizeOutcome Peer::Resize(uint32_t size) {
   exchange.dtype = KF_UINT32;
   communicator->Run(exchange);
   for (const uint32_t other : wanted) {
-    if (other == size) continue;
+    if (other == size || other == 0) continue;  // 0: of one that died meanwhile
     std::string message = "the ranks ask for different sizes:";
     for (size_t r = 0; r < wanted.size(); r++) message += Text(r == 0 ? "" : ",", " rank ", r, ": ", wanted[r]);
     throw Error(KF_MISMATCH, message);

@@ -2,6 +2,7 @@
 #ifndef KUNGFU_RUNTIME_PEER_H_
 #define KUNGFU_RUNTIME_PEER_H_
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -9,6 +10,7 @@
 
 #include "collectives/communicator.h"
 #include "runtime/background.h"
+#include "runtime/heartbeat.h"
 
 namespace kungfu {
 
@@ -23,15 +25,25 @@ class Peer {
  public:
   // Changes the membership to this many ranks and tells what came of it. Throws Error.
   using ResizeHandler = std::function<ResizeOutcome(uint32_t size)>;
+  using JoinHandler = std::function<void()>;
 
   // The one peer of this process. It is never destroyed: threads of MindSpore may outlive static destructors.
   static Peer& Get();
 
-  std::shared_ptr<Communicator> Current() const;
+  // Where there is a join handler, after it has returned.
+  std::shared_ptr<Communicator> Current();
+
+  // A process that may join its cluster later gives a handler that does so (it calls Join, or Leave), and takes it away
+  // when that is done. Every caller of Current() calls it first, several at once perhaps, and from inside it as well.
+  void SetJoinHandler(JoinHandler handler);
 
   // See Background. An operation goes on with the communicator that was current at its start.
   uint64_t Start(const Operation& operation) { return background_.Start(Current(), operation); }
   void Wait(const kf_started* started, size_t num_started) { background_.Wait(started, num_started); }
+
+  // How many samples this rank brings to the gradient reductions that begin from now on; see Operation.
+  void SetWeight(uint32_t weight) { weight_.store(weight, std::memory_order_relaxed); }
+  uint32_t weight() const { return weight_.load(std::memory_order_relaxed); }
 
   // Becomes rank `rank` of the segment behind `fd` and waits for the other members; the communicator so far is
   // finished. The descriptor stays the caller's.
@@ -54,7 +66,11 @@ class Peer {
   mutable std::mutex mutex_;
   std::shared_ptr<Communicator> current_;  // guarded by mutex_, never null
   ResizeHandler resize_handler_;           // guarded by mutex_
+  JoinHandler join_handler_;               // guarded by mutex_
+  std::atomic<bool> joins_later_{false};   // there is a join handler
+  std::atomic<uint32_t> weight_{1};
   Background background_;
+  Heartbeat heartbeat_;  // guarded by mutex_
 };
 
 }  // namespace kungfu
