@@ -60,7 +60,7 @@ def gradients(parameters, rank, step):
     return tuple(Tensor((0.3 * p.asnumpy() + n).astype(np.float32)) for p, n in zip(parameters, noise(rank, step)))
 
 
-elastic = ElasticTraining(*optimizers.values(), schedule=None if SCHEDULE == "none" else SCHEDULE)
+elastic = ElasticTraining(*optimizers.values(), schedule=None if SCHEDULE == "none" else SCHEDULE, wait=True)
 elastic.begin()
 while elastic.step < STEPS and not elastic.should_stop:
     rank, size = kf.current_rank(), kf.current_cluster_size()
