@@ -42,13 +42,15 @@ fi
 
 # What is trained goes on record there; a --ledger of your own comes later on the command line and counts.
 ledger=logs/ledger
-rm -rf logs/ledger
+resumes=no
 for ((i = 1; i <= $#; i++)); do
   case ${!i} in
     --ledger) next=$((i + 1)) && ledger=${!next:-} ;;
     --ledger=*) ledger=${!i#--ledger=} ;;
+    --resume) resumes=yes ;;
   esac
 done
+if [ "$resumes" = no ]; then rm -rf logs/ledger; fi # else it goes on where the run that was cut off ended
 
 kungfu-run -q -logdir logs -np 1 -w -builtin-config-port "$port" -config-server "http://127.0.0.1:$port/config" \
   python train.py --ledger logs/ledger "$@" <&0 &
