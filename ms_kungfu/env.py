@@ -201,6 +201,15 @@ TEST_COMM_DELAY_MS: Variable[int] = Variable(
     "For tests only: each all-reduce of MindSpore's kernels takes this much longer. Read at init.",
     unit="ms",
 )
+METRICS_PORT: Variable[int | None] = Variable(
+    "KUNGFU_METRICS_PORT",
+    _natural,
+    None,
+    "a number",
+    "user",
+    "A `Monitor` serves its metrics on this port of 127.0.0.1, further workers of a host on the following ones; 0: any "
+    "free one. Unset: nowhere.",
+)
 # MindSpore's names, for programs that read them; DEVICE_ID is read by MindSpore itself.
 RANK_ID: Variable[int] = Variable("RANK_ID", _natural, 0, "a number", "launcher", "The worker's rank at its start.")
 RANK_SIZE: Variable[int] = Variable("RANK_SIZE", _natural, 1, "a number", "launcher", "The size at its start.")

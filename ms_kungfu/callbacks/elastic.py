@@ -13,12 +13,16 @@ import mindspore as ms
 import numpy as np
 from mindspore.train import Callback
 
+from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
 from ms_kungfu.dataset.elastic import ElasticDataset, _positive
 from ms_kungfu.elastic.checkpoint import open_folder
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
+from ms_kungfu.elastic.policy import Policy, as_policy
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
 from ms_kungfu.elastic.state import Component, check_averaged
+from ms_kungfu.elastic.steering import Evict, check_evict
 from ms_kungfu.elastic.training import ElasticTraining
+from ms_kungfu.monitoring.monitor import Monitor
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +40,9 @@ class KungFuElasticCallback(Callback):
         lr_rule, averaged, checkpoint_dir, checkpoint_every, keep_checkpoints, resume: see `ElasticTraining`.
         global_batch_size: samples that all workers together train in a step, held constant: sets that of the
             `ElasticDataset` that is trained, whatever it was made with.
+        policy: one `Policy` or several that decide on size, batch, learning rate and more: docs/policies.md.
+        monitor: a `Monitor` that measures the steps: docs/monitoring.md.
+        evict: what sends workers away where a policy wants it; by default the launcher does.
 
     A worker that joins receives everything that decides the next step before its own first one, and goes on with the
     others' `cur_step_num` and, in callbacks that come after this one, `cur_epoch_num`; it stops after the same step as
@@ -61,8 +68,12 @@ class KungFuElasticCallback(Callback):
         checkpoint_every: int | None = None,
         keep_checkpoints: int = 3,
         resume: bool = False,
+        policy: Policy | Sequence[Policy] | None = None,
+        monitor: Monitor | None = None,
+        evict: Evict | None = None,
     ) -> None:
         super().__init__()
+        self._policy, self._monitor, self._evict = as_policy(policy), monitor, check_evict(evict)
         # What is wrong with them is said here rather than when training begins.
         parse_schedule(schedule)
         parse_lr_rule(lr_rule)
@@ -106,7 +117,14 @@ class KungFuElasticCallback(Callback):
             dataset=params.train_dataset if elastic_data else None,
             loss_scale_manager=params.get("loss_scale_mananger"),  # as MindSpore spells it
             components=(Component("last_step", lambda: self._last_step, self._set_last_step), *self._components),
+            policy=self._policy,
+            monitor=self._monitor,
+            evict=self._evict,
+            total_samples=params.epoch_num * params.train_dataset.total_samples if elastic_data else None,
         )
+        self._monitor = training.monitor
+        if self._monitor is not None:
+            connect_summary(self._monitor, params)
         training.step = before.step if before is not None else 0
         self._last_step = training.step + params.batch_num * params.epoch_num
         training.begin()
@@ -128,11 +146,15 @@ class KungFuElasticCallback(Callback):
 
     def on_train_epoch_begin(self, run_context: Any) -> None:
         run_context.original_args().cur_epoch_num += self._epochs_before
+        if self.training is not None:
+            self.training.epoch_begin()
 
     def on_train_step_end(self, run_context: Any) -> None:
         training = self.training
         assert training is not None
-        change = training.step_end()
+        params = run_context.original_args()
+        samples = None if self._elastic_data(run_context) else batch_rows(params)
+        change = training.step_end(params.net_outputs if training.monitor is not None else None, samples)
         if change.changed:
             self._steps_of_epoch(run_context.original_args())
         # An ordinary dataset at a joiner doesn't know where the others' ends.
@@ -146,6 +168,10 @@ class KungFuElasticCallback(Callback):
         # Model.train at a joiner counts its own epochs.
         if training.should_stop or training.epoch >= run_context.original_args().epoch_num:
             run_context.request_stop()
+
+    def on_train_end(self, run_context: Any) -> None:
+        if self.training is not None:
+            self.training.end()
 
     def _refuse_ordinary(self, kind: str) -> None:
         given = {"global_batch_size": self._global_batch_size is not None, "resume": self._options["resume"]}

@@ -139,6 +139,25 @@ class ElasticDataset(ds.Dataset):
         self._global, self._per_worker = _positive(samples, "global_batch_size"), None
         self._deals += 1
 
+    @property
+    def total_samples(self) -> int:
+        """Samples of an epoch."""
+        return self._total
+
+    @property
+    def holds_global_batch(self) -> bool:
+        """Whether the batch stays the same when the cluster changes."""
+        return self._global is not None
+
+    def set_batch_size(self, batch_size: int | None = None, global_batch_size: int | None = None) -> None:
+        """Other batches from the next one on: of a worker, or of all together; one of the two. At all workers at the
+        same step. The rest of the epoch is dealt out anew."""
+        if (batch_size is None) == (global_batch_size is None):
+            raise ValueError("set_batch_size takes batch_size or global_batch_size, one of the two")
+        self._per_worker = None if batch_size is None else _positive(batch_size, "batch_size")
+        self._global = None if global_batch_size is None else _positive(global_batch_size, "global_batch_size")
+        self._deals += 1
+
     def commit(self, participants: Sequence[int] | None = None) -> None:
         """Count what was handed out as trained by these ranks (None: by all). What the others took goes back.
 
@@ -183,12 +202,13 @@ class ElasticDataset(ds.Dataset):
 
     def state(self) -> dict[str, Any]:
         """What another worker needs to go on from here; JSON."""
-        return {**self._walk.state(), "seed": self._seed}
+        return {**self._walk.state(), "seed": self._seed, "batch": [self._per_worker, self._global]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from another worker's `state`. ValueError where that worker has other data."""
         self._walk.restore(state)
         self._seed = state["seed"]
+        self._per_worker, self._global = state["batch"]
         self._deals += 1
 
     # -- what MindSpore calls -----------------------------------------------------------------------------------------

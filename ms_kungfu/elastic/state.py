@@ -234,6 +234,22 @@ def assign(tensor: Any, values: Array) -> None:
     tensor.copy_(ms.Tensor(values, dtype=tensor.dtype))  # ops.assign has no kernel for bfloat16
 
 
+def collect_optimizers(trained: Iterable[Any]) -> list[Any]:
+    """The optimizers of MindSpore among `trained` and in its cells, each once; not those inside of another one."""
+    import mindspore as ms
+
+    def of(item: Any) -> Iterable[Any]:
+        if isinstance(item, ms.nn.Optimizer):
+            return [item]
+        if isinstance(item, ms.nn.Cell):
+            return [found for cell in item.cells() for found in of(cell)]
+        if isinstance(item, (list, tuple)):
+            return [found for part in item for found in of(part)]
+        return []
+
+    return list({id(o): o for item in trained for o in of(item)}.values())
+
+
 def fingerprint(parameters: Iterable[Any]) -> int:
     """A number that differs where names, shapes or dtypes differ."""
     text = "\n".join(f"{p.name} {tuple(p.shape)} {p.dtype}" for p in parameters)

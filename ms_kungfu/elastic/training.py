@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -13,6 +14,7 @@ from ms_kungfu.elastic import membership, state
 from ms_kungfu.elastic.checkpoint import CheckpointFolder, open_folder, restore_tensors, take_snapshot
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
 from ms_kungfu.elastic.membership import Change
+from ms_kungfu.elastic.policy import Policies, Policy, as_policy
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
 from ms_kungfu.elastic.state import TrainingState
 from ms_kungfu.errors import KungFuError
@@ -20,6 +22,8 @@ from ms_kungfu.errors import KungFuError
 if TYPE_CHECKING:
     from ms_kungfu.dataset import ElasticDataset
     from ms_kungfu.elastic.learning_rates import LearningRates
+    from ms_kungfu.elastic.steering import Evict, Steering
+    from ms_kungfu.monitoring.monitor import Monitor
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +81,10 @@ class ElasticTraining:
         resume: start from the newest checkpoint in `checkpoint_dir`, on any number of workers; from the beginning where
             there is none. Without it a folder that has checkpoints is refused, lest they be overwritten.
         prepare: called at a worker that joins before it does so, to compile what its first step needs.
+        policy: one `Policy` or several, see docs/policies.md. Where they and the schedule want a size, theirs counts.
+        monitor: a `Monitor` that measures the steps (docs/monitoring.md); policies have one in any case.
+        evict: what sends workers away where a policy wants it: a function of their ranks, called by one worker.
+        total_samples: that will have been trained when training ends, for policies; `epochs` knows it by itself.
 
     All workers make the same calls in the same order. A worker that joins runs the program from its start: its first
     `begin` returns with the state of the others, and the loop goes on in the epoch, and at the sample, where they are.
@@ -100,6 +108,10 @@ class ElasticTraining:
         keep_checkpoints: int = 3,
         resume: bool = False,
         prepare: Callable[[], None] | None = None,
+        policy: Policy | Sequence[Policy] | None = None,
+        monitor: Monitor | None = None,
+        evict: Evict | None = None,
+        total_samples: int | None = None,
     ) -> None:
         self._size_after = parse_schedule(schedule)
         self._wait = wait
@@ -125,6 +137,20 @@ class ElasticTraining:
         """This worker has no part in the training any more, or not yet (see `begin`)."""
         if dataset is not None:
             dataset.driven = True
+        self.optimizers = state.collect_optimizers(trained)
+        """The optimizers of MindSpore among what is trained; of those in one another the outer one."""
+        self.monitor = monitor or next((o.monitor for o in self.optimizers if hasattr(o, "monitor")), None)
+        self._steering = self._steered_by(as_policy(policy), evict, total_samples)
+
+    @property
+    def wanted_size(self) -> int:
+        """The size that a policy has asked for where it hasn't come true yet, else the present one."""
+        pending = None if self._steering is None else self._steering.pending_size
+        return runtime.current_cluster_size() if pending is None else pending
+
+    @property
+    def dataset(self) -> ElasticDataset | None:
+        return self._dataset
 
     @property
     def parameters(self) -> list[Any]:
@@ -142,6 +168,10 @@ class ElasticTraining:
             carried.append(state.attributes_component("loss_scale", self._loss_scale_manager))
         if self._rates is not None:
             carried.append(self._rates.component())
+        if self.monitor is not None:
+            carried.append(state.Component("monitor", self.monitor.state, self.monitor.restore))
+        if self._steering is not None:
+            carried.append(state.Component("policies", self._steering.state, self._steering.restore))
         return [*carried, *state.random_components(self._trained), *self._more]
 
     @property
@@ -181,14 +211,23 @@ class ElasticTraining:
         resume = _Process.resume
         if resume is None or self._call > resume["call"]:
             self._suspend(False)
-            self._follow(membership.step(self._size_after(0) if self.step == 0 else None, self._wait))
+            self._begin_monitor()
+            self._ask("before_train")
+            self._change_to(self._size_after(0) if self.step == 0 else None)
+            self._ask("before_step")
         else:
             self.step, self.first_step, self.epoch = resume["step"], resume["first_step"], resume["epoch"]
             _Process.resuming = True
             self._suspend(is_behind())
+            if not self.should_stop:
+                self._begin_monitor()
+                self._ask("before_step")
 
-    def step_end(self) -> Change:
+    def step_end(self, loss: Any = None, samples: int | None = None) -> Change:
         """Count a step, and follow a change of the cluster that is due. Collective, once a step at every worker.
+
+        `loss` (this worker's, a number or a tensor) and `samples` (that this worker has trained in the step; the
+        dataset knows it otherwise) are for the monitor and the policies.
 
         Returns what changed. On return from a change the workers that joined have the state, and this one's dataset
         goes on with its new share.
@@ -202,13 +241,23 @@ class ElasticTraining:
         # What PyNative mode has queued belongs to this step, and to the membership in which it is done.
         wait_for_queue()
         self.step += 1
+        self._measure(loss, samples)
         if self._dataset is not None:
             self._dataset.commit(membership.take_participants())
-        change = self._follow(membership.step(self._size_after(self.step), self._wait))
+        self._ask("after_step")
+        change = self._change_to(self._size_after(self.step))
         # After a change, so that who resumes goes on with the size that the next step has here.
         if self._checkpoint_every is not None and self.step % self._checkpoint_every == 0 and not self.should_stop:
             self.checkpoint()
+        if not self.should_stop:
+            self._ask("before_step")
         return change
+
+    def epoch_begin(self) -> None:
+        """Tell the policies that an epoch begins; `epochs` does so itself."""
+        # A joiner comes to an epoch that the others have begun already.
+        if not self.should_stop and not _Process.resuming:
+            self._ask("before_epoch")
 
     def checkpoint(self) -> None:
         """Have the state as it is written to `checkpoint_dir`, in the background. Collective, between steps."""
@@ -231,14 +280,73 @@ class ElasticTraining:
         _Process.resuming = False
         if not self.should_stop:
             self.epoch += 1
+            self._ask("after_epoch")
+
+    def end(self) -> None:
+        """The call of training is over: tell the policies, close the monitor's files. `epochs` does so itself."""
+        if self._steering is not None and not is_behind():
+            self._steering.after_train(self)
+        if self.monitor is not None:
+            self.monitor.end()
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs of a call of training that are still to do, of `count`: `begin`, then ``range(count)``, at a
         joiner from the epoch in which the others are."""
+        if self._steering is not None and self._steering.total_samples is None and self._dataset is not None:
+            self._steering.total_samples = count * self._dataset.total_samples
         self.begin()
         while self.epoch < count and not self.should_stop:
+            self.epoch_begin()
             yield self.epoch
             self.epoch_end()
+        self.end()
+
+    def _steered_by(self, policies: Policies, evict: Any, total_samples: int | None) -> Steering | None:
+        if not policies.parts:
+            return None
+        from ms_kungfu.elastic.steering import Steering, check_evict
+
+        if self.monitor is None:
+            from ms_kungfu.monitoring.monitor import Monitor
+
+            self.monitor = Monitor(update_ratio_interval=0)
+        return Steering(policies, self.monitor, check_evict(evict), total_samples)
+
+    def _begin_monitor(self) -> None:
+        if self.monitor is not None:
+            self.monitor.begin([p for p in self.parameters if p.requires_grad], self.step)
+
+    def _ask(self, hook: str) -> None:
+        if self._steering is not None:
+            self._steering.hook(hook, self)
+
+    def _measure(self, loss: Any, samples: int | None) -> None:
+        if self.monitor is None:
+            return
+        from ms_kungfu.elastic.steering import learning_rate_of
+
+        optimizers = self.optimizers
+        if samples is None and self._dataset is not None:
+            samples = self._dataset.weight
+        elif samples is None:
+            samples = next((o.device_batch_size for o in optimizers if getattr(o, "device_batch_size", None)), 0)
+        self.monitor.gradient_scale = float(getattr(optimizers[0], "loss_scale", 1.0)) if optimizers else 1.0
+        record = self.monitor.step_end(samples, loss, learning_rate_of(optimizers, self.step - 1), self.step)
+        if self._steering is not None:
+            self._steering.stepped(record)
+
+    def _change_to(self, scheduled: int | None) -> Change:
+        """Follow what the policies, the schedule or the config server want."""
+        began = time.monotonic()
+        size = self._steering.take_size() if self._steering is not None else None
+        change = self._follow(membership.step(scheduled if size is None else size, self._wait))
+        if change.changed and not change.detached:
+            seconds = time.monotonic() - began
+            if self._steering is not None:
+                self._steering.resized(seconds)
+            if self.monitor is not None:
+                self.monitor.resized(seconds)
+        return change
 
     def _follow(self, change: Change) -> Change:
         if change.detached:

@@ -7,6 +7,8 @@
 
 #include "collectives/dtype.h"
 #include "collectives/reduce.h"
+#include "monitoring/gradient_norms.h"
+#include "monitoring/traffic.h"
 #include "runtime/failure.h"
 #include "runtime/peer.h"
 
@@ -267,6 +269,30 @@ PYBIND11_MODULE(_core, m) {
       py::arg("name"));
 
   m.def("set_delay_for_tests", &SetDelayForTests, py::arg("milliseconds"));
+
+  // ---- monitoring ----
+  m.def(
+      "traffic",
+      [] {
+        const monitoring::Totals all = monitoring::Traffic::Get().Read();
+        const auto communicator = Peer::Get().Current();
+        std::vector<uint64_t> received(communicator->size());
+        for (uint32_t r = 0; r < received.size(); r++) {
+          received[r] = r == communicator->rank() ? 0 : all.received_from_each + all.received_from_root[r];
+        }
+        return std::make_tuple(all.operations, all.brought_bytes, all.busy_s, all.exposed_s, received);
+      },
+      "(operations, bytes brought, seconds in collectives, of them exposed, bytes received by rank) since the start.");
+  m.def(
+      "watch_gradients", [](const std::string& name) { monitoring::GradientNorms::Get().Watch(name); }, py::arg("name"),
+      "From now on sums up the squared norms of the all-reduces of this name; '': none.");
+  m.def(
+      "take_gradient_norms",
+      [] {
+        const monitoring::Norms norms = monitoring::GradientNorms::Get().Take();
+        return std::make_tuple(norms.brought, norms.reduced, norms.elements, norms.cpu_s);
+      },
+      "(squared norm of this rank's gradients, of their mean, elements, CPU seconds) since the last call.");
 
   // ---- the launcher's side ----
   m.def("create_segment", &shm::Segment::Create, py::arg("size"), py::arg("cluster_version"), py::arg("cores"),

@@ -61,6 +61,18 @@ def test_model_train_goes_on_through_resizes(run_elastic):
     assert len({row["parameters"] for row in ended}) == 1
 
 
+def test_model_train_goes_on_through_deaths(run_elastic):
+    reports = run_elastic("model_train.py", "none", "2", "1", "3:1", "15:0", np=3)
+    steps = reports.by_step("step")
+    assert samples_by_epoch(reports) == {epoch: collections.Counter(range(90)) for epoch in (1, 2)}
+    assert reports.audit().exact
+    assert [epoch.given_back for epoch in reports.audit().epochs] == [4, 4]
+    assert list(steps) == list(range(1, max(steps) + 1)), "no step is lost"
+    for step, rows in steps.items():
+        assert len({row["parameters"] for row in rows}) == 1, f"parameters differ after step {step}"
+    assert [row["rank"] for row in reports.of("end")] == [0]
+
+
 def test_with_an_ordinary_dataset_all_stop_after_the_same_step(run_elastic):
     reports = run_elastic("model_train.py", "3:2,13:3", "2", "1", "plain")
     steps = reports.by_step("step")
