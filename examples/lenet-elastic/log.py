@@ -60,7 +60,7 @@ class TrainingLog(Callback):
             self._bar.close()
 
     def _open(self, first_step):
-        """Lines of earlier steps stay where a training resumes, or goes on without the worker that wrote so far."""
+        """Where training resumes, or the worker that wrote so far has died, the lines of earlier steps are kept."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         kept = []
         if first_step > 1 and self._path.exists():

@@ -41,14 +41,15 @@ if [ -t 2 ]; then
 fi
 
 # What is trained goes on record there; a --ledger of your own comes later on the command line and counts.
-ledger=logs/ledger
-rm -rf logs/ledger
+ledger=logs/ledger resume=
 for ((i = 1; i <= $#; i++)); do
   case ${!i} in
     --ledger) next=$((i + 1)) && ledger=${!next:-} ;;
     --ledger=*) ledger=${!i#--ledger=} ;;
+    --resume) resume=1 ;; # goes on with what an earlier run began
   esac
 done
+[ "$resume" ] || rm -rf logs/ledger
 
 kungfu-run -q -logdir logs -np 1 -w -builtin-config-port "$port" -config-server "http://127.0.0.1:$port/config" \
   python train.py --ledger logs/ledger "$@" <&0 &
