@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Variable(Generic[T]):
-    """One variable. `expected` completes the sentence "NAME must be ..."; `set_by` is "launcher" or "user"."""
+    """One variable. `expected` completes the sentence "NAME must be ..."; `set_by` is "launcher", "user" or both."""
 
     name: str
     parse: Callable[[str], T]
@@ -202,11 +202,41 @@ TEST_COMM_DELAY_MS: Variable[int] = Variable(
     "For tests only: each all-reduce of MindSpore's kernels takes this much longer. Read at init.",
     unit="ms",
 )
-# For programs that read MindSpore's names; ms_kungfu itself never reads these three.
+# MindSpore's names, for programs that read them; DEVICE_ID is read by MindSpore itself.
 RANK_ID: Variable[int] = Variable("RANK_ID", _natural, 0, "a number", "launcher", "The worker's rank at its start.")
 RANK_SIZE: Variable[int] = Variable("RANK_SIZE", _natural, 1, "a number", "launcher", "The size at its start.")
 DEVICE_ID: Variable[int] = Variable(
-    "DEVICE_ID", _natural, 0, "a number", "launcher", "The worker's local rank at its start."
+    "DEVICE_ID",
+    _natural,
+    0,
+    "a number",
+    "launcher",
+    "The worker's device, counted among those that it sees; MindSpore reads it. Without devices: the lowest number "
+    "that no other worker of the host has.",
+)
+# What the user lets the job use; set but empty means none. The launcher gives each worker its share.
+CUDA_VISIBLE_DEVICES: Variable[str | None] = Variable(
+    "CUDA_VISIBLE_DEVICES",
+    str,
+    None,
+    "numbers or UUIDs of GPUs, comma-separated",
+    "user, launcher",
+    "The GPUs that the job may use (unset: all; empty: none), and in a worker its own, or all with `-allow-nvlink`.",
+)
+ASCEND_RT_VISIBLE_DEVICES: Variable[str | None] = Variable(
+    "ASCEND_RT_VISIBLE_DEVICES",
+    str,
+    None,
+    "numbers of devices, comma-separated",
+    "user, launcher",
+    "The Ascend devices that the job may use (unset: all; empty: none), and in a worker its own, or all with a rank "
+    "table.",
+)
+RANK_TABLE_FILE: Variable[str | None] = Variable(
+    "RANK_TABLE_FILE", str, None, "a path", "user", "Ascend rank table; the workers get the devices that it lists."
+)
+HCCL_CONFIG_PATH: Variable[str | None] = Variable(
+    "MINDSPORE_HCCL_CONFIG_PATH", str, None, "a path", "user", "The same, and the one that counts where both are set."
 )
 
 VARIABLES: tuple[Variable[object], ...] = tuple(v for v in list(globals().values()) if isinstance(v, Variable))

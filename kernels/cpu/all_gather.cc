@@ -4,8 +4,8 @@ namespace mindspore::kernel::kungfu {
 
 class KungFuAllGather : public Collective {
  protected:
-  kf_status Run(const std::vector<kf_tensor>& tensors, kf_dtype dtype) override {
-    return kf_all_gather(name_.c_str(), tensors.data(), tensors.size(), dtype, layout_.c_str());
+  kf_status Run(const Group& group) override {
+    return kf_all_gather(name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, Layout(group));
   }
   uint64_t OutputCount(uint64_t count) const override { return count * kf_size(); }
 };

@@ -10,8 +10,8 @@ class KungFuBroadcast : public Collective {
   }
 
  protected:
-  kf_status Run(const std::vector<kf_tensor>& tensors, kf_dtype dtype) override {
-    return kf_broadcast(name_.c_str(), tensors.data(), tensors.size(), dtype, root_, layout_.c_str());
+  kf_status Run(const Group& group) override {
+    return kf_broadcast(name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, root_, Layout(group));
   }
 
  private:

@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <stdexcept>
+#include <utility>
 
 namespace mindspore::kernel::kungfu {
 namespace {
@@ -86,14 +87,14 @@ kf_op Collective::ReduceOp() const {
 
 int Collective::Resize(const KernelTensors& inputs, const KernelTensors& outputs) {
   const int status = NativeCpuKernelMod::Resize(inputs, outputs);
-  std::map<kf_dtype, std::vector<size_t>> by_dtype;
+  std::map<std::pair<size_t, kf_dtype>, std::vector<size_t>> sorted;
   std::vector<std::string> shapes;
   std::vector<const char*> dtypes;
   input_counts_.clear();
   output_counts_.clear();
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto& known = FindDtype(kernel_name_, inputs[i]->dtype_id());
-    by_dtype[known.dtype].push_back(i);
+    sorted[{PartOf(i), known.dtype}].push_back(i);
     dtypes.push_back(known.name);
     shapes.push_back(ShapeText(inputs[i]->GetShapeVector()));
     input_counts_.push_back(Count(inputs[i]->GetShapeVector()));
@@ -102,23 +103,26 @@ int Collective::Resize(const KernelTensors& inputs, const KernelTensors& outputs
     output_counts_.push_back(Count(output->GetShapeVector()));
   }
   groups_.clear();
-  for (const auto& [dtype, indices] : by_dtype) {
+  std::vector<size_t> groups_of_part;
+  for (const auto& [key, indices] : sorted) {
+    const auto [part, dtype] = key;
+    groups_of_part.resize(std::max(groups_of_part.size(), part + 1));
     int64_t filled = 0;
     for (size_t k = 0; k < indices.size(); ++k) {
       const auto nbytes = static_cast<int64_t>(inputs[indices[k]]->size());
       if (k == 0 || (fusion_bytes_ >= 0 && filled + nbytes > fusion_bytes_)) {
-        groups_.push_back({dtype, {}});
+        groups_.push_back({dtype, part, {}, {}});
+        groups_of_part[part]++;
         filled = 0;
       }
       groups_.back().indices.push_back(indices[k]);
       filled += nbytes;
     }
   }
-  // With several groups each carries the whole call's layout: a rank that brings another set of dtypes is then found
-  // out at the first group, before it goes on to something else and leaves the others waiting for a later one.
-  layout_.clear();
+  layouts_.assign(groups_of_part.size(), "");
   for (size_t i = 0; i < shapes.size(); ++i) {
-    layout_ += (i == 0 ? "" : " ") + (groups_.size() > 1 ? dtypes[i] + shapes[i] : shapes[i]);
+    auto& layout = layouts_[PartOf(i)];
+    layout += (layout.empty() ? "" : " ") + (groups_of_part[PartOf(i)] > 1 ? dtypes[i] + shapes[i] : shapes[i]);
   }
   return status;
 }
@@ -135,16 +139,21 @@ bool Collective::Launch(const KernelTensors& inputs, const KernelTensors&, const
           " of it: the cluster's size has changed since; build the cell or the jit function anew");
     }
   }
-  for (const auto& group : groups_) {
-    std::vector<kf_tensor> tensors;
-    tensors.reserve(group.indices.size());
+  for (auto& group : groups_) {
+    group.tensors.clear();
     for (const auto i : group.indices) {
       auto* output = InPlace() ? inputs[i]->device_ptr() : outputs[i]->device_ptr();
-      tensors.push_back({inputs[i]->device_ptr(), output, input_counts_[i]});
+      group.tensors.push_back({inputs[i]->device_ptr(), output, input_counts_[i]});
     }
-    Check(Run(tensors, group.dtype));
   }
+  Run(groups_);
   return true;
+}
+
+void Collective::Run(const std::vector<Group>& groups) {
+  for (const auto& group : groups) {
+    Check(Run(group));
+  }
 }
 
 std::vector<KernelAttr> Collective::GetOpSupport() {

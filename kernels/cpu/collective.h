@@ -32,9 +32,21 @@ class Collective : public NativeCpuKernelMod {
   std::vector<KernelAttr> GetOpSupport() override;
 
  protected:
-  // Runs one group; called with the groups in ascending order of kf_dtype and, of one dtype, in that of the tensors,
-  // which is the same at all ranks.
-  virtual kf_status Run(const std::vector<kf_tensor>& tensors, kf_dtype dtype) = 0;
+  // What becomes one operation.
+  struct Group {
+    kf_dtype dtype;
+    size_t part;                  // see PartOf
+    std::vector<size_t> indices;  // of its tensors among the call's
+    std::vector<kf_tensor> tensors;
+  };
+
+  // Runs the groups, which come in ascending order of parts, then of kf_dtype, then of the tensors: the same at all
+  // ranks.
+  virtual void Run(const std::vector<Group>& groups);
+  // Runs one group, where the groups have nothing to do with each other.
+  virtual kf_status Run(const Group& group) = 0;
+  // Tensors of different parts are never in one group.
+  virtual size_t PartOf(size_t) const { return 0; }
   // How many elements the output has to hold for an input of `count` elements, at the present size of the cluster.
   virtual uint64_t OutputCount(uint64_t count) const { return count; }
   // Whether the outputs are the inputs, written in place.
@@ -42,18 +54,17 @@ class Collective : public NativeCpuKernelMod {
 
   kf_op ReduceOp() const;
 
-  std::string name_;    // matches the operation with the other ranks'
-  std::string layout_;  // the shapes of all tensors of the call, for the check between ranks
+  std::string name_;  // matches the operation with the other ranks'
+  // The shapes of all tensors of a part, for the check between ranks. With several groups in it each carries the whole
+  // part's: a rank that brings another set of dtypes is then found out at the first group, before it goes on to
+  // something else and leaves the others waiting for a later one.
+  const char* Layout(const Group& group) const { return layouts_[group.part].c_str(); }
 
  private:
-  struct Group {
-    kf_dtype dtype;
-    std::vector<size_t> indices;
-  };
-
   // The most bytes of input that go into one operation, unless one tensor is larger; without a limit if negative.
   int64_t fusion_bytes_{-1};
   std::vector<Group> groups_;
+  std::vector<std::string> layouts_;  // of each part
   std::vector<uint64_t> input_counts_;
   std::vector<uint64_t> output_counts_;
 };

@@ -18,8 +18,9 @@ class KungFuAllReduceStart : public Collective {
   }
 
  protected:
-  kf_status Run(const std::vector<kf_tensor>& tensors, kf_dtype dtype) override {
-    return kf_start_all_reduce(name_.c_str(), tensors.data(), tensors.size(), dtype, op_, layout_.c_str(), ticket_);
+  kf_status Run(const Group& group) override {
+    return kf_start_all_reduce(name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, op_,
+                               Layout(group), ticket_);
   }
 
  private:

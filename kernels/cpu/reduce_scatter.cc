@@ -10,8 +10,9 @@ class KungFuReduceScatter : public Collective {
   }
 
  protected:
-  kf_status Run(const std::vector<kf_tensor>& tensors, kf_dtype dtype) override {
-    return kf_reduce_scatter(name_.c_str(), tensors.data(), tensors.size(), dtype, op_, layout_.c_str());
+  kf_status Run(const Group& group) override {
+    return kf_reduce_scatter(name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, op_,
+                             Layout(group));
   }
   uint64_t OutputCount(uint64_t count) const override { return count / kf_size(); }
 

@@ -40,6 +40,11 @@ class Plan:
     groups: tuple[Group, ...]
     mode: Mode
 
+    def group_of(self) -> tuple[int, ...]:
+        """The number of each gradient's group."""
+        of = {i: number for number, group in enumerate(self.groups) for i in group.members}
+        return tuple(of[i] for i in range(len(self.gradients)))
+
     def runs(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """For each group the stretches [start, stop) of the list of gradients that make it up."""
         return tuple(tuple(_runs(group.members)) for group in self.groups)

@@ -23,9 +23,10 @@ from urllib.parse import urlsplit
 from ms_kungfu import env
 from ms_kungfu.config_server.client import ConfigClient, ConfigServerUnreachableError, StaleConfigError
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, secret_from, write_secret
+from ms_kungfu.devices.rank_table import RankTableError
 from ms_kungfu.elastic.cluster import Cluster, PeerID
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher import affinity
+from ms_kungfu.launcher import affinity, devices
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.follow import Follower
 from ms_kungfu.launcher.guard import Exited, Guard
@@ -72,6 +73,7 @@ class Process:
     pid: int | None = None
     leave_timer: asyncio.TimerHandle | None = None
     overdue: bool = False
+    device: int = 0  # its place in Devices, for life
 
     @property
     def who(self) -> str:
@@ -89,6 +91,7 @@ class Job:
         self._keys = itertools.count()
         self._processes: dict[int, Process] = {}
         self._cores = affinity.allowed_cores()
+        self._devices = devices.Devices()
         self._newest: Cluster | None = None
         self._ending = False  # a member has finished its program
         self._resting = False  # everybody has, and the job waits for the next cluster (-k)
@@ -132,6 +135,7 @@ class Job:
 
     async def _start(self) -> None:
         options = self._options
+        self._devices = self._find_devices()
         if options.delay_s:
             _log.info("starting in %g s (-delay)", options.delay_s)
             await asyncio.sleep(options.delay_s)
@@ -165,6 +169,22 @@ class Job:
                 lambda cluster: self._from_thread(loop, self._on_cluster, cluster),
             )
             self._closers.callback(self._follower.stop)
+
+    def _find_devices(self) -> devices.Devices:
+        options = self._options
+        try:
+            found = devices.find(
+                os.environ,
+                os.listdir("/dev"),
+                host=options.host.name,
+                single=options.size == 1 and not options.watch,
+                allow_nvlink=options.allow_nvlink,
+            )
+        except (devices.DeviceListError, RankTableError) as error:
+            raise StartError(str(error)) from None
+        if options.allow_nvlink and found.kind is not devices.GPU:
+            _log.warning("-allow-nvlink changes nothing: the job has no GPUs")
+        return found
 
     def _given_secret(self) -> str | None:
         try:
@@ -427,6 +447,22 @@ class Job:
             if process.peer in shares and not self._broker.is_out(process.peer, process.incarnation):
                 yield process, shares[process.peer]
 
+    def _choose_device(self, cluster: Cluster) -> int:
+        """The device of a process that is about to be started for `cluster`."""
+        staying: list[int] = []
+        leaving: list[int] = []
+        for other in self._processes.values():
+            stays = other.peer in cluster.workers and not self._broker.is_out(other.peer, other.incarnation)
+            (staying if stays else leaving).append(other.device)
+        chosen = self._devices.choose(staying, leaving)
+        name = self._devices.name_of(chosen)
+        if name is not None and chosen in staying:
+            _log.warning(
+                "%s is shared by %d workers: the job has %d devices for %d workers",
+                name, staying.count(chosen) + 1, len(self._devices.slots), cluster.size,
+            )  # fmt: skip
+        return chosen
+
     def _start_missing(self, cluster: Cluster) -> None:
         running = self._processes.values()
         present = {p.peer for p in running if not self._broker.is_out(p.peer, p.incarnation)}
@@ -435,6 +471,7 @@ class Job:
             rank = cluster.workers.index(peer)
             cores = shares[rank] if self._options.affinity else []
             process = Process(next(self._keys), peer, cluster.version, rank)
+            process.device = self._choose_device(cluster)
             try:
                 stdout, stderr = self._output.attach(_log_name(peer), rank)
             except OSError as error:
@@ -464,7 +501,7 @@ class Job:
             env.PORT_RANGE.name: str(options.ports),
             env.RANK_ID.name: str(process.rank),
             env.RANK_SIZE.name: str(cluster.size),
-            env.DEVICE_ID.name: str(process.rank),
+            **self._devices.environment(process.device),
         }
         if "PYTHONUNBUFFERED" not in os.environ:
             # Output goes to a pipe: without this it comes in blocks, late, and not at all from a worker that is killed.

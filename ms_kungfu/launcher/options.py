@@ -38,6 +38,7 @@ class Options:
     delay_s: float
     init_version: int | None  # None: the next one; -1: whatever the config server holds
     affinity: bool
+    allow_nvlink: bool
     leave_grace_s: float
 
 
@@ -90,6 +91,7 @@ def build_parser() -> FlagParser:
         metavar="N",
     )
     flag("affinity", "auto divides the cores among the workers (default); none doesn't", type=_affinity, metavar="HOW")
+    switch("allow-nvlink", "let each worker see all GPUs of the job, for NCCL to find NVLink; DEVICE_ID is its own")
     flag(
         "leave-grace",
         "how long a worker may take to leave after the cluster has shrunk (default 30s)",
@@ -138,6 +140,7 @@ def parse_options(arguments: Sequence[str]) -> Options | None:
         timeout_s=flags.timeout or None,
         delay_s=flags.delay,
         init_version=flags.init_version,
+        allow_nvlink=flags.allow_nvlink,
         affinity=flags.affinity if flags.affinity is not None else True,
         leave_grace_s=flags.leave_grace,
     )

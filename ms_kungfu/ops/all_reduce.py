@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ms_kungfu.ops._base import Collective
@@ -30,3 +31,21 @@ class KungFuAllReduce(Collective):
         super().__init__("KungFuAllReduce", name, op=op)
         self.op: Any = op
         self.add_prim_attr("op", op)
+
+
+class AllReduceGradients(Collective):
+    """Reduce the gradients of a step, a tuple of tensors, in groups of the given names: `group_of` has the number of
+    each tensor's group (where there is but one it may be empty).
+
+    All of them or none: a rank that dies meanwhile has part in every result or in no result, and nothing is given out
+    before that is settled. In a mean of floats each rank counts by the samples it brought, where these differ.
+    """
+
+    def __init__(self, op: str, names: Sequence[str], group_of: Sequence[int] = ()) -> None:
+        names, group_of = tuple(names), tuple(group_of)
+        # The first name stands for the call where one is asked for.
+        super().__init__("KungFuAllReduceGradients", names[0], op=check_reduce_op(op))
+        self.init_attrs = {"op": op, "names": names, "group_of": group_of}
+        self.add_prim_attr("op", op)
+        self.add_prim_attr("names", names)
+        self.add_prim_attr("group_of", group_of)

@@ -6,13 +6,14 @@ from functools import cached_property
 from typing import Any
 
 import mindspore as ms
-from mindspore import nn, ops
+from mindspore import nn
 
 from ms_kungfu.fusion import Plan, parse
 from ms_kungfu.fusion._mindspore import plan_of
-from ms_kungfu.ops import KungFuAllReduce, ReduceOp
+from ms_kungfu.ops import ReduceOp
+from ms_kungfu.ops.all_reduce import AllReduceGradients
 from ms_kungfu.optimizers._background import BackgroundReduction
-from ms_kungfu.optimizers._grouping import check_count, put_back, take
+from ms_kungfu.optimizers._grouping import check_count
 
 
 class KungFuGradReducer(nn.Cell):
@@ -62,15 +63,12 @@ class KungFuGradReducer(nn.Cell):
         self.mean = mean
         self._op = ReduceOp.MEAN if mean else ReduceOp.SUM
         # In any case: it loads the kernels and joins the cluster now, rather than in the first step.
-        self.all_reduce = self._reduction(name)
+        self.all_reduce = AllReduceGradients(self._op, [name])
         self.grouped = parameters is not None
         self.planned_parameters = tuple(parameters or ())
         self._name = name
         self._fusion = fusion
         self._overlap = overlap
-
-    def _reduction(self, name: str) -> KungFuAllReduce:
-        return KungFuAllReduce(self._op, name)
 
     def fusion_plan(self) -> Plan:
         """Which gradient is in which group, in what order: the plan in use, or what it would be by now.
@@ -90,16 +88,8 @@ class KungFuGradReducer(nn.Cell):
         return len(self.plan.gradients)
 
     @cached_property
-    def runs(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        return self.plan.runs()
-
-    @cached_property
-    def pieces(self) -> tuple[tuple[int, int, int], ...]:
-        return self.plan.pieces()
-
-    @cached_property
-    def reductions(self) -> tuple[KungFuAllReduce, ...]:
-        return tuple(self._reduction(group.name) for group in self.plan.groups)
+    def grouped_reduction(self) -> AllReduceGradients:
+        return AllReduceGradients(self._op, [group.name for group in self.plan.groups], self.plan.group_of())
 
     @cached_property
     def overlapped(self) -> bool:
@@ -107,10 +97,9 @@ class KungFuGradReducer(nn.Cell):
 
     @cached_property
     def background(self) -> BackgroundReduction:
-        members = tuple(group.members for group in self.plan.groups)
-        return BackgroundReduction(members, self._op, self._name)
+        return BackgroundReduction(self.plan, self._op, self._name)
 
-    # Jitted for PyNative mode, which would otherwise queue the groups one by one and run those after one that failed.
+    # Jitted, so that PyNative mode knows the same operations as GRAPH mode.
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         if not self.grouped:
@@ -118,12 +107,4 @@ class KungFuGradReducer(nn.Cell):
         check_count(len(gradients), self.count)
         if self.overlapped:
             return self.background(gradients)
-        groups = ()
-        # In this order at every rank and in every step: the reductions have side effects to the compiler.
-        for i in range(len(self.runs)):
-            group = take(gradients, self.runs[i])
-            if i == 0:
-                # Nothing else orders the groups after the collectives that the network may have in its backward pass.
-                group = ops.depend(group, gradients)
-            groups = groups + (self.reductions[i](group),)  # type: ignore[assignment]
-        return put_back(groups, self.pieces)
+        return self.grouped_reduction(gradients)

@@ -162,6 +162,20 @@ PYBIND11_MODULE(_core, m) {
       "announced_version", [] { return Peer::Get().Current()->announced(); },
       "Newest cluster version that the launcher has announced.");
   m.def(
+      "living", [] { return Peer::Get().Current()->Living(); }, "Ranks not known to be dead, as this process sees it.");
+  m.def(
+      "take_participants", [] { return Peer::Get().Current()->TakeParticipants(); },
+      "Ranks that took part in the gradient reductions since the last call; the same at all of them.");
+  m.def(
+      "set_weight",
+      [](uint32_t weight) {
+        if (weight >> shm::kWeightBits != 0) {
+          throw Error(KF_INVALID, Text("a rank's weight is below 2^", shm::kWeightBits, ", got ", weight));
+        }
+        Peer::Get().SetWeight(weight);
+      },
+      py::arg("weight"), "Samples that this rank brings to the next gradient reductions.");
+  m.def(
       "state_root", [] { return Peer::Get().Current()->StateRoot(); },
       "Lowest rank that carried the training state when it joined; the size where none did.");
   m.def("last_error", [] { return LastFailureOfProcess(); }, "Text of this process's last failure, '' if none.");
@@ -259,13 +273,17 @@ PYBIND11_MODULE(_core, m) {
 
   // ---- the launcher's side ----
   m.def("create_segment", &shm::Segment::Create, py::arg("size"), py::arg("cluster_version"), py::arg("cores"),
+        py::arg("recovers") = false,
         "Shared memory for one cluster version; returns its descriptor, which the caller owns.");
   py::class_<shm::Segment>(m, "SegmentControl", "The launcher's hold on a segment.")
       .def(py::init<int>(), py::arg("fd"))
       .def_property_readonly("size", &shm::Segment::size)
       .def_property_readonly("cluster_version", &shm::Segment::cluster_version)
-      .def("mark_lost", &shm::Segment::MarkLost, py::arg("rank"), py::arg("reason"),
-           "Tells the members that `rank` is out: their waits end with PeerLostError.")
+      .def("mark_lost", &shm::Segment::MarkLost, py::arg("rank"), py::arg("reason"), py::arg("recover") = false,
+           "Tells the members that `rank` is out: they go on without it, or their waits end with PeerLostError.")
+      .def(
+          "heartbeat", [](const shm::Segment& segment, uint32_t rank) { return segment.status(rank).heartbeat.load(); },
+          py::arg("rank"), "A number that grows while the rank's process runs.")
       .def(
           "announce", [](shm::Segment& segment, uint64_t version) { segment.header().announced.store(version); },
           py::arg("version"), "Tells the members that a newer cluster version is wanted.");

@@ -7,12 +7,13 @@
 namespace kungfu {
 namespace {
 
-constexpr size_t kMaxBoundNames = shm::kChannels / 2;
+constexpr size_t kMaxBoundNames = shm::kChannels / 4;
 
 // FNV-1a with a final mix; 0 marks a free channel.
-uint64_t KeyOf(const std::string& name) {
+uint64_t KeyOf(const std::string& name, uint32_t generation) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (const unsigned char c : name) hash = (hash ^ c) * 0x100000001b3u;
+  hash = (hash ^ (generation + 256)) * 0x100000001b3u;
   hash ^= hash >> 32;
   return hash == 0 ? 1 : hash;
 }
@@ -54,6 +55,13 @@ ChannelTable::Use ChannelTable::Acquire(const std::string& name) {
   return {std::move(channel), std::move(lock)};
 }
 
+void ChannelTable::MoveTo(uint32_t generation, const std::string& name, Channel& channel) {
+  const uint32_t before = channel.index;
+  channel.generation = generation;
+  Bind(name, channel);
+  Unbind(before);
+}
+
 void ChannelTable::EvictOne() {
   auto oldest = channels_.end();
   for (auto it = channels_.begin(); it != channels_.end(); ++it) {
@@ -62,12 +70,12 @@ void ChannelTable::EvictOne() {
     if (oldest == channels_.end() || it->second->last_used < oldest->second->last_used) oldest = it;
   }
   if (oldest == channels_.end()) return;  // all in flight; Bind says whether there is room
-  Unbind(*oldest->second);
+  Unbind(oldest->second->index);
   channels_.erase(oldest);
 }
 
 void ChannelTable::Bind(const std::string& name, Channel& channel) {
-  const uint64_t key = KeyOf(name);
+  const uint64_t key = KeyOf(name, channel.generation);
   TableLock lock(segment_.header().table_lock);
   uint32_t index = shm::kChannels;
   for (uint32_t i = 0; i < shm::kChannels; i++) {
@@ -86,9 +94,9 @@ void ChannelTable::Bind(const std::string& name, Channel& channel) {
   if (head.key.load(std::memory_order_relaxed) == 0) {
     // Nobody has it bound, so nobody looks at these words.
     for (uint32_t r = 0; r < segment_.size(); r++) {
-      segment_.post(index, r, 0).sequence.value.store(0, std::memory_order_relaxed);
-      segment_.post(index, r, 1).sequence.value.store(0, std::memory_order_relaxed);
-      segment_.complaint(index, r).sequence.value.store(0, std::memory_order_relaxed);
+      segment_.post(index, r, 0).sequence.Clear();
+      segment_.post(index, r, 1).sequence.Clear();
+      segment_.complaint(index, r).sequence.Clear();
     }
     for (int parity = 0; parity < 2; parity++) {
       head.left[parity].store(0, std::memory_order_relaxed);
@@ -98,15 +106,15 @@ void ChannelTable::Bind(const std::string& name, Channel& channel) {
     head.key.store(key, std::memory_order_relaxed);
   }
   head.bound++;
-  const uint32_t even = segment_.post(index, rank_, 0).sequence.value.load(std::memory_order_relaxed);
-  const uint32_t odd = segment_.post(index, rank_, 1).sequence.value.load(std::memory_order_relaxed);
+  const uint32_t even = segment_.post(index, rank_, 0).sequence.Count();
+  const uint32_t odd = segment_.post(index, rank_, 1).sequence.Count();
   channel.index = index;
   channel.sequence = shm::Counter::Reached(even, odd) ? even : odd;
 }
 
-void ChannelTable::Unbind(const Channel& channel) {
+void ChannelTable::Unbind(uint32_t channel) {
   TableLock lock(segment_.header().table_lock);
-  shm::ChannelHead& head = segment_.channel(channel.index);
+  shm::ChannelHead& head = segment_.channel(channel);
   if (--head.bound == 0) head.key.store(0, std::memory_order_relaxed);
 }
 

@@ -15,8 +15,10 @@ namespace kungfu {
 // One name of this rank. Held by one thread at a time; two threads under one name take turns.
 struct Channel {
   std::mutex busy;
-  uint32_t index = 0;      // in the segment
-  uint32_t sequence = 0;   // operations that this rank has begun under the name; guarded by `busy`
+  // Guarded by `busy`, for the name's present generation:
+  uint32_t index = 0;     // in the segment
+  uint32_t sequence = 0;  // operations that this rank has begun under the name
+  uint32_t generation = 0;
   uint64_t last_used = 0;  // guarded by the table
 };
 
@@ -27,8 +29,11 @@ struct Channel {
 // ranks that have it bound, so that a rank that dies with the lock leaves a table that is whole: at worst a channel
 // that stays bound until the cluster version ends. A channel is freed when the last rank gives it back; until then each
 // rank's post words keep its sequence, so that a rank may give a name back and bind it again while others are still at
-// the same operation. A rank that is about to bind more names than half the channels first gives back the one it has
-// not used for longest, hence programs may use any number of names as long as not all are in use at a time.
+// the same operation. A rank that is about to bind more names than a quarter of the channels first gives back the one
+// it has not used for longest, hence programs may use any number of names as long as not all are in use at a time.
+//
+// A name has a channel in each generation (see communicator.cc) that it has come to. A rank that binds a name again
+// begins with generation 0 and is led to the present one as it was the first time.
 //
 // Thread-safe.
 class ChannelTable {
@@ -42,9 +47,13 @@ class ChannelTable {
   };
   Use Acquire(const std::string& name);
 
+  // On to a later generation of the name, with words of its own. The old ones stay as they are while anybody has to
+  // read them. The caller holds `busy`.
+  void MoveTo(uint32_t generation, const std::string& name, Channel& channel);
+
  private:
   void Bind(const std::string& name, Channel& channel);
-  void Unbind(const Channel& channel);
+  void Unbind(uint32_t channel);
   void EvictOne();  // mutex_ is held
 
   shm::Segment& segment_;

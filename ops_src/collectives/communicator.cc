@@ -28,55 +28,55 @@
 // Reduction goes from rank 0 upwards for each element, wherever the chunks are cut: the bits depend on size and inputs
 // only, and all ranks have the same (in a split because each element is reduced once).
 //
-// If a rank dies, the launcher marks it lost, and whoever waits for anybody throws PeerLostError when it next looks
-// around. If a rank gives up at its deadline, it says so in the segment and the others follow. No waiter relies on
-// being woken: each sleep ends by itself after kSlice. What a caller brings is only read, unless it asked for in place.
+// If a rank gives up at its deadline, it says so in the segment and the others follow. No waiter relies on being woken:
+// each sleep ends by itself after kSlice. What a caller brings is only read, unless it asked for in place.
+//
+// When a rank dies, and the launcher's policy is to fail, whoever waits for anybody throws PeerLostError when it next
+// looks around. When the policy is to recover, the others go on without it, all of them alike:
+//
+//  5. The words by which a rank publishes are fenced before its death is announced (Segment::MarkLost): what they say
+//     then they say forever. Owner and launcher change a word by compare-and-swap and fetch-or, so that one of them is
+//     first, and a rank that is expelled though it lives can't publish and learns it.
+//  6. A rank's part in an operation is *finished* when its last word there is out: its post, if all is in place with
+//  it;
+//     else its last `ready`, and in a split its last `reduced`. (A broadcast needs only the root's. Where operations
+//     differ it is the complaint.) Nobody returns before he has seen everybody's last word: he waits for all posts, and
+//     no chunk can be read before it is there. So:
+//       - if the dead rank's part is finished then its slots and words hold all that is still to be read, nobody waits
+//         for it any more (it reads nothing, so its `done` is not waited for), and everybody ends the operation with
+//         it;
+//       - if not, then nobody has ended the operation, nor ever can, and everybody does it again without the dead rank.
+//     Which of the two it is, is read from words that don't change any more, so every survivor reads the same.
+//  7. Doing it again. The deaths have an order (Header::death_order, append-only). *Generation* g of a name are all
+//  ranks
+//     but the first g dead; each generation has a channel of its own, so that words and slots of an attempt that failed
+//     are left as they are for those who still have to look at them. A rank leaves generation g only when it has found
+//     a member's part there unfinished for ever; then all do, for the same operation. Hence the survivors' operations
+//     under a name are paired in each generation as they were in the one before. Another death in g+1, or one that was
+//     known before but comes later in the order, is the same case again. A rank may miss a death for as long as it
+//     likes: it comes to the same conclusions later. Nobody waits for one who has gone on to g+1, because that one's
+//     reason holds for the waiter too, who looks around at least every kSlice, and at once when a death is announced.
+//  8. Inputs are as they were: outputs may have been written, inputs not (what is asked for in place is copied before).
+//  9. Several operations that have to be of one mind (RunAll, Settle: a step's gradients) are run one after another;
+//     those that ended in an earlier generation than the latest are then done again in that. Everybody knows the same
+//     generations, so everybody does the same operations again, in the same order, and no result is given out before.
+// 10. Lanes of operations that failed, or whose member died before it left, stay bound: at most those in flight at a
+//     death, until the next cluster version brings a new segment.
+//
+// tests/cpp/recovery_test.cc kills a rank at each KUNGFU_FAULT_POINT below and looks what the others have.
 #include "collectives/communicator.h"
 
 #include <sched.h>
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
+#include <optional>
 
 #include "collectives/dtype.h"
-#include "collectives/reduce.h"
-#include "collectives/stream.h"
+#include "runtime/fault_point.h"
+#include "runtime/memory.h"
 
 namespace kungfu {
-
-// Walks over an operation's tensors as if the `1/parts` of each that one rank owns lay one after another.
-class Cursor {
- public:
-  explicit Cursor(const Operation& operation, uint32_t parts = 1)
-      : operation_(operation), unit_(SizeOf(operation.dtype)), parts_(parts) {}
-
-  // Calls piece(tensor, offset in the tensor's part, offset in this take, bytes) for each contiguous piece of the next
-  // `bytes`.
-  template <typename Piece>
-  void Take(size_t bytes, const Piece& piece) {
-    size_t at = 0;
-    while (at < bytes) {
-      const kf_tensor& tensor = operation_.tensors[index_];
-      const size_t left = tensor.count / parts_ * unit_ - offset_;
-      const size_t n = std::min(left, bytes - at);
-      if (n > 0) piece(tensor, offset_, at, n);
-      at += n;
-      offset_ += n;
-      if (n == left) {
-        index_++;
-        offset_ = 0;
-      }
-    }
-  }
-
- private:
-  const Operation& operation_;
-  const size_t unit_;
-  const size_t parts_;
-  size_t index_ = 0;
-  size_t offset_ = 0;
-};
 
 namespace {
 
@@ -104,162 +104,90 @@ constexpr uint32_t kSplitRanks = 3;
 
 // Results from this size on are written past the caches: they would not be there any more when they are used.
 constexpr size_t kStreamBytes = 8 << 20;
-// Reduced in the first-level cache before it is streamed out.
-constexpr size_t kStreamBlock = 4096;
 
-uint64_t Mix(uint64_t hash, uint64_t value) {
-  hash ^= value + 0x9e3779b97f4a7c15u + (hash << 6) + (hash >> 2);
-  return hash * 0xff51afd7ed558ccdu;
-}
+// Thrown where an operation can't be finished without somebody who is dead, and has to be done again.
+struct Unfinished {};
 
-bool Reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter; }
-
-// Equal at all ranks if and (but for the hash) only if they bring the same operation.
-uint64_t SignatureOf(const Operation& operation) {
-  uint64_t hash = operation.root;
-  for (size_t i = 0; i < operation.num_tensors; i++) hash = Mix(hash, operation.tensors[i].count);
-  if (operation.layout != nullptr) {
-    for (const char* c = operation.layout; *c != '\0'; c++) hash = Mix(hash, static_cast<unsigned char>(*c));
+// Whether what a rank writes may be what it, or another operation, still has to read.
+bool InPlace(const Operation& operation) {
+  for (size_t i = 0; i < operation.num_tensors; i++) {
+    if (operation.tensors[i].input == operation.tensors[i].output && operation.tensors[i].count > 0) return true;
   }
-  const uint64_t op = Reduces(operation.kind) ? operation.op : 0;
-  return (hash << 24) | static_cast<uint64_t>(operation.kind) << 16 | static_cast<uint64_t>(operation.dtype) << 8 | op;
-}
-
-uint64_t CountOf(const Operation& operation) {
-  uint64_t count = 0;
-  for (size_t i = 0; i < operation.num_tensors; i++) count += operation.tensors[i].count;
-  return count;
-}
-
-std::string Describe(const Operation& operation) {
-  std::string text = NameOf(operation.kind);
-  if (operation.kind == Kind::kBarrier) return text;
-  text += Text(" of ", CountOf(operation), " ", NameOf(operation.dtype));
-  if (operation.layout != nullptr && operation.layout[0] != '\0') text += Text(" ", operation.layout);
-  if (operation.layout == nullptr && operation.num_tensors > 1) text += Text(" in ", operation.num_tensors, " tensors");
-  if (Reduces(operation.kind)) text += Text(", ", NameOf(operation.op));
-  if (operation.kind == Kind::kBroadcast) text += Text(", root ", operation.root);
-  return text;
-}
-
-char* At(void* base, size_t offset) { return static_cast<char*>(base) + offset; }
-const char* At(const void* base, size_t offset) { return static_cast<const char*>(base) + offset; }
-
-void Copy(void* to, const void* from, size_t bytes) {
-  if (to != from && to != nullptr && bytes > 0) std::memcpy(to, from, bytes);
-}
-
-void CopyOut(void* to, const void* from, size_t bytes, bool stream) {
-  if (stream) {
-    StreamCopy(to, from, bytes);
-  } else {
-    std::memcpy(to, from, bytes);
-  }
-}
-
-void ReduceOut(ReduceFn reduce, char* to, const void** sources, uint32_t n, size_t bytes, size_t unit, bool stream) {
-  if (!stream) {
-    reduce(to, sources, n, bytes / unit);
-    return;
-  }
-  alignas(64) char block[kStreamBlock];
-  for (size_t at = 0; at < bytes; at += kStreamBlock) {
-    const size_t part = std::min(kStreamBlock, bytes - at);
-    reduce(block, sources, n, part / unit);
-    StreamCopy(to + at, block, part);
-    for (uint32_t r = 0; r < n; r++) sources[r] = At(sources[r], kStreamBlock);
-  }
-}
-
-// Copies the next `bytes` of what this rank brings into `slot`; for a scatter, of each rank's part, `stride` apart.
-void Stage(const Operation& operation, uint32_t size, Cursor& cursor, size_t bytes, char* slot, size_t stride,
-           bool stream) {
-  cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
-    if (operation.kind != Kind::kReduceScatter) {
-      CopyOut(slot + at, At(tensor.input, offset), n, stream);
-      return;
-    }
-    const size_t part = tensor.count / size * SizeOf(operation.dtype);
-    for (uint32_t r = 0; r < size; r++) CopyOut(slot + r * stride + at, At(tensor.input, r * part + offset), n, stream);
-  });
-}
-
-// Produces the next `bytes` of this rank's output from what all ranks have staged.
-void Consume(const Operation& operation, uint32_t rank, uint32_t size, Cursor& cursor, size_t bytes,
-             const char* const* slots, size_t stride, bool stream) {
-  const size_t unit = SizeOf(operation.dtype);
-  const void* sources[shm::kMaxRanks];
-  cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
-    switch (operation.kind) {
-      case Kind::kAllReduce:
-      case Kind::kReduceScatter: {
-        const size_t mine = operation.kind == Kind::kReduceScatter ? rank * stride : 0;
-        for (uint32_t r = 0; r < size; r++) sources[r] = slots[r] + mine + at;
-        // Its own it reads where the caller has it, which costs no trip to the slot and is as often in the cache.
-        const size_t own = operation.kind == Kind::kReduceScatter ? rank * (tensor.count / size * unit) : 0;
-        sources[rank] = At(tensor.input, own + offset);
-        ReduceOut(ReductionFor(operation.dtype, operation.op), At(tensor.output, offset), sources, size, n, unit,
-                  stream);
-        break;
-      }
-      case Kind::kAllGather:
-        for (uint32_t r = 0; r < size; r++) {
-          CopyOut(At(tensor.output, r * tensor.count * unit + offset), slots[r] + at, n, stream);
-        }
-        break;
-      case Kind::kBroadcast:
-        if (rank != operation.root) {
-          CopyOut(At(tensor.output, offset), slots[operation.root] + at, n, stream);
-        } else if (tensor.output != nullptr) {
-          Copy(At(tensor.output, offset), At(tensor.input, offset), n);
-        }
-        break;
-      case Kind::kBarrier:
-        break;
-    }
-  });
+  return false;
 }
 
 }  // namespace
 
-const char* NameOf(Kind kind) {
-  switch (kind) {
-    case Kind::kAllReduce:
-      return "all_reduce";
-    case Kind::kBroadcast:
-      return "broadcast";
-    case Kind::kAllGather:
-      return "all_gather";
-    case Kind::kReduceScatter:
-      return "reduce_scatter";
-    case Kind::kBarrier:
-      return "barrier";
+// Operations that read their inputs from copies, where they are in place, for as long as this object lives. The memory
+// belongs to the thread and is kept: fresh pages cost more than the copy.
+class Communicator::KeptInputs {
+ public:
+  KeptInputs(const Operation* operations, size_t num_operations) {
+    size_t bytes = 0;
+    Each(operations, num_operations, [&](const kf_tensor&, size_t n) { bytes += Aligned(n); });
+    thread_local Memory memory;
+    char* at = memory.Get(bytes);
+    tensors_.resize(num_operations);
+    for (size_t k = 0; k < num_operations; k++) {
+      operations_.push_back(operations[k]);
+      if (!InPlace(operations[k])) continue;
+      tensors_[k].assign(operations[k].tensors, operations[k].tensors + operations[k].num_tensors);
+      operations_.back().tensors = tensors_[k].data();
+      for (kf_tensor& tensor : tensors_[k]) {
+        const size_t n = tensor.count * SizeOf(operations[k].dtype);
+        if (n == 0) continue;
+        std::memcpy(at, tensor.input, n);
+        tensor.input = at;
+        at += Aligned(n);
+      }
+    }
   }
-  return "?";
-}
+  const Operation* operations() const { return operations_.data(); }
+
+ private:
+  template <typename Visit>
+  static void Each(const Operation* operations, size_t num_operations, const Visit& visit) {
+    for (size_t k = 0; k < num_operations; k++) {
+      if (!InPlace(operations[k])) continue;
+      for (size_t i = 0; i < operations[k].num_tensors; i++) {
+        visit(operations[k].tensors[i], operations[k].tensors[i].count * SizeOf(operations[k].dtype));
+      }
+    }
+  }
+
+  std::vector<Operation> operations_;
+  std::vector<std::vector<kf_tensor>> tensors_;
+};
 
 // An operation under way at this rank.
 struct Communicator::Flight {
-  Flight(const Operation& op, const Channel& use, uint32_t size, bool oversubscribed)
+  Flight(const Operation& op, const Channel& use, const Members& of, uint32_t size, bool oversubscribed)
       : operation(op),
+        members(of),
+        generation(use.generation),
         channel(use.index),
-        sequence(use.sequence + 1),
+        sequence((use.sequence + 1) & ~shm::Counter::kFence),
         signature(SignatureOf(op)),
         count(CountOf(op)),
         unit(SizeOf(op.dtype)),
         parts(op.kind == Kind::kReduceScatter ? size : 1),
         part_bytes(count * unit / parts),
         whole(oversubscribed && part_bytes * parts <= kWholeBytes),
-        splits(op.kind == Kind::kAllReduce && size >= kSplitRanks && !whole && part_bytes > shm::kSlotBytes),
+        splits(op.kind == Kind::kAllReduce && of.size() >= kSplitRanks && !whole && part_bytes > shm::kSlotBytes),
         chunk_bytes((whole ? shm::kSlots : 1) * shm::kSlotBytes / parts / shm::kLine * shm::kLine),
-        chunks(static_cast<uint32_t>((part_bytes + chunk_bytes - 1) / chunk_bytes)) {}
+        chunks(static_cast<uint32_t>((part_bytes + chunk_bytes - 1) / chunk_bytes)),
+        inlined(count * unit <= shm::kInlineBytes),
+        reduce(op) {}
 
+  bool AtOnce() const { return inlined || chunks <= 1; }
   bool Brings(uint32_t rank) const { return operation.kind != Kind::kBroadcast || operation.root == rank; }
   // The slot that chunk `chunk` goes into, where the lane's counters stand at `base`.
   uint32_t SlotOf(uint32_t base, uint32_t chunk) const { return whole ? 0 : base + chunk; }
   size_t BytesOf(uint32_t chunk) const { return std::min(chunk_bytes, part_bytes - chunk * chunk_bytes); }
 
   const Operation& operation;
+  const Members& members;
+  const uint32_t generation;
   const uint32_t channel;
   const uint32_t sequence;
   const uint64_t signature;
@@ -271,7 +199,13 @@ struct Communicator::Flight {
   const bool splits;         // each rank reduces a part of it
   const size_t chunk_bytes;  // of a part at a time; whole cache lines, so that parts stay aligned
   const uint32_t chunks;
-  bool streamed = false;                           // chunks are staged past the caches
+  const bool inlined;  // it travels in the posts
+  Reducer reduce;
+  bool bound = false;         // a lane has been bound, and these are its words as the operation began:
+  uint32_t lane = 0;          //
+  uint32_t base = 0;          // ready and done
+  uint32_t base_reduced = 0;  //
+  bool streamed = false;      // chunks are staged past the caches
   std::chrono::steady_clock::time_point agreed{};  // when all ranks had come, for operations in chunks
   // Of the whole operation, from its first wait that is more than a spin on: most never read the clock.
   std::chrono::steady_clock::time_point deadline{};
@@ -290,16 +224,17 @@ Communicator::Communicator(std::shared_ptr<shm::Segment> segment, uint32_t rank,
       oversubscribed_(size_ > segment_->header().cores),
       ahead_(oversubscribed_ ? kAheadOversubscribed : kAhead),
       channels_(std::make_unique<ChannelTable>(*segment_, rank)) {
+  for (uint32_t r = 0; r < size_; r++) everyone_.push_back(r);
   if (rank >= size_) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size_));
   shm::RankStatus& mine = segment_->status(rank_);
-  const auto state = mine.state.value.load();
+  const auto state = mine.state.Count();
   if (state != static_cast<uint32_t>(shm::RankState::kAbsent)) {
     throw Error(KF_INTERNAL,
                 Text("rank ", rank, " of cluster version ", cluster_version_, " is taken (state ", state, ")"));
   }
   mine.has_state = has_state ? 1 : 0;
   CopyText(mine.address, address);
-  mine.state.Set(static_cast<uint32_t>(shm::RankState::kAttached));
+  Publish(mine.state, static_cast<uint32_t>(shm::RankState::kAttached));
 }
 
 Communicator::~Communicator() = default;
@@ -332,7 +267,7 @@ uint64_t Communicator::announced() const {
 
 uint32_t Communicator::StateRoot() const {
   if (segment_ == nullptr) return 0;
-  for (uint32_t r = 0; r < size_; r++) {
+  for (const uint32_t r : Living()) {
     if (segment_->status(r).has_state != 0) return r;
   }
   return size_;
@@ -350,17 +285,98 @@ void Communicator::Leave() {
   if (segment_ == nullptr) return;
   shm::Counter& state = segment_->status(rank_).state;
   const auto left = static_cast<uint32_t>(shm::RankState::kLeft);
-  if (!state.Reached(left)) state.Set(left);
+  // One that is expelled can't say so any more, and needn't.
+  if (!state.Reached(left)) (void)state.Advance(left);
 }
 
-void Communicator::Run(const Operation& operation) {
+uint32_t Communicator::Run(const Operation& operation) {
   ThrowIfClosed();
   Validate(operation);
   if (segment_ == nullptr || size_ == 1) {
     RunAlone(operation);
-  } else {
-    RunShared(operation);
+    return 0;
   }
+  uint32_t generation = 0;
+  // What is brought at once is read before anything is written.
+  if (segment_->header().recovers != 0 && InPlace(operation) && operation.kind != Kind::kBroadcast &&
+      CountOf(operation) * SizeOf(operation.dtype) > shm::kSlotBytes / size_) {
+    const KeptInputs kept(&operation, 1);
+    generation = RunShared(*kept.operations(), 0);
+  } else {
+    generation = RunShared(operation, 0);
+  }
+  NoteGeneration(operation, generation);
+  return generation;
+}
+
+uint32_t Communicator::RunAll(const Operation* operations, size_t num_operations) {
+  if (num_operations == 1) return Run(operations[0]);
+  if (size_ == 1) {
+    for (size_t k = 0; k < num_operations; k++) Run(operations[k]);
+    return 0;
+  }
+  for (size_t k = 0; k < num_operations; k++) Validate(operations[k]);
+  std::optional<KeptInputs> kept;
+  if (segment_->header().recovers != 0 && std::any_of(operations, operations + num_operations, InPlace)) {
+    operations = kept.emplace(operations, num_operations).operations();
+  }
+  std::vector<uint32_t> generations;
+  for (size_t k = 0; k < num_operations; k++) {
+    ThrowIfClosed();
+    generations.push_back(RunShared(operations[k], 0));
+    KUNGFU_FAULT_POINT("between operations");
+  }
+  return Settle(operations, generations.data(), num_operations);
+}
+
+// All survivors have the same generations here, since each operation ended in the same at all of them, and so they do
+// the same operations again, in the same order.
+uint32_t Communicator::Settle(const Operation* operations, uint32_t* generations, size_t num_operations) {
+  uint32_t latest = 0;
+  for (size_t k = 0; k < num_operations; k++) latest = std::max(latest, generations[k]);
+  for (size_t k = 0; k < num_operations; k++) {
+    if (generations[k] == latest) continue;
+    generations[k] = RunShared(operations[k], latest);
+    if (generations[k] > latest) {
+      latest = generations[k];
+      k = static_cast<size_t>(-1);  // another death: from the beginning
+    }
+  }
+  if (num_operations > 0) NoteGeneration(operations[0], latest);
+  return latest;
+}
+
+void Communicator::NoteGeneration(const Operation& operation, uint32_t generation) {
+  if (operation.kind != Kind::kAllReduce) return;
+  std::atomic<uint32_t>& latest = operation.weighted ? gradient_generation_ : reduce_generation_;
+  uint32_t seen = latest.load(std::memory_order_relaxed);
+  while (seen < generation + 1 && !latest.compare_exchange_weak(seen, generation + 1, std::memory_order_relaxed)) {
+  }
+}
+
+Members Communicator::TakeParticipants() {
+  const uint32_t gradient = gradient_generation_.exchange(0, std::memory_order_relaxed);
+  const uint32_t any = reduce_generation_.exchange(0, std::memory_order_relaxed);
+  const uint32_t generation = gradient > 0 ? gradient - 1 : any > 0 ? any - 1 : 0;
+  return segment_ == nullptr ? Members{0} : MembersOf(generation);
+}
+
+Members Communicator::MembersOf(uint32_t generation) const {
+  Members members = everyone_;
+  for (uint32_t d = 0; d < generation; d++) {
+    const uint32_t dead = segment_->header().death_order[d];
+    members.erase(std::find(members.begin(), members.end(), dead));
+  }
+  return members;
+}
+
+Members Communicator::Living() const {
+  if (segment_ == nullptr) return {0};
+  return MembersOf(segment_->header().deaths.load(std::memory_order_acquire));
+}
+
+void Communicator::Beat() {
+  if (segment_ != nullptr) segment_->status(rank_).heartbeat.fetch_add(1, std::memory_order_relaxed);
 }
 
 void Communicator::Validate(const Operation& operation) const {
@@ -394,56 +410,75 @@ void Communicator::RunAlone(const Operation& operation) const {
   }
 }
 
-void Communicator::RunShared(const Operation& operation) {
+uint32_t Communicator::RunShared(const Operation& operation, uint32_t from_generation) {
   ChannelTable::Use use = channels_->Acquire(operation.name);
-  Flight flight(operation, *use.channel, size_, oversubscribed_);
-  try {
-    if (flight.count * flight.unit <= shm::kInlineBytes || flight.chunks <= 1) {
-      RunOnce(flight);
-    } else {
-      RunChunks(flight);
+  Channel& channel = *use.channel;
+  if (channel.generation < from_generation) channels_->MoveTo(from_generation, operation.name, channel);
+  for (;;) {
+    Members fewer;
+    if (channel.generation > 0) fewer = MembersOf(channel.generation);
+    const Members& members = channel.generation > 0 ? fewer : everyone_;
+    if (operation.kind == Kind::kBroadcast && !std::count(members.begin(), members.end(), operation.root)) {
+      // Every survivor comes here in the same generation, before any of them has brought anything.
+      throw Error(KF_PEER_LOST,
+                  Text("broadcast \"", operation.name, "\": its root, ", PeerName(operation.root), ", ",
+                       segment_->status(operation.root).lost_reason, ", cluster version ", cluster_version_));
     }
-  } catch (const Error& error) {
-    if (error.status() != KF_MISMATCH) {
-      Abort(error);
+    Flight flight(operation, channel, members, size_, oversubscribed_);
+    try {
+      CheckDeaths(flight);
+      if (flight.AtOnce()) {
+        RunOnce(flight);
+      } else {
+        RunChunks(flight);
+      }
+      channel.sequence++;
+      return flight.generation;
+    } catch (const Unfinished&) {
+      KUNGFU_FAULT_POINT("before the next generation");
+      channels_->MoveTo(flight.generation + 1, operation.name, channel);
+    } catch (const Error& error) {
+      if (error.status() != KF_MISMATCH) Abort(error);
+      channel.sequence++;
+      throw;
+    } catch (const std::exception& error) {
+      Abort(Error(KF_INTERNAL, error.what()));
       throw;
     }
-    use.channel->sequence++;
-    throw;
-  } catch (const std::exception& error) {
-    Abort(Error(KF_INTERNAL, error.what()));
-    throw;
   }
-  use.channel->sequence++;
 }
 
 // Everything that this rank brings is in place before its post: whoever has seen all posts has all he needs.
 void Communicator::RunOnce(Flight& flight) {
   const Operation& operation = flight.operation;
-  const bool inlined = flight.count * flight.unit <= shm::kInlineBytes;
   shm::Post& mine = PreparePost(flight);
-  uint32_t lane = 0, chunk = 0;
-  if (!inlined) {
-    lane = BindLane(flight);
-    chunk = flight.SlotOf(segment_->done(lane, rank_).value.load(std::memory_order_relaxed), 0);
+  uint32_t chunk = 0;
+  if (!flight.inlined) {
+    BindLane(flight);
+    chunk = flight.SlotOf(flight.base, 0);
   }
   const auto payload = [&](uint32_t rank) {
-    return inlined ? segment_->post(flight.channel, rank, flight.sequence).payload : segment_->slot(lane, rank, chunk);
+    return flight.inlined ? segment_->post(flight.channel, rank, flight.sequence).payload
+                          : segment_->slot(flight.lane, rank, chunk);
   };
-  const size_t stride = inlined ? flight.part_bytes : flight.chunk_bytes;
+  const size_t stride = flight.inlined ? flight.part_bytes : flight.chunk_bytes;
   if (flight.Brings(rank_)) {
-    const bool stream = !inlined && flight.part_bytes >= kStreamOnce;
+    const bool stream = !flight.inlined && flight.part_bytes >= kStreamOnce;
     Cursor input(operation, flight.parts);
     Stage(operation, size_, input, flight.part_bytes, payload(rank_), stride, stream);
     if (stream) StreamFence();
   }
-  mine.sequence.Set(flight.sequence);
+  KUNGFU_FAULT_POINT("before the post");
+  Publish(mine.sequence, flight.sequence);
+  KUNGFU_FAULT_POINT("after the post");
   AwaitPosts(flight);
   const char* payloads[shm::kMaxRanks];
-  for (uint32_t r = 0; r < size_; r++) payloads[r] = payload(r);
+  for (size_t i = 0; i < flight.members.size(); i++) payloads[i] = payload(flight.members[i]);
   Cursor output(operation, flight.parts);
-  Consume(operation, rank_, size_, output, flight.part_bytes, payloads, stride, /*stream=*/false);
-  if (!inlined) LeaveLane(flight, /*failed=*/false);
+  Consume(operation, flight.reduce, flight.members, rank_, size_, output, flight.part_bytes, payloads, stride,
+          /*stream=*/false);
+  KUNGFU_FAULT_POINT("before it leaves");
+  if (!flight.inlined) LeaveLane(flight, /*failed=*/false);
 }
 
 void Communicator::RunChunks(Flight& flight) {
@@ -464,30 +499,33 @@ void Communicator::RunChunks(Flight& flight) {
 // Chunk by chunk: stages what comes next, while the others' part of the present one arrives.
 void Communicator::RunPipelined(Flight& flight) {
   const Operation& operation = flight.operation;
-  PreparePost(flight).sequence.Set(flight.sequence);
-  const uint32_t lane = BindLane(flight);
+  Publish(PreparePost(flight).sequence, flight.sequence);
+  KUNGFU_FAULT_POINT("after the post");
+  BindLane(flight);
+  const uint32_t lane = flight.lane, base = flight.base;
+  const Members& members = flight.members;
   shm::Counter& ready = segment_->ready(lane, rank_);
   shm::Counter& done = segment_->done(lane, rank_);
-  const uint32_t base = done.value.load(std::memory_order_relaxed);
 
   const bool stream = flight.part_bytes >= kStreamBytes;
   Cursor input(operation, flight.parts);
   Cursor output(operation, flight.parts);
   const uint32_t to_stage = flight.Brings(rank_) ? flight.chunks : 0;
   uint32_t staged = 0;
-  for (; staged < std::min(to_stage, ahead_); staged++) StageChunk(flight, lane, base, staged, input);
+  for (; staged < std::min(to_stage, ahead_); staged++) StageChunk(flight, staged, input);
   AwaitPosts(flight);
   flight.agreed = std::chrono::steady_clock::now();
   const char* slots[shm::kMaxRanks];
   for (uint32_t chunk = 0; chunk < flight.chunks; chunk++) {
-    for (uint32_t r = 0; r < size_; r++) {
+    for (size_t i = 0; i < members.size(); i++) {
+      const uint32_t r = members[i];
       if (r != rank_ && flight.Brings(r)) Await(segment_->ready(lane, r), base + chunk + 1, r, flight);
-      slots[r] = segment_->slot(lane, r, base + chunk);
+      slots[i] = segment_->slot(lane, r, base + chunk);
     }
     char* slot = nullptr;
     size_t staging = 0;
     if (staged < to_stage) {
-      AwaitRoom(flight, lane, base, staged);
+      AwaitRoom(flight, staged);
       slot = segment_->slot(lane, rank_, base + staged);
       staging = flight.BytesOf(staged);
     }
@@ -498,15 +536,18 @@ void Communicator::RunPipelined(Flight& flight) {
       }
       if (at < consuming) {
         const size_t bytes = std::min(kBlend, consuming - at);
-        Consume(operation, rank_, size_, output, bytes, slots, flight.chunk_bytes, stream);
-        for (uint32_t r = 0; r < size_; r++) slots[r] += bytes;
+        Consume(operation, flight.reduce, members, rank_, size_, output, bytes, slots, flight.chunk_bytes, stream);
+        for (size_t i = 0; i < members.size(); i++) slots[i] += bytes;
       }
     }
     if (stream || flight.streamed) StreamFence();
-    if (staging > 0) ready.Set(base + ++staged);
-    done.Set(base + chunk + 1);
+    KUNGFU_FAULT_POINT("before a chunk is done");
+    if (staging > 0) Publish(ready, base + ++staged);
+    KUNGFU_FAULT_POINT("between ready and done");
+    Publish(done, base + chunk + 1);
   }
-  if (!flight.Brings(rank_)) ready.Set(base + flight.chunks);
+  if (!flight.Brings(rank_)) Publish(ready, base + flight.chunks);
+  KUNGFU_FAULT_POINT("before it leaves");
   LeaveLane(flight, /*failed=*/false);
 }
 
@@ -515,96 +556,113 @@ void Communicator::RunPipelined(Flight& flight) {
 // otherwise.
 void Communicator::RunSplit(Flight& flight) {
   const Operation& operation = flight.operation;
-  PreparePost(flight).sequence.Set(flight.sequence);
-  const uint32_t lane = BindLane(flight);
+  Publish(PreparePost(flight).sequence, flight.sequence);
+  KUNGFU_FAULT_POINT("after the post");
+  BindLane(flight);
+  const uint32_t lane = flight.lane, base = flight.base, base_reduced = flight.base_reduced;
+  const Members& members = flight.members;
+  const auto num = static_cast<uint32_t>(members.size());
+  const auto me = static_cast<uint32_t>(std::find(members.begin(), members.end(), rank_) - members.begin());
   shm::Counter& reduced = segment_->reduced(lane, rank_);
   shm::Counter& done = segment_->done(lane, rank_);
-  const uint32_t base = done.value.load(std::memory_order_relaxed);
-  const uint32_t base_reduced = reduced.value.load(std::memory_order_relaxed);
 
-  const ReduceFn reduce = ReductionFor(operation.dtype, operation.op);
   const bool stream = flight.part_bytes >= kStreamBytes;
   Cursor input(operation);
   Cursor output(operation);
-  // Part `rank` of a chunk of `bytes`: where it begins. Parts are whole cache lines, but for the end.
-  const auto part_begin = [&](uint32_t rank, size_t bytes) {
-    const size_t part = (bytes / size_ + shm::kLine) / shm::kLine * shm::kLine;
-    return std::min(bytes, rank * part);
+  // The part of members[i] in a chunk of `bytes`: where it begins. Parts are whole cache lines, but for the end.
+  const auto part_begin = [&](uint32_t i, size_t bytes) {
+    const size_t part = (bytes / num + shm::kLine) / shm::kLine * shm::kLine;
+    return std::min(bytes, i * part);
   };
   const auto gather = [&](uint32_t chunk) {
     const size_t bytes = flight.BytesOf(chunk);
-    for (uint32_t r = 0; r < size_; r++) {
+    for (uint32_t i = 0; i < num; i++) {
+      const uint32_t r = members[i];
       if (r != rank_) Await(segment_->reduced(lane, r), base_reduced + chunk + 1, r, flight);
-      const size_t begin = part_begin(r, bytes);
+      const size_t begin = part_begin(i, bytes);
       const char* part = segment_->slot(lane, r, flight.SlotOf(base, chunk)) + begin;
-      output.Take(part_begin(r + 1, bytes) - begin, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
+      output.Take(part_begin(i + 1, bytes) - begin, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
         CopyOut(At(tensor.output, offset), part + at, n, stream);
       });
     }
     if (stream) StreamFence();
-    done.Set(base + chunk + 1);
+    KUNGFU_FAULT_POINT("before a chunk is done");
+    Publish(done, base + chunk + 1);
   };
 
   uint32_t staged = 0;
   for (uint32_t chunk = 0; chunk < flight.chunks; chunk++) {
     // One chunk less ahead than there is room for: the chunk before this one is gathered after this one is reduced.
     for (; staged < flight.chunks && staged <= chunk + std::min(ahead_, shm::kSlots - 2); staged++) {
-      StageChunk(flight, lane, base, staged, input);
+      StageChunk(flight, staged, input);
     }
     if (chunk == 0) {
       AwaitPosts(flight);
       flight.agreed = std::chrono::steady_clock::now();
     }
-    const size_t begin = part_begin(rank_, flight.BytesOf(chunk));
-    const size_t end = part_begin(rank_ + 1, flight.BytesOf(chunk));
+    const size_t begin = part_begin(me, flight.BytesOf(chunk));
+    const size_t end = part_begin(me + 1, flight.BytesOf(chunk));
     const void* sources[shm::kMaxRanks];
-    for (uint32_t r = 0; r < size_; r++) {
+    for (uint32_t i = 0; i < num; i++) {
+      const uint32_t r = members[i];
       if (r != rank_) Await(segment_->ready(lane, r), base + chunk + 1, r, flight);
-      sources[r] = segment_->slot(lane, r, flight.SlotOf(base, chunk)) + begin;
+      sources[i] = segment_->slot(lane, r, flight.SlotOf(base, chunk)) + begin;
     }
-    ReduceOut(reduce, segment_->slot(lane, rank_, flight.SlotOf(base, chunk)) + begin, sources, size_, end - begin,
-              flight.unit, flight.streamed);
+    flight.reduce(segment_->slot(lane, rank_, flight.SlotOf(base, chunk)) + begin, sources, num, end - begin,
+                  flight.streamed);
     if (flight.streamed) StreamFence();
-    reduced.Set(base_reduced + chunk + 1);
+    KUNGFU_FAULT_POINT("before a chunk is reduced");
+    Publish(reduced, base_reduced + chunk + 1);
+    KUNGFU_FAULT_POINT("after a chunk is reduced");
     if (chunk > 0) gather(chunk - 1);
   }
   gather(flight.chunks - 1);
+  KUNGFU_FAULT_POINT("before it leaves");
   LeaveLane(flight, /*failed=*/false);
 }
 
-// Waits until nobody reads any more what was in this rank's slot for `chunk`.
-void Communicator::AwaitRoom(Flight& flight, uint32_t lane, uint32_t base, uint32_t chunk) {
+// Waits until nobody reads any more what was in this rank's slot for `chunk`. The dead read nothing.
+void Communicator::AwaitRoom(Flight& flight, uint32_t chunk) {
   if (chunk < shm::kSlots) return;
-  for (uint32_t r = 0; r < size_; r++) {
-    if (r != rank_) Await(segment_->done(lane, r), base + chunk - shm::kSlots + 1, r, flight);
+  for (const uint32_t r : flight.members) {
+    if (r == rank_) continue;
+    Await(segment_->done(flight.lane, r), flight.base + chunk - shm::kSlots + 1, r, flight, /*or_dead=*/true);
   }
 }
 
 shm::Post& Communicator::PreparePost(const Flight& flight) {
   shm::Post& post = segment_->post(flight.channel, rank_, flight.sequence);
   post.signature = flight.signature;
-  post.count = flight.count;
+  post.count = flight.count | static_cast<uint64_t>(flight.operation.weight) << (64 - shm::kWeightBits);
   return post;
 }
 
 // Copies chunk `chunk` of what this rank brings into its slot, once nobody reads what was there.
-void Communicator::StageChunk(Flight& flight, uint32_t lane, uint32_t base, uint32_t chunk, Cursor& input) {
-  AwaitRoom(flight, lane, base, chunk);
-  Stage(flight.operation, size_, input, flight.BytesOf(chunk), segment_->slot(lane, rank_, flight.SlotOf(base, chunk)),
-        flight.chunk_bytes, flight.streamed);
+void Communicator::StageChunk(Flight& flight, uint32_t chunk, Cursor& input) {
+  AwaitRoom(flight, chunk);
+  Stage(flight.operation, size_, input, flight.BytesOf(chunk),
+        segment_->slot(flight.lane, rank_, flight.SlotOf(flight.base, chunk)), flight.chunk_bytes, flight.streamed);
   if (flight.streamed) StreamFence();
-  segment_->ready(lane, rank_).Set(base + chunk + 1);
+  KUNGFU_FAULT_POINT("before a chunk is ready");
+  Publish(segment_->ready(flight.lane, rank_), flight.base + chunk + 1);
 }
 
 void Communicator::AwaitPosts(Flight& flight) {
   bool equal = true;
-  for (uint32_t r = 0; r < size_; r++) {
+  for (const uint32_t r : flight.members) {
     if (r == rank_) continue;
     shm::Post& post = segment_->post(flight.channel, r, flight.sequence);
     Await(post.sequence, flight.sequence, r, flight);
-    equal = equal && post.signature == flight.signature && post.count == flight.count;
+    equal = equal && post.signature == flight.signature && (post.count & shm::kCountMask) == flight.count;
   }
   if (!equal) ReportMismatch(flight);
+  if (!flight.operation.weighted) return;
+  std::vector<uint32_t> weights;
+  for (const uint32_t r : flight.members) {
+    const shm::Post& post = segment_->post(flight.channel, r, flight.sequence);
+    weights.push_back(static_cast<uint32_t>(post.count >> (64 - shm::kWeightBits)));
+  }
+  flight.reduce.Weigh(flight.operation, weights);
 }
 
 // Every rank comes here for the same operation, because each has seen a post that differs from its own. The lane, if
@@ -612,11 +670,14 @@ void Communicator::AwaitPosts(Flight& flight) {
 void Communicator::ReportMismatch(Flight& flight) {
   shm::Complaint& mine = segment_->complaint(flight.channel, rank_);
   CopyText(mine.text, Describe(flight.operation));
-  mine.sequence.Set(flight.sequence);
+  KUNGFU_FAULT_POINT("before a complaint");
+  Publish(mine.sequence, flight.sequence);
   std::vector<std::pair<std::string, std::string>> brought;  // (what, ranks)
-  for (uint32_t r = 0; r < size_; r++) {
+  for (const uint32_t r : flight.members) {
     shm::Complaint& theirs = segment_->complaint(flight.channel, r);
-    Await(theirs.sequence, flight.sequence, r, flight);
+    Await(theirs.sequence, flight.sequence, r, flight, /*or_dead=*/true);
+    // It died before it could say what it brought. Without it there may be no mismatch.
+    if (!theirs.sequence.Reached(flight.sequence)) throw Unfinished{};
     const std::string what(theirs.text, strnlen(theirs.text, sizeof theirs.text));
     const auto same = std::find_if(brought.begin(), brought.end(), [&](const auto& b) { return b.first == what; });
     if (same == brought.end()) {
@@ -633,7 +694,15 @@ void Communicator::ReportMismatch(Flight& flight) {
   throw Error(KF_MISMATCH, message);
 }
 
-uint32_t Communicator::BindLane(const Flight& flight) {
+void Communicator::BindLane(Flight& flight) {
+  flight.lane = PickLane(flight);
+  flight.base = segment_->done(flight.lane, rank_).Count();
+  flight.base_reduced = segment_->reduced(flight.lane, rank_).Count();
+  flight.bound = true;
+  KUNGFU_FAULT_POINT("after a lane is bound");
+}
+
+uint32_t Communicator::PickLane(const Flight& flight) {
   std::atomic<uint64_t>& word = segment_->channel(flight.channel).lane[flight.sequence & 1];
   std::atomic<uint64_t>& lanes = segment_->header().lanes;
   uint64_t seen = word.load(std::memory_order_acquire);
@@ -651,30 +720,62 @@ uint32_t Communicator::BindLane(const Flight& flight) {
   return static_cast<uint32_t>(seen) - 1;
 }
 
-// `left` of this parity is next used two operations later, which nobody reaches before everybody has left this one.
+// `left` of this parity is next used two operations later, which nobody reaches before everybody has left this one. Who
+// dies in between leaves no more: the lane then stays bound until the cluster version ends.
 void Communicator::LeaveLane(const Flight& flight, bool failed) {
   shm::ChannelHead& head = segment_->channel(flight.channel);
   std::atomic<uint32_t>& left = head.left[flight.sequence & 1];
-  if (left.fetch_add(1, std::memory_order_acq_rel) + 1 < size_) return;
+  if (left.fetch_add(1, std::memory_order_acq_rel) + 1 < flight.members.size()) return;
   left.store(0, std::memory_order_relaxed);
   const uint64_t bound = head.lane[flight.sequence & 1].load(std::memory_order_acquire);
   if (bound >> 32 != flight.sequence) return;  // a mismatch of operations that needed none
   const uint32_t lane = static_cast<uint32_t>(bound) - 1;
   if (failed) {
     for (uint32_t r = 0; r < size_; r++) {
-      segment_->ready(lane, r).value.store(0, std::memory_order_relaxed);
-      segment_->reduced(lane, r).value.store(0, std::memory_order_relaxed);
-      segment_->done(lane, r).value.store(0, std::memory_order_relaxed);
+      segment_->ready(lane, r).Clear();
+      segment_->reduced(lane, r).Clear();
+      segment_->done(lane, r).Clear();
     }
   }
   segment_->header().lanes.fetch_and(~(uint64_t{1} << lane), std::memory_order_release);
 }
 
-void Communicator::Await(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight) {
-  if (!counter.Reached(target)) AwaitSlowly(counter, target, peer, flight);
+void Communicator::Publish(shm::Counter& word, uint32_t next) const {
+  if (word.Advance(next)) return;
+  throw Error(KF_PEER_LOST, Text("this process, ", PeerName(rank_), ", has been expelled from cluster version ",
+                                 cluster_version_, ": it ", segment_->status(rank_).lost_reason));
 }
 
-void Communicator::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight) {
+bool Communicator::IsDead(uint32_t rank) const {
+  const shm::Header& header = segment_->header();
+  const uint32_t deaths = header.deaths.load(std::memory_order_acquire);
+  return std::count(header.death_order, header.death_order + deaths, static_cast<uint8_t>(rank)) > 0;
+}
+
+// Whether all that the others need of `rank` is there. Of the dead: its words don't change any more. As long as no lane
+// is bound here, it may turn out later that something is missing.
+bool Communicator::HasFinished(uint32_t rank, const Flight& flight) const {
+  if (segment_->complaint(flight.channel, rank).sequence.Reached(flight.sequence)) return true;
+  if (!segment_->post(flight.channel, rank, flight.sequence).sequence.Reached(flight.sequence)) return false;
+  if (flight.AtOnce() || !flight.Brings(rank) || !flight.bound) return true;
+  return flight.splits ? segment_->reduced(flight.lane, rank).Reached(flight.base_reduced + flight.chunks)
+                       : segment_->ready(flight.lane, rank).Reached(flight.base + flight.chunks);
+}
+
+// Throws Unfinished where somebody died in, or before, this operation.
+void Communicator::CheckDeaths(const Flight& flight) const {
+  const shm::Header& header = segment_->header();
+  const uint32_t deaths = header.deaths.load(std::memory_order_acquire);
+  for (uint32_t d = flight.generation; d < deaths; d++) {
+    if (!HasFinished(header.death_order[d], flight)) throw Unfinished{};
+  }
+}
+
+void Communicator::Await(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_dead) {
+  if (!counter.Reached(target)) AwaitSlowly(counter, target, peer, flight, or_dead);
+}
+
+void Communicator::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_dead) {
   using Clock = std::chrono::steady_clock;
   if (oversubscribed_) {
     for (const auto end = Clock::now() + kYieldTime; Clock::now() < end;) {
@@ -689,9 +790,11 @@ void Communicator::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t 
   }
   if (flight.deadline == Clock::time_point{}) flight.deadline = Clock::now() + options_.collective_timeout;
   for (;;) {
+    // Before it sleeps: a death that is known already wakes nobody any more.
+    LookAround(counter, target, peer, flight);
+    if (or_dead && IsDead(peer)) return;
     counter.Sleep(target, kSlice);
     if (counter.Reached(target)) return;
-    LookAround(counter, target, peer, flight);
     if (Clock::now() > flight.deadline) {
       throw Error(KF_TIMEOUT, Text(NameOf(flight.operation.kind), " \"", flight.operation.name, "\": no data from ",
                                    PeerName(peer), " within ", options_.collective_timeout.count() / 1000.0,
@@ -704,11 +807,12 @@ void Communicator::LookAround(const shm::Counter& counter, uint32_t target, uint
   const Operation& operation = flight.operation;
   ThrowIfClosed();
   ThrowIfLost(operation);
+  CheckDeaths(flight);
   const shm::Header& header = segment_->header();
   if (header.abort.load(std::memory_order_acquire) == 2) {
     throw Error(static_cast<kf_status>(header.abort_status), header.abort_text);
   }
-  const bool left = segment_->status(peer).state.Reached(static_cast<uint32_t>(shm::RankState::kLeft));
+  const bool left = segment_->status(peer).state.Count() == static_cast<uint32_t>(shm::RankState::kLeft);
   // It may have brought its part and left right after.
   if (left && !counter.Reached(target)) {
     throw Error(KF_PEER_LOST, Text(NameOf(operation.kind), " \"", operation.name, "\": ", PeerName(peer),
@@ -727,6 +831,7 @@ void Communicator::ThrowIfLost(const Operation& operation) const {
   std::string lost;
   for (uint32_t r = 0; r < size_; r++) {
     const shm::RankStatus& status = segment_->status(r);
+    if (IsDead(r)) continue;  // that alone would be no reason
     if (!status.state.Reached(static_cast<uint32_t>(shm::RankState::kLost))) continue;
     lost += Text(lost.empty() ? "" : ", ", PeerName(r), " ", status.lost_reason);
   }
@@ -739,6 +844,7 @@ void Communicator::ThrowIfLost(const Operation& operation) const {
 // themselves.
 void Communicator::Abort(const Error& error) {
   Close(error.status(), error.what());
+  if (IsDead(rank_)) return;  // the others go on
   shm::Header& header = segment_->header();
   uint32_t idle = 0;
   if (!header.abort.compare_exchange_strong(idle, 1, std::memory_order_acq_rel)) return;

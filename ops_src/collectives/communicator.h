@@ -8,35 +8,21 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "collectives/channel_table.h"
+#include "collectives/operation.h"
 #include "collectives/staging_choice.h"
-#include "kungfu/c_api.h"
+#include "collectives/transfer.h"
 #include "runtime/error.h"
 #include "transport/shm/segment.h"
 
 namespace kungfu {
 
-enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier };
-
-// What a caller asks for; every rank has to bring an equal one under the same name.
-struct Operation {
-  Kind kind = Kind::kBarrier;
-  const char* name = "";
-  const kf_tensor* tensors = nullptr;
-  size_t num_tensors = 0;
-  kf_dtype dtype = KF_UINT8;
-  kf_op op = KF_SUM;
-  uint32_t root = 0;
-  const char* layout = nullptr;
-};
-
 struct CommunicatorOptions {
   std::chrono::milliseconds collective_timeout{600000};
   std::chrono::milliseconds join_timeout{300000};
 };
-
-class Cursor;  // walks over the tensors of an operation
 
 // Immutable membership: a change makes a new communicator, and this one then answers every call with StaleClusterError.
 //
@@ -54,10 +40,26 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // Waits until every rank has announced itself.
+  // Waits until every rank that lives has announced itself.
   void Assemble();
 
-  void Run(const Operation& operation);
+  // Returns the generation that it ended in; see communicator.cc. When a rank dies in it (and the launcher's policy is
+  // to recover) the others end it with that rank's part or without, all of them alike. Without it, an all-gather has
+  // zeros in its place and a reduce-scatter drops its part; a broadcast from it throws PeerLostError at every rank, and
+  // the communicator can be used on.
+  uint32_t Run(const Operation& operation);
+  // All-reduces one after another that end in the same generation: who dies meanwhile has part in all of them or none.
+  uint32_t RunAll(const Operation* operations, size_t num_operations);
+  // The same for operations that were run already, with inputs as they were then: those that ended in an earlier
+  // generation than the latest are done again.
+  uint32_t Settle(const Operation* operations, uint32_t* generations, size_t num_operations);
+
+  // Who took part in the gradient reductions (operations that are `weighted`; where there was none, in all-reduces)
+  // since the last call: the same answer at all who took part. Everybody where there was none.
+  Members TakeParticipants();
+  // The ranks that are not known to be dead.
+  Members Living() const;
+  void Beat();  // "this process runs"
 
   uint32_t rank() const { return rank_; }
   uint32_t size() const { return size_; }
@@ -75,26 +77,34 @@ class Communicator {
 
  private:
   struct Flight;  // an operation under way
+  class KeptInputs;
 
   void Validate(const Operation& operation) const;
   void RunAlone(const Operation& operation) const;
-  void RunShared(const Operation& operation);
+  uint32_t RunShared(const Operation& operation, uint32_t from_generation);
+  void NoteGeneration(const Operation& operation, uint32_t generation);
+  Members MembersOf(uint32_t generation) const;
+  bool IsDead(uint32_t rank) const;
+  bool HasFinished(uint32_t rank, const Flight& flight) const;
+  void CheckDeaths(const Flight& flight) const;
+  void Publish(shm::Counter& word, uint32_t next) const;
   void RunOnce(Flight& flight);
   void RunChunks(Flight& flight);
   void RunPipelined(Flight& flight);
   void RunSplit(Flight& flight);
   shm::Post& PreparePost(const Flight& flight);
-  void AwaitRoom(Flight& flight, uint32_t lane, uint32_t base, uint32_t chunk);
-  void StageChunk(Flight& flight, uint32_t lane, uint32_t base, uint32_t chunk, Cursor& input);
+  void AwaitRoom(Flight& flight, uint32_t chunk);
+  void StageChunk(Flight& flight, uint32_t chunk, Cursor& input);
   void AwaitPosts(Flight& flight);
   [[noreturn]] void ReportMismatch(Flight& flight);
 
-  uint32_t BindLane(const Flight& flight);
+  void BindLane(Flight& flight);
+  uint32_t PickLane(const Flight& flight);
   void LeaveLane(const Flight& flight, bool failed);
 
-  // Waits until `counter` of `peer` has reached `target`.
-  void Await(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight);
-  void AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight);
+  // Waits until `counter` of `peer` has reached `target`; with `or_dead`, or `peer` is dead.
+  void Await(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_dead = false);
+  void AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_dead);
   // Throws if waiting for `peer` has become pointless.
   void LookAround(const shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight);
   void ThrowIfClosed() const;
@@ -109,16 +119,18 @@ class Communicator {
   const CommunicatorOptions options_;
   const bool oversubscribed_;  // more ranks than cores
   const uint32_t ahead_;       // chunks staged beyond the one that is being read
+  Members everyone_;           // of generation 0
   std::unique_ptr<ChannelTable> channels_;
   StagingChoice staging_choice_;
+  // Latest generation of a gradient reduction, and of any all-reduce, since TakeParticipants; plus one, 0: none.
+  std::atomic<uint32_t> gradient_generation_{0};
+  std::atomic<uint32_t> reduce_generation_{0};
 
   std::atomic<bool> closed_{false};
   mutable std::mutex close_mutex_;
   kf_status close_status_ = KF_OK;  // guarded by close_mutex_
   std::string close_reason_;        // guarded by close_mutex_
 };
-
-const char* NameOf(Kind kind);
 
 }  // namespace kungfu
 

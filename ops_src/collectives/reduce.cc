@@ -30,6 +30,8 @@ const Choice& Chosen() {
 
 ReduceFn ReductionFor(kf_dtype dtype, kf_op op) { return Chosen().table->fn[dtype][op]; }
 
+BlendFn BlendFor(kf_dtype dtype) { return Chosen().table->blend[dtype]; }
+
 const char* ReductionInstructionSet() { return Chosen().name; }
 
 }  // namespace kungfu

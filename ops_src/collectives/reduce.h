@@ -17,6 +17,12 @@ using ReduceFn = void (*)(void* out, const void* const* sources, unsigned n, siz
 
 ReduceFn ReductionFor(kf_dtype dtype, kf_op op);
 
+// out[i] = sources[0][i] * shares[0] + sources[1][i] * shares[1] + ..., otherwise the same. For float dtypes, null for
+// others.
+using BlendFn = void (*)(void* out, const void* const* sources, const double* shares, unsigned n, size_t count);
+
+BlendFn BlendFor(kf_dtype dtype);
+
 // The instruction set that ReductionFor chose: "avx512", "avx2" or "baseline".
 const char* ReductionInstructionSet();
 

@@ -169,6 +169,28 @@ void Reduce(void* out, const void* const* sources, unsigned n, size_t count) {
   }
 }
 
+template <typename Format>
+void Blend(void* out, const void* const* sources, const double* shares, unsigned n, size_t count) {
+  using T = typename Format::Stored;
+  using A = typename Format::Acc;
+  T* const y = static_cast<T*>(out);
+  constexpr size_t kBlock = 4096 / sizeof(A);
+  alignas(64) A acc[kBlock];
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t block = count - begin < kBlock ? count - begin : kBlock;
+    for (unsigned r = 0; r < n; r++) {
+      const T* const source = static_cast<const T*>(sources[r]) + begin;
+      const A share = static_cast<A>(shares[r]);
+      if (r == 0) {
+        for (size_t i = 0; i < block; i++) acc[i] = Format::Load(source[i]) * share;
+      } else {
+        for (size_t i = 0; i < block; i++) acc[i] += Format::Load(source[i]) * share;
+      }
+    }
+    for (size_t i = 0; i < block; i++) y[begin + i] = Format::Store(acc[i]);
+  }
+}
+
 }  // namespace
 
 #define KUNGFU_ROW(format, mean_format) \
@@ -182,20 +204,24 @@ using WideUint32 = Widened<uint32_t, uint64_t>;
 
 // Rows in the order of kf_dtype, columns in the order of kf_op.
 extern const ReduceTable kTable;
-const ReduceTable kTable = {{
-    KUNGFU_ROW(Plain<int8_t>, WideInt8),
-    KUNGFU_ROW(Plain<uint8_t>, WideUint8),
-    KUNGFU_ROW(Plain<int16_t>, WideInt16),
-    KUNGFU_ROW(Plain<uint16_t>, WideUint16),
-    KUNGFU_ROW(Plain<int32_t>, WideInt32),
-    KUNGFU_ROW(Plain<uint32_t>, WideUint32),
-    KUNGFU_ROW(Plain<int64_t>, Plain<int64_t>),
-    KUNGFU_ROW(Plain<uint64_t>, Plain<uint64_t>),
-    KUNGFU_ROW(Half, Half),
-    KUNGFU_ROW(BFloat, BFloat),
-    KUNGFU_ROW(Plain<float>, Plain<float>),
-    KUNGFU_ROW(Plain<double>, Plain<double>),
-}};
+const ReduceTable kTable = {
+    {
+        KUNGFU_ROW(Plain<int8_t>, WideInt8),
+        KUNGFU_ROW(Plain<uint8_t>, WideUint8),
+        KUNGFU_ROW(Plain<int16_t>, WideInt16),
+        KUNGFU_ROW(Plain<uint16_t>, WideUint16),
+        KUNGFU_ROW(Plain<int32_t>, WideInt32),
+        KUNGFU_ROW(Plain<uint32_t>, WideUint32),
+        KUNGFU_ROW(Plain<int64_t>, Plain<int64_t>),
+        KUNGFU_ROW(Plain<uint64_t>, Plain<uint64_t>),
+        KUNGFU_ROW(Half, Half),
+        KUNGFU_ROW(BFloat, BFloat),
+        KUNGFU_ROW(Plain<float>, Plain<float>),
+        KUNGFU_ROW(Plain<double>, Plain<double>),
+    },
+    {nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, Blend<Half>, Blend<BFloat>,
+     Blend<Plain<float>>, Blend<Plain<double>>},
+};
 
 }  // namespace KUNGFU_ISA
 }  // namespace kungfu

@@ -10,6 +10,7 @@ namespace kungfu {
 
 struct ReduceTable {
   ReduceFn fn[kNumDtypes][kNumOps];
+  BlendFn blend[kNumDtypes];
 };
 
 namespace baseline {

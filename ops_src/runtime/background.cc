@@ -13,35 +13,10 @@
 #include <vector>
 
 #include "collectives/dtype.h"
+#include "runtime/memory.h"
 
 namespace kungfu {
 namespace {
-
-constexpr size_t kAlign = 64;  // a cache line: what the reductions like best
-
-struct FreeDeleter {
-  void operator()(void* memory) const { std::free(memory); }
-};
-
-// Memory that only grows.
-class Memory {
- public:
-  char* Get(size_t bytes) {
-    if (bytes <= bytes_) return data_.get();
-    data_.reset();
-    bytes_ = 0;
-    data_.reset(static_cast<char*>(std::aligned_alloc(kAlign, bytes)));
-    if (data_ == nullptr) throw Error(KF_INTERNAL, Text("no memory for ", bytes, " bytes"));
-    bytes_ = bytes;
-    return data_.get();
-  }
-
- private:
-  std::unique_ptr<char, FreeDeleter> data_;
-  size_t bytes_ = 0;
-};
-
-size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 // What Start relies on; the communicator checks the rest.
 void Check(const Operation& operation) {
@@ -102,12 +77,13 @@ struct Background::Pending {
         }
       }
       DelayForTests();
-      communicator->Run(operation);
+      generation = communicator->Run(operation);
     } catch (const Error& thrown) {
       error = thrown;
     } catch (const std::exception& thrown) {
       error = Error(KF_INTERNAL, thrown.what());
     }
+    ran_on = communicator;
     communicator.reset();  // a pending operation that is kept for its memory must not keep a segment
   }
 
@@ -127,13 +103,15 @@ struct Background::Pending {
     }
   }
 
-  std::shared_ptr<Communicator> communicator;
+  std::shared_ptr<Communicator> communicator;  // until it has run
+  std::weak_ptr<Communicator> ran_on;
   std::string name, layout;
   Operation operation;             // of the following
   std::vector<kf_tensor> tensors;  // from `inputs`; to `results`, or to the waiter's outputs
   Memory inputs, results;
   size_t bytes = 0;  // of `inputs` and of `results`
   std::optional<Error> error;
+  uint32_t generation = 0;  // that it ended in
 
   State state = State::kQueued;  // guarded by mutex_
   bool waited_for = false;       // guarded by mutex_; while somebody is inside Wait with it
@@ -210,7 +188,10 @@ void Background::Wait(const kf_started* started, size_t num_started) {
     // Every one, also after a failure: the thread may be writing into outputs until then.
     WaitFor(*all[i]);
     if (!error) error = all[i]->error;
-    if (!error && !all[i]->to_outputs) all[i]->CopyOut(started[i]);
+  }
+  if (!error) error = Settle(all);
+  for (size_t i = 0; i < num_started; i++) {
+    if (all[i] != nullptr && !error && !all[i]->to_outputs) all[i]->CopyOut(started[i]);
   }
   {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -219,6 +200,32 @@ void Background::Wait(const kf_started* started, size_t num_started) {
     }
   }
   if (error) throw Error(*error);
+}
+
+// All have ended well. Returns what went wrong in doing some again.
+std::optional<Error> Background::Settle(const std::vector<PendingPtr>& all) {
+  std::shared_ptr<Communicator> communicator;
+  std::vector<Operation> operations;
+  std::vector<uint32_t> generations;
+  for (const PendingPtr& pending : all) {
+    if (pending == nullptr) continue;
+    const auto ran_on = pending->ran_on.lock();
+    if (ran_on == nullptr || (communicator != nullptr && communicator != ran_on)) {
+      return Error(KF_STALE, "the cluster has changed since operations were started that are waited for together");
+    }
+    communicator = ran_on;
+    operations.push_back(pending->operation);
+    generations.push_back(pending->generation);
+  }
+  if (communicator == nullptr) return std::nullopt;
+  try {
+    communicator->Settle(operations.data(), generations.data(), operations.size());
+  } catch (const Error& thrown) {
+    return thrown;
+  } catch (const std::exception& thrown) {
+    return Error(KF_INTERNAL, thrown.what());
+  }
+  return std::nullopt;
 }
 
 void Background::WaitFor(Pending& pending) {

@@ -11,9 +11,11 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <vector>
 
 #include "collectives/communicator.h"
 
@@ -32,6 +34,9 @@ namespace kungfu {
 // That costs one copy of the inputs at Start, at most one of the results in Wait, and twice the operation's bytes for
 // as long as this object lives: the memory is kept for the next operation of the same name, since pages from the system
 // cost more than the copies. A cluster of one needs none of it: there Start does what a blocking call would.
+//
+// Operations that are waited for together are settled together: if a rank died between two of them, those that it had
+// part in are done again without it, from the copies, by the waiter.
 //
 // An operation that nobody waits for (its step failed) still runs, because the other ranks count on it. It is freed
 // when the next one of its name and dtype starts.
@@ -61,6 +66,7 @@ class Background {
   PendingPtr NewPending(const std::string& key);
   void EnsureThread();
   void Loop();
+  static std::optional<Error> Settle(const std::vector<PendingPtr>& all);
   void WaitFor(Pending& pending);
   bool Forked() const;
 

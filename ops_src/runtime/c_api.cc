@@ -1,5 +1,7 @@
 #include "kungfu/c_api.h"
 
+#include <vector>
+
 #include "runtime/failure.h"
 #include "runtime/peer.h"
 
@@ -33,10 +35,27 @@ kf_status kf_all_reduce(const char* name, const kf_tensor* tensors, size_t num_t
   return Run({Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, layout});
 }
 
+kf_status kf_all_reduce_gradients(const kf_group* groups, size_t num_groups, kf_op op) {
+  return Guarded([&] {
+    const uint32_t weight = Peer::Get().weight();
+    std::vector<Operation> operations;
+    operations.reserve(num_groups);
+    for (size_t i = 0; i < num_groups; i++) {
+      kungfu::DelayForTests();
+      const kf_group& group = groups[i];
+      operations.push_back({Kind::kAllReduce, group.name, group.tensors, group.num_tensors, group.dtype, op, 0,
+                            group.layout, /*weighted=*/true, weight});
+    }
+    Peer::Get().Current()->RunAll(operations.data(), operations.size());
+  });
+}
+
 kf_status kf_start_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
                               const char* layout, uint64_t* ticket) {
-  return Guarded(
-      [&] { *ticket = Peer::Get().Start({Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, layout}); });
+  return Guarded([&] {
+    *ticket = Peer::Get().Start(
+        {Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, layout, /*weighted=*/true, Peer::Get().weight()});
+  });
 }
 
 kf_status kf_wait(const kf_started* started, size_t num_started) {

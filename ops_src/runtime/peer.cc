@@ -45,6 +45,7 @@ void Peer::Install(std::shared_ptr<Communicator> next, const std::string& why_st
     std::lock_guard<std::mutex> guard(mutex_);
     previous = std::move(current_);
     current_ = std::move(next);
+    heartbeat_.Follow(current_);
   }
   previous->Close(KF_STALE, why_stale);
   previous->Leave();
@@ -63,7 +64,7 @@ ResizeOutcome Peer::Resize(uint32_t size) {
   exchange.dtype = KF_UINT32;
   communicator->Run(exchange);
   for (const uint32_t other : wanted) {
-    if (other == size) continue;
+    if (other == size || other == 0) continue;  // 0: of one that died meanwhile
     std::string message = "the ranks ask for different sizes:";
     for (size_t r = 0; r < wanted.size(); r++) message += Text(r == 0 ? "" : ",", " rank ", r, ": ", wanted[r]);
     throw Error(KF_MISMATCH, message);

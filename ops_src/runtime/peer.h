@@ -2,6 +2,7 @@
 #ifndef KUNGFU_RUNTIME_PEER_H_
 #define KUNGFU_RUNTIME_PEER_H_
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -9,6 +10,7 @@
 
 #include "collectives/communicator.h"
 #include "runtime/background.h"
+#include "runtime/heartbeat.h"
 
 namespace kungfu {
 
@@ -33,6 +35,10 @@ class Peer {
   uint64_t Start(const Operation& operation) { return background_.Start(Current(), operation); }
   void Wait(const kf_started* started, size_t num_started) { background_.Wait(started, num_started); }
 
+  // How many samples this rank brings to the gradient reductions that begin from now on; see Operation.
+  void SetWeight(uint32_t weight) { weight_.store(weight, std::memory_order_relaxed); }
+  uint32_t weight() const { return weight_.load(std::memory_order_relaxed); }
+
   // Becomes rank `rank` of the segment behind `fd` and waits for the other members; the communicator so far is
   // finished. The descriptor stays the caller's.
   void Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options);
@@ -54,7 +60,9 @@ class Peer {
   mutable std::mutex mutex_;
   std::shared_ptr<Communicator> current_;  // guarded by mutex_, never null
   ResizeHandler resize_handler_;           // guarded by mutex_
+  std::atomic<uint32_t> weight_{1};
   Background background_;
+  Heartbeat heartbeat_;  // guarded by mutex_
 };
 
 }  // namespace kungfu

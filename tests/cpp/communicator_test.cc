@@ -204,7 +204,7 @@ TEST(Death, EndsEveryWaitWithTheLaunchersReason) {
       if (rank == 1) {
         std::this_thread::sleep_for(50ms);
         marked = Clock::now();
-        ranks.segment().MarkLost(1, "was killed by SIGKILL");
+        ranks.segment().MarkLost(1, "was killed by SIGKILL", /*recover=*/false);
         return;
       }
       Sum(communicator, "doomed", 1, 3, count);
@@ -250,7 +250,7 @@ TEST(Death, OfAProcessInTheMiddleOfAnythingLeavesNobodyHanging) {
     int status = 0;
     waitpid(children[victim], &status, 0);
     shm::Segment segment(fd);
-    segment.MarkLost(victim, "was killed by SIGKILL");
+    segment.MarkLost(victim, "was killed by SIGKILL", /*recover=*/false);
     const auto begin = Clock::now();
     for (uint32_t rank = 0; rank < 3; rank++) {
       if (rank == victim) continue;

@@ -17,8 +17,8 @@ namespace kungfu::testing {
 class Ranks {
  public:
   explicit Ranks(uint32_t size, CommunicatorOptions options = {std::chrono::seconds(60), std::chrono::seconds(60)},
-                 uint32_t cores = 2) {
-    const int fd = shm::Segment::Create(size, /*cluster_version=*/7, cores);
+                 uint32_t cores = 2, bool recovers = false) {
+    const int fd = shm::Segment::Create(size, /*cluster_version=*/7, cores, recovers);
     segment_ = std::make_shared<shm::Segment>(fd);
     close(fd);
     for (uint32_t r = 0; r < size; r++) {

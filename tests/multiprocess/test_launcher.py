@@ -58,7 +58,8 @@ def test_workers_get_rank_size_and_a_share_of_the_cores(kungfu_run, script):
         "      e['KUNGFU_PORT_RANGE'], len(os.sched_getaffinity(0)) == int(e['OMP_NUM_THREADS']),\n"
         "      *(e.get(n) for n in ('KUNGFU_CONFIG_SERVER', 'KUNGFU_WATCH', 'KUNGFU_HOSTS')))\n"
     )
-    job = kungfu_run("-q", "-np", 2, *worker)
+    no_devices = {"CUDA_VISIBLE_DEVICES": "", "ASCEND_RT_VISIBLE_DEVICES": ""}
+    job = kungfu_run("-q", "-np", 2, *worker, environment=no_devices)
     job.assert_exit(0)
     assert sorted(job.stdout) == [
         f"{rank} 2 {rank} 127.0.0.1:1000{rank} 0 10000-11000 True None None None" for rank in (0, 1)

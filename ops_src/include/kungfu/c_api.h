@@ -70,11 +70,23 @@ typedef struct kf_tensor {
 // check between ranks and for its message, e.g. "(2,3) (4,)", and may be NULL.
 KF_API kf_status kf_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
                                const char* layout);
-// The same in two halves, for what the caller has to do meanwhile. Start copies the inputs, queues the operation for
-// one thread that runs such operations in the order of their start (the same at all ranks), and gives a ticket. Wait
-// blocks until all operations have ended and their results are in the outputs, and returns the first failure; no output
-// is touched before or after. With ticket 0 (a cluster of one) the outputs have been written at the start. A ticket is
-// good for one wait; one that is never waited for is void when the next operation of its name and dtype starts.
+// The all-reduces of a step's gradients, one after another, as one: a rank that dies in them has part in all or in
+// none, and no output counts before all have ended. In a mean of floats the ranks count by the samples that they
+// brought where these differ (weights set through Python).
+typedef struct kf_group {
+  const char* name;
+  const kf_tensor* tensors;
+  size_t num_tensors;
+  kf_dtype dtype;
+  const char* layout;
+} kf_group;
+KF_API kf_status kf_all_reduce_gradients(const kf_group* groups, size_t num_groups, kf_op op);
+// A gradient reduction in two halves, for what the caller has to do meanwhile. Start copies the inputs, queues the
+// operation for one thread that runs such operations in the order of their start (the same at all ranks), and gives a
+// ticket. Wait blocks until all operations have ended, as those of kf_all_reduce_gradients do, and their results are in
+// the outputs, and returns the first failure; no output is touched before or after. With ticket 0 (a cluster of one)
+// the outputs have been written at the start. A ticket is good for one wait; one that is never waited for is void when
+// the next operation of its name and dtype starts.
 KF_API kf_status kf_start_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
                                      kf_op op, const char* layout, uint64_t* ticket);
 // The tensors are those of the start, in its order; only counts and outputs are looked at.

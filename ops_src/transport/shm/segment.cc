@@ -16,7 +16,7 @@ namespace kungfu::shm {
 namespace {
 
 constexpr uint64_t kMagic = 0x6b756e6766755348;  // "kungfuSH"
-constexpr uint32_t kLayoutVersion = 1;
+constexpr uint32_t kLayoutVersion = 2;
 constexpr size_t kPage = 4096;
 
 size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -44,7 +44,7 @@ Segment::Layout Segment::LayoutFor(uint32_t size) {
   return layout;
 }
 
-int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores) {
+int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores, bool recovers) {
   if (size < 1 || size > kMaxRanks) {
     throw Error(KF_INVALID, Text("a host takes 1 to ", kMaxRanks, " ranks of a job, got ", size));
   }
@@ -65,6 +65,7 @@ int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores) {
     header->cluster_version = cluster_version;
     header->announced = cluster_version;
     header->cores = std::max(1u, cores);
+    header->recovers = recovers ? 1 : 0;
     header->total_bytes = layout.total;
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
@@ -104,13 +105,45 @@ Segment::Segment(int fd) {
 
 Segment::~Segment() { munmap(base_, layout_.total); }
 
-void Segment::MarkLost(uint32_t rank, const std::string& reason) {
+// Calls visit(word) with each word that `rank` publishes by. Without `used_only` those that are not in use yet are
+// among them: a channel or lane may be bound at any moment.
+template <typename Visit>
+void Segment::EachWordOf(uint32_t rank, bool used_only, const Visit& visit) {
+  for (uint32_t c = 0; c < kChannels; c++) {
+    if (used_only && channel(c).key.load(std::memory_order_relaxed) == 0) continue;
+    visit(post(c, rank, 0).sequence);
+    visit(post(c, rank, 1).sequence);
+    visit(complaint(c, rank).sequence);
+  }
+  const uint64_t lanes = header().lanes.load(std::memory_order_acquire);
+  for (uint32_t l = 0; l < kLanes; l++) {
+    if (used_only && (lanes >> l & 1) == 0) continue;
+    visit(ready(l, rank));
+    visit(reduced(l, rank));
+    visit(done(l, rank));
+  }
+}
+
+void Segment::MarkLost(uint32_t rank, const std::string& reason, bool recover) {
   if (rank >= size()) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size()));
+  if (recover && header().recovers == 0) throw Error(KF_INVALID, "this segment's members don't recover from a loss");
   RankStatus& lost = status(rank);
   if (lost.state.Reached(static_cast<uint32_t>(RankState::kLost))) return;
   CopyText(lost.lost_reason, reason);
-  lost.state.Set(static_cast<uint32_t>(RankState::kLost));
-  header().lost.fetch_add(1);
+  if (recover) EachWordOf(rank, /*used_only=*/false, [](Counter& word) { word.Fence(); });
+  lost.state.value.store(static_cast<uint32_t>(RankState::kLost) | Counter::kFence, std::memory_order_seq_cst);
+  lost.state.Wake();
+  if (!recover) {
+    header().lost.fetch_add(1);
+    return;
+  }
+  const uint32_t deaths = header().deaths.load(std::memory_order_relaxed);
+  header().death_order[deaths] = static_cast<uint8_t>(rank);
+  header().deaths.store(deaths + 1, std::memory_order_seq_cst);
+  // Whoever waits for a survivor has to look around, too: that one may be doing the operation again.
+  for (uint32_t r = 0; r < size(); r++) {
+    EachWordOf(r, /*used_only=*/true, [](Counter& word) { word.Wake(); });
+  }
 }
 
 }  // namespace kungfu::shm

@@ -21,7 +21,7 @@ namespace kungfu::shm {
 
 inline constexpr size_t kLine = 64;          // what two cores pass to each other
 inline constexpr uint32_t kMaxRanks = 256;   // of one host
-inline constexpr uint32_t kChannels = 1024;  // names that are bound at a time
+inline constexpr uint32_t kChannels = 2048;  // names that are bound at a time
 inline constexpr uint32_t kLanes = 64;       // operations in flight that need staging
 inline constexpr uint32_t kLaneWords = 3;    // ready, reduced, done; of each rank
 inline constexpr uint32_t kSlots = 4;        // chunks that a rank stages ahead in a lane
@@ -32,10 +32,11 @@ enum class RankState : uint32_t { kAbsent = 0, kAttached = 1, kLeft = 2, kLost =
 
 // Written by the rank itself, except for the move to kLost, which only the launcher makes.
 struct alignas(kLine) RankStatus {
-  Counter state;       // a RankState; it only grows
+  Counter state;       // a RankState; it only grows, and is fenced at kLost
   uint32_t has_state;  // this rank already carries the training state (it is no newcomer)
   char address[kLine * 2 - 12];
-  char lost_reason[kLine * 2];  // written by the launcher before the move to kLost
+  char lost_reason[kLine * 2];                     // written by the launcher before the move to kLost
+  alignas(kLine) std::atomic<uint32_t> heartbeat;  // counted up by a thread of its own, however busy the others are
 };
 
 // What a rank brings to operation number `sequence` of a channel. Two of them alternate: post k+1 may overwrite post
@@ -44,10 +45,12 @@ struct alignas(kLine) RankStatus {
 struct alignas(kLine) Post {
   Counter sequence;    // released after the rest of the line is written
   uint64_t signature;  // kind, dtype, op and a hash of root and layout; equal at all ranks
-  uint64_t count;      // elements in all
+  uint64_t count;      // elements in all, and in the highest bits the rank's weight in a mean
   char payload[kInlineBytes];
 };
 static_assert(sizeof(Post) == kLine);
+inline constexpr int kWeightBits = 24;
+inline constexpr uint64_t kCountMask = ~uint64_t{0} >> kWeightBits;
 
 // Says in words what a rank brought, for the message of a mismatch. Written only when one was found.
 struct alignas(kLine) Complaint {
@@ -73,11 +76,18 @@ struct alignas(kLine) Header {
   uint32_t size;
   uint64_t cluster_version;
   uint64_t total_bytes;
-  uint32_t cores;  // that the job may use on this host; decides how long a waiter spins
+  uint32_t cores;     // that the job may use on this host; decides how long a waiter spins
+  uint32_t recovers;  // 1: the members go on without those who die
 
   alignas(kLine) std::atomic<uint64_t> announced;  // newest cluster version that the launcher knows of
 
-  alignas(kLine) std::atomic<uint32_t> lost;  // number of ranks in kLost
+  // The ranks that the members go on without, in the order of their deaths. Only the launcher writes here: first the
+  // rank, then the number. A rank is entered when it is fenced, so that its words are as they will ever be.
+  alignas(kLine) std::atomic<uint32_t> deaths;
+  uint8_t death_order[kMaxRanks];
+  static_assert(kMaxRanks - 1 <= UINT8_MAX);
+
+  alignas(kLine) std::atomic<uint32_t> lost;  // number of ranks that ended and can't be gone on without
   std::atomic<uint32_t> abort;                // 0 no, 1 being written, 2 yes
   uint32_t abort_status;
   char abort_text[8 * kLine];
@@ -89,7 +99,8 @@ struct alignas(kLine) Header {
 class Segment {
  public:
   // Makes the anonymous memory for one cluster version and returns its descriptor, which the caller owns.
-  static int Create(uint32_t size, uint64_t cluster_version, uint32_t cores);
+  // `recovers`: the members go on without those who die, rather than fail.
+  static int Create(uint32_t size, uint64_t cluster_version, uint32_t cores, bool recovers = false);
 
   // Maps a segment. The descriptor stays the caller's.
   explicit Segment(int fd);
@@ -118,14 +129,18 @@ class Segment {
     return base_ + layout_.slots + ((static_cast<size_t>(lane) * size_ + rank) * kSlots + chunk % kSlots) * kSlotBytes;
   }
 
-  // Launcher only: says that `rank` is out, with the reason that the survivors will read.
-  void MarkLost(uint32_t rank, const std::string& reason);
+  // Launcher only, from one thread at a time: says that `rank` is out, with the reason that the survivors will read.
+  // With `recover` they go on without it, else whoever waits fails. Idempotent; the first word counts. The process
+  // should have been reaped. If it can't be (it hangs in the kernel), the fence keeps it from publishing anything more.
+  void MarkLost(uint32_t rank, const std::string& reason, bool recover);
 
  private:
   struct Layout {
     size_t status, channels, posts, complaints, lane_words, slots, total;
   };
   static Layout LayoutFor(uint32_t size);
+  template <typename Visit>
+  void EachWordOf(uint32_t rank, bool used_only, const Visit& visit);
 
   template <typename T>
   T& At(size_t offset, size_t index) const {

@@ -1,0 +1,56 @@
+"""Where the vendors' libraries for GPUs and Ascend devices may be: their names, and the files of Python packages that
+bring them along. Nothing is opened here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Library:
+    """`packaged` are files below site-packages; after them the system's loader is asked for `names`, in this order."""
+
+    what: str
+    names: tuple[str, ...]
+    packaged: tuple[str, ...] = ()
+
+
+CUDA_DRIVER = Library("the GPU's driver", ("libcuda.so.1",))
+NCCL = Library(
+    "NCCL",
+    ("libnccl.so.2", "libnccl.so"),
+    (
+        "nvidia/nccl/lib/libnccl.so.2",
+        "mindspore/lib/plugin/gpu11.6/libnccl.so.2",
+        "mindspore/lib/plugin/gpu11.1/libnccl.so.2",
+    ),
+)
+ACL = Library("AscendCL", ("libascendcl.so",))
+HCCL = Library("HCCL", ("libhccl.so",))
+# What MindSpore's own GPU plugin of the x86-64 wheels is linked to: CUDA 11.
+MINDSPORE_GPU = tuple(
+    Library(name, (name,), (f"nvidia/{folder}/lib/{name}",))
+    for name, folder in (
+        ("libcudart.so.11.0", "cuda_runtime"),
+        ("libcublas.so.11", "cublas"),
+        ("libcudnn.so.8", "cudnn"),
+        ("libcufft.so.10", "cufft"),
+        ("libcurand.so.10", "curand"),
+        ("libcusolver.so.11", "cusolver"),
+        ("libcusparse.so.11", "cusparse"),
+        ("libnvrtc.so.11.2", "cuda_nvrtc"),
+    )
+)
+
+
+def candidates(library: Library, folders: Iterable[str] | None = None) -> list[str]:
+    """What to open, in the order in which it is to be tried: files of packages in `folders` (by default Python's own
+    search path), then names for the loader.
+    """
+    searched = list(sys.path if folders is None else folders)
+    files = (Path(folder) / file for file in library.packaged for folder in searched)
+    return [*dict.fromkeys(str(file) for file in files if file.is_file()), *library.names]

@@ -1,0 +1,317 @@
+"""Ascend rank tables: which rank has which device of which server, in the JSON format of MindSpore and HCCL.
+
+A job finds its table by ``RANK_TABLE_FILE`` or ``MINDSPORE_HCCL_CONFIG_PATH``. HCCL answers most mistakes in it with a
+number and a time-out; here each has a sentence, and all of them are told at once. ``python -m
+ms_kungfu.devices.rank_table FILE`` checks a table and shows what it says.
+
+The format is version 1.0 of HCCL's user guide ("rank table configuration"), the one that MindSpore's own tutorial on
+rank tables shows. Every value in it is text, numbers too: HCCL refuses others. Keys that nothing here needs, such as
+device_port and host_nic_ip, are kept as they are. Pure but for `read`, `write` and `main`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+import os
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ms_kungfu import env
+
+VERSION = "1.0"
+_LONGEST_SERVER_ID = 63
+
+
+class RankTableError(ValueError):
+    """A table that can't be used; `mistakes` has a sentence for each reason."""
+
+    def __init__(self, mistakes: Iterable[str], where: str = "rank table") -> None:
+        self.mistakes = tuple(mistakes)
+        super().__init__(f"{where}: {'; '.join(self.mistakes)}")
+
+
+@dataclass(frozen=True)
+class Device:
+    """`device_id` is the device's physical number on its server; `ip` that of its own network card, if it is told."""
+
+    rank: int
+    device_id: int
+    ip: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)  # keys of the file that are none of the above
+
+
+@dataclass(frozen=True)
+class Server:
+    """`id` is any name that no other server has; MindSpore's tool takes the server's IP address."""
+
+    id: str
+    devices: tuple[Device, ...]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RankTable:
+    """A table without mistakes: constructing one with mistakes raises RankTableError."""
+
+    servers: tuple[Server, ...]
+
+    def __post_init__(self) -> None:
+        mistakes = find_mistakes(self.to_document())
+        if mistakes:
+            raise RankTableError(mistakes)
+
+    @property
+    def size(self) -> int:
+        return sum(len(server.devices) for server in self.servers)
+
+    def only(self, ranks: Collection[int]) -> RankTable:
+        """The table of a cluster of these ranks alone, which are numbered anew from 0 in their old order.
+
+        ValueError where a rank is not in the table.
+        """
+        new = {rank: i for i, rank in enumerate(sorted(set(ranks)))}
+        strangers = sorted(set(new) - set(range(self.size)))
+        if strangers:
+            raise ValueError(f"rank {strangers[0]} is not in a rank table of {self.size} ranks")
+        kept = (
+            replace(s, devices=tuple(replace(d, rank=new[d.rank]) for d in s.devices if d.rank in new))
+            for s in self.servers
+        )
+        return RankTable(tuple(server for server in kept if server.devices))
+
+    def to_document(self) -> dict[str, Any]:
+        """As the file has it."""
+        return {
+            "version": VERSION,
+            "server_count": str(len(self.servers)),
+            "server_list": [
+                {**server.extra, "server_id": server.id, "device": [_device_document(d) for d in server.devices]}
+                for server in self.servers
+            ],
+            "status": "completed",
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_document(), indent=4) + "\n"
+
+
+def _device_document(device: Device) -> dict[str, Any]:
+    ip = {} if device.ip is None else {"device_ip": device.ip}
+    return {**device.extra, "device_id": str(device.device_id), **ip, "rank_id": str(device.rank)}
+
+
+def path_from(environ: Mapping[str, str]) -> Path | None:
+    """Where the job's table is: MINDSPORE_HCCL_CONFIG_PATH comes first, as in MindSpore. None: there is none."""
+    text = env.HCCL_CONFIG_PATH.get(environ) or env.RANK_TABLE_FILE.get(environ)
+    return Path(text) if text else None
+
+
+def parse(text: str, where: str = "rank table") -> RankTable:
+    """The table that `text` holds; RankTableError with every mistake in it, after the words `where`."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        hint = "; JSON has no comments" if "//" in text else ""
+        raise RankTableError([f"it is not JSON: {error}{hint}"], where) from None
+    mistakes = find_mistakes(document)
+    if mistakes:
+        raise RankTableError(mistakes, where)
+    return RankTable(
+        tuple(
+            Server(server["server_id"], tuple(map(_device, server["device"])), _without(server, "server_id", "device"))
+            for server in document["server_list"]
+        )
+    )
+
+
+def _device(document: Mapping[str, Any]) -> Device:
+    extra = _without(document, "device_id", "rank_id", "device_ip")
+    return Device(int(document["rank_id"]), int(document["device_id"]), document.get("device_ip") or None, extra)
+
+
+def _without(document: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if key not in keys}
+
+
+def read(path: str | os.PathLike[str]) -> RankTable:
+    """The table in a file; RankTableError, with the file's name, where it can't be read or has mistakes."""
+    where = f"rank table {os.fspath(path)}"
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise RankTableError([f"it can't be read: {error.strerror}"], where) from None
+    except UnicodeDecodeError:
+        raise RankTableError(["it is not a text file"], where) from None
+    return parse(text, where)
+
+
+def write(table: RankTable, path: str | os.PathLike[str]) -> None:
+    """Puts the table into a file in one step: a reader sees the old one or the new one, never half of one."""
+    partial = Path(f"{os.fspath(path)}.{os.getpid()}.part")
+    try:
+        partial.write_text(table.to_json(), encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def find_mistakes(document: object) -> list[str]:
+    """A sentence for each mistake in a parsed document; none: it can be used."""
+    if not isinstance(document, dict):
+        return [f"it must be a JSON object, got {_kind(document)}"]
+    for key, what in (
+        ("server_group_list", "a global rank table of several jobs"),
+        ("group_list", "the older template with group_list"),
+    ):
+        if key in document and "server_list" not in document:
+            return [f"it is {what}, which is not supported; write one with server_list, version {VERSION}"]
+    mistakes = []
+    version = document.get("version")
+    if version != VERSION:
+        mistakes.append(f'version must be "{VERSION}", the only one that is supported, got {_shown(version)}')
+    status = document.get("status")
+    if status == "initializing":
+        mistakes.append('status is "initializing": whoever writes the table has not finished; wait for "completed"')
+    elif status != "completed":
+        mistakes.append(f'status must be "completed", got {_shown(status)}')
+    servers = document.get("server_list")
+    if not isinstance(servers, list) or not servers:
+        return [*mistakes, f"server_list must be a list of servers, got {_kind(servers)}"]
+    count = document.get("server_count")
+    if count != str(len(servers)):
+        mistakes.append(
+            f'server_count must be "{len(servers)}", the number of servers in server_list, got {_shown(count)}'
+        )
+    return mistakes + _mistakes_in_servers(servers)
+
+
+def _mistakes_in_servers(servers: list[Any]) -> list[str]:
+    mistakes: list[str] = []
+    ids: set[str] = set()
+    ranks: dict[int, str] = {}
+    ips: dict[str, str] = {}
+    without_ip: list[str] = []
+    all_ranks_known = True
+    for i, server in enumerate(servers):
+        who = f"server {i}"
+        if not isinstance(server, dict):
+            mistakes.append(f"{who} must be an object, got {_kind(server)}")
+            all_ranks_known = False
+            continue
+        name = server.get("server_id")
+        if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_SERVER_ID:
+            mistakes.append(f"server_id of {who} must be text of 1 to {_LONGEST_SERVER_ID} letters, got {_shown(name)}")
+        else:
+            who = f"server {name}"
+            if name in ids:
+                mistakes.append(f"{who} is there twice; a server's devices belong into one entry")
+            ids.add(name)
+        devices = server.get("device")
+        if not isinstance(devices, list) or not devices:
+            mistakes.append(f"{who} must have a list of devices called device, got {_kind(devices)}")
+            all_ranks_known = False
+            continue
+        device_ids: set[int] = set()
+        for j, device in enumerate(devices):
+            if not isinstance(device, dict):
+                mistakes.append(f"device {j} of {who} must be an object, got {_kind(device)}")
+                all_ranks_known = False
+                continue
+            device_id, rank = _number(device.get("device_id")), _number(device.get("rank_id"))
+            which = f"device {device_id if device_id is not None else f'in place {j}'} of {who}"
+            if device_id is None:
+                mistakes.append(f"device_id of {which} must be a number as text, got {_shown(device.get('device_id'))}")
+            elif device_id in device_ids:
+                mistakes.append(f"{which} is there twice; each rank needs a device of its own")
+            else:
+                device_ids.add(device_id)
+            if rank is None:
+                mistakes.append(f"rank_id of {which} must be a number as text, got {_shown(device.get('rank_id'))}")
+                all_ranks_known = False
+            elif rank in ranks:
+                mistakes.append(f"rank {rank} is given twice, to {ranks[rank]} and to {which}")
+                all_ranks_known = False
+            else:
+                ranks[rank] = which
+            ip = device.get("device_ip")
+            if ip is None or ip == "":
+                without_ip.append(which)
+            elif not _is_ip(ip):
+                mistakes.append(f"device_ip of {which} must be an IP address, got {_shown(ip)}")
+            elif ip in ips:
+                mistakes.append(f"device_ip {ip} is given twice, to {ips[ip]} and to {which}")
+            else:
+                ips[ip] = which
+    # Without a rank that can't be read or is there twice: those have their sentence, a gap would only be its echo.
+    missing = sorted(set(range(len(ranks))) - set(ranks))
+    if missing and all_ranks_known:
+        listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        mistakes.append(f"ranks must go from 0 to {len(ranks) - 1} without gaps; missing: {listed}")
+    if without_ip and len(servers) > 1:
+        mistakes.append(
+            f"device_ip of {without_ip[0]} is missing: with several servers every device needs the address of its "
+            "network card"
+        )
+    return mistakes
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    return None
+
+
+def _is_ip(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(ipaddress.ip_address(value))
+    except ValueError:
+        return False
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, (dict, list)):
+        return _kind(value)
+    text = json.dumps(value, ensure_ascii=False)
+    number = " as a number" if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
+    return (text if len(text) <= 80 else f"{text[:80]}...") + number
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    return "an object" if isinstance(value, dict) else _shown(value)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 for a good table, 1 for one with mistakes or none at all, 2 for a wrong command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ms_kungfu.devices.rank_table",
+        description="Checks an Ascend rank table and shows which rank has which device.",
+    )
+    parser.add_argument(
+        "file", nargs="?", type=Path, help="default: what MINDSPORE_HCCL_CONFIG_PATH or RANK_TABLE_FILE names"
+    )
+    path = parser.parse_args(arguments).file or path_from(os.environ)
+    if path is None:
+        print("no rank table: give a file, or set RANK_TABLE_FILE", file=sys.stderr)
+        return 1
+    try:
+        table = read(path)
+    except RankTableError as error:
+        for mistake in error.mistakes:
+            print(f"{path}: {mistake}", file=sys.stderr)
+        return 1
+    for rank, server, device in sorted((d.rank, s.id, d) for s in table.servers for d in s.devices):
+        print(f"rank {rank}: device {device.device_id} of server {server}{f', {device.ip}' if device.ip else ''}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""What a check says."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Status(enum.Enum):
+    OK = "ok"
+    MISSING = "missing"  # not there, and not needed by what is
+    WRONG = "wrong"  # what is installed can't work like this
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`remedy` says what to do; empty: nothing."""
+
+    topic: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+def ok(topic: str, found: str, remedy: str = "") -> Finding:
+    return Finding(topic, Status.OK, found, remedy)
+
+
+def missing(topic: str, found: str, remedy: str = "") -> Finding:
+    return Finding(topic, Status.MISSING, found, remedy)
+
+
+def wrong(topic: str, found: str, remedy: str) -> Finding:
+    return Finding(topic, Status.WRONG, found, remedy)

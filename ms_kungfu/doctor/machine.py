@@ -1,0 +1,139 @@
+"""The checks of the CPU, the cores, shared memory and the limits of the process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ms_kungfu.doctor.finding import Finding, missing, ok, wrong
+from ms_kungfu.doctor.system import System
+
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+_INSTRUCTION_SET = "import ms_kungfu._core as core; answer(core.instruction_set())"
+# The shared memory of a cluster of as many workers as argument 1 says, made, mapped and touched as the launcher and the
+# workers do it. Answers its size.
+_MAKE_SEGMENT = """
+import mmap, os
+import ms_kungfu._core as core
+fd = core.create_segment(int(sys.argv[1]), 0, 1)
+size = os.fstat(fd).st_size
+with mmap.mmap(fd, size) as memory:
+    memory[-1] = 1
+answer(size)
+"""
+_FEWEST_FILES = 256
+_FILES_PER_WORKER = 8  # in the launcher: pipes, a connection to the broker, what is open for a moment
+
+
+def check_cpu(system: System) -> Iterator[Finding]:
+    """What the CPU can do, and which instructions the reductions use of it."""
+    text = system.read("/proc/cpuinfo") or ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    name = model.group(1).strip() if model else system.architecture
+    flags = set((re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE) or ["", ""])[1].split())
+    outcome = system.run(_INSTRUCTION_SET)
+    used = "unknown, as the runtime can't be loaded" if outcome.error else str(outcome.value)
+    found = f"{name}; instruction set of the reductions: {used}"
+    if system.architecture in ("x86_64", "AMD64") and "avx2" not in flags:
+        remedy = "reductions are slower; in a virtual machine, pass the host's CPU features on to it"
+        yield missing("CPU", f"{found}; no AVX2", remedy)
+        return
+    if used == "avx2" and not flags.issuperset(_AVX512):
+        found += f" (no {', '.join(f for f in _AVX512 if f not in flags)})"
+    yield ok("CPU", found)
+
+
+def check_cores(system: System) -> Iterator[Finding]:
+    """How many there are, may be used, and how much of them the control group pays for."""
+    machine, allowed = system.cores()
+    quota = cpu_quota(system)
+    found = f"{allowed} of {machine} allowed by affinity"
+    if quota is None:
+        yield ok("cores", f"{found}, no quota")
+        return
+    found += f", a quota of {quota:g} by the control group"
+    if quota >= allowed:
+        yield ok("cores", found)
+        return
+    fit = max(1, int(quota))
+    yield ok(
+        "cores",
+        found,
+        f"on more cores MindSpore's threads spin the quota away: `taskset -c LIST kungfu-run ...` with {fit} of them",
+    )
+
+
+def cpu_quota(system: System) -> float | None:
+    """In cores; the smallest on the way from this process's control group to the root. None: there is none."""
+    quotas: list[float] = []
+    for line in (system.read("/proc/self/cgroup") or "").splitlines():
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # A container often sees its own group as the root of the file system.
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts), -1, -1):
+            group = "/".join(["", *parts[:depth]])
+            if not controllers:
+                for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
+                    fields = (system.read(f"{root}{group}/cpu.max") or "").split()
+                    if len(fields) == 2 and fields[0].isdigit() and fields[1].isdigit():
+                        quotas.append(int(fields[0]) / int(fields[1]))
+                continue
+            for root in (f"/sys/fs/cgroup/{controllers}", "/sys/fs/cgroup/cpu"):
+                quota = _number(system.read(f"{root}{group}/cpu.cfs_quota_us"))
+                period = _number(system.read(f"{root}{group}/cpu.cfs_period_us"))
+                if quota and period and quota > 0:
+                    quotas.append(quota / period)
+    return min(quotas, default=None)
+
+
+def check_shared_memory(system: System) -> Iterator[Finding]:
+    """Makes the memory that a job of a worker for each core would share."""
+    workers = min(max(2, system.cores()[1]), 256)
+    outcome = system.run(_MAKE_SEGMENT, str(workers))
+    if not outcome.error:
+        size = outcome.value / (1 << 20)
+        yield ok("shared memory", f"memfd works: {size:.0f} MiB for {workers} workers, taken as they are touched")
+    elif _number(system.read("/proc/sys/vm/memfd_noexec")) == 2:
+        yield wrong("shared memory", f"memfd: {outcome.error}", "as root: sysctl vm.memfd_noexec=1 (it is 2)")
+    else:
+        remedy = (
+            "raise `ulimit -f` and `ulimit -v` where they are set; in a container, its seccomp profile has to allow "
+            "memfd_create"
+        )
+        yield wrong("shared memory", f"memfd: {outcome.error}", remedy)
+
+
+def check_huge_pages(system: System) -> Iterator[Finding]:
+    """Of shared memory. The runtime doesn't ask for them: they come where the system gives them to everybody."""
+    path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+    chosen = re.search(r"\[(\w+)\]", system.read(path) or "")
+    if chosen is None:
+        yield missing("huge pages", "not for shared memory on this kernel; ordinary pages are used")
+    elif chosen.group(1) in ("always", "within_size", "force"):
+        yield ok("huge pages", f"of shared memory: {chosen.group(1)}")
+    else:
+        remedy = f"nothing needs them; to try: `echo within_size > {path}` as root"
+        yield missing("huge pages", f"of shared memory: {chosen.group(1)}; ordinary pages are used", remedy)
+
+
+def check_limits(system: System) -> Iterator[Finding]:
+    """RLIMIT_NOFILE, AS and FSIZE: what a launcher with a worker for each core needs."""
+    files, memory, size = (system.limit(name) for name in ("NOFILE", "AS", "FSIZE"))
+    needed = max(_FEWEST_FILES, 64 + _FILES_PER_WORKER * system.cores()[1])
+    shown = [f"{'no limit' if files is None else files} open files"]
+    shown += [
+        f"{what} {limit >> 20} MiB" for what, limit in (("memory", memory), ("file size", size)) if limit is not None
+    ]
+    if files is not None and files < needed:
+        yield wrong("limits", ", ".join(shown), f"ulimit -n {needed}, which a worker for each core needs")
+    else:
+        yield ok("limits", ", ".join(shown))
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        return int(text or "")
+    except ValueError:
+        return None

@@ -1,0 +1,138 @@
+"""The checks of Python, MindSpore, this package and the packages beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ms_kungfu.doctor.finding import Finding, missing, ok, wrong
+from ms_kungfu.doctor.system import System
+from ms_kungfu.launcher.devices import ASCEND, GPU
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+_REINSTALL = "run ./install-kungfu.sh in the checkout, or `python -m pip install --no-deps --force-reinstall CHECKOUT`"
+_PLUGINS = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend": "libkungfu_ms_ascend.so"}
+# Loads the kernels as the first operator of a program would.
+_LOAD_KERNELS = """
+import mindspore
+found = {"running": mindspore.__version__}
+try:
+    mindspore.set_device("CPU")
+    from ms_kungfu.ops import _plugin
+    _plugin.load()
+except Exception as error:
+    found["error"] = str(error)
+answer(found)
+"""
+_LOAD_RUNTIME = "import ms_kungfu._core as core; answer(core.instruction_set())"
+
+
+def check_python(system: System) -> Iterator[Finding]:
+    from packaging.specifiers import SpecifierSet
+
+    wanted = ",".join(system.own_metadata("Requires-Python"))
+    if SpecifierSet(wanted).contains(system.python, prereleases=True):
+        yield ok("Python", system.python)
+    else:
+        yield wrong("Python", f"{system.python}, but ms_kungfu needs {wanted}", "make a virtual environment of another")
+
+
+def check_runtime(system: System) -> Iterator[Finding]:
+    """The compiled runtime, in ms_kungfu itself."""
+    outcome = system.run(_LOAD_RUNTIME)
+    if outcome.error:
+        yield wrong("ms_kungfu", f"its runtime can't be loaded from {system.package}: {outcome.error}", _REINSTALL)
+    else:
+        yield ok("ms_kungfu", f"{system.version('ms-kungfu') or 'unknown version'} in {system.package}")
+
+
+def check_mindspore(system: System) -> Iterator[Finding]:
+    """MindSpore, and whether the kernels in this package are for it."""
+    wanted = _requirement(system, "mindspore")
+    found = system.version("mindspore")
+    install = f'pip install "{wanted}", then {_REINSTALL}'
+    if found is None:
+        what = "not installed: the launcher, the config server and ms_kungfu.comm work without, nothing else does"
+        yield missing("MindSpore", what, install)
+        return
+    if wanted is not None and not wanted.specifier.contains(found, prereleases=True):
+        yield wrong("MindSpore", f"{found}, but ms_kungfu needs {wanted.specifier}", install)
+        return
+    if not system.is_file(f"{system.package}/{_PLUGINS['CPU']}"):
+        yield wrong("MindSpore", f"{found}, but ms_kungfu was built without MindSpore and has no kernels", _REINSTALL)
+        return
+    outcome = system.run(_LOAD_KERNELS, timeout_s=180.0)
+    if outcome.error:
+        yield wrong("MindSpore", f"{found} can't be imported: {outcome.error}", install)
+    elif "error" in outcome.value:
+        yield wrong("MindSpore", f"{outcome.value['running']}: {outcome.value['error']}", _REINSTALL)
+    else:
+        yield ok("MindSpore", f"{outcome.value['running']}, and the kernels are built for it")
+
+
+def check_kernels(system: System) -> Iterator[Finding]:
+    """Which devices a program may train on. Whether those for the CPU load is told with MindSpore."""
+    for device, file in _PLUGINS.items():
+        kind = {"GPU": GPU, "Ascend": ASCEND}.get(device)
+        if system.is_file(f"{system.package}/{file}"):
+            yield ok(f"{device} kernels", file)
+        else:
+            needed = kind is not None and kind.count(system.names("/dev"))
+            remedy = f'device_target="{device}" needs them: {_REINSTALL}' if needed else ""
+            yield missing(f"{device} kernels", "not built", remedy)
+
+
+def check_required(system: System) -> Iterator[Finding]:
+    """What ms_kungfu requires beside MindSpore."""
+    for requirement in _requirements(system):
+        if _is_for("", requirement) and requirement.name != "mindspore":
+            found = system.version(requirement.name)
+            remedy = f'pip install "{requirement}"'
+            topic = {"numpy": "NumPy"}.get(requirement.name, requirement.name)
+            if found is None:
+                yield wrong(topic, "not installed", remedy)
+            elif not requirement.specifier.contains(found, prereleases=True):
+                reason = ", with which MindSpore's first operator fails" if requirement.name == "numpy" else ""
+                yield wrong(topic, f"{found}, but ms_kungfu needs {requirement.specifier}{reason}", remedy)
+            else:
+                yield ok(topic, found)
+
+
+def check_extras(system: System) -> Iterator[Finding]:
+    """The optional parts, each with what it needs."""
+    for extra in system.own_metadata("Provides-Extra"):
+        requirements = [r for r in _requirements(system) if _is_for(extra, r) and not _is_for("", r)]
+        # One that is made of others, such as dev, says nothing new.
+        if any(r.name in ("ms-kungfu", "ms_kungfu") for r in requirements):
+            continue
+        topic = f"extra {extra}"
+        absent = [r for r in requirements if system.version(r.name) is None]
+        unfit = [r for r in requirements if r not in absent and not _fits(r, system.version(r.name))]
+        lacking = [f"no {r.name}" for r in absent]
+        lacking += [f"{r.name} {system.version(r.name)} instead of {r.specifier}" for r in unfit]
+        if lacking:
+            words = " ".join(f'"{r.name}{r.specifier}"' for r in (*absent, *unfit))
+            yield missing(topic, ", ".join(lacking), f"pip install {words}")
+        else:
+            yield ok(topic, ", ".join(f"{r.name} {system.version(r.name)}" for r in requirements))
+
+
+def _requirements(system: System) -> list[Requirement]:
+    from packaging.requirements import Requirement
+
+    return [Requirement(text) for text in system.own_metadata("Requires-Dist")]
+
+
+def _requirement(system: System, name: str) -> Requirement | None:
+    return next((r for r in _requirements(system) if r.name == name and _is_for("", r)), None)
+
+
+def _is_for(extra: str, requirement: Requirement) -> bool:
+    """Whether `extra` ("": none) needs it on this machine and this Python."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def _fits(requirement: Requirement, version: str | None) -> bool:
+    return version is not None and requirement.specifier.contains(version, prereleases=True)

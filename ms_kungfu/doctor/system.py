@@ -1,0 +1,108 @@
+"""What the doctor asks the machine. The checks get all they know from here, so a test can give them another machine.
+
+Nothing here raises: what can't be found out is None, empty, or an Outcome with an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import ms_kungfu
+
+_MARK = "ms_kungfu.doctor: "
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a program of another process has found, or the sentence that says why it has found nothing."""
+
+    value: Any = None
+    error: str = ""
+
+
+class System:
+    """This machine and this Python."""
+
+    def __init__(self) -> None:
+        self.environ: Mapping[str, str] = os.environ
+        self.python = platform.python_version()
+        self.architecture = platform.machine()
+        self.folders = [folder for folder in sys.path if folder]  # where Python's packages are
+        self.package = str(Path(str(ms_kungfu.__file__)).parent)  # the folder of ms_kungfu that holds its build
+
+    def read(self, path: str) -> str | None:
+        try:
+            return Path(path).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        """What is in a folder."""
+        try:
+            return sorted(os.listdir(folder))
+        except OSError:
+            return []
+
+    def is_file(self, path: str) -> bool:
+        return os.path.isfile(path)
+
+    def version(self, distribution: str) -> str | None:
+        """The installed version of a Python package; None: it is not installed."""
+        try:
+            return metadata.version(distribution)
+        except Exception:  # metadata that is damaged counts as none
+            return None
+
+    def own_metadata(self, field: str) -> list[str]:
+        """What the metadata of ms_kungfu says: Requires-Python, Requires-Dist, Provides-Extra."""
+        try:
+            return [str(value) for value in metadata.metadata("ms-kungfu").get_all(field) or []]
+        except Exception:
+            return []
+
+    def cores(self) -> tuple[int, int]:
+        """The cores of the machine and those that this process may use."""
+        return os.cpu_count() or 1, len(os.sched_getaffinity(0))
+
+    def limit(self, name: str) -> int | None:
+        """The soft limit RLIMIT_`name`; None: there is none."""
+        soft, _ = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
+        return None if soft == resource.RLIM_INFINITY else soft
+
+    def run(self, program: str, *arguments: str, timeout_s: float = 60.0) -> Outcome:
+        """Runs a Python program, whose `answer(VALUE)` gives the outcome, in a process of its own.
+
+        Libraries are only ever opened there: one that crashes or hangs must not take the doctor with it.
+        """
+        prologue = f"import json, sys\ndef answer(value): print({_MARK!r} + json.dumps(value), flush=True)\n"
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", prologue + program, *arguments],
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return Outcome(error=f"no answer within {timeout_s:g} s")
+        except OSError as error:
+            return Outcome(error=f"another Python can't be started: {error}")
+        for line in done.stdout.splitlines():
+            if line.startswith(_MARK):
+                return Outcome(json.loads(line[len(_MARK) :]))
+        if done.returncode < 0:
+            try:
+                name = signal.Signals(-done.returncode).name
+            except ValueError:
+                name = f"signal {-done.returncode}"
+            return Outcome(error=f"the process was killed by {name}")
+        last = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        return Outcome(error=last[-1] if last else f"the process exited with code {done.returncode}")

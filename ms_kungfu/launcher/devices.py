@@ -1,0 +1,172 @@
+"""Which device each worker of this host gets. Pure, but that the rank table is read.
+
+The devices are those that the user lets the job see: the list in CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES,
+the rank table of the job, or else all that the machine has. A worker keeps its device for life. A new one gets a device
+that nobody has; where there is none, it shares one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ms_kungfu import env
+from ms_kungfu.devices import rank_table
+
+
+class DeviceListError(ValueError):
+    """What the user has set about devices makes no sense; the message is a sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`variable` tells the vendor's libraries which devices there are, and renumbers those from 0."""
+
+    name: str
+    variable: env.Variable[str | None]
+    item: str  # regular expression of an entry in the variable
+    refusal: str  # what is said of another entry
+    node: str  # regular expression of a device's file in /dev
+
+    def count(self, names: Iterable[str]) -> int:
+        """How many devices of this kind have a file among `names`, the files in /dev of a machine or container."""
+        return sum(1 for name in names if re.fullmatch(self.node, name))
+
+
+GPU = Kind(
+    "GPU", env.CUDA_VISIBLE_DEVICES, r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+", "is neither a number nor a UUID", r"nvidia\d+"
+)
+ASCEND = Kind("Ascend device", env.ASCEND_RT_VISIBLE_DEVICES, r"\d+", "is not a number", r"davinci\d+")
+_KINDS = (GPU, ASCEND)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A device as one worker is told of it. `visible` None: the worker sees what the launcher sees."""
+
+    name: str
+    device_id: int
+    visible: str | None
+
+
+@dataclass(frozen=True)
+class Devices:
+    """This host's devices for the job, in the order in which they are given out; none where `kind` is None."""
+
+    kind: Kind | None = None
+    slots: tuple[Slot, ...] = ()
+
+    def choose(self, staying: Sequence[int], leaving: Sequence[int]) -> int:
+        """The place (from 0) of the device for a new worker: one that fewest of those have who stay in the cluster,
+        then one that fewest of those have who are on their way out of it, then the first. Without devices there are as
+        many places as workers.
+        """
+        places = len(self.slots) or len(staying) + len(leaving) + 1
+        return min(range(places), key=lambda place: (staying.count(place), leaving.count(place), place))
+
+    def environment(self, place: int) -> dict[str, str]:
+        """What a worker in this place is to have in its environment."""
+        if self.kind is None:
+            return {env.DEVICE_ID.name: str(place)}
+        slot = self.slots[place]
+        narrowed = {} if slot.visible is None else {self.kind.variable.name: slot.visible}
+        return {env.DEVICE_ID.name: str(slot.device_id), **narrowed}
+
+    def name_of(self, place: int) -> str | None:
+        """None where there are no devices."""
+        return None if self.kind is None else f"{self.kind.name} {self.slots[place].name}"
+
+
+def find(environ: Mapping[str, str], nodes: Collection[str], *, host: str, single: bool, allow_nvlink: bool) -> Devices:
+    """The devices that a job on this host may use.
+
+    `nodes` are the names of the files in /dev, `host` is this host's name in the cluster, and `single`
+    says that there will never be more than one worker. With `allow_nvlink` each worker sees all GPUs, since NCCL before
+    CUDA 10.1 finds no NVLink to a GPU that its process does not see; DEVICE_ID tells it its own. Raises
+    DeviceListError and RankTableError.
+    """
+    table = rank_table.path_from(environ)
+    named = {kind: names for kind in _KINDS if (names := _names(kind, environ, kind.count(nodes)))}
+    if table is not None:
+        return _only_one(_from_table(rank_table.read(table), host, named.get(ASCEND), environ), environ, single)
+    if len(named) > 1:  # one that the user has listed goes before one that is merely there
+        named = {kind: names for kind, names in named.items() if kind.variable.name in environ} or named
+    if len(named) > 1:
+        raise DeviceListError(
+            "there are GPUs and Ascend devices, and a job uses one kind: set CUDA_VISIBLE_DEVICES= or "
+            "ASCEND_RT_VISIBLE_DEVICES= (to nothing) to hide the other"
+        )
+    if not named:
+        return Devices()
+    ((kind, names),) = named.items()
+    sees_all = kind is GPU and allow_nvlink
+    slots = tuple(Slot(name, i if sees_all else 0, None if sees_all else name) for i, name in enumerate(names))
+    return _only_one(Devices(kind, slots), environ, single)
+
+
+def names_listed(kind: Kind, text: str) -> list[str]:
+    """The devices in the value of `kind`'s variable. Raises DeviceListError."""
+    names: list[str] = []
+    for item in (part.strip() for part in text.split(",")) if text.strip() else ():
+        if re.fullmatch(r"-\d+", item):
+            break  # as the vendors' libraries do: no device from there on, and "-1" is the usual way to say none
+        if not re.fullmatch(kind.item, item):
+            raise DeviceListError(f"{kind.variable.name}={text}: {item!r} {kind.refusal}")
+        if item in names:
+            raise DeviceListError(f"{kind.variable.name}={text} names {kind.name} {item} twice")
+        names.append(item)
+    return names
+
+
+def _names(kind: Kind, environ: Mapping[str, str], count: int) -> list[str]:
+    text = environ.get(kind.variable.name)
+    return [str(i) for i in range(count)] if text is None else names_listed(kind, text)
+
+
+def _from_table(
+    table: rank_table.RankTable, host: str, visible: list[str] | None, environ: Mapping[str, str]
+) -> Devices:
+    """As MindSpore wants it with a rank table: every process sees all devices, and DEVICE_ID is the table's."""
+    servers = [s for s in table.servers if host in (s.id, s.extra.get("host_ip"), s.extra.get("host_nic_ip"))]
+    if len(table.servers) == 1:
+        servers = list(table.servers)
+    if not servers:
+        raise DeviceListError(
+            f"rank table {rank_table.path_from(environ)}: none of its {len(table.servers)} servers is called {host}; "
+            "name this host by its server_id (-H)"
+        )
+    slots = []
+    for device in sorted(servers[0].devices, key=lambda device: device.rank):
+        name = str(device.device_id)
+        number = device.device_id
+        if ASCEND.variable.name in environ:  # renumbers what it lists
+            if name not in (visible or []):
+                raise DeviceListError(
+                    f"rank table {rank_table.path_from(environ)} gives device {name} to rank {device.rank}, but "
+                    f"{ASCEND.variable.name}={environ[ASCEND.variable.name]} hides it"
+                )
+            number = (visible or []).index(name)
+        slots.append(Slot(name, number, None))
+    return Devices(ASCEND, tuple(slots))
+
+
+def _only_one(devices: Devices, environ: Mapping[str, str], single: bool) -> Devices:
+    """Honours a DEVICE_ID that the user has set, and not one that comes from an outer job's launcher."""
+    text = environ.get(env.DEVICE_ID.name)
+    if not text or environ.get(env.SELF.name):
+        return devices
+    if devices.kind is None:
+        return devices
+    if not single:
+        raise DeviceListError(
+            f"DEVICE_ID={text} names one device, but the job may have several workers; unset it, or list the job's "
+            f"devices in {devices.kind.variable.name}"
+        )
+    for place, slot in enumerate(devices.slots):
+        if text == str(slot.device_id if slot.visible is None else place):
+            return Devices(devices.kind, (slot,))
+    raise DeviceListError(
+        f"DEVICE_ID={text} is none of the job's {len(devices.slots)} devices ({devices.kind.name} "
+        f"{', '.join(slot.name for slot in devices.slots)})"
+    )

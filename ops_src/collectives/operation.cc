@@ -1,0 +1,59 @@
+#include "collectives/operation.h"
+
+#include "collectives/dtype.h"
+#include "runtime/error.h"
+
+namespace kungfu {
+namespace {
+
+uint64_t Mix(uint64_t hash, uint64_t value) {
+  hash ^= value + 0x9e3779b97f4a7c15u + (hash << 6) + (hash >> 2);
+  return hash * 0xff51afd7ed558ccdu;
+}
+
+}  // namespace
+
+const char* NameOf(Kind kind) {
+  switch (kind) {
+    case Kind::kAllReduce:
+      return "all_reduce";
+    case Kind::kBroadcast:
+      return "broadcast";
+    case Kind::kAllGather:
+      return "all_gather";
+    case Kind::kReduceScatter:
+      return "reduce_scatter";
+    case Kind::kBarrier:
+      return "barrier";
+  }
+  return "?";
+}
+
+uint64_t SignatureOf(const Operation& operation) {
+  uint64_t hash = operation.root;
+  for (size_t i = 0; i < operation.num_tensors; i++) hash = Mix(hash, operation.tensors[i].count);
+  if (operation.layout != nullptr) {
+    for (const char* c = operation.layout; *c != '\0'; c++) hash = Mix(hash, static_cast<unsigned char>(*c));
+  }
+  const uint64_t op = Reduces(operation.kind) ? operation.op : 0;
+  return (hash << 24) | static_cast<uint64_t>(operation.kind) << 16 | static_cast<uint64_t>(operation.dtype) << 8 | op;
+}
+
+uint64_t CountOf(const Operation& operation) {
+  uint64_t count = 0;
+  for (size_t i = 0; i < operation.num_tensors; i++) count += operation.tensors[i].count;
+  return count;
+}
+
+std::string Describe(const Operation& operation) {
+  std::string text = NameOf(operation.kind);
+  if (operation.kind == Kind::kBarrier) return text;
+  text += Text(" of ", CountOf(operation), " ", NameOf(operation.dtype));
+  if (operation.layout != nullptr && operation.layout[0] != '\0') text += Text(" ", operation.layout);
+  if (operation.layout == nullptr && operation.num_tensors > 1) text += Text(" in ", operation.num_tensors, " tensors");
+  if (Reduces(operation.kind)) text += Text(", ", NameOf(operation.op));
+  if (operation.kind == Kind::kBroadcast) text += Text(", root ", operation.root);
+  return text;
+}
+
+}  // namespace kungfu

@@ -1,0 +1,43 @@
+// What a caller asks of the ranks.
+#ifndef KUNGFU_COLLECTIVES_OPERATION_H_
+#define KUNGFU_COLLECTIVES_OPERATION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kungfu/c_api.h"
+
+namespace kungfu {
+
+enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier };
+
+// What a caller asks for; every rank has to bring an equal one under the same name.
+struct Operation {
+  Kind kind = Kind::kBarrier;
+  const char* name = "";
+  const kf_tensor* tensors = nullptr;
+  size_t num_tensors = 0;
+  kf_dtype dtype = KF_UINT8;
+  kf_op op = KF_SUM;
+  uint32_t root = 0;
+  const char* layout = nullptr;
+  // In a mean of floats the ranks count by their weights, if they differ: sum(weight * x) / sum(weight).
+  bool weighted = false;
+  uint32_t weight = 1;  // below 2^shm::kWeightBits
+};
+
+const char* NameOf(Kind kind);
+
+inline bool Reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter; }
+
+// Equal at all ranks if and (but for the hash) only if they bring the same operation, but for the number of elements.
+uint64_t SignatureOf(const Operation& operation);
+// The elements that a rank brings.
+uint64_t CountOf(const Operation& operation);
+// In words, for the message of a mismatch.
+std::string Describe(const Operation& operation);
+
+}  // namespace kungfu
+
+#endif  // KUNGFU_COLLECTIVES_OPERATION_H_

@@ -1,0 +1,186 @@
+// Between the tensors of an operation and the slots that the ranks share: what a rank stages, and what it makes of what
+// all have staged.
+#ifndef KUNGFU_COLLECTIVES_TRANSFER_H_
+#define KUNGFU_COLLECTIVES_TRANSFER_H_
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "collectives/dtype.h"
+#include "collectives/operation.h"
+#include "collectives/reduce.h"
+#include "collectives/stream.h"
+#include "transport/shm/segment.h"
+
+namespace kungfu {
+
+// The ranks that are in an operation together, in ascending order.
+using Members = std::vector<uint32_t>;
+
+// Walks over an operation's tensors as if the `1/parts` of each that one rank owns lay one after another.
+class Cursor {
+ public:
+  explicit Cursor(const Operation& operation, uint32_t parts = 1)
+      : operation_(operation), unit_(SizeOf(operation.dtype)), parts_(parts) {}
+
+  // Calls piece(tensor, offset in the tensor's part, offset in this take, bytes) for each contiguous piece of the next
+  // `bytes`.
+  template <typename Piece>
+  void Take(size_t bytes, const Piece& piece) {
+    size_t at = 0;
+    while (at < bytes) {
+      const kf_tensor& tensor = operation_.tensors[index_];
+      const size_t left = tensor.count / parts_ * unit_ - offset_;
+      const size_t n = std::min(left, bytes - at);
+      if (n > 0) piece(tensor, offset_, at, n);
+      at += n;
+      offset_ += n;
+      if (n == left) {
+        index_++;
+        offset_ = 0;
+      }
+    }
+  }
+
+ private:
+  const Operation& operation_;
+  const size_t unit_;
+  const size_t parts_;
+  size_t index_ = 0;
+  size_t offset_ = 0;
+};
+
+inline char* At(void* base, size_t offset) { return static_cast<char*>(base) + offset; }
+inline const char* At(const void* base, size_t offset) { return static_cast<const char*>(base) + offset; }
+
+inline void Copy(void* to, const void* from, size_t bytes) {
+  if (to != from && to != nullptr && bytes > 0) std::memcpy(to, from, bytes);
+}
+
+inline void CopyOut(void* to, const void* from, size_t bytes, bool stream) {
+  if (stream) {
+    StreamCopy(to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+// How the members' elements become one.
+class Reducer {
+ public:
+  explicit Reducer(const Operation& operation)
+      : reduce_(ReductionFor(operation.dtype, operation.op)), unit_(SizeOf(operation.dtype)) {}
+
+  // From now on a mean in which member i counts by weights[i]. Equal weights change nothing, not a bit.
+  void Weigh(const Operation& operation, const std::vector<uint32_t>& weights) {
+    uint64_t total = 0;
+    for (const uint32_t weight : weights) total += weight;
+    const bool equal = std::all_of(weights.begin(), weights.end(), [&](uint32_t w) { return w == weights[0]; });
+    if (equal || operation.op != KF_MEAN) return;
+    blend_ = BlendFor(operation.dtype);
+    for (const uint32_t weight : weights) shares_.push_back(static_cast<double>(weight) / static_cast<double>(total));
+  }
+
+  // `bytes` of each of the `n` members' elements into `to`; with `stream` past the caches. Moves `sources`.
+  void operator()(char* to, const void** sources, uint32_t n, size_t bytes, bool stream) const {
+    if (!stream) {
+      Apply(to, sources, n, bytes);
+      return;
+    }
+    alignas(64) char block[kBlock];
+    for (size_t at = 0; at < bytes; at += kBlock) {
+      const size_t part = std::min(kBlock, bytes - at);
+      Apply(block, sources, n, part);
+      StreamCopy(to + at, block, part);
+      for (uint32_t i = 0; i < n; i++) sources[i] = At(sources[i], kBlock);
+    }
+  }
+
+ private:
+  // Reduced in the first-level cache before it is streamed out.
+  static constexpr size_t kBlock = 4096;
+
+  void Apply(char* to, const void* const* sources, uint32_t n, size_t bytes) const {
+    if (blend_ == nullptr) {
+      reduce_(to, sources, n, bytes / unit_);
+      return;
+    }
+    // Who counts for nothing may bring anything, NaN included.
+    const void* counting[shm::kMaxRanks];
+    double shares[shm::kMaxRanks];
+    uint32_t num = 0;
+    for (uint32_t i = 0; i < n; i++) {
+      if (shares_[i] == 0) continue;
+      counting[num] = sources[i];
+      shares[num++] = shares_[i];
+    }
+    blend_(to, counting, shares, num, bytes / unit_);
+  }
+
+  ReduceFn reduce_;
+  BlendFn blend_ = nullptr;
+  std::vector<double> shares_;  // of each member, where blend_ is set
+  size_t unit_;
+};
+
+// Copies the next `bytes` of what this rank brings into `slot`; for a scatter, of each rank's part, `stride` apart.
+inline void Stage(const Operation& operation, uint32_t size, Cursor& cursor, size_t bytes, char* slot, size_t stride,
+                  bool stream) {
+  cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
+    if (operation.kind != Kind::kReduceScatter) {
+      CopyOut(slot + at, At(tensor.input, offset), n, stream);
+      return;
+    }
+    const size_t part = tensor.count / size * SizeOf(operation.dtype);
+    for (uint32_t r = 0; r < size; r++) CopyOut(slot + r * stride + at, At(tensor.input, r * part + offset), n, stream);
+  });
+}
+
+// Produces the next `bytes` of this rank's output from what the members have staged: slots[i] is that of members[i].
+inline void Consume(const Operation& operation, const Reducer& reduce, const Members& members, uint32_t rank,
+                    uint32_t size, Cursor& cursor, size_t bytes, const char* const* slots, size_t stride, bool stream) {
+  const size_t unit = SizeOf(operation.dtype);
+  const auto num = static_cast<uint32_t>(members.size());
+  const void* sources[shm::kMaxRanks];
+  cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
+    switch (operation.kind) {
+      case Kind::kAllReduce:
+      case Kind::kReduceScatter: {
+        const size_t mine = operation.kind == Kind::kReduceScatter ? rank * stride : 0;
+        const size_t own = operation.kind == Kind::kReduceScatter ? rank * (tensor.count / size * unit) : 0;
+        for (uint32_t i = 0; i < num; i++) {
+          // Its own it reads where the caller has it, which costs no trip to the slot and is as often in the cache.
+          sources[i] = members[i] == rank ? At(tensor.input, own + offset) : slots[i] + mine + at;
+        }
+        reduce(At(tensor.output, offset), sources, num, n, stream);
+        break;
+      }
+      case Kind::kAllGather: {
+        const size_t whole = tensor.count * unit;
+        if (num < size) {
+          for (uint32_t r = 0; r < size; r++) std::memset(At(tensor.output, r * whole + offset), 0, n);
+        }
+        for (uint32_t i = 0; i < num; i++) {
+          CopyOut(At(tensor.output, members[i] * whole + offset), slots[i] + at, n, stream);
+        }
+        break;
+      }
+      case Kind::kBroadcast:
+        if (rank != operation.root) {
+          const size_t root = std::find(members.begin(), members.end(), operation.root) - members.begin();
+          CopyOut(At(tensor.output, offset), slots[root] + at, n, stream);
+        } else if (tensor.output != nullptr) {
+          Copy(At(tensor.output, offset), At(tensor.input, offset), n);
+        }
+        break;
+      case Kind::kBarrier:
+        break;
+    }
+  });
+}
+
+}  // namespace kungfu
+
+#endif  // KUNGFU_COLLECTIVES_TRANSFER_H_

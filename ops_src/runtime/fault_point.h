@@ -1,0 +1,22 @@
+// Places at which tests let a process die. They cost nothing where the tests aren't built.
+#ifndef KUNGFU_RUNTIME_FAULT_POINT_H_
+#define KUNGFU_RUNTIME_FAULT_POINT_H_
+
+#ifdef KUNGFU_FAULT_POINTS
+
+namespace kungfu {
+
+// Called with the name of each place that the process comes to; set by a test.
+__attribute__((visibility("default"))) inline void (*fault_hook)(const char* place) = nullptr;
+
+}  // namespace kungfu
+
+#define KUNGFU_FAULT_POINT(place)                                     \
+  do {                                                                \
+    if (::kungfu::fault_hook != nullptr) ::kungfu::fault_hook(place); \
+  } while (false)
+#else
+#define KUNGFU_FAULT_POINT(place) static_cast<void>(0)
+#endif
+
+#endif  // KUNGFU_RUNTIME_FAULT_POINT_H_

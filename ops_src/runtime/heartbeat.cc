@@ -1,0 +1,56 @@
+#include "runtime/heartbeat.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+namespace kungfu {
+namespace {
+
+constexpr auto kInterval = std::chrono::milliseconds(100);
+
+}  // namespace
+
+struct Heartbeat::Shared {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::shared_ptr<Communicator> communicator;  // guarded by mutex
+  bool stop = false;                           // guarded by mutex
+};
+
+Heartbeat::~Heartbeat() {
+  if (shared_ == nullptr) return;
+  std::lock_guard<std::mutex> guard(shared_->mutex);
+  shared_->stop = true;
+  shared_->communicator.reset();
+  shared_->changed.notify_all();
+}
+
+void Heartbeat::Follow(std::shared_ptr<Communicator> communicator) {
+  if (shared_ != nullptr) {
+    std::lock_guard<std::mutex> guard(shared_->mutex);
+    shared_->communicator = std::move(communicator);
+    return;
+  }
+  shared_ = std::make_shared<Shared>();
+  shared_->communicator = std::move(communicator);
+  // Signals are for the program's threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread([shared = shared_] {
+    pthread_setname_np(pthread_self(), "kungfu-beat");
+    std::unique_lock<std::mutex> lock(shared->mutex);
+    while (!shared->stop) {
+      if (shared->communicator != nullptr) shared->communicator->Beat();
+      shared->changed.wait_for(lock, kInterval);
+    }
+  }).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+}  // namespace kungfu

@@ -1,0 +1,41 @@
+// Working memory for copies of tensors.
+#ifndef KUNGFU_RUNTIME_MEMORY_H_
+#define KUNGFU_RUNTIME_MEMORY_H_
+
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+
+#include "runtime/error.h"
+
+namespace kungfu {
+
+inline constexpr size_t kAlign = 64;  // a cache line: what the reductions like best
+
+struct FreeDeleter {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+// Memory that only grows.
+class Memory {
+ public:
+  char* Get(size_t bytes) {
+    if (bytes <= bytes_) return data_.get();
+    data_.reset();
+    bytes_ = 0;
+    data_.reset(static_cast<char*>(std::aligned_alloc(kAlign, bytes)));
+    if (data_ == nullptr) throw Error(KF_INTERNAL, Text("no memory for ", bytes, " bytes"));
+    bytes_ = bytes;
+    return data_.get();
+  }
+
+ private:
+  std::unique_ptr<char, FreeDeleter> data_;
+  size_t bytes_ = 0;
+};
+
+inline size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+}  // namespace kungfu
+
+#endif  // KUNGFU_RUNTIME_MEMORY_H_
