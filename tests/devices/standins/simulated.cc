@@ -1,6 +1,7 @@
 #include "simulated.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -242,6 +243,7 @@ int Injected(const char* function) {
   for (Fault& fault : world.faults) {
     if (fault.function == function && --fault.calls_left == 0) code = fault.code;
   }
+  if (code < 0) kill(getpid(), -code);
   return code;
 }
 

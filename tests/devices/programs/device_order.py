@@ -1,0 +1,107 @@
+"""Ranks whose operations become ready in different orders, on several threads and streams; and what goes wrong.
+
+device_order.py TARGET
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import device_api as api
+import numpy as np
+from device_api import Array, Stream
+
+import ms_kungfu as kf
+from ms_kungfu import errors
+
+target = sys.argv[1]
+stream = api.begin(target)
+rank, size = kf.current_rank(), kf.current_cluster_size()
+N = 1000
+
+
+def brought(by: int, which: int) -> np.ndarray:
+    return (np.arange(N, dtype=np.float32) + which) * (by + 1)
+
+
+def total(which: int) -> np.ndarray:
+    return (np.arange(N, dtype=np.float32) + which) * (size * (size + 1) // 2)
+
+
+def everything_started_in_another_order_at_each_rank() -> None:
+    names = [f"group/{i}" for i in range(12)]
+    inputs = [Array.of(brought(rank, i), "float32", stream) for i in range(len(names))]
+    outputs = [Array(N, "float32") for _ in names]
+    for step in range(3):
+        order = np.random.default_rng(100 * step + rank).permutation(len(names))
+        tickets = {}
+        for i in order:
+            tickets[i] = api.start_all_reduce(names[i], [inputs[i]], [outputs[i]], "sum", stream)
+        api.wait([tickets[i] for i in range(len(names))])
+        for i in range(len(names)):
+            assert (outputs[i].read(stream) == total(i)).all(), (rank, i)
+    for array in (*inputs, *outputs):
+        array.free()
+
+
+def threads_with_streams_of_their_own() -> None:
+    failed = []
+
+    def work(which: int) -> None:
+        try:
+            api.use_device(kf.current_local_rank() % api.count_devices())
+            own = Stream()
+            data = Array(N, "float32")
+            result = Array(N, "float32")
+            for step in range(4):
+                # Not waited for: the collective has to come after the copy, and the copy back after the collective.
+                pinned = (api.bits(brought(rank, which + step), "float32"),)
+                data.write(pinned[0], own)
+                api.all_reduce(f"thread/{which}", [data], [result], "sum", own)
+                assert (result.read(own) == total(which + step)).all(), (rank, which)
+            data.free()
+            result.free()
+            own.destroy()
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads[rank:] + threads[:rank]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def mistakes_are_errors_at_every_rank() -> None:
+    data = Array.of(brought(rank, 0), "float32", stream)
+    out = Array(N, "float32")
+    try:
+        api.all_reduce("mistake", [data], [out], "sum" if rank == 0 else "max", stream)
+    except errors.CollectiveMismatchError as error:
+        assert "rank 0: all_reduce of float32, sum, 1000 elements" in str(error), error
+        assert "rank 1: all_reduce of float32, max, 1000 elements" in str(error), error
+    else:
+        raise AssertionError("different operations under one name went through")
+    for wrong in (lambda: api.broadcast("root", [data], [out], size, stream), lambda: api.wait([12345])):
+        try:
+            wrong()
+        except ValueError:
+            pass
+        else:
+            raise AssertionError("a wrong call went through")
+    # And all goes on.
+    api.all_reduce("mistake", [data], [out], "sum", stream)
+    assert (out.read(stream) == total(0)).all()
+    data.free()
+    out.free()
+
+
+everything_started_in_another_order_at_each_rank()
+threads_with_streams_of_their_own()
+mistakes_are_errors_at_every_rank()
+stream.destroy()
+kf.finalize()
+print(f"rank {rank} fine")
