@@ -1,6 +1,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "device/device.h"
 #include "kungfu/device.h"
@@ -194,6 +195,22 @@ kf_status kf_device_all_gather(const char* name, const kf_tensor* tensors, size_
 kf_status kf_device_reduce_scatter(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
                                    kf_op op, const char* layout, kf_stream stream) {
   return Run({Kind::kReduceScatter, name, tensors, num_tensors, dtype, op, 0, layout}, stream);
+}
+
+kf_status kf_device_all_reduce_gradients(const kf_group* groups, size_t num_groups, kf_op op, kf_stream stream) {
+  return Guarded([&] {
+    const auto device = Get();
+    std::vector<uint64_t> tickets;
+    for (size_t i = 0; i < num_groups; i++) {
+      kungfu::DelayForTests();
+      const kf_group& group = groups[i];
+      tickets.push_back(device->Start(Peer::Get().Current(),
+                                      {Kind::kAllReduce, group.name, group.tensors, group.num_tensors, group.dtype, op,
+                                       0, group.layout, /*weighted=*/true, Peer::Get().weight()},
+                                      stream));
+    }
+    device->Wait(tickets.data(), tickets.size());
+  });
 }
 
 kf_status kf_device_start_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,

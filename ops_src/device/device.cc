@@ -22,6 +22,7 @@ struct Ready {
   uint64_t key;        // hash of the name
   uint64_t signature;  // hash of what has to be equal
   uint32_t sequence;   // under this name
+  uint32_t weight;     // of its rank in a mean; 0: doesn't matter
   uint32_t expired;    // its rank has waited for too long
 };
 struct Announcement {
@@ -74,28 +75,21 @@ uint64_t Hash(const void* data, size_t bytes, uint64_t hash = 0xcbf29ce484222325
   return hash;
 }
 
-uint64_t SignatureOf(const Operation& operation) {
-  const uint32_t words[] = {static_cast<uint32_t>(operation.kind), static_cast<uint32_t>(operation.dtype),
-                            static_cast<uint32_t>(operation.op), operation.root};
-  uint64_t hash = Hash(words, sizeof words);
+// Equal at all ranks if and (but for the hash) only if they bring the same tensors to the same operation.
+uint64_t WholeSignatureOf(const Operation& operation) {
+  const uint64_t signature = SignatureOf(operation);
+  uint64_t hash = Hash(&signature, sizeof signature);
   for (size_t i = 0; i < operation.num_tensors; i++) {
     hash = Hash(&operation.tensors[i].count, sizeof operation.tensors[i].count, hash);
   }
-  return operation.layout == nullptr ? hash : Hash(operation.layout, std::strlen(operation.layout), hash);
+  return hash;
 }
 
-bool Reduces(const Operation& operation) {
-  return operation.kind == Kind::kAllReduce || operation.kind == Kind::kReduceScatter;
-}
+bool Reduces(const Operation& operation) { return kungfu::Reduces(operation.kind); }
 
-std::string DescriptionOf(const Operation& operation) {
-  std::string text = Text(NameOf(operation.kind), " of ", NameOf(operation.dtype));
-  if (Reduces(operation)) text += Text(", ", NameOf(operation.op));
-  if (operation.kind == Kind::kBroadcast) text += Text(", root ", operation.root);
-  uint64_t count = 0;
-  for (size_t i = 0; i < operation.num_tensors; i++) count += operation.tensors[i].count;
-  text += Text(", ", count, " elements");
-  return operation.layout == nullptr ? text : Text(text, " in ", operation.layout);
+uint32_t WeightOf(const Operation& operation) {
+  const bool counts = operation.weighted && operation.op == KF_MEAN && operation.dtype >= KF_FLOAT16;
+  return counts ? operation.weight : 0;
 }
 
 std::string BootId() {
@@ -186,7 +180,7 @@ uint64_t Device::Start(std::shared_ptr<Communicator> communicator, const Operati
   job->operation.layout = operation.layout == nullptr ? nullptr : job->layout.c_str();
   job->operation.tensors = job->tensors.data();
   job->key = Hash(job->name.data(), job->name.size());
-  job->signature = SignatureOf(job->operation);
+  job->signature = WholeSignatureOf(job->operation);
   const Place here = driver_.Here();
   {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -373,7 +367,8 @@ std::vector<Device::JobPtr> Device::Order(Session& session, const std::vector<Jo
   own.present = kPresent;
   own.count = static_cast<uint32_t>(mine.size());
   for (size_t i = 0; i < mine.size(); i++) {
-    own.ready[i] = {mine[i]->key, mine[i]->signature, mine[i]->sequence, now - mine[i]->since > options_.timeout};
+    const Job& job = *mine[i];
+    own.ready[i] = {job.key, job.signature, job.sequence, WeightOf(job.operation), now - job.since > options_.timeout};
   }
   const auto all = Gather(*session.communicator, "kungfu/device/order", own);
   session.members = CountPresent(all);
@@ -396,16 +391,20 @@ std::vector<Device::JobPtr> Device::Order(Session& session, const std::vector<Jo
     const Ready& ready = lowest->ready[i];
     bool everywhere = true;
     bool equal = true;
+    bool equal_weights = true;
     for (const Announcement& each : all) {
       if (each.present != kPresent) continue;
       const Ready* end = each.ready + each.count;
       const Ready* found = std::find_if(each.ready, end, [&](const Ready& other) { return same(ready, other); });
       everywhere = everywhere && found != end;
       equal = equal && found != end && found->signature == ready.signature;
+      equal_weights = equal_weights && found != end && found->weight == ready.weight;
     }
     if (!everywhere) continue;
     const JobPtr job = job_of(ready);
     if (equal) {
+      // No vendor's library weights the ranks.
+      job->by_staging = job->by_staging || !equal_weights;
       common.push_back(job);
     } else {
       ReportMismatch(session, *job);
@@ -436,7 +435,7 @@ std::vector<Device::JobPtr> Device::Order(Session& session, const std::vector<Jo
 
 void Device::ReportMismatch(Session& session, Job& job) {
   Complaint own{};
-  CopyText(own.text, DescriptionOf(job.operation));
+  CopyText(own.text, Describe(job.operation));
   const auto all = Gather(*session.communicator, "kungfu/device/complaint", own);
   std::string text = Text("the ranks brought different operations under \"", job.name, "\":");
   for (size_t r = 0; r < all.size(); r++) {

@@ -49,7 +49,8 @@ typedef struct kf_device_options {
 // Opens the vendor's libraries; fails with KF_MISSING and the name of what is missing. Once a process: again with the
 // same kind it does nothing, with the other it is KF_INVALID.
 KF_API kf_status kf_device_open(kf_device_kind kind, const kf_device_options* options);
-// Ends what is under way (KF_ABORTED) and gives everything back but the libraries. Does nothing if none is open.
+// Waits for what is under way, ends what is queued (KF_ABORTED) and gives everything back but the libraries. Does
+// nothing if none is open. Who is in a hurry leaves the cluster first.
 KF_API void kf_device_close(void);
 // What the collectives went through last, and why: "NCCL 2.21.5", "staging: rank 0 and rank 1 share device ...".
 // Valid until the thread's next call.
@@ -87,6 +88,7 @@ KF_API kf_status kf_device_all_gather(const char* name, const kf_tensor* tensors
                                       const char* layout, kf_stream stream);
 KF_API kf_status kf_device_reduce_scatter(const char* name, const kf_tensor* tensors, size_t num_tensors,
                                           kf_dtype dtype, kf_op op, const char* layout, kf_stream stream);
+KF_API kf_status kf_device_all_reduce_gradients(const kf_group* groups, size_t num_groups, kf_op op, kf_stream stream);
 // In two halves, as kf_start_all_reduce. Nothing is copied: inputs and outputs have to stay, and the inputs as they
 // are, until the wait has returned. All operations of one wait end with the same ranks in them.
 KF_API kf_status kf_device_start_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors,

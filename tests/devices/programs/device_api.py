@@ -146,6 +146,30 @@ def reduce_scatter(name: str, inputs: list[Array], outputs: list[Array], op: str
     )  # fmt: skip
 
 
+class _Group(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("tensors", ctypes.POINTER(_Tensor)),
+        ("num_tensors", ctypes.c_size_t),
+        ("dtype", ctypes.c_int),
+        ("layout", ctypes.c_char_p),
+    ]
+
+
+def all_reduce_gradients(
+    names: list[str], inputs: list[Array], outputs: list[Array], op: str, stream: Stream
+) -> None:
+    """One tensor for each name."""
+    tensors = _tensors(inputs, outputs)
+    groups = (_Group * len(names))(
+        *(
+            (name.encode(), ctypes.pointer(tensors[i]), 1, DTYPES.index(inputs[i].dtype), None)
+            for i, name in enumerate(names)
+        )
+    )
+    call("kf_device_all_reduce_gradients", groups, ctypes.c_size_t(len(names)), OPS.index(op), stream.handle)
+
+
 def start_all_reduce(name: str, inputs: list[Array], outputs: list[Array], op: str, stream: Stream) -> int:
     tensors = _tensors(inputs, outputs)
     ticket = ctypes.c_uint64()

@@ -13,7 +13,7 @@ import numpy as np
 from device_api import Array, Stream
 
 import ms_kungfu as kf
-from ms_kungfu import errors
+from ms_kungfu import _core, errors
 
 target = sys.argv[1]
 stream = api.begin(target)
@@ -75,14 +75,27 @@ def threads_with_streams_of_their_own() -> None:
     assert not failed
 
 
+def ranks_count_by_their_weights_in_a_mean_of_gradients() -> None:
+    _core.set_weight(rank + 1)
+    inputs = [Array.of(brought(rank, i), "float32", stream) for i in range(2)]
+    outputs = [Array(N, "float32") for _ in range(2)]
+    api.all_reduce_gradients(["first", "second"], inputs, outputs, "mean", stream)
+    weights = sum(r + 1 for r in range(size))
+    for i in range(2):
+        want = sum((r + 1) * brought(r, i) for r in range(size)) / weights
+        assert np.allclose(outputs[i].read(stream), want, rtol=1e-6), (rank, i)
+    _core.set_weight(1)
+    for array in (*inputs, *outputs):
+        array.free()
+
+
 def mistakes_are_errors_at_every_rank() -> None:
     data = Array.of(brought(rank, 0), "float32", stream)
     out = Array(N, "float32")
     try:
         api.all_reduce("mistake", [data], [out], "sum" if rank == 0 else "max", stream)
     except errors.CollectiveMismatchError as error:
-        assert "rank 0: all_reduce of float32, sum, 1000 elements" in str(error), error
-        assert "rank 1: all_reduce of float32, max, 1000 elements" in str(error), error
+        assert "rank 0: all_reduce of 1000 float32, sum; rank 1: all_reduce of 1000 float32, max" in str(error), error
     else:
         raise AssertionError("different operations under one name went through")
     for wrong in (lambda: api.broadcast("root", [data], [out], size, stream), lambda: api.wait([12345])):
@@ -101,6 +114,7 @@ def mistakes_are_errors_at_every_rank() -> None:
 
 everything_started_in_another_order_at_each_rank()
 threads_with_streams_of_their_own()
+ranks_count_by_their_weights_in_a_mean_of_gradients()
 mistakes_are_errors_at_every_rank()
 stream.destroy()
 kf.finalize()
