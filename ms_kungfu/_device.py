@@ -1,4 +1,4 @@
-"""The device layer for Python: which libraries it is to open, and opening it. `ops_src/include/kungfu/device.h` is it."""
+"""Opening the device layer (`ops_src/include/kungfu/device.h`), and which of the vendors' libraries it is to take."""
 
 from __future__ import annotations
 

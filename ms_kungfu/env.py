@@ -165,8 +165,8 @@ DEVICE_ENGINE: Variable[str] = Variable(
     "auto",
     "auto, vendor or staging",
     "user",
-    "What reduces between GPUs or Ascend devices: the vendor's library (NCCL, HCCL) where all ranks can use it, that or an "
-    "error, or the runtime by way of host memory.",
+    "What reduces between GPUs or Ascend devices: the vendor's library (NCCL, HCCL) where all ranks can use it, that or "
+    "an error, or the runtime by way of host memory.",
 )
 DEVICE_CHUNK_BYTES: Variable[int] = Variable(
     "KUNGFU_DEVICE_CHUNK_BYTES",
@@ -183,7 +183,8 @@ DEVICE_RUNTIME_LIBRARY: Variable[str | None] = Variable(
     None,
     "a path",
     "user",
-    "The CUDA runtime (libcudart) or AscendCL (libascendcl) to open. Unset: the one that is loaded or that the loader finds.",
+    "The CUDA runtime (libcudart) or AscendCL (libascendcl) to open. Unset: the one that is loaded, or that the loader "
+    "finds.",
 )
 DEVICE_ENGINE_LIBRARY: Variable[str | None] = Variable(
     "KUNGFU_DEVICE_ENGINE_LIBRARY",

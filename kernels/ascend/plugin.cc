@@ -8,8 +8,8 @@ extern "C" __attribute__((visibility("default"))) const char* kungfu_ms_version(
 
 namespace mindspore::kernel::kungfu {
 
-// A kernel of this name as MindSpore's factory of custom kernels makes it, kept for as long as the process lives; null if it
-// knows none. For tests, which launch it as MindSpore would.
+// A kernel of this name as MindSpore's factory of custom kernels makes it, kept for as long as the process lives; null
+// if it knows none. For tests, which launch it as MindSpore would.
 extern "C" __attribute__((visibility("default"))) KernelMod* kungfu_ms_make(const char* name) {
   static auto* const kernels = new std::vector<std::shared_ptr<KernelMod>>;
   auto kernel = CustomKernelFactory::Instance().Create(name);

@@ -200,9 +200,8 @@ class AllReduceStartOn : public Collective {
  protected:
   kf_status Run(const Group& group) override {
     uint64_t ticket = 0;
-    const kf_status status =
-        kf_device_start_all_reduce(this->name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, op_,
-                                   this->Layout(group), this->stream_, &ticket);
+    const kf_status status = kf_device_start_all_reduce(this->name_.c_str(), group.tensors.data(), group.tensors.size(),
+                                                        group.dtype, op_, this->Layout(group), this->stream_, &ticket);
     if (status == KF_OK) {
       Tickets::Get().Put(ticket_address_, ticket);
     }

@@ -78,7 +78,7 @@ def test_survivors_leave_the_vendors_library_when_a_rank_dies(
         assert len(steps[survivors[0]]) == 3
         everybody = list(range(SIZE))
         for line in steps[survivors[0]]:
-            assert any(line.endswith(": {0} {0} {0} of {0}".format(who)) for who in (everybody, survivors)), line
+            assert any(line.endswith(f": {who} {who} {who} of {who}") for who in (everybody, survivors)), line
         assert steps[survivors[0]][-1].endswith(f"of {survivors}")
     finally:
         for process in ranks:

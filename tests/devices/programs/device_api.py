@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,12 @@ def _tensors(inputs: list[Array], outputs: list[Array]) -> ctypes.Array[_Tensor]
     return (_Tensor * len(pairs))(*pairs)
 
 
+def tensor_of(host: np.ndarray) -> ctypes.Array[_Tensor]:
+    """In place, in the host's memory."""
+    memory = host.ctypes.data_as(ctypes.c_void_p)
+    return (_Tensor * 1)((memory, memory, host.size))
+
+
 def _dtype(inputs: list[Array]) -> int:
     return DTYPES.index(inputs[0].dtype)
 
@@ -156,9 +163,7 @@ class _Group(ctypes.Structure):
     ]
 
 
-def all_reduce_gradients(
-    names: list[str], inputs: list[Array], outputs: list[Array], op: str, stream: Stream
-) -> None:
+def all_reduce_gradients(names: list[str], inputs: list[Array], outputs: list[Array], op: str, stream: Stream) -> None:
     """One tensor for each name."""
     tensors = _tensors(inputs, outputs)
     groups = (_Group * len(names))(
@@ -191,6 +196,11 @@ def fail(spec: str) -> None:
 
 def begin(target: str) -> Stream:
     """Joins the cluster with the device that belongs to this local rank."""
+    segment = os.environ.get("KUNGFU_TEST_SEGMENT")  # of tests/devices/ranks.py, else under kungfu-run
+    if segment is not None:
+        fd, rank = (int(text) for text in segment.split(":"))
+        _core.join(fd, rank, f"127.0.0.1:{10000 + rank}", False, 60, 60)
     kf.init(device=target)
-    use_device(kf.current_local_rank() % count_devices())
+    local_rank = kf.current_rank() if segment is not None else kf.current_local_rank()
+    use_device(local_rank % count_devices())
     return Stream()

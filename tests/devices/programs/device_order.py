@@ -17,6 +17,7 @@ from ms_kungfu import _core, errors
 
 target = sys.argv[1]
 stream = api.begin(target)
+device = kf.current_rank() % api.count_devices()  # as api.begin() has it
 rank, size = kf.current_rank(), kf.current_cluster_size()
 N = 1000
 
@@ -50,7 +51,7 @@ def threads_with_streams_of_their_own() -> None:
 
     def work(which: int) -> None:
         try:
-            api.use_device(kf.current_local_rank() % api.count_devices())
+            api.use_device(device)
             own = Stream()
             data = Array(N, "float32")
             result = Array(N, "float32")

@@ -16,7 +16,8 @@
 //   STANDIN_DEVICES       number of devices, 8 by default
 //   STANDIN_MEMORY_BYTES  of a device, without a limit by default
 //   STANDIN_DELAY_US      everything on a stream begins up to this much later, at random
-//   STANDIN_FAIL          FUNCTION:N:CODE,...: the N-th call of the function (from 1) returns CODE, or ends the process by
+//   STANDIN_FAIL          FUNCTION:N:CODE,...: the N-th call of the function (from 1) returns CODE, or ends the process
+//   by
 //                         signal -CODE; the same as standin_fail()
 #ifndef KUNGFU_TESTS_DEVICES_SIMULATED_H_
 #define KUNGFU_TESTS_DEVICES_SIMULATED_H_
