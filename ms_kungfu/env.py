@@ -165,8 +165,8 @@ DEVICE_ENGINE: Variable[str] = Variable(
     "auto",
     "auto, vendor or staging",
     "user",
-    "What reduces between GPUs or Ascend devices: the vendor's library (NCCL, HCCL) where all ranks can use it, that or "
-    "an error, or the runtime by way of host memory.",
+    "What reduces between GPUs or Ascend devices: the vendor's library (NCCL, HCCL) where all ranks can use it, that "
+    "or an error, or the runtime by way of host memory.",
 )
 DEVICE_CHUNK_BYTES: Variable[int] = Variable(
     "KUNGFU_DEVICE_CHUNK_BYTES",

@@ -32,8 +32,8 @@ def standins() -> Path:
 def run_on_standins(
     standins: Path, run_program: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., str]:
-    """As `run_program` with the device target as first argument, over the stand-ins; `violations` says whether they have
-    to find some. Other keyword arguments in capital letters are environment variables."""
+    """As `run_program` with the device target as first argument, over the stand-ins; `violations` says whether they
+    have to find some. Other keyword arguments in capital letters are environment variables."""
 
     def run(program: str, *args: object, violations: bool = False, **options: object) -> str:
         log = tmp_path / "violations"

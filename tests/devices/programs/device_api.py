@@ -18,7 +18,7 @@ DTYPES += ("float64",)
 
 _lib = ctypes.CDLL(str(Path(_core.__file__).with_name("libkungfu_runtime.so")))
 _lib.kf_last_error.restype = ctypes.c_char_p
-_TO_DEVICE, _TO_HOST = 0, 1
+_TO_DEVICE, _TO_HOST, _ON_DEVICE = 0, 1, 2
 
 
 class _Tensor(ctypes.Structure):
@@ -91,6 +91,10 @@ class Array:
             _TO_DEVICE, stream.handle,
         )  # fmt: skip
         stream.synchronize()
+
+    def copy_from(self, other: Array, stream: Stream) -> None:
+        """On the device, without the host waiting for it."""
+        call("kf_device_copy", self.memory, other.memory, ctypes.c_uint64(self.nbytes), _ON_DEVICE, stream.handle)
 
     def read(self, stream: Stream) -> np.ndarray:
         raw = np.empty(self.count, np.uint16 if self.dtype == "bfloat16" else self.dtype)

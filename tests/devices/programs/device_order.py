@@ -32,17 +32,21 @@ def total(which: int) -> np.ndarray:
 
 def everything_started_in_another_order_at_each_rank() -> None:
     names = [f"group/{i}" for i in range(12)]
-    inputs = [Array.of(brought(rank, i), "float32", stream) for i in range(len(names))]
-    outputs = [Array(N, "float32") for _ in names]
+    sources = [Array.of(brought(rank, i), "float32", stream) for i in range(len(names))]
+    inputs, outputs, results = ([Array(N, "float32") for _ in names] for _ in range(3))
     for step in range(3):
         order = np.random.default_rng(100 * step + rank).permutation(len(names))
         tickets = {}
         for i in order:
+            # The gradient is still being made when its reduction is started, and the result is used at once.
+            inputs[i].copy_from(sources[i], stream)
             tickets[i] = api.start_all_reduce(names[i], [inputs[i]], [outputs[i]], "sum", stream)
         api.wait([tickets[i] for i in range(len(names))])
         for i in range(len(names)):
-            assert (outputs[i].read(stream) == total(i)).all(), (rank, i)
-    for array in (*inputs, *outputs):
+            results[i].copy_from(outputs[i], stream)
+        for i in range(len(names)):
+            assert (results[i].read(stream) == total(i)).all(), (rank, i)
+    for array in (*sources, *inputs, *outputs, *results):
         array.free()
 
 
@@ -53,16 +57,16 @@ def threads_with_streams_of_their_own() -> None:
         try:
             api.use_device(device)
             own = Stream()
+            source = Array(N, "float32")
             data = Array(N, "float32")
             result = Array(N, "float32")
             for step in range(4):
-                # Not waited for: the collective has to come after the copy, and the copy back after the collective.
-                pinned = (api.bits(brought(rank, which + step), "float32"),)
-                data.write(pinned[0], own)
+                source.write(api.bits(brought(rank, which + step), "float32"), own)
+                data.copy_from(source, own)  # not waited for
                 api.all_reduce(f"thread/{which}", [data], [result], "sum", own)
                 assert (result.read(own) == total(which + step)).all(), (rank, which)
-            data.free()
-            result.free()
+            for array in (source, data, result):
+                array.free()
             own.destroy()
         except BaseException as error:
             failed.append(error)
