@@ -61,6 +61,10 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _seconds_or_0(text: str) -> float:
+    return 0.0 if text in ("0", "0.0") else _seconds(text)
+
+
 def _hex(text: str) -> str:
     bytes.fromhex(text)
     return text
@@ -156,7 +160,7 @@ JOIN_TIMEOUT: Variable[float] = Variable(
     300.0,
     "a positive number of seconds",
     "user",
-    "How long a new cluster version may take to assemble.",
+    "How long a new cluster version may take to assemble, and a new worker to become ready to join it.",
     unit="s",
 )
 DEVICE_ENGINE: Variable[str] = Variable(
@@ -194,6 +198,41 @@ DEVICE_ENGINE_LIBRARY: Variable[str | None] = Variable(
     "user",
     "NCCL (libnccl) or HCCL (libhccl) to open. Unset: as above, or the one of the Python package nvidia-nccl-cu*.",
 )
+PEER_TIMEOUT: Variable[float] = Variable(
+    "KUNGFU_PEER_TIMEOUT",
+    _seconds_or_0,
+    30.0,
+    "a number of seconds, 0 for never",
+    "user",
+    "How long a worker may stand still, e.g. stopped by SIGSTOP, before the launcher kills it (`-peer-timeout`). "
+    "Computing, compiling and waiting for others is not standing still.",
+    unit="s",
+)
+PARKED: Variable[bool] = Variable(
+    "KUNGFU_PARKED",
+    _flag,
+    False,
+    "0 or 1",
+    "launcher",
+    "This process joins a job that is running: not in `init`, but when it is ready to train.",
+)
+STANDBY: Variable[int | None] = Variable(
+    "KUNGFU_STANDBY",
+    _natural,
+    None,
+    "a number",
+    "launcher",
+    "This process is a spare one: it gets its peer ID when it is needed (`-standby`).",
+)
+LEDGER_DIR: Variable[str | None] = Variable(
+    "KUNGFU_LEDGER_DIR",
+    str,
+    None,
+    "a folder",
+    "user",
+    "Where each ElasticDataset without a `ledger=` of its own records what was trained, for "
+    "`python -m ms_kungfu.dataset.audit`. Unset: nowhere.",
+)
 TEST_COMM_DELAY_MS: Variable[int] = Variable(
     "KUNGFU_TEST_COMM_DELAY_MS",
     _natural,
@@ -202,6 +241,15 @@ TEST_COMM_DELAY_MS: Variable[int] = Variable(
     "user",
     "For tests only: each all-reduce of MindSpore's kernels takes this much longer. Read at init.",
     unit="ms",
+)
+METRICS_PORT: Variable[int | None] = Variable(
+    "KUNGFU_METRICS_PORT",
+    _natural,
+    None,
+    "a number",
+    "user",
+    "A `Monitor` serves its metrics on this port of 127.0.0.1, further workers of a host on the following ones; 0: any "
+    "free one. Unset: nowhere.",
 )
 # MindSpore's names, for programs that read them; DEVICE_ID is read by MindSpore itself.
 RANK_ID: Variable[int] = Variable("RANK_ID", _natural, 0, "a number", "launcher", "The worker's rank at its start.")

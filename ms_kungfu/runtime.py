@@ -20,6 +20,10 @@ _initialized = False
 def init(device: str | None = None) -> None:
     """Joins the cluster that ``kungfu-run`` has started this process for. Idempotent; collective at the first call.
 
+    A process that is started for a job that is running already does not wait here: it joins when it begins to train
+    (``ElasticTraining``, ``KungFuElasticCallback``), or at its first collective, so that the others train on while it
+    imports and compiles. Until then rank and size are provisional: those it was started for.
+
     Args:
         device: MindSpore's name of the device, ``"CPU"``, ``"GPU"`` or ``"Ascend"``; for the last two the vendor's
             libraries are opened now instead of with the first primitive.
@@ -39,7 +43,7 @@ def init(device: str | None = None) -> None:
         if _initialized:
             return
         if using_kungfu():
-            membership.join()
+            membership.begin()
             _core.set_resize_handler(membership.change_size)
         _core.set_delay_for_tests(env.TEST_COMM_DELAY_MS.get())
         # Nothing at exit: a process that fails would tell the others that it has left before the launcher can see how
@@ -85,13 +89,13 @@ def using_kungfu() -> bool:
 def current_rank() -> int:
     """This process's rank, from 0. Changes only inside a resize."""
     init()
-    return int(_core.rank())
+    return membership.rank()
 
 
 def current_cluster_size() -> int:
     """The number of ranks. Changes only inside a resize."""
     init()
-    return int(_core.size())
+    return membership.size()
 
 
 def current_local_rank() -> int:
@@ -109,11 +113,14 @@ def current_local_size() -> int:
 def cluster_version() -> int:
     """The version of the present membership; grows with every change."""
     init()
-    return int(_core.cluster_version())
+    return membership.cluster_version()
 
 
 def uid() -> int:
-    """A number that no other process of this job has, nor had: start version, then port (``version << 16 | port``)."""
+    """A number that no other process of this job has, nor had: start version, then port (``version << 16 | port``).
+
+    That of a standby changes when it joins.
+    """
     return membership.uid()
 
 

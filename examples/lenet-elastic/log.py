@@ -18,29 +18,31 @@ class TrainingLog(Callback):
     The loss is the mean over all workers' samples, which takes one small all-reduce.
     """
 
-    def __init__(self, path, learning_rate):
+    def __init__(self, path, learning_rate, steps):
         super().__init__()
         self._path = path
         self._learning_rate = learning_rate  # of each step
+        self._steps = steps
         self._file = None
         self._bar = None
         self._size = 0
         self._last = 0.0
 
     def on_train_begin(self, run_context):
-        if kf.current_rank() == 0:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("w", buffering=1)
-            self._bar = _progress_bar(len(self._learning_rate))
         self._last = time.perf_counter()
 
     def on_train_step_end(self, run_context):
         params = run_context.original_args()
-        loss = float(kf.comm.all_reduce(params.net_outputs.asnumpy().astype(np.float32), op="mean", name="loss"))
+        samples = params.train_dataset.weight
+        own = np.array([float(params.net_outputs.asnumpy()) * samples, samples], dtype=np.float64)
+        total, samples = kf.comm.all_reduce(own, op="sum", name="loss")
+        loss = total / max(samples, 1)
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        if self._file is not None:
+        if kf.current_rank() == 0:  # another worker where the one that was has died
             step, size = params.cur_step_num, kf.current_cluster_size()
+            if self._file is None:
+                self._open(step)
             line = {
                 "step": step,
                 "loss": round(loss, 6),
@@ -57,16 +59,28 @@ class TrainingLog(Callback):
         if self._bar is not None:
             self._bar.close()
 
+    def _open(self, first_step):
+        """Where training resumes, or the worker that wrote so far has died, the lines of earlier steps are kept."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = []
+        if first_step > 1 and self._path.exists():
+            lines = self._path.read_text().splitlines(True)
+            # Who was killed while it wrote left a last line without its end.
+            kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] < first_step]
+        self._file = self._path.open("w", buffering=1)
+        self._file.writelines(kept)
+        self._bar = _progress_bar(self._steps, first_step - 1)
+
     def _show(self, step, loss, size):
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {loss:.3f}, workers {size}", refresh=False)
             self._bar.update()
-        elif step % 20 == 0 or size != self._size or step == len(self._learning_rate):
-            print(f"step {step:4d} of {len(self._learning_rate)}  loss {loss:6.4f}  workers {size}", flush=True)
+        elif step % 20 == 0 or size != self._size or step == self._steps:
+            print(f"step {step:4d} of {self._steps}  loss {loss:6.4f}  workers {size}", flush=True)
         self._size = size
 
 
-def _progress_bar(steps):
+def _progress_bar(steps, done):
     """A bar on a terminal, else None. Under kungfu-run a worker writes to a pipe; run-elastic.sh tells it the width."""
     width = os.environ.get("PROGRESS_BAR_WIDTH", "")
     if not (sys.stderr.isatty() or width.isdigit()):
@@ -76,4 +90,4 @@ def _progress_bar(steps):
     except ImportError:
         return None
     form = "{percentage:3.0f}% {bar} {n_fmt}/{total_fmt}{postfix}"
-    return tqdm(total=steps, ncols=int(width or 80), bar_format=form)
+    return tqdm(total=steps, initial=done, ncols=int(width or 80), bar_format=form)

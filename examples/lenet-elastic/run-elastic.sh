@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # LeNet on a cluster that goes 1 -> 2 -> 4 -> 1 while it trains. Installs first where needed; arguments go to train.py.
-# Results: out/training.png, out/training.jsonl and the workers' logs in logs/, beside this file.
+# Results: out/training.png, out/training.jsonl and the workers' logs in logs/, beside this file; last, the proof that each
+# sample was trained once an epoch.
 set -euo pipefail
 
 export PATH="${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -39,5 +40,23 @@ if [ -t 2 ]; then
   export PROGRESS_BAR_WIDTH
 fi
 
-exec kungfu-run -q -logdir logs -np 1 -w -builtin-config-port "$port" \
-  -config-server "http://127.0.0.1:$port/config" python train.py "$@"
+# What is trained goes on record there; a --ledger of your own comes later on the command line and counts.
+ledger=logs/ledger resume=
+for ((i = 1; i <= $#; i++)); do
+  case ${!i} in
+    --ledger) next=$((i + 1)) && ledger=${!next:-} ;;
+    --ledger=*) ledger=${!i#--ledger=} ;;
+    --resume) resume=1 ;; # goes on with what an earlier run began
+  esac
+done
+[ "$resume" ] || rm -rf logs/ledger
+
+kungfu-run -q -logdir logs -np 1 -w -builtin-config-port "$port" -config-server "http://127.0.0.1:$port/config" \
+  python train.py --ledger logs/ledger "$@" <&0 &
+job=$!
+trap 'kill -TERM "$job"' TERM HUP
+trap : INT # a terminal sends it to kungfu-run too
+status=0
+while wait "$job" || status=$? && kill -0 "$job" 2>/dev/null; do status=0; done
+[ "$status" = 0 ] || exit "$status"
+python -m ms_kungfu.dataset.audit "$ledger"

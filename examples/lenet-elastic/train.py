@@ -33,6 +33,13 @@ def arguments():
     parser.add_argument(
         "--out", type=Path, default=HERE / "out", help="folder for the results (default: out beside this file)"
     )
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="DIR", help="write a checkpoint every 20 steps to this folder"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint there, if there is one")
+    parser.add_argument(
+        "--ledger", type=Path, metavar="DIR", help="record there what is trained; see python -m ms_kungfu.dataset.audit"
+    )
     return parser.parse_args()
 
 
@@ -43,20 +50,30 @@ def main():
 
     folder = data.find_or_make(args.data_path, HERE / "data")
     try:
-        elastic = KungFuElasticCallback(None if args.schedule == "none" else args.schedule)
-        train_data = ElasticDataset(
-            data.samples(folder, "train"), global_batch_size=args.global_batch_size, seed=args.seed
+        elastic = KungFuElasticCallback(
+            None if args.schedule == "none" else args.schedule,
+            wait=True,  # so that the picture shows the changes at the schedule's very steps
+            checkpoint_dir=args.checkpoint,
+            checkpoint_every=None if args.checkpoint is None else 20,
+            resume=args.resume,
         )
-    except ValueError as error:
+        train_data = ElasticDataset(
+            data.samples(folder, "train"),
+            global_batch_size=args.global_batch_size,
+            seed=args.seed,
+            ledger=args.ledger,
+        )
+    except (ValueError, OSError) as error:
         raise SystemExit(f"train.py: {error}") from None
 
     net = LeNet5()
     steps = train_data.get_dataset_size()
     learning_rate = nn.cosine_decay_lr(0.0, args.learning_rate, args.epochs * steps, steps, args.epochs)
+    learning_rate += learning_rate[-1:] * steps  # what dying workers leave undone takes further steps
     optimizer = KungFuMomentum(net.trainable_params(), learning_rate, 0.9)
     model = Model(net, nn.CrossEntropyLoss(), optimizer, metrics={"accuracy": Accuracy()})
 
-    log = TrainingLog(args.out / "training.jsonl", learning_rate)
+    log = TrainingLog(args.out / "training.jsonl", learning_rate, args.epochs * steps)
     model.train(args.epochs, train_data, callbacks=[log, elastic], dataset_sink_mode=False)
 
     if kf.detached() or kf.current_rank() != 0:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ms_kungfu.callbacks.broadcast import BroadcastCallback, sync_net_parameters
     from ms_kungfu.callbacks.elastic import KungFuElasticCallback
+    from ms_kungfu.callbacks.monitor import MonitorCallback
 
-__all__ = ["BroadcastCallback", "KungFuElasticCallback", "sync_net_parameters"]
+__all__ = ["BroadcastCallback", "KungFuElasticCallback", "MonitorCallback", "sync_net_parameters"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,6 +17,10 @@ def __getattr__(name: str) -> Any:
         from ms_kungfu.callbacks.elastic import KungFuElasticCallback
 
         return KungFuElasticCallback
+    if name == "MonitorCallback":
+        from ms_kungfu.callbacks.monitor import MonitorCallback
+
+        return MonitorCallback
     if name in ("BroadcastCallback", "sync_net_parameters"):
         from ms_kungfu.callbacks import broadcast
 

@@ -7,6 +7,8 @@ from typing import Any
 from mindspore.train import Callback
 
 from ms_kungfu import runtime
+from ms_kungfu.callbacks.elastic import KungFuElasticCallback
+from ms_kungfu.elastic import membership
 from ms_kungfu.elastic.state import collect_parameters, share_parameters
 from ms_kungfu.elastic.training import is_behind, is_resuming
 
@@ -35,8 +37,11 @@ class BroadcastCallback(Callback):
         self._root = _checked(root)
 
     def on_train_begin(self, run_context: Any) -> None:
-        if not is_resuming():
-            share_parameters(collect_parameters([run_context.original_args().train_network]), self._root)
+        params = run_context.original_args()
+        # Who joins a running job does so in the elastic callback, ready to train, and gets the whole state there.
+        joins_later = membership.is_parked() and any(isinstance(c, KungFuElasticCallback) for c in params.list_callback)
+        if not is_resuming() and not joins_later:
+            share_parameters(collect_parameters([params.train_network]), self._root)
 
 
 def _checked(root: int) -> int:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import mindspore as ms
+import numpy as np
 from mindspore.train import Callback
 
-from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
+from ms_kungfu.dataset.elastic import ElasticDataset, _positive
+from ms_kungfu.elastic.checkpoint import open_folder
+from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
+from ms_kungfu.elastic.policy import Policy, as_policy
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
-from ms_kungfu.elastic.state import Component
+from ms_kungfu.elastic.state import Component, check_averaged
+from ms_kungfu.elastic.steering import Evict, check_evict
 from ms_kungfu.elastic.training import ElasticTraining
+from ms_kungfu.monitoring.monitor import Monitor
 
 _log = logging.getLogger(__name__)
 
@@ -22,23 +32,65 @@ class KungFuElasticCallback(Callback):
 
     Args:
         schedule: ``{step: size}``, the text ``"10:2,20:4,40:1"`` (2 workers once 10 steps are done, ...), or a function
-            of the step that returns a size or None. None follows the config server only (``kungfu-run resize``).
+            of the step that returns a size or None. None follows the config server only (``kungfu-run resize``). A
+            size is asked for at its step, and the cluster changes once the new workers are ready; a later entry takes
+            the place of one that has not come true by then.
+        wait: stop at a step of the schedule until its size is there, as KungFu does, instead of training meanwhile.
         components: state of the program's own that joiners need, see `ms_kungfu.elastic.state`.
+        lr_rule, averaged, checkpoint_dir, checkpoint_every, keep_checkpoints, resume: see `ElasticTraining`.
+        global_batch_size: samples that all workers together train in a step, held constant: sets that of the
+            `ElasticDataset` that is trained, whatever it was made with.
+        policy: one `Policy` or several that decide on size, batch, learning rate and more: docs/policies.md.
+        monitor: a `Monitor` that measures the steps: docs/monitoring.md.
+        evict: what sends workers away where a policy wants it; by default the launcher does.
 
     A worker that joins receives everything that decides the next step before its own first one, and goes on with the
     others' `cur_step_num` and, in callbacks that come after this one, `cur_epoch_num`; it stops after the same step as
     they do. A worker that leaves has `request_stop` called: its ``Model.train`` returns after that step as it always
     does, and ``ms_kungfu.detached()`` is true from then on, so that a program can leave out what it does at the end.
     `batch_num` is set anew at each change: the steps of the present epoch, as far as they are known.
+    In GRAPH mode a worker that joins compiles the training step for its first batch before the others wait for it.
 
     Give it an `ElasticDataset`: an ordinary dataset is not dealt out anew, and each worker keeps the share that it
     began with. Sink mode hides the steps from callbacks and is refused.
     """
 
-    def __init__(self, schedule: Schedule | None = None, *, components: Sequence[Component] = ()) -> None:
+    def __init__(
+        self,
+        schedule: Schedule | None = None,
+        *,
+        wait: bool = False,
+        components: Sequence[Component] = (),
+        lr_rule: LRRule = "none",
+        global_batch_size: int | None = None,
+        averaged: Sequence[Any] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        keep_checkpoints: int = 3,
+        resume: bool = False,
+        policy: Policy | Sequence[Policy] | None = None,
+        monitor: Monitor | None = None,
+        evict: Evict | None = None,
+    ) -> None:
         super().__init__()
-        parse_schedule(schedule)  # what is wrong with it is said here rather than when training begins
-        self._schedule = schedule
+        self._policy, self._monitor, self._evict = as_policy(policy), monitor, check_evict(evict)
+        # What is wrong with them is said here rather than when training begins.
+        parse_schedule(schedule)
+        parse_lr_rule(lr_rule)
+        open_folder(checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
+        self._options: dict[str, Any] = {
+            "schedule": schedule,
+            "wait": wait,
+            "lr_rule": lr_rule,
+            "averaged": check_averaged(averaged),
+            "checkpoint_dir": checkpoint_dir,
+            "checkpoint_every": checkpoint_every,
+            "keep_checkpoints": keep_checkpoints,
+            "resume": resume,
+        }
+        self._global_batch_size = global_batch_size
+        if global_batch_size is not None:
+            _positive(global_batch_size, "global_batch_size")
         self._components = tuple(components)
         self._epochs_before = 0
         self._last_step = 0
@@ -53,14 +105,26 @@ class KungFuElasticCallback(Callback):
                 "call model.train(..., dataset_sink_mode=False)"
             )
         elastic_data = isinstance(params.train_dataset, ElasticDataset)
+        if not elastic_data:
+            self._refuse_ordinary(type(params.train_dataset).__name__)
+        elif self._global_batch_size is not None:
+            params.train_dataset.global_batch_size = self._global_batch_size
         before = self.training
         self.training = training = ElasticTraining(
             params.train_network,
-            schedule=self._schedule,
+            **self._options,
+            prepare=partial(compile_step, params.train_network, params.train_dataset),
             dataset=params.train_dataset if elastic_data else None,
             loss_scale_manager=params.get("loss_scale_mananger"),  # as MindSpore spells it
             components=(Component("last_step", lambda: self._last_step, self._set_last_step), *self._components),
+            policy=self._policy,
+            monitor=self._monitor,
+            evict=self._evict,
+            total_samples=params.epoch_num * params.train_dataset.total_samples if elastic_data else None,
         )
+        self._monitor = training.monitor
+        if self._monitor is not None:
+            connect_summary(self._monitor, params)
         training.step = before.step if before is not None else 0
         self._last_step = training.step + params.batch_num * params.epoch_num
         training.begin()
@@ -82,11 +146,15 @@ class KungFuElasticCallback(Callback):
 
     def on_train_epoch_begin(self, run_context: Any) -> None:
         run_context.original_args().cur_epoch_num += self._epochs_before
+        if self.training is not None:
+            self.training.epoch_begin()
 
     def on_train_step_end(self, run_context: Any) -> None:
         training = self.training
         assert training is not None
-        change = training.step_end()
+        params = run_context.original_args()
+        samples = None if self._elastic_data(run_context) else batch_rows(params)
+        change = training.step_end(params.net_outputs if training.monitor is not None else None, samples)
         if change.changed:
             self._steps_of_epoch(run_context.original_args())
         # An ordinary dataset at a joiner doesn't know where the others' ends.
@@ -101,6 +169,16 @@ class KungFuElasticCallback(Callback):
         if training.should_stop or training.epoch >= run_context.original_args().epoch_num:
             run_context.request_stop()
 
+    def on_train_end(self, run_context: Any) -> None:
+        if self.training is not None:
+            self.training.end()
+
+    def _refuse_ordinary(self, kind: str) -> None:
+        given = {"global_batch_size": self._global_batch_size is not None, "resume": self._options["resume"]}
+        for option, is_given in given.items():
+            if is_given:
+                raise ValueError(f"{option} works with an ElasticDataset, and train_dataset is a {kind}")
+
     def _set_last_step(self, step: int) -> None:
         self._last_step = step
 
@@ -111,6 +189,15 @@ class KungFuElasticCallback(Callback):
     @staticmethod
     def _steps_of_epoch(params: Any) -> None:
         params.batch_num = params.train_dataset.get_dataset_size()
+
+
+def compile_step(network: Any, dataset: Any) -> None:
+    """Compile `network` for the first batch of `dataset` without running it. Does nothing in PyNative mode, which has
+    no graph of the whole step."""
+    if ms.get_context("mode") != ms.GRAPH_MODE:
+        return
+    columns = zip(dataset.output_shapes(), dataset.output_types())
+    network.compile(*(ms.Tensor(np.zeros(shape, dtype)) for shape, dtype in columns))
 
 
 def _sink_mode_asked_for() -> bool:

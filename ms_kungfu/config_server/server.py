@@ -59,6 +59,11 @@ class ConfigServer:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self._port}{self._path}"
 
+    @property
+    def version(self) -> int:
+        """The last version that was in use, -1 before the first."""
+        return self._store.version
+
     async def start(self) -> None:
         """Binds and serves. OSError where the port is taken; port 0 takes a free one, see `url`."""
         await self._runner.setup()

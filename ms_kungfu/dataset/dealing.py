@@ -1,25 +1,35 @@
-"""How an epoch is cut into steps and a step into the shares of the workers. Pure: positions in, positions out.
+"""How an epoch is cut into steps and a step into the shares of the workers. Pure: the same calls give the same shares.
 
-An epoch is a permutation of the samples, the same at every worker. Training walks along it: a step takes the next
-samples of the permutation, a *global batch*, and each worker trains one contiguous block of them. All that has to be
-known to go on after any change of membership is how far the walk has come.
+An epoch is a permutation of the samples, the same at every worker. What of it is still to be trained is the *pool*: a
+list of ranges of positions in the permutation, in the order in which they are trained. A step takes the next positions
+from the front of the pool, a *global batch*, and is dealt to the workers in contiguous blocks, their *shares*. When it
+is committed, the shares of those that took part are trained; the share of a worker that died in the step, and without
+which it was committed, goes back to the end of the pool. All that has to be known to go on after any change of
+membership is the pool.
 
 Rules
 - A step takes `global_batch` samples. What is left at the end of an epoch is trained too: when fewer than one and a
   half global batches remain, the last two steps share them evenly (the last step alone when one global batch or less
   remains). So no step is tiny, none is larger than asked for, and an epoch has ``ceil(total / global_batch)`` steps at
-  any size. With `drop_remainder` the part that doesn't fill a global batch is left out instead.
-- A step's samples are dealt in blocks as even as possible; the first ranks have one more where it doesn't divide.
-- Only where a step has fewer samples than there are workers (the cluster grew when the epoch was all but over), a
-  worker without a sample of its own repeats the step's last one: it has to bring a gradient.
+  any size, and more only where shares came back to the pool. With `drop_remainder` what doesn't fill a global batch
+  is left out instead.
+- A step's samples are dealt in blocks as even as possible; the first workers have one more where it doesn't divide.
+- Where a step has fewer samples than there are workers, the last ones have none. They take part all the same: they
+  repeat the step's last sample, and what they bring counts with weight 0. Should all die who have a sample of their
+  own, the update is that of the repeated one, which is then trained and doesn't go back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+Range = tuple[int, int]
+"""Positions ``[first, last)`` in an epoch's permutation."""
 
 
 def permutation(total: int, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
@@ -29,37 +39,165 @@ def permutation(total: int, seed: int, epoch: int, shuffle: bool = True) -> NDAr
     return np.random.default_rng((seed, epoch)).permutation(total)
 
 
-def step_stop(start: int, total: int, global_batch: int, drop_remainder: bool = False) -> int:
-    """Where the step that starts at `start` ends; `start` itself when the epoch is over."""
-    left = total - start
+def step_length(left: int, global_batch: int, drop_remainder: bool = False) -> int:
+    """Samples of the next step where `left` remain; 0 when the epoch is over."""
     if drop_remainder:
-        return start + global_batch if left >= global_batch else start
+        return global_batch if left >= global_batch else 0
     if left <= global_batch:
-        return total
-    if 2 * left < 3 * global_batch:
-        return start + (left + 1) // 2
-    return start + global_batch
+        return left
+    return (left + 1) // 2 if 2 * left < 3 * global_batch else global_batch
 
 
-def share(start: int, stop: int, rank: int, size: int) -> tuple[int, int]:
-    """The block ``[first, last)`` of the step ``[start, stop)`` that `rank` of `size` trains; never empty."""
-    each, extra = divmod(stop - start, size)
-    first = start + rank * each + min(rank, extra)
-    last = first + each + (1 if rank < extra else 0)
-    return (first, last) if last > first else (stop - 1, stop)
-
-
-def steps(start: int, total: int, global_batch: int, drop_remainder: bool = False) -> Iterator[tuple[int, int]]:
-    """The steps ``(start, stop)`` from `start` to the end of the epoch."""
-    while True:
-        stop = step_stop(start, total, global_batch, drop_remainder)
-        if stop == start:
-            return
-        yield start, stop
-        start = stop
-
-
-def count_steps(start: int, total: int, global_batch: int, drop_remainder: bool = False) -> int:
-    """How many steps are left from `start` on."""
-    left = total - start
+def count_steps(left: int, global_batch: int, drop_remainder: bool = False) -> int:
+    """How many steps `left` samples take."""
     return left // global_batch if drop_remainder else -(-left // global_batch)
+
+
+def block(length: int, place: int, workers: int) -> Range:
+    """The part ``[first, last)`` of a step of `length` samples that the worker at `place` of `workers` trains; empty
+    where there are more workers than samples."""
+    each, extra = divmod(length, workers)
+    first = place * each + min(place, extra)
+    return first, first + each + (1 if place < extra else 0)
+
+
+def count(ranges: Iterable[Range]) -> int:
+    """How many positions are in `ranges`."""
+    return sum(last - first for first, last in ranges)
+
+
+def part(ranges: Iterable[Range], first: int, last: int) -> tuple[Range, ...]:
+    """The positions from the `first` to before the `last` one in `ranges`."""
+    found = []
+    for begin, end in ranges:
+        low, high = max(begin, begin + first), min(end, begin + last)
+        if low < high:
+            found.append((low, high))
+        first, last = first - (end - begin), last - (end - begin)
+    return tuple(found)
+
+
+def positions(ranges: Iterable[Range]) -> NDArray[np.int64]:
+    """The positions in `ranges`: int64 of shape (count,)."""
+    return np.concatenate([np.empty(0, np.int64), *(np.arange(first, last, dtype=np.int64) for first, last in ranges)])
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step as it was dealt: what its workers train together, and to whom."""
+
+    number: int
+    """Of the epoch, from 0."""
+    batch: tuple[Range, ...]
+    members: tuple[int, ...]
+    """Ranks in the order of their blocks."""
+
+    def share(self, rank: int) -> tuple[Range, ...]:
+        """What `rank` trains; nothing where there are fewer samples than members."""
+        return part(self.batch, *block(count(self.batch), self.members.index(rank), len(self.members)))
+
+    def outcome(self, participants: Iterable[int]) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
+        """(what was trained, what goes back to the pool) when the step was committed with these members."""
+        alive = set(participants)
+        trained: tuple[Range, ...] = ()
+        back: tuple[Range, ...] = ()
+        for rank in self.members:
+            if rank in alive:
+                trained += self.share(rank)
+            else:
+                back += self.share(rank)
+        if not trained:  # only workers that repeated the last sample are left
+            last = count(self.batch) - 1
+            return part(self.batch, last, last + 1), part(self.batch, 0, last)
+        return trained, back
+
+
+class Walk:
+    """The way through the epochs: what is trained, what is handed out, what is left.
+
+    All workers make the same calls and so have the same pool. A step goes through `take` (handed out) and `commit`
+    (trained, by whoever took part); `put_back` undoes what was handed out and not committed.
+    """
+
+    def __init__(self, total: int, drop_remainder: bool = False) -> None:
+        self.total = total
+        self.drop_remainder = drop_remainder
+        self.epoch = 0
+        self.steps = 0
+        """Committed steps of this epoch."""
+        self.pool: tuple[Range, ...] = ((0, total),)
+        """What the committed steps have left, in the order in which it will be trained."""
+        self.taken: list[Step] = []
+        """Steps handed out and not committed, from the front of the pool."""
+
+    @property
+    def left(self) -> int:
+        """Samples of the epoch that aren't trained."""
+        return count(self.pool)
+
+    @property
+    def rest(self) -> tuple[Range, ...]:
+        """The pool without what is handed out."""
+        return part(self.pool, sum(count(step.batch) for step in self.taken), self.total)
+
+    def take(self, global_batch: int, members: Sequence[int]) -> Step | None:
+        """Hands out the next step; None at the end of the epoch."""
+        rest = self.rest
+        length = step_length(count(rest), global_batch, self.drop_remainder)
+        if length == 0:
+            return None
+        step = Step(self.steps + len(self.taken), part(rest, 0, length), tuple(members))
+        self.taken.append(step)
+        return step
+
+    def commit(self, participants: Sequence[int] | None = None) -> list[Step]:
+        """Counts what was handed out as trained by `participants` (None: all members); returns these steps."""
+        steps, self.pool, self.taken = self.taken, self.rest, []
+        if participants is not None:
+            for step in steps:
+                self.pool += step.outcome(participants)[1]
+        self.steps += len(steps)
+        return steps
+
+    def put_back(self) -> None:
+        """What was handed out and not committed is handed out again."""
+        self.taken = []
+
+    def end_epoch(self) -> None:
+        """Begins the next epoch."""
+        self.epoch, self.steps, self.pool, self.taken = self.epoch + 1, 0, ((0, self.total),), []
+
+    def deal(self, global_batch: int, members: Sequence[int], rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What `rank` is handed out if nothing changes until the end of the epoch: the positions of all its batches
+        one after the other, and the length of each batch, of which none is 0."""
+        rest = positions(self.rest)
+        left, place, workers = rest.size, tuple(members).index(rank), len(members)
+        if self.drop_remainder:
+            full = left // global_batch
+        else:
+            full = max(0, (2 * left - 3 * global_batch) // (2 * global_batch) + 1)
+        first, last = block(global_batch, place, workers)
+        steps = rest[: full * global_batch].reshape(full, global_batch)
+        shares = [(steps[:, first:last] if last > first else steps[:, -1:]).ravel()]
+        lengths = [np.full(full, max(last - first, 1), dtype=np.int64)]
+        rest = rest[full * global_batch :]
+        while length := step_length(rest.size, global_batch, self.drop_remainder):
+            first, last = block(length, place, workers)
+            shares.append(rest[first:last] if last > first else rest[length - 1 : length])
+            lengths.append(np.array([shares[-1].size], dtype=np.int64))
+            rest = rest[length:]
+        return np.concatenate(shares), np.concatenate(lengths)
+
+    def state(self) -> dict[str, Any]:
+        """What another worker needs to go on from the committed steps; JSON."""
+        return {"epoch": self.epoch, "steps": self.steps, "pool": [list(r) for r in self.pool], "total": self.total}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from another worker's `state`. ValueError where that worker has other data."""
+        if state["total"] != self.total:
+            raise ValueError(
+                f"this worker's data has {self.total} samples, that of the others {state['total']}; start all workers "
+                "with the same data"
+            )
+        self.epoch, self.steps, self.taken = state["epoch"], state["steps"], []
+        self.pool = tuple((first, last) for first, last in state["pool"])

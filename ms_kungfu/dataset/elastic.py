@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from operator import index
+from pathlib import Path
 from typing import Any, Callable, Union
 
 import mindspore.dataset as ds
-import numpy as np
 from mindspore.dataset.engine.datasets import MapDataset, ProjectDataset, RenameDataset
 
-from ms_kungfu import runtime
+from ms_kungfu import env, runtime
 from ms_kungfu.dataset import dealing
+from ms_kungfu.dataset.ledger import Ledger
+from ms_kungfu.elastic import membership
+from ms_kungfu.errors import KungFuError
 
 Source = Union[ds.Dataset, Callable[[list[int]], ds.Dataset]]
+
+
+@dataclass(frozen=True)
+class _Dealt:
+    """The cluster to which the steps are dealt at present."""
+
+    version: int
+    size: int
+    rank: int
+    members: tuple[int, ...]  # ranks that aren't known to have died
 
 
 class ElasticDataset(ds.Dataset):
@@ -30,16 +45,22 @@ class ElasticDataset(ds.Dataset):
         total: number of samples; needed where `source` is a function.
         shuffle: a new permutation of all samples each epoch, a function of (`seed`, epoch); else their own order.
         drop_remainder: leave out what doesn't fill a global batch at the end of an epoch. By default it is trained.
+        ledger: a folder in which each worker records what it trained, for ``python -m ms_kungfu.dataset.audit``; by
+            default that of ``KUNGFU_LEDGER_DIR``, else nothing is recorded.
 
-    Every sample is trained once an epoch, whatever resizes happen in between: after a change the rest of the epoch is
-    dealt out anew from where the *trained* steps end, so batches that MindSpore had prefetched come from the new deal.
-    Epochs end at the same step on all workers. How an epoch is cut and dealt, the tail included, is said in
-    `ms_kungfu.dataset.dealing`. Where the workers' shares differ in size (3 workers, a global batch of 32), each
-    worker's mean counts the same.
+    Every sample is trained once an epoch, whatever happens in between: after a resize or a death the rest of the epoch
+    is dealt out anew from where the *trained* steps end, so batches that MindSpore had prefetched come from the new
+    deal. What a worker took in a step that was committed without it, because it died, is trained later in the epoch,
+    which may so have a step more. Epochs end at the same step on all workers. How an epoch is cut and dealt, the tail
+    included, is said in `ms_kungfu.dataset.dealing`. Shares may differ in size (3 workers, a global batch of 32): a
+    worker's gradients count by the number of its samples, so the mean over the workers is that over the samples.
 
-    A batch counts as trained at ``ElasticTraining.step_end``, or, without one, when the next batch is asked for.
+    A batch counts as trained at ``ElasticTraining.step_end``, or, without one, when the next batch is asked for; and
+    when its epoch ends: gradients accumulated over several batches are applied before that.
     On a worker that has left the cluster an iterator ends at once.
     """
+
+    _made = 0  # a joiner runs the program from its start, so it counts its datasets as the others do
 
     def __init__(
         self,
@@ -51,6 +72,7 @@ class ElasticDataset(ds.Dataset):
         shuffle: bool = True,
         seed: int = 0,
         drop_remainder: bool = False,
+        ledger: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
         if (batch_size is None) == (global_batch_size is None):
@@ -62,12 +84,15 @@ class ElasticDataset(ds.Dataset):
         self._per_worker = None if batch_size is None else _positive(batch_size, "batch_size")
         self._global = None if global_batch_size is None else _positive(global_batch_size, "global_batch_size")
         self._total = _positive(total, "total") if total is not None else _size_of(source)
-        self._shuffle, self._seed, self._drop_remainder = shuffle, index(seed), drop_remainder
-        self._epoch = 0
-        self._trained = 0  # position in the epoch's permutation up to which the steps are trained
-        self._taken = 0  # position up to which batches were handed out
-        self._steps = 0  # trained steps of this epoch
-        self._steps_taken = 0
+        self._shuffle, self._seed = bool(shuffle), index(seed)
+        self._walk = dealing.Walk(self._total, drop_remainder)
+        self._dealt = _Dealt(-1, 0, 0, ())  # until the first step
+        self._deals = 0  # how often what was dealt lost its validity, other than by a new cluster version or epoch
+        self._order: tuple[tuple[int, int], Any] = ((-1, -1), None)  # (seed, epoch) and its permutation
+        self._weight = 0
+        folder = ledger if ledger is not None else env.LEDGER_DIR.get()
+        self._ledger = None if folder is None else Ledger(Path(folder), ElasticDataset._made)
+        ElasticDataset._made += 1
         self.driven = False  # an ElasticTraining calls `commit`
         self.suspended = False  # iterators end at once
 
@@ -76,12 +101,29 @@ class ElasticDataset(ds.Dataset):
     @property
     def epoch(self) -> int:
         """Epochs that have been handed out in full, over all iterators."""
-        return self._epoch
+        return self._walk.epoch
 
     @property
     def position(self) -> int:
         """Samples of this epoch that are trained, over all workers."""
-        return self._trained
+        return self._total - self._walk.left
+
+    @property
+    def weight(self) -> int:
+        """Samples of this worker's own in the batches handed out since the last step: what its gradients count. 0 for
+        a batch that repeats a sample because the step has fewer samples than there are workers."""
+        return self._weight
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that the next step is dealt to: those of the cluster without those that are known to have died."""
+        return self._present().members
+
+    def _present(self) -> _Dealt:
+        now = runtime.cluster_version(), runtime.current_cluster_size(), runtime.current_rank()
+        if now != (self._dealt.version, self._dealt.size, self._dealt.rank):
+            self._dealt = _Dealt(*now, members=tuple(range(now[1])))
+        return self._dealt
 
     @property
     def global_batch_size(self) -> int:
@@ -89,46 +131,100 @@ class ElasticDataset(ds.Dataset):
         if self._global is not None:
             return self._global
         assert self._per_worker is not None
-        return self._per_worker * runtime.current_cluster_size()
+        return self._per_worker * len(self.members)
 
-    def commit(self) -> None:
-        """Count what was handed out as trained."""
-        self._trained, self._steps = self._taken, self._steps_taken
+    @global_batch_size.setter
+    def global_batch_size(self, samples: int) -> None:
+        """Hold it constant from now on, whatever the dataset was made with. At all workers at the same step."""
+        self._global, self._per_worker = _positive(samples, "global_batch_size"), None
+        self._deals += 1
+
+    @property
+    def total_samples(self) -> int:
+        """Samples of an epoch."""
+        return self._total
+
+    @property
+    def holds_global_batch(self) -> bool:
+        """Whether the batch stays the same when the cluster changes."""
+        return self._global is not None
+
+    def set_batch_size(self, batch_size: int | None = None, global_batch_size: int | None = None) -> None:
+        """Other batches from the next one on: of a worker, or of all together; one of the two. At all workers at the
+        same step. The rest of the epoch is dealt out anew."""
+        if (batch_size is None) == (global_batch_size is None):
+            raise ValueError("set_batch_size takes batch_size or global_batch_size, one of the two")
+        self._per_worker = None if batch_size is None else _positive(batch_size, "batch_size")
+        self._global = None if global_batch_size is None else _positive(global_batch_size, "global_batch_size")
+        self._deals += 1
+
+    def commit(self, participants: Sequence[int] | None = None) -> None:
+        """Count what was handed out as trained by these ranks (None: by all). What the others took goes back.
+
+        Called at all workers with the same ranks, once the step's outcome is known and before the membership changes.
+        """
+        if not self._walk.taken:
+            return
+        dealt = self._dealt
+        if dealt.version != runtime.cluster_version():
+            participants = None  # handed out in a cluster of other ranks, which a resize by hand has ended since
+        living = dealt.members if participants is None else tuple(r for r in dealt.members if r in participants)
+        if dealt.rank not in living:
+            raise KungFuError(f"rank {dealt.rank} lives but took no part in the step of ranks {list(living)}")
+        epoch, global_batch = self._walk.epoch, self.global_batch_size
+        steps = self._walk.commit(participants)
+        self._weight = 0
+        membership.set_weight(1)  # for reductions that have nothing to do with this dataset
+        if living != dealt.members:
+            self._dealt = replace(dealt, members=living)
+            self._deals += 1
+        if self._ledger is not None:
+            common = {**self._ledger_common(dealt), "participants": living, "global_batch": global_batch}
+            for step in steps:
+                self._ledger.step(epoch, step, dealt.rank, common)
+
+    def _ledger_common(self, dealt: _Dealt) -> dict[str, Any]:
+        return {
+            "version": dealt.version,
+            "size": dealt.size,
+            "global_batch": self.global_batch_size,
+            "drop_remainder": self._walk.drop_remainder,
+            "total": self._total,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+        }
+
+    def _end_epoch(self) -> None:
+        if self._ledger is not None:
+            dealt = self._present()
+            self._ledger.end(self._walk, dealt.rank, self._ledger_common(dealt))
+        self._walk.end_epoch()
 
     def state(self) -> dict[str, Any]:
         """What another worker needs to go on from here; JSON."""
-        return {
-            "epoch": self._epoch,
-            "position": self._trained,
-            "steps": self._steps,
-            "seed": self._seed,
-            "total": self._total,
-        }
+        return {**self._walk.state(), "seed": self._seed, "batch": [self._per_worker, self._global]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from another worker's `state`. ValueError where that worker has other data."""
-        if state["total"] != self._total:
-            raise ValueError(
-                f"this worker's data has {self._total} samples, that of the others {state['total']}; start all workers "
-                "with the same data"
-            )
-        self._epoch, self._seed = state["epoch"], state["seed"]
-        self._trained = self._taken = state["position"]
-        self._steps = self._steps_taken = state["steps"]
+        self._walk.restore(state)
+        self._seed = state["seed"]
+        self._per_worker, self._global = state["batch"]
+        self._deals += 1
 
     # -- what MindSpore calls -----------------------------------------------------------------------------------------
 
     def get_dataset_size(self) -> int:
         """Steps of the present epoch, those already trained included; with batch_size it depends on the size."""
+        walk = self._walk
         if self.suspended or runtime.detached():
-            return max(self._steps, 1)  # Model.train refuses 0
-        left = dealing.count_steps(self._trained, self._total, self.global_batch_size, self._drop_remainder)
-        return max(self._steps + left, 1)
+            return max(walk.steps, 1)  # Model.train refuses 0
+        return max(walk.steps + dealing.count_steps(walk.left, self.global_batch_size, walk.drop_remainder), 1)
 
     def get_batch_size(self) -> int:
         """Samples of this worker's full batch."""
-        first, last = dealing.share(0, self.global_batch_size, runtime.current_rank(), runtime.current_cluster_size())
-        return last - first
+        members = self.members
+        first, last = dealing.block(self.global_batch_size, members.index(runtime.current_rank()), len(members))
+        return max(last - first, 1)
 
     def create_tuple_iterator(
         self,
@@ -171,25 +267,45 @@ class ElasticDataset(ds.Dataset):
         if not isinstance(self._source, ds.Dataset):
             return self._source(indices)
         pipeline = copy.deepcopy(self._source)
-        _leaf(pipeline).use_sampler(ds.SubsetSampler(indices))
+        sampler = ds.SubsetSampler([0])
+        sampler.indices = _Numbers(indices)
+        _leaf(pipeline).use_sampler(sampler)
         return pipeline
 
-    def _deal(self) -> ds.Dataset:
-        """A pipeline over this worker's batches of the rest of the epoch, of which there is at least one step."""
-        rank, size = runtime.current_rank(), runtime.current_cluster_size()
-        cut = dealing.steps(self._taken, self._total, self.global_batch_size, self._drop_remainder)
-        shares = [dealing.share(start, stop, rank, size) for start, stop in cut]
-        order = dealing.permutation(self._total, self._seed, self._epoch, self._shuffle)
-        indices = np.concatenate([order[first:last] for first, last in shares])
-        lengths = [last - first for first, last in shares]
-        pipeline = self._pipeline(indices.tolist())
-        if all(length == lengths[0] for length in lengths[:-1]) and lengths[-1] <= lengths[0]:
-            return pipeline.batch(lengths[0])
-        return pipeline.batch(lambda info: lengths[info.get_batch_num()])
+    def _deal(self) -> ds.Dataset | None:
+        """A pipeline over this worker's batches of the rest of the epoch; None at its end."""
+        walk, dealt = self._walk, self._present()
+        where, lengths = walk.deal(self.global_batch_size, dealt.members, dealt.rank)
+        if lengths.size == 0:
+            return None
+        if self._order[0] != (self._seed, walk.epoch):
+            order = dealing.permutation(self._total, self._seed, walk.epoch, self._shuffle)
+            self._order = (self._seed, walk.epoch), order
+        pipeline = self._pipeline(self._order[1][where].tolist())
+        if (lengths[:-1] == lengths[0]).all() and lengths[-1] <= lengths[0]:
+            return pipeline.batch(int(lengths[0]))
+        return pipeline.batch(lambda info: int(lengths[info.get_batch_num()]))
+
+    def _take(self) -> dealing.Step | None:
+        """Hands out a step, and tells the runtime what this worker's gradients count from now on."""
+        walk, dealt = self._walk, self._present()
+        step = walk.take(self.global_batch_size, dealt.members)
+        if step is not None:
+            self._weight = sum(dealing.count(taken.share(dealt.rank)) for taken in walk.taken)
+            membership.set_weight(self._weight)
+        return step
+
+
+class _Numbers(list[int]):
+    """Known to be integers, and shared by MindSpore's copies of a pipeline. Its SubsetSampler looks at each number, and
+    each iterator copies each, which takes longer than all the rest of a new deal."""
+
+    def __deepcopy__(self, memo: Any) -> _Numbers:
+        return self
 
 
 class _Batches:
-    """Walks through the epochs of an ElasticDataset, on one stock pipeline while the cluster stays the same."""
+    """Walks through the epochs of an ElasticDataset, on one stock pipeline while the deal stays the same."""
 
     def __init__(
         self,
@@ -207,43 +323,56 @@ class _Batches:
             self._options["columns"] = columns
         self._epochs_left = num_epochs
         self._inner: Iterator[Any] | None = None
-        self._dealt_for: tuple[int, int] | None = None  # (cluster version, epoch) of `_inner`
-        dataset._taken, dataset._steps_taken = dataset._trained, dataset._steps
+        self._dealt_for: tuple[int, ...] = ()  # what has to be the same for `_inner` to be valid
+        dataset._walk.put_back()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        dataset = self._dataset
+        dataset, walk = self._dataset, self._dataset._walk
         if self._epochs_left == 0 or dataset.suspended or runtime.detached():
             self.stop()
             raise StopIteration
-        if not dataset.driven:
-            dataset.commit()
-        stop = dealing.step_stop(dataset._taken, dataset._total, dataset.global_batch_size, dataset._drop_remainder)
-        if stop == dataset._taken:
-            if stop == 0:
-                raise ValueError(
-                    f"drop_remainder leaves nothing of {dataset._total} samples where a step takes "
-                    f"{dataset.global_batch_size}; train smaller batches or fewer workers, or keep the remainder"
-                )
+        if walk.taken and not (dataset.driven and dataset._dealt.version == runtime.cluster_version()):
+            dataset.commit(membership.take_participants())
+        wanted = (runtime.cluster_version(), walk.epoch, dataset._deals)
+        if wanted != self._dealt_for:
             self.stop()
-            self._epochs_left -= 1
-            dataset._epoch += 1
-            dataset._trained = dataset._taken = dataset._steps = dataset._steps_taken = 0
-            raise StopIteration
-        wanted = (runtime.cluster_version(), dataset.epoch)
-        if wanted != self._dealt_for or self._inner is None:
-            self.stop()
-            self._inner, self._dealt_for = getattr(dataset._deal(), self._kind)(**self._options), wanted
+            pipeline = dataset._deal()
+            self._inner = None if pipeline is None else getattr(pipeline, self._kind)(**self._options)
+            self._dealt_for = wanted
+        step = dataset._take()
+        if step is None:
+            return self._end_epoch()
         assert self._inner is not None
-        batch = next(self._inner)
-        dataset._taken, dataset._steps_taken = stop, dataset._steps_taken + 1
+        batch = next(self._inner, None)
+        expected = max(dealing.count(step.share(dataset._dealt.rank)), 1)
+        given = 0 if batch is None else next(iter(batch.values() if isinstance(batch, dict) else batch)).shape[0]
+        if given != expected:
+            raise ValueError(
+                f"a step takes {expected} samples from the source of this ElasticDataset, which gave {given}; a source "
+                "gives each sample that it is asked for, once"
+            )
         return batch
+
+    def _end_epoch(self) -> Any:
+        dataset, walk = self._dataset, self._dataset._walk
+        if walk.taken:
+            dataset.commit()
+        if walk.steps == 0:
+            raise ValueError(
+                f"drop_remainder leaves nothing of {dataset._total} samples where a step takes "
+                f"{dataset.global_batch_size}; train smaller batches or fewer workers, or keep the remainder"
+            )
+        self.stop()
+        self._epochs_left -= 1
+        dataset._end_epoch()
+        raise StopIteration
 
     def stop(self) -> None:
         """Let the pipeline and what it has prefetched go."""
-        inner, self._inner, self._dealt_for = self._inner, None, None
+        inner, self._inner, self._dealt_for = self._inner, None, ()
         if inner is not None:
             inner.stop()  # type: ignore[attr-defined]
 

@@ -4,11 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ms_kungfu.elastic.policy import Decision, Policies, Policy, Quantities
+
 if TYPE_CHECKING:
+    from ms_kungfu.elastic.policies import (
+        NoiseScaleLearningRate,
+        NoiseScalePolicy,
+        SchedulePolicy,
+        StragglerPolicy,
+        ThroughputPolicy,
+    )
     from ms_kungfu.elastic.state import Component
     from ms_kungfu.elastic.training import ElasticTraining
 
-__all__ = ["Component", "ElasticTraining"]
+__all__ = [
+    "Component",
+    "Decision",
+    "ElasticTraining",
+    "NoiseScaleLearningRate",
+    "NoiseScalePolicy",
+    "Policies",
+    "Policy",
+    "Quantities",
+    "SchedulePolicy",
+    "StragglerPolicy",
+    "ThroughputPolicy",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,6 +41,10 @@ def __getattr__(name: str) -> Any:
         from ms_kungfu.elastic.state import Component
 
         return Component
+    if name in __all__:
+        from ms_kungfu.elastic import policies
+
+        return getattr(policies, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,11 +47,12 @@ class Cluster:
     def rank_of(self, peer: PeerID) -> int | None:
         return self.workers.index(peer) if peer in self.workers else None
 
-    def resized(self, size: int, ports: Iterable[int]) -> Cluster:
-        """The next version with `size` workers: the last ranks go first, newcomers take the lowest free ports."""
+    def resized(self, size: int, ports: Iterable[int], without: Collection[PeerID] = ()) -> Cluster:
+        """The next version with `size` workers: those in `without` go first, then the last ranks; newcomers take the
+        lowest free ports."""
         if size < 1:
             raise ValueError(f"a cluster has at least 1 worker, got size {size}")
-        keep = self.workers[:size]
+        keep = [worker for worker in self.workers if worker not in without][:size]
         host = self.workers[0].host if self.workers else "127.0.0.1"
         # Ports of workers that are about to leave are not handed out: the leaver may still be on its way out.
         taken = {w.port for w in self.workers if w.host == host}
@@ -63,6 +64,13 @@ class Cluster:
                 raise ValueError(f"the port range is too small for {size} workers; give a larger -port-range")
             grown.append(PeerID(host, port))
         return replace(self, workers=tuple(grown), version=self.version + 1)
+
+    def without(self, leaving: Collection[PeerID]) -> Cluster:
+        """The next version without these workers. ValueError where nobody would be left."""
+        keep = tuple(worker for worker in self.workers if worker not in leaving)
+        if not keep:
+            raise ValueError(f"a cluster has at least 1 worker, and {self.workers[0]} is the last of this one")
+        return replace(self, workers=keep, version=self.version + 1)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -1,25 +1,42 @@
 """A worker's side of a change of membership.
 
 The ranks of a cluster agree on the next version through the communicator that they have; then each asks its host's
-broker for that version's segment and joins it. `docs/architecture.md` has the whole protocol. All functions belong to
-the thread that trains; none may run while another collective of this process is under way.
+broker for that version's segment and joins it. `docs/architecture.md` has the whole protocol. All functions but
+:func:`evict` belong to the thread that trains; none may run while another collective of this process is under way.
+
+Nothing hangs on a particular rank. Once a step all ranks agree, by one small all-reduce, on the newest version that
+the launcher has announced, on a size that somebody wishes for, and on what became of that wish. The lowest rank that
+lives files the wish at the config server, in the background; if it dies, the next one does so again and finds what the
+first may have written already. A version is announced once everybody who is new in it is ready, so nobody waits for a
+newcomer's start.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import struct
+import signal
+import threading
+import time
 from dataclasses import dataclass, field
+from types import FrameType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import _core, env
-from ..config_server.client import ConfigClient, StaleConfigError
-from ..errors import KungFuError, ResizeError
+from ..config_server.client import ConfigClient, ConfigServerUnreachableError, StaleConfigError
+from ..errors import KungFuError, PeerLostError, ResizeError
 from . import rendezvous
 from .cluster import Cluster, PeerID
 
+_log = logging.getLogger(__name__)
 _FIRST_PORT, _LAST_PORT = 10000, 10999  # KungFu's default range
+_MAX = 3  # the reduction, see comm.OPS
+_RETRY_S = 0.2
+_POLL_S = 0.001
+_GIVE_UP_MARGIN_S = 10.0  # the launcher gives newcomers up first, and announces a version without them
+_MAX_REFUSAL_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -34,31 +51,41 @@ class Change:
 
 @dataclass
 class _State:
-    """What this process knows of its membership; None and False before :func:`join`."""
+    """What this process knows of its membership; None and False before :func:`join` or :func:`park`."""
 
     self_id: PeerID | None = None
+    incarnation: int = 0
     cluster: Cluster | None = None
+    parked: bool = False
+    entering: bool = False
     detached: bool = False
     received: bool = True
-    hosts: dict[str, int] = field(default_factory=dict)
+    wish: int | None = None  # a size that all ranks want and that nobody has filed yet
+    filed: tuple[int, int] | None = None  # the last wish that was filed, and its version
+    proposal: _Proposal | None = None  # at the rank that files the wish
+    row: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(3, np.uint64))
 
 
 _state = _State()
+_joining = threading.RLock()
 
 
-def _segment(member_of: int | None, version: int | None) -> rendezvous.Granted | rendezvous.Detached:
-    broker, secret = env.BROKER.get(), env.JOB_SECRET.get()
-    if broker is None or secret is None or _state.self_id is None:
+# ---- joining and leaving ----
+
+
+def _broker() -> tuple[str, bytes]:
+    address, secret = env.BROKER.get(), env.JOB_SECRET.get()
+    if address is None or secret is None:
         raise ResizeError("this process was not started by kungfu-run, so it can't join a cluster")
-    return rendezvous.request_segment(
-        broker,
-        bytes.fromhex(secret),
-        _state.self_id,
-        env.INCARNATION.get(),
-        member_of,
-        version,
-        env.JOIN_TIMEOUT.get(),
-    )
+    return address, bytes.fromhex(secret)
+
+
+def _segment(
+    member_of: int | None, version: int | None, timeout: float | None
+) -> rendezvous.Granted | rendezvous.Detached:
+    address, secret = _broker()
+    assert _state.self_id is not None
+    return rendezvous.request_segment(address, secret, _state.self_id, _state.incarnation, member_of, version, timeout)
 
 
 def _enter(granted: rendezvous.Granted, has_state: bool) -> None:
@@ -66,7 +93,7 @@ def _enter(granted: rendezvous.Granted, has_state: bool) -> None:
         _core.join(
             granted.fd,
             granted.rank,
-            str(_state.self_id),
+            str(granted.peer),
             has_state,
             env.COLLECTIVE_TIMEOUT.get(),
             env.JOIN_TIMEOUT.get(),
@@ -76,51 +103,181 @@ def _enter(granted: rendezvous.Granted, has_state: bool) -> None:
     _state.cluster = granted.cluster
 
 
+def _enter_first(granted: rendezvous.Granted | rendezvous.Detached) -> None:
+    if isinstance(granted, rendezvous.Detached):
+        # The cluster shrank again before this process was ready.
+        _detach(None)
+        return
+    _state.self_id, _state.incarnation = granted.peer, granted.incarnation
+    _enter(granted, has_state=False)
+    # In the first cluster everyone starts alike, with nothing to receive; a newcomer sees members that have state.
+    _state.received = int(_core.state_root()) == granted.cluster.size
+    _leave_on_sigterm()
+
+
 def _detach(version: int | None) -> None:
     _state.detached = True
     _core.leave("this process has been detached from the cluster" + (f" at version {version}" if version else ""))
 
 
-def join() -> None:
-    """Joins the cluster that this process was started for. Called once, by :func:`ms_kungfu.runtime.init`."""
+def begin() -> None:
+    """Joins the cluster that this process was started for, or, where the job is running already, gets ready to.
+
+    Called once, by :func:`ms_kungfu.runtime.init`.
+    """
     global _state
-    own = env.SELF.get()
-    if own is None:
+    own, standby = env.SELF.get(), env.STANDBY.get()
+    if own is None and standby is None:
         raise ValueError("KUNGFU_BROKER is set but KUNGFU_SELF is not; start the program with kungfu-run")
-    _state = _State(self_id=PeerID.parse(own))
-    granted = _segment(member_of=None, version=None)
-    if isinstance(granted, rendezvous.Detached):
-        # The cluster shrank again before this process was ready.
-        _detach(None)
+    _state = _State(None if own is None else PeerID.parse(own), env.INCARNATION.get())
+    if env.PARKED.get():
+        _state.parked, _state.received = True, False
+        _core.set_join_handler(join)
         return
-    _enter(granted, has_state=False)
-    # In the first cluster everyone starts alike, with nothing to receive; a newcomer sees members that have state.
-    _state.received = int(_core.state_root()) == granted.cluster.size
+    _enter_first(_segment(member_of=None, version=None, timeout=env.JOIN_TIMEOUT.get()))
+
+
+def join() -> None:
+    """Where this process is parked: says that it is ready, and waits for its place, however long the members train on.
+
+    The first collective does so itself. Afterwards :func:`is_detached` tells whether it is needed no more. Idempotent;
+    thread-safe.
+    """
+    with _joining:
+        if not _state.parked or _state.entering:
+            return
+        standby = env.STANDBY.get()
+        if standby is None:
+            granted = _segment(member_of=None, version=None, timeout=None)
+        else:
+            granted = rendezvous.request_identity(*_broker(), standby)
+        # Other threads that come to a collective meanwhile wait for the lock; this one passes through.
+        _state.entering = True
+        try:
+            _enter_first(granted)
+        finally:
+            _state.entering = False
+        _state.parked = False
+        _core.set_join_handler(None)
+
+
+def is_parked() -> bool:
+    """Whether this process was started for a running job and has not joined it yet. Rank and size are provisional."""
+    return _state.parked
 
 
 def forget() -> None:
     """Back to a process without a cluster."""
     global _state
+    _core.set_join_handler(None)
     _state = _State()
 
 
-def _adopt(version: int) -> Change:
-    """Moves to cluster `version`, on which all present members have agreed."""
-    old_size = int(_core.size())
-    granted = _segment(member_of=int(_core.cluster_version()), version=version)
-    if isinstance(granted, rendezvous.Detached):
-        _detach(version)
-        return Change(True, True, old_size, old_size)
-    _enter(granted, has_state=_state.received)
-    return Change(True, False, old_size, granted.cluster.size)
+def evict(rank: int) -> None:
+    """Asks that `rank` of the present cluster leave it; the others go on without it from one of the next steps on.
 
+    Any worker may call it, at any time and from any thread; it is not a collective. If several ask for the same rank,
+    it leaves once. The worker that leaves finds :func:`is_detached` true after its step and should exit with 0.
 
-def _propose(size: int) -> int:
-    """Rank 0: writes a cluster of `size` workers to the config server and returns its version."""
+    Raises:
+        ValueError: where there is no such rank.
+        ResizeError: if it can't leave: it is the last one, or the launcher does not follow changes (``-w``).
+    """
+    join()
     cluster = _state.cluster
-    url, secret = env.CONFIG_SERVER.get(), env.JOB_SECRET.get()
+    size = 1 if cluster is None else cluster.size
+    if not 0 <= rank < size:
+        raise ValueError(f"there is no rank {rank} in a cluster of {size}")
     if cluster is None:
-        raise ResizeError(f"a cluster that kungfu-run has not started stays at 1 rank, {size} were asked for")
+        raise ResizeError("a cluster that kungfu-run has not started stays at 1 rank")
+    rendezvous.request_leave(*_broker(), cluster.workers[rank], env.JOIN_TIMEOUT.get())
+
+
+# ---- SIGTERM: leave at the next step ----
+
+_owner: int | None = None  # the process that the handler is meant for
+_leaving = False
+
+
+def _leave_on_sigterm() -> None:
+    """A worker that is told to end, e.g. because its machine is needed, leaves the cluster after its present step."""
+    global _owner
+    if (
+        _owner is None
+        and env.WATCH.get()
+        and threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a program that has its own handler knows better
+    ):
+        _owner = os.getpid()
+        signal.signal(signal.SIGTERM, _on_sigterm)
+        # A child of this process is no worker: SIGTERM ends it, as whoever sends it one expects.
+        os.register_at_fork(after_in_child=_be_mortal)
+
+
+def _be_mortal() -> None:
+    if signal.getsignal(signal.SIGTERM) is _on_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    global _leaving
+    if _leaving or _state.detached:  # twice means at once
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        return
+    _leaving = True
+    threading.Thread(target=_ask_to_leave, name="kungfu-leave", daemon=True).start()
+
+
+def _ask_to_leave() -> None:
+    try:
+        assert _state.self_id is not None
+        rendezvous.request_leave(*_broker(), _state.self_id, _GIVE_UP_MARGIN_S)
+    except (KungFuError, AssertionError):
+        # The job is ending, or there is nobody to go on: SIGTERM does what it would do without a handler.
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+# ---- what to change to ----
+
+
+class _Proposal(threading.Thread):
+    """Files a wish for a size at the config server, in the background and, while it is away, again and again."""
+
+    def __init__(self, cluster: Cluster, size: int, dead: list[PeerID]) -> None:
+        super().__init__(name="kungfu-propose", daemon=True)
+        self.size = size
+        self.version: int | None = None  # under which it was filed
+        self.refusal = ""
+        self.trouble = ""
+        self.settled = threading.Event()  # one of these is known
+        self.cancelled = False
+        self._cluster = cluster
+        self._dead = dead
+        self.start()
+
+    def run(self) -> None:
+        while not self.cancelled:
+            try:
+                self.version = _propose(self._cluster, self.size, self._dead)
+            except ConfigServerUnreachableError as error:
+                if not self.trouble:
+                    self.trouble = str(error)
+                    _log.warning("%s; the change to %d workers waits, training goes on", error, self.size)
+                self.settled.set()
+                time.sleep(_RETRY_S)
+                continue
+            except Exception as error:
+                # Whatever it is, the others have to be told.
+                known = isinstance(error, (KungFuError, ValueError))
+                self.refusal = str(error) if known else f"{type(error).__name__}: {error}"
+            self.settled.set()
+            return
+
+
+def _propose(cluster: Cluster, size: int, dead: list[PeerID]) -> int:
+    """Writes a cluster of `size` workers to the config server and returns its version."""
+    url, secret = env.CONFIG_SERVER.get(), env.JOB_SECRET.get()
     if url is None:
         raise ResizeError("resizing needs a config server: start the job with kungfu-run -w -config-server URL")
     if not env.WATCH.get():
@@ -138,48 +295,139 @@ def _propose(size: int) -> int:
         if newest.version > cluster.version and newest.size == size:
             return newest.version
         try:
-            return client.put(newest.resized(size, ports)).version
+            return client.put(newest.resized(size, ports, without=dead)).version
         except StaleConfigError:
             continue  # somebody else wrote in between, so there was progress
 
 
-_OUTCOME = struct.Struct("<QQ")  # version (0: none), bytes of an error's text; small enough to travel inline
+# What became of a wish, as one number of which the ranks take the maximum: kind, size wished for, and the version under
+# which it was filed or the rank that knows why not.
+_NOTHING, _LATER, _FILED, _REFUSED = range(4)
 
 
-def _decide(size: int | None) -> tuple[int, str]:
-    """Rank 0's decision: the version to move to (0: stay) or an error's text."""
+def _pack(kind: int, size: int, value: int) -> int:
+    return kind << 60 | size << 44 | value
+
+
+def _unpack(packed: int) -> tuple[int, int, int]:
+    return packed >> 60, packed >> 44 & 0xFFFF, packed & (1 << 44) - 1
+
+
+def _pursue_wish(wait: bool, must: bool) -> int:
+    """At the lowest living rank: files the wish there is, and tells what became of it, packed."""
+    proposal, rank = _state.proposal, int(_core.rank())
+    if _state.wish is None or _core.living()[0] != rank or _state.cluster is None:
+        _drop_proposal()
+        return _pack(_NOTHING, 0, 0)
+    if proposal is None or proposal.size != _state.wish:
+        _drop_proposal()
+        living = set(_core.living())
+        dead = [worker for i, worker in enumerate(_state.cluster.workers) if i not in living]
+        proposal = _state.proposal = _Proposal(_state.cluster, _state.wish, dead)
+    if wait:
+        proposal.settled.wait()
+    if proposal.version is not None:
+        return _pack(_FILED, proposal.size, proposal.version)
+    if must and proposal.trouble:
+        proposal.cancelled, proposal.refusal = True, proposal.trouble
+    if proposal.refusal:
+        return _pack(_REFUSED, proposal.size, rank)
+    return _pack(_LATER if proposal.trouble else _NOTHING, proposal.size, 0)
+
+
+def _drop_proposal() -> None:
+    if _state.proposal is not None:
+        _state.proposal.cancelled = True
+        _state.proposal = None
+
+
+def _refusal_of(rank: int) -> str | None:
+    """Why `rank` can't file the wish; None where it has died since, and the next one has to try."""
+    buffer = np.zeros(_MAX_REFUSAL_BYTES, np.uint8)
+    if rank == int(_core.rank()) and _state.proposal is not None:
+        text = _state.proposal.refusal.encode()[:_MAX_REFUSAL_BYTES]
+        buffer[: len(text)] = np.frombuffer(text, np.uint8)
     try:
-        if size is not None and size != int(_core.size()):
-            return _propose(size), ""
-        announced = int(_core.announced_version())
-        return (announced if announced > int(_core.cluster_version()) else 0), ""
-    except Exception as error:
-        # Whatever it is, the others wait for the outcome and have to be told.
-        known = isinstance(error, (KungFuError, ValueError))
-        return 0, str(error) if known else f"{type(error).__name__}: {error}"
+        _core.broadcast("kungfu/refusal", buffer, buffer, rank)
+    except PeerLostError:
+        if rank in _core.living():
+            raise
+        return None
+    return buffer.tobytes().rstrip(b"\0").decode(errors="replace")
 
 
-def _follow_rank_0(size: int | None) -> Change:
-    version, text = 0, b""
-    if int(_core.rank()) == 0:
-        version, error = _decide(size)
-        text = error.encode()
-    outcome = np.frombuffer(_OUTCOME.pack(version, len(text)), np.uint8).copy()
-    _core.broadcast("kungfu/outcome", outcome, outcome, 0)
-    version, length = _OUTCOME.unpack(outcome.tobytes())
-    if length:
-        message = np.frombuffer(text.ljust(length, b"\0"), np.uint8).copy()
-        _core.broadcast("kungfu/refusal", message, message, 0)
-        raise ResizeError(message.tobytes().decode(errors="replace"))
-    if version == 0:
-        present = int(_core.size())
-        return Change(False, False, present, present)
-    return _adopt(version)
+def _follow(wait: bool, must: bool = False) -> Change:
+    """Moves to the version that the ranks agree on. With `wait`, not before the wish has come true or can't; with
+    `must` a config server that is away is an error."""
+    present, version = int(_core.size()), int(_core.cluster_version())
+    row = _state.row
+    ready = True
+    while True:
+        row[:] = (int(_core.announced_version()), _state.wish or 0, _pursue_wish(wait, must))
+        _core.all_reduce("kungfu/step", row, row, _MAX)
+        announced, wish = int(row[0]), int(row[1])
+        kind, size, value = _unpack(int(row[2]))
+        _state.wish = wish or None
+        if kind == _REFUSED:
+            refusal = _refusal_of(value)
+            if refusal is None:
+                continue
+            _drop_proposal()
+            _state.wish = None
+            raise ResizeError(refusal)
+        if kind == _FILED:
+            _drop_proposal()
+            _state.filed = (size, value) if value > version else None
+            if size == wish:
+                _state.wish = None
+        filed = _state.filed[1] if _state.filed is not None else None
+        if announced > version and (not wait or filed is None or announced >= filed):
+            return _adopt(announced)
+        if not ready:
+            _state.filed = None
+            raise ResizeError(f"cluster version {filed} did not become ready within {_patience_s():g} s")
+        if wait and filed is not None:
+            ready = _await_announcement(filed)
+        elif not wait or kind == _LATER or _state.wish is None:
+            return Change(False, False, present, present)
+
+
+def _patience_s() -> float:
+    return env.JOIN_TIMEOUT.get() + _GIVE_UP_MARGIN_S
+
+
+def _await_announcement(version: int) -> bool:
+    deadline = time.monotonic() + _patience_s()
+    while int(_core.announced_version()) < version:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _adopt(version: int) -> Change:
+    """Moves to cluster `version`, on which all present members have agreed."""
+    old_size = int(_core.size())
+    _drop_proposal()
+    granted = _segment(int(_core.cluster_version()), version, env.JOIN_TIMEOUT.get())
+    if isinstance(granted, rendezvous.Detached):
+        _detach(version)
+        return Change(True, True, old_size, old_size)
+    _enter(granted, has_state=_state.received)
+    new_size = granted.cluster.size
+    if _state.filed is not None and _state.filed[1] <= version:
+        _state.filed = None
+    if _state.wish == new_size:
+        _state.wish = None
+    return Change(True, False, old_size, new_size)
 
 
 def change_size(size: int) -> tuple[bool, bool]:
     """The runtime's resize handler: all ranks have agreed on `size`, which is not the present size."""
-    change = _follow_rank_0(size)
+    if _state.cluster is None:
+        raise ResizeError(f"a cluster that kungfu-run has not started stays at 1 rank, {size} were asked for")
+    _state.wish, _state.filed = size, None
+    change = _follow(wait=True, must=True)
     return change.changed, change.detached
 
 
@@ -188,6 +436,7 @@ def resize(size: int) -> Change:
     from .. import runtime
 
     runtime.init()
+    join()
     if size < 1:
         raise ValueError(f"a cluster has at least 1 rank, got size {size}")
     old_size = int(_core.size())
@@ -195,12 +444,18 @@ def resize(size: int) -> Change:
     return Change(changed, detached, old_size, int(_core.size()))
 
 
-def step(size: int | None = None) -> Change:
-    """Collective, once a step: moves to what rank 0 wants.
+def step(size: int | None = None, wait: bool = False) -> Change:
+    """Collective, once a step: moves to the newest version that is wanted and ready.
 
     Args:
-        size: the size wanted from now on, e.g. by a schedule; only rank 0's counts. None keeps the present one, unless
-            somebody has changed the cluster at the config server (``kungfu-run resize``), which is then followed.
+        size: the size wanted from now on, e.g. by a schedule; where ranks differ, the largest counts. It is filed at
+            the config server, and the cluster changes at one of the next steps, once the newcomers are ready. None
+            keeps the present wish; what somebody else writes to the config server (``kungfu-run resize``) is followed
+            in any case, and so is a cluster without those who died.
+        wait: go on only when the size wanted is there, as KungFu's resize does, rather than train meanwhile. The same
+            at all ranks.
+
+    While the config server is away, wishes wait for it, and training goes on.
 
     Raises:
         ResizeError: at every rank, if the change isn't possible; the cluster is as before.
@@ -208,14 +463,32 @@ def step(size: int | None = None) -> Change:
     from .. import runtime
 
     runtime.init()
-    if size is not None and size < 1:
+    join()
+    if size is not None and not 1 <= size <= 0xFFFF:
         raise ValueError(f"a cluster has at least 1 rank, got size {size}")
+    present = int(_core.size())
     if _state.cluster is None or _state.detached:
-        present = int(_core.size())
         if size is not None and size != present and not _state.detached:
             raise ResizeError(f"a cluster that kungfu-run has not started stays at 1 rank, {size} were asked for")
         return Change(False, _state.detached, present, present)
-    return _follow_rank_0(size)
+    if size is not None:
+        pending = _state.filed[0] if _state.filed is not None else present
+        _state.wish = None if size == pending else size
+    return _follow(wait)
+
+
+# ---- what this process is ----
+
+
+def take_participants() -> list[int]:
+    """The ranks of the present cluster that took part in the gradient reductions since the last call, sorted; all where
+    there was none. The same at all of these ranks."""
+    return list(_core.take_participants())
+
+
+def set_weight(samples: int) -> None:
+    """How many samples the next gradients of this worker stand for: means over the workers are weighted by it."""
+    _core.set_weight(samples)
 
 
 def sync_root() -> int:
@@ -238,8 +511,24 @@ def is_detached() -> bool:
     return _state.detached
 
 
+def rank() -> int:
+    """The rank; as long as this process is parked, the one it was started for."""
+    return env.RANK_ID.get() if _state.parked else int(_core.rank())
+
+
+def size() -> int:
+    """The number of ranks; as long as this process is parked, of the cluster it was started for."""
+    return env.RANK_SIZE.get() if _state.parked else int(_core.size())
+
+
+def cluster_version() -> int:
+    return _state.incarnation if _state.parked else int(_core.cluster_version())
+
+
 def local_rank() -> int:
     """The rank among the workers of this host."""
+    if _state.parked:
+        return env.RANK_ID.get()
     if _state.cluster is None or _state.self_id is None:
         return 0
     same_host = [w for w in _state.cluster.workers if w.host == _state.self_id.host]
@@ -248,12 +537,17 @@ def local_rank() -> int:
 
 def local_size() -> int:
     """The number of workers on this host."""
+    if _state.parked:
+        return env.RANK_SIZE.get()
     if _state.cluster is None or _state.self_id is None:
         return 1
     return sum(w.host == _state.self_id.host for w in _state.cluster.workers)
 
 
 def uid() -> int:
+    if _state.self_id is not None:
+        return _state.incarnation << 16 | _state.self_id.port
     own = env.SELF.get()
-    port = PeerID.parse(own).port if own is not None else 0
-    return env.INCARNATION.get() << 16 | port
+    if own is not None:
+        return env.INCARNATION.get() << 16 | PeerID.parse(own).port
+    return (env.STANDBY.get() or 0) << 16

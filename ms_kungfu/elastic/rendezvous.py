@@ -32,6 +32,8 @@ class Granted:
     cluster: Cluster
     rank: int
     fd: int
+    peer: PeerID
+    incarnation: int
 
 
 @dataclass(frozen=True)
@@ -50,16 +52,46 @@ def request_segment(
     incarnation: int,
     member_of: int | None,
     version: int | None,
-    timeout: float,
+    timeout: float | None,
 ) -> Granted | Detached:
-    """Asks the broker at the abstract socket `address` for a place; waits up to `timeout` seconds.
+    """Asks the broker at the abstract socket `address` for a place; waits up to `timeout` seconds, None: for ever.
 
-    A member of cluster version `member_of` asks for the agreed `version`; a newcomer passes None for both and is
-    answered once a version that contains it has been chosen.
+    A member of cluster version `member_of` asks for the agreed `version`; a newcomer passes None for both, which says
+    that it is ready, and is answered once a version that contains it has been chosen.
 
     Raises PeerLostError where the launcher is gone, CollectiveTimeoutError, ResizeError where a member's request is
     refused, and KungFuError where a newcomer's is or where the other end does not know the job's secret.
     """
+    wanted = "a cluster that contains it" if version is None else f"cluster version {version}"
+    request = {"peer": str(peer), "incarnation": incarnation, "member_of": member_of, "version": version}
+    answer = _ask(address, secret, request, str(peer), wanted, timeout)
+    if isinstance(answer, str):
+        raise ResizeError(answer) if member_of is not None else KungFuError(answer)
+    return answer
+
+
+def request_identity(address: str, secret: bytes, standby: int) -> Granted | Detached:
+    """Standby number `standby` is ready: waits, however long, until it is needed and its first version is chosen."""
+    answer = _ask(address, secret, {"standby": standby}, f"standby {standby}", "its place", None)
+    if isinstance(answer, str):
+        raise KungFuError(answer)
+    return answer
+
+
+def request_leave(address: str, secret: bytes, peer: PeerID, timeout: float) -> None:
+    """Asks that the cluster go on without `peer`. Returns when the wish is known: the next version follows.
+
+    Raises PeerLostError where the launcher is gone, CollectiveTimeoutError, and ResizeError where it is refused.
+    """
+    answer = _ask(address, secret, {"leave": str(peer)}, str(peer), "leaving", timeout)
+    if isinstance(answer, str):
+        raise ResizeError(answer)
+
+
+def _ask(
+    address: str, secret: bytes, request: dict[str, Any], who: str, about: str, timeout: float | None
+) -> Granted | Detached | str:
+    """The answer, or the text of an error."""
     channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout)
     try:
         channel.socket.settimeout(timeout)
@@ -72,30 +104,29 @@ def request_segment(
             text_field(channel.receive(), "proof").encode(), proof_of(secret, "broker", challenge, nonce).encode()
         ):
             raise ProtocolError("the broker does not know the job's secret (KUNGFU_JOB_SECRET)")
-        channel.send({"peer": str(peer), "incarnation": incarnation, "member_of": member_of, "version": version})
+        channel.send(request)
         answer, fds = channel.receive_with_fds()
         try:
             if "cluster" in answer and len(fds) == 1:
                 cluster, rank = Cluster.from_json(answer["cluster"]), answer.get("rank")
-                if rank is None or rank != cluster.rank_of(peer):
-                    raise ProtocolError(f"the broker gave rank {rank!r} in {cluster.dumps()} to {peer}")
-                return Granted(cluster, rank, fds.pop())
+                peer, incarnation = PeerID.parse(answer.get("peer")), answer.get("incarnation")
+                if rank is None or rank != cluster.rank_of(peer) or request.get("peer", str(peer)) != str(peer):
+                    raise ProtocolError(f"the broker gave rank {rank!r} in {cluster.dumps()} and name {peer} to {who}")
+                if not isinstance(incarnation, int):
+                    raise ProtocolError(f"the broker gave incarnation {incarnation!r} to {who}")
+                return Granted(cluster, rank, fds.pop(), peer, incarnation)
         finally:
             for fd in fds:
                 os.close(fd)
-        if answer.get("detached") is True:
+        if answer.get("detached") is True or answer.get("leaving") is True:
             return Detached()
-        text = text_field(answer, "error")
-        raise ResizeError(text) if member_of is not None else KungFuError(text)
+        return text_field(answer, "error")
     except socket.timeout:
-        wanted = "a cluster that contains it" if version is None else f"cluster version {version}"
-        raise CollectiveTimeoutError(
-            f"{peer}: no answer from the launcher about {wanted} within {timeout:g} s"
-        ) from None
+        raise CollectiveTimeoutError(f"{who}: no answer from the launcher about {about} within {timeout:g} s") from None
     except OSError as error:
-        raise PeerLostError(f"{peer}: the launcher is gone ({error.strerror or error})") from None
+        raise PeerLostError(f"{who}: the launcher is gone ({error.strerror or error})") from None
     except (ProtocolError, ValueError) as error:
-        raise KungFuError(f"{peer}: {error}") from None
+        raise KungFuError(f"{who}: {error}") from None
     finally:
         channel.close()
 

@@ -4,47 +4,83 @@ The pieces (``CARRIED`` lists their names; a test trains on with each one missin
 
 - ``parameters``: every MindSpore Parameter of the trained cells: weights, moments, global step, learning rate, the loss
   scale of a training cell. Broadcast straight into the joiner's Parameters.
+- ``buffers``: the tensors that cells have registered with ``register_buffer``.
 - ``progress``: the step, epoch and call of training.
-- ``dataset``: an ElasticDataset's epoch, position and seed.
+- ``dataset``: an ElasticDataset's epoch and seed, and what of the epoch is still to be trained.
 - ``loss_scale``: the numbers of a loss scale manager that works on the host.
+- ``learning_rate``: the size that an `lr_rule` counts from and the factor it has arrived at.
 - ``random_mindspore``, ``random_python``, ``random_numpy``: the states of the global random generators. A joiner goes
   on with those of the worker it gets its state from.
+- ``random_generators``: those of the ``mindspore.Generator`` objects that are attributes of the trained cells.
 
 Not carried: what MindSpore's kernels keep for themselves (a compiled Dropout's own generator on CPU) and what a program
 keeps in variables of its own; add the latter as a :class:`Component`.
 
-Everything but the parameters travels as JSON, which restores integers and floats exactly and can't carry code.
+Everything but the parameters and buffers travels as JSON, which restores integers and floats exactly and can't carry
+code.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Callable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable, TypeVar
 
 import numpy as np
 
 from ms_kungfu import comm, runtime
+from ms_kungfu.comm import Array
 from ms_kungfu.elastic import membership
-from ms_kungfu.errors import KungFuError
+from ms_kungfu.errors import KungFuError, PeerLostError
 
-CARRIED = ("parameters", "progress", "dataset", "loss_scale", "random_mindspore", "random_python", "random_numpy")
+_log = logging.getLogger(__name__)
+Received = TypeVar("Received")
+
+CARRIED = (
+    "parameters",
+    "buffers",
+    "progress",
+    "dataset",
+    "loss_scale",
+    "learning_rate",
+    "random_mindspore",
+    "random_python",
+    "random_numpy",
+    "random_generators",
+)
 
 
 @dataclass(frozen=True)
 class Component:
-    """One named piece of state on the host: `capture` returns JSON, `restore` takes it at another worker."""
+    """One named piece of state on the host: `capture` returns JSON, `restore` takes it at another worker.
+
+    `own` says that it differs between workers by nature: a checkpoint keeps every worker's. A joiner gets that of the
+    worker it gets its state from.
+    """
 
     name: str
     capture: Callable[[], Any]
     restore: Callable[[Any], None]
+    own: bool = False
 
 
-def random_components() -> list[Component]:
-    """The global random generators of Python, NumPy and MindSpore."""
+@dataclass(frozen=True)
+class TrainingState:
+    """All pieces. `buffers` are tensors by name; `averaged` are those of the parameters and buffers that differ between
+    workers by nature and are averaged over them at a change and before a checkpoint."""
+
+    parameters: Sequence[Any]
+    components: Sequence[Component]
+    buffers: Mapping[str, Any] = field(default_factory=dict)
+    averaged: Sequence[Any] = ()
+
+
+def random_components(trained: Iterable[Any] = ()) -> list[Component]:
+    """The global random generators of Python, NumPy and MindSpore, and the generators that cells hold."""
 
     def restore_python(state: Any) -> None:
         version, numbers, gauss = state
@@ -60,9 +96,10 @@ def random_components() -> list[Component]:
 
     return [
         # First: setting MindSpore's seed resets the other two as well.
-        Component("random_mindspore", _capture_mindspore, _restore_mindspore),
-        Component("random_python", random.getstate, restore_python),
-        Component("random_numpy", capture_numpy, restore_numpy),
+        Component("random_mindspore", _capture_mindspore, _restore_mindspore, own=True),
+        Component("random_python", random.getstate, restore_python, own=True),
+        Component("random_numpy", capture_numpy, restore_numpy, own=True),
+        _generators_component(collect_generators(trained)),
     ]
 
 
@@ -78,6 +115,19 @@ def _restore_mindspore(state: Any) -> None:
     if state["seed"] is not None and state["seed"] != ms.get_seed():
         ms.set_seed(state["seed"])
     ms.set_rng_state(ms.Tensor(np.array(state["generator"], dtype=np.uint8)))
+
+
+def _generators_component(generators: Sequence[Any]) -> Component:
+    import mindspore as ms
+
+    def capture() -> Any:
+        return [g.get_state().asnumpy().tolist() for g in generators]
+
+    def restore(states: Any) -> None:
+        for generator, state in zip(generators, states):
+            generator.set_state(ms.Tensor(np.array(state, dtype=np.uint8)))
+
+    return Component("random_generators", capture, restore, own=True)
 
 
 def attributes_component(name: str, owner: Any) -> Component:
@@ -108,6 +158,98 @@ def collect_parameters(trained: Iterable[Any]) -> list[Any]:
     return list({id(p): p for item in trained for p in of(item)}.values())
 
 
+def collect_cells(trained: Iterable[Any]) -> dict[str, Any]:
+    """The cells among `trained` and all cells in them, each once, by a name that is the same on all workers."""
+    import mindspore as ms
+
+    def of(item: Any, path: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(item, ms.nn.Cell):
+            for name, cell in item.cells_and_names():
+                yield f"{path}.{name}" if name else path, cell
+        elif isinstance(item, (list, tuple)):
+            for i, part in enumerate(item):
+                yield from of(part, f"{path}.{i}")
+
+    found: dict[int, tuple[str, Any]] = {}
+    for i, item in enumerate(trained):
+        for name, cell in of(item, str(i)):
+            found.setdefault(id(cell), (name, cell))
+    return dict(found.values())
+
+
+def collect_buffers(trained: Iterable[Any]) -> dict[str, Any]:
+    """The tensors that cells have registered with ``register_buffer``, by name."""
+    return {
+        f"{path}.{name}": buffer
+        for path, cell in collect_cells(trained).items()
+        for name, buffer in cell.named_buffers(recurse=False)
+    }
+
+
+def collect_generators(trained: Iterable[Any]) -> list[Any]:
+    """The ``mindspore.Generator`` objects that are attributes of cells."""
+    import mindspore as ms
+
+    held = [v for cell in collect_cells(trained).values() for v in vars(cell).values() if isinstance(v, ms.Generator)]
+    return list({id(g): g for g in held}.values())
+
+
+# Of the cells with moving statistics, in mindspore.nn and in mindspore.mint.nn.
+_NORMALIZATION = ("mindspore.nn.layer.normalization", "mindspore.mint.nn.layer.normalization")
+_STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var")
+
+
+def moving_statistics(trained: Iterable[Any]) -> list[Any]:
+    """The moving means and variances of MindSpore's normalization cells, and of classes derived from them."""
+    import mindspore as ms
+
+    found = [
+        getattr(cell, name, None)
+        for cell in collect_cells(trained).values()
+        if any(base.__module__ in _NORMALIZATION for base in type(cell).__mro__)
+        for name in _STATISTICS
+    ]
+    return list({id(p): p for p in found if isinstance(p, ms.Parameter)}.values())
+
+
+def check_averaged(averaged: Sequence[Any] | None) -> Sequence[Any] | None:
+    """TypeError unless it is None or a list of floating-point tensors."""
+    import mindspore as ms
+
+    floats = (ms.float16, ms.bfloat16, ms.float32, ms.float64)
+    if averaged is None:
+        return None
+    if not isinstance(averaged, (list, tuple)):
+        raise TypeError(f"averaged is a list of Parameters, got {averaged!r}")
+    for tensor in averaged:
+        if not isinstance(tensor, ms.Tensor) or tensor.dtype not in floats:
+            raise TypeError(f"averaged is a list of Parameters with a mean, got {tensor!r} in it")
+    return tuple(averaged)
+
+
+def assign(tensor: Any, values: Array) -> None:
+    """Write into a Parameter or buffer in place: compiled graphs stay valid and see the new values, in either mode."""
+    import mindspore as ms
+
+    tensor.copy_(ms.Tensor(values, dtype=tensor.dtype))  # ops.assign has no kernel for bfloat16
+
+
+def collect_optimizers(trained: Iterable[Any]) -> list[Any]:
+    """The optimizers of MindSpore among `trained` and in its cells, each once; not those inside of another one."""
+    import mindspore as ms
+
+    def of(item: Any) -> Iterable[Any]:
+        if isinstance(item, ms.nn.Optimizer):
+            return [item]
+        if isinstance(item, ms.nn.Cell):
+            return [found for cell in item.cells() for found in of(cell)]
+        if isinstance(item, (list, tuple)):
+            return [found for part in item for found in of(part)]
+        return []
+
+    return list({id(o): o for item in trained for o in of(item)}.values())
+
+
 def fingerprint(parameters: Iterable[Any]) -> int:
     """A number that differs where names, shapes or dtypes differ."""
     text = "\n".join(f"{p.name} {tuple(p.shape)} {p.dtype}" for p in parameters)
@@ -127,6 +269,8 @@ def _meet(purpose: int, lacking: bool, parameters: Sequence[Any]) -> tuple[bool,
     row = np.array([purpose, lacking, fingerprint(parameters)], dtype=np.int64)
     while True:
         rows = np.asarray(comm.all_gather(row, name="kungfu/state/meet")).reshape(-1, 3)
+        present = np.flatnonzero(rows[:, 0])  # a worker that has died brings zeros
+        rows = rows[present]
         if len(set(rows[:, 0])) == 1:
             break
         if purpose < rows[:, 0].max():
@@ -135,8 +279,8 @@ def _meet(purpose: int, lacking: bool, parameters: Sequence[Any]) -> tuple[bool,
         other = np.flatnonzero(rows[:, 2] != rows[0, 2])
         if other.size:
             raise KungFuError(
-                f"rank {other[0]} trains other parameters than rank 0 (their names, shapes or dtypes differ); "
-                "start all workers with the same program and arguments"
+                f"rank {present[other[0]]} trains other parameters than rank {present[0]} (their names, shapes or "
+                "dtypes differ); start all workers with the same program and arguments"
             )
     return True, bool(rows[:, 1].any())
 
@@ -153,36 +297,106 @@ def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
         membership.state_received()  # what such a program calls its state
 
 
-def share_state(parameters: Sequence[Any], components: Sequence[Component]) -> bool:
+def share_state(state: TrainingState) -> bool:
     """Collective after a change of membership: whoever joined gets everything. True where this worker received it.
 
-    Parameters reach every worker (they are the same already at those that stay, unless they differ by nature, as
-    BatchNorm's moving averages do: all go on with those of the lowest rank that stayed). Components are restored at
-    joiners only.
+    First the `averaged` tensors become the mean over those workers that have trained. Parameters reach every worker
+    (they are the same already at those that stay); components are restored at joiners only.
     """
-    from ms_kungfu.ops._sync import broadcast_parameters
-
     joiner = membership.is_joiner()
-    _, lacking = _meet(_FOR_STATE, joiner, parameters)
+    _, lacking = _meet(_FOR_STATE, joiner, state.parameters)
+    average(state.averaged, counted=not joiner)
     if not lacking:
         return False
-    root = membership.sync_root()
-    at_root = runtime.current_rank() == root
-    text = json.dumps({c.name: c.capture() for c in components}) if at_root else ""
-    received = json.loads(_broadcast_text(text, root, at_root))
-    broadcast_parameters(list(parameters), root, "kungfu/state/parameters")
+
+    def receive(root: int) -> Any:
+        at_root = runtime.current_rank() == root
+        text = json.dumps({c.name: c.capture() for c in state.components}) if at_root else ""
+        received = json.loads(broadcast_text(text, root))
+        broadcast_tensors(state, root)
+        return received
+
+    received = from_lowest_rank(receive, able=not joiner)
     if joiner:
-        differing = set(received) ^ {c.name for c in components}
-        if differing:
-            raise KungFuError(f"{min(differing)!r} is state on one side only; start all workers with the same program")
-        for component in components:
-            component.restore(received[component.name])
+        restore_components(state.components, received)
         membership.state_received()
     return joiner
 
 
-def _broadcast_text(text: str, root: int, at_root: bool) -> str:
+def from_lowest_rank(receive: Callable[[int], Received], able: bool = True) -> Received:
+    """Collective: `receive` from the lowest living rank that is `able`; where it dies meanwhile, from the next one.
+
+    All survivors go through the same attempts: a broadcast whose root has died fails at each of them.
+    """
+    while True:
+        answers = comm.all_gather(np.array([2 if able else 1]), name="kungfu/state/root").ravel()
+        roots = np.flatnonzero(answers == 2)  # 0 of one that has died
+        if not roots.size:
+            raise KungFuError("every worker that had the training state has died")
+        try:
+            return receive(int(roots[0]))
+        except (PeerLostError, RuntimeError) as error:
+            # MindSpore turns what its kernels raise into a RuntimeError that begins with the error's name.
+            if not isinstance(error, PeerLostError) and PeerLostError.__name__ not in str(error):
+                raise
+            _log.warning("rank %d died while it handed over the training state", roots[0])
+
+
+def restore_components(components: Sequence[Component], received: Mapping[str, Any]) -> None:
+    """Restore each component. KungFuError, and nothing restored, where it is another program's state."""
+    differing = set(received) ^ {c.name for c in components}
+    if differing:
+        raise KungFuError(f"{min(differing)!r} is state on one side only; start all workers with the same program")
+    for component in components:
+        component.restore(received[component.name])
+
+
+def average(tensors: Sequence[Any], counted: bool = True) -> None:
+    """Collective: each tensor becomes its mean over the workers that are `counted`, in place, and the same everywhere.
+
+    In float64, so that the mean of equal values is that value.
+    """
+    if not tensors or runtime.current_cluster_size() == 1:
+        return
+    values = [t.asnumpy().astype(np.float64).ravel() for t in tensors]
+    row = np.concatenate([*values, [1.0]])
+    # An uncounted one's may be anything, infinite too.
+    total = comm.all_reduce(row if counted else np.zeros_like(row), name="kungfu/state/averages")
+    if total[-1] == 0:
+        return  # those with the training state have died, which the hand-over will say
+    means = np.split(total[:-1] / total[-1], np.cumsum([v.size for v in values])[:-1])
+    for tensor, mean in zip(tensors, means):
+        assign(tensor, mean.reshape(tensor.shape))
+
+
+def broadcast_tensors(state: TrainingState, root: int) -> None:
+    """Collective: the root's parameters and buffers into everyone's, in place."""
+    from ms_kungfu.ops._sync import broadcast_parameters
+
+    broadcast_parameters(list(state.parameters), root, "kungfu/state/parameters")
+    for name, buffer in state.buffers.items():
+        # Not by the kernel, which is for Parameters only: another tensor's memory may serve elsewhere.
+        values = buffer.asnumpy()
+        content = np.frombuffer(values.tobytes(), dtype=np.uint8)
+        received = comm.broadcast(content, root=root, name=f"kungfu/state/buffer/{name}")
+        if runtime.current_rank() != root:
+            assign(buffer, np.frombuffer(received, dtype=values.dtype).reshape(values.shape))
+
+
+def broadcast_text(text: str, root: int) -> str:
+    """Collective: the root's text at every worker; `text` counts there only."""
+    at_root = runtime.current_rank() == root
     content = np.frombuffer(text.encode(), dtype=np.uint8)
     length = comm.broadcast(np.array([content.size], dtype=np.int64), root=root, name="kungfu/state/length")
     buffer = content if at_root else np.zeros(int(length[0]), dtype=np.uint8)
     return bytes(comm.broadcast(buffer, root=root, name="kungfu/state/host")).decode()
+
+
+def gather_texts(text: str) -> list[str]:
+    """Collective: every worker's text at every worker, in the order of the ranks; empty for one that has died."""
+    content = np.frombuffer(text.encode(), dtype=np.uint8)
+    lengths = comm.all_gather(np.array([content.size], dtype=np.int64), name="kungfu/state/lengths").ravel()
+    row = np.zeros(int(lengths.max()), dtype=np.uint8)
+    row[: content.size] = content
+    rows = comm.all_gather(row, name="kungfu/state/texts")
+    return [bytes(each[:length]).decode(errors="replace") for each, length in zip(rows, lengths)]

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from ms_kungfu import runtime
 from ms_kungfu.elastic import membership, state
+from ms_kungfu.elastic.checkpoint import CheckpointFolder, open_folder, restore_tensors, take_snapshot
+from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
 from ms_kungfu.elastic.membership import Change
+from ms_kungfu.elastic.policy import Policies, Policy, as_policy
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
+from ms_kungfu.elastic.state import TrainingState
+from ms_kungfu.errors import KungFuError
 
 if TYPE_CHECKING:
     from ms_kungfu.dataset import ElasticDataset
+    from ms_kungfu.elastic.learning_rates import LearningRates
+    from ms_kungfu.elastic.steering import Evict, Steering
+    from ms_kungfu.monitoring.monitor import Monitor
 
 _log = logging.getLogger(__name__)
 
@@ -21,12 +32,13 @@ class _Process:
     """Where this process is in its program: a joiner runs it from the start while the others are in its middle."""
 
     calls = 0  # trainings begun, over all ElasticTraining objects
-    resume: dict[str, int] | None = None  # the progress a joiner received
+    resume: dict[str, int] | None = None  # the progress a joiner received, or a checkpoint had
     resuming = False  # a joiner has begun where the others are and hasn't trained yet
+    checkpoint_folders: set[str] = set()  # those whose content is of this process's training
 
 
 def is_behind() -> bool:
-    """Whether this process joined and has not come to the call of training yet in which the others were then."""
+    """Whether this process joined, or resumed, and has not come to the call of training yet that the state is of."""
     return _Process.resume is not None and _Process.calls < _Process.resume["call"]
 
 
@@ -49,11 +61,30 @@ class ElasticTraining:
     Args:
         trained: cells, optimizers, lists of Parameters, or objects that hold Parameters (a ``DynamicLossScaler``):
             all that training changes.
-        schedule: ``{step: size}``, ``"10:2,20:4"`` or a function of the step; None follows the config server only.
+        schedule: ``{step: size}``, ``"10:2,20:4"`` or a function of the step; None follows the config server only. A
+            size is asked for at its step, and the cluster changes once the new workers are ready; a later entry takes
+            the place of one that has not come true by then.
+        wait: stop at a step of the schedule until its size is there, as KungFu does, instead of training meanwhile.
         dataset: the `ElasticDataset` the loop reads. It goes on from the same position at a joiner, and its iterators
             end when training is over for this worker.
         loss_scale_manager: a host-side loss scale manager whose numbers are part of the state.
         components: more state of the program's own, see `ms_kungfu.elastic.state`.
+        lr_rule: how the learning rates of all optimizers of ``mindspore.nn`` among `trained` follow the size of the
+            cluster: ``"linear"`` multiplies them by size / size at the start, ``"sqrt"`` by its root, a function
+            ``(size, start_size) -> factor`` by what it returns. The start is the first `begin` with the optimizer.
+        averaged: the Parameters and buffers that differ between workers by nature and are averaged over them at each
+            change and before a checkpoint; None: the moving means and variances of MindSpore's normalization cells.
+            ``()``: none are averaged; when somebody joins all go on with those of the lowest rank.
+        checkpoint_dir: folder of the checkpoints (`ms_kungfu.elastic.checkpoint`), which all workers have to give.
+        checkpoint_every: steps between them; None writes none.
+        keep_checkpoints: how many are kept.
+        resume: start from the newest checkpoint in `checkpoint_dir`, on any number of workers; from the beginning where
+            there is none. Without it a folder that has checkpoints is refused, lest they be overwritten.
+        prepare: called at a worker that joins before it does so, to compile what its first step needs.
+        policy: one `Policy` or several, see docs/policies.md. Where they and the schedule want a size, theirs counts.
+        monitor: a `Monitor` that measures the steps (docs/monitoring.md); policies have one in any case.
+        evict: what sends workers away where a policy wants it: a function of their ranks, called by one worker.
+        total_samples: that will have been trained when training ends, for policies; `epochs` knows it by itself.
 
     All workers make the same calls in the same order. A worker that joins runs the program from its start: its first
     `begin` returns with the state of the others, and the loop goes on in the epoch, and at the sample, where they are.
@@ -66,11 +97,31 @@ class ElasticTraining:
         self,
         *trained: Any,
         schedule: Schedule | None = None,
+        wait: bool = False,
         dataset: ElasticDataset | None = None,
         loss_scale_manager: Any = None,
         components: Sequence[state.Component] = (),
+        lr_rule: LRRule = "none",
+        averaged: Sequence[Any] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        keep_checkpoints: int = 3,
+        resume: bool = False,
+        prepare: Callable[[], None] | None = None,
+        policy: Policy | Sequence[Policy] | None = None,
+        monitor: Monitor | None = None,
+        evict: Evict | None = None,
+        total_samples: int | None = None,
     ) -> None:
         self._size_after = parse_schedule(schedule)
+        self._wait = wait
+        self._lr_factor = parse_lr_rule(lr_rule)
+        self._rates: LearningRates | None = None  # once training began, where there is a rule
+        self._averaged = state.check_averaged(averaged)
+        self._checkpoints = open_folder(checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
+        self._checkpoint_every = checkpoint_every
+        self._resume_asked = resume
+        self._prepare_step = prepare
         self._trained = trained
         self._dataset = dataset
         self._loss_scale_manager = loss_scale_manager
@@ -86,11 +137,26 @@ class ElasticTraining:
         """This worker has no part in the training any more, or not yet (see `begin`)."""
         if dataset is not None:
             dataset.driven = True
+        self.optimizers = state.collect_optimizers(trained)
+        """The optimizers of MindSpore among what is trained; of those in one another the outer one."""
+        self.monitor = monitor or next((o.monitor for o in self.optimizers if hasattr(o, "monitor")), None)
+        self._steering = self._steered_by(as_policy(policy), evict, total_samples)
+
+    @property
+    def wanted_size(self) -> int:
+        """The size that a policy has asked for where it hasn't come true yet, else the present one."""
+        pending = None if self._steering is None else self._steering.pending_size
+        return runtime.current_cluster_size() if pending is None else pending
+
+    @property
+    def dataset(self) -> ElasticDataset | None:
+        return self._dataset
 
     @property
     def parameters(self) -> list[Any]:
         """The Parameters that are kept the same, each once."""
-        return state.collect_parameters(self._trained)
+        bases = self._rates.bases if self._rates is not None else []
+        return [*state.collect_parameters(self._trained), *bases]
 
     @property
     def components(self) -> list[state.Component]:
@@ -100,7 +166,19 @@ class ElasticTraining:
             carried.append(state.Component("dataset", self._dataset.state, self._dataset.restore))
         if self._loss_scale_manager is not None:
             carried.append(state.attributes_component("loss_scale", self._loss_scale_manager))
-        return [*carried, *state.random_components(), *self._more]
+        if self._rates is not None:
+            carried.append(self._rates.component())
+        if self.monitor is not None:
+            carried.append(state.Component("monitor", self.monitor.state, self.monitor.restore))
+        if self._steering is not None:
+            carried.append(state.Component("policies", self._steering.state, self._steering.restore))
+        return [*carried, *state.random_components(self._trained), *self._more]
+
+    @property
+    def training_state(self) -> TrainingState:
+        """Everything that decides the next step."""
+        averaged = state.moving_statistics(self._trained) if self._averaged is None else self._averaged
+        return TrainingState(self.parameters, self.components, state.collect_buffers(self._trained), tuple(averaged))
 
     def begin(self) -> None:
         """Start a call of training; a joiner receives the state here. Collective.
@@ -114,23 +192,42 @@ class ElasticTraining:
         self.should_stop = False
         self.epoch = 0
         self.first_step = self.step
+        if self._lr_factor is not None:
+            from ms_kungfu.elastic.learning_rates import LearningRates
+
+            self._rates = LearningRates.of(self._trained, runtime.current_cluster_size())
+        if membership.is_joiner() and not runtime.detached():
+            self._prepare()
+            membership.join()  # until here the others have trained on
         if runtime.detached():
             self._suspend(True)
             return
         if membership.is_joiner():
-            state.share_state(self.parameters, self.components)
+            state.share_state(self.training_state)
             _log.info("joined as rank %d of %d", runtime.current_rank(), runtime.current_cluster_size())
+        elif self._checkpoints is not None:
+            self._begin_from_checkpoint(self._checkpoints)
+        self._scale_rates()
         resume = _Process.resume
         if resume is None or self._call > resume["call"]:
             self._suspend(False)
-            self._follow(membership.step(self._size_after(0) if self.step == 0 else None))
+            self._begin_monitor()
+            self._ask("before_train")
+            self._change_to(self._size_after(0) if self.step == 0 else None)
+            self._ask("before_step")
         else:
             self.step, self.first_step, self.epoch = resume["step"], resume["first_step"], resume["epoch"]
             _Process.resuming = True
             self._suspend(is_behind())
+            if not self.should_stop:
+                self._begin_monitor()
+                self._ask("before_step")
 
-    def step_end(self) -> Change:
+    def step_end(self, loss: Any = None, samples: int | None = None) -> Change:
         """Count a step, and follow a change of the cluster that is due. Collective, once a step at every worker.
+
+        `loss` (this worker's, a number or a tensor) and `samples` (that this worker has trained in the step; the
+        dataset knows it otherwise) are for the monitor and the policies.
 
         Returns what changed. On return from a change the workers that joined have the state, and this one's dataset
         goes on with its new share.
@@ -144,32 +241,182 @@ class ElasticTraining:
         # What PyNative mode has queued belongs to this step, and to the membership in which it is done.
         wait_for_queue()
         self.step += 1
+        self._measure(loss, samples)
         if self._dataset is not None:
-            self._dataset.commit()
-        return self._follow(membership.step(self._size_after(self.step)))
+            self._dataset.commit(membership.take_participants())
+        self._ask("after_step")
+        change = self._change_to(self._size_after(self.step))
+        # After a change, so that who resumes goes on with the size that the next step has here.
+        if self._checkpoint_every is not None and self.step % self._checkpoint_every == 0 and not self.should_stop:
+            self.checkpoint()
+        if not self.should_stop:
+            self._ask("before_step")
+        return change
+
+    def epoch_begin(self) -> None:
+        """Tell the policies that an epoch begins; `epochs` does so itself."""
+        # A joiner comes to an epoch that the others have begun already.
+        if not self.should_stop and not _Process.resuming:
+            self._ask("before_epoch")
+
+    def checkpoint(self) -> None:
+        """Have the state as it is written to `checkpoint_dir`, in the background. Collective, between steps."""
+        if self._checkpoints is None:
+            raise ValueError("there is nowhere to write a checkpoint to; give checkpoint_dir")
+        now = self.training_state
+        state.average(now.averaged)
+        # A worker that has died meanwhile has no text, which all the others see.
+        own = state.gather_texts(json.dumps({c.name: c.capture() for c in now.components if c.own}))
+        if runtime.current_rank() != next(rank for rank, text in enumerate(own) if text):
+            return
+        host = {
+            "components": {c.name: c.capture() for c in now.components if not c.own},
+            "own": [json.loads(text) for text in own if text],
+        }
+        self._checkpoints.save(take_snapshot(self.step, now, host))
 
     def epoch_end(self) -> None:
         """Count an epoch; `epochs` does so itself."""
         _Process.resuming = False
         if not self.should_stop:
             self.epoch += 1
+            self._ask("after_epoch")
+
+    def end(self) -> None:
+        """The call of training is over: tell the policies, close the monitor's files. `epochs` does so itself."""
+        if self._steering is not None and not is_behind():
+            self._steering.after_train(self)
+        if self.monitor is not None:
+            self.monitor.end()
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs of a call of training that are still to do, of `count`: `begin`, then ``range(count)``, at a
         joiner from the epoch in which the others are."""
+        if self._steering is not None and self._steering.total_samples is None and self._dataset is not None:
+            self._steering.total_samples = count * self._dataset.total_samples
         self.begin()
         while self.epoch < count and not self.should_stop:
+            self.epoch_begin()
             yield self.epoch
             self.epoch_end()
+        self.end()
+
+    def _steered_by(self, policies: Policies, evict: Any, total_samples: int | None) -> Steering | None:
+        if not policies.parts:
+            return None
+        from ms_kungfu.elastic.steering import Steering, check_evict
+
+        if self.monitor is None:
+            from ms_kungfu.monitoring.monitor import Monitor
+
+            self.monitor = Monitor(update_ratio_interval=0)
+        return Steering(policies, self.monitor, check_evict(evict), total_samples)
+
+    def _begin_monitor(self) -> None:
+        if self.monitor is not None:
+            self.monitor.begin([p for p in self.parameters if p.requires_grad], self.step)
+
+    def _ask(self, hook: str) -> None:
+        if self._steering is not None:
+            self._steering.hook(hook, self)
+
+    def _measure(self, loss: Any, samples: int | None) -> None:
+        if self.monitor is None:
+            return
+        from ms_kungfu.elastic.steering import learning_rate_of
+
+        optimizers = self.optimizers
+        if samples is None and self._dataset is not None:
+            samples = self._dataset.weight
+        elif samples is None:
+            samples = next((o.device_batch_size for o in optimizers if getattr(o, "device_batch_size", None)), 0)
+        self.monitor.gradient_scale = float(getattr(optimizers[0], "loss_scale", 1.0)) if optimizers else 1.0
+        record = self.monitor.step_end(samples, loss, learning_rate_of(optimizers, self.step - 1), self.step)
+        if self._steering is not None:
+            self._steering.stepped(record)
+
+    def _change_to(self, scheduled: int | None) -> Change:
+        """Follow what the policies, the schedule or the config server want."""
+        began = time.monotonic()
+        size = self._steering.take_size() if self._steering is not None else None
+        change = self._follow(membership.step(scheduled if size is None else size, self._wait))
+        if change.changed and not change.detached:
+            seconds = time.monotonic() - began
+            if self._steering is not None:
+                self._steering.resized(seconds)
+            if self.monitor is not None:
+                self.monitor.resized(seconds)
+        return change
 
     def _follow(self, change: Change) -> Change:
         if change.detached:
             _log.info("left the cluster after step %d (%d -> %d workers)", self.step, change.old_size, change.new_size)
             self._suspend(True)
         elif change.changed:
-            state.share_state(self.parameters, self.components)
+            state.share_state(self.training_state)
+            self._scale_rates()
             _log.info("step %d: %d -> %d workers", self.step, change.old_size, change.new_size)
         return change
+
+    def _prepare(self) -> None:
+        """Compile what the first step needs, before the others have to wait for this worker."""
+        if self._prepare_step is not None:
+            self._prepare_step()
+
+    def _scale_rates(self) -> None:
+        if self._rates is not None and self._lr_factor is not None:
+            self._rates.follow(self._lr_factor, runtime.current_cluster_size())
+
+    def _begin_from_checkpoint(self, folder: CheckpointFolder) -> None:
+        """At the first call with this folder: restore everyone from the newest checkpoint, if there is one. Collective.
+
+        The lowest rank reads it: where there are several machines the others may not see its folder.
+        """
+        name = os.path.abspath(folder.folder)
+        if name in _Process.checkpoint_folders:
+            return
+        _Process.checkpoint_folders.add(name)
+        now, rank = self.training_state, runtime.current_rank()
+
+        def receive(root: int) -> Any:
+            text = json.dumps(self._open(folder, now)) if rank == root else ""
+            answer = json.loads(state.broadcast_text(text, root))
+            if answer["host"] is not None:
+                state.broadcast_tensors(now, root)
+            return answer
+
+        answer = state.from_lowest_rank(receive)
+        if answer["error"]:
+            raise KungFuError(answer["error"])
+        host = answer["host"]
+        if host is None:
+            return
+        # A worker that the checkpoint has nothing of goes on as a joiner does.
+        own = host["own"][rank] if rank < len(host["own"]) else host["own"][0]
+        state.restore_components(now.components, {**host["components"], **own})
+        _log.info("resumed from %s on %d workers", answer["path"], runtime.current_cluster_size())
+
+    def _open(self, folder: CheckpointFolder, now: TrainingState) -> dict[str, Any]:
+        try:
+            folder.remove_unfinished()
+            if not self._resume_asked:
+                there = folder.paths()
+                text = (
+                    f"{folder.folder} has {len(there)} checkpoints of an earlier training; resume from them, or give "
+                    "another folder"
+                )
+                return {"error": text if there else "", "host": None}
+            found = folder.load()
+            if found is None:
+                _log.info("no checkpoint in %s: training starts from the beginning", folder.folder)
+                return {"error": "", "host": None}
+            path, entries, host = found
+            restore_tensors(now, entries, path)
+            return {"error": "", "host": host, "path": str(path)}
+        except Exception as error:
+            # Whatever it is, the others wait for the outcome and have to be told.
+            known = isinstance(error, KungFuError)
+            return {"error": str(error) if known else f"{type(error).__name__}: {error}", "host": None}
 
     def _suspend(self, suspended: bool) -> None:
         self.should_stop = suspended

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Sequence
 
 from ms_kungfu._flags import UsageError
-from ms_kungfu.launcher import resize
+from ms_kungfu.launcher.commands import evict, resize
 from ms_kungfu.launcher.guard import Guard, set_process_name
 from ms_kungfu.launcher.options import PROGRAM, Options, build_parser, parse_options
 from ms_kungfu.launcher.output import Output
+
+_COMMANDS = {"resize": resize, "evict": evict}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,8 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupted by signal n, 2 for a wrong command line, 1 where the job can't start, else 0.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words and words[0] == "resize":
-        return resize.main(words[1:])
+    if words and words[0] in _COMMANDS:
+        return _COMMANDS[words[0]](words[1:])
     try:
         options = parse_options(words)
     except UsageError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ms_kungfu.elastic.cluster import Cluster, PeerID
@@ -62,17 +63,18 @@ class Host:
         workers = tuple(PeerID(self.name, port) for port in ports.ports()[:size])
         return Cluster(workers, (PeerID(self.name, runner_port),), version)
 
-    def check(self, cluster: Cluster, current: Cluster | None) -> None:
-        """HostError where this host can't run `cluster`, or nobody of `current` would be left to hand over state."""
+    def check(self, cluster: Cluster, members: Sequence[PeerID]) -> None:
+        """HostError where this host can't run `cluster`, or none of the living `members` would be left to hand over
+        their state; without members there is none."""
         strangers = [str(w) for w in cluster.workers if w.host != self.name]
         if strangers:
             raise HostError(f"worker {strangers[0]} is not on {self.name}: this job has one host only so far")
         if self.slots is not None and cluster.size > self.slots:
             raise HostError(f"{cluster.size} workers are more than the {self.slots} slots that -H {self.limit} gives")
-        if current is not None and not set(cluster.workers) & set(current.workers):
+        if members and not set(cluster.workers) & set(members):
             raise HostError(
                 "the new cluster keeps none of the present workers, so their state would be lost; keep one of "
-                + ", ".join(map(str, current.workers[:8]))
+                + ", ".join(map(str, members[:8]))
             )
 
 

@@ -16,8 +16,8 @@ import secrets
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Callable, TypeVar, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, TypeVar, cast
 from urllib.parse import urlsplit
 
 from ms_kungfu import env
@@ -30,23 +30,32 @@ from ms_kungfu.launcher import affinity, devices
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.follow import Follower
 from ms_kungfu.launcher.guard import Exited, Guard
+from ms_kungfu.launcher.hangs import HangWatch
 from ms_kungfu.launcher.hosts import HostError
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import (
     Decision,
     Event,
+    Failure,
     GuardLost,
     Interrupted,
     JobState,
+    Recover,
     Standing,
     TimedOut,
     Verdict,
     WorkerExited,
+    WorkerLeaves,
     decide,
+    exit_code_of,
     how_it_ended,
     peers_to_start,
+    revised,
 )
+
+if TYPE_CHECKING:
+    from ms_kungfu.config_server.server import ConfigServer
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -54,6 +63,9 @@ _log = logging.getLogger(__name__)
 _GRACE_S = 1.0
 _OUTPUT_GRACE_S = 1.0
 _CONFIG_SERVER_START_S = 10.0
+_RESTART_WINDOW_S = 300.0
+_STANDBY_DELAY_S = 2.0  # whoever has just joined is busy, and a new process would be in its way
+_RETRY_S = 0.2
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 
@@ -67,16 +79,23 @@ class Process:
     """A worker process that has not been seen to exit yet."""
 
     key: int
-    peer: PeerID
-    incarnation: int
-    rank: int  # in the version that it was started for
+    log_name: str
+    peer: PeerID | None = None  # None: a standby that has not been needed yet
+    incarnation: int = 0
+    rank: int = 0  # in the version that it was started for
+    place: int = -1  # what its replacement inherits
+    standby: int | None = None
     pid: int | None = None
+    join_timer: asyncio.TimerHandle | None = None
     leave_timer: asyncio.TimerHandle | None = None
+    killed_because: str = ""
     overdue: bool = False
     device: int = 0  # its place in Devices, for life
 
     @property
     def who(self) -> str:
+        if self.peer is None:
+            return f"standby {self.standby}" + ("" if self.pid is None else f" (pid {self.pid})")
         pid = "" if self.pid is None else f", pid {self.pid}"
         return f"worker {self.rank} ({self.peer}{pid})"
 
@@ -93,7 +112,8 @@ class Job:
         self._cores = affinity.allowed_cores()
         self._devices = devices.Devices()
         self._newest: Cluster | None = None
-        self._ending = False  # a member has finished its program
+        self._last_version = -1  # the newest that anybody has written, also if this host can't run it
+        self._finishing = False  # a member has finished its program
         self._resting = False  # everybody has, and the job waits for the next cluster (-k)
         self._url: str | None = None
         self._secret = ""
@@ -102,6 +122,17 @@ class Job:
         self._emptied: asyncio.Event
         self._broker: Broker
         self._follower: Follower | None = None
+        self._server: ConfigServer | None = None
+        self._first_failure: Failure | None = None  # of those that the job has survived
+        self._leaving: set[PeerID] = set()
+        self._places = itertools.count()
+        self._vacant: list[int] = []  # places that a new worker is to take
+        self._filled: dict[int, list[float]] = {}  # place -> when it was filled anew
+        self._standby_numbers = itertools.count(1)
+        self._standbys_wanted = options.standbys
+        self._writing: Cluster | None = None
+        self._join_timeout_s = 0.0
+        self._revising: asyncio.Future[None] | None = None
         self._closers = contextlib.AsyncExitStack()
 
     async def run(self) -> int:
@@ -139,6 +170,10 @@ class Job:
         if options.delay_s:
             _log.info("starting in %g s (-delay)", options.delay_s)
             await asyncio.sleep(options.delay_s)
+        try:
+            self._join_timeout_s = env.JOIN_TIMEOUT.get()
+        except ValueError as error:
+            raise StartError(str(error)) from None
         self._secret = secrets.token_hex(32)
         if options.builtin_port is not None:
             first = await self._embed_config_server(max(options.init_version or 0, 0))
@@ -151,17 +186,23 @@ class Job:
         self._broker = Broker(
             bytes.fromhex(self._secret),
             len(self._cores),
+            recovers=options.recover is not Recover.FAIL,
             on_unknown_version=self._on_unknown_version,
             on_chosen=lambda cluster: self._from_thread(loop, self._on_chosen, cluster),
+            on_ready=lambda who: self._from_thread(loop, self._on_ready, who),
+            on_leave=(lambda peer: self._from_thread(loop, self._on_leave, peer)) if options.watch else None,
         )
         self._closers.callback(self._broker.close)
-        self._newest = first
+        self._newest, self._last_version = first, first.version
         self._broker.admit(first)
         self._broker.choose(first.version)
         loop.add_reader(self._guard.fileno(), self._on_guard)
         if options.timeout_s is not None:
             loop.call_later(options.timeout_s, self._happened, TimedOut(options.timeout_s))
         self._start_missing(first)
+        self._keep_standbys()
+        if options.peer_timeout_s is not None:
+            self._look_for_hangs(HangWatch(options.peer_timeout_s))
         if options.watch and options.builtin_port is None and options.config_server is not None:
             self._follower = Follower(
                 ConfigClient(options.config_server, self._secret),
@@ -219,7 +260,7 @@ class Job:
                 f"port {port} (-builtin-config-port) on {host} {taken}; give another port, or 0 for any free one"
             ) from None
         self._closers.push_async_callback(server.stop)
-        self._url = server.url
+        self._url, self._server = server.url, server
         self._leave_secret(server.url)
         _log.info("config server: %s", server.url)
         return first
@@ -238,7 +279,16 @@ class Job:
             self._follower.look_now()
 
     def _check(self, cluster: Cluster) -> None:
-        self._options.host.check(cluster, self._broker.current() if not self._resting else None)
+        options = self._options
+        options.host.check(cluster, self._living_members() if not self._resting else ())
+        if cluster.size < options.min_size and cluster != self._writing:
+            raise HostError(f"a cluster of {cluster.size} is below -min-np {options.min_size}")
+
+    def _living_members(self) -> list[PeerID]:
+        """The members of the chosen cluster whose processes run, in the order of their ranks."""
+        current = self._broker.current()
+        members = {p.peer for p in self._processes.values() if self._standing(p) is Standing.MEMBER}
+        return [peer for peer in current.workers if peer in members] if current is not None else []
 
     async def _use_config_server(self, url: str) -> Cluster:
         secret = self._given_secret() or secret_from({}, url)
@@ -278,7 +328,7 @@ class Job:
         wanted = self._options.init_version
         if wanted == -1:
             if held is not None:
-                self._options.host.check(held, None)
+                self._options.host.check(held, ())
             return held
         # One that was forgotten by DELETE still counts; the server says so with 409.
         version = held.version + 1 if held is not None else 0
@@ -295,9 +345,9 @@ class Job:
     # ---- what happens ----
 
     @staticmethod
-    def _from_thread(loop: asyncio.AbstractEventLoop, function: Callable[[Cluster], None], cluster: Cluster) -> None:
+    def _from_thread(loop: asyncio.AbstractEventLoop, function: Callable[[T], None], argument: T) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed already
-            loop.call_soon_threadsafe(function, cluster)
+            loop.call_soon_threadsafe(function, argument)
 
     def _catch_signals(self, loop: asyncio.AbstractEventLoop) -> None:
         for number in _ENDING_SIGNALS:
@@ -319,24 +369,35 @@ class Job:
         if not self._verdict.done():
             self._verdict.set_result(Verdict(Decision.FAIL, f"internal error: {error or context['message']}", 1))
 
-    def _happened(self, event: Event) -> None:
+    def _happened(self, event: Event) -> Verdict | None:
+        """The verdict, whose consequences for the job as a whole are drawn; None once the job is over."""
         if self._verdict.done():
-            return
+            return None
+        options = self._options
         standings = [self._standing(p) for p in self._processes.values()]
         state = JobState(
-            members=standings.count(Standing.MEMBER), leaving=standings.count(Standing.LEAVING), keep=self._options.keep
+            members=standings.count(Standing.MEMBER),
+            leaving=standings.count(Standing.LEAVING),
+            keep=options.keep,
+            recover=options.recover,
+            min_size=options.min_size,
+            max_restarts=options.max_restarts,
+            first_failure=self._first_failure,
         )
         verdict = decide(event, state)
         if verdict.decision in (Decision.FINISH, Decision.FAIL):
             self._verdict.set_result(verdict)
             _log.info("%s%s", verdict.reason, "; ending the job" if verdict.decision is Decision.FAIL else "")
-            return
+            return verdict
         if verdict.reason:
             _log.warning("%s", verdict.reason)
         if verdict.decision is Decision.REST:
             self._resting = True
+        return verdict
 
     def _standing(self, process: Process) -> Standing:
+        if process.peer is None:
+            return Standing.STANDBY
         if self._broker.is_out(process.peer, process.incarnation):
             return Standing.LEAVING
         current = self._broker.current()
@@ -361,20 +422,76 @@ class Job:
         del self._processes[process.key]
         if not self._processes:
             self._emptied.set()
-        if process.leave_timer is not None:
-            process.leave_timer.cancel()
-        self._broker.mark_lost(process.peer, event.error or how_it_ended(event.code), process.incarnation)
-        if standing is Standing.MEMBER and event.code == 0:
-            self._ending = True
+        for timer in (process.join_timer, process.leave_timer):
+            if timer is not None:
+                timer.cancel()
+        code = event.code
+        error = process.killed_because or event.error
+        listed = standing in (Standing.MEMBER, Standing.JOINING) and process.peer in self._newest_known().workers
+        if process.peer is not None:
+            # First of all, because the survivors wait for it. One that has finished is missed rather than gone without.
+            finished = standing is Standing.MEMBER and code == 0
+            self._broker.mark_lost(process.peer, error or how_it_ended(code), process.incarnation, recover=not finished)
+            self._finishing = self._finishing or finished
         if process.overdue:
-            event = replace(event, code=0)  # the launcher's own doing, and told already
-        if not self._verdict.done() and event.code == 0:
-            _log.info("%s %s", process.who, how_it_ended(event.code))
-        logs = self._output.log_paths(_log_name(process.peer))
+            code = 0  # the launcher's own doing, and told already
+        if not self._verdict.done() and code == 0 and process.peer is not None:
+            _log.info("%s %s", process.who, how_it_ended(code))
+        logs = self._output.log_paths(process.log_name)
+        where = ", ".join(map(str, logs)) if logs is not None else ""
         who = process.who
-        self._happened(WorkerExited(who, standing, event.code, event.error))
-        if event.code != 0 and logs is not None and self._verdict.done():
-            _log.info("what %s wrote: %s, %s", who, *logs)
+        verdict = self._happened(
+            WorkerExited(who, standing, code, error, logs=where, restarts=self._restarts_of(process.place))
+        )
+        if code != 0 and where and self._verdict.done():
+            _log.info("what %s wrote: %s", who, where)
+        if verdict is not None and not self._verdict.done():
+            if code != 0 and standing in (Standing.MEMBER, Standing.JOINING) and self._first_failure is None:
+                self._first_failure = Failure(f"{who} {error or how_it_ended(code)}", exit_code_of(code))
+            self._go_on(process, standing, verdict, listed)
+
+    def _go_on(self, process: Process, standing: Standing, verdict: Verdict, listed: bool) -> None:
+        """The job goes on; `listed`: the newest cluster counts on the process that has ended."""
+        if standing is Standing.STANDBY:
+            if verdict.decision is Decision.REPLACE:
+                self._count_restart(process.place)
+            else:
+                self._standbys_wanted -= 1
+            self._keep_standbys()
+        elif verdict.decision in (Decision.SHRINK, Decision.REPLACE):
+            if verdict.decision is Decision.REPLACE and listed:
+                self._vacant.append(process.place)
+            self._revise()
+
+    def _restarts_of(self, place: int) -> int:
+        now = asyncio.get_running_loop().time()
+        recent = [when for when in self._filled.get(place, ()) if now - when < _RESTART_WINDOW_S]
+        self._filled[place] = recent
+        return len(recent)
+
+    def _count_restart(self, place: int) -> None:
+        self._filled.setdefault(place, []).append(asyncio.get_running_loop().time())
+
+    def _look_for_hangs(self, watch: HangWatch) -> None:
+        loop = asyncio.get_running_loop()
+        if self._verdict.done():
+            return
+        beats = {
+            key: self._broker.heartbeat(process.peer, process.incarnation)
+            for key, process in self._processes.items()
+            if process.peer is not None and not process.killed_because
+        }
+        for key in watch.hung(loop.time(), beats):
+            self._kill(
+                self._processes[key],
+                f"stood still for {self._options.peer_timeout_s:g} s (-peer-timeout) and was killed",
+            )
+        loop.call_later(watch.period_s, self._look_for_hangs, watch)
+
+    def _kill(self, process: Process, reason: str) -> None:
+        """Its end follows as an event like any other."""
+        process.killed_because = reason
+        self._guard.signal(signal.SIGKILL, process.key)
 
     # ---- the cluster changes ----
 
@@ -389,23 +506,34 @@ class Job:
 
     def _on_cluster(self, cluster: Cluster) -> None:
         """A newer cluster is wanted. Its workers start now; the members go over to it when they have agreed to."""
-        if self._newest is None or cluster.version <= self._newest.version or self._verdict.done():
+        if self._newest is None or cluster.version <= self._last_version or self._verdict.done():
             return
         if not self._options.watch:
             _log.warning("the config server has a new cluster, which needs -w to be followed")
             return
+        self._last_version = cluster.version
         try:
             self._check(cluster)
         except HostError as error:  # a config server of its own does not know this host
             _log.error("cluster version %d is refused: %s", cluster.version, error)
             self._broker.refuse(cluster.version, str(error))
+            self._revise()
             return
         _log.info("cluster version %d is wanted: %d workers", cluster.version, cluster.size)
         self._newest = cluster
-        self._broker.admit(cluster)
         if self._resting:
-            self._resting = self._ending = False
+            self._broker.forget_the_ended()
+            self._vacant.clear()
+            self._first_failure = None
+        self._broker.admit(cluster)
+        self._leaving &= set(cluster.workers)
+        if self._resting:
+            self._resting = self._finishing = False
             self._broker.choose(cluster.version)
+        if self._broker.ended_in(cluster):
+            self._revise()
+        elif cluster != self._writing:
+            self._vacant.clear()  # whoever wrote it wants this size
         self._start_missing(cluster)
 
     def _on_chosen(self, cluster: Cluster) -> None:
@@ -413,7 +541,7 @@ class Job:
         _log.info("cluster version %d has been chosen: %d workers", cluster.version, cluster.size)
         loop = asyncio.get_running_loop()
         for process in self._processes.values():
-            if process.leave_timer is None and self._broker.is_out(process.peer, process.incarnation):
+            if process.leave_timer is None and self._standing(process) is Standing.LEAVING:
                 process.leave_timer = loop.call_later(
                     self._options.leave_grace_s, self._remind, process, cluster.version
                 )
@@ -422,6 +550,76 @@ class Job:
         for process, cores in self._shares(cluster):
             if process.pid is not None:
                 affinity.pin(process.pid, cores)
+        loop.call_later(_STANDBY_DELAY_S, self._keep_standbys)
+
+    def _on_ready(self, who: PeerID | int) -> None:
+        """A newcomer, or standby number `who`, would join at once."""
+        for process in self._processes.values():
+            if who == process.peer or (process.peer is None and who == process.standby):
+                _log.info("%s is ready", process.who)
+
+    def _on_leave(self, peer: PeerID) -> None:
+        """A worker asks that `peer` leave."""
+        for process in list(self._processes.values()):
+            if process.peer == peer and self._standing(process) in (Standing.MEMBER, Standing.JOINING):
+                left = [other for other in self._living_members() if other != peer and other not in self._leaving]
+                verdict = self._happened(WorkerLeaves(process.who, len(left)))
+                if verdict is not None and verdict.decision is Decision.SHRINK:
+                    self._leaving.add(peer)
+                    self._revise()
+                return
+
+    def _revise(self) -> None:
+        """Writes what has to be written to the config server because workers have gone, in the background."""
+        if self._revising is None or self._revising.done():
+            self._revising = asyncio.ensure_future(self._write_revisions())
+            self._revising.add_done_callback(self._on_revised)
+
+    def _on_revised(self, task: asyncio.Future[None]) -> None:
+        if not task.cancelled():
+            task.result()  # a bug reaches the loop's exception handler
+
+    def _revision(self) -> Cluster | None:
+        newest = self._newest_known()
+        last_version = self._last_version
+        if self._server is not None:
+            last_version = max(last_version, self._server.version)
+        gone = {*self._broker.ended_in(newest), *self._leaving}
+        ports = self._options.ports.ports()
+        try:
+            return revised(newest, last_version, gone, self._living_members(), len(self._vacant), ports)
+        except ValueError as error:
+            _log.error("no new worker is started: %s", error)
+            self._vacant.clear()
+            return None
+
+    async def _write_revisions(self) -> None:
+        trouble = ""
+        while not self._verdict.done() and not self._finishing and not self._resting:
+            self._writing = self._revision()
+            if self._writing is None:
+                return
+            try:
+                await self._write(self._writing)
+            except ConfigServerError as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    _log.warning("%s; the workers go on, and it is told of the change later", error)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _write(self, cluster: Cluster) -> None:
+        if self._server is not None:
+            self._server.put(cluster.to_json())  # calls _on_change
+            return
+        assert self._url is not None
+        client = ConfigClient(self._url, self._secret)
+        try:
+            self._on_cluster(await _in_thread(lambda: client.put(cluster)))
+        except StaleConfigError:
+            found = await _in_thread(client.get)
+            if found is None or found.version <= self._last_version:
+                raise  # it has come back without what it knew, and the follower is about to tell it
+            self._on_cluster(found)
 
     def _remind(self, process: Process, version: int) -> None:
         """A detached worker has had its time."""
@@ -452,7 +650,10 @@ class Job:
         staying: list[int] = []
         leaving: list[int] = []
         for other in self._processes.values():
-            stays = other.peer in cluster.workers and not self._broker.is_out(other.peer, other.incarnation)
+            # A standby is about to be in a cluster.
+            stays = other.peer is None or (
+                other.peer in cluster.workers and not self._broker.is_out(other.peer, other.incarnation)
+            )
             (staying if stays else leaving).append(other.device)
         chosen = self._devices.choose(staying, leaving)
         name = self._devices.name_of(chosen)
@@ -465,34 +666,92 @@ class Job:
 
     def _start_missing(self, cluster: Cluster) -> None:
         running = self._processes.values()
-        present = {p.peer for p in running if not self._broker.is_out(p.peer, p.incarnation)}
+        present = {p.peer for p in running if p.peer is not None and not self._broker.is_out(p.peer, p.incarnation)}
         shares = affinity.divide(self._cores, cluster.size)
-        for peer in peers_to_start(cluster, present, self._ending):
+        current = self._broker.current()
+        joins_later = current is not None and current.version < cluster.version
+        for peer in peers_to_start(cluster, present, self._broker.ended_in(cluster), self._finishing):
             rank = cluster.workers.index(peer)
-            cores = shares[rank] if self._options.affinity else []
-            process = Process(next(self._keys), peer, cluster.version, rank)
-            process.device = self._choose_device(cluster)
-            try:
-                stdout, stderr = self._output.attach(_log_name(peer), rank)
-            except OSError as error:
-                if not self._verdict.done():
-                    reason = f"no log files for {process.who}: {error}"
-                    self._verdict.set_result(Verdict(Decision.FAIL, reason, 1))
+            if self._vacant:
+                place = self._vacant.pop(0)
+                self._count_restart(place)
+            else:
+                place = next(self._places)
+            process = self._ready_standby() if joins_later else None
+            if process is not None:
+                _log.info("standby %s becomes worker %d (%s, pid %s)", process.standby, rank, peer, process.pid)
+            else:
+                process = Process(next(self._keys), _log_name(peer), device=self._choose_device(cluster))
+            process.peer, process.incarnation, process.rank, process.place = peer, cluster.version, rank, place
+            if process.standby is not None:
+                self._output.release(process.log_name)
+                self._broker.assign(process.standby, peer, cluster.version)
+            elif not self._launch(process, self._environment(process, cluster, joins_later), shares[rank]):
                 return
-            self._processes[process.key] = process
-            self._emptied.clear()
-            try:
-                self._guard.start(process.key, self._environment(process, cluster, cores), cores, stdout, stderr)
-            finally:
-                os.close(stdout)
-                os.close(stderr)
+            if joins_later:
+                process.join_timer = asyncio.get_running_loop().call_later(
+                    self._join_timeout_s, self._give_up, process, cluster.version
+                )
 
-    def _environment(self, process: Process, cluster: Cluster, cores: list[int]) -> dict[str, str | None]:
+    def _launch(self, process: Process, environment: dict[str, str | None], cores: list[int]) -> bool:
+        """Whether it could be tried; the guard tells what came of it."""
+        cores = cores if self._options.affinity else []
+        if cores and "OMP_NUM_THREADS" not in os.environ:
+            environment.setdefault("OMP_NUM_THREADS", str(len(cores)))
+        try:
+            stdout, stderr = self._output.attach(process.log_name, process.rank, held=process.peer is None)
+        except OSError as error:
+            if not self._verdict.done():
+                self._verdict.set_result(Verdict(Decision.FAIL, f"no log files for {process.who}: {error}", 1))
+            return False
+        self._processes[process.key] = process
+        self._emptied.clear()
+        try:
+            self._guard.start(process.key, environment, cores, stdout, stderr)
+        finally:
+            os.close(stdout)
+            os.close(stderr)
+        return True
+
+    def _give_up(self, process: Process, version: int) -> None:
+        """A newcomer has had its time."""
+        if process.peer is not None and not self._broker.is_ready(process.peer, process.incarnation):
+            limit = f"{self._join_timeout_s:g} s (KUNGFU_JOIN_TIMEOUT)"
+            self._kill(process, f"was not ready to join cluster version {version} within {limit} and was killed")
+
+    # ---- standbys ----
+
+    def _keep_standbys(self) -> None:
+        """Starts standbys in the places of those that were needed."""
+        if self._verdict.done() or self._finishing or self._resting:
+            return
+        newest = self._newest_known()
+        for _ in range(self._standbys_wanted - sum(p.peer is None for p in self._processes.values())):
+            number = next(self._standby_numbers)
+            process = Process(next(self._keys), f"standby.{number}", rank=newest.size, standby=number)
+            process.device = self._choose_device(newest)
+            environment = self._environment(process, newest, True)
+            if self._options.affinity and "OMP_NUM_THREADS" not in os.environ:
+                # As many as its share of the cores will be; until then it may use all of them.
+                environment["OMP_NUM_THREADS"] = str(len(affinity.divide(self._cores, newest.size + 1)[-1]))
+            if not self._launch(process, environment, list(self._cores)):
+                return
+
+    def _ready_standby(self) -> Process | None:
+        """The one that has come farthest."""
+        ready = self._broker.ready_standbys()
+        spare = [p for p in self._processes.values() if p.peer is None]
+        return min(spare, key=lambda p: (p.standby not in ready, p.key), default=None)
+
+    def _environment(self, process: Process, cluster: Cluster, joins_later: bool) -> dict[str, str | None]:
         """Changes to the launcher's own environment; None removes what an outer job may have set."""
         options = self._options
+        standby = process.peer is None
         changes: dict[str, str | None] = {
-            env.SELF.name: str(process.peer),
-            env.INCARNATION.name: str(process.incarnation),
+            env.SELF.name: None if standby else str(process.peer),
+            env.INCARNATION.name: None if standby else str(process.incarnation),
+            env.PARKED.name: "1" if joins_later else None,
+            env.STANDBY.name: str(process.standby) if standby else None,
             env.BROKER.name: self._broker.address,
             env.JOB_SECRET.name: self._secret,
             env.CONFIG_SERVER.name: self._url,
@@ -500,14 +759,12 @@ class Job:
             env.HOSTS.name: options.host.limit,
             env.PORT_RANGE.name: str(options.ports),
             env.RANK_ID.name: str(process.rank),
-            env.RANK_SIZE.name: str(cluster.size),
+            env.RANK_SIZE.name: str(cluster.size + standby),
             **self._devices.environment(process.device),
         }
         if "PYTHONUNBUFFERED" not in os.environ:
             # Output goes to a pipe: without this it comes in blocks, late, and not at all from a worker that is killed.
             changes["PYTHONUNBUFFERED"] = "1"
-        if cores and "OMP_NUM_THREADS" not in os.environ:
-            changes["OMP_NUM_THREADS"] = str(len(cores))
         return changes
 
     # ---- end ----
@@ -516,6 +773,7 @@ class Job:
         """Whatever the state: ends the workers, waits for their last words, closes everything."""
         failed = verdict is None or verdict.decision is Decision.FAIL
         if self._processes:
+            self._broker.end()  # whoever asks to leave because of the signal is told to go
             number = verdict.signal_to_workers if verdict is not None else signal.SIGTERM
             self._guard.signal(number)
             self._guard.signal(signal.SIGCONT)  # a stopped process has to run to end

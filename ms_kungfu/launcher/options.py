@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, duration, integer
 from ms_kungfu.launcher.hosts import Host, HostError, PortRange, parse_hosts
+from ms_kungfu.launcher.policy import Recover
 
 PROGRAM = "kungfu-run"
+_MAX_RESTARTS = 10
 _OTHER_STRATEGIES = ("STAR", "RING", "CLIQUE", "TREE", "BINARY_TREE", "BINARY_TREE_STAR", "MULTI_BINARY_TREE_STAR")
 
 
@@ -40,12 +43,18 @@ class Options:
     affinity: bool
     allow_nvlink: bool
     leave_grace_s: float
+    recover: Recover
+    min_size: int
+    max_restarts: int
+    standbys: int
+    peer_timeout_s: float | None
 
 
 def build_parser() -> FlagParser:
     parser = FlagParser(
         PROGRAM,
-        f"{PROGRAM} [flags] program [arguments]\n       {PROGRAM} resize SIZE [-config-server URL]",
+        f"{PROGRAM} [flags] program [arguments]\n       {PROGRAM} resize SIZE [-config-server URL]\n"
+        f"       {PROGRAM} evict RANK [-config-server URL]",
         "Runs a program as the workers of a cluster, on this machine. Flags take one dash or two, -name value or "
         "-name=value.",
     )
@@ -99,6 +108,35 @@ def build_parser() -> FlagParser:
         default=30.0,
         metavar="TIME",
     )
+    flag(
+        "recover",
+        "what the death of a worker leads to, with -w: shrink (default): the others go on; replace: they do, and a new "
+        "worker joins them; fail: the job ends (always so without -w)",
+        type=_recover,
+        metavar="HOW",
+    )
+    flag("min-np", "with -w: end the job when fewer workers are left (default 1)", type=integer(1), metavar="N")
+    flag(
+        "max-restarts",
+        "with -recover replace or -standby: how often within 5 minutes a worker's place, or a standby, is filled anew "
+        f"(default {_MAX_RESTARTS})",
+        type=integer(0),
+        metavar="N",
+    )
+    flag(
+        "standby",
+        "with -w: keep N more processes ready, for workers to come (default 0)",
+        type=integer(0),
+        default=0,
+        metavar="N",
+    )
+    flag(
+        "peer-timeout",
+        "kill a worker that hangs for this time, e.g. because it was stopped; 0 is never (default "
+        "$KUNGFU_PEER_TIMEOUT, else 30s)",
+        type=duration,
+        metavar="TIME",
+    )
     return parser
 
 
@@ -120,6 +158,20 @@ def parse_options(arguments: Sequence[str]) -> Options | None:
         )
     if flags.config_server is not None:
         _check_url(flags.config_server, flags.builtin_config_port)
+    if not flags.w:
+        for name in ("min_np", "standby"):
+            if getattr(flags, name):
+                raise UsageError(f"-{name.replace('_', '-')} needs -w: without it the cluster doesn't change")
+        if flags.recover not in (None, Recover.FAIL):
+            raise UsageError(f"-recover {flags.recover.value} needs -w: without it the death of a worker ends the job")
+    if flags.max_restarts is not None and flags.recover is not Recover.REPLACE and not flags.standby:
+        raise UsageError("-max-restarts needs -recover replace or -standby: nothing is started again without them")
+    if flags.min_np is not None and flags.np < flags.min_np:
+        raise UsageError(f"-np {flags.np} is less than -min-np {flags.min_np}")
+    try:
+        peer_timeout_s = env.PEER_TIMEOUT.get() if flags.peer_timeout is None else flags.peer_timeout
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     logdir = Path(flags.logdir) if flags.logdir else None
     logfile = Path(logdir or ".", flags.logfile) if flags.logfile else None
     options = Options(
@@ -143,6 +195,11 @@ def parse_options(arguments: Sequence[str]) -> Options | None:
         allow_nvlink=flags.allow_nvlink,
         affinity=flags.affinity if flags.affinity is not None else True,
         leave_grace_s=flags.leave_grace,
+        recover=flags.recover or (Recover.SHRINK if flags.w else Recover.FAIL),
+        min_size=flags.min_np or 1,
+        max_restarts=_MAX_RESTARTS if flags.max_restarts is None else flags.max_restarts,
+        standbys=flags.standby,
+        peer_timeout_s=peer_timeout_s or None,
     )
     try:
         options.host.first_cluster(options.size, options.ports, options.runner_port, 0)
@@ -193,3 +250,10 @@ def _affinity(how: str) -> bool:
     if how not in ("auto", "none"):
         raise argparse.ArgumentTypeError(f"{how!r} is neither auto nor none")
     return how == "auto"
+
+
+def _recover(how: str) -> Recover:
+    try:
+        return Recover(how)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{how!r} is none of {', '.join(r.value for r in Recover)}") from None

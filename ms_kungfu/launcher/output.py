@@ -26,6 +26,7 @@ from pathlib import Path
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _MAX_LINE_BYTES = 64 * 1024
 _PARTIAL_LINE_S = 0.3  # how long the beginning of a line, a prompt perhaps, is held back
+_MAX_HELD_BYTES = 1024 * 1024
 _PIPE_BYTES = 1024 * 1024  # so that a burst of output does not stop a worker
 
 
@@ -94,12 +95,19 @@ class Screen:
 class _Stream:
     """The reading end of one pipe of one worker."""
 
+    name: str
     fd: int
     screen: Screen | None
     prefix: bytes
     log: int | None
+    held: list[bytes] | None = None  # what is not shown yet
     splitter: LineSplitter = field(default_factory=LineSplitter)
     last_read: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Release:
+    name: str
 
 
 class Output:
@@ -115,7 +123,7 @@ class Output:
         self._quiet = quiet
         self._screens = (Screen(stdout), Screen(stderr))
         self._logs_begun: set[Path] = set()
-        self._new: collections.deque[_Stream | bytes] = collections.deque()
+        self._new: collections.deque[_Stream | bytes | _Release] = collections.deque()
         self._closing = threading.Event()
         self._last_words = b""
         self._wake_in, self._wake_out = socket.socketpair()
@@ -129,8 +137,11 @@ class Output:
             return None
         return self._logdir / f"{name}.stdout.log", self._logdir / f"{name}.stderr.log"
 
-    def attach(self, name: str, colour: int) -> tuple[int, int]:
-        """Pipes for a worker's stdout and stderr: the writing ends, which the caller closes once they are passed on."""
+    def attach(self, name: str, colour: int, held: bool = False) -> tuple[int, int]:
+        """Pipes for a worker's stdout and stderr: the writing ends, which the caller closes once they are passed on.
+
+        With `held` nothing is shown before `release`; the log files are written at once.
+        """
         paths = self.log_paths(name)
         ends = []
         for i, what in enumerate(("stdout", "stderr")):
@@ -143,10 +154,16 @@ class Output:
             if screen.is_terminal:
                 prefix = f"\033[{_COLOURS[colour % len(_COLOURS)]}m[{name}::{what}]\033[0m ".encode()
             log = self._open_log(paths[i]) if paths is not None else None
-            self._new.append(_Stream(reading, None if self._quiet else screen, prefix, log))
+            stream = _Stream(name, reading, None if self._quiet else screen, prefix, log, [] if held else None)
+            self._new.append(stream)
             ends.append(writing)
         self._wake()
         return ends[0], ends[1]
+
+    def release(self, name: str) -> None:
+        """Shows what the worker called `name` has printed so far, at most its last MiB, and prints from now on."""
+        self._new.append(_Release(name))
+        self._wake()
 
     def say(self, text: str) -> None:
         """A line of the launcher's own on stderr, in order with what the workers print."""
@@ -186,6 +203,11 @@ class Output:
                     item = self._new.popleft()
                     if isinstance(item, bytes):
                         self._screens[1].write(self, b"", [item])
+                    elif isinstance(item, _Release):
+                        for stream in streams:
+                            if stream.name == item.name and stream.held is not None:
+                                lines, stream.held = stream.held, None
+                                self._show(stream, lines)
                     else:
                         selector.register(item.fd, selectors.EVENT_READ, item)
                         streams.add(item)
@@ -225,7 +247,11 @@ class Output:
 
     def _show(self, stream: _Stream, lines: list[bytes]) -> None:
         lines = [line for line in lines if line]
-        if lines and stream.screen is not None:
+        if stream.held is not None:
+            stream.held += lines
+            while sum(map(len, stream.held)) > _MAX_HELD_BYTES:
+                stream.held.pop(0)
+        elif lines and stream.screen is not None:
             stream.screen.write(stream, stream.prefix, lines)
 
     def _write_log(self, stream: _Stream, data: bytes) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 import signal
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Union
 
 from ms_kungfu.elastic.cluster import Cluster, PeerID
@@ -19,16 +19,38 @@ class Standing(enum.Enum):
     MEMBER = "member"
     JOINING = "joining"  # started for a version that has not been chosen yet
     LEAVING = "leaving"  # a chosen version does not contain it any more
+    STANDBY = "standby"  # a spare one, for whoever is needed
+
+
+class Recover(enum.Enum):
+    """What a death in watch mode leads to (``-recover``)."""
+
+    SHRINK = "shrink"
+    REPLACE = "replace"
+    FAIL = "fail"
 
 
 @dataclass(frozen=True)
 class WorkerExited:
-    """`code` is negative for a signal. `who` names the worker to a person, `error` says why it never ran."""
+    """`code` is negative for a signal. `who` names the worker to a person, `error` says why it never ran or was killed.
+
+    `logs` names its log files, "" without -logdir. `restarts`: how often its place was filled anew lately.
+    """
 
     who: str
     standing: Standing
     code: int
     error: str = ""
+    logs: str = ""
+    restarts: int = 0
+
+
+@dataclass(frozen=True)
+class WorkerLeaves:
+    """A worker is going to leave: it got a SIGTERM, or a policy of the program's says so. `left` members stay."""
+
+    who: str
+    left: int
 
 
 @dataclass(frozen=True)
@@ -46,22 +68,36 @@ class GuardLost:
     """The process that starts and reaps workers is gone, and so are they."""
 
 
-Event = Union[WorkerExited, Interrupted, TimedOut, GuardLost]
+Event = Union[WorkerExited, WorkerLeaves, Interrupted, TimedOut, GuardLost]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A death, for the sentence that ends the job."""
+
+    reason: str
+    exit_code: int
 
 
 @dataclass(frozen=True)
 class JobState:
-    """After the event: how many processes are still running."""
+    """After the event: how many processes are still running, and what was asked for."""
 
     members: int
     leaving: int
     keep: bool
+    recover: Recover = Recover.FAIL
+    min_size: int = 1
+    max_restarts: int = 0
+    first_failure: Failure | None = None  # of those that the job has survived
 
 
 class Decision(enum.Enum):
     CONTINUE = "continue"
     FINISH = "finish"  # everybody is done
     REST = "rest"  # everybody is done, and the job waits for the next cluster (-k)
+    SHRINK = "shrink"  # the others go on without the worker
+    REPLACE = "replace"  # the same, and a new worker takes its place
     FAIL = "fail"  # the job ends with the verdict's exit code
 
 
@@ -82,31 +118,104 @@ def decide(event: Event, state: JobState) -> Verdict:
         return Verdict(Decision.FAIL, f"the job was still running after -timeout {event.limit_s:g} s", EXIT_TIMEOUT)
     if isinstance(event, GuardLost):
         return Verdict(Decision.FAIL, "the guard process was killed, and the workers with it", 1)
+    if isinstance(event, WorkerLeaves):
+        if event.left < state.min_size:
+            return _too_few(Failure(f"{event.who} is leaving", 1), event.left, state)
+        return Verdict(Decision.SHRINK, f"{event.who} is leaving; the others go on")
 
-    if event.code != 0:
-        how = event.error or how_it_ended(event.code)
-        if event.standing is not Standing.LEAVING:
-            return Verdict(Decision.FAIL, f"{event.who} {how}", exit_code_of(event.code))
+    how = event.error or how_it_ended(event.code)
+    named = f", see {event.logs}" if event.logs else ""
+    if event.standing is Standing.STANDBY:
+        reason = f"{event.who} {how} before it was needed"
+        if event.restarts < state.max_restarts:
+            return Verdict(Decision.REPLACE, f"{reason}; another one is started")
+        return Verdict(Decision.SHRINK, f"{reason}, like {event.restarts} others lately; it was the last{named}")
+    if event.standing is Standing.JOINING and event.code == 0:
+        reason = f"{event.who} exited before it joined the cluster; does the program call ms_kungfu.init()?"
+        return _after_end(reason, state) or Verdict(Decision.SHRINK, reason)
+    if event.code == 0:
+        return _after_end("", state) or Verdict(Decision.CONTINUE, "")
+    if event.standing is Standing.LEAVING:
         # The cluster goes on without it anyway.
         reason = f"{event.who} had left the cluster and then {how}"
-    elif event.standing is Standing.JOINING:
-        reason = f"{event.who} exited before it joined the cluster; does the program call ms_kungfu.init()?"
-    else:
-        reason = ""
+        return _after_end(reason, state) or Verdict(Decision.CONTINUE, reason)
+    return _after_death(event, Failure(f"{event.who} {how}", exit_code_of(event.code)), state)
+
+
+def _after_end(reason: str, state: JobState) -> Verdict | None:
+    """The job's end, where nobody is left."""
     if state.members or state.leaving:
-        return Verdict(Decision.CONTINUE, reason)
+        return None
     done = f"{reason}; " if reason else ""
     if state.keep:
         return Verdict(Decision.REST, f"{done}all workers have finished; waiting for the next cluster (-k)")
     return Verdict(Decision.FINISH, f"{done}all workers have finished")
 
 
-def peers_to_start(wanted: Cluster, present: Collection[PeerID], ending: bool) -> list[PeerID]:
-    """The workers of `wanted` that need a process: those that are not `present` in the cluster or on their way into it.
+def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verdict:
+    if state.recover is Recover.FAIL:
+        return Verdict(Decision.FAIL, failure.reason, failure.exit_code)
+    first = state.first_failure or failure
+    if state.members == 0:
+        before = "" if first == failure else f"; no worker is left, the first that failed: {first.reason}"
+        return Verdict(Decision.FAIL, failure.reason + before, first.exit_code)
+    if state.members < state.min_size:
+        return _too_few(failure, state.members, replace(state, first_failure=first))
+    if state.recover is Recover.REPLACE:
+        if event.restarts < state.max_restarts:
+            return Verdict(Decision.REPLACE, f"{failure.reason}; the others go on, and a new worker is started")
+        named = f", see {event.logs}" if event.logs else ""
+        return Verdict(
+            Decision.SHRINK,
+            f"{failure.reason}; the others go on without it: its place was filled {event.restarts} times lately "
+            f"(-max-restarts {state.max_restarts}){named}",
+        )
+    return Verdict(Decision.SHRINK, f"{failure.reason}; the others go on without it")
 
-    None when a member has finished its program (`ending`): the rest is about to, and a newcomer would find nobody.
+
+def _too_few(failure: Failure, left: int, state: JobState) -> Verdict:
+    first = state.first_failure or failure
+    count = f"{left} worker{'' if left == 1 else 's'} would be left"
+    return Verdict(Decision.FAIL, f"{failure.reason}; {count}, -min-np is {state.min_size}", first.exit_code)
+
+
+def peers_to_start(
+    wanted: Cluster, present: Collection[PeerID], ended: Collection[PeerID], finishing: bool
+) -> list[PeerID]:
+    """The workers of `wanted` that need a process: those that are neither `present` in the cluster, or on their way
+    into it, nor the ones that have `ended`, whom the next version leaves out.
+
+    None when a member has finished its program (`finishing`): the rest is about to, and a newcomer would find nobody.
     """
-    return [] if ending else [worker for worker in wanted.workers if worker not in present]
+    return [] if finishing else [peer for peer in wanted.workers if peer not in present and peer not in ended]
+
+
+def revised(
+    newest: Cluster,
+    last_version: int,
+    gone: Collection[PeerID],
+    living: Sequence[PeerID],
+    newcomers: int,
+    ports: Sequence[int],
+) -> Cluster | None:
+    """What the launcher has to write to the config server, or None: first the newest cluster without those that are
+    `gone` (dead or leaving), then `newcomers` more in their places.
+
+    Args:
+        newest: the newest cluster that this host can run.
+        last_version: the newest version that anybody has written; a later one than `newest`'s can't be run.
+        living: the members of the chosen cluster that live, in the order of their ranks: one of them at least has to be
+            in it, because they have the state.
+    """
+    keep = [worker for worker in newest.workers if worker not in gone]
+    if not any(worker in living for worker in keep):
+        keep = [worker for worker in living if worker not in gone][:1] + keep
+    if not any(worker in living for worker in keep):
+        return None  # the job is about to fail
+    following = replace(newest, workers=tuple(keep), version=last_version + 1)
+    if following.workers != newest.workers or last_version > newest.version:
+        return following
+    return newest.resized(newest.size + newcomers, ports) if newcomers else None
 
 
 def exit_code_of(code: int) -> int:

@@ -9,6 +9,7 @@ from mindspore import dtype as mstype
 from mindspore.ops import PrimitiveWithInfer
 
 from ms_kungfu import runtime
+from ms_kungfu.elastic import membership
 from ms_kungfu.fusion._mindspore import mode_of
 from ms_kungfu.fusion.mode import MB
 from ms_kungfu.ops import _plugin, _reparse
@@ -122,6 +123,7 @@ class SizedCollective(Collective):
         self.add_prim_attr("fusion_bytes", min(mode_of(kind=kind).limit_mb * MB, 2**62))
 
     def __call__(self, *args: Any) -> Any:
+        membership.join()  # a process that hasn't yet knows the size only now
         # Outside a graph MindSpore keeps what it inferred and built for a primitive by its attributes: with the size as
         # one of them a call after a resize is built anew. Within a compiled graph the kernel finds it out.
         self.add_prim_attr("cluster_size", runtime.current_cluster_size())

@@ -8,6 +8,8 @@
 #include "collectives/dtype.h"
 #include "collectives/reduce.h"
 #include "kungfu/device.h"
+#include "monitoring/gradient_norms.h"
+#include "monitoring/traffic.h"
 #include "runtime/failure.h"
 #include "runtime/peer.h"
 
@@ -121,15 +123,30 @@ Error ErrorFrom(const py::error_already_set& raised) {
   return Error(KF_RESIZE, Text(type, ": ", text));
 }
 
+// The reference is given up with the GIL held, from whichever thread drops the last copy of the handler.
+std::shared_ptr<py::object> Hold(const py::object& callable) {
+  return {new py::object(callable), [](py::object* object) {
+            if (Py_IsInitialized() == 0) return;
+            py::gil_scoped_acquire acquire;
+            delete object;
+          }};
+}
+
+Peer::JoinHandler JoinHandlerFrom(const py::object& callable) {
+  if (callable.is_none()) return nullptr;
+  return [held = Hold(callable)] {
+    py::gil_scoped_acquire acquire;
+    try {
+      (*held)();
+    } catch (const py::error_already_set& raised) {
+      throw ErrorFrom(raised);
+    }
+  };
+}
+
 Peer::ResizeHandler HandlerFrom(const py::object& callable) {
   if (callable.is_none()) return nullptr;
-  // The reference is given up with the GIL held, from whichever thread drops the last copy of the handler.
-  const std::shared_ptr<py::object> held(new py::object(callable), [](py::object* object) {
-    if (Py_IsInitialized() == 0) return;
-    py::gil_scoped_acquire acquire;
-    delete object;
-  });
-  return [held](uint32_t size) {
+  return [held = Hold(callable)](uint32_t size) {
     py::gil_scoped_acquire acquire;
     try {
       const auto outcome = (*held)(size).cast<std::pair<bool, bool>>();
@@ -206,6 +223,10 @@ PYBIND11_MODULE(_core, m) {
       py::arg("callable"));
 
   m.def(
+      "set_join_handler", [](const py::object& callable) { Peer::Get().SetJoinHandler(JoinHandlerFrom(callable)); },
+      py::arg("callable"), "Called before the first use of the cluster by a process that has not joined it yet.");
+
+  m.def(
       "all_reduce",
       [](const char* name, const py::object& in, const py::object& out, int op, int dtype) {
         Operation operation;
@@ -271,6 +292,30 @@ PYBIND11_MODULE(_core, m) {
 
   m.def("set_delay_for_tests", &SetDelayForTests, py::arg("milliseconds"));
 
+  // ---- monitoring ----
+  m.def(
+      "traffic",
+      [] {
+        const monitoring::Totals all = monitoring::Traffic::Get().Read();
+        const auto communicator = Peer::Get().Current();
+        std::vector<uint64_t> received(communicator->size());
+        for (uint32_t r = 0; r < received.size(); r++) {
+          received[r] = r == communicator->rank() ? 0 : all.received_from_each + all.received_from_root[r];
+        }
+        return std::make_tuple(all.operations, all.brought_bytes, all.busy_s, all.exposed_s, received);
+      },
+      "(operations, bytes brought, seconds in collectives, of them exposed, bytes received by rank) since the start.");
+  m.def(
+      "watch_gradients", [](const std::string& name) { monitoring::GradientNorms::Get().Watch(name); }, py::arg("name"),
+      "From now on sums up the squared norms of the all-reduces of this name; '': none.");
+  m.def(
+      "take_gradient_norms",
+      [] {
+        const monitoring::Norms norms = monitoring::GradientNorms::Get().Take();
+        return std::make_tuple(norms.brought, norms.reduced, norms.elements, norms.cpu_s);
+      },
+      "(squared norm of this rank's gradients, of their mean, elements, CPU seconds) since the last call.");
+
   // ---- the launcher's side ----
   m.def("create_segment", &shm::Segment::Create, py::arg("size"), py::arg("cluster_version"), py::arg("cores"),
         py::arg("recovers") = false,
@@ -282,8 +327,13 @@ PYBIND11_MODULE(_core, m) {
       .def("mark_lost", &shm::Segment::MarkLost, py::arg("rank"), py::arg("reason"), py::arg("recover") = false,
            "Tells the members that `rank` is out: they go on without it, or their waits end with PeerLostError.")
       .def(
-          "heartbeat", [](const shm::Segment& segment, uint32_t rank) { return segment.status(rank).heartbeat.load(); },
-          py::arg("rank"), "A number that grows while the rank's process runs.")
+          "heartbeat",
+          [](const shm::Segment& segment, uint32_t rank) {
+            const shm::RankStatus& status = segment.status(rank);
+            return status.state.Reached(static_cast<uint32_t>(shm::RankState::kLeft)) ? 0 : status.heartbeat.load();
+          },
+          py::arg("rank"),
+          "A number that grows while the rank's process runs; 0 before it has joined and after it left.")
       .def(
           "announce", [](shm::Segment& segment, uint64_t version) { segment.header().announced.store(version); },
           py::arg("version"), "Tells the members that a newer cluster version is wanted.");

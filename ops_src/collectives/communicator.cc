@@ -73,6 +73,8 @@
 #include <optional>
 
 #include "collectives/dtype.h"
+#include "monitoring/gradient_norms.h"
+#include "monitoring/traffic.h"
 #include "runtime/fault_point.h"
 #include "runtime/memory.h"
 
@@ -183,6 +185,8 @@ struct Communicator::Flight {
   bool Brings(uint32_t rank) const { return operation.kind != Kind::kBroadcast || operation.root == rank; }
   // The slot that chunk `chunk` goes into, where the lane's counters stand at `base`.
   uint32_t SlotOf(uint32_t base, uint32_t chunk) const { return whole ? 0 : base + chunk; }
+  // Bytes that this rank reads from another one's part of the segment, where that one brings something.
+  uint64_t ReadFromEach() const { return splits ? 2 * part_bytes / members.size() : part_bytes; }
   size_t BytesOf(uint32_t chunk) const { return std::min(chunk_bytes, part_bytes - chunk * chunk_bytes); }
 
   const Operation& operation;
@@ -292,8 +296,10 @@ void Communicator::Leave() {
 uint32_t Communicator::Run(const Operation& operation) {
   ThrowIfClosed();
   Validate(operation);
+  monitoring::GradientNorms::Scope norms(operation);
   if (segment_ == nullptr || size_ == 1) {
     RunAlone(operation);
+    norms.Done(size_);
     return 0;
   }
   uint32_t generation = 0;
@@ -306,6 +312,7 @@ uint32_t Communicator::Run(const Operation& operation) {
     generation = RunShared(operation, 0);
   }
   NoteGeneration(operation, generation);
+  norms.Done(size_);
   return generation;
 }
 
@@ -316,6 +323,7 @@ uint32_t Communicator::RunAll(const Operation* operations, size_t num_operations
     return 0;
   }
   for (size_t k = 0; k < num_operations; k++) Validate(operations[k]);
+  std::vector<monitoring::GradientNorms::Scope> norms(operations, operations + num_operations);
   std::optional<KeptInputs> kept;
   if (segment_->header().recovers != 0 && std::any_of(operations, operations + num_operations, InPlace)) {
     operations = kept.emplace(operations, num_operations).operations();
@@ -326,7 +334,9 @@ uint32_t Communicator::RunAll(const Operation* operations, size_t num_operations
     generations.push_back(RunShared(operations[k], 0));
     KUNGFU_FAULT_POINT("between operations");
   }
-  return Settle(operations, generations.data(), num_operations);
+  const uint32_t generation = Settle(operations, generations.data(), num_operations);
+  for (auto& each : norms) each.Done(size_);
+  return generation;
 }
 
 // All survivors have the same generations here, since each operation ended in the same at all of them, and so they do
@@ -411,6 +421,7 @@ void Communicator::RunAlone(const Operation& operation) const {
 }
 
 uint32_t Communicator::RunShared(const Operation& operation, uint32_t from_generation) {
+  const uint64_t began = monitoring::Ticks();
   ChannelTable::Use use = channels_->Acquire(operation.name);
   Channel& channel = *use.channel;
   if (channel.generation < from_generation) channels_->MoveTo(from_generation, operation.name, channel);
@@ -433,6 +444,7 @@ uint32_t Communicator::RunShared(const Operation& operation, uint32_t from_gener
         RunChunks(flight);
       }
       channel.sequence++;
+      CountTraffic(flight, began);
       return flight.generation;
     } catch (const Unfinished&) {
       KUNGFU_FAULT_POINT("before the next generation");
@@ -446,6 +458,13 @@ uint32_t Communicator::RunShared(const Operation& operation, uint32_t from_gener
       throw;
     }
   }
+}
+
+void Communicator::CountTraffic(const Flight& flight, uint64_t began) const {
+  const bool broadcast = flight.operation.kind == Kind::kBroadcast;
+  const uint64_t brought = flight.Brings(rank_) ? flight.count * flight.unit : 0;
+  const uint64_t received = broadcast && flight.operation.root == rank_ ? 0 : flight.ReadFromEach();
+  monitoring::Traffic::Get().Count(began, brought, received, broadcast ? static_cast<int>(flight.operation.root) : -1);
 }
 
 // Everything that this rank brings is in place before its post: whoever has seen all posts has all he needs.

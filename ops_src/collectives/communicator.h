@@ -88,6 +88,7 @@ class Communicator {
   bool HasFinished(uint32_t rank, const Flight& flight) const;
   void CheckDeaths(const Flight& flight) const;
   void Publish(shm::Counter& word, uint32_t next) const;
+  void CountTraffic(const Flight& flight, uint64_t began) const;
   void RunOnce(Flight& flight);
   void RunChunks(Flight& flight);
   void RunPipelined(Flight& flight);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "collectives/dtype.h"
+#include "monitoring/traffic.h"
 #include "runtime/memory.h"
 
 namespace kungfu {
@@ -77,7 +78,9 @@ struct Background::Pending {
         }
       }
       DelayForTests();
+      const uint64_t began = monitoring::Ticks();
       generation = communicator->Run(operation);
+      monitoring::Traffic::Get().CountHidden(began);
     } catch (const Error& thrown) {
       error = thrown;
     } catch (const std::exception& thrown) {
@@ -229,8 +232,10 @@ std::optional<Error> Background::Settle(const std::vector<PendingPtr>& all) {
 }
 
 void Background::WaitFor(Pending& pending) {
+  const uint64_t began = monitoring::Ticks();
   std::unique_lock<std::mutex> lock(mutex_);
   ended_.wait(lock, [&] { return pending.state == Pending::State::kEnded; });
+  monitoring::Traffic::Get().CountWait(began);
 }
 
 // mutex_ is held.

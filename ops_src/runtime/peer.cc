@@ -11,9 +11,25 @@ Peer& Peer::Get() {
 
 Peer::Peer() : current_(std::make_shared<Communicator>()) {}
 
-std::shared_ptr<Communicator> Peer::Current() const {
+std::shared_ptr<Communicator> Peer::Current() {
+  if (joins_later_.load(std::memory_order_acquire)) {
+    JoinHandler handler;
+    {
+      std::lock_guard<std::mutex> guard(mutex_);
+      handler = join_handler_;
+    }
+    if (handler) handler();
+  }
   std::lock_guard<std::mutex> guard(mutex_);
   return current_;
+}
+
+void Peer::SetJoinHandler(JoinHandler handler) {
+  JoinHandler previous;  // given up without the lock: it may wait for Python
+  std::lock_guard<std::mutex> guard(mutex_);
+  previous = std::move(join_handler_);
+  join_handler_ = std::move(handler);
+  joins_later_.store(join_handler_ != nullptr, std::memory_order_release);
 }
 
 void Peer::Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options) {

@@ -25,11 +25,17 @@ class Peer {
  public:
   // Changes the membership to this many ranks and tells what came of it. Throws Error.
   using ResizeHandler = std::function<ResizeOutcome(uint32_t size)>;
+  using JoinHandler = std::function<void()>;
 
   // The one peer of this process. It is never destroyed: threads of MindSpore may outlive static destructors.
   static Peer& Get();
 
-  std::shared_ptr<Communicator> Current() const;
+  // Where there is a join handler, after it has returned.
+  std::shared_ptr<Communicator> Current();
+
+  // A process that may join its cluster later gives a handler that does so (it calls Join, or Leave), and takes it away
+  // when that is done. Every caller of Current() calls it first, several at once perhaps, and from inside it as well.
+  void SetJoinHandler(JoinHandler handler);
 
   // See Background. An operation goes on with the communicator that was current at its start.
   uint64_t Start(const Operation& operation) { return background_.Start(Current(), operation); }
@@ -60,6 +66,8 @@ class Peer {
   mutable std::mutex mutex_;
   std::shared_ptr<Communicator> current_;  // guarded by mutex_, never null
   ResizeHandler resize_handler_;           // guarded by mutex_
+  JoinHandler join_handler_;               // guarded by mutex_
+  std::atomic<bool> joins_later_{false};   // there is a join handler
   std::atomic<uint32_t> weight_{1};
   Background background_;
   Heartbeat heartbeat_;  // guarded by mutex_

@@ -56,6 +56,10 @@ def test_a_run_that_grows_and_shrinks(tmp_path):
     assert len(accuracy) == 1
     assert float(accuracy[0]) >= 0.95
     assert (tmp_path / "training.png").stat().st_size > 20_000
+    ledger = done.stdout.splitlines()[-10:]
+    assert ledger[0] == "ledger of 4 workers in 1 job"
+    assert ledger[1:9] == [f"epoch {epoch}: 47 steps, each of 1500 samples once" for epoch in range(8)]
+    assert ledger[9] == "exact: each sample was trained once in each of 8 finished epochs"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,9 @@ def test_a_run_that_grows_and_shrinks(tmp_path):
         (("--data-path", "nowhere"), "nowhere has no file train-images-idx3-ubyte; give a folder"),
         (("--schedule", "10:0"), "a cluster has at least 1 worker, got size 0"),
         (("--epochs", "many"), "invalid int value: 'many'"),
+        (("--ledger", "train.py"), "train.py: [Errno 17] File exists: 'train.py'"),
         (("--global-batch-size", "0"), "global_batch_size is an integer of 1 or more, got 0"),
+        (("--resume",), "resume needs a folder"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, sentence, tmp_path):
@@ -74,6 +80,22 @@ def test_bad_input_is_one_sentence(arguments, sentence, tmp_path):
     assert sentence in done.stdout
     assert "Traceback" not in done.stdout
     assert not (tmp_path / "training.jsonl").exists()
+
+
+def test_a_run_that_was_cut_off_resumes(tmp_path):
+    needs("mindspore", "sklearn", "matplotlib", "tqdm")
+    command = [sys.executable, "train.py", "--epochs", "1", "--schedule", "none", "--out", tmp_path / "out"]
+    command += ["--checkpoint", tmp_path / "kept", "--resume"]
+    whole = run(*command)
+    assert whole.returncode == 0, whole.stdout[-4000:]
+    lines = (tmp_path / "out" / "training.jsonl").read_text()
+    (tmp_path / "kept" / "step-00000040.ckpt").unlink()
+    resumed = run(*command)
+    assert resumed.returncode == 0, resumed.stdout[-4000:]
+    again = (tmp_path / "out" / "training.jsonl").read_text()
+    losses = [[(row["step"], row["loss"]) for row in map(json.loads, text.splitlines())] for text in (lines, again)]
+    assert losses[1] == losses[0]
+    assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
 
 
 def read_idx(path):

@@ -24,14 +24,18 @@ A, B, C = (PeerID("127.0.0.1", 10000 + i) for i in range(3))
 class MemorySegment:
     """Holds text that says which version it is for, and what it was told."""
 
-    def __init__(self, size, cluster_version, cores):
+    def __init__(self, size, cluster_version, cores, recovers):
         self.fd = os.memfd_create("test")
         os.write(self.fd, f"{size} {cluster_version} {cores}".encode())
         self.told = []
+        self.beats = {}
         self.closed = False
 
-    def mark_lost(self, rank, reason):
-        self.told.append((rank, reason))
+    def mark_lost(self, rank, reason, recover):
+        self.told.append((rank, reason, "recover") if recover else (rank, reason))
+
+    def heartbeat(self, rank):
+        return self.beats.get(rank, 0)
 
     def announce(self, version):
         self.told.append(version)
@@ -44,13 +48,16 @@ class MemorySegment:
 class Host:
     """A broker, and what it has asked for."""
 
-    def __init__(self, *clusters):
+    def __init__(self, *clusters, recovers=False):
+        self.leaving = []
         self.segments = []
         self.unknown = []
         self.chosen = []
         self.broker = Broker(
             SECRET,
             2,
+            recovers=recovers,
+            on_leave=self.leaving.append,
             make_segment=self.make_segment,
             on_unknown_version=self.on_unknown_version,
             on_chosen=self.chosen.append,
@@ -79,6 +86,15 @@ class Host:
 
     def ask_later(self, *arguments, **keywords):
         return Later(lambda: self.ask(*arguments, **keywords))
+
+    def later(self, function):
+        return Later(function)
+
+    def wait_until(self, condition):
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
     def wait_for_connections(self, count):
         while len(self.broker._connections) != count:
@@ -115,8 +131,8 @@ def cluster(version, *workers):
 def host():
     made = []
 
-    def make(*clusters):
-        made.append(Host(*clusters))
+    def make(*clusters, **options):
+        made.append(Host(*clusters, **options))
         return made[-1]
 
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -332,3 +348,99 @@ def test_large_clusters_fit_into_a_message(host):
     peers = [PeerID("127.0.0.1", 10000 + i) for i in range(1000)]
     one = host(cluster(0, *peers))
     assert one.ask(peers[-1])[1] == 999
+
+
+# ---- recovery ----
+
+
+def test_the_members_of_all_versions_go_on_without_the_dead(host):
+    one = host(cluster(0, A, B), cluster(1, A, B, C), recovers=True)
+    one.ask(A)
+    one.broker.mark_lost(B, "was killed by SIGKILL", 0, recover=True)
+    assert one.segments[0].told == [0, (1, "was killed by SIGKILL", "recover")]
+    one.broker.admit(cluster(2, A, B))  # whoever wrote it had not heard of it
+    assert one.ask(A, 0, 0, 2)[0] == 2
+    assert one.segments[1].told == [2, (1, "was killed by SIGKILL", "recover")]
+    one.broker.admit(cluster(3, A))
+    one.broker.admit(cluster(4, A, B))
+    one.ask(A, 0, 2, 4)
+    assert one.segments[2].told == [4]
+
+
+def test_without_recovery_a_death_is_a_loss(host):
+    one = host(cluster(0, A, B))
+    one.ask(A)
+    one.broker.mark_lost(B, "was killed by SIGKILL", 0, recover=True)
+    assert one.segments[0].told == [0, (1, "was killed by SIGKILL")]
+
+
+def test_a_version_is_announced_once_its_newcomers_wait_for_it(host):
+    one = host(cluster(0, A))
+    one.ask(A)
+    one.broker.admit(cluster(1, A, B, C))
+    first = one.ask_later(B, 1)
+    one.wait_until(lambda: one.broker.is_ready(B, 1))
+    assert one.segments[0].told == [0]
+    second = one.ask_later(C, 1)
+    one.wait_until(lambda: one.segments[0].told == [0, 1])
+    one.ask(A, 0, 0, 1)
+    assert (first.result()[1], second.result()[1]) == (1, 2)
+
+
+def test_a_newcomer_that_has_gone_away_is_not_ready(host):
+    one = host(cluster(0, A), cluster(1, A, B))
+    with pytest.raises(CollectiveTimeoutError):
+        one.ask(B, 1, timeout=0.3)
+    one.wait_until(lambda: not one.broker.is_ready(B, 1))
+
+
+def test_a_standby_becomes_who_is_needed(host):
+    one = host(cluster(0, A))
+    one.ask(A)
+    spare = one.later(lambda: rendezvous.request_identity(one.broker.address, SECRET, 7))
+    one.wait_until(lambda: one.broker.ready_standbys() == {7})
+    one.broker.admit(cluster(3, A, B))
+    one.broker.assign(7, B, 3)
+    one.wait_until(lambda: one.segments[0].told == [0, 3])
+    one.ask(A, 0, 0, 3)
+    granted = spare.result()
+    os.close(granted.fd)
+    assert (granted.peer, granted.incarnation, granted.rank, granted.cluster) == (B, 3, 1, cluster(3, A, B))
+    assert one.broker.ready_standbys() == set()
+    assert one.ask(B, 3, timeout=5)[1] == 1  # it has a name now; the same process may ask again
+
+
+def test_a_standby_whose_version_is_overtaken_is_detached(host):
+    one = host(cluster(0, A), cluster(1, A, B), cluster(2, A))
+    spare = one.later(lambda: rendezvous.request_identity(one.broker.address, SECRET, 1))
+    one.broker.assign(1, B, 1)
+    one.ask(A, 0, 0, 2)
+    assert spare.result() == Detached()
+
+
+def test_who_wants_to_leave_is_heard_unless_it_is_the_last(host):
+    one = host(cluster(0, A, B))
+    rendezvous.request_leave(one.broker.address, SECRET, A, 20)
+    assert one.leaving == [A]
+    rendezvous.request_leave(one.broker.address, SECRET, C, 20)  # is not in it any more
+    assert one.leaving == [A]
+    one.broker.mark_lost(B, "exited with code 1", 0)
+    with pytest.raises(ResizeError, match=r"127\.0\.0\.1:10000 is the last worker"):
+        rendezvous.request_leave(one.broker.address, SECRET, A, 20)
+    one.broker.end()
+    with pytest.raises(ResizeError, match="the job is ending"):
+        rendezvous.request_leave(one.broker.address, SECRET, A, 20)
+
+
+def test_heartbeats_are_a_processs_own(host):
+    one = host(cluster(0, A, B))
+    assert one.broker.heartbeat(A, 0) == ()
+    one.ask(A)
+    assert one.broker.heartbeat(A, 0) == ()  # it has not begun
+    one.segments[0].beats = {0: 5, 1: 6}
+    assert one.broker.heartbeat(A, 0) == (5,)
+    assert one.broker.heartbeat(B, 0) == (6,)
+    one.broker.admit(cluster(1, A, B))
+    one.ask(A, 0, 0, 1)
+    assert one.broker.heartbeat(A, 0) == (5, 0)
+    assert one.broker.heartbeat(B, 1) == ()

@@ -141,7 +141,7 @@ def test_quiet_silences_the_launcher_but_neither_workers_nor_the_cause(kungfu_ru
     assert len(job.stderr) == 2
 
 
-@pytest.mark.parametrize("watch", [(), ("-w",)], ids=["plain", "watch"])
+@pytest.mark.parametrize("watch", [(), ("-w", "-recover", "fail")], ids=["plain", "watch"])
 @pytest.mark.parametrize("program", [FAMILY, DEAF], ids=["polite", "deaf"])
 def test_killed_worker_ends_the_job_and_is_named(kungfu_run, script, watch, program):
     job = kungfu_run("-np", 3, *watch, *script(program))

@@ -117,7 +117,7 @@ def test_cluster_grows_and_shrinks_by_hand_and_workers_keep_their_processes(watc
     job.wait_for_version(0, 1)
     code, output = job.resize("4")
     assert code == 0
-    assert output == "cluster version 1: 1 -> 4 workers; the job follows at its next step"
+    assert output == "cluster version 1: 1 -> 4 workers; the job follows as soon as the new workers are ready"
     assert [m[2] for m in job.wait_for_version(1, 4)] == ["0", "1", "1", "1"]
     assert job.resize("2")[0] == 0
     assert [m[2] for m in job.wait_for_version(2, 2)] == ["0", "1"]
@@ -271,8 +271,8 @@ def test_job_ends_when_its_members_have_finished_although_newcomers_still_wait(k
     job.program.assert_gone(time.monotonic())
 
 
-def test_killed_newcomer_ends_the_job_and_is_named(watch):
-    job = watch("-np", 1)
+def test_with_recover_fail_a_killed_newcomer_ends_the_job_and_is_named(watch):
+    job = watch("-np", 1, "-recover", "fail")
     job.wait_for_version(0, 1)
     job.resize("2")
     job.wait_for_version(1, 2)

@@ -115,3 +115,85 @@ def test_versions_are_never_redefined_and_old_ones_are_forgotten():
         membership.admit(cluster(version, A, C))
         assert membership.answer(member(A, version - 1, version)) == Grant(cluster(version, A, B), 0)
     assert len(membership.clusters) == 2
+
+
+# ---- deaths and newcomers ----
+
+
+def test_a_version_is_announced_when_its_newcomers_are_ready():
+    membership = started(cluster(0, A), cluster(1, A, B, C))
+    assert membership.announceable() == 0
+    membership.ready.add((B, 1))
+    assert membership.announceable() == 0
+    membership.ready.add((C, 1))
+    assert membership.announceable() == 1
+
+
+def test_a_newer_version_that_needs_nobody_new_does_not_wait():
+    membership = started(cluster(0, A, B), cluster(1, A, B, C), cluster(2, B))
+    assert membership.announceable() == 2
+
+
+def test_an_older_version_that_is_ready_is_announced_while_a_newer_one_is_not():
+    membership = started(cluster(0, A), cluster(1, A, B), cluster(2, A, B, C))
+    membership.ready.add((B, 1))
+    assert membership.announceable() == 1
+
+
+def test_the_dead_hold_up_nobody():
+    membership = started(cluster(0, A, B), cluster(1, A, B, C))
+    membership.ready.add((C, 1))
+    membership.bury(B, 0)
+    assert membership.announceable() == 1
+    membership.bury(C, 1)
+    assert membership.announceable() == 1
+    assert membership.ended_in(cluster(1, A, B, C)) == [B, C]
+
+
+def test_a_dead_worker_stays_dead_in_versions_whose_writers_had_not_heard_of_it():
+    membership = started(cluster(0, A, B))
+    membership.bury(B, 0)
+    membership.admit(cluster(1, A, B, C))
+    assert membership.ended_in(cluster(1, A, B, C)) == [B]
+    assert membership.belongs(B, 0, 1)
+    membership.admit(cluster(2, A, C))
+    membership.admit(cluster(3, A, C, B))  # its peer ID is taken again
+    assert membership.ended_in(cluster(3, A, C, B)) == []
+    assert not membership.belongs(B, 0, 3)
+    assert membership.is_out(B, 0)
+    assert not membership.is_out(B, 3)
+
+
+def test_the_replacement_waits_for_its_own_version():
+    membership = started(cluster(0, A, B))
+    membership.bury(B, 0)
+    membership.admit(cluster(1, A))
+    membership.admit(cluster(2, A, B))
+    assert membership.announceable() == 1
+    assert membership.answer(newcomer(B, 2)) == Wait()
+    assert membership.answer(member(A, 0, 1)) == Grant(cluster(1, A), 0)
+    assert membership.announceable() == 1
+    membership.ready.add((B, 2))
+    assert membership.announceable() == 2
+    assert membership.answer(member(A, 1, 2)) == Grant(cluster(2, A, B), 0)
+    assert membership.answer(newcomer(B, 2)) == Grant(cluster(2, A, B), 1)
+    membership.bury(B, 2)
+    assert membership.ended_in(cluster(2, A, B)) == [B]
+
+
+def test_survivors_follow_one_another_although_a_newer_version_is_known():
+    membership = started(cluster(0, A, B, C))
+    membership.bury(C, 0)
+    membership.admit(cluster(1, A, B))
+    assert membership.answer(member(A, 0, 1)) == Grant(cluster(1, A, B), 0)
+    membership.admit(cluster(2, A, B, C))
+    assert membership.answer(member(B, 0, 1)) == Grant(cluster(1, A, B), 1)
+
+
+def test_a_peer_that_was_buried_long_ago_does_not_bury_its_successor():
+    membership = started(cluster(0, A, B), cluster(1, A), cluster(2, A, B))
+    membership.answer(member(A, 0, 1))
+    membership.answer(member(A, 1, 2))
+    membership.bury(B, 0)  # the old process has lingered
+    assert membership.ended_in(cluster(2, A, B)) == []
+    assert membership.belongs(B, 2, 2)

@@ -123,3 +123,17 @@ def test_runners_and_version_may_be_left_out() -> None:
 def test_a_wrong_document_is_refused_and_says_why(document: Any, named: str) -> None:
     with pytest.raises(ValueError, match=re.escape(named)):
         Cluster.from_json(document)
+
+
+def test_a_worker_in_the_middle_may_be_left_out():
+    cluster = Cluster(tuple(PeerID("127.0.0.1", port) for port in (1, 2, 3)), (), 7)
+    assert cluster.without([PeerID("127.0.0.1", 2)]) == Cluster((PeerID("127.0.0.1", 1), PeerID("127.0.0.1", 3)), (), 8)
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1:1 is the last"):
+        cluster.without(cluster.workers)
+
+
+def test_when_resized_the_dead_go_first():
+    cluster = Cluster(tuple(PeerID("127.0.0.1", port) for port in (1, 2, 3)), (), 7)
+    dead = [PeerID("127.0.0.1", 1)]
+    assert [w.port for w in cluster.resized(2, range(1, 9), without=dead).workers] == [2, 3]
+    assert [w.port for w in cluster.resized(3, range(1, 9), without=dead).workers] == [2, 3, 4]

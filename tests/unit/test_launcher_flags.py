@@ -5,6 +5,7 @@ import pytest
 from ms_kungfu._flags import UsageError, duration
 from ms_kungfu.launcher.hosts import PortRange
 from ms_kungfu.launcher.options import parse_options
+from ms_kungfu.launcher.policy import Recover
 
 
 def refusal(*arguments):
@@ -118,3 +119,36 @@ def test_other_durations_are_refused(text):
 
 def test_port_range_includes_both_ends():
     assert list(PortRange.parse("7-9").ports()) == [7, 8, 9]
+
+
+# ---- recovery ----
+
+
+def test_deaths_are_survived_in_watch_mode_and_only_there():
+    assert parse_options(["sh"]).recover is Recover.FAIL
+    assert parse_options(["-w", "sh"]).recover is Recover.SHRINK
+    assert parse_options(["-recover", "fail", "sh"]).recover is Recover.FAIL
+    assert parse_options(["-w", "-recover", "replace", "sh"]).recover is Recover.REPLACE
+    assert refusal("-recover", "replace", "sh").startswith("-recover replace needs -w")
+    assert refusal("-min-np", "1", "sh").startswith("-min-np needs -w")
+    assert refusal("-standby", "1", "sh").startswith("-standby needs -w")
+    assert "'hope' is none of shrink, replace, fail" in refusal("-w", "-recover", "hope", "sh")
+
+
+def test_limits_of_recovery_are_checked():
+    words = "-w -np 4 -min-np 3 -recover replace -max-restarts 2 -standby 1 sh"
+    options = parse_options(words.split())
+    assert (options.min_size, options.max_restarts, options.standbys) == (3, 2, 1)
+    assert refusal("-w", "-np", "2", "-min-np", "3", "sh") == "-np 2 is less than -min-np 3"
+    assert refusal("-w", "-max-restarts", "2", "sh").startswith("-max-restarts needs -recover replace or -standby")
+    assert "at least 1" in refusal("-w", "-min-np", "0", "sh")
+
+
+def test_the_time_after_which_a_worker_hangs(monkeypatch):
+    assert parse_options(["sh"]).peer_timeout_s == 30.0
+    monkeypatch.setenv("KUNGFU_PEER_TIMEOUT", "5")
+    assert parse_options(["sh"]).peer_timeout_s == 5.0
+    assert parse_options(["-peer-timeout", "500ms", "sh"]).peer_timeout_s == 0.5
+    assert parse_options(["-peer-timeout", "0", "sh"]).peer_timeout_s is None
+    monkeypatch.setenv("KUNGFU_PEER_TIMEOUT", "soon")
+    assert refusal("sh") == "KUNGFU_PEER_TIMEOUT must be a number of seconds, 0 for never, got 'soon'"

@@ -18,25 +18,26 @@ def test_first_cluster_takes_the_first_ports():
 def test_without_slots_a_host_takes_as_many_as_are_asked_for():
     assert Host().first_cluster(64, PortRange(), 1, 0).size == 64
     assert Host().limit is None
-    Host().check(cluster_of(*range(10000, 10064)), None)
+    Host().check(cluster_of(*range(10000, 10064)), ())
 
 
 def test_growing_past_the_slots_is_refused():
     host = parse_hosts("127.0.0.1:2")
-    host.check(cluster_of(1, 2), None)
+    host.check(cluster_of(1, 2), ())
     with pytest.raises(HostError, match=r"3 workers are more than the 2 slots that -H 127\.0\.0\.1:2 gives"):
-        host.check(cluster_of(1, 2, 3), None)
+        host.check(cluster_of(1, 2, 3), ())
 
 
 def test_workers_on_other_hosts_are_refused():
     with pytest.raises(HostError, match=r"worker 10\.0\.0\.1:7 is not on 127\.0\.0\.1"):
-        Host().check(cluster_of(7, host="10.0.0.1"), None)
+        Host().check(cluster_of(7, host="10.0.0.1"), ())
 
 
 def test_a_cluster_that_keeps_no_worker_is_refused():
     with pytest.raises(HostError, match=r"keep one of 127\.0\.0\.1:1, 127\.0\.0\.1:2"):
-        Host().check(cluster_of(3, 4), cluster_of(1, 2))
-    Host().check(cluster_of(4, 1), cluster_of(1, 2))
+        Host().check(cluster_of(3, 4), cluster_of(1, 2).workers)
+    Host().check(cluster_of(4, 1), cluster_of(1, 2).workers)
+    Host().check(cluster_of(3, 4), ())
 
 
 def test_hosts_are_written_as_with_kungfu():

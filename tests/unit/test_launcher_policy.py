@@ -5,14 +5,18 @@ import pytest
 from ms_kungfu.elastic.cluster import Cluster, PeerID
 from ms_kungfu.launcher.policy import (
     Decision,
+    Failure,
     GuardLost,
     Interrupted,
     JobState,
+    Recover,
     Standing,
     TimedOut,
     WorkerExited,
+    WorkerLeaves,
     decide,
     peers_to_start,
+    revised,
 )
 
 RUNNING = JobState(members=1, leaving=0, keep=False)
@@ -82,6 +86,103 @@ def test_other_ends_name_their_cause():
 def test_newcomers_are_started_unless_the_job_is_ending():
     old, new = PeerID("127.0.0.1", 10000), PeerID("127.0.0.1", 10001)
     cluster = Cluster((old, new), (), 1)
-    assert peers_to_start(cluster, {old}, ending=False) == [new]
-    assert peers_to_start(cluster, {old, new}, ending=False) == []
-    assert peers_to_start(cluster, {old}, ending=True) == []
+    assert peers_to_start(cluster, {old}, (), finishing=False) == [new]
+    assert peers_to_start(cluster, {old, new}, (), finishing=False) == []
+    assert peers_to_start(cluster, {old}, (), finishing=True) == []
+    assert peers_to_start(cluster, {old}, [new], finishing=False) == []
+
+
+# ---- deaths that the job survives ----
+
+
+def surviving(recover, members=2, **more):
+    return JobState(members=members, leaving=0, keep=False, recover=recover, max_restarts=3, **more)
+
+
+@pytest.mark.parametrize("standing", [Standing.MEMBER, Standing.JOINING])
+def test_the_others_go_on_without_a_worker_that_died(standing):
+    verdict = decide(exited(-9, standing), surviving(Recover.SHRINK))
+    assert verdict.decision is Decision.SHRINK
+    assert verdict.reason == "worker 2 (127.0.0.1:10002, pid 7) was killed by SIGKILL; the others go on without it"
+    verdict = decide(exited(1, standing), surviving(Recover.REPLACE))
+    assert verdict.decision is Decision.REPLACE
+    assert "a new worker is started" in verdict.reason
+
+
+def test_a_newcomer_that_exits_before_it_joined_is_not_waited_for():
+    for recover in Recover:
+        assert decide(exited(0, Standing.JOINING), surviving(recover)).decision is Decision.SHRINK
+
+
+def test_a_place_is_filled_anew_only_so_often():
+    died = WorkerExited("worker 1", Standing.MEMBER, 3, logs="a.stdout.log, a.stderr.log", restarts=3)
+    verdict = decide(died, surviving(Recover.REPLACE))
+    assert verdict.decision is Decision.SHRINK
+    assert "filled 3 times lately (-max-restarts 3), see a.stdout.log, a.stderr.log" in verdict.reason
+
+
+@pytest.mark.parametrize("recover", [Recover.SHRINK, Recover.REPLACE])
+def test_when_all_have_died_the_first_failure_is_named_and_gives_the_exit_code(recover):
+    first = Failure("worker 0 exited with code 7", 7)
+    verdict = decide(exited(-9), surviving(recover, members=0, first_failure=first))
+    assert (verdict.decision, verdict.exit_code) == (Decision.FAIL, 7)
+    assert verdict.reason == (
+        "worker 2 (127.0.0.1:10002, pid 7) was killed by SIGKILL; no worker is left, the first that failed: "
+        "worker 0 exited with code 7"
+    )
+    alone = decide(exited(-9), surviving(recover, members=0))
+    assert alone.exit_code == 137
+    assert alone.reason == "worker 2 (127.0.0.1:10002, pid 7) was killed by SIGKILL"
+
+
+def test_the_job_ends_below_its_smallest_size():
+    assert decide(exited(-9), surviving(Recover.SHRINK, min_size=2)).decision is Decision.SHRINK
+    verdict = decide(exited(-9), surviving(Recover.REPLACE, members=1, min_size=2))
+    assert (verdict.decision, verdict.exit_code) == (Decision.FAIL, 137)
+    assert verdict.reason.endswith("was killed by SIGKILL; 1 worker would be left, -min-np is 2")
+    leaves = decide(WorkerLeaves("worker 0", left=1), surviving(Recover.SHRINK, min_size=2))
+    assert (leaves.decision, leaves.exit_code) == (Decision.FAIL, 1)
+    assert decide(WorkerLeaves("worker 0", left=2), surviving(Recover.SHRINK, min_size=2)).decision is Decision.SHRINK
+
+
+def test_standbys_are_kept_up_but_not_for_ever():
+    for code in (0, 1, -9):
+        died = WorkerExited("standby 1 (pid 8)", Standing.STANDBY, code, restarts=2)
+        assert decide(died, surviving(Recover.SHRINK)).decision is Decision.REPLACE
+    died = WorkerExited("standby 4 (pid 8)", Standing.STANDBY, 1, logs="s.log", restarts=3)
+    verdict = decide(died, surviving(Recover.SHRINK))
+    assert verdict.decision is Decision.SHRINK
+    assert verdict.reason.endswith("like 3 others lately; it was the last, see s.log")
+
+
+# ---- what the launcher writes to the config server ----
+
+A, B, C, D = (PeerID("127.0.0.1", 10000 + i) for i in range(4))
+PORTS = range(10000, 10010)
+
+
+def test_nothing_is_written_as_long_as_nobody_is_gone():
+    assert revised(Cluster((A, B), (), 4), 4, (), [A, B], 0, PORTS) is None
+
+
+def test_first_the_dead_are_left_out_and_then_their_places_are_filled():
+    newest = Cluster((A, B, C), (), 4)
+    shrunk = revised(newest, 4, {B}, [A, C], 1, PORTS)
+    assert shrunk == Cluster((A, C), (), 5)
+    assert revised(shrunk, 5, set(), [A, C], 1, PORTS) == Cluster((A, C, B), (), 6)
+
+
+def test_what_was_written_and_cannot_be_run_is_overwritten():
+    assert revised(Cluster((A, B), (), 4), 7, {A}, [B], 0, PORTS) == Cluster((B,), (), 8)
+    assert revised(Cluster((A, B), (), 4), 7, (), [A, B], 0, PORTS) == Cluster((A, B), (), 8)
+
+
+def test_somebody_who_has_the_state_stays():
+    # A wanted cluster kept only B of the members, and B has died before they went over to it.
+    assert revised(Cluster((B, C), (), 4), 4, {B}, [A], 0, PORTS) == Cluster((A, C), (), 5)
+    assert revised(Cluster((A, B), (), 4), 4, {A, B}, [], 0, PORTS) is None
+
+
+def test_a_range_without_a_free_port_is_told():
+    with pytest.raises(ValueError, match="port range is too small"):
+        revised(Cluster((A, B), (), 4), 4, (), [A, B], 1, range(10000, 10002))

@@ -8,6 +8,7 @@ from typing import Callable
 
 import pytest
 
+from ms_kungfu.dataset import audit
 from tests.conftest import Run
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -15,13 +16,18 @@ pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 
 class Reports:
-    """What the workers of a run wrote: JSON lines, in the order of each worker."""
+    """What the workers of a run wrote: JSON lines, in the order of each worker; and the ledgers of their data."""
 
     def __init__(self, folder: Path, output: str) -> None:
         self.output = output
+        self.ledger = folder / "ledger"
         self.workers = [
             [json.loads(line) for line in path.read_text().splitlines()] for path in sorted(folder.glob("*.jsonl"))
         ]
+
+    def audit(self) -> audit.Report:
+        """What the ledger proves."""
+        return audit.audit(*audit.read(self.ledger))
 
     def of(self, kind: str) -> list[dict]:
         """All workers' reports of one kind."""
@@ -36,7 +42,7 @@ class Reports:
 
 
 @pytest.fixture
-def run_elastic(run_program: Run, tmp_path: Path) -> Callable[..., Reports]:
+def run_elastic(run_program: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Reports]:
     """``run(program, *args, np=1)`` under kungfu-run -w, or with np=0 without it; returns what the workers reported."""
     runs = 0
 
@@ -45,6 +51,7 @@ def run_elastic(run_program: Run, tmp_path: Path) -> Callable[..., Reports]:
         runs += 1
         folder = tmp_path / f"reports{runs}"
         folder.mkdir()
+        monkeypatch.setenv("KUNGFU_LEDGER_DIR", str(folder / "ledger"))
         output = run_program(PROGRAMS / program, folder, *args, np=np, watch=np > 0, timeout_s=timeout_s, status=status)
         return Reports(folder, output)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from mindspore import nn
 from mindspore.train import Callback, Model
 
 from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback, sync_net_parameters
+from ms_kungfu.callbacks.elastic import compile_step
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.errors import ResizeError
 
@@ -73,6 +76,69 @@ def test_growing_without_kungfu_run_is_refused():
     model, _ = make_model()
     with pytest.raises(ResizeError, match="2 were asked for"):
         model.train(1, make_source().batch(4), callbacks=[KungFuElasticCallback("2:2")], dataset_sink_mode=False)
+
+
+def test_the_global_batch_of_the_callback_is_that_of_the_dataset():
+    model, _ = make_model()
+    steps, data = Steps(), ElasticDataset(make_source(), 3)
+    model.train(1, data, callbacks=[KungFuElasticCallback(global_batch_size=5), steps], dataset_sink_mode=False)
+    assert steps.seen == [(1, 1 + i, 4) for i in range(4)]
+    assert data.global_batch_size == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"global_batch_size": 4},
+            "global_batch_size works with an ElasticDataset, and train_dataset is a BatchDataset",
+        ),
+        ({"checkpoint_dir": "x", "resume": True}, "resume works with an ElasticDataset"),
+    ],
+)
+def test_what_an_ordinary_dataset_cannot_do_is_refused(options, sentence):
+    model, _ = make_model()
+    with pytest.raises(ValueError, match=sentence):
+        model.train(1, make_source().batch(4), callbacks=[KungFuElasticCallback(**options)], dataset_sink_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "sentence"),
+    [
+        ({"lr_rule": "cubic"}, ValueError, "unknown lr_rule 'cubic'"),
+        ({"lr_rule": 2.0}, TypeError, "lr_rule is 2.0"),
+        ({"global_batch_size": 0}, ValueError, "global_batch_size is an integer of 1 or more, got 0"),
+        ({"averaged": 5}, TypeError, "averaged is a list of Parameters"),
+    ],
+)
+def test_bad_options_are_refused_where_they_are_given(options, error, sentence):
+    with pytest.raises(error, match=sentence):
+        KungFuElasticCallback(**options)
+
+
+def random_states():
+    return random.getstate(), np.random.get_state()[1].tolist(), ms.get_rng_state().asnumpy().tolist()
+
+
+def test_compiling_ahead_runs_nothing_and_serves_the_first_step():
+    model, net = make_model()
+    ms.set_context(mode=ms.GRAPH_MODE)
+    data = ElasticDataset(make_source(), 4)
+    network = model.train_network
+    network.set_train()
+    network.phase = "train"
+    before = random_states(), [p.asnumpy().tolist() for p in network.get_parameters()]
+    compile_step(network, data)
+    assert len(network.compile_cache) == 1
+    assert (random_states(), [p.asnumpy().tolist() for p in network.get_parameters()]) == before
+    model.train(1, data, callbacks=[KungFuElasticCallback()], dataset_sink_mode=False)
+    assert len(network.compile_cache) == 1
+
+
+def test_compiling_ahead_leaves_pynative_mode_alone():
+    model, _ = make_model()
+    compile_step(model.train_network, ElasticDataset(make_source(), 4))
+    assert len(model.train_network.compile_cache) == 0
 
 
 def test_sync_net_parameters_takes_cells_and_parameters():

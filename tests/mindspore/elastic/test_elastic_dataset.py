@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import collections
+import random
+import struct
 
 import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
 import pytest
 from mindspore import nn
+from mindspore.mindrecord import FileWriter
 from mindspore.train import Callback, Model
 
-from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.dataset import ElasticDataset, audit, ledger
 from ms_kungfu.dataset import elastic as module
+from ms_kungfu.errors import KungFuError
 
 
 class FakeRuntime:
-    """The cluster as seen by the rank whose turn it is."""
+    """The cluster as seen by the rank whose turn it is; also what the runtime knows of the last step."""
 
-    rank, size, version, gone = 0, 1, 0, False
+    def __init__(self):
+        self.rank, self.size, self.version, self.gone = 0, 1, 0, False
+        self.participants = None  # all
+        self.weights = {}
 
     def current_rank(self):
         return self.rank
@@ -32,6 +39,15 @@ class FakeRuntime:
     def detached(self):
         return self.gone
 
+    def uid(self):
+        return self.version << 8 | self.rank
+
+    def take_participants(self):
+        return list(range(self.size)) if self.participants is None else self.participants
+
+    def set_weight(self, samples):
+        self.weights[self.rank] = samples
+
     def resize(self, size):
         self.size, self.version = size, self.version + 1
 
@@ -39,7 +55,9 @@ class FakeRuntime:
 @pytest.fixture
 def cluster(monkeypatch):
     fake = FakeRuntime()
-    monkeypatch.setattr(module, "runtime", fake)
+    for name in ("runtime", "membership"):
+        monkeypatch.setattr(module, name, fake)
+    monkeypatch.setattr(ledger, "runtime", fake)
     return fake
 
 
@@ -64,60 +82,173 @@ def by_function(indices):
     return ds.GeneratorDataset([(np.array([i], dtype=np.float32),) for i in indices], ["x"], shuffle=False)
 
 
-def train(cluster, total, resizes, epochs=2, **options):
-    """(samples of each epoch as a Counter, number of steps) when the size changes as `resizes` {step: size} says."""
-    make = lambda: ElasticDataset(generator(total), **options)  # noqa: E731
-    ranks = [make() for _ in range(cluster.size)]
-    for data in ranks:
+def sample_numbers(columns):
+    return columns[0].ravel().astype(int).tolist()
+
+
+def train(cluster, source, resizes=(), deaths=(), epochs=2, numbers=sample_numbers, **options):
+    """(samples that were trained in each epoch as a Counter, samples of the global batch at each step).
+
+    `resizes` is {step: size}. `deaths` is {step: rank}: it dies in this step, which is committed without it; two steps
+    later the cluster goes on without it under a new version.
+    """
+    resizes, deaths = dict(resizes), dict(deaths)
+
+    def make():
+        monkey, ElasticDataset._made = ElasticDataset._made, 0  # each rank is a program of its own
+        data = ElasticDataset(source, **options)
+        ElasticDataset._made = monkey
         data.driven = True
-    iterators = [data.create_tuple_iterator(num_epochs=epochs, output_numpy=True) for data in ranks]
-    seen, step = [collections.Counter()], 0
-    while len(seen) <= epochs:
-        batches = []
-        for rank in range(cluster.size):
-            cluster.rank = rank
-            try:
-                batches.append(next(iterators[cluster.rank])[0].ravel().tolist())
-            except StopIteration:
-                batches.append(None)
-        cluster.rank = 0
-        if batches[0] is None:
-            assert batches == [None] * cluster.size, "all ranks end an epoch at the same step"
+        return data, data.create_tuple_iterator(num_epochs=epochs, output_numpy=True)
+
+    workers = {rank: make() for rank in range(cluster.size)}
+    seen, steps, step = [collections.Counter()], [], 0
+    while True:
+        batches, step = {}, step + 1
+        for cluster.rank, (data, iterator) in workers.items():
+            batch = next(iterator, None)
+            # a sample that is repeated because there are too few isn't the worker's own
+            batches[cluster.rank] = None if batch is None else numbers(batch)[: cluster.weights[cluster.rank]]
+            assert batch is None or data.weight == cluster.weights[cluster.rank]
+        if None in batches.values():
+            assert set(map(str, batches.values())) == {"None"}, "all ranks end an epoch at the same step"
+            if len(seen) == epochs:
+                return seen, steps
             seen.append(collections.Counter())
+            step -= 1
             continue
-        for data in ranks:
-            data.commit()
-        seen[-1].update(int(i) for batch in batches for i in batch)
-        step += 1
-        if step in resizes:
-            size = resizes[step]
-            for _ in range(len(ranks), size):
-                joiner = make()
-                joiner.driven = True
-                joiner.restore(ranks[0].state())
-                ranks.append(joiner)
-                iterators.append(joiner.create_tuple_iterator(num_epochs=epochs, output_numpy=True))
-            del ranks[size:], iterators[size:]
+        dead = deaths.get(step)
+        participants = [rank for rank in range(cluster.size) if rank in workers and rank != dead]
+        workers.pop(dead, None)
+        batches.pop(dead, None)
+        for cluster.rank, (data, _) in workers.items():
+            data.commit(participants)
+            assert cluster.weights[cluster.rank] == 1
+        steps.append([i for rank in sorted(batches) for i in batches[rank]])
+        seen[-1].update(steps[-1])
+        if step - 2 in deaths or step in resizes:
+            size = resizes.get(step, len(workers))
+            old = [workers[rank] for rank in sorted(workers)]
             cluster.resize(size)
-    return seen[:-1], step
+            workers = dict(enumerate(old[:size]))
+            for cluster.rank in range(len(old), size):
+                workers[cluster.rank] = make()
+                workers[cluster.rank][0].restore(old[0][0].state())
+        cluster.rank = 0
 
 
 @pytest.mark.parametrize(
     "options", [{"batch_size": 4}, {"global_batch_size": 16}, {"global_batch_size": 16, "shuffle": False}]
 )
 def test_each_sample_once_an_epoch_under_resizes(cluster, options):
-    epochs, _ = train(cluster, 150, {3: 2, 6: 4, 11: 1, 14: 3}, epochs=3, **options)
+    epochs, _ = train(cluster, generator(150), {3: 2, 6: 4, 11: 1, 14: 3}, epochs=3, **options)
     assert epochs == [collections.Counter(range(150))] * 3
 
 
 def test_a_held_global_batch_takes_the_same_steps_at_any_size(cluster):
-    assert train(cluster, 100, {}, global_batch_size=16)[1] == 14
-    assert train(cluster, 100, {2: 2, 5: 4, 9: 3}, global_batch_size=16)[1] == 14
+    alone = train(cluster, generator(100), global_batch_size=16)[1]
+    assert len(alone) == 14
+    assert train(cluster, generator(100), {2: 2, 5: 4, 9: 3}, global_batch_size=16)[1] == alone
 
 
 def test_a_change_at_the_last_step_of_an_epoch(cluster):
-    epochs, steps = train(cluster, 96, {6: 4, 12: 1}, global_batch_size=16)
-    assert (epochs, steps) == ([collections.Counter(range(96))] * 2, 12)
+    epochs, steps = train(cluster, generator(96), {6: 4, 12: 1}, global_batch_size=16)
+    assert (epochs, len(steps)) == ([collections.Counter(range(96))] * 2, 12)
+
+
+# -- deaths ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_dead_worker_had_taken_is_trained_last_in_the_same_epoch(cluster):
+    cluster.size = 4
+    _, undisturbed = train(cluster, generator(96), epochs=1, global_batch_size=16)
+    epochs, steps = train(cluster, generator(96), deaths={2: 1}, epochs=1, global_batch_size=16)
+    assert epochs == [collections.Counter(range(96))]
+    assert len(steps) == 7  # it takes a step more
+    lost = undisturbed[1][4:8]
+    assert steps[1] == undisturbed[1][:4] + undisturbed[1][8:]
+    # the survivors share the next steps at once, though the cluster changes later; the last two share what is left
+    assert steps[2:5] == undisturbed[2:5]
+    assert sum(steps[5:], []) == undisturbed[5] + lost
+
+
+@pytest.mark.parametrize(
+    "deaths",
+    [{1: 0}, {6: 3}, {12: 0}, {1: 2, 4: 0, 7: 0}, {6: 0, 7: 1}],
+    ids=["first", "last of epoch", "end", "3", "in a row"],
+)
+@pytest.mark.parametrize("options", [{"batch_size": 4}, {"global_batch_size": 16}])
+def test_each_sample_once_an_epoch_under_deaths(cluster, deaths, options):
+    cluster.size = 4
+    assert train(cluster, generator(96), deaths=deaths, **options)[0] == [collections.Counter(range(96))] * 2
+
+
+def test_the_ledger_of_resizes_and_deaths_is_exact_and_says_what_was_trained(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("KUNGFU_LEDGER_DIR", str(tmp_path / "ledger"))
+    cluster.size = 3
+    changes = {"resizes": {5: 4, 13: 2, 20: 5}, "deaths": {2: 1, 16: 0, 28: 4}}
+    epochs, steps = train(cluster, generator(150), **changes, epochs=3, global_batch_size=14, seed=7)
+    assert epochs == [collections.Counter(range(150))] * 3
+    report = audit.audit(*audit.read(tmp_path / "ledger"))
+    assert report.problems == report.notes == []
+    assert report.exact
+    assert [epoch.finished for epoch in report.epochs] == [True] * 3
+    assert sum(epoch.steps for epoch in report.epochs) == len(steps)
+    assert all(epoch.given_back > 0 for epoch in report.epochs)
+
+
+def test_random_trainings(cluster, tmp_path):
+    for seed in range(12):
+        rng = random.Random(seed)
+        total, epochs, cluster.size = rng.randint(20, 120), rng.randint(1, 3), 4
+        deaths = {rng.randint(1, 4): rng.randrange(4), rng.randint(9, 12): rng.randrange(3)}
+        options = rng.choice([{"batch_size": 3}, {"global_batch_size": 10}])
+        folder = tmp_path / str(seed)
+        trained, _ = train(cluster, generator(total), {7: 4}, deaths, epochs, ledger=folder, **options)
+        assert trained == [collections.Counter(range(total))] * epochs, f"seed {seed}"
+        assert audit.audit(*audit.read(folder)).exact, f"seed {seed}"
+
+
+def test_a_survivor_that_the_others_think_dead_stops(cluster):
+    cluster.size = 2
+    data = ElasticDataset(generator(40), batch_size=4)
+    data.driven = True
+    next(iter(data))
+    with pytest.raises(KungFuError, match="rank 0 lives but took no part in the step of ranks"):
+        data.commit([1])
+
+
+# -- shares ---------------------------------------------------------------------------------------------------------
+
+
+def test_gradients_count_by_the_samples_they_stand_for(cluster):
+    cluster.size = 3
+    weights = []
+    for cluster.rank in range(3):
+        data = ElasticDataset(generator(34), global_batch_size=32)
+        data.driven = True
+        batches = data.create_tuple_iterator(num_epochs=1, output_numpy=True)
+        next(batches)
+        first = cluster.weights[cluster.rank]
+        next(batches)  # accumulated: the step stands for both batches
+        weights.append((first, cluster.weights[cluster.rank], data.weight))
+        data.commit()
+        assert (data.weight, cluster.weights[cluster.rank]) == (0, 1)
+    assert weights == [(6, 12, 12), (6, 12, 12), (5, 10, 10)]
+
+
+def test_a_worker_without_a_sample_trains_a_repeated_one_that_counts_nothing(cluster):
+    cluster.size = 4
+    found = []
+    for cluster.rank in range(4):
+        data = ElasticDataset(generator(2), global_batch_size=8, shuffle=False)
+        (batch,) = [b[0].ravel().tolist() for b in data.create_tuple_iterator(num_epochs=1, output_numpy=True)]
+        found.append(batch)
+    assert found == [[0], [1], [1], [1]]
+    for cluster.rank in range(4):
+        data = ElasticDataset(generator(2), global_batch_size=8, shuffle=False)
+        next(iter(data))
+        assert cluster.weights[cluster.rank] == (1, 1, 0, 0)[cluster.rank]
 
 
 def test_a_global_batch_has_the_same_samples_in_the_same_order_at_any_size(cluster):
@@ -146,14 +277,95 @@ def test_a_function_of_sample_numbers_serves_as_source(cluster):
     assert [b["x"].shape for b in data.create_dict_iterator(num_epochs=1, output_numpy=True)][0] == (4, 1)
 
 
-def test_what_was_prefetched_is_not_consumed(cluster):
-    data = ElasticDataset(generator(400), batch_size=4)
+def test_mindspore_prefetches_and_what_it_prefetched_is_not_consumed(cluster):
+    read = []
+
+    class Watched(Samples):
+        def __getitem__(self, i):
+            read.append(i)
+            return super().__getitem__(i)
+
+    source = ds.GeneratorDataset(Watched(400), ["x"], shuffle=False, python_multiprocessing=False)
+    data = ElasticDataset(source, batch_size=4)
     data.driven = True
     iterator = data.create_tuple_iterator(num_epochs=1, output_numpy=True)
     next(iterator)
+    next(iterator)
+    assert len(read) > 8
     assert data.position == 0
     data.commit()
-    assert data.position == 4
+    assert data.position == 8
+
+
+def test_a_source_that_leaves_out_samples_is_refused(cluster):
+    def odd_only(indices):
+        return by_function([i for i in indices if i % 2])
+
+    data = ElasticDataset(odd_only, global_batch_size=4, total=9, shuffle=False)
+    with pytest.raises(ValueError, match="takes 3 samples from the source of this ElasticDataset, which gave 0"):
+        for _ in data:
+            pass
+
+
+# -- formats --------------------------------------------------------------------------------------------------------
+
+
+def mnist(folder, total):
+    """MNIST's IDX files; a sample's number is in its first two pixels."""
+    images = np.zeros((total, 28, 28), np.uint8)
+    images[:, 0, 0], images[:, 0, 1] = np.arange(total) % 256, np.arange(total) // 256
+    (folder / "train-images-idx3-ubyte").write_bytes(struct.pack(">4i", 0x803, *images.shape) + images.tobytes())
+    labels = (np.arange(total) % 10).astype(np.uint8)
+    (folder / "train-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 0x801, total) + labels.tobytes())
+    return ds.MnistDataset(str(folder), usage="train")
+
+
+def cifar10(folder, total):
+    """One of CIFAR-10's binary files; a sample's number is in its first two red pixels."""
+    records = np.zeros((total, 1 + 3072), np.uint8)
+    records[:, 0] = np.arange(total) % 10
+    records[:, 1], records[:, 2] = np.arange(total) % 256, np.arange(total) // 256
+    (folder / "data_batch_1.bin").write_bytes(records.tobytes())
+    return ds.Cifar10Dataset(str(folder), usage="train")
+
+
+def mindrecord(folder, total):
+    path = str(folder / "samples.mindrecord")
+    writer = FileWriter(path, shard_num=1, overwrite=True)
+    writer.add_schema({"x": {"type": "int32"}})
+    writer.write_raw_data([{"x": i} for i in range(total)])
+    writer.commit()
+    return ds.MindDataset(path, columns_list=["x"])
+
+
+def pixel_numbers(columns):
+    image = columns[0].astype(int)
+    return (image[:, 0, 0, 0] + 256 * image[:, 0, 1, 0]).tolist()
+
+
+@pytest.mark.parametrize("through_map", [False, True])
+@pytest.mark.parametrize(
+    ("make", "numbers"),
+    [
+        (lambda _, total: generator(total), sample_numbers),
+        (lambda _, __: by_function, sample_numbers),
+        (mnist, pixel_numbers),
+        (cifar10, pixel_numbers),
+        (mindrecord, sample_numbers),
+    ],
+    ids=["GeneratorDataset", "function", "MnistDataset", "Cifar10Dataset", "MindDataset"],
+)
+def test_formats_through_resizes_and_deaths(cluster, tmp_path, make, numbers, through_map):
+    total, batch = (10_000, 930) if make is cifar10 else (300, 28)  # MindSpore refuses a smaller file of CIFAR-10
+    source = make(tmp_path, total)
+    if through_map and isinstance(source, ds.Dataset):
+        source = source.map(lambda x: x, source.get_col_names()[0], num_parallel_workers=2)
+    options = {"total": total, "global_batch_size": batch, "ledger": tmp_path / "ledger"}
+    epochs, steps = train(cluster, source, {3: 4, 15: 2}, {6: 1, 11: 0}, numbers=numbers, **options)
+    assert epochs == [collections.Counter(range(total))] * 2
+    assert audit.audit(*audit.read(tmp_path / "ledger")).exact
+    order = np.random.default_rng((0, 0)).permutation(total)
+    assert steps[0] == order[:batch].tolist(), "in the order of the epoch"
 
 
 def test_it_is_the_dataset_of_an_unmodified_model_train(cluster):

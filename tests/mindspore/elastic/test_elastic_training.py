@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+import json
 
 import numpy as np
 import pytest
+
+from ms_kungfu.dataset import audit
 
 
 def samples_by_epoch(reports, key=lambda row: row["epoch"]):
@@ -29,6 +32,10 @@ def test_model_train_goes_on_through_resizes(run_elastic):
     steps = reports.by_step("step")
     # every sample once an epoch, dealt to all
     assert samples_by_epoch(reports) == {epoch: collections.Counter(range(90)) for epoch in (1, 2, 3, 4)}
+    proof = reports.audit()
+    assert proof.exact, audit.to_text(proof)
+    assert [(epoch.finished, epoch.trained) for epoch in proof.epochs] == [(True, 90)] * 4
+    assert sum(epoch.steps for epoch in proof.epochs) == len(steps)
     assert list(steps) == list(range(1, max(steps) + 1))
     for step, rows in steps.items():
         assert len({row["parameters"] for row in rows}) == 1, f"parameters differ after step {step}"
@@ -54,6 +61,18 @@ def test_model_train_goes_on_through_resizes(run_elastic):
     assert len({row["parameters"] for row in ended}) == 1
 
 
+def test_model_train_goes_on_through_deaths(run_elastic):
+    reports = run_elastic("model_train.py", "none", "2", "1", "3:1", "15:0", np=3)
+    steps = reports.by_step("step")
+    assert samples_by_epoch(reports) == {epoch: collections.Counter(range(90)) for epoch in (1, 2)}
+    assert reports.audit().exact
+    assert [epoch.given_back for epoch in reports.audit().epochs] == [4, 4]
+    assert list(steps) == list(range(1, max(steps) + 1)), "no step is lost"
+    for step, rows in steps.items():
+        assert len({row["parameters"] for row in rows}) == 1, f"parameters differ after step {step}"
+    assert [row["rank"] for row in reports.of("end")] == [0]
+
+
 def test_with_an_ordinary_dataset_all_stop_after_the_same_step(run_elastic):
     reports = run_elastic("model_train.py", "3:2,13:3", "2", "1", "plain")
     steps = reports.by_step("step")
@@ -67,27 +86,46 @@ def test_a_joiner_of_a_later_model_train_arrives_there(run_elastic):
     seen = samples_by_epoch(reports, key=lambda row: row["call"])
     assert seen == {call: collections.Counter(range(90)) for call in range(3)}
     assert len(reports.of("end")) == 3
+    proof = reports.audit()
+    assert proof.exact, audit.to_text(proof)
+    assert [epoch.finished for epoch in proof.epochs] == [True] * 3
 
 
 @pytest.mark.parametrize(
-    ("mode", "schedule", "seen"),
+    ("mode", "batch", "schedule", "seen"),
     [
-        ("graph", "7:2,13:4,26:3,41:1", {7: 1, 8: 2, 14: 4, 27: 3, 42: 1}),
-        # changes between epochs, before the first step and after the last
-        ("pynative", "0:2,10:4,20:1,35:3,60:1", {1: 2, 10: 2, 11: 4, 21: 1, 36: 3, 60: 3}),
+        ("graph", "24", "7:2,13:4,26:3,41:1", {7: 1, 8: 2, 14: 4, 27: 3, 42: 1}),
+        # shares of different sizes; changes between epochs, before the first step and after the last
+        ("pynative", "25", "0:2,10:4,20:1,35:3,60:1", {1: 2, 10: 2, 11: 4, 21: 1, 36: 3, 60: 3}),
     ],
 )
-def test_a_held_global_batch_trains_as_one_worker_does(run_elastic, mode, schedule, seen):
-    alone = run_elastic("own_loop.py", "none", "6", "24", mode, np=0)
-    resized = run_elastic("own_loop.py", schedule, "6", "24", mode)
+def test_a_held_global_batch_trains_as_one_worker_does(run_elastic, mode, batch, schedule, seen):
+    alone = run_elastic("own_loop.py", "none", "6", batch, mode, np=0)
+    resized = run_elastic("own_loop.py", schedule, "6", batch, mode)
     assert samples_by_epoch(resized) == {epoch: collections.Counter(range(240)) for epoch in range(6)}
     assert {step: sizes(resized)[step] for step in seen} == seen
     losses = [np.array([rows[0]["loss"] for rows in r.by_step("step").values()]) for r in (alone, resized)]
     assert len(losses[0]) == 60
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+    assert resized.audit().exact
     for rows in resized.by_step("after").values():
         assert len({row["parameters"] for row in rows}) == 1
     assert [row["epoch"] for row in resized.of("end")] == [6]
+
+
+def test_what_dead_workers_had_taken_is_trained_by_the_others(run_elastic):
+    deaths = ["4:1:taken", "10:0:taken", "13:1:trained"]  # the second one dies in the last step of an epoch
+    reports = run_elastic("own_loop.py", "none", "3", "25", "graph", *deaths, np=4)
+    assert len(reports.workers) == 4
+    assert samples_by_epoch(reports) == {epoch: collections.Counter(range(240)) for epoch in range(3)}
+    proof = reports.audit()
+    assert proof.exact, audit.to_text(proof)
+    assert [epoch.finished for epoch in proof.epochs] == [True] * 3
+    # who dies when its step is done may be dealt to once more
+    assert [epoch.given_back for epoch in proof.epochs] in ([6 + 7, 0, 0], [6 + 7, 12, 0])
+    for step, rows in reports.by_step("after").items():
+        assert len({row["parameters"] for row in rows}) == 1, f"step {step}"
+    assert [row["epoch"] for row in reports.of("end")] == [3]
 
 
 def test_broadcast_callback_and_programs_that_share_parameters_by_hand(run_elastic):
@@ -107,3 +145,80 @@ def test_a_resize_from_outside_is_followed(run_elastic):
     assert changes == [(1, 3), (3, 1)]
     epochs = samples_by_epoch(reports)
     assert all(seen == collections.Counter(range(60)) for seen in epochs.values())
+
+
+def losses(reports):
+    return np.array([rows[0]["loss"] for rows in reports.by_step("step").values()])
+
+
+@pytest.mark.parametrize("samples", [24, 26])
+def test_a_global_batch_held_by_the_callback_trains_as_one_worker_does(run_elastic, samples):
+    options = json.dumps({"global_batch_size": samples})
+    alone = run_elastic("through_changes.py", "plain", "none", options, np=0)
+    resized = run_elastic("through_changes.py", "plain", "11:2,20:4,33:3,46:1", options)
+    seen = sizes(resized)
+    assert {step: seen[step] for step in (11, 12, 21, 34, 47, 60)} == {11: 1, 12: 2, 21: 4, 34: 3, 47: 1, 60: 1}
+    assert len(losses(alone)) == 60
+    np.testing.assert_allclose(losses(resized), losses(alone), rtol=1e-3)
+    begins = [row for row in resized.of("begin") if row["step"] > 0]
+    assert collections.Counter(row["step"] for row in begins) == {11: 1, 20: 2}
+    assert {row["compiled"] for row in begins} == {1}, "a joiner compiles before it joins"
+    if samples == 24:  # the same share for everybody in every step
+        assert {row["compiled"] for row in resized.of("after") if row["rank"] == 1 and row["step"] == 12} == {1}
+        assert resized.workers[0][-1]["compiled"] == 4, "each shape is compiled once, and kept for when it comes back"
+
+
+def test_averages_and_rates_follow_changes_and_checkpoints_resume(run_elastic, tmp_path):
+    folder = tmp_path / "checkpoints"
+    options = {
+        "global_batch_size": 24,
+        "lr_rule": "linear",
+        "checkpoint_dir": str(folder),
+        "keep_checkpoints": 9,
+    }
+    schedule = "9:3,21:2"
+    every = {"checkpoint_every": 15}
+    whole = run_elastic("through_changes.py", "norm", schedule, json.dumps({**options, **every}), np=2)
+    before, after = whole.by_step("step"), whole.by_step("after")
+    begin = next(row for row in whole.of("begin") if row["step"] == 9)
+
+    # Moving averages differ between workers, and are their mean after a change and at a checkpoint.
+    for step, stayed in ((9, 2), (15, 3), (21, 2), (30, 2)):
+        mean = np.mean([row["statistics"] for row in before[step][:stayed]], axis=0)
+        assert before[step][0]["statistics"] != before[step][1]["statistics"]
+        for row in [*after[step], *([begin] if step == 9 else [])]:
+            np.testing.assert_allclose(row["statistics"], mean, rtol=1e-6)
+        assert len({str(row["statistics"]) for row in after[step]}) == 1
+    assert before[10][0]["statistics"] != before[10][1]["statistics"]
+
+    # The learning rate is that of the size, at joiners too.
+    for step, rows in after.items():
+        size = 2 if step < 9 or step >= 21 else 3
+        assert {row["learning_rate"] for row in rows} == {float(np.float32(np.float32(0.02) * (size / 2)))}, step
+    assert begin["learning_rate"] == after[9][0]["learning_rate"]
+
+    files = sorted(path.name for path in folder.iterdir())
+    assert files == [f"step-000000{step}.ckpt" for step in (15, 30, 45, 60)]
+    for name in files[1:]:
+        (folder / name).unlink()
+
+    # At another size too every sample is trained once an epoch.
+    fewer = run_elastic("through_changes.py", "norm", "none", json.dumps({**options, "resume": True}), np=1)
+    assert list(fewer.by_step("step")) == list(range(16, 61))
+    seen = samples_by_epoch(fewer)
+    for row in whole.of("step"):
+        if row["step"] <= 15:
+            seen.setdefault(row["epoch"], collections.Counter()).update(row["samples"])
+    assert seen == {epoch: collections.Counter(range(240)) for epoch in range(1, 7)}
+    assert {row["learning_rate"] for row in fewer.of("after")} == {float(np.float32(np.float32(0.02) * 0.5))}
+
+    # At the same size a resumed training is the one that was cut off, bit for bit, and the resize to come with it.
+    again = run_elastic("through_changes.py", "norm", schedule, json.dumps({**options, **every, "resume": True}), np=3)
+    for kind in ("step", "after"):
+        resumed = again.by_step(kind)
+        assert list(resumed) == list(range(16, 61))
+        for step, rows in resumed.items():
+            expected = whole.by_step(kind)[step]
+            for row in (*rows, *expected):
+                row.pop("compiled", None)
+            assert rows == expected, f"{kind} {step}"

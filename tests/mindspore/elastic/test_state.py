@@ -14,6 +14,22 @@ from mindspore.amp import DynamicLossScaleManager
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import state, training
 from ms_kungfu.elastic.training import ElasticTraining
+from ms_kungfu.errors import KungFuError, PeerLostError
+
+
+class Net(nn.Cell):
+    """Has every kind of state that a cell can have."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(3, 1)
+        self.norm = nn.BatchNorm1d(1)
+        self.noise = ms.Generator().manual_seed(0)
+        self.register_buffer("calls", ms.Tensor(np.zeros(2), ms.float32))
+
+    def construct(self, x):
+        ms.ops.assign(self.calls, self.calls + 1)
+        return self.norm(self.dense(x)) * self.calls.mean()
 
 
 class Run:
@@ -24,53 +40,76 @@ class Run:
         ms.set_seed(seed)
         ms.manual_seed(seed)
         random.seed(seed)
-        self.net = nn.Dense(3, 1)
+        self.net = Net().set_train()
         self.optimizer = nn.Adam(self.net.trainable_params(), [0.1 / (i + 1) for i in range(50)])
         self.scale = DynamicLossScaleManager(init_loss_scale=8.0, scale_window=2)
         x = np.random.RandomState(0).randn(20, 3).astype(np.float32)
         self.data = ElasticDataset(
             ms.dataset.NumpySlicesDataset((x, x[:, :1]), ["x", "y"], shuffle=False), batch_size=4, seed=seed
         )
-        self.elastic = ElasticTraining(self.net, self.optimizer, dataset=self.data, loss_scale_manager=self.scale)
+        self.elastic = ElasticTraining(
+            self.net, self.optimizer, dataset=self.data, loss_scale_manager=self.scale, lr_rule="linear"
+        )
         self.grad = ms.value_and_grad(lambda x, y: ((self.net(x) - y) ** 2).mean(), None, self.net.trainable_params())
         self.elastic.begin()
         self.batches = iter(self.data)
 
-    def step(self):
-        """One step, and everything about it that a state decides."""
+    def step(self, size=1):
+        """One step, after which the cluster seems to have `size` workers, and everything about it that a state
+        decides."""
         x, y = next(self.batches)
         loss, gradients = self.grad(x, y)
         self.optimizer(gradients)
         self.scale.update_loss_scale(False)
+        noise = [int(part) for part in self.net.noise._step(ms.Tensor(10, ms.int64))]
         self.elastic.step_end()
+        self.elastic._rates.follow(self.elastic._lr_factor, size)
         return {
             "batch": x.asnumpy().tobytes(),
             "loss": float(loss),
             "parameters": [p.asnumpy().tobytes() for p in self.elastic.parameters],
+            "buffers": [b.asnumpy().tobytes() for b in self.elastic.training_state.buffers.values()],
             "step": self.elastic.step,
             "scale": self.scale.get_loss_scale(),
-            "random": (random.random(), np.random.rand(), ms.get_rng_state().asnumpy().tobytes()),
+            "random": (random.random(), np.random.rand(), ms.get_rng_state().asnumpy().tobytes(), noise),
         }
 
     def captured(self):
-        """The state as it travels: JSON, and the parameters' values."""
-        return json.dumps({c.name: c.capture() for c in self.elastic.components}), [
-            p.asnumpy().copy() for p in self.elastic.parameters
-        ]
+        return capture(self.elastic)
 
     def restore(self, captured, without=None):
-        text, values = captured
-        received = json.loads(text)
-        for component in self.elastic.components:
-            if component.name != without:
-                component.restore(received[component.name])
-        if without != "parameters":
-            for parameter, value in zip(self.elastic.parameters, values):
-                parameter.set_data(ms.Tensor(value))
+        restore(self.elastic, captured, without)
         # what `begin` does with the progress at a joiner
         if training._Process.resume is not None:
             self.elastic.step = training._Process.resume["step"]
         self.batches = iter(self.data)
+
+
+def capture(elastic):
+    """The state as it travels: JSON, and the values of parameters and buffers."""
+    now = elastic.training_state
+    return (
+        json.dumps({c.name: c.capture() for c in now.components}),
+        [p.asnumpy().copy() for p in now.parameters],
+        [b.asnumpy().copy() for b in now.buffers.values()],
+    )
+
+
+def restore(elastic, captured, without=None):
+    """What a joiner does, but for the piece `without`."""
+    text, parameters, buffers = captured
+    now, received = elastic.training_state, json.loads(text)
+    for component in now.components:
+        if component.name != without:
+            component.restore(received[component.name])
+    for kind, tensors, values in (
+        ("parameters", now.parameters, parameters),
+        ("buffers", now.buffers.values(), buffers),
+    ):
+        assert len(tensors) == len(values)
+        if kind != without:
+            for tensor, value in zip(tensors, values):
+                state.assign(tensor, value)
 
 
 @pytest.fixture(autouse=True)
@@ -82,36 +121,39 @@ def fresh_process(monkeypatch):
 
 @pytest.fixture(scope="module")
 def veteran():
-    """(the captured state after 3 steps, the 4th step)"""
+    """(the captured state after 3 steps of a training that began with 2 workers, the 4th step)"""
     run = Run(seed=1)
-    for _ in range(3):
-        run.step()
+    run.elastic._rates.start_size = 2
+    for size in (2, 4, 3):
+        run.step(size)
     captured = run.captured()
-    return captured, run.step()
+    return captured, run.step(5)
 
 
 def test_with_every_piece_the_next_step_is_the_same_bit_for_bit(veteran):
     joiner = Run(seed=2)
     joiner.restore(veteran[0])
-    assert joiner.step() == veteran[1]
+    assert joiner.step(5) == veteran[1]
 
 
 @pytest.mark.parametrize("name", state.CARRIED)
 def test_each_piece_is_needed(veteran, name):
     joiner = Run(seed=2)
     joiner.restore(veteran[0], without=name)
-    assert joiner.step() != veteran[1]
+    assert joiner.step(5) != veteran[1]
 
 
 def test_the_list_of_pieces_is_what_travels(veteran):
-    assert {"parameters", *json.loads(veteran[0][0])} == set(state.CARRIED)
+    assert {"parameters", "buffers", *json.loads(veteran[0][0])} == set(state.CARRIED)
 
 
 def test_every_parameter_of_the_training_travels():
     run = Run(seed=1)
     names = {p.name for p in run.elastic.parameters}
-    assert {p.name for p in run.optimizer.get_parameters()} | {p.name for p in run.net.get_parameters()} == names
-    assert {"global_step", "learning_rate", "moment1.weight", "moment2.weight", "weight"} <= names
+    of_cells = {p.name for p in run.optimizer.get_parameters()} | {p.name for p in run.net.get_parameters()}
+    assert names - of_cells == {"kungfu_base/0/learning_rate"}
+    assert of_cells <= names
+    assert {"global_step", "learning_rate", "moment1.dense.weight", "dense.weight", "norm.moving_mean"} <= names
 
 
 def test_objects_that_hold_parameters_are_understood():
@@ -129,3 +171,82 @@ def test_a_component_of_ones_own_travels():
     elastic = ElasticTraining(nn.Dense(1, 1), components=[component])
     captured = {c.name: c.capture() for c in elastic.components}
     assert captured["counter"] == 5
+
+
+class DerivedNorm(nn.BatchNorm2d):
+    pass
+
+
+def test_moving_statistics_are_found_by_the_kind_of_cell():
+    net = nn.SequentialCell(
+        nn.BatchNorm1d(1),
+        nn.BatchNorm3d(2),
+        ms.mint.nn.BatchNorm2d(3),
+        DerivedNorm(4),
+        nn.LayerNorm([5]),
+        nn.Dense(6, 6),
+    )
+    net.append(net[0])  # shared
+    found = state.moving_statistics([net, nn.Momentum(net.trainable_params(), 0.1, 0.9)])
+    assert [p.shape for p in found] == [(1,), (1,), (2,), (2,), (3,), (3,), (4,), (4,)]
+    assert not any(p.requires_grad for p in found)
+    assert state.moving_statistics([net.trainable_params()]) == []
+
+
+@pytest.mark.parametrize(
+    ("averaged", "names"), [(None, {"norm.moving_mean", "norm.moving_variance"}), ((), set()), ("bias", {"dense.bias"})]
+)
+def test_what_is_averaged_can_be_told(averaged, names):
+    net = Net()
+    elastic = ElasticTraining(net, averaged=[net.dense.bias] if averaged == "bias" else averaged)
+    assert {p.name for p in elastic.training_state.averaged} == names
+
+
+@pytest.mark.parametrize("wrong", ["norm", [1], [ms.Tensor([1])]])
+def test_what_has_no_mean_is_refused(wrong):
+    with pytest.raises(TypeError, match="averaged is a list of Parameters"):
+        ElasticTraining(nn.Dense(1, 1), averaged=wrong)
+
+
+@pytest.fixture
+def meetings(monkeypatch):
+    """A function that says what the workers bring to each of the next meetings."""
+
+    def script(*rows):
+        answers = iter(rows)
+        monkeypatch.setattr(state.comm, "all_gather", lambda array, name: np.array(next(answers))[:, None])
+
+    return script
+
+
+def lost(root):
+    raise PeerLostError(f"rank {root} died")
+
+
+def lost_in_a_kernel(root):
+    raise RuntimeError(f"PeerLostError: broadcast: rank {root} died\n\n- C++ Call Stack:")
+
+
+@pytest.mark.parametrize("lose", [lost, lost_in_a_kernel])
+def test_where_the_root_dies_the_next_one_hands_over(meetings, lose):
+    meetings([1, 2, 2, 2], [1, 0, 2, 2], [1, 0, 0, 2])
+    tried = []
+
+    def receive(root):
+        tried.append(root)
+        return root if root == 3 else lose(root)
+
+    assert state.from_lowest_rank(receive) == 3
+    assert tried == [1, 2, 3]
+
+
+def test_nobody_left_with_the_state_is_an_error(meetings):
+    meetings([2, 1], [0, 1])
+    with pytest.raises(KungFuError, match="every worker that had the training state has died"):
+        state.from_lowest_rank(lost, able=False)
+
+
+def test_another_failure_is_not_tried_again(meetings):
+    meetings([2, 2])
+    with pytest.raises(RuntimeError, match="disk"):
+        state.from_lowest_rank(lambda root: (_ for _ in ()).throw(RuntimeError("disk")))

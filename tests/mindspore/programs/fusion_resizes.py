@@ -41,5 +41,5 @@ assert len(optimizer.fusion_plan().groups) == 4
 model = Model(net, nn.MSELoss(), optimizer)
 data = ElasticDataset(ds.GeneratorDataset(rows, ["x", "y"], shuffle=False), global_batch_size=24, seed=3)
 schedule = None if sys.argv[1] == "none" else sys.argv[1]
-model.train(2, data, callbacks=[Compare(), KungFuElasticCallback(schedule)], dataset_sink_mode=False)
+model.train(2, data, callbacks=[Compare(), KungFuElasticCallback(schedule, wait=True)], dataset_sink_mode=False)
 print("left" if kf.detached() else f"weights {len(weights())} {np.abs(weights()).sum():.6f}")

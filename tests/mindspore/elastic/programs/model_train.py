@@ -1,6 +1,9 @@
-"""OUT SCHEDULE EPOCHS CALLS [plain]: an unmodified Model.train; each worker reports every step and its state after."""
+"""OUT SCHEDULE EPOCHS CALLS [plain | STEP:RANK ...]: an unmodified Model.train; each worker reports every step and its
+state after. A worker that has this rank kills itself in this step."""
 
+import os
 import random
+import signal
 import sys
 
 import mindspore as ms
@@ -14,7 +17,7 @@ from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback, sync_n
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.optimizers import KungFuMomentum
 
-schedule, epochs, calls = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+schedule, epochs, calls = None if sys.argv[2] == "none" else sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 ms.set_context(mode=ms.GRAPH_MODE)
 
 
@@ -37,6 +40,10 @@ class Watch(Callback):
     def on_train_begin(self, run_context):
         params = run_context.original_args()
         report("begin", **self.state(params))
+
+    def on_train_step_begin(self, run_context):
+        if f"{run_context.original_args().cur_step_num}:{kf.current_rank()}" in deaths:
+            os.kill(os.getpid(), signal.SIGKILL)  # with its batch in its hands
 
     def on_train_step_end(self, run_context):
         params = run_context.original_args()
@@ -61,10 +68,11 @@ net = nn.Dense(4, 2)
 rates = [0.05 / (1 + i / 10) for i in range(1000)]
 model = Model(net, Loss(), KungFuMomentum(net.trainable_params(), rates, 0.9))
 plain = sys.argv[5:] == ["plain"]
+deaths = sys.argv[5:]
 data = numbered(40).batch(4) if plain else ElasticDataset(numbered(90), batch_size=4, seed=3)
 for call in range(calls):
     sync_net_parameters(net)  # a joiner passes by: the whole state is on its way
-    elastic = KungFuElasticCallback(schedule if call == calls - 1 else None)
+    elastic = KungFuElasticCallback(schedule if call == calls - 1 else None, wait=True)
     model.train(
         epochs,
         data,

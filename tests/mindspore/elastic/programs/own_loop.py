@@ -1,8 +1,13 @@
-"""OUT SCHEDULE STEPS BATCH MODE: a loop of one's own, in the style of MindSpore's comm-fusion tutorial."""
+"""OUT SCHEDULE EPOCHS BATCH MODE [STEP:RANK:PLACE ...]: a loop of one's own, in the style of MindSpore's comm-fusion
+tutorial. A worker kills itself where it has that rank in that step: "taken" is when it has its batch and nobody has its
+gradients, "trained" when the step is done and it has not been counted."""
 
+import os
+import signal
 import sys
 
 import mindspore as ms
+import numpy as np
 from mindspore import nn
 from reporting import Loss, digest, numbered, numbers, report
 
@@ -13,6 +18,7 @@ from ms_kungfu.optimizers import KungFuAdam
 
 schedule = None if sys.argv[2] == "none" else sys.argv[2]
 epochs, batch = int(sys.argv[3]), int(sys.argv[4])
+deaths = sys.argv[6:]
 ms.set_context(mode=ms.GRAPH_MODE if sys.argv[5] == "graph" else ms.PYNATIVE_MODE)
 ms.set_seed(1)
 
@@ -35,14 +41,22 @@ def train_step(x, y):
     return loss
 
 
+def die_at(place):
+    if f"{elastic.step + 1}:{kf.current_rank()}:{place}" in deaths:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 data = ElasticDataset(numbered(240), global_batch_size=batch, seed=5)
-elastic = ElasticTraining(net, optimizer, schedule=schedule, dataset=data)
+elastic = ElasticTraining(net, optimizer, schedule=schedule, wait=True, dataset=data)
 for epoch in elastic.epochs(epochs):
     for x, y in data:
+        die_at("taken")
         loss = train_step(x, y)
-        loss = kf.comm.all_reduce(loss.asnumpy(), op="mean", name="loss")
-        samples = numbers(y)
-        report("step", step=elastic.step + 1, epoch=epoch, loss=float(loss), samples=samples)
+        samples = numbers(y)[: data.weight]  # none where they repeat another worker's
+        total = np.array([float(loss.asnumpy()) * len(samples), len(samples)])
+        total = kf.comm.all_reduce(total, op="sum", name="loss")
+        report("step", step=elastic.step + 1, epoch=epoch, loss=total[0] / total[1], samples=samples)
+        die_at("trained")
         elastic.step_end()
         if not elastic.should_stop:
             report("after", step=elastic.step, parameters=digest(elastic.parameters))

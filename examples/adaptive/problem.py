@@ -1,0 +1,47 @@
+"""A problem whose gradient noise is known: a quadratic, with normal noise on every sample's gradient."""
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+
+DIMENSION = 100_000
+COVARIANCE_TRACE = 16.0  # of one sample's gradient
+START_LOSS = 0.25
+
+
+class Quadratic(nn.Cell):
+    """Half the squared distance from `theta` to a sample; over many samples, up to a constant, half of |theta|^2.
+
+    A sample's gradient is theta - x, so with x from N(0, COVARIANCE_TRACE / DIMENSION) the noise scale is
+    COVARIANCE_TRACE / |theta|^2: the closer to the minimum, the more samples a good gradient takes.
+    """
+
+    def __init__(self):
+        super().__init__()
+        theta = np.full(DIMENSION, np.sqrt(2 * START_LOSS / DIMENSION))
+        self.theta = ms.Parameter(ms.Tensor(theta, ms.float32), name="theta")
+
+    def construct(self, x):
+        return 0.5 * ((self.theta - x) ** 2).sum()
+
+
+def loss(net):
+    """The loss over all data, without noise."""
+    theta = net.theta.asnumpy()
+    return 0.5 * float(np.dot(theta, theta))
+
+
+def noise_scale(loss):
+    """The true one, in samples."""
+    return COVARIANCE_TRACE / (2 * loss)
+
+
+def target_loss(noise_scale):
+    """The loss at which the noise scale is this large."""
+    return COVARIANCE_TRACE / (2 * noise_scale)
+
+
+def batch_mean(random, samples):
+    """The mean of that many samples, of which alone the gradient of their mean loss depends."""
+    spread = np.float32(np.sqrt(COVARIANCE_TRACE / DIMENSION / samples))
+    return ms.Tensor(random.standard_normal(DIMENSION, dtype=np.float32) * spread)

@@ -1,0 +1,130 @@
+"""Trains until the loss is reached, on as many workers as the policy likes. compare.py starts it for all of them.
+
+    kungfu-run -np 2 -w python train.py --policy noise-scale
+
+Computation and network are modelled by sleeping, so that what is compared are the policies and not how many cores there
+are: a worker computes `--compute-ms` a step, and a network that gets congested takes `--network-ms` times (n - 1)^2.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import problem
+
+import ms_kungfu as kf
+from ms_kungfu.elastic import Decision, ElasticTraining, NoiseScaleLearningRate, NoiseScalePolicy, Policy
+from ms_kungfu.monitoring import Monitor
+from ms_kungfu.optimizers import KungFuSGD
+
+HERE = Path(__file__).parent
+
+
+class RandomPolicy(Policy):
+    """Another size every so many steps, drawn at random."""
+
+    def __init__(self, sizes, every, seed):
+        self.sizes, self.every, self.seed = sizes, every, seed
+
+    def after_step(self, q):
+        if q.step % self.every:
+            return None
+        size = int(np.random.default_rng((self.seed, q.step)).choice(self.sizes))
+        return Decision("drawn at random", size=size) if size != q.cluster_size else None
+
+
+class Log:
+    """What rank 0 writes of each step: also the time since training began, and the seconds of all workers together."""
+
+    def __init__(self, path):
+        self.path = path
+        self.file = None
+        self.began = self.last = time.monotonic()
+        self.worker_seconds = 0.0
+
+    def write(self, size, wanted, **values):
+        now = time.monotonic()
+        # Those who have been asked for count already, while they start.
+        self.worker_seconds += (now - self.last) * max(size, wanted)
+        self.last = now
+        if kf.current_rank() == 0 and not kf.detached():
+            if self.file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self.file = self.path.open("w", buffering=1)
+            row = {"seconds": now - self.began, "worker_seconds": self.worker_seconds, "cluster_size": size}
+            self.file.write(json.dumps({**row, **values}) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", choices=["noise-scale", "random", "fixed"], default="noise-scale")
+    parser.add_argument("--sizes", default="2,4,8", help="that a policy may choose from (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=8, help="samples of a worker in a step")
+    parser.add_argument("--compute-ms", type=float, default=500)
+    parser.add_argument("--network-ms", type=float, default=24)
+    parser.add_argument("--target-noise-scale", type=float, default=4800, help="train until the noise is so large")
+    parser.add_argument("--budget", type=int, default=10_000, help="samples to train at most")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=HERE / "out" / "adaptive.jsonl")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+    ms.set_context(mode=ms.GRAPH_MODE)
+    sizes = [int(size) for size in args.sizes.split(",")]
+
+    net = problem.Quadratic()
+    optimizer = KungFuSGD(net.trainable_params(), 0.03)
+    grad_fn = ms.value_and_grad(net, None, net.trainable_params())
+
+    @ms.jit
+    def train_step(x):
+        loss, grads = grad_fn(x)
+        optimizer(grads)
+        return loss
+
+    policy = [NoiseScaleLearningRate(0.3)]  # the same for all, so that sizes are compared and not rates
+    if args.policy == "noise-scale":
+        policy.append(NoiseScalePolicy(max(sizes), min(sizes), sizes))
+    elif args.policy == "random":
+        policy.append(RandomPolicy(sizes, every=40, seed=args.seed))
+    monitor = Monitor(half_life=15)
+    elastic = ElasticTraining(net, optimizer, policy=policy, monitor=monitor, total_samples=args.budget)
+    target = problem.target_loss(args.target_noise_scale)
+
+    elastic.begin()
+    log = Log(args.out)
+    while not elastic.should_stop:
+        size, wanted = kf.current_cluster_size(), elastic.wanted_size
+        random = np.random.default_rng((args.seed, elastic.step, kf.current_rank()))
+        time.sleep(args.compute_ms / 1e3)
+        train_step(problem.batch_mean(random, args.batch_size))
+        network = args.network_ms / 1e3 * (size - 1) ** 2
+        time.sleep(network)
+        monitor.communicated(network)
+        loss = problem.loss(net)
+        elastic.step_end(loss, args.batch_size)
+        log.write(
+            size,
+            wanted,
+            step=elastic.step,
+            loss=loss,
+            noise_scale=monitor.noise_scale.noise_scale,
+            true_noise_scale=problem.noise_scale(loss),
+        )
+        if loss <= target or monitor.trained_samples >= args.budget:
+            break
+    elastic.end()
+    if kf.current_rank() == 0 and not kf.detached():
+        reached = "reached" if loss <= target else "not reached"
+        print(
+            f"{reached}: {elastic.step} steps, {log.last - log.began:.1f} s, {log.worker_seconds:.1f} worker-seconds",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

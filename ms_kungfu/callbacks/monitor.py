@@ -1,0 +1,64 @@
+"""Monitoring under ``Model.train`` on a cluster that stays as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore.train import Callback
+
+from ms_kungfu.elastic.state import collect_optimizers, collect_parameters
+from ms_kungfu.elastic.steering import learning_rate_of
+from ms_kungfu.monitoring import summary
+from ms_kungfu.monitoring.monitor import Monitor
+
+
+class MonitorCallback(Callback):
+    """Measures each step: docs/monitoring.md. ``MonitorCallback(jsonl="training.jsonl")``, or with a `Monitor`.
+
+    By default it takes the monitor of the optimizer (`MonitorGradientNoiseScaleOptimizer`), else a new one. Give the
+    monitor to `KungFuElasticCallback` instead where there is one.
+    """
+
+    def __init__(self, monitor: Monitor | None = None, **options: Any) -> None:
+        super().__init__()
+        if monitor is not None and options:
+            raise ValueError(f"give a monitor or the options of a new one, not both: {', '.join(options)}")
+        self._optimizers: list[Any] = []
+        self.monitor = Monitor(**options) if options and monitor is None else monitor
+
+    def on_train_begin(self, run_context: Any) -> None:
+        params = run_context.original_args()
+        if self.monitor is None:
+            self.monitor = getattr(params.optimizer, "monitor", None) or Monitor()
+        connect_summary(self.monitor, params)
+        self._optimizers = collect_optimizers([params.train_network])
+        weights = collect_parameters([params.train_network])
+        self.monitor.begin([p for p in weights if p.requires_grad])
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        params, monitor = run_context.original_args(), self.monitor
+        assert monitor is not None
+        optimizers = self._optimizers
+        monitor.gradient_scale = float(getattr(optimizers[0], "loss_scale", 1.0)) if optimizers else 1.0
+        rate = learning_rate_of(optimizers, params.cur_step_num - 1)
+        monitor.step_end(batch_rows(params), params.net_outputs, rate)
+
+    def on_train_end(self, run_context: Any) -> None:
+        if self.monitor is not None:
+            self.monitor.end()
+
+
+def batch_rows(params: Any) -> int:
+    """Samples of the batch that was just trained."""
+    element = params.get("train_dataset_element")
+    if isinstance(element, dict):
+        element = list(element.values())
+    first = element[0] if isinstance(element, (tuple, list)) and element else element
+    shape = getattr(first, "shape", ())
+    return int(shape[0]) if shape else 0
+
+
+def connect_summary(monitor: Monitor, params: Any) -> None:
+    """Records go to the SummaryRecord that a SummaryCollector has open."""
+    if monitor.summary is None:
+        monitor.summary = summary.find(params.get("list_callback"))

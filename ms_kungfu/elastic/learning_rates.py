@@ -1,0 +1,136 @@
+"""The learning rates of MindSpore's optimizers, multiplied by a factor that follows the size of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+
+from ms_kungfu.elastic.lr_rule import FactorRule
+from ms_kungfu.elastic.state import Component, assign, collect_cells
+
+
+class ScaledSchedule(nn.learning_rate_schedule.LearningRateSchedule):
+    """A schedule times a factor that can change while a compiled graph stays as it is."""
+
+    def __init__(self, schedule: Any, name: str) -> None:
+        super().__init__()
+        self.schedule = schedule
+        self.factor = ms.Parameter(ms.Tensor(1.0, ms.float32), name=name, requires_grad=False)
+
+    def construct(self, global_step):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        return self.schedule(global_step) * self.factor
+
+
+class LearningRates:
+    """The rates of all optimizers among the trained cells: numbers, lists and schedules, of groups too.
+
+    A number or list is a Parameter of the optimizer, which is written to. A schedule is wrapped in a `ScaledSchedule`,
+    which has to happen before the optimizer is compiled. `bases` are the rates for a factor of 1, as Parameters that
+    travel with the rest. A rate that the program has changed itself since the last change is taken as the rate at the
+    present size.
+    """
+
+    def __init__(self, optimizers: Iterable[Any], size: int) -> None:
+        found = [self._scalable(optimizer) for optimizer in optimizers]
+        self.rates = list({id(rate): rate for rates in found for rate in rates}.values())
+        self.bases = [
+            ms.Parameter(ms.Tensor(rate.asnumpy().copy()), name=f"kungfu_base/{i}/{rate.name}", requires_grad=False)
+            for i, rate in enumerate(self.rates)
+        ]
+        self.start_size = size
+        self.factor = 1.0
+
+    @staticmethod
+    def of(trained: Iterable[Any], size: int) -> LearningRates:
+        """Those of the optimizers among `trained`: the same object whenever it is the same optimizers, so that several
+        calls of training count from one start. ValueError where there is no optimizer, or one that can't be scaled."""
+        optimizers = [cell for cell in collect_cells(trained).values() if isinstance(cell, nn.Optimizer)]
+        if not optimizers:
+            raise ValueError("lr_rule needs an optimizer of mindspore.nn among what is trained, and there is none")
+        if any(isinstance(optimizer, nn.LARS) for optimizer in optimizers):
+            raise ValueError("lr_rule can't scale the learning rate of nn.LARS, which keeps it in two places")
+        known = vars(optimizers[0]).get("_kungfu_learning_rates")
+        if known is None:
+            known = LearningRates(optimizers, size)
+            vars(optimizers[0])["_kungfu_learning_rates"] = known
+        return known
+
+    def component(self) -> Component:
+        def restore(state: Any) -> None:
+            self.start_size, self.factor = state["start_size"], state["factor"]
+
+        return Component("learning_rate", lambda: {"start_size": self.start_size, "factor": self.factor}, restore)
+
+    def follow(self, rule: FactorRule, size: int) -> None:
+        """Set the rates for `size` workers. The same bits at all workers whose rates were the same."""
+        factor = rule(size, self.start_size)
+        if factor == self.factor:
+            return
+        for rate, base in zip(self.rates, self.bases):
+            now, full = rate.asnumpy(), base.asnumpy()
+            ours = now == _times(full, self.factor)
+            if not ours.all():
+                full = np.where(ours, full, _times(now, 1 / self.factor)).astype(now.dtype)
+                assign(base, full)
+            assign(rate, _times(full, factor))
+        self.factor = factor
+
+    @staticmethod
+    def _scalable(optimizer: Any) -> list[Any]:
+        """The Parameters that scale the rates of one optimizer."""
+        rates: Any = optimizer.learning_rate
+        if isinstance(rates, ms.Parameter):
+            return [rates]
+        if isinstance(rates, tuple):
+            return list(rates)
+        if isinstance(rates, nn.CellList):
+            found = []
+            wrapped: dict[int, ScaledSchedule] = {}
+            for i in range(len(rates)):  # an entry for each of the optimizer's parameters; a group shares one
+                rate: Any = rates[i]
+                scale = _parameter_of(rate)
+                if scale is None:
+                    known = wrapped.get(id(rate))
+                    if known is None:
+                        known = wrapped[id(rate)] = _wrap(optimizer, rate, f"learning_rate_factor_{i}")
+                    rates[i] = known
+                    scale = known.factor
+                found.append(scale)
+            return found
+        scale = _parameter_of(rates)
+        if scale is None:
+            optimizer.learning_rate = _wrap(optimizer, rates, "learning_rate_factor")
+            scale = optimizer.learning_rate.factor
+        return [scale]
+
+
+def _times(values: Any, factor: float) -> Any:
+    return (values.astype(np.float64) * factor).astype(values.dtype)
+
+
+def _parameter_of(rate: Any) -> Any:
+    """The Parameter in MindSpore's cells around a number or list, and in ours; None where it is a schedule."""
+    if isinstance(rate, ms.Parameter):
+        return rate
+    if isinstance(rate, ScaledSchedule):
+        return rate.factor
+    inner = getattr(rate, "learning_rate", None)
+    return inner if type(rate).__module__ == "mindspore.nn.optim.optimizer" else None
+
+
+def _wrap(optimizer: Any, schedule: Any, name: str) -> ScaledSchedule:
+    if not isinstance(schedule, nn.learning_rate_schedule.LearningRateSchedule):
+        raise ValueError(
+            f"lr_rule can't scale the learning rate of {type(optimizer).__name__}, a {type(schedule).__name__}; "
+            "give the optimizer a number, a list or a LearningRateSchedule"
+        )
+    if optimizer.compile_cache or optimizer.global_step.asnumpy().any():
+        raise ValueError(
+            f"{type(optimizer).__name__} has been compiled with its {type(schedule).__name__} already, which lr_rule "
+            "could scale only before the first step; give lr_rule to the first call of training"
+        )
+    return ScaledSchedule(schedule, name)

@@ -1,0 +1,52 @@
+"""How the learning rate follows the size of the cluster. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Callable, Union
+
+LRRule = Union[str, Callable[[int, int], float]]
+"""``"linear"``, ``"sqrt"``, ``"none"``, or a function ``(size, start_size) -> factor``."""
+
+FactorRule = Callable[[int, int], float]
+
+_RULES: dict[str, FactorRule] = {
+    # Goyal et al. 2017, Accurate, Large Minibatch SGD
+    "linear": lambda size, start: size / start,
+    # Krizhevsky 2014, One weird trick for parallelizing convolutional neural networks
+    "sqrt": lambda size, start: math.sqrt(size / start),
+}
+_FORM = "use 'linear', 'sqrt', 'none' or a function (size, start_size) -> factor"
+
+
+def parse_lr_rule(rule: LRRule) -> FactorRule | None:
+    """The function ``(size, start_size) -> factor`` of a rule; None for "none". ValueError or TypeError otherwise.
+
+    >>> parse_lr_rule("linear")(4, 2)
+    2.0
+    """
+    if isinstance(rule, str):
+        if rule == "none":
+            return None
+        if rule not in _RULES:
+            raise ValueError(f"unknown lr_rule {rule!r}; {_FORM}")
+        return _RULES[rule]
+    if callable(rule):
+        return _checked(rule)
+    raise TypeError(f"lr_rule is {rule!r}; {_FORM}")
+
+
+def _checked(rule: FactorRule) -> FactorRule:
+    def factor(size: int, start_size: int) -> float:
+        value = rule(size, start_size)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not (math.isfinite(number) and number > 0):
+            raise ValueError(
+                f"the lr_rule returned {value!r} for {size} workers, {start_size} at the start; return a factor above 0"
+            )
+        return number
+
+    return factor

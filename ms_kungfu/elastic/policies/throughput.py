@@ -1,0 +1,93 @@
+"""The size beyond which throughput no longer grows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from ms_kungfu.elastic.policies._sizes import candidates
+from ms_kungfu.elastic.policy import Decision, Policy, Quantities
+
+
+class ThroughputPolicy(Policy):
+    """Climbs from size to size while throughput (samples a second) grows by enough, and stays at the last that did.
+
+    Args:
+        max_size: workers at most.
+        sizes: those to try, ascending; by default doubled from `min_size` to `max_size`.
+        efficiency: how much of the ideal gain a larger size has to bring: from 2 to 4 workers ideally doubles the
+            throughput, so 0.5 asks for 1.5 times as much.
+        window: steps that are measured at a size, of which the median counts.
+        warmup: steps after a change that are not, as they compile.
+        drop: search again when throughput at the size found has fallen by this part (a neighbour on the machine) or
+            risen by it; None: never.
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        min_size: int = 1,
+        sizes: Sequence[int] | None = None,
+        efficiency: float = 0.5,
+        window: int = 20,
+        warmup: int = 3,
+        drop: float | None = 0.3,
+    ) -> None:
+        if not 0 < efficiency <= 1:
+            raise ValueError(f"efficiency is a part of the ideal gain, above 0 and at most 1, got {efficiency!r}")
+        if window < 1 or warmup < 0:
+            raise ValueError("window is 1 step or more, warmup 0 or more")
+        if drop is not None and not 0 < drop < 1:
+            raise ValueError(f"drop is a part between 0 and 1, or None, got {drop!r}")
+        self._sizes = candidates(min_size, max_size, sizes)
+        self._efficiency, self._window, self._warmup, self._drop = efficiency, window, warmup, drop
+        self._samples: list[float] = []  # samples a second at the present size
+        self._size = 0  # of which they are
+        self._found: dict[int, float] = {}  # size -> throughput
+        self._settled: float | None = None  # throughput at the size that was found
+
+    def after_step(self, q: Quantities) -> Decision | None:
+        if q.cluster_size != self._size:
+            self._size, self._samples = q.cluster_size, []
+        if q.steps_at_size <= self._warmup or not q.step_time or not q.batch_size:
+            return None
+        self._samples.append(q.batch_size / q.step_time)
+        if len(self._samples) < self._window:
+            return None
+        now, self._samples = statistics.median(self._samples), []
+        if self._settled is not None:
+            if self._drop is None or abs(now / self._settled - 1) <= self._drop:
+                return None
+            self._settled, self._found = None, {}
+        size = q.cluster_size
+        self._found[size] = now
+        smaller = max((s for s in self._found if s < size), default=None)
+        if smaller is not None and not self._worth(smaller, size):
+            self._settled = self._found[smaller]
+            gained = now / self._found[smaller]
+            return Decision(
+                f"{size} workers train {now:.4g} samples/s, {gained:.2f} times as many as {smaller} do, and not the "
+                f"{self._asked(smaller, size):.2f} times that are asked for",
+                size=smaller,
+            )
+        larger = min((s for s in self._sizes if s > size), default=None)
+        if larger is not None and larger in self._found and not self._worth(size, larger):
+            larger = None
+        if larger is None:
+            self._settled = now
+            return None
+        return Decision(f"{size} workers train {now:.4g} samples/s; trying {larger}", size=larger)
+
+    def _asked(self, small: int, large: int) -> float:
+        return 1 + self._efficiency * (large / small - 1)
+
+    def _worth(self, small: int, large: int) -> bool:
+        return self._found[large] >= self._asked(small, large) * self._found[small]
+
+    def state(self) -> Any:
+        return [self._samples, self._size, sorted(self._found.items()), self._settled]
+
+    def restore(self, state: Any) -> None:
+        self._samples, self._size, found, self._settled = state
+        self._found = dict(found)

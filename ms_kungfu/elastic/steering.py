@@ -1,0 +1,264 @@
+"""Carries out what policies decide. Driven by `ElasticTraining`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Callable
+
+import numpy as np
+
+from ms_kungfu import comm, runtime
+from ms_kungfu.elastic import membership
+from ms_kungfu.elastic.policy import HOOKS, Decision, Policies, Policy, Quantities
+from ms_kungfu.errors import PeerLostError
+
+if TYPE_CHECKING:
+    from ms_kungfu.elastic.training import ElasticTraining
+    from ms_kungfu.monitoring.monitor import Monitor
+    from ms_kungfu.monitoring.record import StepRecord
+
+_log = logging.getLogger(__name__)
+
+Evict = Callable[[Sequence[int]], None]
+
+# Workers of one host reduce in shared memory, which has no topology to choose.
+_STRATEGIES = ("AUTO", "SHM")
+
+
+class Steering:
+    """Asks the policies, agrees on the answer with the other workers, and does what it says.
+
+    Every worker asks its own policies, so that any of them can go on if others leave; the lowest rank's answer counts.
+    """
+
+    def __init__(self, policies: Policies, monitor: Monitor, evict: Evict | None, total_samples: int | None) -> None:
+        self.policies = policies
+        self.monitor = monitor
+        self.total_samples = total_samples
+        self._evict = evict
+        self._asked = tuple(
+            hook
+            for hook in HOOKS
+            if any(getattr(type(part), hook) is not getattr(Policy, hook) for part in policies.parts)
+        )
+        self._wanted_size: int | None = None  # decided and not passed on yet
+        self._pending_size: int | None = None  # passed on and not come true yet
+        self._steps_at_size = 0
+        self._began = time.monotonic()
+        self._resize_time: float | None = None
+        self._step_time: float | None = None  # before the change
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "policies": self.policies.state(),
+            "time": time.monotonic() - self._began,
+            "resize_time": self._resize_time,
+            "size": self._wanted_size,
+            "pending": self._pending_size,
+            "total_samples": self.total_samples,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.policies.restore(state["policies"])
+        self._began = time.monotonic() - state["time"]
+        self._resize_time, self._wanted_size = state["resize_time"], state["size"]
+        self._pending_size = state["pending"]
+        self.total_samples = state["total_samples"]
+
+    def stepped(self, record: StepRecord | None) -> None:
+        """A step is done, and measured where there is a record."""
+        self._steps_at_size += 1
+        if record is None:
+            return
+        if self._steps_at_size == 1 and self._resize_time is not None and self._step_time is not None:
+            # The first step in a new cluster compiles, at a joiner or everywhere: part of what the change has cost.
+            self._resize_time += max(0.0, record.seconds - self._step_time)
+        self._step_time = record.seconds
+
+    def resized(self, seconds: float) -> None:
+        """The cluster has changed, which held up training for so long."""
+        self._steps_at_size = 0
+        self._resize_time = seconds
+        self._pending_size = None
+
+    def take_size(self) -> int | None:
+        """The size that has been decided on since the last call."""
+        size, self._wanted_size = self._wanted_size, None
+        if size is not None:
+            self._pending_size = size
+        return size
+
+    @property
+    def pending_size(self) -> int | None:
+        """The size that was decided on and hasn't come true yet."""
+        return self._pending_size
+
+    def hook(self, hook: str, training: ElasticTraining) -> None:
+        """Ask the policies and do what they say; a new size is left for `take_size`. Collective.
+
+        Raises ValueError, at every worker, for a decision that can't be carried out here.
+        """
+        if hook not in self._asked:
+            return
+        decision = self.policies.decide(hook, self.quantities(training))
+        if decision is not None and decision.size is not None:
+            # Policies go on asking while the new workers get ready.
+            there = runtime.current_cluster_size() if self._pending_size is None else self._pending_size
+            decision = replace(decision, size=None) if decision.size == there else decision
+        decision = agree(decision)
+        if decision is None or not decision.changes:
+            return
+        level = logging.INFO if runtime.current_rank() == 0 else logging.DEBUG  # all would say the same
+        _log.log(level, "step %d: %s: %s", training.step, describe(decision), decision.reason)
+        self._check(decision, training)
+        if decision.size is not None:
+            self._wanted_size = decision.size
+        if training.dataset is not None and (decision.global_batch_size or decision.local_batch_size):
+            training.dataset.set_batch_size(decision.local_batch_size, decision.global_batch_size)
+        if decision.learning_rate is not None:
+            for optimizer in training.optimizers:
+                set_learning_rate(optimizer, decision.learning_rate)
+        if decision.optimizer is not None:
+            for optimizer in training.optimizers:
+                if hasattr(optimizer, "switch_to"):
+                    optimizer.switch_to(decision.optimizer)
+        if decision.evict and runtime.current_rank() == 0:
+            self._send_away(decision.evict)
+
+    def after_train(self, training: ElasticTraining) -> None:
+        """Tell the policies that a call of training has ended. Not collective: those who left are told as well."""
+        self.policies.after_train(self.quantities(training))
+
+    def quantities(self, training: ElasticTraining) -> Quantities:
+        record, dataset = self.monitor.last, training.dataset
+        if dataset is not None:
+            batch = dataset.global_batch_size
+        else:
+            batch = 0 if record is None else record.batch_size
+        common: dict[str, Any] = {
+            "step": training.step,
+            "epoch": training.epoch,
+            "cluster_size": runtime.current_cluster_size(),
+            "batch_size": batch,
+            "holds_global_batch": dataset is not None and dataset.holds_global_batch,
+            "trained_samples": self.monitor.trained_samples,
+            "total_samples": self.total_samples,
+            "steps_at_size": self._steps_at_size,
+            "gradient_noise_scale": self.monitor.noise_scale.noise_scale,
+            "noise_scale_steps": self.monitor.noise_scale.steps,
+            "training_time": time.monotonic() - self._began,
+            "resize_time": self._resize_time,
+        }
+        if record is None or self._steps_at_size == 0:  # what was measured is another cluster's
+            return Quantities(**common)
+        return Quantities(
+            **common,
+            step_time=record.seconds,
+            compute_times=record.compute_seconds,
+            communication_time=min(record.communication_seconds, record.exposed_seconds),
+            loss=record.loss,
+            learning_rate=record.learning_rate,
+        )
+
+    @staticmethod
+    def _check(decision: Decision, training: ElasticTraining) -> None:
+        size = runtime.current_cluster_size()
+        if decision.strategy is not None and decision.strategy.upper() not in _STRATEGIES:
+            raise ValueError(
+                f"a policy asked for strategy {decision.strategy!r}; workers of one host reduce in shared memory, "
+                f"which has no topology to choose: {' or '.join(_STRATEGIES)}"
+            )
+        if training.dataset is None and (decision.global_batch_size or decision.local_batch_size):
+            raise ValueError(
+                f"a policy asked for another batch ({describe(decision)}), which needs an ElasticDataset; give one to "
+                "ElasticTraining or Model.train"
+            )
+        if decision.learning_rate is not None and not training.optimizers:
+            raise ValueError("a policy asked for a learning rate, but no optimizer is among what is trained")
+        if decision.optimizer is not None and not any(hasattr(o, "switch_to") for o in training.optimizers):
+            raise ValueError(
+                f"a policy asked for the optimizer {decision.optimizer!r}, but no optimizer here can switch; train "
+                "with AdaptiveSGDOptimizer"
+            )
+        if any(rank >= size for rank in decision.evict):
+            raise ValueError(f"a policy asked to evict the ranks {list(decision.evict)} of {size} workers")
+
+    def _send_away(self, ranks: Sequence[int]) -> None:
+        try:
+            if self._evict is not None:
+                self._evict(ranks)
+            else:
+                for rank in ranks:
+                    membership.evict(rank)
+        except Exception as error:  # the others don't know of it and would wait for this worker
+            _log.error("can't evict the ranks %s: %s: %s", list(ranks), type(error).__name__, error)
+
+
+def agree(mine: Decision | None) -> Decision | None:
+    """Collective: the decision of the lowest rank, at every worker."""
+    text = b"" if mine is None else json.dumps(mine.to_json()).encode()
+    if runtime.current_cluster_size() == 1:
+        return mine
+    while True:
+        # One more than the length: a worker that has died brings zeros.
+        lengths = np.ravel(comm.all_gather(np.array([1 + len(text)], np.int64), name="kungfu/policy"))
+        decider = int(np.flatnonzero(lengths)[0])
+        length = int(lengths[decider]) - 1
+        if length == 0:
+            return None
+        content = np.frombuffer(text.ljust(length, b"\0")[:length], np.uint8)
+        try:
+            told = comm.broadcast(content, root=decider, name="kungfu/policy/decision")
+        except PeerLostError:
+            continue  # it died while it told; whoever is the lowest now decides. Or this fails as well, for good.
+        return Decision.from_json(json.loads(told.tobytes()))
+
+
+def describe(decision: Decision) -> str:
+    """ "size 4, learning_rate 0.1" """
+    return ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in decision.changes.items()
+    )
+
+
+def set_learning_rate(optimizer: Any, rate: float) -> None:
+    """Another learning rate from now on, in place: compiled graphs stay valid. Instead of what is left of a list.
+
+    ValueError for a schedule of MindSpore's and for groups with rates of their own, which no number can replace.
+    """
+    import mindspore as ms
+
+    held = optimizer.learning_rate
+    inner = held if isinstance(held, ms.Parameter) else getattr(held, "learning_rate", None)
+    if not isinstance(inner, ms.Parameter):
+        raise ValueError(
+            f"a policy asked for the learning rate {rate:g}, but {type(optimizer).__name__} has "
+            f"{'groups of parameters' if isinstance(held, (tuple, list, ms.nn.CellList)) else 'a schedule'} with rates "
+            "of their own; give it a number or a list"
+        )
+    ms.ops.assign(inner, ms.Tensor(np.full(inner.shape, rate), dtype=inner.dtype))
+
+
+def learning_rate_of(optimizers: Iterable[Any], step: int) -> float | None:
+    """The first optimizer's rate in step number `step`, from 0; None where it has a schedule or groups."""
+    import mindspore as ms
+
+    for optimizer in optimizers:
+        held = optimizer.learning_rate
+        inner = held if isinstance(held, ms.Parameter) else getattr(held, "learning_rate", None)
+        if isinstance(inner, ms.Parameter):
+            values = inner.asnumpy().ravel()
+            return float(values[min(step, values.size - 1)])
+        return None
+    return None
+
+
+def check_evict(evict: Any) -> Evict | None:
+    if evict is not None and not callable(evict):
+        raise TypeError(f"evict is a function of the ranks that shall leave, got {evict!r}")
+    return evict

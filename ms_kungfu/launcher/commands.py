@@ -1,0 +1,123 @@
+"""``kungfu-run resize`` and ``kungfu-run evict``: change a running job's cluster from another shell."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Callable
+
+from ms_kungfu import env
+from ms_kungfu._flags import FlagParser, UsageError
+from ms_kungfu.config_server.client import ConfigClient, StaleConfigError
+from ms_kungfu.config_server.secret_file import secret_from
+from ms_kungfu.elastic.cluster import Cluster
+from ms_kungfu.errors import ConfigServerError
+from ms_kungfu.launcher.hosts import PortRange
+
+_MAX_TRIES = 10
+
+
+def resize(arguments: Sequence[str]) -> int:
+    """Exit status: 0 when the config server has the new size, 1 when it can't be had, 2 for a wrong command line."""
+
+    def next_cluster(cluster: Cluster, size: int, given: PortRange | None) -> Cluster | str:
+        if cluster.size == size:
+            return f"nothing to do: cluster version {cluster.version} has {size} workers already"
+        first = min(worker.port for worker in cluster.workers)
+        ports = (given or PortRange(first, min(first + 1000, 65535))).ports()
+        return cluster.resized(size, ports)
+
+    return _main("resize", "SIZE", "Changes the number of workers of a running job (-w).", 1, next_cluster, arguments)
+
+
+def evict(arguments: Sequence[str]) -> int:
+    """Exit status: 0 when the config server has a cluster without the rank, 1 or 2 as for `resize`."""
+
+    def next_cluster(cluster: Cluster, rank: int, given: PortRange | None) -> Cluster:
+        if rank >= cluster.size:
+            raise ValueError(f"there is no rank {rank}: cluster version {cluster.version} has {cluster.size} workers")
+        return cluster.without([cluster.workers[rank]])
+
+    return _main(
+        "evict", "RANK", "Takes a worker out of a running job (-w); the others go on.", 0, next_cluster, arguments
+    )
+
+
+def _main(
+    command: str,
+    what: str,
+    description: str,
+    least: int,
+    next_cluster: Callable[[Cluster, int, PortRange | None], Cluster | str],
+    arguments: Sequence[str],
+) -> int:
+    """`next_cluster(present, the command's number, -port-range)`: what to write, or why there is nothing to do."""
+    program = f"kungfu-run {command}"
+    parser = FlagParser(program, f"{program} {what} [flags]", description)
+    parser.flag("config-server", "URL of the job's config server (default $KUNGFU_CONFIG_SERVER)", metavar="URL")
+    if command == "resize":
+        parser.flag(
+            "port-range", "ports for new workers (default: from the first worker's on)", type=_ports, metavar="A-B"
+        )
+    try:
+        flags, words = parser.parse(arguments)
+        if words:  # flags may stand behind the number as well
+            more, rest = parser.parse(words[1:])
+            for name, value in vars(more).items():
+                setattr(flags, name, value or getattr(flags, name))
+            words = words[:1] + rest
+        if flags.h or flags.help:
+            print(parser.format_help(), end="")
+            return 0
+        if len(words) != 1 or not words[0].isascii() or not words[0].isdigit() or int(words[0]) < least:
+            raise UsageError(
+                f"give one {what.lower()}, at least {least}, e.g. {program} 3 "
+                "-config-server http://127.0.0.1:9100/config"
+            )
+        url = flags.config_server or os.environ.get(env.CONFIG_SERVER.name)
+        if not url:
+            raise UsageError("-config-server is missing; kungfu-run prints the URL when the job starts")
+        try:
+            secret = secret_from(os.environ, url)
+            client = ConfigClient(url, secret)
+        except ValueError as error:
+            raise UsageError(f"-config-server: {error}") from None
+        if secret is None:
+            raise UsageError(
+                f"no secret for {url} was left by a config server of this user on this machine; set KUNGFU_JOB_SECRET"
+            )
+        number, ports = int(words[0]), getattr(flags, "port_range", None)
+        print(_write(client, lambda cluster: next_cluster(cluster, number, ports)))
+        return 0
+    except UsageError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2
+    except (ConfigServerError, ValueError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+
+
+def _ports(text: str) -> PortRange:
+    return PortRange.parse(text)
+
+
+def _write(client: ConfigClient, next_cluster: Callable[[Cluster], Cluster | str]) -> str:
+    for _ in range(_MAX_TRIES):
+        cluster = client.get()
+        if cluster is None:
+            raise ValueError(f"{client.url} holds no cluster; is the job running?")
+        wanted = next_cluster(cluster)
+        if isinstance(wanted, str):
+            return wanted
+        try:
+            written = client.put(wanted)
+        except StaleConfigError:
+            continue  # the job, or somebody else, was faster
+        change = f"{cluster.size} -> {written.size} workers"
+        newcomers = [str(worker) for worker in written.workers if worker not in cluster.workers]
+        leavers = [str(worker) for worker in cluster.workers if worker not in written.workers]
+        follows = "as soon as the new workers are ready" if newcomers else "at its next step"
+        who = f" without {', '.join(leavers)}" if leavers and not newcomers else ""
+        return f"cluster version {written.version}: {change}{who}; the job follows {follows}"
+    raise ValueError(f"{client.url} changed {_MAX_TRIES} times while it was asked; try again")

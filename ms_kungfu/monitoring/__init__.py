@@ -1,0 +1,49 @@
+"""What a training does, measured while it runs: docs/monitoring.md. Nothing here imports MindSpore when it is loaded.
+
+monitor = Monitor(jsonl="training.jsonl")
+model.train(..., callbacks=[KungFuElasticCallback(monitor=monitor)])    # or MonitorCallback(monitor)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ms_kungfu.monitoring.endpoint import MetricsEndpoint
+    from ms_kungfu.monitoring.monitor import Monitor
+    from ms_kungfu.monitoring.noise_scale import NoiseScaleEstimator
+    from ms_kungfu.monitoring.optimizers import (
+        MonitorGradientNoiseScaleOptimizer,
+        MonitorGradientVarianceOptimizer,
+    )
+    from ms_kungfu.monitoring.record import StepRecord
+
+_WHERE = {
+    "MetricsEndpoint": "endpoint",
+    "Monitor": "monitor",
+    "MonitorGradientNoiseScaleOptimizer": "optimizers",
+    "MonitorGradientVarianceOptimizer": "optimizers",
+    "NoiseScaleEstimator": "noise_scale",
+    "StepRecord": "record",
+}
+
+__all__ = [
+    "MetricsEndpoint",
+    "Monitor",
+    "MonitorGradientNoiseScaleOptimizer",
+    "MonitorGradientVarianceOptimizer",
+    "NoiseScaleEstimator",
+    "StepRecord",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        from importlib import import_module
+
+        return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

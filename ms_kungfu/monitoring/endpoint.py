@@ -1,0 +1,92 @@
+"""The last record, for Prometheus."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any, Callable, cast
+
+from ms_kungfu import env, runtime
+from ms_kungfu.monitoring.record import StepRecord
+
+_log = logging.getLogger("ms_kungfu.monitoring")
+
+# name, help, and how it is found in a record
+_GAUGES: tuple[tuple[str, str, Callable[[StepRecord], float | None]], ...] = (
+    ("step", "Steps done since training started.", lambda r: r.step),
+    ("cluster_size", "Workers.", lambda r: r.cluster_size),
+    ("batch_size", "Samples of a step, of all workers together.", lambda r: r.batch_size),
+    ("trained_samples", "Samples trained since training started.", lambda r: r.trained_samples),
+    ("loss", "Training loss, mean over the workers.", lambda r: r.loss),
+    ("learning_rate", "Learning rate.", lambda r: r.learning_rate),
+    ("step_seconds", "Time of a step.", lambda r: r.seconds),
+    ("communication_seconds", "Time of a step in collectives.", lambda r: r.communication_seconds),
+    ("exposed_communication_seconds", "The part that isn't hidden.", lambda r: r.exposed_seconds),
+    ("hidden_communication_ratio", "Part of the time in collectives that is hidden.", lambda r: r.hidden_fraction),
+    ("gradient_norm", "Norm of the averaged gradient.", lambda r: r.gradient_norm),
+    ("gradient_variance", "Squared distance of a worker's gradient from the mean.", lambda r: r.gradient_variance),
+    ("gradient_noise_scale", "Simple noise scale, in samples.", lambda r: r.gradient_noise_scale),
+    ("update_ratio", "Norm of an update over that of the weights.", lambda r: r.update_ratio),
+    ("monitor_seconds", "CPU time of a step that monitoring takes.", lambda r: r.monitor_seconds),
+    ("resize_seconds", "Duration of the last change of the cluster.", lambda r: r.resize_seconds),
+)
+_BY_RANK: tuple[tuple[str, str, Callable[[StepRecord], tuple[float, ...]]], ...] = (
+    ("compute_seconds", "Time of a worker's step outside of collectives.", lambda r: r.compute_seconds),
+    ("received_bytes", "Bytes that a worker receives in a step.", lambda r: r.received_bytes),
+    ("received_from_bytes", "Bytes that this worker receives from a rank in a step.", lambda r: r.received_from),
+    ("bandwidth_from_bytes_per_second", "The same in a second of communication.", lambda r: r.bandwidth_from),
+)
+
+
+class MetricsEndpoint:
+    """``http://127.0.0.1:PORT/metrics``, answered by a thread of prometheus_client, which sleeps until somebody asks.
+
+    Each worker of a host has its own port: the first worker `port`, and so on in the order of their places; 0 takes any
+    free one. Only this machine can ask, unless `address` says otherwise: nobody is asked for a secret here.
+    """
+
+    def __init__(self, last: Callable[[], StepRecord | None], port: int, address: str = "127.0.0.1") -> None:
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError:
+            raise ImportError("the metrics endpoint needs prometheus_client: pip install ms-kungfu[metrics]") from None
+        self._last = last
+        registry = CollectorRegistry()
+        registry.register(cast(Any, self))
+        wanted = port + _place() if port else 0
+        try:
+            self._server, self._thread = start_http_server(wanted, address, registry)
+        except OSError as error:
+            raise OSError(f"the metrics endpoint can't use port {wanted} on {address}: {error.strerror}") from None
+        self.url = f"http://{address}:{self._server.server_port}/metrics"
+        _log.info("metrics: %s", self.url)
+
+    def collect(self) -> Iterator[Any]:
+        """What prometheus_client asks for."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        record = self._last()
+        if record is None:
+            return
+        for name, text, value_of in _GAUGES:
+            value = value_of(record)
+            if value is not None and not math.isnan(value):
+                yield GaugeMetricFamily(f"kungfu_{name}", text, value=value)
+        for name, text, values_of in _BY_RANK:
+            family = GaugeMetricFamily(f"kungfu_{name}", text, labels=["rank"])
+            for rank, value in enumerate(values_of(record)):
+                family.add_metric([str(rank)], value)
+            yield family
+        yield GaugeMetricFamily("kungfu_rank", "Rank of this worker.", value=runtime.current_rank())
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _place() -> int:
+    """This worker's place on its host: by its port, which no other worker there has, now or later in its life."""
+    own, ports = env.SELF.get(), env.PORT_RANGE.get()
+    return int(own.rpartition(":")[2]) - (ports[0] if ports else 10000) if own else 0

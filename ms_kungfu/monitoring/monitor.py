@@ -1,0 +1,346 @@
+"""Takes the measurements of a step, agrees on them with the other workers and hands them out."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+
+from ms_kungfu import _core, comm, runtime
+from ms_kungfu.monitoring.noise_scale import NoiseScaleEstimator
+from ms_kungfu.monitoring.record import StepRecord
+
+_log = logging.getLogger("ms_kungfu.monitoring")
+
+Sink = Callable[[StepRecord], None]
+
+# What a worker tells the others of a step. Ten float32 travel in one cache line.
+_ROW = (
+    "squared_norm",
+    "batch",
+    "samples",
+    "seconds",
+    "exposed",
+    "busy",
+    "loss",
+    "received",
+    "monitor",
+    "resize",
+)
+
+
+class Monitor:
+    """Measures training; give it to `MonitorCallback`, `KungFuElasticCallback` or `ElasticTraining`.
+
+    Args:
+        jsonl: a file to which rank 0 writes each record as a line of JSON.
+        interval: measure each so many steps; times and bytes are then the mean of these.
+        half_life: measured steps after which one counts half in the moving averages of the gradient noise scale.
+        update_ratio_interval: steps between two measurements of the update-to-weight ratio, which copy the weights; 0
+            for none.
+        log_interval: records between two lines in the log (logger ``ms_kungfu.monitoring``, level INFO, at rank 0).
+        summary: an open ``SummaryRecord`` of MindSpore.
+        metrics_port: serve the last record to Prometheus, see `MetricsEndpoint`; by default ``KUNGFU_METRICS_PORT``.
+        sinks: functions that are called with each record, at every worker.
+        gradients: name of the all-reduces whose tensors are the gradients.
+
+    In a loop without any of those: `begin`, then `step_end` after each step, at all workers alike (it is collective at
+    the steps that are measured).
+
+    What it measures of gradients is what passes the reduction: where the loss is scaled, norms are those of the scaled
+    gradients unless `gradient_scale` says by how much. The noise scale is the same in any case.
+    """
+
+    def __init__(
+        self,
+        jsonl: str | os.PathLike[str] | None = None,
+        *,
+        interval: int = 1,
+        half_life: float = 20.0,
+        update_ratio_interval: int = 100,
+        log_interval: int = 50,
+        summary: Any = None,
+        metrics_port: int | None = None,
+        sinks: Sequence[Sink] = (),
+        gradients: str = "gradients",
+    ) -> None:
+        for name, value, least in (
+            ("interval", interval, 1),
+            ("update_ratio_interval", update_ratio_interval, 0),
+            ("log_interval", log_interval, 1),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} is an integer of {least} or more, got {value!r}")
+        self.interval = interval
+        self.summary = summary
+        self.noise_scale = NoiseScaleEstimator(half_life)
+        self.gradient_scale = 1.0
+        """By how much the gradients are larger than the loss's, at the reduction."""
+        self.step = 0
+        """Steps done since training started."""
+        self.trained_samples = 0
+        self.last: StepRecord | None = None
+        """The newest record."""
+        self._jsonl = None if jsonl is None else Path(jsonl)
+        self._file: Any = None
+        self._sinks = list(sinks)
+        self._log_interval, self._records = log_interval, 0
+        self._update_ratio_interval = update_ratio_interval
+        self._weights: list[Any] = []
+        self._before: list[Any] | None = None
+        self._update_ratio: float | None = None
+        self._gradients = gradients
+        self._metrics_port = metrics_port
+        self._endpoint: Any = None
+        self._steps = self._samples = 0  # since the last record
+        self._began = 0.0  # the present step, or the first since the last record
+        self._traffic: tuple[int, int, float, float, list[int]] = (0, 0, 0.0, 0.0, [0])
+        self._resize_seconds: float | None = None
+        self._own_communication = 0.0
+        self._cpu_s = 0.0
+        self.cpu_seconds = 0.0
+        """CPU time that this worker has spent on monitoring."""
+
+    # -- what drives it -----------------------------------------------------------------------------------------------
+
+    def begin(self, weights: Sequence[Any] = (), step: int | None = None) -> None:
+        """Training begins, at `step` steps done, or after a change of the cluster goes on. `weights` are Parameters
+        whose updates are measured."""
+        runtime.init()
+        if step is not None:
+            self.step = step
+        self._weights = list(weights)
+        self._open()
+        self._go_on()
+
+    def resized(self, seconds: float) -> None:
+        """The cluster has changed, which took so long; not part of any step's time."""
+        self._resize_seconds = seconds
+        self._go_on()
+
+    def step_end(
+        self, samples: int = 0, loss: Any = None, learning_rate: float | None = None, step: int | None = None
+    ) -> StepRecord | None:
+        """A step is done. The new record, or None between two of them. Collective at each `interval`-th step.
+
+        Args:
+            samples: of this worker, in this step; without them there is no noise scale.
+            loss: this worker's, a number or a tensor of one.
+            step: the number of the step just done, from 1; by default counted.
+        """
+        # What MindSpore has queued belongs to this step; a program of NumPy has loaded none of it.
+        ops = sys.modules.get("ms_kungfu.ops")
+        if ops is not None:
+            ops.wait_for_queue()
+        now, cpu = time.perf_counter(), time.thread_time()
+        self.step = self.step + 1 if step is None else step
+        self._steps += 1
+        self._samples += samples
+        record = None
+        if self.step % self.interval == 0:
+            record = self._record(now, samples, loss, learning_rate)
+        elif self.interval > 1:
+            self._watch()
+        self._snapshot()
+        self._cpu_s += time.thread_time() - cpu
+        return record
+
+    def communicated(self, seconds: float) -> None:
+        """Count time that the program has spent in communication of its own, which the runtime doesn't see."""
+        self._own_communication += seconds
+
+    def end(self) -> None:
+        """Training is over: files are closed. `begin` starts anew."""
+        _core.watch_gradients("")
+        self._before = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._endpoint is not None:
+            self._endpoint.stop()
+            self._endpoint = None
+
+    def state(self) -> dict[str, Any]:
+        """What a joiner needs to see the same as the others; JSON."""
+        return {
+            "step": self.step,
+            "trained_samples": self.trained_samples,
+            "noise_scale": self.noise_scale.state(),
+            "resize_seconds": self._resize_seconds,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.step, self.trained_samples = state["step"], state["trained_samples"]
+        self.noise_scale.restore(state["noise_scale"])
+        self._resize_seconds = state["resize_seconds"]
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        self._began = time.perf_counter()
+        self._traffic = _core.traffic()
+        self._steps = self._samples = 0
+        self._own_communication = 0.0
+        self._watch()
+        self._snapshot()
+
+    def _watch(self) -> None:
+        """Norms of gradients are taken in the steps that will be measured."""
+        _core.watch_gradients(self._gradients if (self.step + 1) % self.interval == 0 else "")
+
+    def _record(self, now: float, samples: int, loss: Any, learning_rate: float | None) -> StepRecord:
+        mine, steps = _core.traffic(), self._steps
+        before, self._traffic = self._traffic, mine
+        seconds, self._began = (now - self._began) / steps, now
+        same = len(before[4]) == len(mine[4])
+        received = [(new - old) // steps if same else 0 for new, old in zip(mine[4], before[4] if same else mine[4])]
+        brought, reduced, elements, norms_cpu_s = _core.take_gradient_norms()
+        self._cpu_s += norms_cpu_s
+        spent, self._cpu_s = self._cpu_s, 0.0
+        own, self._own_communication = self._own_communication, 0.0
+        self.cpu_seconds += spent
+        self._measure_update()
+        row = np.array(
+            [
+                brought if elements else math.nan,
+                samples,
+                self._samples,
+                seconds,
+                (mine[3] - before[3] + own) / steps,
+                (mine[2] - before[2] + own) / steps,
+                _number(loss),
+                sum(received),
+                spent / steps,
+                math.nan if self._resize_seconds is None else self._resize_seconds,
+            ],
+            np.float32,
+        )
+        self._steps = self._samples = 0
+        rows = comm.all_gather(row, name="kungfu/monitor").astype(np.float64)
+        rows = rows[rows[:, _ROW.index("seconds")] > 0]  # a worker that has died brings zeros
+        told = dict(zip(_ROW, rows.T))
+        exposed, busy = told["exposed"], told["busy"]
+        total = float(told["batch"].sum())
+        self.trained_samples += int(told["samples"].sum())
+        scale = self.gradient_scale**2
+        local, reduced = float(told["squared_norm"].mean()) / scale, reduced / scale
+        self.noise_scale.update(local, reduced, told["batch"].tolist())
+        communication = float(busy.min())
+        weights = told["batch"] / total if total else np.full(len(rows), 1 / len(rows))
+        average_loss = float(told["loss"] @ weights)
+        resize = float(told["resize"].max())
+        self.last = record = StepRecord(
+            step=self.step,
+            cluster_size=len(rows),
+            batch_size=int(total),
+            trained_samples=self.trained_samples,
+            loss=average_loss if not math.isnan(average_loss) else None,
+            learning_rate=learning_rate,
+            seconds=float(told["seconds"].max()),
+            compute_seconds=tuple(np.maximum(told["seconds"] - exposed, 0.0).tolist()),
+            communication_seconds=communication,
+            exposed_seconds=float(exposed.min()),
+            hidden_fraction=max(0.0, 1 - float(exposed.sum() / busy.sum())) if busy.sum() > 0 else 0.0,
+            received_bytes=tuple(int(v) for v in told["received"]),
+            received_from=tuple(received),
+            bandwidth_from=tuple(v / communication if communication > 0 else 0.0 for v in received),
+            gradient_norm=math.sqrt(reduced) if elements and math.isfinite(reduced) else None,
+            gradient_variance=max(local - reduced, 0.0) if elements and math.isfinite(local) else None,
+            gradient_noise_scale=self.noise_scale.noise_scale,
+            update_ratio=self._update_ratio,
+            monitor_seconds=float(told["monitor"].max()),
+            resize_seconds=resize if not math.isnan(resize) else None,
+        )
+        self._watch()
+        self._hand_out(record)
+        return record
+
+    # -- update-to-weight ratio ---------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> None:
+        """Keep the weights before a step whose update is to be measured."""
+        every = self._update_ratio_interval
+        due = bool(every and self._weights) and (self.step + 1) % every == 0
+        if due and (self.step + 1) % self.interval == 0:
+            self._before = [np.array(p.asnumpy()) for p in self._weights]
+
+    def _measure_update(self) -> None:
+        before, self._before = self._before, None
+        if before is None or self.step % self._update_ratio_interval:
+            return
+        moved = weight = 0.0
+        for old, parameter in zip(before, self._weights):
+            moved += _squared_norm(parameter.asnumpy() - old)
+            weight += _squared_norm(old)
+        self._update_ratio = math.sqrt(moved / weight) if weight > 0 else None
+
+    # -- where records go ---------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        from ms_kungfu import env
+
+        port = env.METRICS_PORT.get() if self._metrics_port is None else self._metrics_port
+        if port is not None and self._endpoint is None:
+            from ms_kungfu.monitoring.endpoint import MetricsEndpoint
+
+            self._endpoint = MetricsEndpoint(lambda: self.last, port)
+        if self._jsonl is not None and self._file is None and self.step == 0 and runtime.current_rank() == 0:
+            self._jsonl.parent.mkdir(parents=True, exist_ok=True)
+            self._jsonl.write_text("")  # whoever is rank 0 later goes on with what is there
+
+    def _hand_out(self, record: StepRecord) -> None:
+        self._records += 1
+        if runtime.current_rank() == 0:
+            if self._jsonl is not None:
+                import json
+
+                if self._file is None:
+                    self._jsonl.parent.mkdir(parents=True, exist_ok=True)
+                    self._file = self._jsonl.open("a", buffering=1)
+                self._file.write(json.dumps(record.to_json()) + "\n")
+            if self._records % self._log_interval == 0 and _log.isEnabledFor(logging.INFO):
+                _log.info("%s", describe(record))
+        if self.summary is not None:
+            from ms_kungfu.monitoring.summary import write
+
+            write(self.summary, record)
+        for sink in self._sinks:
+            sink(record)
+
+
+def describe(record: StepRecord) -> str:
+    """A line for the log."""
+    parts = [f"step {record.step}"]
+    if record.loss is not None:
+        parts.append(f"loss {record.loss:.4g}")
+    parts += [f"{record.cluster_size} workers", f"batch {record.batch_size}", f"{record.seconds * 1e3:.1f} ms a step"]
+    parts.append(f"communication {record.communication_seconds * 1e3:.2f} ms, {record.hidden_fraction:.0%} hidden")
+    if record.cluster_size > 1 and record.slowdown > 1.5:
+        parts.append(f"rank {record.slowest} computes {record.slowdown:.1f}x as long as the median")
+    if record.gradient_noise_scale is not None:
+        parts.append(f"noise scale {record.gradient_noise_scale:.3g}")
+    if record.update_ratio is not None:
+        parts.append(f"update ratio {record.update_ratio:.2g}")
+    return ", ".join(parts)
+
+
+def _number(loss: Any) -> float:
+    while isinstance(loss, (tuple, list)) and loss:
+        loss = loss[0]
+    if loss is None or isinstance(loss, (tuple, list)):
+        return math.nan
+    return float(np.asarray(loss.asnumpy() if hasattr(loss, "asnumpy") else loss).mean())
+
+
+def _squared_norm(array: Any) -> float:
+    flat = np.asarray(array).ravel()
+    if flat.dtype.itemsize < 4 or flat.dtype.kind != "f":
+        flat = flat.astype(np.float32)
+    return float(np.dot(flat, flat))

@@ -1,0 +1,94 @@
+"""The gradient noise scale, from norms of gradients. Pure.
+
+McCandlish, Kaplan, Amodei and the OpenAI Dota Team, "An Empirical Model of Large-Batch Training", 2018, appendix A.1.
+
+A gradient over b samples has the expected squared norm ``|G|^2 + tr(Sigma) / b``, where G is the gradient over all
+data and Sigma the covariance of one sample's gradient. Two batch sizes give two equations. Data-parallel training has
+both at hand in every step: each worker's own gradient, and their mean over all. ``tr(Sigma) / |G|^2`` is the *simple
+noise scale* B: below a batch of B samples twice the batch saves nearly half the steps, far above it saves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+def unbiased_estimates(
+    mean_local_squared: float, reduced_squared: float, batches: Sequence[float]
+) -> tuple[float, float] | None:
+    """``(|G|^2, tr(Sigma))`` of one step, each unbiased and each very noisy; |G|^2 may well come out negative.
+
+    Args:
+        mean_local_squared: mean over the workers of the squared norm of each one's gradient.
+        reduced_squared: squared norm of the gradients' mean over all samples.
+        batches: samples of each worker's gradient. They may differ: what counts is the mean of their inverses.
+
+    None where nothing can be said: one worker, a batch of 0, or norms that aren't finite (a step that overflowed).
+    """
+    if len(batches) < 2 or min(batches) <= 0:
+        return None
+    if not (math.isfinite(mean_local_squared) and math.isfinite(reduced_squared)):
+        return None
+    small = sum(1 / b for b in batches) / len(batches)  # 1 / b
+    big = 1 / sum(batches)  # 1 / B
+    covariance = (mean_local_squared - reduced_squared) / (small - big)
+    return (small * reduced_squared - big * mean_local_squared) / (small - big), covariance
+
+
+class NoiseScaleEstimator:
+    """Moving averages of |G|^2 and tr(Sigma), separately, as the ratio of two noisy numbers is biased.
+
+    `half_life` is in steps: how many make the weight of a step half as large. The averages are corrected for their
+    start, so that the first steps aren't drawn to zero. Neither number depends on the cluster's size, so the averages
+    go on across resizes.
+    """
+
+    def __init__(self, half_life: float = 20.0) -> None:
+        if not half_life > 0:
+            raise ValueError(f"half_life is a positive number of steps, got {half_life!r}")
+        self._keep = 0.5 ** (1 / half_life)
+        self._squared_norm = 0.0
+        self._covariance = 0.0
+        self._weight = 0.0
+        self.steps = 0
+        """Steps that were averaged."""
+
+    def update(self, mean_local_squared: float, reduced_squared: float, batches: Sequence[float]) -> bool:
+        """Take in a step, see `unbiased_estimates`; False where it says nothing."""
+        estimates = unbiased_estimates(mean_local_squared, reduced_squared, batches)
+        if estimates is None:
+            return False
+        new = 1 - self._keep
+        self._squared_norm = self._keep * self._squared_norm + new * estimates[0]
+        self._covariance = self._keep * self._covariance + new * estimates[1]
+        self._weight = self._keep * self._weight + new
+        self.steps += 1
+        return True
+
+    @property
+    def gradient_squared_norm(self) -> float | None:
+        """|G|^2, of the gradient over all data; None before the first step."""
+        return self._squared_norm / self._weight if self._weight else None
+
+    @property
+    def covariance_trace(self) -> float | None:
+        """tr(Sigma): the variance of one sample's gradient, summed over its elements; None before the first step."""
+        return self._covariance / self._weight if self._weight else None
+
+    @property
+    def noise_scale(self) -> float | None:
+        """tr(Sigma) / |G|^2 in samples; infinite where noise hides the gradient; None before the first step."""
+        if not self._weight:
+            return None
+        if self._covariance <= 0:
+            return 0.0
+        return self._covariance / self._squared_norm if self._squared_norm > 0 else math.inf
+
+    def state(self) -> dict[str, Any]:
+        """What another worker needs to go on; JSON."""
+        return {k: v for k, v in vars(self).items() if k != "_keep"}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)

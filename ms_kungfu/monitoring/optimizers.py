@@ -1,0 +1,64 @@
+"""Monitoring as wrappers of an optimizer, as KungFu has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore import nn
+
+from ms_kungfu.monitoring.monitor import Monitor
+
+
+class _Monitored(nn.Optimizer):
+    """The optimizer itself, with a `monitor`. What isn't found here is the optimizer's.
+
+    `MonitorCallback`, `KungFuElasticCallback` and `ElasticTraining` take the monitor of such an optimizer; in another
+    loop call ``optimizer.monitor.begin()`` before the first step and ``optimizer.monitor.step_end(samples=...)`` after
+    each.
+
+    Args:
+        optimizer: one that averages or sums the gradients over the workers, as ``KungFuMomentum`` does.
+        device_batch_size: samples of a worker in a step, where neither data nor loop tell.
+        monitor_interval: steps between two measurements.
+        options: of `Monitor`.
+    """
+
+    def __init__(
+        self, optimizer: Any, device_batch_size: int | None = None, monitor_interval: int = 1, **options: Any
+    ) -> None:
+        if not isinstance(optimizer, nn.Optimizer):
+            raise TypeError(f"{type(self).__name__} goes around an optimizer of MindSpore, not {optimizer!r}")
+        # Not the constructor of nn.Optimizer: it would make another learning rate and another global step.
+        nn.Cell.__init__(self, auto_prefix=False)
+        self.parameters = optimizer.parameters  # first: later the name is found in `optimizer`
+        self.optimizer = optimizer
+        self.device_batch_size = device_batch_size
+        self.monitor = Monitor(interval=monitor_interval, **options)
+        self.add_flags(skip_auto_parallel_compile=True)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "optimizer":
+                raise
+            return getattr(self.optimizer, name)
+
+    def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        return self.optimizer(gradients)
+
+
+class MonitorGradientNoiseScaleOptimizer(_Monitored):
+    __doc__ = _Monitored.__doc__
+
+    def gradient_noise_scale(self) -> float | None:
+        """In samples; see `ms_kungfu.monitoring.noise_scale`."""
+        return self.monitor.noise_scale.noise_scale
+
+
+class MonitorGradientVarianceOptimizer(_Monitored):
+    __doc__ = _Monitored.__doc__
+
+    def gradient_variance(self) -> float | None:
+        """Mean squared distance of a worker's gradient from the mean over the workers, in the last measured step."""
+        return None if self.monitor.last is None else self.monitor.last.gradient_variance

@@ -1,0 +1,44 @@
+"""Records in MindSpore's SummaryRecord."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ms_kungfu.monitoring.record import StepRecord
+
+_SCALARS = (
+    "loss",
+    "learning_rate",
+    "cluster_size",
+    "batch_size",
+    "seconds",
+    "communication_seconds",
+    "exposed_seconds",
+    "hidden_fraction",
+    "slowdown",
+    "gradient_norm",
+    "gradient_variance",
+    "gradient_noise_scale",
+    "update_ratio",
+)
+
+
+def write(summary: Any, record: StepRecord) -> None:
+    """Adds a record's scalars as ``kungfu/...`` to an open SummaryRecord."""
+    import mindspore as ms
+    import numpy as np
+
+    for name in _SCALARS:
+        value = getattr(record, name)
+        if value is not None and math.isfinite(value):
+            summary.add_value("scalar", f"kungfu/{name}", ms.Tensor(np.float32(value)))
+    summary.record(record.step)
+
+
+def find(callbacks: Any) -> Any:
+    """The SummaryRecord that a SummaryCollector among the callbacks has open; None where there is none."""
+    for callback in callbacks or ():
+        if type(callback).__name__ == "SummaryCollector":
+            return getattr(callback, "_record", None)
+    return None

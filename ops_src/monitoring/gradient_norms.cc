@@ -1,0 +1,135 @@
+#include "monitoring/gradient_norms.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/communicator.h"
+
+namespace kungfu::monitoring {
+namespace {
+
+constexpr size_t kLanes = 16;    // independent sums, which the compiler keeps in vector registers
+constexpr size_t kBlock = 1024;  // elements that are summed in float32
+
+template <typename T>
+double Squares(const T* x, uint64_t count) {
+  double sum = 0;
+  for (uint64_t at = 0; at < count; at += kBlock) {
+    const uint64_t n = std::min<uint64_t>(kBlock, count - at);
+    T lanes[kLanes] = {};
+    uint64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      for (size_t k = 0; k < kLanes; k++) lanes[k] += x[at + i + k] * x[at + i + k];
+    }
+    for (; i < n; i++) lanes[0] += x[at + i] * x[at + i];
+    for (const T lane : lanes) sum += lane;
+  }
+  return sum;
+}
+
+float Widened(uint16_t bits, kf_dtype dtype) {
+  uint32_t wide;
+  if (dtype == KF_BFLOAT16) {
+    wide = static_cast<uint32_t>(bits) << 16;
+  } else {
+    const uint32_t magnitude = static_cast<uint32_t>(bits & 0x7fffu) << 13;
+    float scaled;
+    std::memcpy(&scaled, &magnitude, sizeof scaled);
+    scaled *= 0x1p112f;  // the exponent's bias; makes normal floats of subnormal halves
+    std::memcpy(&wide, &scaled, sizeof wide);
+    if ((bits & 0x7c00u) == 0x7c00u) wide = magnitude | 0x7f800000u;
+  }
+  float x;
+  std::memcpy(&x, &wide, sizeof x);
+  return x;
+}
+
+double Squares16(const uint16_t* x, uint64_t count, kf_dtype dtype) {
+  float block[kBlock];
+  double sum = 0;
+  for (uint64_t at = 0; at < count; at += kBlock) {
+    const uint64_t n = std::min<uint64_t>(kBlock, count - at);
+    for (uint64_t i = 0; i < n; i++) block[i] = Widened(x[at + i], dtype);
+    sum += Squares(block, n);
+  }
+  return sum;
+}
+
+double ThreadCpuSeconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+bool IsFloat(kf_dtype dtype) {
+  return dtype == KF_FLOAT16 || dtype == KF_BFLOAT16 || dtype == KF_FLOAT32 || dtype == KF_FLOAT64;
+}
+
+}  // namespace
+
+double SquaredNorm(const void* data, uint64_t count, kf_dtype dtype) {
+  if (dtype == KF_FLOAT32) return Squares(static_cast<const float*>(data), count);
+  if (dtype == KF_FLOAT64) return Squares(static_cast<const double*>(data), count);
+  if (IsFloat(dtype)) return Squares16(static_cast<const uint16_t*>(data), count, dtype);
+  throw Error(KF_TYPE, "only floats have a norm here");
+}
+
+GradientNorms& GradientNorms::Get() {
+  static GradientNorms* const norms = new GradientNorms;  // threads may outlive static destructors
+  return *norms;
+}
+
+void GradientNorms::Watch(const std::string& name) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  name_ = name;
+  sums_ = {};
+  watching_.store(!name.empty(), std::memory_order_relaxed);
+}
+
+Norms GradientNorms::Take() {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  const Norms taken = sums_;
+  sums_ = {};
+  return taken;
+}
+
+bool GradientNorms::Matches(const Operation& operation) {
+  if (operation.kind != Kind::kAllReduce || (operation.op != KF_SUM && operation.op != KF_MEAN)) return false;
+  if (!IsFloat(operation.dtype)) return false;
+  const std::lock_guard<std::mutex> guard(mutex_);
+  const size_t n = name_.size();
+  return n > 0 && std::strncmp(operation.name, name_.c_str(), n) == 0 &&
+         (operation.name[n] == '\0' || operation.name[n] == '/');
+}
+
+void GradientNorms::Scope::Begin(const Operation& operation) {
+  if (!Get().Matches(operation)) return;
+  operation_ = &operation;
+  const double began = ThreadCpuSeconds();
+  // Before the operation, which may be in place.
+  for (size_t i = 0; i < operation.num_tensors; i++) {
+    const kf_tensor& tensor = operation.tensors[i];
+    norms_.brought += SquaredNorm(tensor.input, tensor.count, operation.dtype);
+    norms_.elements += tensor.count;
+  }
+  norms_.cpu_s = ThreadCpuSeconds() - began;
+}
+
+void GradientNorms::Scope::End(uint32_t size) {
+  const double began = ThreadCpuSeconds();
+  for (size_t i = 0; i < operation_->num_tensors; i++) {
+    norms_.reduced += SquaredNorm(operation_->tensors[i].output, operation_->tensors[i].count, operation_->dtype);
+  }
+  if (operation_->op == KF_SUM) norms_.reduced /= static_cast<double>(size) * size;
+  norms_.cpu_s += ThreadCpuSeconds() - began;
+  GradientNorms& all = Get();
+  const std::lock_guard<std::mutex> guard(all.mutex_);
+  all.sums_.brought += norms_.brought;
+  all.sums_.reduced += norms_.reduced;
+  all.sums_.elements += norms_.elements;
+  all.sums_.cpu_s += norms_.cpu_s;
+}
+
+}  // namespace kungfu::monitoring

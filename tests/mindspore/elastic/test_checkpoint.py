@@ -1,0 +1,303 @@
+"""Checkpoints of a cluster of one: what is in the file, what survives, and what goes on from it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn
+from mindspore.train import Callback, Model
+
+from ms_kungfu.callbacks import KungFuElasticCallback
+from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.elastic import ElasticTraining, training
+from ms_kungfu.elastic.checkpoint import CheckpointFolder, restore_tensors, take_snapshot
+from ms_kungfu.elastic.state import TrainingState
+from ms_kungfu.errors import KungFuError
+
+
+@pytest.fixture
+def new_process(monkeypatch):
+    """A function after which training begins as in a process of its own."""
+
+    def forget():
+        monkeypatch.setattr(training._Process, "calls", 0)
+        monkeypatch.setattr(training._Process, "resume", None)
+        monkeypatch.setattr(training._Process, "resuming", False)
+        monkeypatch.setattr(training._Process, "checkpoint_folders", set())
+
+    forget()
+    return forget
+
+
+def parameter(values, name, dtype=ms.float32):
+    return ms.Parameter(ms.Tensor(values, dtype), name=name)
+
+
+def of(*parameters, **buffers):
+    return TrainingState(parameters, (), buffers)
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+KINDS = [
+    ([1.5, -2.25], ms.float32),
+    ([0.1, 3e4], ms.float16),
+    ([1.5, 2.0], ms.bfloat16),
+    ([0.1], ms.float64),
+    (7, ms.int64),
+    ([[1, 2], [3, 2**31 - 1]], ms.int32),
+    ([200], ms.uint8),
+    ([True, False], ms.bool_),
+    (2.5, ms.float32),
+]
+
+
+def test_values_of_every_kind_come_back(tmp_path):
+    saved = of(*(parameter(v, f"p{i}", t) for i, (v, t) in enumerate(KINDS)), calls=ms.Tensor([3.0, 4.0]))
+    folder = CheckpointFolder(tmp_path)
+    folder.save(take_snapshot(12, saved, {"answer": [1, 0.1, "ü"]}))
+    folder.wait()
+    assert files(tmp_path) == ["step-00000012.ckpt"]
+    path, entries, host = folder.load()
+    assert host == {"answer": [1, 0.1, "ü"]}
+    zeros = of(
+        *(parameter(np.zeros_like(v), f"p{i}", t) for i, (v, t) in enumerate(KINDS)), calls=ms.Tensor([0.0, 0.0])
+    )
+    restore_tensors(zeros, entries, path)
+    for before, after in zip(saved.parameters, zeros.parameters):
+        assert (before.asnumpy() == after.asnumpy()).all(), before.dtype
+    assert zeros.buffers["calls"].asnumpy().tolist() == [3.0, 4.0]
+
+
+def test_a_snapshot_is_not_changed_by_the_next_step(tmp_path):
+    weight = parameter([1.0, 2.0], "w")
+    snapshot = take_snapshot(1, of(weight), {})
+    ms.ops.assign(weight, ms.Tensor([5.0, 6.0]))
+    folder = CheckpointFolder(tmp_path)
+    folder.save(snapshot)
+    folder.wait()
+    assert folder.load()[1]["w"].asnumpy().tolist() == [1.0, 2.0]
+
+
+def test_parameters_of_one_name_are_told_apart(tmp_path):
+    saved, empty = (of(parameter([a], "global_step"), parameter([b], "global_step")) for a, b in ((3, 4), (0, 0)))
+    folder = CheckpointFolder(tmp_path)
+    folder.save(take_snapshot(1, saved, {}))
+    folder.wait()
+    path, entries, _ = folder.load()
+    restore_tensors(empty, entries, path)
+    assert [float(p.asnumpy()[0]) for p in empty.parameters] == [3, 4]
+
+
+def test_mindspore_itself_reads_the_file(tmp_path):
+    net = nn.Dense(3, 2)
+    folder = CheckpointFolder(tmp_path)
+    folder.save(take_snapshot(1, of(*net.get_parameters()), {}))
+    folder.wait()
+    other = nn.Dense(3, 2)
+    ms.load_param_into_net(other, ms.load_checkpoint(str(tmp_path / "step-00000001.ckpt")))
+    assert (other.weight.asnumpy() == net.weight.asnumpy()).all()
+
+
+def test_the_last_ones_are_kept(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=2)
+    for step in (5, 10, 15, 20):
+        folder.save(take_snapshot(step, of(parameter([step], "w")), {}))
+        folder.wait()
+    assert files(tmp_path) == ["step-00000015.ckpt", "step-00000020.ckpt"]
+
+
+def test_training_does_not_wait_for_a_slow_disk(tmp_path, monkeypatch, caplog):
+    begun, go_on = threading.Event(), threading.Event()
+    write = ms.save_checkpoint
+
+    def slow(*args, **kwargs):
+        begun.set()
+        assert go_on.wait(30)
+        write(*args, **kwargs)
+
+    monkeypatch.setattr(ms, "save_checkpoint", slow)
+    folder = CheckpointFolder(tmp_path)
+    folder.save(take_snapshot(1, of(parameter([1.0], "w")), {}))
+    assert begun.wait(30)
+    with caplog.at_level(logging.WARNING):
+        for step in (2, 3):
+            folder.save(take_snapshot(step, of(parameter([step], "w")), {}))
+    go_on.set()
+    folder.wait()
+    assert files(tmp_path) == ["step-00000001.ckpt", "step-00000003.ckpt"]
+    assert "the checkpoint of step 2 is left out" in caplog.text
+
+
+FULL_DISK = """
+import logging, resource, sys
+import numpy as np, mindspore as ms
+from ms_kungfu.elastic.checkpoint import CheckpointFolder, take_snapshot
+from ms_kungfu.elastic.state import TrainingState
+
+logging.basicConfig(stream=sys.stdout)
+folder = CheckpointFolder(sys.argv[1], keep=1)
+state = TrainingState([ms.Parameter(ms.Tensor(np.arange(100_000, dtype=np.float32)), name="w")], ())
+folder.save(take_snapshot(1, state, {}))
+folder.wait()
+resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, resource.RLIM_INFINITY))  # the system refuses to write more
+folder.save(take_snapshot(2, state, {}))
+folder.wait()
+print("went on")
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+if sys.argv[2:] == ["again"]:
+    folder.save(take_snapshot(3, state, {}))
+    folder.wait()
+"""
+
+
+@pytest.mark.parametrize(("more", "left"), [((), "step-00000001.ckpt"), (("again",), "step-00000003.ckpt")])
+def test_a_full_disk_is_a_warning_and_the_earlier_one_stays(tmp_path, more, left):
+    program = tmp_path / "program.py"
+    program.write_text(FULL_DISK)
+    folder = tmp_path / "checkpoints"
+    done = subprocess.run(
+        [sys.executable, program, folder, *more], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "went on" in done.stdout
+    assert "the checkpoint of step 2 can't be written" in done.stdout
+    assert "File too large" in done.stdout
+    assert files(folder) == [left]
+    path, entries, _ = CheckpointFolder(folder).load()
+    assert (path.name, entries["w"].asnumpy()[-1]) == (left, 99_999)
+
+
+def test_a_damaged_file_gives_way_to_the_one_before(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(take_snapshot(step, of(parameter(np.arange(1000.0), "w")), {"step": step}))
+        folder.wait()
+    newest = tmp_path / "step-00000002.ckpt"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.unlink()
+    newest.write_bytes(content)
+    assert folder.load()[2] == {"step": 1}
+    assert files(tmp_path) == ["step-00000001.ckpt", "step-00000002.ckpt.damaged"]
+    (tmp_path / "step-00000001.ckpt").unlink()
+    (tmp_path / "step-00000001.ckpt").write_bytes(b"")
+    with pytest.raises(KungFuError, match="none of the 1 checkpoints"):
+        folder.load()
+
+
+@pytest.mark.parametrize(
+    ("now", "sentence"),
+    [
+        ([parameter([1.0, 2.0], "w"), parameter([1.0], "b")], "'b' is in this program only"),
+        ([], "'w' is in the checkpoint only"),
+        ([parameter([1.0, 2.0, 3.0], "w")], r"'w' is Float32\(2,\) there and Float32\(3,\) in this program"),
+        ([parameter([1.0, 2.0], "w", ms.float16)], "'w' is Float32"),
+    ],
+)
+def test_another_programs_checkpoint_is_refused(tmp_path, now, sentence):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(take_snapshot(1, of(parameter([5.0, 6.0], "w")), {}))
+    folder.wait()
+    path, entries, _ = folder.load()
+    with pytest.raises(KungFuError, match=sentence):
+        restore_tensors(of(*now), entries, path)
+
+
+class Stop(Callback):
+    """Stops after a step, as if the machine went then, and notes what each step did."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at, self.seen = at, []
+
+    def on_train_step_end(self, run_context):
+        params = run_context.original_args()
+        weights = [p.asnumpy().tolist() for p in params.train_network.get_parameters()]
+        batch = params.train_dataset_element[0].asnumpy().ravel().tolist()
+        where = (params.cur_epoch_num, params.cur_step_num)
+        self.seen.append((where, batch, float(params.net_outputs), weights, np.random.rand()))
+        if params.cur_step_num == self.at:
+            run_context.request_stop()
+
+
+def train(stop_at=None, seed=1, calls=1, **options):
+    """Trains 4 epochs of 5 steps, in as many calls."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_seed(seed)
+    net = nn.SequentialCell(nn.Dense(1, 3), nn.BatchNorm1d(3), nn.Dense(3, 1))
+    optimizer = nn.Momentum(net.trainable_params(), [0.1 / (i + 1) for i in range(20)], 0.9)
+    x = np.arange(20, dtype=np.float32)[:, None] / 20
+    data = ElasticDataset(ms.dataset.NumpySlicesDataset((x, 2 * x), ["x", "y"], shuffle=False), 4, seed=seed)
+    model, stop = Model(net, nn.MSELoss(), optimizer), Stop(stop_at)
+    elastic = KungFuElasticCallback(**options)
+    for _ in range(calls):
+        model.train(4 // calls, data, callbacks=[stop, elastic], dataset_sink_mode=False)
+    if elastic.training._checkpoints is not None:
+        elastic.training._checkpoints.wait()
+    return stop.seen
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, new_process, calls):
+    options = {"checkpoint_dir": tmp_path, "checkpoint_every": 3, "resume": True, "calls": calls}
+    whole = train(calls=calls)
+    assert len(whole) == 20
+    new_process()
+    assert train(stop_at=14 if calls == 1 else None, **options)[:14] == whole[:14]  # with nothing to resume from
+    for newer in tmp_path.glob("step-0000001[58].ckpt"):
+        newer.unlink()
+    new_process()
+    assert train(seed=2, **options) == whole[12:]
+
+
+def test_checkpoints_are_written_at_the_steps_asked_for(tmp_path, new_process):
+    train(checkpoint_dir=tmp_path / "new" / "folder", checkpoint_every=4, keep_checkpoints=9)
+    assert files(tmp_path / "new" / "folder") == [f"step-000000{step:02}.ckpt" for step in (4, 8, 12, 16, 20)]
+
+
+def test_a_folder_of_another_training_is_not_overwritten(tmp_path, new_process):
+    options = {"checkpoint_dir": tmp_path, "checkpoint_every": 10}
+    train(**options)
+    new_process()
+    with pytest.raises(KungFuError, match="has 2 checkpoints of an earlier training; resume from them"):
+        train(**options)
+    assert files(tmp_path) == ["step-00000010.ckpt", "step-00000020.ckpt"]
+
+
+def test_unfinished_files_of_a_killed_job_are_removed(tmp_path, new_process):
+    (tmp_path / ".unfinished-77-step-00000005.tmp").write_bytes(b"half")
+    train(stop_at=2, checkpoint_dir=tmp_path, checkpoint_every=2)
+    assert files(tmp_path) == ["step-00000002.ckpt"]
+
+
+def test_a_checkpoint_whenever_the_program_wants(tmp_path, new_process):
+    net = nn.Dense(1, 1)
+    elastic = ElasticTraining(net, checkpoint_dir=tmp_path, resume=True)
+    elastic.begin()
+    elastic.step_end()
+    elastic.checkpoint()
+    elastic._checkpoints.wait()
+    assert files(tmp_path) == ["step-00000001.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"checkpoint_every": 5}, "checkpoint_every needs a folder"),
+        ({"resume": True}, "resume needs a folder"),
+        ({"checkpoint_dir": "x", "checkpoint_every": 0}, "checkpoint_every is an integer of 1 or more, got 0"),
+        ({"checkpoint_dir": "x", "keep_checkpoints": True}, "keep_checkpoints is an integer of 1 or more, got True"),
+        ({"checkpoint_dir": __file__, "resume": True}, "checkpoint_dir is a folder, and .* is something else"),
+    ],
+)
+def test_bad_arguments_are_one_sentence(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        KungFuElasticCallback(**options)

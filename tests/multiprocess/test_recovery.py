@@ -1,0 +1,297 @@
+"""Workers die, hang, are evicted and replaced under kungfu-run; the others go on in the same processes."""
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launching import GONE_WITHIN_S
+from test_watch import ExternalServer
+
+from tests.conftest import free_port
+
+pytestmark = pytest.mark.timeout(120)
+PROGRAM = Path(__file__).with_name("programs") / "recovery.py"
+IN = r"^in version {} rank (\d+) of {} pid (\d+) step (\d+) uid (\d+)"
+
+
+class Job:
+    def __init__(self, program, start_module):
+        self.program = program
+        self.wait_for = program.wait_for
+        self._start_module = start_module
+
+    def in_version(self, version, size):
+        """The processes of a version, rank -> process ID, once all of them are in it. Size of the segment."""
+        found = self.wait_for(IN.format(version, size), size, timeout=60)
+        return {int(match[1]): int(match[2]) for match in found}
+
+    def command(self, *words):
+        url = self.wait_for(r"config server: (http://\S+/config)")[0][1]
+        environment = {"XDG_RUNTIME_DIR": str(self.program.runtime_dir)}
+        command = self._start_module("ms_kungfu.launcher", *words, "-config-server", url, environment=environment)
+        return command.wait(), command.output
+
+    def finish(self, size):
+        """All that are left end at the same step with the same weights."""
+        self.program.signal(signal.SIGUSR1)
+        self.program.assert_exit(0)
+        self.program.assert_gone(time.monotonic(), GONE_WITHIN_S)
+        ends = self.wait_for(r"^finished pid (\d+) step (\d+) weights (\w+)", size)
+        assert len(ends) == size
+        assert len({match[2] for match in ends}) == len({match[3] for match in ends}) == 1
+        assert "Traceback" not in self.program.output
+        return {int(match[1]) for match in ends}
+
+
+@pytest.fixture
+def job(kungfu_run, start_module):
+    def start(*flags, program=(), environment=None, watch=True):
+        words = [*flags, *(["-w"] if watch else []), sys.executable, PROGRAM, *program]
+        return Job(kungfu_run(*words, environment=environment), start_module)
+
+    return start
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_survivors_go_on_without_a_killed_rank(job, rank):
+    one = job("-np", 3)
+    pids = one.in_version(0, 3)
+    killed = pids.pop(rank)
+    os.kill(killed, signal.SIGKILL)
+    one.wait_for(rf"worker {rank} .* was killed by SIGKILL; the others go on without it")
+    assert sorted(one.in_version(1, 2).values()) == sorted(pids.values())
+    assert one.finish(2) == set(pids.values())
+
+
+def test_two_die_at_once_and_later_another_one(job):
+    one = job("-np", 4)
+    pids = one.in_version(0, 4)
+    for rank in (0, 2):
+        os.kill(pids.pop(rank), signal.SIGKILL)
+    one.wait_for("cluster version 2 has been chosen|cluster version 1 has been chosen: 2 workers")
+    one.wait_for(r"^in version \d+ rank \d of 2 ", 2)
+    os.kill(pids.pop(1), signal.SIGKILL)
+    one.wait_for(r"^in version \d+ rank 0 of 1 ")
+    assert one.finish(1) == {pids[3]}
+
+
+def test_a_dead_worker_is_replaced_and_the_replacement_gets_the_state(job):
+    one = job("-np", 2, "-recover", "replace")
+    pids = one.in_version(0, 2)
+    os.kill(pids[0], signal.SIGKILL)
+    one.wait_for("the others go on, and a new worker is started")
+    assert one.in_version(1, 1) == {0: pids[1]}
+    found = one.in_version(2, 2)
+    assert found[0] == pids[1]
+    assert found[1] not in pids.values()
+    # Whoever trains on does not wait for the newcomer.
+    steps = [int(m[3]) for m in one.wait_for(r"^in version (\d) rank (\d) of \d pid \d+ step (\d+)", 5)]
+    assert one.finish(2) == {pids[1], found[1]}
+    assert steps[-1] > steps[2]
+
+
+def test_a_newcomer_may_die_before_it_joins(job):
+    one = job("-np", 2, program=["fail=2"])
+    pids = one.in_version(0, 2)
+    assert one.command("resize", "4")[0] == 0
+    one.wait_for(r"worker 2 .* exited with code 5; the others go on without it")
+    found = one.in_version(2, 3)
+    assert {found[0], found[1]} == set(pids.values())
+    one.finish(3)
+
+
+def test_a_member_may_die_while_a_newcomer_gets_ready(job):
+    one = job("-np", 2, program=["slow=1"])
+    pids = one.in_version(0, 2)
+    one.command("resize", "3")
+    one.wait_for("^parked")
+    os.kill(pids[0], signal.SIGKILL)
+    found = one.in_version(2, 2)
+    assert found[0] == pids[1]
+    one.finish(2)
+
+
+def test_members_train_on_until_the_newcomers_are_ready(job):
+    one = job("-np", 1, program=["slow=1"])
+    one.in_version(0, 1)
+    one.command("resize", "2")
+    one.wait_for("^parked .* rank 1 of 2")
+    begin = time.monotonic()
+    one.in_version(1, 2)
+    steps = sorted(int(m[1]) for m in one.wait_for(r"^in version .* step (\d+)", 3))
+    assert steps[-1] > 20  # of 5 ms and more each; the newcomer took a second
+    assert time.monotonic() - begin < 30
+    one.finish(2)
+
+
+def test_a_newcomer_that_does_not_get_ready_is_given_up(job):
+    one = job("-np", 1, program=["slow=1000"], environment={"KUNGFU_JOIN_TIMEOUT": "2"})
+    pids = one.in_version(0, 1)
+    one.command("resize", "2")
+    one.wait_for(
+        r"worker 1 .* was not ready to join cluster version 1 within 2 s \(KUNGFU_JOIN_TIMEOUT\) and was killed"
+    )
+    assert one.in_version(2, 1) == {0: pids[0]}
+    one.finish(1)
+
+
+def test_the_job_ends_below_its_smallest_size(job):
+    one = job("-np", 3, "-min-np", 2)
+    pids = one.in_version(0, 3)
+    code, output = one.command("resize", "1")
+    assert code == 1
+    assert "a cluster of 1 is below -min-np 2" in output
+    os.kill(pids[1], signal.SIGKILL)
+    one.in_version(1, 2)
+    os.kill(pids[2], signal.SIGKILL)
+    one.program.assert_exit(137)
+    one.program.assert_gone(time.monotonic())
+    assert one.program.stderr[-1].endswith("was killed by SIGKILL; 1 worker would be left, -min-np is 2")
+
+
+def test_when_all_die_the_first_is_named(job):
+    one = job("-np", 2)
+    pids = one.in_version(0, 2)
+    os.kill(pids[1], signal.SIGSEGV)
+    one.in_version(1, 1)
+    os.kill(pids[0], signal.SIGKILL)
+    one.program.assert_exit(139)
+    one.program.assert_gone(time.monotonic())
+    assert re.search(
+        r"worker 0 .* was killed by SIGKILL; no worker is left, the first that failed: worker 1 .* by SIGSEGV$",
+        one.program.stderr[-1],
+    )
+
+
+def test_with_recover_fail_the_first_death_ends_the_job(job):
+    one = job("-np", 2, "-recover", "fail")
+    pids = one.in_version(0, 2)
+    os.kill(pids[1], signal.SIGKILL)
+    one.program.assert_exit(137)
+    assert re.search(r"worker 1 \(.*\) was killed by SIGKILL$", one.program.stderr[-1])
+
+
+def test_a_worker_that_keeps_dying_is_started_only_so_often(job, tmp_path):
+    flags = ["-recover", "replace", "-max-restarts", 2, "-logdir", tmp_path / "logs"]
+    one = job("-np", 2, *flags, program=["fail=1"])
+    pids = one.in_version(0, 2)
+    os.kill(pids[1], signal.SIGKILL)
+    told = one.wait_for(r"its place was filled 2 times lately \(-max-restarts 2\), see (\S+), (\S+)$", timeout=60)[0]
+    assert Path(told[1]).exists()
+    assert len(one.wait_for(r"exited with code 5", 2)) == 2
+    one.wait_for(r"^in version \d+ rank 0 of 1")
+    one.finish(1)
+
+
+def test_a_rank_is_evicted_by_hand(job):
+    one = job("-np", 3)
+    pids = one.in_version(0, 3)
+    code, output = one.command("evict", "0")
+    assert code == 0
+    assert output == "cluster version 1: 3 -> 2 workers without 127.0.0.1:10000; the job follows at its next step"
+    assert one.in_version(1, 2) == {0: pids[1], 1: pids[2]}
+    one.wait_for(rf"^left pid {pids[0]}")
+    assert one.command("evict", "2") == (
+        1,
+        "kungfu-run evict: there is no rank 2: cluster version 1 has 2 workers",
+    )
+    assert one.finish(2) == {pids[1], pids[2]}
+
+
+def test_a_policy_evicts_a_rank(job):
+    one = job("-np", 3, program=["evict=5:1"])
+    pids = one.in_version(0, 3)
+    assert one.in_version(1, 2) == {0: pids[0], 1: pids[2]}
+    one.wait_for(rf"^left pid {pids[1]}")
+    assert one.finish(2) == {pids[0], pids[2]}
+
+
+def test_a_worker_that_gets_sigterm_leaves_and_exits_with_0(job):
+    one = job("-np", 2)
+    pids = one.in_version(0, 2)
+    os.kill(pids[0], signal.SIGTERM)
+    assert one.in_version(1, 1) == {0: pids[1]}
+    one.wait_for(rf"^left pid {pids[0]}")
+    one.wait_for(r"worker 0 .* exited with code 0")
+    os.kill(pids[1], signal.SIGTERM)  # nobody is left to go on
+    one.program.assert_exit(143)
+    one.program.assert_gone(time.monotonic())
+
+
+def test_the_launchers_own_signal_still_ends_the_job_at_once(job):
+    one = job("-np", 2)
+    one.in_version(0, 2)
+    begin = time.monotonic()
+    one.program.signal(signal.SIGTERM)
+    one.program.assert_exit(143)
+    one.program.assert_gone(begin)
+    assert "left pid" not in one.program.output
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_worker_is_killed_and_gone_without(job, rank):
+    one = job("-np", 2, "-peer-timeout", "1s")
+    pids = one.in_version(0, 2)
+    os.kill(pids[rank], signal.SIGSTOP)
+    one.wait_for(rf"worker {rank} .* stood still for 1 s \(-peer-timeout\) and was killed; the others go on without it")
+    assert one.in_version(1, 1) == {0: pids[1 - rank]}
+    assert one.finish(1) == {pids[1 - rank]}
+
+
+def test_a_standby_takes_the_place_of_the_dead(job):
+    one = job("-np", 2, "-recover", "replace", "-standby", 1)
+    pids = one.in_version(0, 2)
+    standby = int(one.wait_for(r"standby 1 \(pid (\d+)\) started")[0][1])
+    one.wait_for("standby 1 .* is ready")
+    assert "parked" not in one.program.output  # what a standby prints is shown when it is needed
+    os.kill(pids[1], signal.SIGKILL)
+    one.wait_for(rf"standby 1 becomes worker 1 \(127.0.0.1:10001, pid {standby}\)")
+    assert one.in_version(2, 2) == {0: pids[0], 1: standby}
+    one.wait_for(f"^parked pid {standby}")
+    one.wait_for(r"standby 2 \(pid (\d+)\) started")
+    uids = {m[4] for m in one.wait_for(IN.format(2, 2), 2)}
+    assert uids == {"10000", str(2 << 16 | 10001)}
+    assert one.finish(2) == {pids[0], standby}
+
+
+def test_a_schedule_is_followed_when_the_newcomers_are_ready(job):
+    one = job("-np", 1, program=["schedule=10:3"])
+    one.in_version(0, 1)
+    steps = [int(m[3]) for m in one.wait_for(IN.format(1, 3), 3)]
+    assert len(set(steps)) == 1
+    assert steps[0] > 10
+    one.finish(3)
+
+
+def test_a_schedule_may_be_waited_for(job):
+    one = job("-np", 1, program=["schedule=10:3,15:2", "wait"])
+    assert {m[3] for m in one.wait_for(IN.format(1, 3), 3)} == {"10"}
+    assert {m[3] for m in one.wait_for(IN.format(2, 2), 2)} == {"15"}
+    one.finish(2)
+
+
+# ---- a config server of its own that goes away ----
+
+
+@pytest.fixture
+def external(start_module, tmp_path):
+    return ExternalServer(start_module, tmp_path / "run", free_port())
+
+
+def test_deaths_are_survived_and_wishes_wait_while_the_config_server_is_away(job, external):
+    # The schedule's wish comes when the server is gone.
+    one = job("-np", 3, "-config-server", external.url, program=["schedule=300:1"])
+    pids = one.in_version(0, 3)
+    external.program.kill_all()
+    one.wait_for("the job goes on, changes of the cluster have to wait")
+    os.kill(pids[0], signal.SIGKILL)
+    one.wait_for("it is told of the change later")
+    one.wait_for("the change to 1 workers waits, training goes on", timeout=60)
+    external.start()
+    one.wait_for(r"^in version \d+ rank 0 of 1 ", timeout=60)
+    one.program.signal(signal.SIGUSR1)
+    one.program.assert_exit(0)
