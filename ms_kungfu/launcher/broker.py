@@ -186,14 +186,21 @@ class Membership:
     def announceable(self) -> int | None:
         """The newest version that its members could go over to at once: all its newcomers are ready.
 
-        Whoever has ended holds up nobody: such a version has a dead rank until the next one.
+        Whoever has ended holds up nobody: such a version has a dead rank until the next one. But where nobody who has
+        the state would be left, the next one has to be waited for.
         """
         for version in sorted(self.clusters, reverse=True):
             if self.chosen is not None and version <= self.chosen:
                 return self.chosen
-            if all(self._is_here(peer, version) for peer in self.clusters[version].workers):
+            if self._keeps_the_state(self.clusters[version]) and all(self._is_here(peer, version) for peer in self.clusters[version].workers):
                 return version
         return None
+
+    def _keeps_the_state(self, cluster: Cluster) -> bool:
+        current = self.current
+        return current is None or any(
+            peer in cluster.workers and current.version > self.ended.get(peer, -1) for peer in current.workers
+        )
 
     def _is_here(self, peer: PeerID, version: int) -> bool:
         ended, current = self.ended.get(peer, -1), self.current
@@ -549,10 +556,12 @@ class Broker:
         return True
 
     def _announce(self) -> None:
+        """Tells the members of the chosen version. Those of the one before have agreed on it, and look no more."""
         version = self._membership.announceable()
         if version is not None and version > self._announced:
             self._announced = version
-            for segment in self._segments.values():
+            segment = self._segments.get(self._membership.chosen if self._membership.chosen is not None else -1)
+            if segment is not None:
                 segment.announce(version)
 
     def _tell(self, segment: Segment, cluster: Cluster, loss: _Loss) -> None:
@@ -600,6 +609,9 @@ class Broker:
             if any(belongs(loss.peer, loss.incarnation, v) for v, c in known.items() if loss.peer in c.workers)
         ]
         self._holders = {who: pid for who, pid in self._holders.items() if not self._membership.is_out(*who)}
+        # What was ready to be gone over to from the version before need not be so from this one: a peer in it may have
+        # been a member that this choice has excluded, and is another process from now on.
+        self._announced = -1
         self._announce()
         self._stores.drop(self._membership.is_out)
         self._changed.notify_all()
