@@ -70,6 +70,7 @@ def main():
     parser.add_argument("--network-ms", type=float, default=24)
     parser.add_argument("--target-noise-scale", type=float, default=4800, help="train until the noise is so large")
     parser.add_argument("--budget", type=int, default=10_000, help="samples to train at most")
+    parser.add_argument("--wait", action="store_true", help="stop training while new workers start")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=HERE / "out" / "adaptive.jsonl")
     args = parser.parse_args()
@@ -91,7 +92,7 @@ def main():
         policy.append(RandomPolicy(sizes, every=40, seed=args.seed))
     monitor = Monitor(half_life=15)
     elastic = ElasticTraining(
-        net, optimizer, policy=policy, monitor=monitor, total_samples=args.budget, prepare=prepare
+        net, optimizer, policy=policy, monitor=monitor, total_samples=args.budget, prepare=prepare, wait=args.wait
     )
     target = problem.target_loss(args.target_noise_scale)
 
