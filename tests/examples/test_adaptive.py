@@ -16,7 +16,8 @@ def test_the_policy_grows_the_cluster(run_program, tmp_path):
     out = tmp_path / "run.jsonl"
     output = run_program(
         EXAMPLE / "train.py", "--policy", "noise-scale", "--sizes", "2,4", "--compute-ms", 60, "--network-ms", 1,
-        "--target-noise-scale", 1500, "--wait", "--out", out, watch=True, flags=["-affinity", "none"],
+        "--target-noise-scale", 1500, "--budget", 100_000, "--wait", "--out", out,
+        watch=True, flags=["-affinity", "none"],
     )  # fmt: skip
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
