@@ -554,9 +554,7 @@ class Worker:
                     raise KungFuError("every worker that had the training state has died")
                 world.place("hands over the state")
                 try:
-                    handed, _ = core.run(
-                        "state", self.training.capture() if core.rank() == roots[0] else None, roots[0]
-                    )
+                    handed, _ = core.run("state", self.training.capture() if core.rank() == roots[0] else None, roots[0])
                 except PeerLostError:
                     continue
                 break
@@ -637,9 +635,7 @@ class World:
         last = max((h.at + h.more for h in happenings), default=0.0)
         self.calm_from = last + (2.5 * PEER_TIMEOUT_S if any(h.kind == "stop" for h in happenings) else 0.5)
         self.quiet_from = self.calm_from + 4.0 + (2 * setup.prepare_s)
-        self.launcher = Process(
-            self, "launcher", {"KUNGFU_JOB_SECRET": "00", "KUNGFU_JOIN_TIMEOUT": str(JOIN_TIMEOUT_S)}
-        )
+        self.launcher = Process(self, "launcher", {"KUNGFU_JOB_SECRET": "00", "KUNGFU_JOIN_TIMEOUT": str(JOIN_TIMEOUT_S)})
         self.outside = Process(self, "outside", {"KUNGFU_JOB_SECRET": "00"})
         self.server = Server(self)
         self.broker = None
