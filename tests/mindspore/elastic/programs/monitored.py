@@ -177,5 +177,6 @@ def elastic_batches(elastic, data):
     yield from data
 
 
-{"noise_scale": noise_scale, "callback": callback, "policies": policies, "straggler": straggler}[what]()
+for each in what.split(","):
+    {"noise_scale": noise_scale, "callback": callback, "policies": policies, "straggler": straggler}[each]()
 print(json.dumps({"done": what}))
