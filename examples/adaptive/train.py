@@ -81,9 +81,8 @@ def main():
     net = problem.Quadratic()
     optimizer = KungFuSGD(net.trainable_params(), 0.03)
     train_step = nn.TrainOneStepCell(net, optimizer)
-
-    def prepare():
-        train_step.compile(problem.batch_mean(np.random.default_rng(), args.batch_size))
+    # Before the others have to wait for this worker, and before the clock starts.
+    train_step.compile(problem.batch_mean(np.random.default_rng(), args.batch_size))
 
     policy = [NoiseScaleLearningRate(0.3)]  # the same for all, so that sizes are compared and not rates
     if args.policy == "noise-scale":
@@ -91,9 +90,7 @@ def main():
     elif args.policy == "random":
         policy.append(RandomPolicy(sizes, every=40, seed=args.seed))
     monitor = Monitor(half_life=15)
-    elastic = ElasticTraining(
-        net, optimizer, policy=policy, monitor=monitor, total_samples=args.budget, prepare=prepare, wait=args.wait
-    )
+    elastic = ElasticTraining(net, optimizer, policy=policy, monitor=monitor, total_samples=args.budget, wait=args.wait)
     target = problem.target_loss(args.target_noise_scale)
 
     elastic.begin()

@@ -58,5 +58,5 @@ def test_the_table_and_the_picture(monkeypatch, tmp_path):
     assert lines[4].endswith("(target not reached)")
     # 2: 40 * 80, 4: 24 * 96
     assert "least time x worker-seconds (4): 1.01 of its time, 1.01 of its worker-seconds" in lines[5]
-    compare.draw(runs, tmp_path / "adaptive.png")
+    compare.draw(runs, 200, tmp_path / "adaptive.png")
     assert (tmp_path / "adaptive.png").stat().st_size > 20_000
