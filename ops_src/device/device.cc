@@ -206,8 +206,13 @@ void Device::RunAlone(const Operation& operation, Stream stream) {
 
 uint64_t Device::Enqueue(JobPtr job) {
   std::lock_guard<std::mutex> guard(mutex_);
-  if (by_ticket_.size() >= kMostReady) {
-    throw Error(KF_INVALID, Text(kMostReady, " operations have been started that nobody has waited for"));
+  // One of a step that failed: nobody waits for it any more when the next one under its name starts.
+  for (auto each = by_ticket_.begin(); each != by_ticket_.end();) {
+    each = each->second->ended && each->second->key == job->key ? by_ticket_.erase(each) : std::next(each);
+  }
+  if (by_ticket_.size() >= kMostReady || queue_.size() >= kMostReady) {
+    throw Error(KF_INVALID,
+                Text(kMostReady, " operations are under way, or nobody has waited for them; no more can be"));
   }
   if (sequence_of_.lock() != job->communicator) {
     sequence_.clear();
