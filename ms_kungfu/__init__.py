@@ -34,7 +34,7 @@ from .errors import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from . import callbacks, comm, dataset, elastic, fusion, ops, optimizers
+    from . import callbacks, comm, dataset, elastic, fusion, monitoring, ops, optimizers
     from .runtime import (
         KungFuContext,
         cluster_version,
@@ -56,7 +56,7 @@ __version__ = "0.1.0"
 
 _register_alias()
 
-_MODULES = ("callbacks", "comm", "dataset", "elastic", "fusion", "ops", "optimizers")
+_MODULES = ("callbacks", "comm", "dataset", "elastic", "fusion", "monitoring", "ops", "optimizers")
 _RUNTIME = (
     "KungFuContext",
     "cluster_version",

@@ -11,7 +11,7 @@ import threading
 from types import TracebackType
 
 from . import _core, _device, env, errors
-from .elastic import membership
+from .elastic import membership, model_store
 
 _lock = threading.Lock()
 _initialized = False
@@ -45,6 +45,7 @@ def init(device: str | None = None) -> None:
         if using_kungfu():
             membership.begin()
             _core.set_resize_handler(membership.change_size)
+            model_store.connect()
         _core.set_delay_for_tests(env.TEST_COMM_DELAY_MS.get())
         # Nothing at exit: a process that fails would tell the others that it has left before the launcher can see how
         # it ended, and they would fail first and be blamed. The launcher marks whoever ends within milliseconds.
@@ -60,6 +61,7 @@ def finalize(device: str | None = None) -> None:
             return
         _initialized = False
         _core.set_resize_handler(None)
+        model_store.disconnect()
         _core.reset()
         _core.device_close()
         membership.forget()

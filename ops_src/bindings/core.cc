@@ -18,6 +18,7 @@ namespace py = pybind11;
 namespace kungfu {
 
 void RegisterBench(py::module_& m);  // bench.cc
+void RegisterStore(py::module_& m);  // store.cc
 
 namespace {
 
@@ -339,6 +340,7 @@ PYBIND11_MODULE(_core, m) {
           py::arg("version"), "Tells the members that a newer cluster version is wanted.");
 
   RegisterBench(m);
+  RegisterStore(m);
 }
 
 }  // namespace
