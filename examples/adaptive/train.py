@@ -16,6 +16,7 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 import problem
+from mindspore import nn
 
 import ms_kungfu as kf
 from ms_kungfu.elastic import Decision, ElasticTraining, NoiseScaleLearningRate, NoiseScalePolicy, Policy
@@ -69,6 +70,7 @@ def main():
     parser.add_argument("--network-ms", type=float, default=24)
     parser.add_argument("--target-noise-scale", type=float, default=4800, help="train until the noise is so large")
     parser.add_argument("--budget", type=int, default=10_000, help="samples to train at most")
+    parser.add_argument("--wait", action="store_true", help="stop training while new workers start")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=HERE / "out" / "adaptive.jsonl")
     args = parser.parse_args()
@@ -78,13 +80,9 @@ def main():
 
     net = problem.Quadratic()
     optimizer = KungFuSGD(net.trainable_params(), 0.03)
-    grad_fn = ms.value_and_grad(net, None, net.trainable_params())
-
-    @ms.jit
-    def train_step(x):
-        loss, grads = grad_fn(x)
-        optimizer(grads)
-        return loss
+    train_step = nn.TrainOneStepCell(net, optimizer)
+    # Before the others have to wait for this worker, and before the clock starts.
+    train_step.compile(problem.batch_mean(np.random.default_rng(), args.batch_size))
 
     policy = [NoiseScaleLearningRate(0.3)]  # the same for all, so that sizes are compared and not rates
     if args.policy == "noise-scale":
@@ -92,7 +90,7 @@ def main():
     elif args.policy == "random":
         policy.append(RandomPolicy(sizes, every=40, seed=args.seed))
     monitor = Monitor(half_life=15)
-    elastic = ElasticTraining(net, optimizer, policy=policy, monitor=monitor, total_samples=args.budget)
+    elastic = ElasticTraining(net, optimizer, policy=policy, monitor=monitor, total_samples=args.budget, wait=args.wait)
     target = problem.target_loss(args.target_noise_scale)
 
     elastic.begin()

@@ -508,6 +508,19 @@ def state_received() -> None:
     _state.received = True
 
 
+def identity() -> tuple[PeerID, int]:
+    """This process's name in the job, and the cluster version that it was started for."""
+    if _state.self_id is None:
+        raise KungFuError("this process was not started by kungfu-run, so it has no name in a job")
+    return _state.self_id, _state.incarnation
+
+
+def peer_of(rank: int) -> PeerID | None:
+    """The peer of this rank in the present cluster."""
+    workers = () if _state.cluster is None else _state.cluster.workers
+    return workers[rank] if rank < len(workers) else None
+
+
 def is_detached() -> bool:
     return _state.detached
 

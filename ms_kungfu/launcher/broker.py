@@ -18,6 +18,7 @@ from typing import Any, Callable, Protocol
 
 from ms_kungfu.elastic.cluster import Cluster, PeerID
 from ms_kungfu.elastic.rendezvous import Channel, ProtocolError, new_nonce, proof_of, text_field
+from ms_kungfu.launcher.stores import Stores
 
 _HANDSHAKE_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 1024
@@ -281,6 +282,7 @@ class Broker:
         self._on_chosen = on_chosen
         self._on_leave = on_leave
         self._on_ready = on_ready
+        self._stores = Stores()
         self._changed = threading.Condition()
         # Guarded by _changed:
         self._membership = Membership()
@@ -363,6 +365,7 @@ class Broker:
         """
         with self._changed:
             self._membership.bury(peer, incarnation)
+            self._stores.drop(self._membership.is_out)
             loss = _Loss(peer, incarnation, reason, recover and self._recovers)
             self._losses.append(loss)
             for version, segment in self._segments.items():
@@ -400,6 +403,7 @@ class Broker:
                 connection.shutdown(socket.SHUT_RDWR)
         for segment in segments.values():
             segment.close()
+        self._stores.drop(lambda *_: True)
 
     # ---- one thread each ----
 
@@ -422,7 +426,11 @@ class Broker:
             with contextlib.suppress(OSError, ProtocolError):
                 pid = self._authenticate(channel)
                 try:
-                    request = _request_from(channel.receive())
+                    message = channel.receive()
+                    if "store" in message:
+                        self._stores.serve(channel, message, self.is_out)
+                        return
+                    request = _request_from(message)
                 except (ProtocolError, ValueError) as error:
                     channel.send({"error": str(error)})
                     return
@@ -605,6 +613,7 @@ class Broker:
         # been a member that this choice has excluded, and is another process from now on.
         self._announced = -1
         self._announce()
+        self._stores.drop(self._membership.is_out)
         self._changed.notify_all()
 
 

@@ -530,10 +530,12 @@ class Job:
         if self._resting:
             self._resting = self._finishing = False
             self._broker.choose(cluster.version)
-        if self._broker.ended_in(cluster):
+        ended = self._broker.ended_in(cluster)
+        if cluster != self._writing:
+            # Whoever wrote it wants this size: only those that it still lists are to be replaced.
+            del self._vacant[: max(0, len(self._vacant) - len(ended))]
+        if ended:
             self._revise()
-        elif cluster != self._writing:
-            self._vacant.clear()  # whoever wrote it wants this size
         self._start_missing(cluster)
 
     def _on_chosen(self, cluster: Cluster) -> None:
@@ -607,6 +609,9 @@ class Job:
                 return
             try:
                 await self._write(self._writing)
+            except HostError as error:
+                _log.error("no new worker is started: %s", error)
+                self._vacant.clear()
             except ConfigServerError as error:
                 if str(error) != trouble:
                     trouble = str(error)

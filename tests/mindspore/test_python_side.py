@@ -28,7 +28,13 @@ def test_a_build_without_mindspore_is_told_with_the_remedy(monkeypatch):
 
 
 def test_another_device_is_refused():
-    with pytest.raises(ValueError, match='"GPU" is not supported yet'):
+    with pytest.raises(ValueError, match='must be one of CPU, GPU, Ascend, not "TPU"'):
+        _plugin._load("TPU")
+
+
+def test_a_plugin_that_was_not_built_is_named_before_anything_is_opened(monkeypatch):
+    monkeypatch.setitem(_plugin._PLUGINS, "GPU", "libkungfu_ms_nowhere.so")
+    with pytest.raises(ImportError, match=r'libkungfu_ms_nowhere\.so, .* for device_target "GPU", is missing.*CUDA'):
         _plugin._load("GPU")
 
 

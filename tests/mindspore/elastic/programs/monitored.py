@@ -9,7 +9,7 @@ import urllib.request
 import mindspore as ms
 import numpy as np
 from mindspore import nn
-from mindspore.train import Model
+from mindspore.train import Model, SummaryCollector
 from reporting import Loss, digest, numbered, report
 
 import ms_kungfu as kf
@@ -80,6 +80,7 @@ def noise_scale():
 
 def callback():
     """Model.train with a monitor alone: records, the file, the endpoint, the ratio of an update."""
+    ms.set_seed(1)
     net = nn.Dense(4, 2)
     weights = [p.asnumpy().copy() for p in net.trainable_params()]
     seen = []
@@ -101,7 +102,9 @@ def callback():
             losses.append(float(run_context.original_args().net_outputs.asnumpy()))
 
     data = numbered(40).batch(8)
-    model.train(1, data, callbacks=[Outputs(), MonitorCallback(monitor)], dataset_sink_mode=False)
+    collector = SummaryCollector(f"{out}/summary{kf.current_rank()}", collect_freq=2)
+    callbacks = [collector, Outputs(), MonitorCallback(monitor)]
+    model.train(1, data, callbacks=callbacks, dataset_sink_mode=False)
     report(
         "callback", step=5, records=[record.to_json() for record in seen], page=pages[0], losses=losses,
         first_update=seen[0].update_ratio, initial=float(np.sqrt(sum((w**2).sum() for w in weights))),
@@ -174,5 +177,6 @@ def elastic_batches(elastic, data):
     yield from data
 
 
-{"noise_scale": noise_scale, "callback": callback, "policies": policies, "straggler": straggler}[what]()
+for each in what.split(","):
+    {"noise_scale": noise_scale, "callback": callback, "policies": policies, "straggler": straggler}[each]()
 print(json.dumps({"done": what}))
