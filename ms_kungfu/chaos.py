@@ -96,6 +96,7 @@ class _Job:
         self.url = ""
         self.checksums: list[str] = []
         self.members: set[int] = set()  # processes known to be in the cluster
+        self._has_changed = False
         self.samples: dict[int, list[Sample]] = {}
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -108,6 +109,8 @@ class _Job:
                 self.url = found[1]
             elif found := re.search(r"\bparameters ([0-9a-f]{8,})\s*$", line):
                 self.checksums.append(found[1])
+            elif re.search(r"cluster version \d+ is wanted", line):
+                self._has_changed = True
             elif found := re.search(r"cluster version \d+ has been chosen: (\d+) workers", line):
                 self._note(int(found[1]))
 
@@ -122,7 +125,10 @@ class _Job:
         return [worker for guard in guards for worker in _children(guard)]
 
     def look(self) -> None:
-        for pid in self.workers():
+        workers = self.workers()
+        if not self._has_changed:
+            self.members |= set(workers)  # of the first cluster
+        for pid in workers:
             found = sample(pid)
             if found is not None:
                 self.samples.setdefault(pid, []).append(found)
