@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.timeout(200)
-WORKER = Path(__file__).with_name("programs") / "numbers.py"
+WORKER = Path(__file__).with_name("programs") / "adding.py"
 
 
 def test_survivors_go_on_through_kills_and_the_ledger_is_exact(tmp_path: Path) -> None:
@@ -39,4 +39,5 @@ def test_chaos_finds_a_job_that_minds_and_one_that_does_not(tmp_path: Path) -> N
         )  # fmt: skip
         assert done.returncode == status, done.stdout[-4000:]
         assert int(re.findall(r"chaos: (\d+) kills", done.stdout)[0]) >= 1
+        assert "exact: each sample was trained once" in done.stdout
         assert ("parameters differ" in done.stdout) == (status == 1)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import ms_kungfu as kf
 from ms_kungfu.bench.pauses_worker import _Synthetic, digest
+from ms_kungfu.dataset.ledger import Ledger
 
 folder = Path(sys.argv[1])
 folder.mkdir(exist_ok=True)
 begin = folder / "begin"
 if not begin.exists():
     begin.touch()
-os.environ.pop("KUNGFU_LEDGER_DIR", None)
 
 
 class Training(_Synthetic):
@@ -25,6 +25,7 @@ class Training(_Synthetic):
 
 kf.init()
 training = Training(folder, 0.005)
+training._ledger = Ledger(Path(os.environ["KUNGFU_LEDGER_DIR"]), 0)
 training.run()
 if not kf.detached():
     told = [training.weights] + ([str(os.getpid()).encode()] if sys.argv[2] == "bad" else [])
