@@ -25,6 +25,7 @@ from .errors import (  # noqa: E402
     CollectiveMismatchError,
     CollectiveTimeoutError,
     ConfigServerError,
+    DeviceError,
     InternalError,
     KungFuError,
     PeerLostError,
@@ -33,7 +34,7 @@ from .errors import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from . import callbacks, comm, dataset, elastic, fusion, ops, optimizers
+    from . import callbacks, comm, dataset, elastic, fusion, monitoring, ops, optimizers
     from .runtime import (
         KungFuContext,
         cluster_version,
@@ -55,7 +56,7 @@ __version__ = "0.1.0"
 
 _register_alias()
 
-_MODULES = ("callbacks", "comm", "dataset", "elastic", "fusion", "ops", "optimizers")
+_MODULES = ("callbacks", "comm", "dataset", "elastic", "fusion", "monitoring", "ops", "optimizers")
 _RUNTIME = (
     "KungFuContext",
     "cluster_version",
@@ -78,6 +79,7 @@ __all__ = [
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
     "ConfigServerError",
+    "DeviceError",
     "InternalError",
     "KungFuError",
     "PeerLostError",

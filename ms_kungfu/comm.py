@@ -11,12 +11,15 @@ have the same bits on every rank and in every run; 16-bit floats accumulate in f
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import _core, runtime
+from .errors import InternalError
 
 Array = NDArray[Any]
 
@@ -107,3 +110,63 @@ def reduce_scatter(array: Array, op: str = "sum", name: str = "unnamed") -> Arra
 def barrier() -> None:
     """Waits until every rank is here."""
     runtime.run_barrier()
+
+
+class Saved(NamedTuple):
+    """What a rank has saved under a name."""
+
+    value: Array
+    version: int
+    """How many times it has saved under this name, from 1."""
+
+
+def save(name: str, array: Array) -> int:
+    """Keep a copy of `array` for the other workers to :func:`request`; returns its version, from 1.
+
+    Not collective, and nobody is waited for. The latest version of each name is kept for as long as this process lives,
+    in shared memory, twice as large as the array. Up to 256 names a process.
+
+    Raises:
+        ValueError: where `name` had another shape or dtype before, or is longer than 127 bytes.
+    """
+    runtime.init()
+    array = np.ascontiguousarray(array) if not array.flags.c_contiguous else array
+    return _core.save(name, _layout(array), array.reshape(-1).view(np.uint8))
+
+
+def request(rank: int, name: str) -> Saved | None:
+    """A copy of what rank `rank` has saved latest under `name`; None where it has saved nothing yet, or has ended.
+
+    Not collective: the other worker isn't stopped, nor asked. The copy is whole, whatever that worker does meanwhile,
+    and so it is if that worker dies meanwhile. Versions that are requested of a worker never go back.
+
+    Raises:
+        ValueError: where there is no such rank, or an optimizer has saved its model under that name.
+        CollectiveTimeoutError: where the owner saves again and again before a copy is made.
+    """
+    runtime.init()
+    if rank < 0:
+        raise ValueError(f"rank must be at least 0, got {rank}")
+    layout, nbytes, version = _core.describe_saved(rank, name)
+    if version == 0:
+        return None
+    kind, _, shape = layout.partition(" ")
+    if not shape.startswith("["):
+        raise ValueError(f'rank {rank} has saved a "{layout}" under "{name}", not an array')
+    value = np.empty(json.loads(shape), _dtype(kind))
+    if value.nbytes != nbytes:
+        raise InternalError(f'"{name}" of rank {rank} has {nbytes} bytes, which are no {layout}')
+    version = _core.request(rank, name, layout, value.reshape(-1).view(np.uint8))
+    return Saved(value, version) if version else None
+
+
+def _layout(array: Array) -> str:
+    if array.dtype.hasobject:
+        raise TypeError(f"an array of {array.dtype} can't be shared")
+    return f"{array.dtype.name if array.dtype.name == 'bfloat16' else array.dtype.str} {json.dumps(array.shape)}"
+
+
+def _dtype(kind: str) -> Any:
+    if kind == "bfloat16":
+        return np.dtype(import_module("ml_dtypes").bfloat16)  # whoever has saved one has it
+    return np.dtype(kind)

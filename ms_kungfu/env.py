@@ -76,6 +76,12 @@ def _url(text: str) -> str:
     return text
 
 
+def _engine(text: str) -> str:
+    if text not in ("auto", "vendor", "staging"):
+        raise ValueError(text)
+    return text
+
+
 def _port_range(text: str) -> range:
     first, _, last = text.partition("-")
     ports = range(_natural(first), _natural(last) + 1)
@@ -156,6 +162,41 @@ JOIN_TIMEOUT: Variable[float] = Variable(
     "user",
     "How long a new cluster version may take to assemble, and a new worker to become ready to join it.",
     unit="s",
+)
+DEVICE_ENGINE: Variable[str] = Variable(
+    "KUNGFU_DEVICE_ENGINE",
+    _engine,
+    "auto",
+    "auto, vendor or staging",
+    "user",
+    "What reduces between GPUs or Ascend devices: the vendor's library (NCCL, HCCL) where all ranks can use it, that "
+    "or an error, or the runtime by way of host memory.",
+)
+DEVICE_CHUNK_BYTES: Variable[int] = Variable(
+    "KUNGFU_DEVICE_CHUNK_BYTES",
+    _natural,
+    4 << 20,
+    "a number",
+    "user",
+    "Size of the pieces in which device memory goes through host memory. The same at all ranks.",
+    unit="bytes",
+)
+DEVICE_RUNTIME_LIBRARY: Variable[str | None] = Variable(
+    "KUNGFU_DEVICE_RUNTIME_LIBRARY",
+    str,
+    None,
+    "a path",
+    "user",
+    "The CUDA runtime (libcudart) or AscendCL (libascendcl) to open. Unset: the one that is loaded, or that the loader "
+    "finds.",
+)
+DEVICE_ENGINE_LIBRARY: Variable[str | None] = Variable(
+    "KUNGFU_DEVICE_ENGINE_LIBRARY",
+    str,
+    None,
+    "a path",
+    "user",
+    "NCCL (libnccl) or HCCL (libhccl) to open. Unset: as above, or the one of the Python package nvidia-nccl-cu*.",
 )
 PEER_TIMEOUT: Variable[float] = Variable(
     "KUNGFU_PEER_TIMEOUT",

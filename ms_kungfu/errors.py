@@ -42,6 +42,10 @@ class ConfigServerError(KungFuError):
     """The config server can't be reached or refused the request; the message carries its answer."""
 
 
+class DeviceError(KungFuError):
+    """A GPU or Ascend device, or its library, refused or failed; the message carries the vendor's own name of it."""
+
+
 class InternalError(KungFuError):
     """A broken invariant. Please report it with its message."""
 
@@ -57,7 +61,7 @@ def from_message(text: str) -> Exception:
     PeerLostError('rank 2 died')
     """
     known: dict[str, type[Exception]] = {c.__name__: c for c in _subclasses(KungFuError)}
-    known.update(ValueError=ValueError, TypeError=TypeError)
+    known.update(ValueError=ValueError, TypeError=TypeError, ImportError=ImportError)
     name, separator, rest = text.partition(": ")
     if separator and name in known:
         return known[name](rest)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
-from . import _core, env, errors
-from .elastic import membership
+from . import _core, _device, env, errors
+from .elastic import membership, model_store
 
 _lock = threading.Lock()
 _initialized = False
@@ -25,14 +25,17 @@ def init(device: str | None = None) -> None:
     imports and compiles. Until then rank and size are provisional: those it was started for.
 
     Args:
-        device: MindSpore's name of the device, ``"CPU"``; anything else is not supported yet.
+        device: MindSpore's name of the device, ``"CPU"``, ``"GPU"`` or ``"Ascend"``; for the last two the vendor's
+            libraries are opened now instead of with the first primitive.
 
     Raises:
-        ValueError: for a device that isn't supported, or an environment variable with wrong text.
+        ValueError: for another device, or an environment variable with wrong text.
+        ImportError: where a library that the device needs is missing; before anything is joined.
         CollectiveTimeoutError: if the other members don't come within ``KUNGFU_JOIN_TIMEOUT``.
     """
-    if device is not None and device.upper() != "CPU":
-        raise ValueError(f"device {device!r} is not supported yet; use device='CPU'")
+    target = "CPU" if device is None else _device.check_target(device)
+    if target != "CPU":
+        _device.open_device(target)
     global _initialized
     if _initialized:
         return
@@ -42,6 +45,7 @@ def init(device: str | None = None) -> None:
         if using_kungfu():
             membership.begin()
             _core.set_resize_handler(membership.change_size)
+            model_store.connect()
         _core.set_delay_for_tests(env.TEST_COMM_DELAY_MS.get())
         # Nothing at exit: a process that fails would tell the others that it has left before the launcher can see how
         # it ended, and they would fail first and be blamed. The launcher marks whoever ends within milliseconds.
@@ -57,7 +61,9 @@ def finalize(device: str | None = None) -> None:
             return
         _initialized = False
         _core.set_resize_handler(None)
+        model_store.disconnect()
         _core.reset()
+        _core.device_close()
         membership.forget()
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 import problem
+from mindspore import nn
 
 import ms_kungfu as kf
 from ms_kungfu.elastic import Decision, ElasticTraining, NoiseScaleLearningRate, NoiseScalePolicy, Policy
@@ -78,13 +79,10 @@ def main():
 
     net = problem.Quadratic()
     optimizer = KungFuSGD(net.trainable_params(), 0.03)
-    grad_fn = ms.value_and_grad(net, None, net.trainable_params())
+    train_step = nn.TrainOneStepCell(net, optimizer)
 
-    @ms.jit
-    def train_step(x):
-        loss, grads = grad_fn(x)
-        optimizer(grads)
-        return loss
+    def prepare():
+        train_step.compile(problem.batch_mean(np.random.default_rng(), args.batch_size))
 
     policy = [NoiseScaleLearningRate(0.3)]  # the same for all, so that sizes are compared and not rates
     if args.policy == "noise-scale":
@@ -92,7 +90,9 @@ def main():
     elif args.policy == "random":
         policy.append(RandomPolicy(sizes, every=40, seed=args.seed))
     monitor = Monitor(half_life=15)
-    elastic = ElasticTraining(net, optimizer, policy=policy, monitor=monitor, total_samples=args.budget)
+    elastic = ElasticTraining(
+        net, optimizer, policy=policy, monitor=monitor, total_samples=args.budget, prepare=prepare
+    )
     target = problem.target_loss(args.target_noise_scale)
 
     elastic.begin()

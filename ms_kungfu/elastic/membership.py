@@ -110,8 +110,9 @@ def _enter_first(granted: rendezvous.Granted | rendezvous.Detached) -> None:
         return
     _state.self_id, _state.incarnation = granted.peer, granted.incarnation
     _enter(granted, has_state=False)
-    # In the first cluster everyone starts alike, with nothing to receive; a newcomer sees members that have state.
-    _state.received = int(_core.state_root()) == granted.cluster.size
+    # In the first cluster everyone starts alike, with nothing to receive. A newcomer has to, also where those who have the
+    # state died in that moment: to train from the beginning would lose theirs in silence.
+    _state.received = not _state.parked
     _leave_on_sigterm()
 
 
@@ -505,6 +506,19 @@ def is_joiner() -> bool:
 def state_received() -> None:
     """Tells that this process now has the training state."""
     _state.received = True
+
+
+def identity() -> tuple[PeerID, int]:
+    """This process's name in the job, and the cluster version that it was started for."""
+    if _state.self_id is None:
+        raise KungFuError("this process was not started by kungfu-run, so it has no name in a job")
+    return _state.self_id, _state.incarnation
+
+
+def peer_of(rank: int) -> PeerID | None:
+    """The peer of this rank in the present cluster."""
+    workers = () if _state.cluster is None else _state.cluster.workers
+    return workers[rank] if rank < len(workers) else None
 
 
 def is_detached() -> bool:

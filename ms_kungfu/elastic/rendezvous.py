@@ -96,14 +96,7 @@ def _ask(
     try:
         channel.socket.settimeout(timeout)
         channel.socket.connect("\0" + address)
-        channel.check_same_user()
-        nonce = new_nonce()
-        challenge = text_field(channel.receive(), "nonce")
-        channel.send({"nonce": nonce, "proof": proof_of(secret, "worker", challenge, nonce)})
-        if not hmac.compare_digest(
-            text_field(channel.receive(), "proof").encode(), proof_of(secret, "broker", challenge, nonce).encode()
-        ):
-            raise ProtocolError("the broker does not know the job's secret (KUNGFU_JOB_SECRET)")
+        prove(channel, secret)
         channel.send(request)
         answer, fds = channel.receive_with_fds()
         try:
@@ -162,7 +155,8 @@ class Channel:
         self._arm()
         data = struct.pack(">I", len(body)) + body
         sent = socket.send_fds(self.socket, [data], list(fds)) if fds else 0
-        self.socket.sendall(data[sent:])
+        if sent < len(data):  # sending nothing fails where the other end has got all and closed
+            self.socket.sendall(data[sent:])
 
     def receive(self) -> dict[str, Any]:
         message, fds = self.receive_with_fds()
@@ -228,6 +222,18 @@ def new_nonce() -> str:
 def proof_of(secret: bytes, role: str, broker_nonce: str, worker_nonce: str) -> str:
     """Hex of HMAC-SHA256 over role and nonces. The role keeps a proof from being sent back as the other end's."""
     return hmac.new(secret, (role + broker_nonce + worker_nonce).encode(), "sha256").hexdigest()
+
+
+def prove(channel: Channel, secret: bytes) -> None:
+    """The worker's end of the handshake. ProtocolError where the other end isn't the job's broker."""
+    channel.check_same_user()
+    nonce = new_nonce()
+    challenge = text_field(channel.receive(), "nonce")
+    channel.send({"nonce": nonce, "proof": proof_of(secret, "worker", challenge, nonce)})
+    if not hmac.compare_digest(
+        text_field(channel.receive(), "proof").encode(), proof_of(secret, "broker", challenge, nonce).encode()
+    ):
+        raise ProtocolError("the broker does not know the job's secret (KUNGFU_JOB_SECRET)")
 
 
 def text_field(message: dict[str, Any], name: str) -> str:

@@ -26,6 +26,7 @@ import hashlib
 import json
 import logging
 import random
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, TypeVar
@@ -285,6 +286,19 @@ def _meet(purpose: int, lacking: bool, parameters: Sequence[Any]) -> tuple[bool,
     return True, bool(rows[:, 1].any())
 
 
+_differing: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def let_differ(owner: Any) -> None:
+    """The Parameters of this cell may be other ones at each worker, while its `replicas_differ` is true."""
+    _differing.add(owner)
+
+
+def _may_differ(parameters: Iterable[Any]) -> bool:
+    own = {id(p) for owner in _differing if owner.replicas_differ for p in owner.get_parameters()}
+    return any(id(p) in own for p in parameters)
+
+
 def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
     """Collective: the root's values into everyone's `parameters`, in place. Returns at once at a joiner that is about
     to receive the whole state."""
@@ -301,7 +315,8 @@ def share_state(state: TrainingState) -> bool:
     """Collective after a change of membership: whoever joined gets everything. True where this worker received it.
 
     First the `averaged` tensors become the mean over those workers that have trained. Parameters reach every worker
-    (they are the same already at those that stay); components are restored at joiners only.
+    (they are the same already at those that stay); where the workers' models are meant to differ (an optimizer that
+    averages models), those that stay keep theirs. Components are restored at joiners only.
     """
     joiner = membership.is_joiner()
     _, lacking = _meet(_FOR_STATE, joiner, state.parameters)
@@ -313,7 +328,7 @@ def share_state(state: TrainingState) -> bool:
         at_root = runtime.current_rank() == root
         text = json.dumps({c.name: c.capture() for c in state.components}) if at_root else ""
         received = json.loads(broadcast_text(text, root))
-        broadcast_tensors(state, root)
+        broadcast_tensors(state, root, keep=not joiner and _may_differ(state.parameters))
         return received
 
     received = from_lowest_rank(receive, able=not joiner)
@@ -369,11 +384,12 @@ def average(tensors: Sequence[Any], counted: bool = True) -> None:
         assign(tensor, mean.reshape(tensor.shape))
 
 
-def broadcast_tensors(state: TrainingState, root: int) -> None:
-    """Collective: the root's parameters and buffers into everyone's, in place."""
+def broadcast_tensors(state: TrainingState, root: int, keep: bool = False) -> None:
+    """Collective: the root's parameters and buffers into everyone's, in place; with `keep` this worker's parameters
+    stay as they are."""
     from ms_kungfu.ops._sync import broadcast_parameters
 
-    broadcast_parameters(list(state.parameters), root, "kungfu/state/parameters")
+    broadcast_parameters(list(state.parameters), root, "kungfu/state/parameters", keep)
     for name, buffer in state.buffers.items():
         # Not by the kernel, which is for Parameters only: another tensor's memory may serve elsewhere.
         values = buffer.asnumpy()

@@ -18,6 +18,7 @@ from typing import Any, Callable, Protocol
 
 from ms_kungfu.elastic.cluster import Cluster, PeerID
 from ms_kungfu.elastic.rendezvous import Channel, ProtocolError, new_nonce, proof_of, text_field
+from ms_kungfu.launcher.stores import Stores
 
 _HANDSHAKE_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 1024
@@ -185,14 +186,21 @@ class Membership:
     def announceable(self) -> int | None:
         """The newest version that its members could go over to at once: all its newcomers are ready.
 
-        Whoever has ended holds up nobody: such a version has a dead rank until the next one.
+        Whoever has ended holds up nobody: such a version has a dead rank until the next one. But where nobody who has
+        the state would be left, the next one has to be waited for.
         """
         for version in sorted(self.clusters, reverse=True):
             if self.chosen is not None and version <= self.chosen:
                 return self.chosen
-            if all(self._is_here(peer, version) for peer in self.clusters[version].workers):
+            if self._keeps_the_state(self.clusters[version]) and all(self._is_here(peer, version) for peer in self.clusters[version].workers):
                 return version
         return None
+
+    def _keeps_the_state(self, cluster: Cluster) -> bool:
+        current = self.current
+        return current is None or any(
+            peer in cluster.workers and current.version > self.ended.get(peer, -1) for peer in current.workers
+        )
 
     def _is_here(self, peer: PeerID, version: int) -> bool:
         ended, current = self.ended.get(peer, -1), self.current
@@ -274,6 +282,7 @@ class Broker:
         self._on_chosen = on_chosen
         self._on_leave = on_leave
         self._on_ready = on_ready
+        self._stores = Stores()
         self._changed = threading.Condition()
         # Guarded by _changed:
         self._membership = Membership()
@@ -356,6 +365,7 @@ class Broker:
         """
         with self._changed:
             self._membership.bury(peer, incarnation)
+            self._stores.drop(self._membership.is_out)
             loss = _Loss(peer, incarnation, reason, recover and self._recovers)
             self._losses.append(loss)
             for version, segment in self._segments.items():
@@ -393,6 +403,7 @@ class Broker:
                 connection.shutdown(socket.SHUT_RDWR)
         for segment in segments.values():
             segment.close()
+        self._stores.drop(lambda *_: True)
 
     # ---- one thread each ----
 
@@ -415,7 +426,11 @@ class Broker:
             with contextlib.suppress(OSError, ProtocolError):
                 pid = self._authenticate(channel)
                 try:
-                    request = _request_from(channel.receive())
+                    message = channel.receive()
+                    if "store" in message:
+                        self._stores.serve(channel, message, self.is_out)
+                        return
+                    request = _request_from(message)
                 except (ProtocolError, ValueError) as error:
                     channel.send({"error": str(error)})
                     return
@@ -541,10 +556,12 @@ class Broker:
         return True
 
     def _announce(self) -> None:
+        """Tells the members of the chosen version. Those of the one before have agreed on it, and look no more."""
         version = self._membership.announceable()
         if version is not None and version > self._announced:
             self._announced = version
-            for segment in self._segments.values():
+            segment = self._segments.get(self._membership.chosen if self._membership.chosen is not None else -1)
+            if segment is not None:
                 segment.announce(version)
 
     def _tell(self, segment: Segment, cluster: Cluster, loss: _Loss) -> None:
@@ -592,7 +609,11 @@ class Broker:
             if any(belongs(loss.peer, loss.incarnation, v) for v, c in known.items() if loss.peer in c.workers)
         ]
         self._holders = {who: pid for who, pid in self._holders.items() if not self._membership.is_out(*who)}
+        # What was ready to be gone over to from the version before need not be so from this one: a peer in it may have
+        # been a member that this choice has excluded, and is another process from now on.
+        self._announced = -1
         self._announce()
+        self._stores.drop(self._membership.is_out)
         self._changed.notify_all()
 
 

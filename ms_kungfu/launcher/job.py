@@ -383,6 +383,7 @@ class Job:
             min_size=options.min_size,
             max_restarts=options.max_restarts,
             first_failure=self._first_failure,
+            finished=self._finishing,
         )
         verdict = decide(event, state)
         if verdict.decision in (Decision.FINISH, Decision.FAIL):
@@ -526,7 +527,6 @@ class Job:
             self._vacant.clear()
             self._first_failure = None
         self._broker.admit(cluster)
-        self._leaving &= set(cluster.workers)
         if self._resting:
             self._resting = self._finishing = False
             self._broker.choose(cluster.version)
@@ -550,6 +550,7 @@ class Job:
                 )
             elif standing is Standing.MEMBER and process.peer in cluster.workers:
                 process.rank = cluster.workers.index(process.peer)
+        self._leaving &= {p.peer for p in self._processes.values() if self._standing(p) is not Standing.LEAVING}
         # A peer that this version has expelled may be in the newest one again, as another process.
         self._start_missing(self._newest_known())
         for process, cores in self._shares(cluster):
@@ -589,10 +590,15 @@ class Job:
         last_version = self._last_version
         if self._server is not None:
             last_version = max(last_version, self._server.version)
-        gone = {*self._broker.ended_in(newest), *self._leaving}
-        ports = self._options.ports.ports()
+        living = self._living_members()
+        gone = {*self._broker.ended_in(newest)}
+        if not self._leaving.issuperset(living):  # else whoever wanted to leave is the last by now, and stays
+            gone |= self._leaving
+        # Whoever is on its way out has its port until it is gone.
+        taken = {process.peer.port for process in self._processes.values() if process.peer is not None}
+        ports = [port for port in self._options.ports.ports() if port not in taken]
         try:
-            return revised(newest, last_version, gone, self._living_members(), len(self._vacant), ports)
+            return revised(newest, last_version, gone, living, len(self._vacant), ports)
         except ValueError as error:
             _log.error("no new worker is started: %s", error)
             self._vacant.clear()

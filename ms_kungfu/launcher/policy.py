@@ -90,6 +90,7 @@ class JobState:
     min_size: int = 1
     max_restarts: int = 0
     first_failure: Failure | None = None  # of those that the job has survived
+    finished: bool = False  # a member has come to the end of its program
 
 
 class Decision(enum.Enum):
@@ -146,6 +147,13 @@ def _after_end(reason: str, state: JobState) -> Verdict | None:
     """The job's end, where nobody is left."""
     if state.members or state.leaving:
         return None
+    if state.first_failure is not None and not state.finished:
+        # A worker that was leaving is the last to go: the others died before they could go on without it.
+        return Verdict(
+            Decision.FAIL,
+            f"no worker is left, the first that failed: {state.first_failure.reason}",
+            state.first_failure.exit_code,
+        )
     done = f"{reason}; " if reason else ""
     if state.keep:
         return Verdict(Decision.REST, f"{done}all workers have finished; waiting for the next cluster (-k)")

@@ -11,11 +11,19 @@ import functools
 import importlib
 from pathlib import Path
 
+from ms_kungfu import _device
+
 _REMEDY = (
     "install the package anew beside this MindSpore: run ./install-kungfu.sh in its checkout, or "
     "`python -m pip install --no-build-isolation --no-deps --force-reinstall CHECKOUT`"
 )
-_PLUGINS = {"CPU": "libkungfu_ms_cpu.so"}
+_PLUGINS = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend": "libkungfu_ms_ascend.so"}
+# What the build leaves a plugin out for.
+_NEEDS = {
+    "CPU": "MindSpore",
+    "GPU": "CUDA's headers (pip install nvidia-cuda-runtime-cu12, or the toolkit)",
+    "Ascend": "a MindSpore that has its Ascend plugin",
+}
 
 
 def check_version(built_for: str, running: str) -> None:
@@ -32,15 +40,20 @@ def _load(device: str) -> ctypes.CDLL:
     import mindspore
 
     if device not in _PLUGINS:
-        raise ValueError(
-            f'device_target "{device}" is not supported yet by ms_kungfu; use mindspore.set_device("CPU") for now'
-        )
+        raise ValueError(f'device_target must be one of {", ".join(_PLUGINS)}, not "{device}"')
     try:
         build_info = importlib.import_module("ms_kungfu._build_info")
     except ImportError:
         raise ImportError(f"ms_kungfu was built without MindSpore, so its kernels were left out; {_REMEDY}") from None
     check_version(build_info.MINDSPORE_VERSION, mindspore.__version__)
     path = Path(str(build_info.__file__)).with_name(_PLUGINS[device])
+    if not path.exists():
+        raise ImportError(
+            f'{path.name}, the kernels of ms_kungfu for device_target "{device}", is missing: the build did not find '
+            f"{_NEEDS[device]}; {_REMEDY}"
+        )
+    if device != "CPU":
+        _device.open_device(device)  # before the plugin, which has nothing to do without it
     try:
         # RTLD_LOCAL is enough: the plugin names MindSpore's libraries, which are loaded by now, and registers itself.
         library = ctypes.CDLL(str(path))
@@ -54,8 +67,8 @@ def _load(device: str) -> ctypes.CDLL:
 def load() -> ctypes.CDLL:
     """Load the kernels for MindSpore's device_target, once; the library also gives the C ABI of the runtime.
 
-    Raises ImportError where the kernels are missing or belong to another MindSpore, ValueError for a device without
-    kernels.
+    Raises ImportError where the kernels are missing or belong to another MindSpore, or a library of the device's vendor
+    is missing; ValueError for a device that ms_kungfu knows no kernels for.
     """
     import mindspore
 

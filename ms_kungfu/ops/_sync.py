@@ -9,6 +9,7 @@ from mindspore import Parameter
 from mindspore.ops.primitive import _pynative_executor  # where it is found in every version
 
 from ms_kungfu.ops._base import Collective, check_root
+from ms_kungfu.ops.broadcast import KungFuBroadcast
 
 
 class KungFuBroadcastInPlace(Collective):
@@ -22,6 +23,7 @@ class KungFuBroadcastInPlace(Collective):
 
 # One primitive for each (root, name): MindSpore keeps what it built for a primitive by the shapes of the call.
 _primitive = functools.lru_cache(maxsize=64)(KungFuBroadcastInPlace)
+_elsewhere = functools.lru_cache(maxsize=64)(KungFuBroadcast)
 
 
 def wait_for_queue() -> None:
@@ -32,8 +34,12 @@ def wait_for_queue() -> None:
     _pynative_executor.sync()
 
 
-def broadcast_parameters(params: Sequence[Parameter], root: int = 0, name: str = "parameters") -> None:
+def broadcast_parameters(
+    params: Sequence[Parameter], root: int = 0, name: str = "parameters", keep: bool = False
+) -> None:
     """Overwrite every parameter with rank `root`'s, in place, in one operation for each dtype.
+
+    With `keep` this worker takes part and leaves its own parameters as they are.
 
     Collective: all ranks bring parameters of the same shapes and dtypes in the same order, and call it between steps,
     outside of a graph. Works in GRAPH and in PyNative mode; compiled graphs stay valid and see the new values. Returns
@@ -44,5 +50,5 @@ def broadcast_parameters(params: Sequence[Parameter], root: int = 0, name: str =
     for param in params:
         if param.has_init:
             param.init_data()
-    _primitive(root, name)(tuple(params))
+    (_elsewhere if keep else _primitive)(root, name)(tuple(params))
     wait_for_queue()

@@ -7,6 +7,7 @@
 
 #include "collectives/dtype.h"
 #include "collectives/reduce.h"
+#include "kungfu/device.h"
 #include "monitoring/gradient_norms.h"
 #include "monitoring/traffic.h"
 #include "runtime/failure.h"
@@ -17,6 +18,7 @@ namespace py = pybind11;
 namespace kungfu {
 
 void RegisterBench(py::module_& m);  // bench.cc
+void RegisterStore(py::module_& m);  // store.cc
 
 namespace {
 
@@ -99,14 +101,21 @@ void RunOn(Operation operation, const py::object& in, const py::object& out, int
   communicator->Run(operation);
 }
 
+// What the C ABI refused, as the exception that it was.
+void Check(kf_status status) {
+  if (status == KF_OK) return;
+  const std::string text = kf_last_error();
+  throw Error(status, text.substr(text.find(": ") + 2));
+}
+
 std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
 // Text of a Python exception in the form that crosses the C ABI: "ResizeError: ...".
 Error ErrorFrom(const py::error_already_set& raised) {
-  static constexpr kf_status kAll[] = {KF_INVALID, KF_TYPE,    KF_MISMATCH, KF_PEER_LOST, KF_TIMEOUT,
-                                       KF_STALE,   KF_ABORTED, KF_RESIZE,   KF_INTERNAL};
+  static constexpr kf_status kAll[] = {KF_INVALID, KF_TYPE,   KF_MISMATCH, KF_PEER_LOST, KF_TIMEOUT, KF_STALE,
+                                       KF_ABORTED, KF_RESIZE, KF_INTERNAL, KF_MISSING,   KF_DEVICE};
   const std::string type = py::str(raised.type().attr("__name__"));
   const std::string text = py::str(raised.value());
   for (const kf_status status : kAll) {
@@ -268,6 +277,20 @@ PYBIND11_MODULE(_core, m) {
       },
       py::arg("name"));
 
+  m.def(
+      "device_open",
+      [](int kind, const char* runtime_libraries, const char* engine_libraries, int engine, uint64_t chunk_bytes,
+         double timeout_s) {
+        py::gil_scoped_release release;
+        const kf_device_options options{runtime_libraries, engine_libraries, static_cast<kf_engine>(engine),
+                                        chunk_bytes, static_cast<uint32_t>(timeout_s * 1000)};
+        Check(kf_device_open(static_cast<kf_device_kind>(kind), &options));
+      },
+      py::arg("kind"), py::arg("runtime_libraries"), py::arg("engine_libraries"), py::arg("engine"),
+      py::arg("chunk_bytes"), py::arg("timeout_s"));
+  m.def("device_close", &kf_device_close, py::call_guard<py::gil_scoped_release>());
+  m.def("device_engine", [] { return std::string(kf_device_engine()); });
+
   m.def("set_delay_for_tests", &SetDelayForTests, py::arg("milliseconds"));
 
   // ---- monitoring ----
@@ -317,6 +340,7 @@ PYBIND11_MODULE(_core, m) {
           py::arg("version"), "Tells the members that a newer cluster version is wanted.");
 
   RegisterBench(m);
+  RegisterStore(m);
 }
 
 }  // namespace

@@ -24,6 +24,10 @@ const char* StatusName(kf_status status) {
       return "ResizeError";
     case KF_INTERNAL:
       return "InternalError";
+    case KF_MISSING:
+      return "ImportError";
+    case KF_DEVICE:
+      return "DeviceError";
   }
   return "InternalError";
 }

@@ -82,19 +82,23 @@ def test_bad_input_is_one_sentence(arguments, sentence, tmp_path):
     assert not (tmp_path / "training.jsonl").exists()
 
 
+@pytest.mark.skipif(shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) is None, reason="not installed")
 def test_a_run_that_was_cut_off_resumes(tmp_path):
     needs("mindspore", "sklearn", "matplotlib", "tqdm")
-    command = [sys.executable, "train.py", "--epochs", "1", "--schedule", "none", "--out", tmp_path / "out"]
-    command += ["--checkpoint", tmp_path / "kept", "--resume"]
+    command = ["./run-elastic.sh", "--epochs", "1", "--schedule", "none", "--out", tmp_path / "out"]
+    command += ["--checkpoint", tmp_path / "kept"]
     whole = run(*command)
     assert whole.returncode == 0, whole.stdout[-4000:]
     lines = (tmp_path / "out" / "training.jsonl").read_text()
     (tmp_path / "kept" / "step-00000040.ckpt").unlink()
-    resumed = run(*command)
+    resumed = run(*command, "--resume")
     assert resumed.returncode == 0, resumed.stdout[-4000:]
     again = (tmp_path / "out" / "training.jsonl").read_text()
     losses = [[(row["step"], row["loss"]) for row in map(json.loads, text.splitlines())] for text in (lines, again)]
     assert losses[1] == losses[0]
+    accuracy = [re.findall(r"test accuracy \d\.\d{4}", done.stdout) for done in (whole, resumed)]
+    assert accuracy[0] == accuracy[1] != []
+    # the audit's, which counts the steps before the cut as well
     assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
 
 

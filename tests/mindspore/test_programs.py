@@ -1,5 +1,6 @@
 """The programs of this folder, with several workers."""
 
+import json
 import re
 
 import pytest
@@ -33,6 +34,20 @@ def test_a_single_worker_trains_as_with_the_plain_optimizer(run_workers, mode):
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_loop_for_the_older_integration(run_workers, mode, n):
     run_workers("older_loop.py", n, mode)
+
+
+@MODES
+def test_an_overflow_at_one_rank_skips_the_step_at_all(run_workers, mode):
+    run_workers("overflow.py", 3, mode)
+
+
+def test_pair_averaging_keeps_its_pace_beside_a_straggler(run_workers):
+    # Three tries, because the machine has others to serve.
+    tries = []
+    while not tries or (tries[-1]["pair"] < 0.9 and len(tries) < 3):
+        tries.append(json.loads(run_workers("straggler.py", 3).splitlines()[-1]))
+    assert tries[-1]["pair"] >= 0.9, tries
+    assert 0.15 < tries[-1]["ssgd"] < 0.27, tries
 
 
 def weights(output):

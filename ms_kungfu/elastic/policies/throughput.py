@@ -20,8 +20,8 @@ class ThroughputPolicy(Policy):
             throughput, so 0.5 asks for 1.5 times as much.
         window: steps that are measured at a size, of which the median counts.
         warmup: steps after a change that are not, as they compile.
-        drop: search again when throughput at the size found has fallen by this part (a neighbour on the machine) or
-            risen by it; None: never.
+        drop: search anew, from the smallest size on, when throughput at the size found has fallen by this part (a
+            neighbour on the machine) or risen by it; None: never.
     """
 
     def __init__(
@@ -59,7 +59,10 @@ class ThroughputPolicy(Policy):
         if self._settled is not None:
             if self._drop is None or abs(now / self._settled - 1) <= self._drop:
                 return None
+            changed = f"throughput at {q.cluster_size} workers went from {self._settled:.4g} to {now:.4g} samples/s"
             self._settled, self._found = None, {}
+            if q.cluster_size > self._sizes[0]:
+                return Decision(f"{changed}; searching anew", size=self._sizes[0])
         size = q.cluster_size
         self._found[size] = now
         smaller = max((s for s in self._found if s < size), default=None)

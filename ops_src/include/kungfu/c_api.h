@@ -30,6 +30,8 @@ typedef enum kf_status {
   KF_ABORTED = 7,    // CollectiveAbortedError: another rank or thread gave the communicator up
   KF_RESIZE = 8,     // ResizeError
   KF_INTERNAL = 9,   // InternalError: a broken invariant
+  KF_MISSING = 10,   // ImportError: a library that is needed is not there, or is another one
+  KF_DEVICE = 11,    // DeviceError: a device or its library refused or failed
 } kf_status;
 
 typedef enum kf_dtype {

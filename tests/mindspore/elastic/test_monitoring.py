@@ -50,6 +50,10 @@ def test_a_monitor_under_model_train(run_elastic, tmp_path, mode):
     assert shared == {k: v for k, v in rows[1]["records"][2].items() if k in shared}
     lines = [json.loads(line) for line in (tmp_path / "reports1" / "training.json").read_text().splitlines()]
     assert lines == records
+    for rank in (0, 1):
+        written = b"".join(path.read_bytes() for path in (tmp_path / "reports1" / f"summary{rank}").rglob("*MS"))
+        assert written.count(b"kungfu/loss") == 5
+        assert written.count(b"kungfu/cluster_size") == 5
     metrics = dict(line.rsplit(" ", 1) for line in rows[1]["page"].splitlines() if not line.startswith("#"))
     assert metrics["kungfu_step"] == "3.0"
     assert metrics["kungfu_rank"] == "1.0"

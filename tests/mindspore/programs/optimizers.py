@@ -13,7 +13,12 @@ import ms_kungfu as kf
 from ms_kungfu import comm
 from ms_kungfu import optimizers as kf_optimizers
 from ms_kungfu.ops import KungFuAllReduce
-from ms_kungfu.optimizers import KungFuGradReducer, KungFuMomentum
+from ms_kungfu.optimizers import (
+    KungFuGradReducer,
+    KungFuMomentum,
+    SynchronousAveragingOptimizer,
+    SynchronousSGDOptimizer,
+)
 
 GRAPH = sys.argv[1] == "graph"
 ms.set_context(mode=ms.GRAPH_MODE if GRAPH else ms.PYNATIVE_MODE)
@@ -90,7 +95,39 @@ def drop_ins():
     for i, (name, make) in enumerate(cases):
         theirs, ours = getattr(nn, name), getattr(kf_optimizers, f"KungFu{name}")
         assert issubclass(ours, theirs)
-        agree(f"{name} {i}", train(make(ours), sharded=True), train(make(theirs), sharded=False))
+        expected = train(make(theirs), sharded=False)
+        agree(f"{name} {i}", train(make(ours), sharded=True), expected)
+        inner = make(theirs)
+        around = train(lambda net, inner=inner: SynchronousSGDOptimizer(inner(net)), sharded=True)
+        agree(f"around {name} {i}", around, expected)
+        if SIZE == 1:
+            averaging = train(lambda net, inner=inner: SynchronousAveragingOptimizer(inner(net)), sharded=True)
+            assert all((a == b).all() for a, b in zip(averaging, expected)), f"averaging {name} {i}"
+
+
+def refusals():
+    net = make_net()
+    inner = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    ours = KungFuMomentum(net.trainable_params(), 0.1, 0.9)
+    for error, said, make in [
+        (TypeError, "goes around an optimizer of MindSpore", lambda: SynchronousSGDOptimizer(net)),
+        (TypeError, "KungFuMomentum synchronises the workers itself", lambda: SynchronousSGDOptimizer(ours)),
+        (TypeError, "synchronises", lambda: SynchronousAveragingOptimizer(SynchronousSGDOptimizer(inner))),
+        (ValueError, "alpha must be above 0 and at most 1", lambda: SynchronousAveragingOptimizer(inner, alpha=0)),
+        (ValueError, "momentum must be at least 0 and below 1", lambda: SynchronousAveragingOptimizer(inner, 0.1, 1)),
+        (TypeError, "alpha must be a number", lambda: SynchronousAveragingOptimizer(inner, alpha="big")),
+    ]:
+        try:
+            make()
+        except error as raised:
+            assert said in str(raised), raised
+        else:
+            raise AssertionError(f"not refused: {said}")
+    outer = SynchronousAveragingOptimizer(inner)
+    assert outer.learning_rate is inner.learning_rate
+    assert outer.global_step is inner.global_step
+    assert isinstance(outer, nn.Optimizer)
+    assert not hasattr(outer, "no_such_thing")
 
 
 def sums():
@@ -128,6 +165,25 @@ def reducer_in_a_training_cell():
 
     ours = train(momentum, True, lambda net, opt: Clipped(net, opt, KungFuGradReducer(opt.parameters)))
     agree("clipped", ours, train(momentum, False, lambda net, opt: Clipped(net, opt, None)))
+
+
+class ClippingMomentum(nn.Momentum):
+    """An optimizer that clips what it is given."""
+
+    def construct(self, gradients):
+        return super().construct(ops.clip_by_global_norm(gradients, 0.05))
+
+
+def clipping_inside():
+    """What the inner optimizer does to the gradients comes after the reduction."""
+
+    def inner(net):
+        return ClippingMomentum(net.trainable_params(), 0.1, 0.9)
+
+    ours = train(lambda net: SynchronousSGDOptimizer(inner(net)), sharded=True)
+    agree("clipping inside", ours, train(inner, sharded=False))
+    unclipped = train(lambda net: nn.Momentum(net.trainable_params(), 0.1, 0.9), sharded=False)
+    assert not np.allclose(ours[0], unclipped[0], rtol=1e-4), "nothing was clipped"
 
 
 class Doubling(KungFuMomentum):
@@ -189,6 +245,9 @@ def model_train():
     expected = run(nn.Momentum, False, False)
     for sink in (False, True):
         agree(f"Model.train, sink={sink}", run(KungFuMomentum, True, sink), expected)
+    agree(
+        "Model.train, around", run(lambda *a, **k: SynchronousSGDOptimizer(nn.Momentum(*a, **k)), True, False), expected
+    )
     scaled = {"loss_scale_manager": ms.FixedLossScaleManager(8.0, drop_overflow_update=False)}
     agree("Model.train, loss scale", run(KungFuMomentum, True, False, **scaled), expected)
     half = {"amp_level": "O3", **scaled}
@@ -242,9 +301,11 @@ def plain_subclasses():
 
 
 SECTIONS = (
+    refusals,
     drop_ins,
     sums,
     reducer_in_a_training_cell,
+    clipping_inside,
     subclass_of_ours,
     hand_written_loops,
     model_train,

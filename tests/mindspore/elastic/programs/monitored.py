@@ -9,7 +9,7 @@ import urllib.request
 import mindspore as ms
 import numpy as np
 from mindspore import nn
-from mindspore.train import Model
+from mindspore.train import Model, SummaryCollector
 from reporting import Loss, digest, numbered, report
 
 import ms_kungfu as kf
@@ -101,7 +101,9 @@ def callback():
             losses.append(float(run_context.original_args().net_outputs.asnumpy()))
 
     data = numbered(40).batch(8)
-    model.train(1, data, callbacks=[Outputs(), MonitorCallback(monitor)], dataset_sink_mode=False)
+    collector = SummaryCollector(f"{out}/summary{kf.current_rank()}", collect_freq=2)
+    callbacks = [collector, Outputs(), MonitorCallback(monitor)]
+    model.train(1, data, callbacks=callbacks, dataset_sink_mode=False)
     report(
         "callback", step=5, records=[record.to_json() for record in seen], page=pages[0], losses=losses,
         first_update=seen[0].update_ratio, initial=float(np.sqrt(sum((w**2).sum() for w in weights))),

@@ -12,7 +12,7 @@ from mindspore.train import Callback, Model
 from reporting import Loss, digest, numbered, numbers, report
 
 import ms_kungfu as kf
-from ms_kungfu.callbacks import KungFuElasticCallback
+from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.optimizers import KungFuMomentum
 
@@ -73,4 +73,5 @@ net = nn.SequentialCell(nn.Dense(4, 8), *norm, nn.Tanh(), nn.Dense(8, 2))
 optimizer = KungFuMomentum(net.trainable_params(), 0.02, 0.9)
 data = ElasticDataset(numbered(SAMPLES), batch_size=5, seed=5)  # the callback says what it really is
 elastic = KungFuElasticCallback(None if schedule == "none" else schedule, wait=True, **options)
-Model(net, Loss(), optimizer).train(EPOCHS, data, callbacks=[Before(), elastic, After()], dataset_sink_mode=False)
+callbacks = [Before(), elastic, BroadcastCallback(), After()]
+Model(net, Loss(), optimizer).train(EPOCHS, data, callbacks=callbacks, dataset_sink_mode=False)

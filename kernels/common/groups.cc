@@ -1,4 +1,4 @@
-#include "collective.h"
+#include "common/groups.h"
 
 #include <algorithm>
 #include <array>
@@ -66,18 +66,10 @@ uint64_t Count(const std::vector<int64_t>& shape) {
   return count;
 }
 
-bool Collective::Init(const KernelTensors&, const KernelTensors&) {
-  name_ = GetValue<std::string>(primitive_->GetAttr("channel"));
-  if (const auto limit = primitive_->GetAttr("fusion_bytes"); limit != nullptr) {
-    fusion_bytes_ = GetValue<int64_t>(limit);
-  }
-  return true;
-}
-
-kf_op Collective::ReduceOp() const {
+kf_op ReduceOpOf(const PrimitivePtr& primitive) {
   // The same order as kf_op.
   static const std::array<const char*, 5> kNames = {"sum", "mean", "min", "max", "prod"};
-  const auto op = GetValue<std::string>(primitive_->GetAttr("op"));
+  const auto op = GetValue<std::string>(primitive->GetAttr("op"));
   const auto found = std::find(kNames.begin(), kNames.end(), op);
   if (found == kNames.end()) {
     throw std::runtime_error("InternalError: no operation is called \"" + op + "\"");
@@ -85,16 +77,23 @@ kf_op Collective::ReduceOp() const {
   return static_cast<kf_op>(found - kNames.begin());
 }
 
-int Collective::Resize(const KernelTensors& inputs, const KernelTensors& outputs) {
-  const int status = NativeCpuKernelMod::Resize(inputs, outputs);
+void Groups::Init(const PrimitivePtr& primitive) {
+  name_ = GetValue<std::string>(primitive->GetAttr("channel"));
+  if (const auto limit = primitive->GetAttr("fusion_bytes"); limit != nullptr) {
+    fusion_bytes_ = GetValue<int64_t>(limit);
+  }
+}
+
+void Groups::Sort(const std::string& kernel, const KernelTensors& inputs, const KernelTensors& outputs,
+                  const std::function<size_t(size_t)>& part_of) {
   std::map<std::pair<size_t, kf_dtype>, std::vector<size_t>> sorted;
   std::vector<std::string> shapes;
   std::vector<const char*> dtypes;
   input_counts_.clear();
   output_counts_.clear();
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const auto& known = FindDtype(kernel_name_, inputs[i]->dtype_id());
-    sorted[{PartOf(i), known.dtype}].push_back(i);
+    const auto& known = FindDtype(kernel, inputs[i]->dtype_id());
+    sorted[{part_of(i), known.dtype}].push_back(i);
     dtypes.push_back(known.name);
     shapes.push_back(ShapeText(inputs[i]->GetShapeVector()));
     input_counts_.push_back(Count(inputs[i]->GetShapeVector()));
@@ -121,44 +120,33 @@ int Collective::Resize(const KernelTensors& inputs, const KernelTensors& outputs
   }
   layouts_.assign(groups_of_part.size(), "");
   for (size_t i = 0; i < shapes.size(); ++i) {
-    auto& layout = layouts_[PartOf(i)];
-    layout += (layout.empty() ? "" : " ") + (groups_of_part[PartOf(i)] > 1 ? dtypes[i] + shapes[i] : shapes[i]);
+    auto& layout = layouts_[part_of(i)];
+    layout += (layout.empty() ? "" : " ") + (groups_of_part[part_of(i)] > 1 ? dtypes[i] + shapes[i] : shapes[i]);
   }
-  return status;
 }
 
-bool Collective::Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs) {
+const std::vector<Group>& Groups::Bind(const std::string& kernel, const KernelTensors& inputs,
+                                       const KernelTensors& outputs, bool in_place,
+                                       const std::function<uint64_t(uint64_t)>& output_count) {
   // The shapes of a gather were inferred for the size that the cluster had then: without this check a graph that was
   // compiled before a resize would write past its buffers.
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (outputs.size() != inputs.size() || output_counts_[i] != OutputCount(input_counts_[i])) {
-      throw std::runtime_error(
-          "StaleClusterError: " + kernel_name_ + " \"" + name_ + "\" was compiled for an output of " +
-          (outputs.size() == inputs.size() ? std::to_string(output_counts_[i]) : "other") + " elements, but " +
-          std::to_string(kf_size()) + " ranks make " + std::to_string(OutputCount(input_counts_[i])) +
-          " of it: the cluster's size has changed since; build the cell or the jit function anew");
+    if (outputs.size() != inputs.size() || output_counts_[i] != output_count(input_counts_[i])) {
+      throw std::runtime_error("StaleClusterError: " + kernel + " \"" + name_ + "\" was compiled for an output of " +
+                               (outputs.size() == inputs.size() ? std::to_string(output_counts_[i]) : "other") +
+                               " elements, but " + std::to_string(kf_size()) + " ranks make " +
+                               std::to_string(output_count(input_counts_[i])) +
+                               " of it: the cluster's size has changed since; build the cell or the jit function anew");
     }
   }
   for (auto& group : groups_) {
     group.tensors.clear();
     for (const auto i : group.indices) {
-      auto* output = InPlace() ? inputs[i]->device_ptr() : outputs[i]->device_ptr();
+      auto* output = in_place ? inputs[i]->device_ptr() : outputs[i]->device_ptr();
       group.tensors.push_back({inputs[i]->device_ptr(), output, input_counts_[i]});
     }
   }
-  Run(groups_);
-  return true;
-}
-
-void Collective::Run(const std::vector<Group>& groups) {
-  for (const auto& group : groups) {
-    Check(Run(group));
-  }
-}
-
-std::vector<KernelAttr> Collective::GetOpSupport() {
-  // With a list of dtypes MindSpore would cast all tensors of a tuple to the dtype of the first, and back.
-  return {KernelAttr().AddSkipCheckAttr(true).AddAllOutInRef(InPlace())};
+  return groups_;
 }
 
 }  // namespace mindspore::kernel::kungfu

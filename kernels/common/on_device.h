@@ -1,0 +1,291 @@
+// The kernels of a GPU and of an Ascend device, on top of that device's Collective: they differ in how MindSpore finds
+// them. What they do is in the device layer.
+#ifndef KUNGFU_KERNELS_COMMON_ON_DEVICE_H_
+#define KUNGFU_KERNELS_COMMON_ON_DEVICE_H_
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "common/groups.h"
+#include "kungfu/device.h"
+
+namespace mindspore::kernel::kungfu {
+
+// MindSpore's stream, and pinned memory for the few words that a kernel reads or writes itself.
+template <typename Base>
+class CollectiveOnDevice : public CollectiveOn<Base> {
+ public:
+  using typename CollectiveOn<Base>::KernelTensors;
+
+  bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
+    stream_ = stream;
+    this->LaunchGroups(inputs, outputs);
+    return true;
+  }
+
+ protected:
+  kf_stream stream_{nullptr};  // MindSpore's, for the length of a launch
+};
+
+template <typename Collective>
+class AllReduceOn : public Collective {
+ public:
+  using typename Collective::Group;
+  using typename Collective::KernelTensors;
+
+  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
+    op_ = this->ReduceOp();
+    return Collective::Init(inputs, outputs);
+  }
+
+ protected:
+  kf_status Run(const Group& group) override {
+    return kf_device_all_reduce(this->name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, op_,
+                                this->Layout(group), this->stream_);
+  }
+
+ private:
+  kf_op op_{KF_SUM};
+};
+
+// The gradients of a step, in groups; should a rank die meanwhile, with its part in all of them or in none.
+template <typename Collective>
+class AllReduceGradientsOn : public Collective {
+ public:
+  using typename Collective::Group;
+  using typename Collective::KernelTensors;
+
+  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
+    op_ = this->ReduceOp();
+    names_ = GetValue<std::vector<std::string>>(this->primitive_->GetAttr("names"));
+    group_of_ = GetValue<std::vector<int64_t>>(this->primitive_->GetAttr("group_of"));
+    if (names_.size() > 1 && group_of_.size() != inputs.size()) {
+      throw std::runtime_error("InternalError: " + this->kernel_name_ + " was given " + std::to_string(inputs.size()) +
+                               " tensors and groups for " + std::to_string(group_of_.size()));
+    }
+    return Collective::Init(inputs, outputs);
+  }
+
+ protected:
+  void Run(const std::vector<Group>& groups) override {
+    std::vector<kf_group> all;
+    all.reserve(groups.size());
+    for (const auto& group : groups) {
+      all.push_back(
+          {names_[group.part].c_str(), group.tensors.data(), group.tensors.size(), group.dtype, this->Layout(group)});
+    }
+    Check(kf_device_all_reduce_gradients(all.data(), all.size(), op_, this->stream_));
+  }
+  kf_status Run(const Group&) override { throw std::runtime_error("InternalError: groups are run together"); }
+  size_t PartOf(size_t i) const override { return names_.size() > 1 ? static_cast<size_t>(group_of_[i]) : 0; }
+
+ private:
+  kf_op op_{KF_SUM};
+  std::vector<std::string> names_;  // of the groups
+  std::vector<int64_t> group_of_;   // of each tensor, where there is more than one group
+};
+
+template <typename Collective>
+class AllGatherOn : public Collective {
+ protected:
+  using typename Collective::Group;
+  kf_status Run(const Group& group) override {
+    return kf_device_all_gather(this->name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype,
+                                this->Layout(group), this->stream_);
+  }
+  uint64_t OutputCount(uint64_t count) const override { return count * kf_size(); }
+};
+
+template <typename Collective>
+class ReduceScatterOn : public Collective {
+ public:
+  using typename Collective::Group;
+  using typename Collective::KernelTensors;
+
+  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
+    op_ = this->ReduceOp();
+    return Collective::Init(inputs, outputs);
+  }
+
+ protected:
+  kf_status Run(const Group& group) override {
+    return kf_device_reduce_scatter(this->name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, op_,
+                                    this->Layout(group), this->stream_);
+  }
+  uint64_t OutputCount(uint64_t count) const override { return count / kf_size(); }
+
+ private:
+  kf_op op_{KF_SUM};
+};
+
+template <typename Collective>
+class BroadcastOn : public Collective {
+ public:
+  using typename Collective::Group;
+  using typename Collective::KernelTensors;
+
+  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
+    root_ = static_cast<uint32_t>(GetValue<int64_t>(this->primitive_->GetAttr("root")));
+    return Collective::Init(inputs, outputs);
+  }
+
+ protected:
+  kf_status Run(const Group& group) override {
+    return kf_device_broadcast(this->name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, root_,
+                               this->Layout(group), this->stream_);
+  }
+
+ private:
+  uint32_t root_{0};
+};
+
+// Straight into parameters, in the device's memory. On an ordinary tensor it would overwrite a value that may be used
+// elsewhere.
+template <typename Collective>
+class BroadcastInPlaceOn : public BroadcastOn<Collective> {
+ protected:
+  bool InPlace() const override { return true; }
+};
+
+// ---- an all-reduce in two halves ----
+
+// The ticket is a tensor in the device's memory, which neither half reads or writes: to fetch it the host would have to
+// wait for the stream, and with it for the backward pass. Its address tells which start a wait belongs to.
+class Tickets {
+ public:
+  static Tickets& Get() {
+    static auto* const tickets = new Tickets;  // MindSpore's threads may outlive static destructors
+    return *tickets;
+  }
+  void Put(const void* address, uint64_t ticket) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    tickets_[address] = ticket;  // in the place of one that nobody has waited for
+  }
+  uint64_t Take(const void* address) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    const auto found = tickets_.find(address);
+    if (found == tickets_.end()) {
+      throw std::runtime_error("InternalError: a reduction is waited for that was never started");
+    }
+    const auto ticket = found->second;
+    tickets_.erase(found);
+    return ticket;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const void*, uint64_t> tickets_;
+};
+
+template <typename Collective>
+class AllReduceStartOn : public Collective {
+ public:
+  using typename Collective::Group;
+  using typename Collective::KernelTensors;
+
+  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
+    op_ = this->ReduceOp();
+    return Collective::Init(inputs, outputs);
+  }
+  bool Launch(const KernelTensors& inputs, const KernelTensors& workspace, const KernelTensors& outputs,
+              void* stream) override {
+    ticket_address_ = outputs.back()->device_ptr();
+    return Collective::Launch(inputs, workspace, KernelTensors(outputs.begin(), outputs.end() - 1), stream);
+  }
+
+ protected:
+  kf_status Run(const Group& group) override {
+    uint64_t ticket = 0;
+    const kf_status status = kf_device_start_all_reduce(this->name_.c_str(), group.tensors.data(), group.tensors.size(),
+                                                        group.dtype, op_, this->Layout(group), this->stream_, &ticket);
+    if (status == KF_OK) {
+      Tickets::Get().Put(ticket_address_, ticket);
+    }
+    return status;
+  }
+
+ private:
+  kf_op op_{KF_SUM};
+  const void* ticket_address_{nullptr};
+};
+
+// In and out: see kernels/cpu/overlap.cc.
+template <typename Base>
+class AllReduceWaitOn : public Base {
+ public:
+  bool Init(const KernelTensors&, const KernelTensors&) override {
+    num_starts_ = GetValue<std::vector<int64_t>>(this->primitive_->GetAttr("num_tensors")).size();
+    return true;
+  }
+  int Resize(const KernelTensors& inputs, const KernelTensors& outputs) override {
+    return Base::Resize(inputs, outputs);
+  }
+  bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs, void*) override {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (outputs[i]->device_ptr() != inputs[i]->device_ptr()) {
+        throw std::runtime_error("InternalError: " + this->kernel_name_ + " was not given its outputs in place");
+      }
+    }
+    std::vector<uint64_t> tickets;
+    for (size_t i = inputs.size() - num_starts_; i < inputs.size(); ++i) {
+      tickets.push_back(Tickets::Get().Take(inputs[i]->device_ptr()));
+    }
+    Check(kf_device_wait(tickets.data(), tickets.size()));
+    return true;
+  }
+  std::vector<KernelAttr> GetOpSupport() override { return {KernelAttr().AddSkipCheckAttr(true).AddAllOutInRef(true)}; }
+
+ private:
+  size_t num_starts_{0};
+};
+
+// ---- a change of membership ----
+
+// The wanted size in, (changed, detached) out, all in the device's memory.
+template <typename Base>
+class ResizeOn : public Base {
+ public:
+  ~ResizeOn() override {
+    if (words_ != nullptr) {
+      kf_device_free_host(words_);
+    }
+  }
+  bool Init(const KernelTensors&, const KernelTensors&) override { return true; }
+  int Resize(const KernelTensors& inputs, const KernelTensors& outputs) override {
+    return Base::Resize(inputs, outputs);
+  }
+  bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
+    if (words_ == nullptr) {
+      Check(kf_device_malloc_host(&words_, kBytes));
+    }
+    auto* bytes = static_cast<char*>(words_);
+    Check(kf_device_copy(bytes, inputs[0]->device_ptr(), sizeof(uint32_t), KF_DEVICE_TO_HOST, stream));
+    Check(kf_stream_synchronize(stream));
+    uint32_t size = 0;
+    std::memcpy(&size, bytes, sizeof size);
+    int changed = 0;
+    int detached = 0;
+    Check(kf_resize(size, &changed, &detached));
+    bytes[0] = changed != 0;
+    bytes[1] = detached != 0;
+    Check(kf_device_copy(outputs[0]->device_ptr(), bytes, 1, KF_HOST_TO_DEVICE, stream));
+    Check(kf_device_copy(outputs[1]->device_ptr(), bytes + 1, 1, KF_HOST_TO_DEVICE, stream));
+    Check(kf_stream_synchronize(stream));  // the words are used again
+    return true;
+  }
+  std::vector<KernelAttr> GetOpSupport() override {
+    return {KernelAttr().AddInputAttr(kNumberTypeUInt32).AddOutputAttr(kNumberTypeBool).AddOutputAttr(kNumberTypeBool)};
+  }
+
+ private:
+  static constexpr uint64_t kBytes = 16;
+  void* words_{nullptr};  // pinned
+};
+
+}  // namespace mindspore::kernel::kungfu
+
+#endif  // KUNGFU_KERNELS_COMMON_ON_DEVICE_H_

@@ -1,0 +1,29 @@
+#include <cstdint>
+#include <vector>
+
+#include "collective.h"
+
+namespace mindspore::kernel::kungfu {
+
+// Nothing in; the cluster's version and its size at the time of the launch out.
+class KungFuCluster : public NativeCpuKernelMod {
+ public:
+  using KernelTensors = std::vector<KernelTensor*>;
+
+  bool Init(const KernelTensors&, const KernelTensors&) override { return true; }
+  int Resize(const KernelTensors& inputs, const KernelTensors& outputs) override {
+    return NativeCpuKernelMod::Resize(inputs, outputs);
+  }
+  bool Launch(const KernelTensors&, const KernelTensors&, const KernelTensors& outputs) override {
+    *static_cast<int64_t*>(outputs[0]->device_ptr()) = static_cast<int64_t>(kf_cluster_version());
+    *static_cast<int64_t*>(outputs[1]->device_ptr()) = static_cast<int64_t>(kf_size());
+    return true;
+  }
+  std::vector<KernelAttr> GetOpSupport() override {
+    return {KernelAttr().AddOutputAttr(kNumberTypeInt64).AddOutputAttr(kNumberTypeInt64)};
+  }
+};
+
+MS_KERNEL_FACTORY_REG(NativeCpuKernelMod, KungFuCluster, KungFuCluster);
+
+}  // namespace mindspore::kernel::kungfu

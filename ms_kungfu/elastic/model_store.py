@@ -1,0 +1,70 @@
+"""A worker's side of the model stores: making its own known to the others, and finding theirs, through the broker."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from .. import _core, env
+from ..errors import KungFuError
+from . import membership
+from .rendezvous import Channel, ProtocolError, prove
+
+_TIMEOUT_S = 10.0
+
+
+def connect() -> None:
+    """From now on stores are exchanged with the other workers of the job. Called by :func:`ms_kungfu.runtime.init`."""
+    _core.set_store_handlers(_announce, _find)
+
+
+def disconnect() -> None:
+    _core.set_store_handlers(None, None)
+    _core.reset_store()
+
+
+def _announce(fd: int) -> str:
+    """Hands this worker's store to the broker; an error's text where that fails."""
+    peer, incarnation = membership.identity()
+    try:
+        answer, fds = _ask({"store": "put", "peer": str(peer), "incarnation": incarnation}, fd)
+    except (OSError, ProtocolError, KungFuError) as error:
+        return f"{peer}: the launcher can't be given the model store ({error})"
+    _close(fds)
+    return "" if answer.get("store") is True else f"{peer}: {answer.get('error', 'the launcher refused the store')}"
+
+
+def _find(rank: int) -> int:
+    """A descriptor of the rank's store, or -1 where it has none yet, or is gone, or the launcher is."""
+    peer = membership.peer_of(rank)
+    if peer is None:
+        return -1
+    try:
+        _, fds = _ask({"store": "get", "peer": str(peer)})
+    except (OSError, ProtocolError, KungFuError):
+        return -1
+    return fds[0] if len(fds) == 1 else _close(fds)
+
+
+def _ask(request: dict[str, Any], fd: int | None = None) -> tuple[dict[str, Any], list[int]]:
+    broker, secret = env.BROKER.get(), env.JOB_SECRET.get()
+    if broker is None or secret is None:
+        raise KungFuError("this process was not started by kungfu-run")
+    channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), _TIMEOUT_S)
+    try:
+        channel.socket.settimeout(_TIMEOUT_S)
+        channel.socket.connect("\0" + broker)
+        prove(channel, bytes.fromhex(secret))
+        channel.send(request)
+        if fd is not None:
+            channel.send({}, (fd,))
+        return channel.receive_with_fds()
+    finally:
+        channel.close()
+
+
+def _close(fds: list[int]) -> int:
+    for fd in fds:
+        os.close(fd)
+    return -1

@@ -1,0 +1,64 @@
+"""The workers' model stores, which the broker keeps for whoever asks: descriptors that can only read."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Callable
+
+from ms_kungfu.elastic.cluster import PeerID
+from ms_kungfu.elastic.rendezvous import Channel, ProtocolError
+
+_Process = tuple[PeerID, int]  # a peer ID and the version that the process was started for
+
+
+class Stores:
+    """Thread-safe. Owns the descriptors."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._fds: dict[_Process, int] = {}
+
+    def serve(self, channel: Channel, message: dict[str, Any], is_out: Callable[[PeerID, int], bool]) -> None:
+        """Answers a request: ``{"store": "put", "peer", "incarnation"}``, after which the descriptor comes with a
+        message of its own, or ``{"store": "get", "peer"}``."""
+        peer = PeerID.parse(message.get("peer"))
+        if message.get("store") == "get":
+            fd = self._newest(peer)
+            try:
+                channel.send({"store": fd is not None}, () if fd is None else (fd,))
+            finally:
+                if fd is not None:
+                    os.close(fd)
+            return
+        incarnation = message.get("incarnation")
+        if message.get("store") != "put" or not isinstance(incarnation, int):
+            raise ProtocolError("a request to the stores is a put with an incarnation, or a get")
+        _, fds = channel.receive_with_fds()
+        if len(fds) != 1:
+            for fd in fds:
+                os.close(fd)
+            raise ProtocolError(f"a store is one descriptor, got {len(fds)}")
+        if is_out(peer, incarnation):
+            os.close(fds[0])
+            channel.send({"error": f"{peer} is no member any more"})
+            return
+        with self._lock:
+            before = self._fds.get((peer, incarnation))
+            self._fds[peer, incarnation] = fds[0]
+        if before is not None:
+            os.close(before)
+        channel.send({"store": True})
+
+    def _newest(self, peer: PeerID) -> int | None:
+        with self._lock:
+            found = [process for process in self._fds if process[0] == peer]
+            return os.dup(self._fds[max(found, key=lambda process: process[1])]) if found else None
+
+    def drop(self, gone: Callable[[PeerID, int], bool]) -> None:
+        """Closes those of processes that are gone."""
+        with self._lock:
+            closing = [process for process in self._fds if gone(*process)]
+            fds = [self._fds.pop(process) for process in closing]
+        for fd in fds:
+            os.close(fd)

@@ -1,0 +1,190 @@
+"""Synchronisation that changes in mid-training, around any optimizer of MindSpore."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.ops import composite
+
+from ms_kungfu import comm, runtime
+from ms_kungfu.errors import CollectiveMismatchError
+from ms_kungfu.fusion import Plan
+from ms_kungfu.ops import wait_for_queue
+from ms_kungfu.optimizers._around import Around, toward
+from ms_kungfu.optimizers._replicas import Merge, Replicas
+from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
+from ms_kungfu.optimizers.pair import PairExchange, Publish, pair_options
+from ms_kungfu.optimizers.synchronous import CentralModel, between
+
+ALGORITHMS = ("ssgd", "sma", "pair")
+_SSGD, _SMA, _PAIR = range(3)
+_NEVER = -1
+
+
+class SetNumber(nn.Cell):
+    """Write a number into a parameter in place, so that compiled graphs see it in both modes."""
+
+    def __init__(self, parameter: Parameter) -> None:
+        super().__init__(auto_prefix=False)
+        self.number = parameter
+
+    @ms.jit(backend="ms_backend")
+    def construct(self, value):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        return ops.assign(self.number, value)
+
+
+class AdaptiveSGDOptimizer(Replicas, Around):
+    """Model averaging first, synchronous SGD later; or whatever a policy switches to while training runs.
+
+    The first `change_step` steps are those of :class:`SynchronousAveragingOptimizer`, the later ones those of
+    :class:`SynchronousSGDOptimizer`. :meth:`switch_to` changes between these two and
+    :class:`PairAveragingOptimizer` at any time; a switch compiles nothing anew.
+
+    *Matched state*: a switch to S-SGD needs equal models. All workers then take the mean of their models and of the
+    inner optimizer's moments, and the greatest of what is single numbers (global step, learning rate, powers of Adam's
+    betas), so that they agree bit for bit from then on. The others begin with what is there.
+
+    *When*: noisy averaging explores in the beginning and S-SGD converges to the end, or the other way round where
+    stragglers come and go: that is for a policy to find out.
+
+    *Cost*: of the algorithm that is on; a switch to S-SGD costs one all-reduce of model and moments.
+
+    Args:
+        optimizer: any optimizer of MindSpore.
+        change_step: how many steps of SMA come before S-SGD, counted in this optimizer's own updates over all workers'
+            lives (a joiner takes on the count); None: no change by itself. Of no effect once `switch_to` has chosen
+            something else than SMA by then.
+        alpha: of SMA.
+        algorithm: what the training begins with, "sma", "ssgd" or "pair".
+        neighbour, prefetch, seed: of pair averaging.
+        gradients_mean, fusion, overlap: of S-SGD.
+        name: the prefix of what the exchanges are called among the workers.
+
+    One worker trains as with `optimizer` alone, bit for bit, whatever the algorithm.
+
+    Source: Mai et al., KungFu: Making Training in Distributed Machine Learning Adaptive, OSDI 2020; the algorithms' own
+    sources are with their classes.
+    """
+
+    def __init__(
+        self,
+        optimizer: nn.Optimizer,
+        change_step: int | None = None,
+        alpha: float = 0.1,
+        algorithm: str = "sma",
+        *,
+        neighbour: str = "random",
+        prefetch: bool = True,
+        seed: int | None = None,
+        gradients_mean: bool = True,
+        fusion: Any = None,
+        overlap: bool | None = None,
+        name: str = "adaptive",
+    ) -> None:
+        super().__init__(optimizer)
+        if change_step is not None and (isinstance(change_step, bool) or not isinstance(change_step, int)):
+            raise TypeError(f"change_step must be a number of steps or None, not {change_step!r}")
+        if change_step is not None and change_step < 0:
+            raise ValueError(f"change_step must be at least 0, got {change_step}")
+        self.alpha = between("alpha", alpha, 0.0, 1.0, open_below=True)
+        self.mode = Parameter(Tensor(_number_of(algorithm), ms.int32), name="algorithm", requires_grad=False)
+        self.updates = Parameter(Tensor(0, ms.int64), name="updates", requires_grad=False)
+        self.change_at = _NEVER if change_step is None else change_step
+        self.grad_reducer = KungFuGradReducer(
+            self.parameters, gradients_mean, f"{name}/gradients", fusion=fusion, overlap=overlap
+        )
+        self.center = CentralModel(self.parameters, 0.0, f"{name}/model")
+        self.pairs = PairExchange(self.parameters, f"{name}/pair", *pair_options(neighbour, prefetch, seed))
+        self.match = Merge(optimizer.get_parameters(), f"{name}/match")
+        self.map = composite.HyperMap()
+        self._prefetch = prefetch
+
+    @property
+    def algorithm(self) -> str:
+        """What the next step will be: "ssgd", "sma" or "pair"."""
+        if self._number() == _SMA and int(self.updates.asnumpy()) == self.change_at:
+            return ALGORITHMS[_SSGD]
+        return ALGORITHMS[self._number()]
+
+    @property
+    def replicas_differ(self) -> bool:
+        return self._number() != _SSGD
+
+    def switch_to(self, algorithm: str) -> None:
+        """Collective, between steps: the next step and later ones are of `algorithm`, "ssgd", "sma" or "pair".
+
+        Raises:
+            ValueError: for another word.
+            CollectiveMismatchError: at every rank, where they don't bring the same; nothing has changed then.
+        """
+        wanted = _number_of(algorithm)
+        runtime.init()
+        wait_for_queue()
+        everyones = comm.all_gather(np.array([wanted], np.int32), name="kungfu/algorithm").ravel()
+        if (everyones != wanted).any():
+            asked = ", ".join(f"rank {rank}: {ALGORITHMS[one]}" for rank, one in enumerate(everyones))
+            raise CollectiveMismatchError(f"the ranks switch to different algorithms: {asked}")
+        if wanted == _SSGD and self._number() != _SSGD:
+            self.merge()
+        if wanted == _PAIR:
+            # What the others have from the last time is old.
+            self._publish()
+            wait_for_queue()
+            runtime.run_barrier()
+            if self._prefetch:
+                self._publish()
+        self._set_mode(Tensor(wanted, ms.int32))
+        wait_for_queue()
+
+    def merge(self) -> None:
+        super().merge()
+        if self._number() == _PAIR:
+            self._publish()
+
+    def fusion_plan(self) -> Plan:
+        """Of S-SGD: which gradients are reduced together. docs/fusion.md"""
+        return self.grad_reducer.fusion_plan()
+
+    def last_exchange(self) -> tuple[int, int]:
+        """Of the last step of pair averaging; see :class:`PairAveragingOptimizer`."""
+        rank, version = self.pairs.exchanged.asnumpy().tolist()
+        return rank, version
+
+    def _number(self) -> int:
+        return int(self.mode.asnumpy())
+
+    @cached_property
+    def _publish(self) -> Publish:
+        return Publish(self.parameters, self.pairs.store)
+
+    @cached_property
+    def _set_mode(self) -> SetNumber:
+        return SetNumber(self.mode)
+
+    @ms.jit(backend="ms_backend")
+    def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        if ops.logical_and(ops.equal(self.updates, self.change_at), ops.equal(self.mode, _SMA)):
+            matched = self.match()
+            ops.assign(self.mode, ops.depend(Tensor(_SSGD, ms.int32), matched))
+        if ops.equal(self.mode, _SSGD):
+            gradients = self.grad_reducer(gradients)
+        elif ops.equal(self.mode, _SMA):
+            moved = self.map(ops.partial(toward, self.alpha), self.parameters, self.center(self.parameters))
+            gradients = ops.depend(gradients, moved)
+        else:
+            gradients = ops.depend(gradients, self.pairs(self.parameters))
+        updated = self.optimizer(gradients)
+        if ops.equal(self.mode, _PAIR):
+            self.pairs.store(self.parameters)
+        ops.assign_add(self.updates, Tensor(1, ms.int64))
+        return updated
+
+
+def _number_of(algorithm: str) -> int:
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, not {algorithm!r}")
+    return ALGORITHMS.index(algorithm)

@@ -1,0 +1,138 @@
+"""Pair averaging: asynchronous decentralized SGD, around any optimizer of MindSpore."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.ops import composite
+
+from ms_kungfu import runtime
+from ms_kungfu.ops._store import NEIGHBOURS, RequestModel, SaveModel
+from ms_kungfu.optimizers._around import Around, toward
+from ms_kungfu.optimizers._replicas import Replicas
+
+
+class PairExchange(nn.Cell):
+    """Average the parameters with those of a neighbour, in place; keep whose they were."""
+
+    def __init__(self, parameters: Any, name: str, neighbour: str, seed: int, prefetch: bool) -> None:
+        super().__init__(auto_prefix=False)
+        self.request = RequestModel(name, neighbour, seed, prefetch)
+        self.store = SaveModel(name)
+        self.exchanged = Parameter(Tensor([-1, 0], ms.int64), name="exchanged", requires_grad=False)
+        self.count = len(parameters)
+        self.map = composite.HyperMap()
+
+    def construct(self, parameters):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        theirs = self.request(parameters)
+        moved = self.map(ops.partial(toward, 0.5), parameters, theirs[: self.count])
+        noted = ops.assign(self.exchanged, theirs[self.count])
+        return moved, noted
+
+
+class Publish(nn.Cell):
+    """Save parameters, outside of a step."""
+
+    def __init__(self, parameters: Any, store: SaveModel) -> None:
+        super().__init__(auto_prefix=False)
+        self.published = parameters
+        self.store = store
+
+    @ms.jit(backend="ms_backend")
+    def construct(self):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        return self.store(self.published)
+
+
+class PairAveragingOptimizer(Replicas, Around):
+    """Pair averaging (AD-PSGD): each worker trains a model of its own and averages it with one other worker's a step.
+
+    Each step, with w this worker's model and g the gradient of its own batch at w::
+
+        p = the model of one other worker, as it was saved last
+        w = (w + p) / 2
+        w = optimizer's update of w by g
+        save w, for the others to take
+
+    Nothing here waits for another worker: a model is taken from shared memory without its owner's help, and with
+    `prefetch` it is copied in the background while the next gradients are computed. (In the paper both of a pair take
+    the average, at the same time; here, as in KungFu, the one who asks does, and the other one goes on.) A worker that
+    nobody can be averaged with (alone, or the first to have saved) trains as with `optimizer` alone, bit for bit.
+
+    *When*: workers of different or changing speed, or a network that is slow: one that is slowed down, dies or joins
+    doesn't hold up the others. With many workers a model takes longer to reach all of them, so the models are farther
+    apart than with :class:`SynchronousAveragingOptimizer`; where all workers are equally fast and near, that one or
+    :class:`SynchronousSGDOptimizer` converges at least as fast.
+
+    *Cost*: a worker writes its model once a step and reads one, so twice the model's bytes whatever the number of
+    workers. Memory: twice the model for the store, once for the one being fetched.
+
+    The workers' models differ; `merge` makes them one. A worker that joins begins with the model and the moments of the
+    lowest rank that stayed; those that stay keep theirs. Workers make their steps at their own speed, but a resize is a
+    meeting: with :class:`~ms_kungfu.elastic.ElasticTraining` they agree on it every step, which makes the slowest set
+    the pace again. See docs/optimizers.md.
+
+    Args:
+        optimizer: any optimizer of MindSpore; its moments stay this worker's own.
+        neighbour: "random", each of the others as likely as any other, or "round-robin".
+        prefetch: whether the neighbour is chosen and its model copied at the end of the step before (a step older, off
+            the critical path), or when it is needed.
+        seed: of the random choice; by default each process has its own.
+        name: under which the models are saved.
+
+    Source: Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018 (arXiv:1710.06952).
+    """
+
+    def __init__(
+        self,
+        optimizer: nn.Optimizer,
+        neighbour: str = "random",
+        prefetch: bool = True,
+        seed: int | None = None,
+        name: str = "pair",
+    ) -> None:
+        super().__init__(optimizer)
+        self.pairs = PairExchange(self.parameters, name, *pair_options(neighbour, prefetch, seed))
+
+    def last_exchange(self) -> tuple[int, int]:
+        """The rank and the version (its count of saves) of the model that the last step took; (-1, 0): of nobody."""
+        rank, version = self.pairs.exchanged.asnumpy().tolist()
+        return rank, version
+
+    def publish(self) -> None:
+        """Save this worker's model now, between steps, as each step does at its end.
+
+        For a model that has changed by other means, as one that was loaded has: the others would go on taking the
+        older one until this worker's next step.
+        """
+        self._publish()
+
+    @cached_property
+    def _publish(self) -> Publish:
+        return Publish(self.parameters, self.pairs.store)
+
+    def merge(self) -> None:
+        super().merge()
+        self.publish()
+
+    @ms.jit(backend="ms_backend")
+    def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        averaged = self.pairs(self.parameters)
+        updated = self.optimizer(ops.depend(gradients, averaged))
+        return ops.depend(updated, self.pairs.store(self.parameters))
+
+
+def pair_options(neighbour: str, prefetch: bool, seed: int | None) -> tuple[str, int, bool]:
+    if neighbour not in NEIGHBOURS:
+        raise ValueError(f"neighbour must be one of {', '.join(NEIGHBOURS)}, not {neighbour!r}")
+    if not isinstance(prefetch, bool):
+        raise TypeError(f"prefetch must be True or False, not {prefetch!r}")
+    if seed is None:
+        seed = runtime.uid()
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be a number or None, not {seed!r}")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be at least 0 and below 2**63, got {seed}")
+    return neighbour, seed, prefetch

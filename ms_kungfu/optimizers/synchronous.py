@@ -1,0 +1,164 @@
+"""Synchronous SGD and synchronous model averaging, around any optimizer of MindSpore."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.ops import composite
+
+from ms_kungfu.fusion import Plan
+from ms_kungfu.ops import KungFuAllReduce, ReduceOp
+from ms_kungfu.ops._cluster import Cluster
+from ms_kungfu.optimizers._around import Around, toward
+from ms_kungfu.optimizers._replicas import Replicas
+from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
+
+
+class SynchronousSGDOptimizer(Around):
+    """Synchronous SGD (S-SGD): average the gradients over all workers, then let `optimizer` update.
+
+    Every worker makes the same update, so their models stay equal, bit for bit: n workers with a local batch of b train
+    as one does with a batch of n * b.
+
+    *When*: the default. Its weakness is the large batch that many workers with a fixed local batch make together: the
+    learning rate has to be scaled and warmed up for it, and beyond some size the accuracy falls all the same; then
+    average models instead (:class:`SynchronousAveragingOptimizer`). Every step waits for the slowest worker.
+
+    *Cost*: each worker hands in and takes out as many bytes a step as the gradients have, whatever the number of
+    workers; they travel in fusion groups (docs/fusion.md), hidden behind the backward pass with `overlap`.
+
+    ``KungFuMomentum`` and its like are the same for MindSpore's own optimizers, by inheritance. `gradients_mean`,
+    `fusion` and `overlap` are theirs, too. ``fusion_plan()`` shows the groups.
+
+    Source: Goyal et al., Accurate, Large Minibatch SGD, 2017 (arXiv:1706.02677).
+    """
+
+    def __init__(
+        self, optimizer: nn.Optimizer, gradients_mean: bool = True, fusion: Any = None, overlap: bool | None = None
+    ) -> None:
+        super().__init__(optimizer)
+        self.grad_reducer = KungFuGradReducer(self.parameters, gradients_mean, fusion=fusion, overlap=overlap)
+
+    def fusion_plan(self) -> Plan:
+        """Which gradients are reduced together, how large they are and in what order; ``print`` it. docs/fusion.md"""
+        return self.grad_reducer.fusion_plan()
+
+    @ms.jit(backend="ms_backend")
+    def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        return self.optimizer(self.grad_reducer(gradients))
+
+
+_lead = composite.MultitypeFuncGraph("lead")
+_speed = composite.MultitypeFuncGraph("speed")
+
+
+@_lead.register("Number", "Tensor", "Tensor", "Tensor")
+def _lead_by(momentum, steady, velocity, mean):  # type: ignore[no-untyped-def]
+    """The central model of one tensor: the mean, carried on by its velocity."""
+    # Selected rather than multiplied: what an older cluster left may be infinite.
+    return ops.select(steady, mean + momentum * velocity, mean)
+
+
+@_speed.register("Tensor", "Tensor", "Tensor", "Tensor")
+def _keep(steady, central, velocity, lead):  # type: ignore[no-untyped-def]
+    """Keep the new central model and how far it has come."""
+    moved = ops.assign(velocity, ops.select(steady, lead - central, ops.zeros_like(lead)))
+    return ops.assign(central, ops.depend(lead, moved))
+
+
+class CentralModel(nn.Cell):
+    """The central model z of SMA: the mean of the workers' models, with a momentum of its own where one is asked for.
+
+    ``z = mean + momentum * (z - z_before)``. A change of membership moves the mean by itself, so the first step after
+    one takes the mean alone and begins a new velocity, and so does a cluster of one.
+    """
+
+    def __init__(self, parameters: Any, momentum: float, name: str) -> None:
+        super().__init__(auto_prefix=False)
+        self.all_reduce = KungFuAllReduce(ReduceOp.MEAN, name)
+        self.momentum = momentum
+        if momentum:
+            self.cluster = Cluster()
+            self.central = parameters.clone(prefix="central", init="zeros")
+            self.velocity = parameters.clone(prefix="central_velocity", init="zeros")
+            self.seen = Parameter(Tensor(-1, ms.int64), name="central_seen", requires_grad=False)
+            self.map = composite.HyperMap()
+
+    def construct(self, parameters):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        mean = self.all_reduce(parameters)
+        if self.momentum == 0.0:
+            return mean
+        version, size = self.cluster()
+        steady = ops.logical_and(ops.equal(version, self.seen), ops.greater(size, 1))
+        lead = self.map(ops.partial(_lead, self.momentum, steady), self.velocity, mean)
+        kept = self.map(ops.partial(_speed, steady), self.central, self.velocity, lead)
+        seen = ops.assign(self.seen, ops.depend(version, steady))
+        return ops.depend(lead, (kept, seen))
+
+
+class SynchronousAveragingOptimizer(Replicas, Around):
+    """Synchronous model averaging (SMA): each worker trains a model of its own, drawn to the mean of all of them.
+
+    Each step, with w this worker's model and g the gradient of its own batch at w::
+
+        z = mean of all workers' w
+        w = w - alpha * (w - z)
+        w = optimizer's update of w by g
+
+    With `momentum` the central model z is carried on by its own movement, as the paper has it:
+    ``z = mean + momentum * (z - z_before)``. (The paper's central model moves by the sum of the corrections
+    ``alpha * (w - z)``; it is the mean where alpha is one over the number of workers, which is also what makes the rule
+    independent of that number here.) The first step after a change of membership does without the momentum.
+
+    *When*: many workers with small local batches. The learning rate is that of one worker's batch, and each worker's
+    noise is kept, which is what the large batch of S-SGD loses; KungFu's README reports S-SGD ahead with 8 GPUs and SMA
+    ahead with 16. With few workers S-SGD converges faster. Every step waits for the slowest worker.
+
+    *Cost*: each worker hands in and takes out as many bytes a step as the model has, whatever the number of workers.
+    With `momentum` two more copies of the model are kept.
+
+    The workers' models differ. `merge` makes them one, the mean; call it before the model is evaluated or saved, or
+    do that with any worker's model, which is slightly worse. A worker that joins begins with the model and the moments
+    of the lowest rank that stayed; those that stay keep theirs.
+
+    Args:
+        optimizer: any optimizer of MindSpore; its moments stay this worker's own.
+        alpha: above 0, at most 1 (each step begins with the mean itself).
+        momentum: of the central model, at least 0 and below 1.
+        name: what the exchange is called among the workers.
+
+    One worker trains as with `optimizer` alone, bit for bit.
+
+    Source: Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU Servers, VLDB 2019.
+    """
+
+    def __init__(
+        self, optimizer: nn.Optimizer, alpha: float = 0.1, momentum: float = 0.0, name: str = "averaging"
+    ) -> None:
+        super().__init__(optimizer)
+        self.alpha = between("alpha", alpha, 0.0, 1.0, open_below=True)
+        self.momentum_of_center = between("momentum", momentum, 0.0, 1.0, open_above=True)
+        self.center = CentralModel(self.parameters, self.momentum_of_center, name)
+        self.map = composite.HyperMap()
+
+    @ms.jit(backend="ms_backend")
+    def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        moved = self.map(ops.partial(toward, self.alpha), self.parameters, self.center(self.parameters))
+        return self.optimizer(ops.depend(gradients, moved))
+
+
+def between(
+    name: str, value: Any, least: float, most: float, *, open_below: bool = False, open_above: bool = False
+) -> float:
+    """`value` as a float; TypeError or ValueError unless it is a number within these limits."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    inside = (least < value if open_below else least <= value) and (value < most if open_above else value <= most)
+    if not inside:
+        limits = (
+            f"{'above' if open_below else 'at least'} {least:g} and {'below' if open_above else 'at most'} {most:g}"
+        )
+        raise ValueError(f"{name} must be {limits}, got {value!r}")
+    return float(value)

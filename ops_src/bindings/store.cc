@@ -1,0 +1,94 @@
+// The model store for Python: ms_kungfu.comm.save and request, and how a worker's store becomes known to the others.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "runtime/error.h"
+#include "store/peer_store.h"
+
+namespace py = pybind11;
+
+namespace kungfu {
+
+using store::PeerStore;
+
+namespace {
+
+kf_blob BlobOf(const py::buffer_info& info) {
+  return {info.ptr, static_cast<uint64_t>(info.size) * static_cast<uint64_t>(info.itemsize)};
+}
+
+// Calls a Python function from whichever thread; what it raises becomes an Error, since a kernel may be the caller.
+template <typename Result, typename Argument>
+std::function<Result(Argument)> FunctionFrom(const py::object& callable) {
+  if (callable.is_none()) return nullptr;
+  const std::shared_ptr<py::object> held(new py::object(callable), [](py::object* object) {
+    if (Py_IsInitialized() == 0) return;
+    py::gil_scoped_acquire acquire;
+    delete object;
+  });
+  return [held](Argument argument) {
+    py::gil_scoped_acquire acquire;
+    try {
+      return (*held)(argument).template cast<Result>();
+    } catch (const py::error_already_set& raised) {
+      throw Error(KF_INTERNAL, Text(std::string(py::str(raised.type().attr("__name__"))), ": ",
+                                    std::string(py::str(raised.value()))));
+    }
+  };
+}
+
+}  // namespace
+
+void RegisterStore(py::module_& m) {
+  m.def(
+      "set_store_handlers",
+      [](const py::object& announce, const py::object& find) {
+        const auto tell = FunctionFrom<std::string, int>(announce);
+        PeerStore::Announce told;
+        if (tell) {
+          told = [tell](int fd) {
+            const std::string refusal = tell(fd);
+            if (!refusal.empty()) throw Error(KF_PEER_LOST, refusal);
+          };
+        }
+        PeerStore::Get().SetHandlers(std::move(told), FunctionFrom<int, uint32_t>(find));
+      },
+      py::arg("announce"), py::arg("find"),
+      "How others learn of this process's store (its descriptor in, the text of a refusal out), and how a rank's store "
+      "is found (a descriptor, which the runtime closes, or -1).");
+  m.def(
+      "reset_store",
+      [] {
+        py::gil_scoped_release release;
+        PeerStore::Get().Reset();
+      },
+      "Forgets what was saved, and the others' stores.");
+  m.def(
+      "save",
+      [](const std::string& name, const std::string& layout, const py::buffer& buffer) {
+        const py::buffer_info info = buffer.request();
+        const kf_blob blob = BlobOf(info);
+        py::gil_scoped_release release;
+        return PeerStore::Get().Save(name, layout, &blob, 1);
+      },
+      py::arg("name"), py::arg("layout"), py::arg("buffer"));
+  m.def(
+      "describe_saved",
+      [](uint32_t rank, const std::string& name) {
+        py::gil_scoped_release release;
+        const auto description = PeerStore::Get().Describe(rank, name);
+        return std::make_tuple(description.layout, description.bytes, description.version);
+      },
+      py::arg("rank"), py::arg("name"), "(layout, bytes, latest version); version 0: there is none.");
+  m.def(
+      "request",
+      [](uint32_t rank, const std::string& name, const std::string& layout, const py::buffer& buffer) {
+        const py::buffer_info info = buffer.request(/*writable=*/true);
+        const kf_blob blob = BlobOf(info);
+        py::gil_scoped_release release;
+        return PeerStore::Get().Request(rank, name, layout, &blob, 1);
+      },
+      py::arg("rank"), py::arg("name"), py::arg("layout"), py::arg("buffer"));
+}
+
+}  // namespace kungfu

@@ -1,0 +1,120 @@
+#include "device/cuda/cuda_api.h"
+#include "device/driver.h"
+#include "device/library.h"
+
+namespace kungfu::device {
+namespace {
+
+class CudaDriver : public Driver {
+ public:
+  explicit CudaDriver(const char* paths)
+      : library_("the CUDA runtime (libcudart)", paths,
+                 {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"}) {
+#define KUNGFU_FIND(name) library_.Find("cuda" #name, cuda_.name)
+    KUNGFU_FIND(GetDeviceCount);
+    KUNGFU_FIND(GetDevice);
+    KUNGFU_FIND(SetDevice);
+    KUNGFU_FIND(DeviceGetPCIBusId);
+    KUNGFU_FIND(Malloc);
+    KUNGFU_FIND(Free);
+    KUNGFU_FIND(HostAlloc);
+    KUNGFU_FIND(FreeHost);
+    KUNGFU_FIND(StreamCreateWithFlags);
+    KUNGFU_FIND(StreamDestroy);
+    KUNGFU_FIND(StreamSynchronize);
+    KUNGFU_FIND(StreamWaitEvent);
+    KUNGFU_FIND(EventCreateWithFlags);
+    KUNGFU_FIND(EventDestroy);
+    KUNGFU_FIND(EventRecord);
+    KUNGFU_FIND(EventQuery);
+    KUNGFU_FIND(MemcpyAsync);
+    KUNGFU_FIND(GetLastError);
+    KUNGFU_FIND(GetErrorName);
+    KUNGFU_FIND(GetErrorString);
+#undef KUNGFU_FIND
+  }
+
+  int Count() override {
+    int count = 0;
+    Check(cuda_.GetDeviceCount(&count), "cudaGetDeviceCount");
+    return count;
+  }
+  Place Here() override {
+    Place place;
+    Check(cuda_.GetDevice(&place.device), "cudaGetDevice");
+    return place;
+  }
+  void Enter(const Place& place) override { Check(cuda_.SetDevice(place.device), "cudaSetDevice"); }
+  std::string Identity(int device) override {
+    char id[32] = "";
+    Check(cuda_.DeviceGetPCIBusId(id, sizeof id, device), "cudaDeviceGetPCIBusId");
+    return id;
+  }
+
+  void* Allocate(size_t bytes) override {
+    void* memory = nullptr;
+    Check(cuda_.Malloc(&memory, bytes), "cudaMalloc", bytes);
+    return memory;
+  }
+  void Free(void* memory) override { Check(cuda_.Free(memory), "cudaFree"); }
+  void* AllocateHost(size_t bytes) override {
+    void* memory = nullptr;
+    Check(cuda_.HostAlloc(&memory, bytes, 0), "cudaHostAlloc", bytes);
+    return memory;
+  }
+  void FreeHost(void* memory) override { Check(cuda_.FreeHost(memory), "cudaFreeHost"); }
+
+  Stream NewStream() override {
+    Stream stream = nullptr;
+    // One that doesn't wait for the legacy default stream, nor the other way round.
+    Check(cuda_.StreamCreateWithFlags(&stream, cuda::kStreamNonBlocking), "cudaStreamCreateWithFlags");
+    return stream;
+  }
+  void Delete(Stream stream) override { Check(cuda_.StreamDestroy(stream), "cudaStreamDestroy"); }
+  void Synchronize(Stream stream) override { Check(cuda_.StreamSynchronize(stream), "cudaStreamSynchronize"); }
+  void Abort(Stream) noexcept override {}  // ncclCommAbort ends NCCL's kernels, and nothing else of ours can hang
+
+  Event NewEvent() override {
+    Event event = nullptr;
+    Check(cuda_.EventCreateWithFlags(&event, cuda::kEventDisableTiming), "cudaEventCreateWithFlags");
+    return event;
+  }
+  void DeleteEvent(Event event) override { Check(cuda_.EventDestroy(event), "cudaEventDestroy"); }
+  void Record(Event event, Stream stream) override { Check(cuda_.EventRecord(event, stream), "cudaEventRecord"); }
+  void Wait(Stream stream, Event event) override {
+    Check(cuda_.StreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent");
+  }
+  bool Done(Event event) override {
+    const int result = cuda_.EventQuery(event);
+    if (result == cuda::kNotReady) return false;
+    Check(result, "cudaEventQuery");
+    return true;
+  }
+
+  void Copy(void* to, const void* from, size_t bytes, kf_copy_kind kind, Stream stream) override {
+    constexpr int kKinds[] = {cuda::kHostToDevice, cuda::kDeviceToHost, cuda::kDeviceToDevice};
+    Check(cuda_.MemcpyAsync(to, from, bytes, kKinds[kind], stream), "cudaMemcpyAsync", bytes);
+  }
+
+ private:
+  void Check(int error, const char* function) const {
+    if (error != cuda::kSuccess) Fail(error, function, "");
+  }
+  void Check(int error, const char* function, size_t bytes) const {
+    if (error != cuda::kSuccess) Fail(error, function, Text(" of ", bytes, " bytes"));
+  }
+  [[noreturn]] void Fail(int error, const char* function, const std::string& detail) const {
+    cuda_.GetLastError();  // else the next one to ask, MindSpore, finds our error
+    throw Error(KF_DEVICE, Text(function, detail, ": ", cuda_.GetErrorName(error), " (", error,
+                                "): ", cuda_.GetErrorString(error)));
+  }
+
+  const Library library_;
+  cuda::Runtime cuda_{};
+};
+
+}  // namespace
+
+std::unique_ptr<Driver> OpenCuda(const char* paths) { return std::make_unique<CudaDriver>(paths); }
+
+}  // namespace kungfu::device

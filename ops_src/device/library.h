@@ -1,0 +1,40 @@
+// A shared library of a vendor, opened at run time.
+#ifndef KUNGFU_DEVICE_LIBRARY_H_
+#define KUNGFU_DEVICE_LIBRARY_H_
+
+#include <string>
+#include <vector>
+
+namespace kungfu::device {
+
+// Stays open for the life of the process: what it has started (threads, contexts) can't be unloaded safely.
+class Library {
+ public:
+  // `what` names it in messages ("the CUDA runtime"). `paths`, separated by colons, are tried in their order; without
+  // them, what this process has loaded already under one of `names`, then what the loader finds. Throws Error
+  // KF_MISSING.
+  Library(const std::string& what, const char* paths, const std::vector<std::string>& names);
+
+  // Throws Error KF_MISSING: the library is there but another than expected.
+  template <typename Function>
+  void Find(const char* name, Function*& function) const {
+    function = reinterpret_cast<Function*>(Symbol(name, /*required=*/true));
+  }
+  // Null where the library hasn't got it.
+  template <typename Function>
+  void FindOptional(const char* name, Function*& function) const {
+    function = reinterpret_cast<Function*>(Symbol(name, /*required=*/false));
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  void* Symbol(const char* name, bool required) const;
+
+  std::string what_;
+  std::string path_;
+  void* handle_ = nullptr;  // never closed
+};
+
+}  // namespace kungfu::device
+
+#endif  // KUNGFU_DEVICE_LIBRARY_H_

@@ -1,0 +1,192 @@
+#include "device/staging.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "collectives/dtype.h"
+
+namespace kungfu::device {
+
+void Poll(const std::function<bool()>& done) {
+  const auto begin = std::chrono::steady_clock::now();
+  while (!done()) {
+    if (std::chrono::steady_clock::now() - begin < std::chrono::microseconds(50)) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+}
+
+// How an operation is cut. `parts` is what a chunk has beside one another for each rank: the outputs of a gather, the
+// inputs of a scatter.
+class Staging::Plan {
+ public:
+  Plan(const Operation& operation, uint32_t size, size_t chunk_bytes) : unit(SizeOf(operation.dtype)) {
+    const bool scatters = operation.kind == Kind::kReduceScatter;
+    ins = scatters ? size : 1;
+    outs = operation.kind == Kind::kAllGather ? size : 1;
+    const size_t most = std::max<size_t>(1, chunk_bytes / unit / std::max(ins, outs));
+    for (size_t t = 0; t < operation.num_tensors; t++) {
+      const size_t count = operation.tensors[t].count / ins;
+      for (size_t offset = 0; offset < count;) {
+        if (chunks.empty() || chunks.back().count == most) chunks.push_back({pieces.size(), pieces.size(), 0});
+        Chunk& chunk = chunks.back();
+        const size_t n = std::min(count - offset, most - chunk.count);
+        pieces.push_back({t, offset, chunk.count, n});
+        chunk.last++;
+        chunk.count += n;
+        offset += n;
+      }
+    }
+    // In place on the host where inputs and outputs are of one size.
+    in_bytes = most * ins * unit;
+    out_at = ins == outs ? 0 : AlignedForDevice(in_bytes);
+    slot_bytes = out_at + most * outs * unit;
+    if (chunks.size() == 1) {
+      in_bytes = chunks[0].count * ins * unit;
+      out_at = ins == outs ? 0 : AlignedForDevice(in_bytes);
+      slot_bytes = out_at + chunks[0].count * outs * unit;
+    }
+  }
+
+  const size_t unit;
+  size_t ins, outs;
+  size_t in_bytes, out_at, slot_bytes;
+  std::vector<Piece> pieces;
+  std::vector<Chunk> chunks;
+};
+
+Staging::Staging(Driver& driver, size_t chunk_bytes)
+    : driver_(driver),
+      chunk_bytes_(chunk_bytes),
+      out_(driver.NewStream()),
+      in_(driver.NewStream()),
+      slots_{Block(driver, true), Block(driver, true), Block(driver, true), Block(driver, true)} {}
+
+Staging::~Staging() {
+  for (const Stream stream : {out_, in_}) {
+    try {
+      driver_.Delete(stream);
+    } catch (const Error&) {  // the device is gone, and the stream with it
+    }
+  }
+}
+
+void Staging::WaitFor(const Mark& mark) const {
+  Poll([&] { return mark.Done(); });
+}
+
+// Of the device: the communicator's errors are never caught here.
+template <typename Body>
+void Staging::Try(const Body& body) {
+  if (failure_->has_value()) return;
+  try {
+    body();
+  } catch (const Error& error) {
+    *failure_ = error;
+  }
+}
+
+char* Staging::Slot(size_t chunk, size_t bytes) {
+  char* slot = nullptr;
+  Try([&] { slot = slots_[chunk % kSlots].Get(bytes); });
+  if (slot != nullptr) return slot;
+  no_slot_.resize(std::max(no_slot_.size(), bytes));
+  return no_slot_.data();
+}
+
+void Staging::Run(Communicator& communicator, const Operation& operation, const Mark& ready,
+                  std::optional<Error>* failure) {
+  const Plan plan(operation, communicator.size(), chunk_bytes_);
+  failure_ = failure;
+  // The caller may free the tensors afterwards, and the slots are used again.
+  const auto drain = [&] {
+    try {
+      driver_.Synchronize(out_);
+      driver_.Synchronize(in_);
+    } catch (const Error&) {  // what has failed is known already
+    }
+  };
+  try {
+    Pipeline(communicator, operation, plan, ready);
+  } catch (...) {
+    drain();
+    throw;
+  }
+  if (failure->has_value()) drain();
+}
+
+void Staging::Pipeline(Communicator& communicator, const Operation& operation, const Plan& plan, const Mark& ready) {
+  const bool broadcasts = operation.kind == Kind::kBroadcast;
+  const bool sends = !broadcasts || communicator.rank() == operation.root;
+  const bool receives = !broadcasts || communicator.rank() != operation.root;
+  const std::string name = std::string("device/") + operation.name;
+  Try([&] {
+    ready.Precede(out_);
+    ready.Precede(in_);
+  });
+
+  std::vector<Mark> came(plan.chunks.size()), went(plan.chunks.size());
+  size_t fetched = 0;
+  const auto fetch = [&](size_t c) {
+    const Chunk& chunk = plan.chunks[c];
+    char* slot = Slot(c, plan.slot_bytes);
+    Try([&] {
+      if (c >= kSlots) went[c - kSlots].Precede(out_);  // the slot is free
+      for (size_t p = chunk.first; sends && p < chunk.last; p++) {
+        const Piece& piece = plan.pieces[p];
+        const kf_tensor& tensor = operation.tensors[piece.tensor];
+        for (size_t part = 0; part < plan.ins; part++) {
+          const size_t at = part * (tensor.count / plan.ins) + piece.offset;
+          driver_.Copy(slot + (part * chunk.count + piece.at) * plan.unit,
+                       static_cast<const char*>(tensor.input) + at * plan.unit, piece.count * plan.unit,
+                       KF_DEVICE_TO_HOST, out_);
+        }
+      }
+      came[c] = Mark(driver_, out_);
+    });
+  };
+  const auto send_back = [&](size_t c) {
+    const Chunk& chunk = plan.chunks[c];
+    const char* slot = Slot(c, plan.slot_bytes) + plan.out_at;
+    Try([&] {
+      for (size_t p = chunk.first; receives && p < chunk.last; p++) {
+        const Piece& piece = plan.pieces[p];
+        const kf_tensor& tensor = operation.tensors[piece.tensor];
+        for (size_t part = 0; part < plan.outs; part++) {
+          const size_t at = part * tensor.count + piece.offset;
+          driver_.Copy(static_cast<char*>(tensor.output) + at * plan.unit,
+                       slot + (part * chunk.count + piece.at) * plan.unit, piece.count * plan.unit, KF_HOST_TO_DEVICE,
+                       in_);
+        }
+      }
+      went[c] = Mark(driver_, in_);
+    });
+  };
+
+  for (size_t c = 0; c < plan.chunks.size(); c++) {
+    for (; fetched < std::min(c + kSlots, plan.chunks.size()); fetched++) fetch(fetched);
+    Try([&] { WaitFor(came[c]); });  // and so the slot's last way back to the device, which precedes it
+    char* slot = Slot(c, plan.slot_bytes);
+    const kf_tensor host{slot, slot + plan.out_at, plan.chunks[c].count * plan.ins};
+    Operation step = operation;
+    step.name = name.c_str();
+    step.tensors = &host;
+    step.num_tensors = 1;
+    communicator.Run(step);
+    send_back(c);
+  }
+  Try([&] {
+    for (size_t t = 0; broadcasts && sends && t < operation.num_tensors; t++) {
+      const kf_tensor& tensor = operation.tensors[t];
+      if (tensor.output == tensor.input || tensor.count == 0) continue;
+      driver_.Copy(tensor.output, tensor.input, tensor.count * plan.unit, KF_DEVICE_TO_DEVICE, in_);
+    }
+    if (!plan.chunks.empty()) WaitFor(Mark(driver_, in_));
+  });
+}
+
+}  // namespace kungfu::device

@@ -1,0 +1,293 @@
+#include "store/model_store.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "runtime/error.h"
+
+namespace kungfu::store {
+
+struct alignas(64) Record {
+  char name[kNameBytes];
+  char layout[kLayoutBytes];
+  uint64_t bytes;      // as the caller counts them
+  uint64_t capacity;   // of each buffer
+  uint64_t offset[2];  // of the buffers in the file
+  alignas(64) std::atomic<uint64_t> latest;
+  std::atomic<uint64_t> begun[2];
+};
+
+struct Header {
+  uint64_t magic;
+  uint32_t layout_version;
+  uint32_t record_bytes;
+  alignas(64) std::atomic<uint32_t> records;  // complete ones
+  Record record[kRecords];
+};
+
+namespace {
+
+constexpr uint64_t kMagic = 0x6b756e6766755354;  // "kungfuST"
+constexpr uint32_t kLayoutVersion = 1;
+constexpr size_t kPage = 4096;
+constexpr size_t kWord = sizeof(uint64_t);
+constexpr int kAttempts = 1000;
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<uint64_t>) == kWord);
+
+size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+std::string SystemError(const std::string& what) { return Text(what, ": ", std::strerror(errno)); }
+
+// Each tensor begins on a cache line of the buffer.
+size_t Padded(const kf_blob* blobs, size_t num_blobs) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < num_blobs; i++) bytes += RoundUp(blobs[i].nbytes, 64);
+  return bytes;
+}
+
+uint64_t Total(const kf_blob* blobs, size_t num_blobs) {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < num_blobs; i++) bytes += blobs[i].nbytes;
+  return bytes;
+}
+
+void Publish(std::atomic<uint64_t>* to, const char* from, size_t bytes) {
+  for (; bytes >= kWord; bytes -= kWord, from += kWord, to++) {
+    uint64_t word;
+    std::memcpy(&word, from, kWord);
+    to->store(word, std::memory_order_release);
+  }
+  if (bytes > 0) {
+    uint64_t word = 0;
+    std::memcpy(&word, from, bytes);
+    to->store(word, std::memory_order_release);
+  }
+}
+
+void Collect(char* to, const std::atomic<uint64_t>* from, size_t bytes) {
+  for (; bytes >= kWord; bytes -= kWord, to += kWord, from++) {
+    const uint64_t word = from->load(std::memory_order_acquire);
+    std::memcpy(to, &word, kWord);
+  }
+  if (bytes > 0) {
+    const uint64_t word = from->load(std::memory_order_acquire);
+    std::memcpy(to, &word, bytes);
+  }
+}
+
+std::atomic<uint64_t>* Words(char* at) { return reinterpret_cast<std::atomic<uint64_t>*>(at); }
+
+Header& HeaderOf(const Mapping& head) { return *reinterpret_cast<Header*>(head.data()); }
+
+// The text of a field that may come from a process that isn't ours.
+template <size_t kSize>
+std::string TextOf(const char (&field)[kSize]) {
+  return {field, strnlen(field, kSize)};
+}
+
+std::string Described(const std::string& layout, uint64_t bytes) { return Text(layout, " (", bytes, " bytes)"); }
+
+}  // namespace
+
+Mapping::Mapping(int fd, size_t offset, size_t bytes, bool writable) : bytes_(bytes) {
+  void* map =
+      mmap(nullptr, bytes_, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, static_cast<off_t>(offset));
+  if (map == MAP_FAILED) throw Error(KF_INTERNAL, SystemError(Text("mmap of ", bytes, " bytes of a model store")));
+  data_ = static_cast<char*>(map);
+}
+
+Mapping::~Mapping() { munmap(data_, bytes_); }
+
+ModelStore::ModelStore() {
+  try {
+    fd_ = memfd_create("kungfu-store", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd_ < 0) throw Error(KF_INTERNAL, SystemError("memfd_create"));
+    end_ = RoundUp(sizeof(Header), kPage);
+    if (ftruncate(fd_, static_cast<off_t>(end_)) != 0) throw Error(KF_INTERNAL, SystemError("no shared memory"));
+    // It may grow, but nobody can shrink it under a reader's feet (a SIGBUS).
+    fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK);
+    head_ = std::make_unique<Mapping>(fd_, 0, end_, /*writable=*/true);
+    auto* header = new (head_->data()) Header{};
+    header->layout_version = kLayoutVersion;
+    header->record_bytes = sizeof(Record);
+    header->magic = kMagic;
+    // A lock of the process, not of the descriptor, which others will hold too. It would also go if this process closed
+    // any descriptor of the file, so both of them are kept to the end.
+    struct flock whole{};
+    whole.l_type = F_WRLCK;
+    whole.l_whence = SEEK_SET;
+    if (fcntl(fd_, F_SETLK, &whole) != 0) throw Error(KF_INTERNAL, SystemError("fcntl(F_SETLK) on a model store"));
+    read_fd_ = open(Text("/proc/self/fd/", fd_).c_str(), O_RDONLY | O_CLOEXEC);
+    if (read_fd_ < 0) throw Error(KF_INTERNAL, SystemError("opening a model store for reading"));
+  } catch (...) {
+    if (fd_ >= 0) close(fd_);
+    throw;
+  }
+}
+
+ModelStore::~ModelStore() {
+  close(read_fd_);
+  close(fd_);
+}
+
+ModelStore::Own& ModelStore::OwnRecord(const std::string& name, const std::string& layout, uint64_t bytes) {
+  const auto found = own_.find(name);
+  if (found != own_.end()) {
+    const Record& record = *found->second.record;
+    if (layout != record.layout || bytes != record.bytes) {
+      throw Error(KF_INVALID, Text("save \"", name, "\": ", Described(layout, bytes), ", but it was ",
+                                   Described(record.layout, record.bytes), " before; a name keeps its layout"));
+    }
+    return found->second;
+  }
+  if (name.empty() || name.size() >= kNameBytes) {
+    throw Error(KF_INVALID, Text("save \"", name, "\": a name has 1 to ", kNameBytes - 1, " bytes"));
+  }
+  if (layout.size() >= kLayoutBytes) {
+    throw Error(KF_INVALID, Text("save \"", name, "\": a layout has at most ", kLayoutBytes - 1, " bytes"));
+  }
+  Header& header = HeaderOf(*head_);
+  const uint32_t index = header.records.load(std::memory_order_relaxed);
+  if (index == kRecords)
+    throw Error(KF_INVALID, Text("save \"", name, "\": a worker saves at most ", kRecords, " names"));
+  Record& record = header.record[index];
+  CopyText(record.name, name);
+  CopyText(record.layout, layout);
+  record.bytes = bytes;
+  return own_.emplace(name, Own{&record, {}}).first->second;
+}
+
+uint64_t ModelStore::Save(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  Own& own = OwnRecord(name, layout, Total(blobs, num_blobs));
+  Record& record = *own.record;
+  if (own.buffers[0] == nullptr) {
+    try {
+      record.capacity = RoundUp(std::max<size_t>(Padded(blobs, num_blobs), 1), kPage);
+      for (int i = 0; i < 2; i++) {
+        record.offset[i] = end_;
+        // Taken now: memory that turns out to be missing later would be a SIGBUS.
+        const int error = posix_fallocate(fd_, static_cast<off_t>(end_), static_cast<off_t>(record.capacity));
+        if (error != 0) {
+          throw Error(KF_INTERNAL, Text("no shared memory of ", record.capacity, " bytes for \"", name,
+                                        "\": ", std::strerror(error)));
+        }
+        own.buffers[i] = std::make_unique<Mapping>(fd_, end_, record.capacity, /*writable=*/true);
+        end_ += record.capacity;
+      }
+    } catch (...) {
+      own_.erase(name);
+      throw;
+    }
+    HeaderOf(*head_).records.fetch_add(1, std::memory_order_release);
+  } else if (Padded(blobs, num_blobs) > record.capacity) {
+    throw Error(KF_INVALID, Text("save \"", name, "\": the tensors were divided otherwise before"));
+  }
+  const uint64_t version = record.latest.load(std::memory_order_relaxed) + 1;
+  record.begun[version % 2].store(version, std::memory_order_release);
+  char* at = own.buffers[version % 2]->data();
+  for (size_t i = 0; i < num_blobs; i++) {
+    Publish(Words(at), static_cast<const char*>(blobs[i].data), blobs[i].nbytes);
+    at += RoundUp(blobs[i].nbytes, 64);
+  }
+  record.latest.store(version, std::memory_order_release);
+  return version;
+}
+
+StoreView::StoreView(int fd, bool own) : own_(own) {
+  struct stat info{};
+  if (fstat(fd, &info) != 0) throw Error(KF_INTERNAL, SystemError("fstat of a model store"));
+  const auto bytes = static_cast<size_t>(info.st_size);
+  if (bytes < sizeof(Header)) {
+    throw Error(KF_INTERNAL, Text("a model store of ", bytes, " bytes has no header"));
+  }
+  head_ = std::make_unique<Mapping>(fd, 0, sizeof(Header), /*writable=*/false);
+  const Header& header = HeaderOf(*head_);
+  if (header.magic != kMagic || header.layout_version != kLayoutVersion || header.record_bytes != sizeof(Record)) {
+    throw Error(KF_INTERNAL, Text("not a model store of this version of the runtime (magic ", header.magic, ", layout ",
+                                  header.layout_version, ")"));
+  }
+  fd_ = own_ ? fd : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (fd_ < 0) throw Error(KF_INTERNAL, SystemError("duplicating a model store's descriptor"));
+}
+
+StoreView::~StoreView() {
+  if (!own_) close(fd_);
+}
+
+bool StoreView::OwnerLives() const {
+  if (own_) return true;
+  struct flock whole{};
+  whole.l_type = F_RDLCK;
+  whole.l_whence = SEEK_SET;
+  if (fcntl(fd_, F_GETLK, &whole) != 0) throw Error(KF_INTERNAL, SystemError("fcntl(F_GETLK) on a model store"));
+  return whole.l_type != F_UNLCK;
+}
+
+const StoreView::Known* StoreView::Find(const std::string& name) const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  const auto found = known_.find(name);
+  if (found != known_.end()) return &found->second;
+  const Header& header = HeaderOf(*head_);
+  const uint32_t records = header.records.load(std::memory_order_acquire);
+  for (uint32_t i = 0; i < records && i < kRecords; i++) {
+    const Record& record = header.record[i];
+    if (TextOf(record.name) != name) continue;
+    struct stat info{};
+    if (fstat(fd_, &info) != 0) throw Error(KF_INTERNAL, SystemError("fstat of a model store"));
+    const auto size = static_cast<uint64_t>(info.st_size);
+    Known known{&record, {}};
+    for (int b = 0; b < 2; b++) {
+      const bool inside = record.capacity <= size && record.offset[b] <= size - record.capacity;
+      if (!inside || record.offset[b] % kPage != 0) {
+        throw Error(KF_INTERNAL, Text("record \"", name, "\" of a model store is outside of it: ", record.capacity,
+                                      " bytes at ", record.offset[b], " of ", size));
+      }
+      known.buffers[b] = std::make_unique<Mapping>(fd_, record.offset[b], record.capacity, /*writable=*/false);
+    }
+    return &known_.emplace(name, std::move(known)).first->second;
+  }
+  return nullptr;
+}
+
+Description StoreView::Describe(const std::string& name) const {
+  const Known* known = Find(name);
+  if (known == nullptr) return {};
+  return {TextOf(known->record->layout), known->record->bytes, known->record->latest.load(std::memory_order_acquire)};
+}
+
+uint64_t StoreView::Request(const std::string& name, const std::string& layout, const kf_blob* blobs,
+                            size_t num_blobs) const {
+  const Known* known = Find(name);
+  if (known == nullptr) return 0;
+  const Record& record = *known->record;
+  if (TextOf(record.layout) != layout || record.bytes != Total(blobs, num_blobs) ||
+      Padded(blobs, num_blobs) > record.capacity) {
+    throw Error(KF_INVALID, Text("request \"", name, "\": ", Described(layout, Total(blobs, num_blobs)),
+                                 " was asked for, ", Described(TextOf(record.layout), record.bytes), " is saved"));
+  }
+  for (int attempt = 0; attempt < kAttempts; attempt++) {
+    const uint64_t version = record.latest.load(std::memory_order_acquire);
+    if (version == 0) return 0;
+    const char* at = known->buffers[version % 2]->data();
+    for (size_t i = 0; i < num_blobs; i++) {
+      Collect(static_cast<char*>(blobs[i].data), Words(const_cast<char*>(at)), blobs[i].nbytes);
+      at += RoundUp(blobs[i].nbytes, 64);
+    }
+    if (record.begun[version % 2].load(std::memory_order_acquire) == version) return version;
+    sched_yield();
+  }
+  throw Error(KF_TIMEOUT, Text("request \"", name, "\": the owner saves faster than ", record.bytes,
+                               " bytes can be copied (", kAttempts, " attempts)"));
+}
+
+}  // namespace kungfu::store

@@ -1,0 +1,128 @@
+// The memory in which a worker keeps its latest models, for the other workers of its host to read while it trains.
+//
+// Each worker has one such memory, anonymous like a segment, which it alone writes and which outlives the cluster
+// versions. The others get a descriptor that can only read. A *record* is what was saved under one name: its layout and
+// two buffers, in which successive versions take turns. Nobody waits for anybody:
+//
+//   writer, version v into buffer v % 2          reader
+//     begun[v % 2] = v                             v = latest (none: 0)
+//     the words of the buffer                      the words of buffer v % 2
+//     latest = v                                   begun[v % 2] == v? done : again
+//
+// Every word is written by the owner only, with a release store, and read with an acquire load (plain moves on x86).
+// Why what a reader takes is whole: it has read `latest == v`, so all words of version v were written before. The
+// buffer is written again for version v + 2 only, and `begun` says so first: a reader that has seen one word of v + 2
+// also sees begun == v + 2 and begins again with the newer `latest`. It has the time of a whole save and all that the
+// owner does between two saves (a training step) for its copy, so that is rare. Why a writer may die anywhere: while
+// version v is being written `latest` is v - 1, whose buffer nobody touches any more. A record is counted in `records`
+// after it is complete and never moves or shrinks; a file that grows without a record having been counted is a hole
+// that nobody looks at. Who is alive is known by a lock on the file that the kernel drops when the owner ends, however
+// that happens.
+#ifndef KUNGFU_STORE_MODEL_STORE_H_
+#define KUNGFU_STORE_MODEL_STORE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kungfu/store.h"
+
+namespace kungfu::store {
+
+inline constexpr uint32_t kRecords = 256;
+inline constexpr size_t kNameBytes = 128;
+inline constexpr size_t kLayoutBytes = 256;
+
+struct Header;
+struct Record;
+
+// Shared memory, unmapped with the object.
+class Mapping {
+ public:
+  Mapping(int fd, size_t offset, size_t bytes, bool writable);
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  char* data() const { return data_; }
+
+ private:
+  char* data_;
+  size_t bytes_;
+};
+
+// The owner's side. Thread-safe.
+class ModelStore {
+ public:
+  ModelStore();
+  ~ModelStore();
+  ModelStore(const ModelStore&) = delete;
+  ModelStore& operator=(const ModelStore&) = delete;
+
+  // Opened for reading only; stays this object's.
+  int fd() const { return read_fd_; }
+
+  // Keeps a copy of the tensors as the next version of `name` and returns that version, from 1. Never waits for a
+  // reader. Throws ValueError where `name` had another layout or other sizes before.
+  uint64_t Save(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs);
+
+ private:
+  struct Own {
+    Record* record;
+    std::unique_ptr<Mapping> buffers[2];
+  };
+  Own& OwnRecord(const std::string& name, const std::string& layout, uint64_t bytes);
+
+  std::mutex mutex_;
+  int fd_ = -1;
+  int read_fd_ = -1;
+  size_t end_ = 0;  // of the file; guarded by mutex_
+  std::unique_ptr<Mapping> head_;
+  std::map<std::string, Own> own_;  // guarded by mutex_
+};
+
+struct Description {
+  std::string layout;
+  uint64_t bytes = 0;    // of all tensors, without the padding between them
+  uint64_t version = 0;  // latest; 0: there is no record of this name, or nothing in it yet
+};
+
+// Another worker's models, or one's own. Thread-safe.
+class StoreView {
+ public:
+  // The descriptor stays the caller's. Throws InternalError where it isn't a store of this version of the runtime.
+  // With `own` it is a store of this process, which has to outlive the view: no descriptor of it may be closed.
+  explicit StoreView(int fd, bool own = false);
+  ~StoreView();
+  StoreView(const StoreView&) = delete;
+  StoreView& operator=(const StoreView&) = delete;
+
+  // Whether the process that saves here still runs.
+  bool OwnerLives() const;
+  Description Describe(const std::string& name) const;
+  // Copies the latest version into the blobs and returns it; 0, with the blobs untouched, where there is none. Throws
+  // ValueError where the layout or the sizes are others, CollectiveTimeoutError where the owner saves faster than this
+  // can copy.
+  uint64_t Request(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs) const;
+
+ private:
+  struct Known {
+    const Record* record;
+    std::unique_ptr<Mapping> buffers[2];
+  };
+  const Known* Find(const std::string& name) const;
+
+  const bool own_;
+  int fd_ = -1;
+  std::unique_ptr<Mapping> head_;
+  mutable std::mutex mutex_;
+  mutable std::map<std::string, Known> known_;  // guarded by mutex_; its elements never move or go
+};
+
+}  // namespace kungfu::store
+
+#endif  // KUNGFU_STORE_MODEL_STORE_H_

@@ -1,0 +1,265 @@
+#include "store/peer_store.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "runtime/error.h"
+#include "runtime/peer.h"
+
+namespace kungfu::store {
+
+int64_t NeighbourChoice::Choose(uint32_t rank, uint32_t size, const std::function<bool(uint32_t)>& take) {
+  if (size < 2) return -1;
+  if (kind_ == KF_ROUND_ROBIN) {
+    for (uint32_t tried = 0; tried + 1 < size; tried++) {
+      const auto other = static_cast<uint32_t>((rank + 1 + turn_++ % (size - 1)) % size);
+      if (take(other)) return other;
+    }
+    return -1;
+  }
+  std::vector<uint32_t> others(size - 1);
+  std::iota(others.begin(), others.end(), 0u);
+  for (uint32_t& other : others) other += other >= rank;
+  // Drawing without putting back whoever can't be taken leaves those that can equally likely.
+  while (!others.empty()) {
+    const size_t drawn = std::uniform_int_distribution<size_t>(0, others.size() - 1)(random_);
+    if (take(others[drawn])) return others[drawn];
+    others.erase(others.begin() + static_cast<std::ptrdiff_t>(drawn));
+  }
+  return -1;
+}
+
+Exchange::Exchange(std::string name, kf_neighbour kind, uint64_t seed) : name_(std::move(name)), choice_(kind, seed) {}
+
+Exchange::~Exchange() {
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Exchange::AwaitIdle(std::unique_lock<std::mutex>& lock) {
+  changed_.wait(lock, [this] { return !busy_; });
+}
+
+void Exchange::Begin(uint64_t cluster_version, uint32_t rank, uint32_t size, const Views& views,
+                     const std::string& layout, const std::vector<uint64_t>& sizes) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  AwaitIdle(lock);
+  begun_in_ = cluster_version;
+  source_ = {};
+  layout_ = layout;
+  buffer_.resize(sizes.size());
+  for (size_t i = 0; i < sizes.size(); i++) buffer_[i].resize(sizes[i]);
+  // Here and not on the thread, since it may call into Python.
+  source_.rank = choice_.Choose(rank, size, [&](uint32_t other) {
+    from_ = views(other);
+    return from_ != nullptr;
+  });
+  if (source_.rank < 0) return;
+  busy_ = true;
+  if (!thread_.joinable()) thread_ = std::thread([this] { Serve(); });
+  changed_.notify_all();
+}
+
+Source Exchange::Take(uint64_t cluster_version, uint32_t rank, uint32_t size, const Views& views,
+                      const std::string& layout, const kf_blob* blobs, size_t num_blobs) {
+  std::vector<uint64_t> sizes(num_blobs);
+  for (size_t i = 0; i < num_blobs; i++) sizes[i] = blobs[i].nbytes;
+  std::unique_lock<std::mutex> lock(mutex_);
+  AwaitIdle(lock);
+  const bool usable = begun_in_ == cluster_version && source_.version != 0 && layout_ == layout;
+  if (!usable) {
+    // In particular before the first fetch, and for what was fetched in a cluster that is over.
+    lock.unlock();
+    Begin(cluster_version, rank, size, views, layout, sizes);
+    lock.lock();
+    AwaitIdle(lock);
+  }
+  begun_in_.reset();
+  if (source_.version == 0) return {};
+  for (size_t i = 0; i < num_blobs; i++) {
+    KUNGFU_CHECK(buffer_[i].size() == blobs[i].nbytes, buffer_[i].size(), " and ", blobs[i].nbytes);
+    std::copy(buffer_[i].begin(), buffer_[i].end(), static_cast<char*>(blobs[i].data));
+  }
+  return source_;
+}
+
+void Exchange::Serve() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return busy_ || stop_; });
+    if (stop_) return;
+    std::vector<kf_blob> blobs;
+    for (auto& part : buffer_) blobs.push_back({part.data(), part.size()});
+    const auto from = std::move(from_);
+    from_ = nullptr;
+    const std::string layout = layout_;
+    lock.unlock();
+    uint64_t version = 0;
+    try {
+      version = from->Request(name_, layout, blobs.data(), blobs.size());
+    } catch (const Error&) {
+      // A peer with another model, or one that saves without pause: as good as none.
+    }
+    lock.lock();
+    source_.version = version;
+    if (version == 0) source_.rank = -1;
+    busy_ = false;
+    changed_.notify_all();
+  }
+}
+
+PeerStore& PeerStore::Get() {
+  static PeerStore* const store = new PeerStore;
+  return *store;
+}
+
+void PeerStore::SetHandlers(Announce announce, Find find) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  announce_ = std::move(announce);
+  find_ = std::move(find);
+}
+
+void PeerStore::Reset() {
+  std::map<std::string, std::shared_ptr<Ahead>> aheads;
+  std::lock_guard<std::mutex> guard(mutex_);
+  aheads.swap(aheads_);
+  views_.clear();
+  own_.reset();
+}
+
+std::shared_ptr<ModelStore> PeerStore::OwnStore() {
+  Announce announce;
+  std::shared_ptr<ModelStore> own;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (own_ != nullptr) return own_;
+    own = own_ = std::make_shared<ModelStore>();
+    announce = announce_;
+  }
+  try {
+    // Without the lock: it calls into Python, whose threads may be waiting for the lock.
+    if (announce) announce(own->fd());
+  } catch (...) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    own_.reset();
+    throw;
+  }
+  return own;
+}
+
+std::shared_ptr<StoreView> PeerStore::ViewOf(uint64_t cluster_version, uint32_t rank, uint32_t own_rank) {
+  if (rank == own_rank) {
+    std::shared_ptr<ModelStore> own;
+    {
+      std::lock_guard<std::mutex> guard(mutex_);
+      own = own_;
+    }
+    if (own == nullptr) return nullptr;
+    // The view keeps the store.
+    return {new StoreView(own->fd(), /*own=*/true), [own](StoreView* view) { delete view; }};
+  }
+  Find find;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (views_of_ != cluster_version) {
+      // Ranks are others' now.
+      views_.clear();
+      views_of_ = cluster_version;
+    }
+    const auto found = views_.find(rank);
+    if (found != views_.end()) return found->second;
+    find = find_;
+  }
+  const int fd = find ? find(rank) : -1;
+  if (fd < 0) return nullptr;
+  std::shared_ptr<StoreView> view;
+  try {
+    view = std::make_shared<StoreView>(fd);
+  } catch (...) {
+    close(fd);
+    throw;
+  }
+  close(fd);
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (views_of_ == cluster_version) views_.emplace(rank, view);
+  return view;
+}
+
+uint64_t PeerStore::Save(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs) {
+  const uint64_t version = OwnStore()->Save(name, layout, blobs, num_blobs);
+  std::shared_ptr<Ahead> next;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    const auto found = aheads_.find(name);
+    if (found != aheads_.end()) next = found->second;
+  }
+  if (next != nullptr) {
+    std::lock_guard<std::mutex> guard(next->mutex);
+    if (next->ahead) {
+      const auto communicator = Peer::Get().Current();
+      next->exchange->Begin(communicator->cluster_version(), communicator->rank(), communicator->size(),
+                            Others(communicator->cluster_version(), communicator->rank(), name), next->layout,
+                            next->sizes);
+    }
+  }
+  return version;
+}
+
+Description PeerStore::Describe(uint32_t rank, const std::string& name) {
+  const auto communicator = Peer::Get().Current();
+  if (rank >= communicator->size()) {
+    throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", communicator->size()));
+  }
+  const auto view = ViewOf(communicator->cluster_version(), rank, communicator->rank());
+  return view == nullptr || !view->OwnerLives() ? Description{} : view->Describe(name);
+}
+
+uint64_t PeerStore::Request(uint32_t rank, const std::string& name, const std::string& layout, const kf_blob* blobs,
+                            size_t num_blobs) {
+  const auto communicator = Peer::Get().Current();
+  if (rank >= communicator->size()) {
+    throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", communicator->size()));
+  }
+  const auto view = ViewOf(communicator->cluster_version(), rank, communicator->rank());
+  return view == nullptr || !view->OwnerLives() ? 0 : view->Request(name, layout, blobs, num_blobs);
+}
+
+Exchange::Views PeerStore::Others(uint64_t cluster_version, uint32_t own_rank, const std::string& name) {
+  return [this, cluster_version, own_rank, name](uint32_t rank) -> std::shared_ptr<StoreView> {
+    auto view = ViewOf(cluster_version, rank, own_rank);
+    if (view == nullptr || !view->OwnerLives() || view->Describe(name).version == 0) return nullptr;
+    return view;
+  };
+}
+
+Source PeerStore::RequestNeighbour(const std::string& name, const std::string& layout, const kf_blob* blobs,
+                                   size_t num_blobs, kf_neighbour kind, uint64_t seed, bool ahead) {
+  std::shared_ptr<Ahead> next;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto& known = aheads_[name];
+    if (known == nullptr) {
+      known = std::make_shared<Ahead>();
+      known->exchange = std::make_unique<Exchange>(name, kind, seed);
+    }
+    next = known;
+  }
+  std::lock_guard<std::mutex> guard(next->mutex);
+  next->layout = layout;
+  next->sizes.resize(num_blobs);
+  for (size_t i = 0; i < num_blobs; i++) next->sizes[i] = blobs[i].nbytes;
+  next->ahead = ahead;
+  const auto communicator = Peer::Get().Current();
+  return next->exchange->Take(communicator->cluster_version(), communicator->rank(), communicator->size(),
+                              Others(communicator->cluster_version(), communicator->rank(), name), layout, blobs,
+                              num_blobs);
+}
+
+}  // namespace kungfu::store

@@ -1,0 +1,127 @@
+// This process's model store, and those of its peers.
+#ifndef KUNGFU_STORE_PEER_STORE_H_
+#define KUNGFU_STORE_PEER_STORE_H_
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "store/model_store.h"
+
+namespace kungfu::store {
+
+struct Source {
+  int64_t rank = -1;     // -1: nobody had a model
+  uint64_t version = 0;  // of that rank's model; 0 likewise
+};
+
+// Which of the other ranks is next. Not thread-safe.
+class NeighbourChoice {
+ public:
+  NeighbourChoice(kf_neighbour kind, uint64_t seed) : kind_(kind), random_(seed) {}
+  // One of the other ranks of `size`, for which `take` returns true; each of those that would is as likely as any other
+  // (KF_RANDOM), or comes in turn (KF_ROUND_ROBIN). `take` is called for each rank at most once. -1: for none.
+  int64_t Choose(uint32_t rank, uint32_t size, const std::function<bool(uint32_t)>& take);
+
+ private:
+  const kf_neighbour kind_;
+  std::mt19937_64 random_;
+  uint64_t turn_ = 0;
+};
+
+// Fetches a neighbour's latest model into memory of its own, on a thread of its own. One caller at a time.
+class Exchange {
+ public:
+  // The view of a rank's store in the present cluster, null where it has none (yet).
+  using Views = std::function<std::shared_ptr<StoreView>(uint32_t rank)>;
+
+  Exchange(std::string name, kf_neighbour kind, uint64_t seed);
+  ~Exchange();
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  // Chooses a neighbour and begins to fetch its model in the background. What was fetched before is dropped.
+  void Begin(uint64_t cluster_version, uint32_t rank, uint32_t size, const Views& views, const std::string& layout,
+             const std::vector<uint64_t>& sizes);
+  // The model that was begun, once it is here, into the blobs; begins and waits where there is none that belongs to
+  // this cluster version. Where nobody has a model the blobs stay untouched.
+  Source Take(uint64_t cluster_version, uint32_t rank, uint32_t size, const Views& views, const std::string& layout,
+              const kf_blob* blobs, size_t num_blobs);
+
+ private:
+  void Serve();
+  void AwaitIdle(std::unique_lock<std::mutex>& lock);
+
+  const std::string name_;
+  NeighbourChoice choice_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_, but while `busy_` the buffer and the source are the thread's:
+  bool busy_ = false;
+  bool stop_ = false;
+  std::shared_ptr<StoreView> from_;
+  std::string layout_;
+  std::vector<std::vector<char>> buffer_;
+  Source source_;
+  std::optional<uint64_t> begun_in_;  // cluster version of the fetch that was begun and not taken
+  std::thread thread_;                // started with the first fetch
+};
+
+// Thread-safe.
+class PeerStore {
+ public:
+  // Makes this process's store known to the others; given the descriptor, which stays the store's.
+  using Announce = std::function<void(int fd)>;
+  // A descriptor of rank `rank`'s store in the present cluster, which the caller owns; -1: it has none (yet).
+  using Find = std::function<int(uint32_t rank)>;
+
+  // The one of this process, never destroyed, like the peer.
+  static PeerStore& Get();
+
+  // Without them the store is for this process alone.
+  void SetHandlers(Announce announce, Find find);
+  // Forgets what was saved and whom it knows.
+  void Reset();
+
+  uint64_t Save(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs);
+  // As StoreView; a rank whose process has ended has nothing. `rank` may be one's own. Throws ValueError for a rank
+  // that isn't in the cluster.
+  Description Describe(uint32_t rank, const std::string& name);
+  uint64_t Request(uint32_t rank, const std::string& name, const std::string& layout, const kf_blob* blobs,
+                   size_t num_blobs);
+  // The latest model of a neighbour that lives and has one under `name`; with `ahead`, as it was when this process last
+  // saved its own under that name.
+  Source RequestNeighbour(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs,
+                          kf_neighbour kind, uint64_t seed, bool ahead);
+
+ private:
+  struct Ahead {
+    std::unique_ptr<Exchange> exchange;
+    std::string layout;
+    std::vector<uint64_t> sizes;
+    bool ahead = false;
+    std::mutex mutex;  // one caller at a time
+  };
+  std::shared_ptr<ModelStore> OwnStore();
+  std::shared_ptr<StoreView> ViewOf(uint64_t cluster_version, uint32_t rank, uint32_t own_rank);
+  Exchange::Views Others(uint64_t cluster_version, uint32_t own_rank, const std::string& name);
+
+  std::mutex mutex_;
+  Announce announce_;                                     // guarded by mutex_
+  Find find_;                                             // guarded by mutex_
+  std::shared_ptr<ModelStore> own_;                       // guarded by mutex_
+  uint64_t views_of_ = 0;                                 // cluster version; guarded by mutex_
+  std::map<uint32_t, std::shared_ptr<StoreView>> views_;  // by rank; guarded by mutex_
+  std::map<std::string, std::shared_ptr<Ahead>> aheads_;  // by name; guarded by mutex_
+};
+
+}  // namespace kungfu::store
+
+#endif  // KUNGFU_STORE_PEER_STORE_H_

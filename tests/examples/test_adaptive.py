@@ -1,0 +1,61 @@
+"""The adaptive example: a short run of its training, and what compare.py makes of runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "adaptive"
+pytest.importorskip("mindspore", reason="MindSpore is not installed")
+
+
+def test_the_policy_grows_the_cluster(run_program, tmp_path):
+    out = tmp_path / "run.jsonl"
+    output = run_program(
+        EXAMPLE / "train.py", "--policy", "noise-scale", "--sizes", "2,4", "--compute-ms", 60, "--network-ms", 1,
+        "--target-noise-scale", 1500, "--out", out, watch=True, flags=["-affinity", "none"],
+    )  # fmt: skip
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    sizes = [row["cluster_size"] for row in rows]
+    assert sizes[0] == 2
+    assert sizes[-1] == 4
+    assert rows[-1]["true_noise_scale"] >= 1500
+    assert "4 workers instead of 2 cost" in output
+    assert "reached: " in output
+    # what the workers that joined saw is what the others saw: the estimate goes on across the change
+    assert 0.3 < rows[-1]["noise_scale"] / rows[-1]["true_noise_scale"] < 3
+
+
+def test_the_table_and_the_picture(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    monkeypatch.delitem(sys.modules, "compare", raising=False)
+    import compare
+
+    def rows(size, steps, scale=1.0):
+        return [
+            {
+                "step": i,
+                "cluster_size": size,
+                "seconds": i * scale,
+                "worker_seconds": i * scale * size,
+                "loss": 1 / i,
+                "noise_scale": 10.0 * i if i > 1 else None,
+                "true_noise_scale": 11.0 * i,
+            }  # fmt: skip
+            for i in range(1, steps + 1)
+        ]
+
+    runs = {"fixed 2": rows(2, 40), "fixed 4": rows(4, 24), "noise-scale": rows(4, 22, 1.1), "random": rows(3, 15)}
+    text = compare.table(runs, 200)
+    lines = text.splitlines()
+    assert lines[1].split() == ["fixed", "2", "40", "40.0", "s", "80.0", "2"]
+    assert lines[4].endswith("(target not reached)")
+    # 2: 40 * 80, 4: 24 * 96
+    assert "least time x worker-seconds (4): 1.01 of its time, 1.01 of its worker-seconds" in lines[5]
+    compare.draw(runs, tmp_path / "adaptive.png")
+    assert (tmp_path / "adaptive.png").stat().st_size > 20_000

@@ -1,0 +1,125 @@
+"""Random courses of events for `world.World`, and how one that breaks a promise becomes a short story."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from ms_kungfu.launcher.policy import Recover
+
+from tests.fault.world import Happening, Setup, Violation, World
+
+_KINDS = {
+    "kill member": 8,
+    "kill newcomer": 3,
+    "kill several": 2,
+    "kill all": 0.2,
+    "resize": 4,
+    "evict": 1,
+    "policy evicts": 1,
+    "terminate": 1,
+    "stop": 0.7,
+    "pause": 0.7,
+    "slow": 1,
+    "server away": 2,
+    "server loses all": 1,
+}
+_OF_THE_SERVER = ("server away", "server loses all")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a seed stands for."""
+
+    seed: int
+    setup: Setup
+    happenings: tuple[Happening, ...]
+
+
+def schedule_of(seed: int) -> Schedule:
+    rng = random.Random(f"schedule {seed}")
+    external = rng.random() < 0.4
+    setup = Setup(
+        size=rng.choice((1, 2, 2, 3, 3, 4)),
+        recover=rng.choice((Recover.SHRINK, Recover.REPLACE, Recover.REPLACE)),
+        standbys=rng.choice((0, 0, 0, 1, 2)),
+        external=external,
+        max_restarts=rng.choice((10, 10, 1)),
+        schedule=tuple((rng.randrange(12), rng.randint(1, 4)) for _ in range(rng.choice((0, 0, 0, 1, 2)))),
+        wait=rng.random() < 0.3,
+        samples=rng.choice((12, 17, 24)),
+        global_batch=rng.choice((3, 6, 8)),
+        prepare_s=rng.choice((0.0, 0.1, 0.5)),
+        groups=rng.choice((("grad",), ("grad/0", "grad/1"))),
+    )
+    if setup.size > 1 and rng.random() < 0.1:
+        setup = replace(setup, min_size=2)
+    kinds = [kind for kind in _KINDS if external or kind not in _OF_THE_SERVER]
+    weights = [_KINDS[kind] for kind in kinds]
+    happenings: list[Happening] = []
+    when = 0.0
+    for kind in rng.choices(kinds, weights, k=rng.choice((1, 2, 2, 3, 3, 4, 5, 6))):
+        # Often close together: what is interesting is one thing in the middle of another.
+        when += rng.expovariate(1 / rng.choice((0.01, 0.1, 0.4)))
+        who = rng.randrange(8)
+        if kind == "kill several":
+            for _ in range(rng.randint(2, 3)):
+                happenings.append(Happening(round(when, 4), "kill member", rng.randrange(8)))
+                when += rng.choice((0.0, 0.002, 0.02))
+            continue
+        more = {"slow": 1.0, "pause": rng.uniform(0.05, 0.8), "policy evicts": float(rng.randrange(4))}.get(kind, 0.0)
+        if kind in _OF_THE_SERVER:
+            more = rng.uniform(0.05, 1.5)
+        if kind == "resize":
+            who = rng.randint(1, 4)
+        happenings.append(Happening(round(when, 4), kind, who, round(more, 4)))
+    return Schedule(seed, setup, tuple(happenings))
+
+
+def run(schedule: Schedule, told: list[str] | None = None):
+    """The outcome; Violation where a promise is broken."""
+    return World(schedule.seed, schedule.setup, schedule.happenings, told).run()
+
+
+def violation_of(schedule: Schedule) -> Violation | None:
+    try:
+        run(schedule)
+    except Violation as violation:
+        return violation
+    return None
+
+
+def shrunk(schedule: Schedule) -> Schedule:
+    """A schedule with as few events, and as plain a job, as still break a promise (Zeller's delta debugging, 2002)."""
+    events = list(schedule.happenings)
+    pieces = 2
+    while len(events) > 1:
+        size = -(-len(events) // pieces)
+        for begin in range(0, len(events), size):
+            rest = events[:begin] + events[begin + size :]
+            if violation_of(replace(schedule, happenings=tuple(rest))) is not None:
+                events, pieces = rest, max(pieces - 1, 2)
+                break
+        else:
+            if size == 1:
+                break
+            pieces = min(2 * pieces, len(events))
+    schedule = replace(schedule, happenings=tuple(events))
+    plain = Setup()
+    for name in ("schedule", "wait", "standbys", "external", "min_size", "max_restarts", "groups", "prepare_s"):
+        simpler = replace(schedule, setup=replace(schedule.setup, **{name: getattr(plain, name)}))
+        if simpler != schedule and violation_of(simpler) is not None:
+            schedule = simpler
+    return schedule
+
+
+def story(schedule: Schedule) -> str:
+    """What happens in it, for people."""
+    told: list[str] = []
+    try:
+        run(schedule, told)
+        end = "no promise is broken"
+    except Violation as violation:
+        end = f"BROKEN: {violation}"
+    events = "\n".join(f"  {happening}" for happening in schedule.happenings) or "  (nothing)"
+    return f"{schedule.setup}\nevents:\n{events}\n" + "\n".join(told[-80:]) + f"\n{end}"

@@ -1,0 +1,35 @@
+"""Runs schedules by hand: ``python -m tests.fault.simulate FIRST [COUNT]``, or one with its story: ``... SEED --story``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from tests.fault.schedules import schedule_of, shrunk, story, violation_of
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fault.simulate", description=__doc__)
+    parser.add_argument("first", type=int, help="the first seed")
+    parser.add_argument("count", type=int, nargs="?", default=1, help="how many (default 1)")
+    parser.add_argument("--all", action="store_true", help="go on after a broken promise, and only name it")
+    parser.add_argument("--story", action="store_true", help="tell what happens, also where all is well")
+    args = parser.parse_args()
+    begin = time.monotonic()
+    for seed in range(args.first, args.first + args.count):
+        schedule = schedule_of(seed)
+        violation = violation_of(schedule)
+        if violation is not None and args.all:
+            print(f"seed {seed}: {str(violation).splitlines()[0][:200]}")
+        elif violation is not None:
+            print(f"seed {seed}: {violation}\n\nshrunk:\n{story(shrunk(schedule))}")
+            return 1
+        if args.story:
+            print(f"seed {seed}\n{story(schedule)}")
+    print(f"{args.count} schedules in {time.monotonic() - begin:.1f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1287 @@
+"""A job without processes, on a virtual clock: kungfu-run, its broker, a config server and workers in one thread.
+
+What runs is the code of the package: the launcher's `Job` with its policy, the `Broker` with its `Membership`, the
+`Follower`, the config server's store, and a worker's side, `ms_kungfu.elastic.membership`. What it would block in or
+ask the kernel for is replaced: processes and threads are greenlets, asyncio's loop is `Loop`, messages take a random
+time, and the collectives of the runtime are `Core`, which does what `docs/recovery.md` argues for: final words,
+generations, steps that settle. A worker may die wherever it waits, and it waits at each place that matters.
+
+One seed and one list of events give one course of things, every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import logging
+import os
+import random
+import signal
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import ms_kungfu.config_server.server as server_module
+import numpy as np
+from greenlet import GreenletExit, getcurrent, greenlet
+from ms_kungfu import env, runtime
+from ms_kungfu.config_server.client import ConfigServerUnreachableError, StaleConfigError
+from ms_kungfu.config_server.store import ConfigStore, StaleVersionError
+from ms_kungfu.dataset import audit, dealing
+from ms_kungfu.elastic import membership, rendezvous
+from ms_kungfu.errors import CollectiveTimeoutError, ConfigServerError, KungFuError, PeerLostError, ResizeError
+from ms_kungfu.launcher import affinity, broker, commands, follow, job
+from ms_kungfu.launcher.devices import Devices
+from ms_kungfu.launcher.guard import Exited, Started
+from ms_kungfu.launcher.hosts import Host, PortRange
+from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.policy import Decision, Recover, Verdict
+
+JOIN_TIMEOUT_S = 15.0
+PEER_TIMEOUT_S = 1.0
+_PORTS = range(10000, 10100)
+
+
+class Violation(AssertionError):
+    """The protocol has broken a promise."""
+
+
+# ---- time and threads ------------------------------------------------------------------------------------------------
+
+
+class Loop(asyncio.AbstractEventLoop):
+    """asyncio's loop and everybody's clock: runs what is due next, at once."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.queue = []
+        self.reader = None
+        self._count = itertools.count()
+        self._on_error = None
+
+    def at(self, delay, function, *args):
+        heapq.heappush(self.queue, (self.now + delay, next(self._count), function, args, None))
+
+    def run(self, until, done):
+        """Runs until `done`, or no longer than `until`; False where nothing is left to do, or time is up."""
+        queue = self.queue
+        while not done():
+            if not queue:
+                return False
+            when, _, function, args, handle = heapq.heappop(queue)
+            if when > until:
+                return False
+            if handle is not None:
+                if handle.cancelled():
+                    continue
+                function = handle._run
+            self.now = when
+            function(*args)
+        return True
+
+    # What `Job` and asyncio's tasks and futures use.
+
+    def time(self):
+        return self.now
+
+    def call_at(self, when, callback, *args, context=None):
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self.queue, (max(when, self.now), next(self._count), None, (), handle))
+        return handle
+
+    def call_later(self, delay, callback, *args, context=None):
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_soon(self, callback, *args, context=None):
+        handle = asyncio.Handle(callback, args, self, context)
+        heapq.heappush(self.queue, (self.now, next(self._count), None, (), handle))
+        return handle
+
+    def call_soon_threadsafe(self, callback, *args, context=None):
+        return self.call_later(self.thread_delay(), callback, *args, context=context)
+
+    thread_delay = None  # how long news takes from another thread to this one
+
+    def create_future(self):
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coroutine, *, name=None):
+        return asyncio.Task(coroutine, loop=self)
+
+    def add_reader(self, fd, callback, *args):
+        self.reader = callback
+
+    def remove_reader(self, fd):
+        self.reader = None
+
+    def set_exception_handler(self, handler):
+        self._on_error = handler
+
+    def call_exception_handler(self, context):
+        error = context.get("exception")
+        if error is None:  # a task that is left over from a job that was cut off
+            return
+        if isinstance(error, Violation) or self._on_error is None:
+            raise error
+        self._on_error(self, context)
+
+    def _timer_handle_cancelled(self, handle):
+        pass
+
+    def add_signal_handler(self, number, callback, *args):
+        pass
+
+    def get_debug(self):
+        return False
+
+    def is_running(self):
+        return True
+
+    def is_closed(self):
+        return False
+
+
+class Thread:
+    """A greenlet that belongs to a process and runs only while that lives."""
+
+    def __init__(self, world, process, name, function):
+        self.world, self.process, self.name = world, process, name
+        self.random = random.Random(f"{world.seed} {process.name} {name} {next(process.threads)}")
+        self.turns = 0  # a wait that has ended is not ended again
+        self.finished = False
+        self.greenlet = greenlet(lambda: self._run(function), parent=world.hub)
+        world.all_threads.append(self)
+
+    def _run(self, function):
+        try:
+            function()
+        except GreenletExit:
+            pass
+        finally:
+            self.finished = True
+
+
+class Condition:
+    """Threads wait for a notification, or until a time. Also an Event's inside."""
+
+    def __init__(self, world):
+        self._world = world
+        self._waiting = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def wait(self, timeout=None):
+        thread = self._world.current
+        self._waiting.append((thread, thread.turns))
+        if timeout is not None:
+            self._world.loop.at(timeout, self._world.resume, thread, thread.turns)
+        self._world.switch_out()
+
+    def notify_all(self):
+        waiting, self._waiting = self._waiting, []
+        for thread, turn in waiting:
+            self._world.loop.at(self._world.short(thread.random), self._world.resume, thread, turn)
+
+
+class Event:
+    """threading.Event."""
+
+    def __init__(self, world):
+        self._world = world
+        self._changed = Condition(world)
+        self._set = False
+
+    def is_set(self):
+        return self._set
+
+    def set(self):
+        self._set = True
+        self._changed.notify_all()
+
+    def wait(self, timeout=None):
+        deadline = None if timeout is None else self._world.loop.now + timeout
+        while not self._set and (deadline is None or self._world.loop.now < deadline):
+            self._changed.wait(None if deadline is None else deadline - self._world.loop.now)
+        return self._set
+
+
+class Process:
+    """The launcher, a worker, or somebody at another terminal."""
+
+    def __init__(self, world, name, environ):
+        self.world, self.name, self.environ = world, name, environ
+        self.threads = itertools.count()
+        self.alive = True
+        self.stopped_at = None  # when SIGSTOP came
+        self.held = []  # threads that would run if it was not stopped
+        self.slow = 1.0
+        self.state = membership._State()
+        self.core = Core(world, self)
+        self.training = None
+        self.granted = None  # peer ID and incarnation
+        self.key = self.pid = None  # of a worker
+
+    def start(self, name, function, delay=0.0):
+        thread = Thread(self.world, self, name, function)
+        self.world.loop.at(delay, self.world.resume, thread, 0)
+        return thread
+
+
+# ---- the runtime's collectives ---------------------------------------------------------------------------------------
+
+
+class Segment:
+    """The shared memory of a cluster version: final words of operations, and the list of deaths."""
+
+    def __init__(self, world, size, version, recovers):
+        self.world, self.size, self.version, self.recovers = world, size, version, recovers
+        self.fd = world.new_segment(self)
+        self.announced = version
+        self.deaths = []
+        self.lost = {}  # rank -> reason, where nobody goes on
+        self.attached = {}  # rank -> process
+        self.words = {}  # (name, generation, number) -> {rank: what it brings}
+        self.changed = Condition(world)
+        self.waits = {}  # the same keys -> Condition
+
+    def members(self, generation):
+        dead = self.deaths[:generation]
+        return [rank for rank in range(self.size) if rank not in dead]
+
+    # What the launcher does.
+
+    def mark_lost(self, rank, reason, recover):
+        process = self.attached.get(rank)
+        if process is not None and process.alive:
+            raise Violation(f"{process.name}, rank {rank} of version {self.version}, is marked dead and lives")
+        if rank in self.deaths or rank in self.lost:
+            return
+        if recover:
+            self.deaths.append(rank)
+        else:
+            self.lost[rank] = reason
+        self.changed.notify_all()
+        for wait in self.waits.values():
+            wait.notify_all()
+
+    def heartbeat(self, rank):
+        process = self.attached.get(rank)
+        if process is None:
+            return 0
+        now = self.world.loop.now if process.stopped_at is None else process.stopped_at
+        return 1 + int(now * 10)
+
+    def announce(self, version):
+        if version < self.announced:
+            raise Violation(f"version {version} is announced after {self.announced}")
+        self.announced = version
+
+    def close(self):
+        pass
+
+
+class Lost(Exception):
+    """A member's part is unfinished for ever."""
+
+
+class Core:
+    """`ms_kungfu._core` in one process."""
+
+    def __init__(self, world, process):
+        self.world, self.process = world, process
+        self.segment = None
+        self.own_rank = 0
+        self.generations = {}  # name -> the generation it has come to
+        self.numbers = {}  # (name, generation) -> operations so far
+        self.committed_in = self.reduced_in = 0  # the latest generation of a step's gradients, of anything; from 1
+        self.has_state = False
+
+    def set_join_handler(self, handler):
+        pass
+
+    def join(self, fd, rank, address, has_state, collective_timeout_s, join_timeout_s):
+        world, segment = self.world, self.world.segments[fd]
+        world.place("joining")
+        if self.segment is not None and segment.version <= self.segment.version:
+            raise Violation(f"{self.process.name} goes from version {self.segment.version} to {segment.version}")
+        if rank in segment.attached:
+            raise Violation(
+                f"{self.process.name} and {segment.attached[rank].name} are both rank {rank} of version "
+                f"{segment.version}"
+            )
+        self.segment, self.own_rank = segment, rank
+        self.generations, self.numbers, self.committed_in, self.reduced_in = {}, {}, 0, 0
+        segment.attached[rank] = self.process
+        self.has_state = has_state
+        segment.changed.notify_all()
+        world.say("in", f"{self.process.name} is rank {rank} of {segment.size} in version {segment.version}")
+        deadline = world.loop.now + join_timeout_s
+        while any(r not in segment.attached and r not in segment.deaths for r in range(segment.size)):
+            self._check_lost()
+            if world.loop.now >= deadline:
+                raise CollectiveTimeoutError(f"cluster version {segment.version} has not assembled")
+            segment.changed.wait(deadline - world.loop.now)
+        world.place("joined")
+
+    def leave(self, reason):
+        pass
+
+    def rank(self):
+        return self.own_rank
+
+    def size(self):
+        return self.segment.size
+
+    def cluster_version(self):
+        return self.segment.version
+
+    def announced_version(self):
+        return self.segment.announced
+
+    def living(self):
+        return self.segment.members(len(self.segment.deaths))
+
+    def state_root(self):
+        segment = self.segment
+        for rank in self.living():
+            if rank in segment.attached and segment.attached[rank].core.has_state:
+                return rank
+        return segment.size
+
+    def take_participants(self):
+        generation = (self.committed_in or self.reduced_in or 1) - 1
+        self.committed_in = self.reduced_in = 0
+        return self.segment.members(generation)
+
+    def all_reduce(self, name, input, output, op, dtype=-1):
+        assert op == membership._MAX
+        brought, generation = self.run(name, input.copy())
+        output[:] = np.maximum.reduce(list(brought.values()))
+        self.reduced_in = max(self.reduced_in, generation + 1)
+
+    def broadcast(self, name, input, output, root, dtype=-1):
+        brought, _ = self.run(name, input.copy() if root == self.own_rank else None, root)
+        output[:] = brought[root]
+
+    def commit(self, names, contribution):
+        """A step's gradient groups: what each participant brought to all of them, once they are of one mind."""
+        results = [self.run(name, contribution) for name in names]
+        while True:
+            latest = max(generation for _, generation in results)
+            behind = [k for k, (_, generation) in enumerate(results) if generation < latest]
+            if not behind:
+                break
+            for k in behind:
+                results[k] = self.run(names[k], contribution, generation=latest)
+        if any(brought != results[0][0] for brought, _ in results):
+            raise Violation(f"{self.process.name}: the groups of a step have different participants: {results}")
+        self.committed_in = max(self.committed_in, results[0][1] + 1)
+        return results[0][0]
+
+    def run(self, name, brings, root=None, generation=0):
+        """What the members of the generation in which the operation ended have brought, by rank; and it."""
+        segment, own = self.segment, self.own_rank
+        self.generations[name] = max(self.generations.get(name, 0), generation)
+        while True:
+            generation = self.generations[name]
+            members = segment.members(generation)
+            if root is not None and root not in members:
+                raise PeerLostError(f"broadcast {name}: its root, rank {root}, has died")
+            if own not in members:
+                raise Violation(f"{self.process.name} goes on without itself")
+            number = self.numbers[name, generation] = self.numbers.get((name, generation), 0) + 1
+            key = name, generation, number
+            try:
+                words = self._attempt(key, members, brings, root)
+                return {rank: words.get(rank) for rank in members}, generation
+            except Lost:
+                self.world.place("before the next generation")
+                self.generations[name] = generation + 1
+
+    def _attempt(self, key, members, brings, root):
+        segment, world = self.segment, self.world
+        words = segment.words.setdefault(key, {})
+        wait = segment.waits.setdefault(key, Condition(world))
+        world.place("before its word")
+        words[self.own_rank] = brings
+        if len(words) == len(members) or segment.deaths:
+            wait.notify_all()
+        world.place("after its word")
+        while True:
+            missing = [rank for rank in members if rank not in words and (root is None or not self.is_dead(rank, root))]
+            if not missing:
+                return words
+            self._check_lost()
+            if self.unfinished(missing):
+                raise Lost
+            wait.wait()
+
+    def is_dead(self, rank, root):
+        """Of a broadcast only the root's part is missed."""
+        return rank != root and rank in self.segment.deaths
+
+    def unfinished(self, missing):
+        return any(rank in self.segment.deaths for rank in missing)
+
+    def _check_lost(self):
+        if self.segment.lost:
+            raise PeerLostError(f"rank {next(iter(self.segment.lost))}: {next(iter(self.segment.lost.values()))}")
+
+
+class _Current:
+    """The `_core` module, for whoever runs."""
+
+    def __init__(self, world):
+        self._world = world
+
+    def __getattr__(self, name):
+        return getattr(self._world.current.process.core, name)
+
+
+class _Environment:
+    """The `env` module, for whoever runs."""
+
+    def __init__(self, world):
+        self._world = world
+
+    def __getattr__(self, name):
+        variable = getattr(env, name)
+        return SimpleNamespace(name=variable.name, get=lambda: variable.get(self._world.current_environ()))
+
+
+# ---- what a worker trains --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Training:
+    """The state that has to be the same at all workers."""
+
+    walk: dealing.Walk
+    step: int = 0
+    weights: int = 0
+    stopping: bool = False
+
+    def capture(self):
+        return {**self.walk.state(), "step": self.step, "weights": self.weights, "stopping": self.stopping}
+
+    def restore(self, received):
+        received = dict(received)
+        self.step, self.weights = received.pop("step"), received.pop("weights")
+        self.stopping = received.pop("stopping")
+        self.walk.restore(received)
+
+
+class Worker:
+    """A training program: what `ElasticTraining` and `ElasticDataset` do, without MindSpore."""
+
+    def __init__(self, world, process):
+        self.world, self.process, self.core = world, process, process.core
+        self.setup = world.setup
+        self.training = process.training = Training(dealing.Walk(self.setup.samples))
+        self.dealt_for = None
+        self.members = ()
+
+    def main(self):
+        world, training = self.world, self.training
+        world.place("in begin")
+        membership.begin()
+        if membership.is_parked():
+            world.sleep(world.current.random.random() * self.setup.prepare_s)
+            membership.join()
+        if membership.is_detached():
+            return
+        if membership.is_joiner():
+            self.share_state()
+        elif self.follow(membership.step(self.setup.size_after(0), self.setup.wait)):
+            return
+        while True:
+            version = self.core.cluster_version()
+            if self.dealt_for != version:
+                self.dealt_for, self.members = version, tuple(range(self.core.size()))
+            step = training.walk.take(self.setup.global_batch, self.members)
+            if step is None:
+                world.record_end(self)
+                training.walk.end_epoch()
+                if training.stopping:
+                    return
+                continue
+            self.train(step)
+            if self.follow(membership.step(self.setup.size_after(training.step), self.setup.wait)):
+                return
+
+    def train(self, step):
+        world, training, core = self.world, self.training, self.core
+        world.sleep(self.setup.step_s * self.process.slow * (0.5 + world.current.random.random()) * world.calm())
+        world.place("before the reduction")
+        brought = core.commit(self.setup.groups, (step.share(core.rank()), world.loop.now > world.quiet_from))
+        world.place("after the reduction")
+        participants = tuple(membership.take_participants())
+        if tuple(brought) != participants:
+            raise Violation(f"{self.process.name}: {participants} took part, {tuple(brought)} are in the result")
+        if core.rank() not in participants:
+            raise Violation(f"{self.process.name} lives and took no part")
+        epoch, members = training.walk.epoch, self.members
+        self.members = tuple(rank for rank in members if rank in participants)
+        (committed,) = training.walk.commit(participants)
+        training.step += 1
+        training.weights = hash((training.weights, tuple(brought.items())))
+        training.stopping |= any(stop for _, stop in brought.values())
+        world.committed(self, epoch, committed, members, participants)
+
+    def follow(self, change):
+        """Whether this worker has left."""
+        if change.detached:
+            self.world.say("left", f"{self.process.name} has left the cluster")
+            return True
+        if change.changed:
+            self.share_state()
+        return False
+
+    def share_state(self):
+        """As ms_kungfu.elastic.state does: the lowest living rank that has the state hands it over, or the next."""
+        world, core, joiner = self.world, self.core, membership.is_joiner()
+        lacking, _ = core.run("meet", joiner)
+        if any(lacking.values()):
+            while True:
+                answers, _ = core.run("root", not joiner)
+                roots = [rank for rank, able in answers.items() if able]
+                if not roots:
+                    raise KungFuError("every worker that had the training state has died")
+                world.place("hands over the state")
+                try:
+                    handed, _ = core.run("state", self.training.capture() if core.rank() == roots[0] else None, roots[0])
+                except PeerLostError:
+                    continue
+                break
+            if joiner:
+                self.training.restore(handed[roots[0]])
+                membership.state_received()
+                core.has_state = True
+                world.say("state", f"{self.process.name} has the state of step {self.training.step}")
+        world.arrived(self)
+
+
+# ---- a course of events ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Happening:
+    """Something that is done to the job at a time."""
+
+    at: float
+    kind: str
+    who: int = 0
+    more: float = 0.0
+
+    def __str__(self):
+        return f"{self.at:.3f} s: {self.kind} {self.who}" + (f" ({self.more:g})" if self.more else "")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A job as it starts."""
+
+    size: int = 2
+    recover: Recover = Recover.SHRINK
+    standbys: int = 0
+    external: bool = False  # a config server of its own, which may go away
+    min_size: int = 1
+    max_restarts: int = 10
+    schedule: tuple[tuple[int, int], ...] = ()
+    wait: bool = False
+    samples: int = 24
+    global_batch: int = 6
+    step_s: float = 0.03
+    prepare_s: float = 0.5
+    groups: tuple[str, ...] = ("grad/0", "grad/1")
+
+    def size_after(self, step):
+        return dict(self.schedule).get(step)
+
+
+@dataclass
+class Outcome:
+    """How the job ended."""
+
+    exit_code: int
+    reason: str
+    steps: int
+    deaths: int
+    seconds: float
+    told: list[str] = field(default_factory=list)
+
+
+class World:
+    """One job, one course of events. `run` once."""
+
+    def __init__(self, seed, setup, happenings, told=None):
+        self.seed, self.setup, self.happenings = seed, setup, happenings
+        self.random = random.Random(f"{seed} world")
+        self.told = told
+        self.loop = Loop()
+        self.loop.thread_delay = lambda: self.short(self.random)
+        self.hub = getcurrent()
+        self.all_threads = []
+        self.current = None
+        self.segments = {}
+        self.processes = {}  # key -> Process, those that run
+        self.everybody = []
+        self.deaths = 0
+        last = max((h.at + h.more for h in happenings), default=0.0)
+        self.calm_from = last + (2.5 * PEER_TIMEOUT_S if any(h.kind == "stop" for h in happenings) else 0.5)
+        self.quiet_from = self.calm_from + 4.0 + (2 * setup.prepare_s)
+        self.launcher = Process(self, "launcher", {"KUNGFU_JOB_SECRET": "00", "KUNGFU_JOIN_TIMEOUT": str(JOIN_TIMEOUT_S)})
+        self.outside = Process(self, "outside", {"KUNGFU_JOB_SECRET": "00"})
+        self.server = Server(self)
+        self.broker = None
+        self.verdict = None
+        self.job_ending = False
+        self.steps = {}  # number -> (version, participants, weights)
+        self.arrivals = {}  # version -> the state that all have there
+        self.records = {}  # process -> lines of its ledger
+        self.trouble = []  # exceptions in workers
+        self.closing = False
+
+    # -- running --
+
+    def resume(self, thread, turn):
+        process = thread.process
+        if thread.turns != turn or thread.finished or not process.alive:
+            return
+        if process.stopped_at is not None:
+            process.held.append((thread, turn))
+            return
+        thread.turns += 1
+        self.current, membership._state = thread, process.state
+        thread.greenlet.switch()
+        process.state, self.current = membership._state, None
+
+    def switch_out(self):
+        """The running thread waits until somebody resumes it."""
+        self.hub.switch()
+
+    def sleep(self, seconds):
+        thread = self.current
+        self.loop.at(max(seconds, 0.0), self.resume, thread, thread.turns)
+        self.switch_out()
+
+    def place(self, name):
+        """Somewhere a process may be for a moment, and die."""
+        self.sleep(self.short(self.current.random))
+
+    @staticmethod
+    def short(rng):
+        """A moment; now and then a long one."""
+        draw = rng.random()
+        return 0.01 * draw if draw < 0.9 else 0.5 * (draw - 0.9) + 0.01
+
+    def calm(self):
+        """Steps take longer when nothing happens any more."""
+        return 1.0 if self.loop.now < self.calm_from + 1.0 else 8.0
+
+    def current_environ(self):
+        return self.launcher.environ if self.current is None else self.current.process.environ
+
+    def new_segment(self, segment):
+        self.segments[len(self.segments) + 1] = segment
+        return len(self.segments)
+
+    def say(self, kind, text):
+        if self.told is not None:
+            self.told.append(f"{self.loop.now:9.3f}  {text}")
+
+    def run(self):
+        """The outcome; Violation where a promise is broken."""
+        with self._in_place_of_the_real():
+            try:
+                return self._run()
+            finally:
+                for thread in self.all_threads:
+                    if not thread.finished and thread.greenlet:
+                        self.current = thread
+                        with contextlib.suppress(BaseException):
+                            thread.greenlet.throw(GreenletExit)
+
+    def _run(self):
+        options = self._options()
+        guard, output = Guard(self), Output()
+        self.job = Launcher(options, guard, output)
+        self.job._world = self
+        if self.setup.external:
+            self.server.store = ConfigStore()
+        task = self.loop.create_task(self.job.run())
+        for happening in self.happenings:
+            self.loop.at(happening.at, self._happen, happening)
+        try:
+            if not self.loop.run(self.quiet_from + 120.0, task.done):
+                where = [f"{t.process.name} {t.name}" for t in self.all_threads if not t.finished and t.process.alive]
+                raise Violation(f"nothing goes on at {self.loop.now:.1f} s; there wait {', '.join(where)}")
+        finally:
+            self._finish(task)
+        code = task.result()
+        self._check_end(code)
+        return Outcome(code, self.verdict.reason, len(self.steps), self.deaths, self.loop.now, self.told or [])
+
+    def _finish(self, task):
+        """Ends a job that has not ended by itself."""
+        self.closing = True
+        for process in self.everybody:
+            process.alive = False
+        with contextlib.suppress(Exception):
+            if not self.job._verdict.done():
+                self.job._verdict.set_result(Verdict(Decision.FAIL, "", 1))
+            self.loop.run(self.loop.now + 30.0, task.done)
+
+    def _options(self):
+        setup = self.setup
+        return Options(
+            command=("program",), size=setup.size, host=Host(), ports=PortRange(_PORTS[0], _PORTS[-1]),
+            runner_port=38080, watch=True, keep=False, quiet=True, show_workers=False, logdir=None, logfile=None,
+            config_server="http://server/config" if setup.external else None,
+            builtin_port=None if setup.external else 0, timeout_s=None, delay_s=0.0, init_version=None,
+            affinity=False, allow_nvlink=False, leave_grace_s=3.0, recover=setup.recover, min_size=setup.min_size,
+            max_restarts=setup.max_restarts, standbys=setup.standbys,
+            peer_timeout_s=PEER_TIMEOUT_S if any(h.kind == "stop" for h in self.happenings) else None,
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _in_place_of_the_real(self):
+        threads = SimpleNamespace(
+            Thread=lambda target, name="", daemon=True, args=(): SimpleNamespace(
+                start=lambda: self._thread_owner().start(name or "thread", lambda: target(*args))
+            ),
+            Event=lambda: Event(self),
+            main_thread=lambda: None,
+            current_thread=lambda: None,
+        )
+        clock = SimpleNamespace(monotonic=lambda: self.loop.now, sleep=self.sleep, time=lambda: self.loop.now)
+        client = lambda url, secret=None, timeout_s=10.0: Client(self)  # noqa: E731
+        environment = _Environment(self)
+        wire = SimpleNamespace(
+            Granted=rendezvous.Granted,
+            Detached=rendezvous.Detached,
+            request_segment=self._request_segment,
+            request_identity=self._request_identity,
+            request_leave=self._request_leave,
+        )
+        new = [
+            (membership, "_core", _Current(self)),
+            (membership, "_state", None),
+            (membership, "env", environment),
+            (membership, "time", clock),
+            (membership, "threading", threads),
+            (membership, "rendezvous", wire),
+            (membership, "ConfigClient", client),
+            (membership, "os", SimpleNamespace(close=lambda fd: None)),
+            (membership, "_leave_on_sigterm", lambda: None),
+            (membership, "_POLL_S", 0.05),
+            (membership._Proposal, "start", lambda own: self.current.process.start("proposal", own.run)),
+            (runtime, "init", lambda: None),
+            (job, "env", environment),
+            (job, "threading", threads),
+            (job, "ConfigClient", client),
+            (job, "Broker", lambda *args, **options: self._make_broker(*args, **options)),
+            (job, "secret_from", lambda environ, url: "00"),
+            (job, "_STANDBY_DELAY_S", 0.5),
+            (affinity, "allowed_cores", lambda: [0, 1]),
+            (follow, "threading", threads),
+            (follow, "time", clock),
+            (broker, "_is_alive", lambda pid: any(p.pid == pid and p.alive for p in self.processes.values())),
+            (broker, "_is_closed", lambda connection: not connection.alive),
+            (commands, "ConfigClient", client),
+            (server_module, "ConfigServer", self.server.embed),
+        ]
+        old = [(module, name, getattr(module, name)) for module, name, _ in new]
+        log = logging.getLogger("ms_kungfu")
+        level, propagate, handlers = log.level, log.propagate, list(log.handlers)
+        log.handlers, log.propagate = [logging.NullHandler()], False
+        if self.told is not None:
+            log.handlers = [_Told(self)]
+        log.setLevel(logging.INFO if self.told is not None else logging.CRITICAL)
+        for module, name, value in new:
+            setattr(module, name, value)
+        asyncio._set_running_loop(self.loop)
+        try:
+            yield
+        finally:
+            asyncio._set_running_loop(None)
+            for module, name, value in old:
+                setattr(module, name, value)
+            log.handlers, log.propagate = handlers, propagate
+            log.setLevel(level)
+
+    def _thread_owner(self):
+        return self.launcher if self.current is None else self.current.process
+
+    # -- the broker --
+
+    def _make_broker(self, *args, **options):
+        self.broker = Broker(self, *args, **options)
+        return self.broker
+
+    def _ask(self, asked, timeout):
+        """What the broker sends, or None where it closes the connection."""
+        process = self.current.process
+        channel = Channel(self, process)
+        self.place("asks")
+
+        def serve():
+            try:
+                if isinstance(asked, broker.LeaveRequest):
+                    refusal = self.broker._let_leave(asked.peer)
+                    channel.send({"error": refusal} if refusal else {"leaving": True})
+                else:
+                    self.broker._answer(channel, asked, process.pid)
+            finally:
+                channel.close()
+
+        self.launcher.start("broker", serve, self.short(self.current.random))
+        deadline = None if timeout is None else self.loop.now + timeout
+        while not channel.ended:
+            channel.news.wait(None if deadline is None else deadline - self.loop.now)
+            if deadline is not None and self.loop.now >= deadline:
+                raise CollectiveTimeoutError("no answer from the launcher")
+        self.place("is answered")
+        answer = channel.sent
+        if answer is None:
+            raise PeerLostError("the launcher is gone")
+        if "cluster" in answer:
+            cluster = rendezvous.Cluster.from_json(answer["cluster"])
+            peer = rendezvous.PeerID.parse(answer["peer"])
+            process.granted = (peer, answer["incarnation"])
+            return rendezvous.Granted(cluster, answer["rank"], channel.fd, peer, answer["incarnation"])
+        return rendezvous.Detached() if "error" not in answer else answer["error"]
+
+    def _request_segment(self, address, secret, peer, incarnation, member_of, version, timeout):
+        answer = self._ask(broker.Request(peer, incarnation, member_of, version), timeout)
+        if isinstance(answer, str):
+            raise ResizeError(answer) if member_of is not None else KungFuError(answer)
+        return answer
+
+    def _request_identity(self, address, secret, standby):
+        answer = self._ask(broker.StandbyRequest(standby), None)
+        if isinstance(answer, str):
+            raise KungFuError(answer)
+        return answer
+
+    def _request_leave(self, address, secret, peer, timeout):
+        answer = self._ask(broker.LeaveRequest(peer), timeout)
+        if isinstance(answer, str):
+            raise ResizeError(answer)
+
+    # -- what happens to the job --
+
+    def members(self):
+        """The processes of the chosen cluster that live, by rank."""
+        current = self.broker.current() if self.broker is not None else None
+        if current is None:
+            return []
+        found = {p.peer: p.sim for p in self.job._processes.values() if p.key in self.processes and self._is_in(p)}
+        return [found[peer] for peer in current.workers if peer in found and found[peer].alive]
+
+    def _is_in(self, process):
+        process.sim = self.processes[process.key]
+        return process.peer is not None and not self.broker.is_out(process.peer, process.incarnation)
+
+    def _happen(self, happening):
+        if self.broker is None or self.verdict is not None:
+            return
+        members, kind, who = self.members(), happening.kind, happening.who
+        if kind in ("kill newcomer", "kill member", "stop", "pause", "slow", "terminate"):
+            others = [p for p in self.processes.values() if p.alive and p not in members]
+            crowd = others if kind == "kill newcomer" else members
+            if kind == "stop":  # before its heart beats nobody looks after it
+                crowd = [process for process in crowd if process.core.segment is not None]
+            if not crowd:
+                return
+            target = crowd[who % len(crowd)]
+            self.say("do", f"-- {kind}: {target.name}")
+            if kind.startswith("kill"):
+                self.kill(target, -signal.SIGKILL)
+            elif kind == "slow":
+                target.slow = 20.0
+                self.loop.at(happening.more, setattr, target, "slow", 1.0)
+            elif kind == "terminate":
+                target.start("leave", lambda: self._leave_or_die(target))
+            else:
+                self.stop(target)
+                if kind == "pause":
+                    self.loop.at(happening.more, self.go_on, target)
+        elif kind == "kill all":
+            self.say("do", "-- kill all")
+            for target in members:
+                self.kill(target, -signal.SIGKILL)
+        elif kind == "resize":
+            self.outside.start("resize", lambda: self._from_outside(lambda c: c.resized(who, _PORTS)))
+        elif kind == "evict":
+            self.outside.start("evict", lambda: self._from_outside(lambda c: c.without([c.workers[who % c.size]])))
+        elif kind == "policy evicts":
+            if members:
+                caller = members[who % len(members)]
+                caller.start("evict", lambda: self._evict(int(happening.more)))
+        elif kind in ("server away", "server loses all"):
+            self.say("do", f"-- {kind}")
+            self.server.go_away(kind == "server loses all")
+            self.loop.at(happening.more, self.server.come_back)
+        else:
+            raise ValueError(kind)
+
+    def _leave_or_die(self, process):
+        """What membership._on_sigterm does."""
+        try:
+            if process.granted is None:
+                raise ResizeError("not in the cluster yet")
+            self._request_leave("", b"", process.granted[0], 10.0)
+        except KungFuError:
+            self.kill(process, -signal.SIGTERM)
+
+    def _from_outside(self, change):
+        def next_cluster(cluster):
+            try:
+                following = change(cluster)
+            except ValueError as error:
+                return str(error)
+            return "nothing to do" if following.workers == cluster.workers else following
+
+        try:
+            self.say("do", "-- from outside: " + commands._write(Client(self), next_cluster))
+        except (ConfigServerError, ValueError) as error:
+            self.say("do", f"-- from outside, refused: {error}")
+
+    def _evict(self, place):
+        cluster = membership._state.cluster
+        if cluster is not None:
+            with contextlib.suppress(ResizeError):
+                membership.evict(place % cluster.size)
+
+    def kill(self, process, code):
+        if process.alive:
+            process.alive = False
+            self.deaths += 1
+            self.say("do", f"{process.name} dies")
+            self.loop.at(self.short(self.random), self.guard_tells, process, code)
+
+    def stop(self, process):
+        if process.stopped_at is None:
+            process.stopped_at = self.loop.now
+
+    def go_on(self, process):
+        if process.stopped_at is not None:
+            process.stopped_at = None
+            held, process.held = process.held, []
+            for thread, turn in held:
+                self.resume(thread, turn)
+
+    # -- what the guard does --
+
+    def guard_tells(self, process, code, error=""):
+        if self.processes.pop(process.key, None) is not None:
+            self.guard.events.append(Exited(process.key, code, error))
+            self.loop.at(self.short(self.random), self.guard.tell)
+
+    def run_worker(self, process):
+        code = 0
+        try:
+            Worker(self, process).main()
+        except Violation as error:
+            self.trouble.append(error)
+            raise
+        except Exception as error:
+            code = 1
+            self.say("do", f"{process.name} fails: {type(error).__name__}: {error}")
+            if not self.job._verdict.done():
+                self.trouble.append((process, error))
+        process.alive = False
+        self.loop.at(self.short(self.current.random), self.guard_tells, process, code)
+
+    # -- promises --
+
+    def committed(self, worker, epoch, step, members, participants):
+        training, core = worker.training, worker.core
+        outcome = (core.cluster_version(), participants, training.weights)
+        known = self.steps.setdefault(training.step, outcome)
+        if known != outcome:
+            raise Violation(f"step {training.step} has two outcomes: {known} and, at {worker.process.name}, {outcome}")
+        self.place("before the record")
+        claim = audit.Claim(
+            core.cluster_version(), core.size(), members, participants, step.batch, self.setup.samples, 0, True
+        )
+        self._record(worker, epoch, step.number, step.share(core.rank()), claim)
+
+    def record_end(self, worker):
+        walk = worker.training.walk
+        self._record(worker, walk.epoch, walk.steps, (), audit.End(walk.pool, self.setup.global_batch, False))
+
+    def _record(self, worker, epoch, step, share, claim):
+        lines = self.records.setdefault(worker.process.name, [])
+        where = f"{worker.process.name}, line {len(lines) + 1}"
+        lines.append(audit.Record(where, "job", self.loop.now, 0, epoch, step, worker.core.rank(), share, claim))
+
+    def arrived(self, worker):
+        """After a change: all members of a version go on from the same state."""
+        version, state = worker.core.cluster_version(), worker.training.capture()
+        known = self.arrivals.setdefault(version, state)
+        if known != state:
+            raise Violation(f"version {version} begins with two states: {known} and, at {worker.process.name}, {state}")
+
+    def _check_end(self, code):
+        members = [p for p in self.everybody if p.training is not None]
+        finished_well = code == 0
+        for entry in self.trouble:
+            if isinstance(entry, Violation):
+                raise entry
+        lost_state = [e for _, e in self.trouble if "every worker that had the training state has died" in str(e)]
+        if self.trouble and not lost_state:
+            process, error = self.trouble[0]
+            raise Violation(f"{process.name} failed: {type(error).__name__}: {error}")
+        if not finished_well and not lost_state:
+            expected = "no worker is left" in self.verdict.reason or "-min-np" in self.verdict.reason
+            if not expected and not any("dies" in t for t in ()) and self._somebody_had_the_state():
+                raise Violation(f"the job failed though somebody lives: {self.verdict.reason}")
+        report = audit.audit(self.records)
+        if report.problems or not all(epoch.exact or not (finished_well or epoch.finished) for epoch in report.epochs):
+            raise Violation("the ledger is not exact:\n" + audit.to_text(report))
+        if finished_well:
+            if not members or not self.steps:
+                raise Violation("the job finished without a step")
+            if not all(epoch.finished and epoch.exact for epoch in report.epochs):
+                raise Violation("the job finished in the middle of an epoch:\n" + audit.to_text(report))
+            chosen, newest = self.broker.current(), self.broker._membership.newest
+            gone = self.broker._membership.ended_in(chosen)
+            if self.converges() and newest.version != chosen.version:
+                raise Violation(f"version {newest.version} was never chosen, {chosen.version} was the last")
+            del gone
+
+    def converges(self):
+        """Whether there was time for everything that was asked for."""
+        return True
+
+    def _somebody_had_the_state(self):
+        return self.survivors_at_verdict > 0
+
+
+class _Told(logging.Handler):
+    def __init__(self, world):
+        super().__init__()
+        self._world = world
+
+    def emit(self, record):
+        self._world.say("log", f"[{record.name.rpartition('.')[2]}] {record.getMessage()}")
+
+
+class Launcher(job.Job):
+    """The real one, but for what it asks the machine for."""
+
+    def _find_devices(self):
+        return Devices()
+
+    def _leave_secret(self, url):
+        pass
+
+    def _happened(self, event):
+        before = self._verdict.done()
+        verdict = super()._happened(event)
+        if not before and self._verdict.done():
+            self._world.verdict = self._verdict.result()
+            self._world.survivors_at_verdict = len(self._world.members())
+        return verdict
+
+
+class Broker(broker.Broker):
+    """The real one without its socket: a request is a thread of the launcher."""
+
+    def __init__(self, world, secret, cores, *, recovers, on_unknown_version, on_chosen, on_ready, on_leave):
+        self._secret, self._cores, self._recovers = secret, cores, recovers
+        self._make_segment = lambda size, version, cores, recovers: Segment(world, size, version, recovers)
+        self._on_unknown_version, self._on_chosen = on_unknown_version, on_chosen
+        self._on_leave, self._on_ready = on_leave, on_ready
+        self._changed = Condition(world)
+        self._membership = broker.Membership()
+        self._segments, self._losses, self._announced, self._holders = {}, [], -1, {}
+        self._ready_standbys, self._identities, self._connections = set(), {}, set()
+        self._ending = self._closed = False
+        self.address = "broker"
+
+    def close(self):
+        self._closed = True
+        self._changed.notify_all()
+
+
+class Channel:
+    """A connection to the broker, at the broker's end."""
+
+    def __init__(self, world, process):
+        self.news = Condition(world)
+        self.socket = process  # for broker._is_closed
+        self.sent = self.fd = None
+        self.ended = False
+
+    def extend(self, timeout):
+        pass
+
+    def send(self, message, fds=()):
+        self.sent, self.fd = message, fds[0] if fds else None
+
+    def close(self):
+        self.ended = True
+        self.news.notify_all()
+
+
+class Guard:
+    """Starts, signals and reaps."""
+
+    def __init__(self, world):
+        self._world = world
+        world.guard = self
+        self.events = []
+        self._pids = itertools.count(100)
+
+    def fileno(self):
+        return 0
+
+    def tell(self):
+        if self._world.loop.reader is not None and self.events:
+            self._world.loop.reader()
+
+    def next_event(self):
+        return self.events.pop(0)
+
+    def start(self, key, environment, cores, stdout, stderr):
+        environ = {name: value for name, value in environment.items() if value is not None}
+        environ[env.JOIN_TIMEOUT.name] = str(JOIN_TIMEOUT_S)
+        who = environ.get("KUNGFU_SELF", f"standby {environ.get('KUNGFU_STANDBY')}").rpartition(":")[2]
+        process = Process(self._world, f"process {key} ({who})", environ)
+        process.key, process.pid = key, next(self._pids)
+        self._world.processes[key] = process
+        self._world.everybody.append(process)
+        self.events.append(Started(key, process.pid))
+        self._world.loop.at(self._world.short(self._world.random), self.tell)
+        process.start("main", lambda: self._world.run_worker(process), self._world.short(self._world.random) * 3)
+
+    def signal(self, number, key=None):
+        for process in list(self._world.processes.values()):
+            if key in (None, process.key) and number in (signal.SIGKILL, signal.SIGTERM):
+                self._world.kill(process, -number)
+
+    def remove_at_end(self, path, inode):
+        pass
+
+    def close(self):
+        for process in self._world.processes.values():
+            process.alive = False
+
+
+class Output:
+    def log_paths(self, name):
+        return None
+
+    def attach(self, name, colour, held=False):
+        return os.open(os.devnull, os.O_WRONLY), os.open(os.devnull, os.O_WRONLY)
+
+    def release(self, name):
+        pass
+
+    def close(self, timeout_s, last_words=None):
+        pass
+
+
+# ---- the config server -----------------------------------------------------------------------------------------------
+
+
+class Server:
+    """The real store, in the launcher or in a process of its own that may go away."""
+
+    def __init__(self, world):
+        self._world = world
+        self.store = None
+        self.away = 0
+        self.changed = Condition(world)
+        self._on_change = None
+        self.url = "http://server/config"
+
+    def embed(self, store, secret, *, host, port, path, on_change):
+        self.store, self._on_change = store, on_change
+        return self
+
+    async def start(self):
+        pass
+
+    async def stop(self):
+        self.away += 1
+
+    @property
+    def version(self):
+        return self.store.version
+
+    def put(self, document):
+        cluster = self.store.put(document)
+        self.changed.notify_all()
+        if self._on_change is not None:
+            self._on_change(cluster)
+        return cluster
+
+    def go_away(self, forgets):
+        self.away += 1
+        if forgets:
+            self.store = ConfigStore()
+        self.changed.notify_all()
+
+    def come_back(self):
+        self.away -= 1
+
+
+class Client:
+    """`ConfigClient`: a request takes time on its way there and back, and the answer may be lost."""
+
+    def __init__(self, world):
+        self._world = world
+        self.url = "http://server/config"
+
+    def _request(self, act):
+        world, server = self._world, self._world.server
+        world.place("asks the config server")
+        self._reach()
+        try:
+            result = act(server)
+        except StaleVersionError as error:
+            result = StaleConfigError(str(error))
+        except ValueError as error:
+            result = ConfigServerError(str(error))
+        world.place("is answered by the config server")
+        self._reach()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _reach(self):
+        if self._world.server.away:
+            raise ConfigServerUnreachableError("config server http://server/config: Connection refused")
+
+    def get(self):
+        return self._request(lambda server: server.store.cluster)
+
+    def put(self, cluster):
+        return self._request(lambda server: server.put(cluster.to_json()))
+
+    def delete(self):
+        self._request(lambda server: server.store.clear())
+
+    def wait_newer(self, version, timeout_s):
+        world, server = self._world, self._world.server
+        deadline = world.loop.now + timeout_s
+        world.place("polls")
+        while True:
+            self._reach()
+            found = server.store.cluster
+            if found is not None and found.version > version:
+                world.place("is answered by the config server")
+                self._reach()
+                return found
+            if world.loop.now >= deadline:
+                return None
+            server.changed.wait(deadline - world.loop.now)

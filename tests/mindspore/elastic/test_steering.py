@@ -1,0 +1,195 @@
+"""What policies decide, carried out on a cluster of one."""
+
+from __future__ import annotations
+
+import logging
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn
+
+from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.elastic import Decision, ElasticTraining, Policy, SchedulePolicy
+from ms_kungfu.elastic.policy import HOOKS
+from ms_kungfu.elastic.steering import learning_rate_of, set_learning_rate
+from ms_kungfu.monitoring import Monitor
+
+
+class Switching(nn.Momentum):
+    switched = ()
+
+    def switch_to(self, name):
+        self.switched = (*self.switched, name)
+
+
+def make_net():
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    ms.set_seed(3)
+    return nn.Dense(1, 1)
+
+
+def make_data(total=24, batch=4):
+    x = np.arange(total, dtype=np.float32)[:, None] / total
+    return ElasticDataset(ms.dataset.NumpySlicesDataset((x, 2 * x), ["x", "y"], shuffle=False), batch, shuffle=False)
+
+
+class Once(Policy):
+    """Decides something after the first step."""
+
+    def __init__(self, **changes):
+        self.changes = changes
+
+    def after_step(self, q):
+        return Decision("because", **self.changes) if q.step == 1 else None
+
+
+@pytest.mark.parametrize("rates", [0.1, [0.1, 0.2, 0.3, 0.4]])
+def test_a_learning_rate_is_set_in_place(rates):
+    net = make_net()
+    optimizer = nn.Momentum(net.trainable_params(), rates, 0.0)
+    gradients = (ms.Tensor([[1.0]], ms.float32), ms.Tensor([1.0], ms.float32))
+    optimizer(gradients)
+    before = net.weight.asnumpy().copy()
+    set_learning_rate(optimizer, 0.5)
+    assert learning_rate_of([optimizer], 1) == 0.5
+    optimizer(gradients)
+    np.testing.assert_allclose(before - net.weight.asnumpy(), 0.5, rtol=1e-6)
+
+
+def test_the_rate_of_a_list_is_that_of_the_step():
+    optimizer = nn.Momentum(make_net().trainable_params(), [0.1, 0.2, 0.3], 0.0)
+    assert [learning_rate_of([optimizer], step) for step in (0, 2, 7)] == pytest.approx([0.1, 0.3, 0.3])
+    assert learning_rate_of([], 0) is None
+
+
+def test_a_schedule_and_groups_cannot_be_replaced_by_a_number():
+    net = make_net()
+    schedule = nn.Momentum(net.trainable_params(), nn.ExponentialDecayLR(0.1, 0.9, 4), 0.0)
+    with pytest.raises(ValueError, match="a schedule with rates of their own"):
+        set_learning_rate(schedule, 0.5)
+    assert learning_rate_of([schedule], 0) is None
+    groups = [{"params": [net.weight], "lr": 0.1}, {"params": [net.bias], "lr": 0.2}]
+    with pytest.raises(ValueError, match="groups of parameters with rates of their own"):
+        set_learning_rate(nn.Momentum(groups, 0.1, 0.0), 0.5)
+
+
+def train(policy, data=None, optimizer=None, steps=3, **options):
+    net = make_net()
+    optimizer = optimizer or nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    elastic = ElasticTraining(net, optimizer, dataset=data, policy=policy, **options)
+    elastic.begin()
+    for step in range(steps):
+        elastic.step_end(loss=float(step), samples=4)
+    elastic.end()
+    return elastic
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"strategy": "RING"}, "'RING'; workers of one host reduce in shared memory"),
+        ({"local_batch_size": 8}, "needs an ElasticDataset"),
+        ({"optimizer": "ssgd"}, "no optimizer here can switch; train with AdaptiveSGDOptimizer"),
+        ({"evict": (1,)}, "evict the ranks \\[1\\] of 1 workers"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        train(Once(**changes))
+
+
+def test_what_can_be_done_is_done_and_logged(caplog):
+    caplog.set_level(logging.INFO, "ms_kungfu.elastic.steering")
+    optimizer, data = Switching(make_net().trainable_params(), 0.1, 0.9), make_data()
+    gone = []
+    policy = [Once(optimizer="ssgd", evict=(0,), strategy="AUTO"), Once(learning_rate=0.25, local_batch_size=6)]
+    train(policy, data, optimizer, evict=gone.extend)
+    assert optimizer.switched == ("ssgd",)
+    assert gone == [0]
+    assert data.global_batch_size == 6
+    assert float(optimizer.learning_rate.asnumpy()) == 0.25
+    assert [record.getMessage() for record in caplog.records] == [
+        "step 1: local_batch_size 6, learning_rate 0.25, strategy AUTO, optimizer ssgd, evict (0,): "
+        "Once: because; Once: because"
+    ]
+
+
+def test_an_eviction_that_fails_does_not_end_the_training(caplog):
+    def refuse(ranks):
+        raise RuntimeError("not now")
+
+    assert train(Once(evict=(0,)), evict=refuse).step == 3
+    assert "can't evict the ranks [0]: RuntimeError: not now" in caplog.text
+
+
+def test_every_hook_is_called_at_its_time():
+    calls = []
+
+    class Watch(Policy):
+        pass
+
+    for hook in HOOKS:
+        setattr(Watch, hook, lambda self, q, hook=hook: calls.append((hook, q.step, q.epoch)))
+    net, data = make_net(), make_data(8, 4)
+    elastic = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=Watch())
+    for _ in elastic.epochs(2):
+        for _ in data:
+            elastic.step_end()
+    assert calls == [
+        ("before_train", 0, 0),
+        ("before_step", 0, 0),
+        ("before_epoch", 0, 0),
+        ("after_step", 1, 0),
+        ("before_step", 1, 0),
+        ("after_step", 2, 0),
+        ("before_step", 2, 0),
+        ("after_epoch", 2, 1),
+        ("before_epoch", 2, 1),
+        ("after_step", 3, 1),
+        ("before_step", 3, 1),
+        ("after_step", 4, 1),
+        ("before_step", 4, 1),
+        ("after_epoch", 4, 2),
+        ("after_train", 4, 2),
+    ]
+
+
+def test_the_quantities_are_those_of_the_training():
+    seen = []
+
+    class Watch(Policy):
+        def after_step(self, q):
+            seen.append(q)
+
+    net, data = make_net(), make_data(24, 4)
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    elastic = ElasticTraining(net, optimizer, dataset=data, policy=Watch(), monitor=Monitor(update_ratio_interval=0))
+    for _ in elastic.epochs(2):
+        for i, _ in enumerate(data):
+            elastic.step_end(loss=float(i))
+    q = seen[7]
+    assert (q.step, q.epoch, q.cluster_size, q.batch_size) == (8, 1, 1, 4)
+    assert (q.trained_samples, q.total_samples, q.steps_at_size) == (32, 48, 8)
+    assert (q.loss, q.learning_rate) == pytest.approx((1.0, 0.1))
+    assert q.step_time > 0
+    assert len(q.compute_times) == 1
+    assert q.gradient_noise_scale is None
+    assert not q.holds_global_batch
+
+
+def test_a_batch_that_a_policy_changes_is_dealt_anew():
+    net, data = make_net(), make_data(24, 4)
+    policy = SchedulePolicy(global_batch_size={2: 8})
+    elastic = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=policy)
+    seen = []
+    for _ in elastic.epochs(1):
+        for x, _ in data:
+            seen.append(np.round(x.asnumpy()[:, 0] * 24).astype(int).tolist())
+            elastic.step_end()
+    assert [len(batch) for batch in seen] == [4, 4, 8, 8]
+    assert sum(seen, []) == list(range(24))
+    assert data.state()["batch"] == [None, 8]
+    other = make_data(24, 4)
+    other.restore(data.state())
+    assert other.global_batch_size == 8
