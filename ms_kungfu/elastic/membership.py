@@ -110,8 +110,8 @@ def _enter_first(granted: rendezvous.Granted | rendezvous.Detached) -> None:
         return
     _state.self_id, _state.incarnation = granted.peer, granted.incarnation
     _enter(granted, has_state=False)
-    # In the first cluster everyone starts alike, with nothing to receive. A newcomer has to, also where those who have the
-    # state died in that moment: to train from the beginning would lose theirs in silence.
+    # In the first cluster everyone starts alike, with nothing to receive. A newcomer has to, also where those who have
+    # the state died in that moment: to train from the beginning would lose theirs in silence.
     _state.received = not _state.parked
     _leave_on_sigterm()
 

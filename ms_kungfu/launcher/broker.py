@@ -192,7 +192,9 @@ class Membership:
         for version in sorted(self.clusters, reverse=True):
             if self.chosen is not None and version <= self.chosen:
                 return self.chosen
-            if self._keeps_the_state(self.clusters[version]) and all(self._is_here(peer, version) for peer in self.clusters[version].workers):
+            if self._keeps_the_state(self.clusters[version]) and all(
+                self._is_here(peer, version) for peer in self.clusters[version].workers
+            ):
                 return version
         return None
 
