@@ -71,7 +71,7 @@ def table(runs, target):
     return "\n".join(lines)
 
 
-def draw(runs, png):
+def draw(runs, target, png):
     ours = runs["noise-scale"]
     figure, axes = plt.subplots(2, 2, figsize=(11, 6.4), dpi=150, layout="constrained")
     for each in axes.flat:
@@ -100,8 +100,14 @@ def draw(runs, png):
         width = 2.2 if name == "noise-scale" else 1.3
         loss.plot([r["seconds"] for r in rows], [r["loss"] for r in rows], color=colour, lw=width, label=name)
         end = rows[-1]
-        cost.plot(end["worker_seconds"], end["seconds"], "o", color=colour, ms=9 if name == "noise-scale" else 7)
-        cost.annotate(name, (end["worker_seconds"], end["seconds"]), (7, 4), textcoords="offset points", fontsize=9)
+        if end["true_noise_scale"] < target:
+            continue
+        chosen = name == "noise-scale"
+        cost.plot(end["worker_seconds"], end["seconds"], "o", color=colour, ms=9 if chosen else 7)
+        cost.annotate(
+            name, (end["worker_seconds"], end["seconds"]), (-7, -13) if chosen else (7, 4), textcoords="offset points",
+            ha="right" if chosen else "left", fontsize=9,
+        )  # fmt: skip
     loss.set(yscale="log", ylabel="loss", xlabel="seconds")
     loss.set_title("Beside fixed and random sizes", loc="left", fontweight="bold")
     loss.legend(frameon=False, fontsize=9)
@@ -136,7 +142,7 @@ def main():
     (args.out / "table.txt").write_text(text + "\n")
     print(text)
     if "noise-scale" in runs:
-        draw(runs, args.out / "adaptive.png")
+        draw(runs, args.target_noise_scale, args.out / "adaptive.png")
 
 
 if __name__ == "__main__":

@@ -70,6 +70,7 @@ def main():
     parser.add_argument("--network-ms", type=float, default=24)
     parser.add_argument("--target-noise-scale", type=float, default=4800, help="train until the noise is so large")
     parser.add_argument("--budget", type=int, default=10_000, help="samples to train at most")
+    parser.add_argument("--wait", action="store_true", help="stop training while new workers start")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=HERE / "out" / "adaptive.jsonl")
     args = parser.parse_args()
@@ -80,9 +81,8 @@ def main():
     net = problem.Quadratic()
     optimizer = KungFuSGD(net.trainable_params(), 0.03)
     train_step = nn.TrainOneStepCell(net, optimizer)
-
-    def prepare():
-        train_step.compile(problem.batch_mean(np.random.default_rng(), args.batch_size))
+    # Before the others have to wait for this worker, and before the clock starts.
+    train_step.compile(problem.batch_mean(np.random.default_rng(), args.batch_size))
 
     policy = [NoiseScaleLearningRate(0.3)]  # the same for all, so that sizes are compared and not rates
     if args.policy == "noise-scale":
@@ -90,9 +90,7 @@ def main():
     elif args.policy == "random":
         policy.append(RandomPolicy(sizes, every=40, seed=args.seed))
     monitor = Monitor(half_life=15)
-    elastic = ElasticTraining(
-        net, optimizer, policy=policy, monitor=monitor, total_samples=args.budget, prepare=prepare
-    )
+    elastic = ElasticTraining(net, optimizer, policy=policy, monitor=monitor, total_samples=args.budget, wait=args.wait)
     target = problem.target_loss(args.target_noise_scale)
 
     elastic.begin()

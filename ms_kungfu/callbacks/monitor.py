@@ -6,7 +6,7 @@ from typing import Any
 
 from mindspore.train import Callback
 
-from ms_kungfu.elastic.state import collect_optimizers, collect_parameters
+from ms_kungfu.elastic.state import collect_optimizers
 from ms_kungfu.elastic.steering import learning_rate_of
 from ms_kungfu.monitoring import summary
 from ms_kungfu.monitoring.monitor import Monitor
@@ -32,8 +32,7 @@ class MonitorCallback(Callback):
             self.monitor = getattr(params.optimizer, "monitor", None) or Monitor()
         connect_summary(self.monitor, params)
         self._optimizers = collect_optimizers([params.train_network])
-        weights = collect_parameters([params.train_network])
-        self.monitor.begin([p for p in weights if p.requires_grad])
+        self.monitor.begin([p for optimizer in self._optimizers for p in optimizer.parameters])
 
     def on_train_step_end(self, run_context: Any) -> None:
         params, monitor = run_context.original_args(), self.monitor

@@ -314,7 +314,8 @@ class ElasticTraining:
 
     def _begin_monitor(self) -> None:
         if self.monitor is not None:
-            self.monitor.begin([p for p in self.parameters if p.requires_grad], self.step)
+            # Not all that requires a gradient: MindSpore's moments do, by their copied flags.
+            self.monitor.begin([p for optimizer in self.optimizers for p in optimizer.parameters], self.step)
 
     def _ask(self, hook: str) -> None:
         if self._steering is not None:

@@ -49,7 +49,7 @@ class Monitor:
         summary: an open ``SummaryRecord`` of MindSpore.
         metrics_port: serve the last record to Prometheus, see `MetricsEndpoint`; by default ``KUNGFU_METRICS_PORT``.
         sinks: functions that are called with each record, at every worker.
-        gradients: name of the all-reduces whose tensors are the gradients.
+        gradients: what the all-reduces have between the slashes of their names whose tensors are the gradients.
 
     In a loop without any of those: `begin`, then `step_end` after each step, at all workers alike (it is collective at
     the steps that are measured).

@@ -99,9 +99,12 @@ bool GradientNorms::Matches(const Operation& operation) {
   if (operation.kind != Kind::kAllReduce || (operation.op != KF_SUM && operation.op != KF_MEAN)) return false;
   if (!IsFloat(operation.dtype)) return false;
   const std::lock_guard<std::mutex> guard(mutex_);
-  const size_t n = name_.size();
-  return n > 0 && std::strncmp(operation.name, name_.c_str(), n) == 0 &&
-         (operation.name[n] == '\0' || operation.name[n] == '/');
+  if (name_.empty()) return false;
+  for (const char* at = operation.name; (at = std::strstr(at, name_.c_str())) != nullptr; at++) {
+    const char end = at[name_.size()];
+    if ((at == operation.name || at[-1] == '/') && (end == '\0' || end == '/')) return true;
+  }
+  return false;
 }
 
 void GradientNorms::Scope::Begin(const Operation& operation) {

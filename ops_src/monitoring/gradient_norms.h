@@ -28,7 +28,8 @@ class GradientNorms {
  public:
   static GradientNorms& Get();
 
-  // From now on: all-reduces (sum or mean of floats) called `name`, or "`name`/...". Empty: none.
+  // From now on: all-reduces (sum or mean of floats) whose name has `name` between its slashes: "gradients",
+  // "gradients/0", "adaptive/gradients/0". Empty: none.
   void Watch(const std::string& name);
   // What was seen since the last call, or since Watch.
   Norms Take();

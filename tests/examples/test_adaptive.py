@@ -16,7 +16,8 @@ def test_the_policy_grows_the_cluster(run_program, tmp_path):
     out = tmp_path / "run.jsonl"
     output = run_program(
         EXAMPLE / "train.py", "--policy", "noise-scale", "--sizes", "2,4", "--compute-ms", 60, "--network-ms", 1,
-        "--target-noise-scale", 1500, "--out", out, watch=True, flags=["-affinity", "none"],
+        "--target-noise-scale", 1500, "--budget", 100_000, "--wait", "--out", out,
+        watch=True, flags=["-affinity", "none"],
     )  # fmt: skip
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
@@ -57,5 +58,5 @@ def test_the_table_and_the_picture(monkeypatch, tmp_path):
     assert lines[4].endswith("(target not reached)")
     # 2: 40 * 80, 4: 24 * 96
     assert "least time x worker-seconds (4): 1.01 of its time, 1.01 of its worker-seconds" in lines[5]
-    compare.draw(runs, tmp_path / "adaptive.png")
+    compare.draw(runs, 200, tmp_path / "adaptive.png")
     assert (tmp_path / "adaptive.png").stat().st_size > 20_000

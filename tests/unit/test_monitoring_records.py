@@ -98,12 +98,12 @@ def test_only_gradients_count_as_gradients():
     _core.watch_gradients("gradients")
     _core.take_gradient_norms()
     values = np.full(3, 2.0, np.float32)
-    for name in ("gradients", "gradients/1", "gradientsX", "loss"):
+    for name in ("gradients", "gradients/1", "a/gradients/1", "b/gradients", "gradientsX", "Xgradients/1", "loss"):
         _core.all_reduce(name, values, np.empty_like(values), 0)
     _core.all_reduce("gradients", np.arange(3), np.empty(3, np.int64), 0)  # integers have no norm here
     _core.all_reduce("gradients", values, np.empty_like(values), 3)  # nor has a maximum
     brought, reduced, elements, _ = _core.take_gradient_norms()
-    assert (brought, reduced, elements) == (24.0, 24.0, 6)
+    assert (brought, reduced, elements) == (48.0, 48.0, 12)
     _core.watch_gradients("")
 
 

@@ -14,6 +14,7 @@ from ms_kungfu.elastic import Decision, ElasticTraining, Policy, SchedulePolicy
 from ms_kungfu.elastic.policy import HOOKS
 from ms_kungfu.elastic.steering import learning_rate_of, set_learning_rate
 from ms_kungfu.monitoring import Monitor
+from ms_kungfu.optimizers import AdaptiveSGDOptimizer
 
 
 class Switching(nn.Momentum):
@@ -113,6 +114,14 @@ def test_what_can_be_done_is_done_and_logged(caplog):
         "step 1: local_batch_size 6, learning_rate 0.25, strategy AUTO, optimizer ssgd, evict (0,): "
         "Once: because; Once: because"
     ]
+
+
+def test_a_schedule_switches_the_adaptive_optimizer():
+    optimizer = AdaptiveSGDOptimizer(nn.Momentum(make_net().trainable_params(), 0.1, 0.9))
+    assert optimizer.algorithm == "sma"
+    train(SchedulePolicy(optimizer={2: "ssgd"}, learning_rate={1: 0.5}), optimizer=optimizer)
+    assert optimizer.algorithm == "ssgd"
+    assert learning_rate_of([optimizer], 0) == 0.5
 
 
 def test_an_eviction_that_fails_does_not_end_the_training(caplog):
