@@ -1,4 +1,4 @@
-"""Runs schedules by hand: ``python -m tests.fault.simulate FIRST [COUNT]``, or one with its story: ``... SEED --story``."""
+"""Runs schedules by hand, and tells the story of the first that breaks a promise."""
 
 from __future__ import annotations
 

@@ -22,9 +22,10 @@ import signal
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-import ms_kungfu.config_server.server as server_module
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
+
+import ms_kungfu.config_server.server as server_module
 from ms_kungfu import env, runtime
 from ms_kungfu.config_server.client import ConfigServerUnreachableError, StaleConfigError
 from ms_kungfu.config_server.store import ConfigStore, StaleVersionError
@@ -217,6 +218,7 @@ class Process:
         self.world, self.name, self.environ = world, name, environ
         self.threads = itertools.count()
         self.alive = True
+        self.killed = False
         self.stopped_at = None  # when SIGSTOP came
         self.held = []  # threads that would run if it was not stopped
         self.slow = 1.0
@@ -378,10 +380,8 @@ class Core:
                 break
             for k in behind:
                 results[k] = self.run(names[k], contribution, generation=latest)
-        if any(brought != results[0][0] for brought, _ in results):
-            raise Violation(f"{self.process.name}: the groups of a step have different participants: {results}")
         self.committed_in = max(self.committed_in, results[0][1] + 1)
-        return results[0][0]
+        return [brought for brought, _ in results]
 
     def run(self, name, brings, root=None, generation=0):
         """What the members of the generation in which the operation ended have brought, by rank; and it."""
@@ -407,7 +407,7 @@ class Core:
         segment, world = self.segment, self.world
         words = segment.words.setdefault(key, {})
         wait = segment.waits.setdefault(key, Condition(world))
-        world.place("before its word")
+        world.place("before its word", takes_time=True)
         words[self.own_rank] = brings
         if len(words) == len(members) or segment.deaths:
             wait.notify_all()
@@ -518,7 +518,10 @@ class Worker:
         world, training, core = self.world, self.training, self.core
         world.sleep(self.setup.step_s * self.process.slow * (0.5 + world.current.random.random()) * world.calm())
         world.place("before the reduction")
-        brought = core.commit(self.setup.groups, (step.share(core.rank()), world.loop.now > world.quiet_from))
+        groups = core.commit(self.setup.groups, (step.share(core.rank()), world.loop.now > world.quiet_from))
+        brought = groups[0]
+        if any(other != brought for other in groups):
+            raise Violation(f"{self.process.name}: a step's groups have different participants: {groups}")
         world.place("after the reduction")
         participants = tuple(membership.take_participants())
         if tuple(brought) != participants:
@@ -554,7 +557,9 @@ class Worker:
                     raise KungFuError("every worker that had the training state has died")
                 world.place("hands over the state")
                 try:
-                    handed, _ = core.run("state", self.training.capture() if core.rank() == roots[0] else None, roots[0])
+                    handed, _ = core.run(
+                        "state", self.training.capture() if core.rank() == roots[0] else None, roots[0]
+                    )
                 except PeerLostError:
                     continue
                 break
@@ -635,7 +640,9 @@ class World:
         last = max((h.at + h.more for h in happenings), default=0.0)
         self.calm_from = last + (2.5 * PEER_TIMEOUT_S if any(h.kind == "stop" for h in happenings) else 0.5)
         self.quiet_from = self.calm_from + 4.0 + (2 * setup.prepare_s)
-        self.launcher = Process(self, "launcher", {"KUNGFU_JOB_SECRET": "00", "KUNGFU_JOIN_TIMEOUT": str(JOIN_TIMEOUT_S)})
+        self.launcher = Process(
+            self, "launcher", {"KUNGFU_JOB_SECRET": "00", "KUNGFU_JOIN_TIMEOUT": str(JOIN_TIMEOUT_S)}
+        )
         self.outside = Process(self, "outside", {"KUNGFU_JOB_SECRET": "00"})
         self.server = Server(self)
         self.broker = None
@@ -646,6 +653,7 @@ class World:
         self.records = {}  # process -> lines of its ledger
         self.trouble = []  # exceptions in workers
         self.closing = False
+        self.survivors_at_verdict = 0
 
     # -- running --
 
@@ -670,9 +678,11 @@ class World:
         self.loop.at(max(seconds, 0.0), self.resume, thread, thread.turns)
         self.switch_out()
 
-    def place(self, name):
-        """Somewhere a process may be for a moment, and die."""
-        self.sleep(self.short(self.current.random))
+    def place(self, name, takes_time=False):
+        """Somewhere a process may be for a moment, and die. Passed at once when nothing happens any more, but for what
+        `takes_time`, lest a loop stand still in time."""
+        if takes_time or self.loop.now < self.calm_from + 1.0:
+            self.sleep(self.short(self.current.random))
 
     @staticmethod
     def short(rng):
@@ -682,7 +692,7 @@ class World:
 
     def calm(self):
         """Steps take longer when nothing happens any more."""
-        return 1.0 if self.loop.now < self.calm_from + 1.0 else 8.0
+        return 1.0 if self.loop.now < self.calm_from + 1.0 else 20.0
 
     def current_environ(self):
         return self.launcher.environ if self.current is None else self.current.process.environ
@@ -828,7 +838,7 @@ class World:
         """What the broker sends, or None where it closes the connection."""
         process = self.current.process
         channel = Channel(self, process)
-        self.place("asks")
+        self.place("asks", takes_time=True)
 
         def serve():
             try:
@@ -881,12 +891,16 @@ class World:
         current = self.broker.current() if self.broker is not None else None
         if current is None:
             return []
-        found = {p.peer: p.sim for p in self.job._processes.values() if p.key in self.processes and self._is_in(p)}
+        running = [p for p in self.job._processes.values() if p.key in self.processes]
+        found = {p.peer: self.processes[p.key] for p in running if self._is_in(p, current.version)}
         return [found[peer] for peer in current.workers if peer in found and found[peer].alive]
 
-    def _is_in(self, process):
-        process.sim = self.processes[process.key]
-        return process.peer is not None and not self.broker.is_out(process.peer, process.incarnation)
+    def _is_in(self, process, version):
+        return (
+            process.peer is not None
+            and process.incarnation <= version
+            and not self.broker.is_out(process.peer, process.incarnation)
+        )
 
     def _happen(self, happening):
         if self.broker is None or self.verdict is not None:
@@ -900,6 +914,8 @@ class World:
             if not crowd:
                 return
             target = crowd[who % len(crowd)]
+            if kind in ("kill member", "terminate") and len(members) == 1 and who != 7:
+                return  # the job's end, of which there are enough
             self.say("do", f"-- {kind}: {target.name}")
             if kind.startswith("kill"):
                 self.kill(target, -signal.SIGKILL)
@@ -961,7 +977,7 @@ class World:
 
     def kill(self, process, code):
         if process.alive:
-            process.alive = False
+            process.alive, process.killed = False, self.verdict is None
             self.deaths += 1
             self.say("do", f"{process.name} dies")
             self.loop.at(self.short(self.random), self.guard_tells, process, code)
@@ -1040,8 +1056,7 @@ class World:
             process, error = self.trouble[0]
             raise Violation(f"{process.name} failed: {type(error).__name__}: {error}")
         if not finished_well and not lost_state:
-            expected = "no worker is left" in self.verdict.reason or "-min-np" in self.verdict.reason
-            if not expected and not any("dies" in t for t in ()) and self._somebody_had_the_state():
+            if "-min-np" not in self.verdict.reason and self.survivors_at_verdict > 0:
                 raise Violation(f"the job failed though somebody lives: {self.verdict.reason}")
         report = audit.audit(self.records)
         if report.problems or not all(epoch.exact or not (finished_well or epoch.finished) for epoch in report.epochs):
@@ -1051,18 +1066,20 @@ class World:
                 raise Violation("the job finished without a step")
             if not all(epoch.finished and epoch.exact for epoch in report.epochs):
                 raise Violation("the job finished in the middle of an epoch:\n" + audit.to_text(report))
-            chosen, newest = self.broker.current(), self.broker._membership.newest
-            gone = self.broker._membership.ended_in(chosen)
-            if self.converges() and newest.version != chosen.version:
-                raise Violation(f"version {newest.version} was never chosen, {chosen.version} was the last")
-            del gone
+            self._check_size()
 
-    def converges(self):
-        """Whether there was time for everything that was asked for."""
-        return True
-
-    def _somebody_had_the_state(self):
-        return self.survivors_at_verdict > 0
+    def _check_size(self):
+        """Whatever was asked for has come true, as there was time."""
+        chosen, newest = self.broker.current(), self.broker._membership.newest
+        if newest.version != chosen.version:
+            raise Violation(f"version {newest.version} was never chosen, {chosen.version} was the last")
+        setup, kinds = self.setup, {h.kind for h in self.happenings}
+        if kinds <= {"kill member", "kill newcomer", "stop", "pause", "slow"} and not setup.schedule:
+            expected = setup.size
+            if setup.recover is Recover.SHRINK:
+                expected -= sum(p.killed and env.SELF.name in p.environ for p in self.everybody)
+            if self.deaths < setup.max_restarts and chosen.size != expected:
+                raise Violation(f"{expected} workers are to be there in the end, {chosen.size} are")
 
 
 class _Told(logging.Handler):
@@ -1244,7 +1261,7 @@ class Client:
 
     def _request(self, act):
         world, server = self._world, self._world.server
-        world.place("asks the config server")
+        world.place("asks the config server", takes_time=True)
         self._reach()
         try:
             result = act(server)
@@ -1274,7 +1291,7 @@ class Client:
     def wait_newer(self, version, timeout_s):
         world, server = self._world, self._world.server
         deadline = world.loop.now + timeout_s
-        world.place("polls")
+        world.place("polls", takes_time=True)
         while True:
             self._reach()
             found = server.store.cluster

@@ -1,0 +1,176 @@
+"""Thousands of courses of joins, deaths, hangs, resizes and delays, on a virtual clock; see `world`.
+
+Each seed is another job: ``python -m tests.fault.simulate SEED --story`` tells what happens in it. More of them:
+``KUNGFU_SIMULATED_SCHEDULES=50000 KUNGFU_SIMULATED_FROM=3000``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: pip install ms-kungfu[test]")
+
+from ms_kungfu.dataset import dealing
+from ms_kungfu.elastic import membership
+from ms_kungfu.launcher.policy import Recover
+from tests.fault import world
+from tests.fault.schedules import Schedule, run, schedule_of, shrunk, story, violation_of
+from tests.fault.world import Happening, Setup
+
+COUNT = int(os.environ.get("KUNGFU_SIMULATED_SCHEDULES", "2000"))
+FIRST = int(os.environ.get("KUNGFU_SIMULATED_FROM", "0"))
+BATCHES = 4
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_no_course_of_events_breaks_a_promise(batch: int) -> None:
+    each = COUNT // BATCHES
+    for seed in range(FIRST + batch * each, FIRST + (batch + 1) * each):
+        schedule = schedule_of(seed)
+        violation = violation_of(schedule)
+        if violation is not None:
+            pytest.fail(f"seed {seed}: {violation}\n\nshrunk:\n{story(shrunk(schedule))}", pytrace=False)
+
+
+def test_a_seed_gives_the_same_course_each_time() -> None:
+    for seed in (5, 45):
+        assert story(schedule_of(seed)) == story(schedule_of(seed))
+
+
+def test_the_courses_are_of_many_kinds() -> None:
+    schedules = [schedule_of(seed) for seed in range(400)]
+    kinds = {happening.kind for schedule in schedules for happening in schedule.happenings}
+    assert kinds >= {"kill member", "kill newcomer", "stop", "resize", "evict", "terminate", "server loses all"}
+    outcomes = [run(schedule) for schedule in schedules[:60]]
+    assert sum(outcome.exit_code == 0 for outcome in outcomes) > 40
+    assert sum(outcome.deaths > 1 for outcome in outcomes) > 10
+    assert all(outcome.steps > 5 for outcome in outcomes if outcome.exit_code == 0)
+
+
+# ---- what was wrong once ----
+
+STORIES = [
+    # A worker that is told to leave still has its port when the next one dies and is replaced.
+    (Setup(size=4, recover=Recover.REPLACE), (Happening(0.18, "terminate", 0), Happening(0.25, "kill member", 6))),
+    # The only other one dies while a worker leaves.
+    (Setup(size=2, recover=Recover.REPLACE), (Happening(0.251, "kill member", 7), Happening(0.252, "terminate", 0))),
+    # Those who would stay die, and the one that was to go is the last who has the state.
+    (
+        Setup(size=3),
+        (Happening(0.039, "resize", 2), Happening(0.15, "kill member", 6), Happening(0.15, "kill member", 2)),
+    ),
+    # All who have the state die or leave when a newcomer is just let in.
+    (
+        Setup(size=3, recover=Recover.REPLACE, prepare_s=0.1),
+        (Happening(0.926, "kill member", 1), Happening(1.213, "evict", 7), Happening(1.28, "kill member", 0)),
+    ),
+]
+
+
+def stories(seeds: int) -> Iterator[Schedule]:
+    """Each of them with other delays, and a little earlier or later."""
+    for seed in range(seeds):
+        for setup, happenings in STORIES:
+            rng = random.Random(seed)
+            moved = [replace(h, at=h.at + rng.uniform(0, 0.03)) for h in happenings]
+            yield Schedule(seed, setup, tuple(sorted(moved, key=lambda h: h.at)))
+
+
+def test_what_was_wrong_once_is_right() -> None:
+    for schedule in stories(40):
+        violation = violation_of(schedule)
+        assert violation is None, f"{violation}\n{story(schedule)}"
+
+
+# ---- a protocol that is broken is found out, in few schedules and with a short story ----
+
+
+def first_violation(count: int = 200) -> tuple[int, str, Schedule]:
+    for tried, schedule in enumerate(itertools.chain(stories(40), map(schedule_of, range(count)))):
+        violation = violation_of(schedule)
+        if violation is not None:
+            return tried, str(violation), shrunk(schedule)
+    raise AssertionError(f"nothing was found in {count} schedules")
+
+
+def forget_the_finished_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation is done again whenever a member has died, also where its part is finished."""
+
+    def attempt(self, key, members, brings, root):
+        if any(rank in self.segment.deaths for rank in members if rank != root):
+            raise world.Lost
+        return real(self, key, members, brings, root)
+
+    real = world.Core._attempt
+    monkeypatch.setattr(world.Core, "_attempt", attempt)
+
+
+def settle_each_group_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def commit(self, names, contribution):
+        results = [self.run(name, contribution) for name in names]
+        self.committed_in = max(self.committed_in, results[-1][1] + 1)
+        return [brought for brought, _ in results]
+
+    monkeypatch.setattr(world.Core, "commit", commit)
+
+
+def adopt_what_oneself_has_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = world.Core.all_reduce
+
+    def all_reduce(self, name, input, output, op, dtype=-1):
+        own = int(input[0])
+        real(self, name, input, output, op, dtype)
+        output[0] = own
+
+    monkeypatch.setattr(world.Core, "all_reduce", all_reduce)
+
+
+def count_a_dead_workers_share_as_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = dealing.Walk.commit
+    monkeypatch.setattr(dealing.Walk, "commit", lambda self, participants=None: real(self, None))
+
+
+def let_newcomers_begin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = membership._enter_first
+
+    def enter_first(granted):
+        real(granted)
+        if not membership._state.detached:
+            state = membership._core
+            membership._state.received = state.state_root() == state.size()
+
+    monkeypatch.setattr(membership, "_enter_first", enter_first)
+
+
+BREAKAGES = [
+    forget_the_finished_word,
+    settle_each_group_by_itself,
+    adopt_what_oneself_has_heard_of,
+    count_a_dead_workers_share_as_trained,
+    let_newcomers_begin_alone,
+]
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: breakage.__name__)
+def test_a_broken_protocol_is_found_out(breakage, monkeypatch: pytest.MonkeyPatch) -> None:
+    breakage(monkeypatch)
+    tried, violation, short = first_violation()
+    print(
+        f"{breakage.__name__}: found by schedule {tried}, {len(short.happenings)} events: {violation.splitlines()[0]}"
+    )
+    assert len(short.happenings) <= 3
+
+
+def test_shrinking_leaves_only_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    count_a_dead_workers_share_as_trained(monkeypatch)
+    harmless = [Happening(0.2 + 0.1 * i, "slow", i, 0.3) for i in range(5)]
+    kills = [Happening(0.3 + 0.02 * i, "kill member", i) for i in range(4)]
+    long = Schedule(1, replace(Setup(), size=4, recover=Recover.REPLACE), tuple(sorted([*harmless, *kills], key=str)))
+    assert violation_of(long) is not None
+    assert all(happening.kind == "kill member" for happening in shrunk(long).happenings)
