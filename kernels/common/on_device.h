@@ -243,13 +243,13 @@ class AllReduceWaitOn : public Base {
   size_t num_starts_{0};
 };
 
-// ---- a change of membership ----
+// ---- the membership ----
 
-// The wanted size in, (changed, detached) out, all in the device's memory.
+// A kernel that reads or writes a few words itself, by way of pinned memory.
 template <typename Base>
-class ResizeOn : public Base {
+class WordsOn : public Base {
  public:
-  ~ResizeOn() override {
+  ~WordsOn() override {
     if (words_ != nullptr) {
       kf_device_free_host(words_);
     }
@@ -258,32 +258,65 @@ class ResizeOn : public Base {
   int Resize(const KernelTensors& inputs, const KernelTensors& outputs) override {
     return Base::Resize(inputs, outputs);
   }
-  bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
+
+ protected:
+  char* Words() {
     if (words_ == nullptr) {
       Check(kf_device_malloc_host(&words_, kBytes));
     }
-    auto* bytes = static_cast<char*>(words_);
-    Check(kf_device_copy(bytes, inputs[0]->device_ptr(), sizeof(uint32_t), KF_DEVICE_TO_HOST, stream));
-    Check(kf_stream_synchronize(stream));
-    uint32_t size = 0;
-    std::memcpy(&size, bytes, sizeof size);
-    int changed = 0;
-    int detached = 0;
-    Check(kf_resize(size, &changed, &detached));
-    bytes[0] = changed != 0;
-    bytes[1] = detached != 0;
-    Check(kf_device_copy(outputs[0]->device_ptr(), bytes, 1, KF_HOST_TO_DEVICE, stream));
-    Check(kf_device_copy(outputs[1]->device_ptr(), bytes + 1, 1, KF_HOST_TO_DEVICE, stream));
-    Check(kf_stream_synchronize(stream));  // the words are used again
-    return true;
+    return static_cast<char*>(words_);
   }
-  std::vector<KernelAttr> GetOpSupport() override {
-    return {KernelAttr().AddInputAttr(kNumberTypeUInt32).AddOutputAttr(kNumberTypeBool).AddOutputAttr(kNumberTypeBool)};
+  void Read(const KernelTensor& tensor, char* word, uint64_t bytes, void* stream) {
+    Check(kf_device_copy(word, tensor.device_ptr(), bytes, KF_DEVICE_TO_HOST, stream));
+    Check(kf_stream_synchronize(stream));
+  }
+  // `bytes` from the beginning of the words into the one tensor, and as many behind them into the other.
+  void Write(const KernelTensor& first, const KernelTensor& second, uint64_t bytes, void* stream) {
+    Check(kf_device_copy(first.device_ptr(), Words(), bytes, KF_HOST_TO_DEVICE, stream));
+    Check(kf_device_copy(second.device_ptr(), Words() + bytes, bytes, KF_HOST_TO_DEVICE, stream));
+    Check(kf_stream_synchronize(stream));  // the words are used again
   }
 
  private:
   static constexpr uint64_t kBytes = 16;
   void* words_{nullptr};  // pinned
+};
+
+// The wanted size in, (changed, detached) out, all in the device's memory.
+template <typename Base>
+class ResizeOn : public WordsOn<Base> {
+ public:
+  bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
+    char* words = this->Words();
+    this->Read(*inputs[0], words, sizeof(uint32_t), stream);
+    uint32_t size = 0;
+    std::memcpy(&size, words, sizeof size);
+    int changed = 0;
+    int detached = 0;
+    Check(kf_resize(size, &changed, &detached));
+    words[0] = changed != 0;
+    words[1] = detached != 0;
+    this->Write(*outputs[0], *outputs[1], 1, stream);
+    return true;
+  }
+  std::vector<KernelAttr> GetOpSupport() override {
+    return {KernelAttr().AddInputAttr(kNumberTypeUInt32).AddOutputAttr(kNumberTypeBool).AddOutputAttr(kNumberTypeBool)};
+  }
+};
+
+// Nothing in; the cluster's version and its size at the time of the launch out.
+template <typename Base>
+class ClusterOn : public WordsOn<Base> {
+ public:
+  bool Launch(const KernelTensors&, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
+    const int64_t words[] = {static_cast<int64_t>(kf_cluster_version()), static_cast<int64_t>(kf_size())};
+    std::memcpy(this->Words(), words, sizeof words);
+    this->Write(*outputs[0], *outputs[1], sizeof words[0], stream);
+    return true;
+  }
+  std::vector<KernelAttr> GetOpSupport() override {
+    return {KernelAttr().AddOutputAttr(kNumberTypeInt64).AddOutputAttr(kNumberTypeInt64)};
+  }
 };
 
 }  // namespace mindspore::kernel::kungfu

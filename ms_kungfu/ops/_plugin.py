@@ -21,7 +21,7 @@ _PLUGINS = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend"
 # What the build leaves a plugin out for.
 _NEEDS = {
     "CPU": "MindSpore",
-    "GPU": "CUDA's headers (pip install nvidia-cuda-runtime-cu12, or the toolkit)",
+    "GPU": "CUDA's headers (the toolkit, or nvidia-cuda-runtime-cu12, nvidia-cuda-nvcc-cu12 and nvidia-cuda-cccl-cu12)",
     "Ascend": "a MindSpore that has its Ascend plugin",
 }
 

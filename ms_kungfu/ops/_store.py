@@ -8,6 +8,7 @@ from mindspore import dtype as mstype
 
 from ms_kungfu.ops import _reparse
 from ms_kungfu.ops._base import Primitive
+from ms_kungfu.ops._cluster import check_device
 
 NEIGHBOURS = ("random", "round-robin")
 
@@ -24,6 +25,7 @@ class SaveModel(Primitive):
     """
 
     def __init__(self, record: str) -> None:
+        check_device("pair averaging")
         super().__init__("KungFuSaveModel", ["x"], ["version"], record=record)
         self.add_prim_attr("record", record)
         self.add_prim_attr("side_effect_io", True)
@@ -47,6 +49,7 @@ class RequestModel(Primitive):
     """
 
     def __init__(self, record: str, neighbour: str, seed: int, prefetch: bool) -> None:
+        check_device("pair averaging")
         super().__init__(
             "KungFuRequestModel", ["x"], ["y"], record=record, neighbour=neighbour, seed=seed, prefetch=prefetch
         )

@@ -124,9 +124,10 @@ class AdaptiveSGDOptimizer(Replicas, Around):
         wanted = _number_of(algorithm)
         runtime.init()
         wait_for_queue()
-        everyones = comm.all_gather(np.array([wanted], np.int32), name="kungfu/algorithm").ravel()
-        if (everyones != wanted).any():
-            asked = ", ".join(f"rank {rank}: {ALGORITHMS[one]}" for rank, one in enumerate(everyones))
+        everyones = comm.all_gather(np.array([wanted + 1], np.int32), name="kungfu/algorithm").ravel() - 1
+        present = {rank: ALGORITHMS[one] for rank, one in enumerate(everyones) if one >= 0}  # who has died brings 0
+        if set(present.values()) != {algorithm}:
+            asked = ", ".join(f"rank {rank}: {one}" for rank, one in present.items())
             raise CollectiveMismatchError(f"the ranks switch to different algorithms: {asked}")
         if wanted == _SSGD and self._number() != _SSGD:
             self.merge()

@@ -80,7 +80,7 @@ class PairAveragingOptimizer(Replicas, Around):
         prefetch: whether the neighbour is chosen and its model copied at the end of the step before (a step older, off
             the critical path), or when it is needed.
         seed: of the random choice; by default each process has its own.
-        name: under which the models are saved.
+        name: under which the models are saved; two optimizers of one program need two.
 
     Source: Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018 (arXiv:1710.06952).
     """

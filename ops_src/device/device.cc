@@ -206,8 +206,13 @@ void Device::RunAlone(const Operation& operation, Stream stream) {
 
 uint64_t Device::Enqueue(JobPtr job) {
   std::lock_guard<std::mutex> guard(mutex_);
-  if (by_ticket_.size() >= kMostReady) {
-    throw Error(KF_INVALID, Text(kMostReady, " operations have been started that nobody has waited for"));
+  // One of a step that failed: nobody waits for it any more when the next one under its name starts.
+  for (auto each = by_ticket_.begin(); each != by_ticket_.end();) {
+    each = each->second->ended && each->second->key == job->key ? by_ticket_.erase(each) : std::next(each);
+  }
+  if (by_ticket_.size() >= kMostReady || queue_.size() >= kMostReady) {
+    throw Error(KF_INVALID,
+                Text(kMostReady, " operations are under way, or nobody has waited for them; no more can be"));
   }
   if (sequence_of_.lock() != job->communicator) {
     sequence_.clear();
@@ -410,25 +415,24 @@ std::vector<Device::JobPtr> Device::Order(Session& session, const std::vector<Jo
       ReportMismatch(session, *job);
     }
   }
-  // What somebody has waited for too long fails wherever it is.
-  for (uint32_t rank = 0; rank < all.size(); rank++) {
-    for (uint32_t i = 0; i < all[rank].count; i++) {
-      const Ready& ready = all[rank].ready[i];
-      const JobPtr job = ready.expired != 0 ? job_of(ready) : nullptr;
-      if (job == nullptr || std::find(common.begin(), common.end(), job) != common.end()) continue;
-      std::string missing;
-      for (uint32_t r = 0; r < all.size(); r++) {
-        const Ready* end = all[r].ready + all[r].count;
-        if (all[r].present == kPresent &&
-            std::none_of(all[r].ready, end, [&](const Ready& other) { return same(ready, other); })) {
-          missing += Text(missing.empty() ? "" : ", ", "rank ", r);
-        }
+  // Where one rank has waited for too long for another, the ranks are not at the same place in the program: nothing
+  // that some of them lack goes on.
+  const bool expired = std::any_of(all.begin(), all.end(), [](const Announcement& each) {
+    return std::any_of(each.ready, each.ready + each.count, [](const Ready& ready) { return ready.expired != 0; });
+  });
+  for (size_t i = 0; expired && i < mine.size(); i++) {
+    std::string missing;
+    for (uint32_t r = 0; r < all.size(); r++) {
+      const Ready* end = all[r].ready + all[r].count;
+      if (all[r].present == kPresent &&
+          std::none_of(all[r].ready, end, [&](const Ready& other) { return same(own.ready[i], other); })) {
+        missing += Text(missing.empty() ? "" : ", ", "rank ", r);
       }
-      if (missing.empty()) continue;
-      const Error late(KF_TIMEOUT, Text(NameOf(job->operation.kind), " \"", job->name, "\": ", missing,
-                                        " did not bring it within ", options_.timeout.count() / 1000.0, " s"));
-      End(job, &late, 0);
     }
+    if (missing.empty()) continue;
+    const Error late(KF_TIMEOUT, Text(NameOf(mine[i]->operation.kind), " \"", mine[i]->name, "\": ", missing,
+                                      " did not bring it within ", options_.timeout.count() / 1000.0, " s"));
+    End(mine[i], &late, 0);
   }
   return common;
 }

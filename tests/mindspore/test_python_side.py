@@ -32,6 +32,12 @@ def test_another_device_is_refused():
         _plugin._load("TPU")
 
 
+def test_a_plugin_that_was_not_built_is_named_before_anything_is_opened(monkeypatch):
+    monkeypatch.setitem(_plugin._PLUGINS, "GPU", "libkungfu_ms_nowhere.so")
+    with pytest.raises(ImportError, match=r'libkungfu_ms_nowhere\.so, .* for device_target "GPU", is missing.*CUDA'):
+        _plugin._load("GPU")
+
+
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match='must be one of sum, mean, min, max, prod, not "average"'):
         KungFuAllReduce("average")

@@ -444,3 +444,51 @@ def test_heartbeats_are_a_processs_own(host):
     one.ask(A, 0, 0, 1)
     assert one.broker.heartbeat(A, 0) == (5, 0)
     assert one.broker.heartbeat(B, 1) == ()
+
+
+def about_stores(host, request, fd=None, secret=SECRET):
+    """The answer to a request about model stores, and the text behind the descriptor that came with it."""
+    channel = rendezvous.Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), 20)
+    try:
+        channel.socket.connect("\0" + host.broker.address)
+        rendezvous.prove(channel, secret)
+        channel.send({"store": request[0], "peer": str(request[1]), **({"incarnation": request[2]} if fd else {})})
+        if fd is not None:
+            channel.send({}, (fd,))
+        answer, fds = channel.receive_with_fds()
+        texts = [os.pread(each, 100, 0).decode() for each in fds]
+        for each in fds:
+            os.close(each)
+        return answer, texts
+    finally:
+        channel.close()
+
+
+def store_of(text):
+    fd = os.memfd_create("test")
+    os.write(fd, text.encode())
+    return fd
+
+
+def test_a_store_is_handed_on_until_its_process_is_out_or_has_ended(host):
+    one = host(cluster(0, A, B, C))
+    assert about_stores(one, ("get", A)) == ({"store": False}, [])
+    for peer, text in ((A, "a"), (B, "b"), (C, "c")):
+        fd = store_of(text)
+        assert about_stores(one, ("put", peer, 0), fd) == ({"store": True}, [])
+        os.close(fd)
+    assert about_stores(one, ("get", B)) == ({"store": True}, ["b"])
+    one.broker.mark_lost(B, "killed", 0)
+    assert about_stores(one, ("get", B)) == ({"store": False}, [])
+    one.broker.admit(cluster(1, A, B))  # C leaves; B's place is taken by a new process
+    one.broker.choose(1)
+    assert about_stores(one, ("get", C)) == ({"store": False}, [])
+    fd = store_of("late")
+    answer, _ = about_stores(one, ("put", C, 0), fd)
+    assert "no member any more" in answer["error"]
+    os.close(fd)
+    assert about_stores(one, ("get", A)) == ({"store": True}, ["a"])
+    with pytest.raises((OSError, rendezvous.ProtocolError)):
+        about_stores(one, ("get", A), secret=b"x" * 32)
+    answer, _ = about_stores(one, ("take", A))
+    assert "put with an incarnation, or a get" in answer["error"]

@@ -59,3 +59,8 @@ def test_a_person_resizes_a_running_job(tmp_path: Path) -> None:
     finally:
         job.kill()
         job.wait()
+
+
+@pytest.mark.parametrize("np", [0, 1, 3])
+def test_what_one_rank_saves_the_others_find(run_program: Run, np: int) -> None:
+    assert run_program(PROGRAMS / "saved.py", np=np).count("fine") == max(1, np)

@@ -90,7 +90,8 @@ KF_API kf_status kf_device_reduce_scatter(const char* name, const kf_tensor* ten
                                           kf_dtype dtype, kf_op op, const char* layout, kf_stream stream);
 KF_API kf_status kf_device_all_reduce_gradients(const kf_group* groups, size_t num_groups, kf_op op, kf_stream stream);
 // In two halves, as kf_start_all_reduce. Nothing is copied: inputs and outputs have to stay, and the inputs as they
-// are, until the wait has returned. All operations of one wait end with the same ranks in them.
+// are, until the wait has returned. All operations of one wait end with the same ranks in them. A ticket is good for
+// one wait; one that is never waited for is void when the next operation of its name starts after its own has ended.
 KF_API kf_status kf_device_start_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors,
                                             kf_dtype dtype, kf_op op, const char* layout, kf_stream stream,
                                             uint64_t* ticket);

@@ -12,7 +12,7 @@ using mindspore::kernel::KernelTensor;
 struct Tensor {
   void* memory;
   int64_t count;
-  const char* dtype;  // float32, int16, uint32, uint64 or bool
+  const char* dtype;  // float32, int16, int64, uint32, uint64 or bool
 };
 
 namespace {
@@ -20,6 +20,7 @@ namespace {
 mindspore::TypePtr TypeOf(const std::string& name) {
   if (name == "float32") return mindspore::kFloat32;
   if (name == "int16") return mindspore::kInt16;
+  if (name == "int64") return mindspore::kInt64;
   if (name == "uint32") return mindspore::kUInt32;
   if (name == "uint64") return mindspore::kUInt64;
   if (name == "bool") return mindspore::kBool;

@@ -86,6 +86,10 @@ launch("KungFuAllReduceWait", "num_tensors=[#1,#1", everything, everything)
 assert (outs[0].read(stream) == total).all()
 assert (outs[2].read(stream) == total).all()
 
+version, ranks = Array(1, "int64"), Array(1, "int64")
+launch("KungFuCluster", "", [], [version, ranks])
+assert (version.read(stream)[0], ranks.read(stream)[0]) == (kf.cluster_version(), size)
+
 # The present size changes nothing, another one is refused, as there is no config server.
 wanted, changed, detached = Array.of(np.array([size]), "uint32", stream), Array(1, "uint8"), Array(1, "uint8")
 dtypes[id(changed)] = dtypes[id(detached)] = "bool"

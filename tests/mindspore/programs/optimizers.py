@@ -14,8 +14,10 @@ from ms_kungfu import comm
 from ms_kungfu import optimizers as kf_optimizers
 from ms_kungfu.ops import KungFuAllReduce
 from ms_kungfu.optimizers import (
+    AdaptiveSGDOptimizer,
     KungFuGradReducer,
     KungFuMomentum,
+    PairAveragingOptimizer,
     SynchronousAveragingOptimizer,
     SynchronousSGDOptimizer,
 )
@@ -100,9 +102,15 @@ def drop_ins():
         inner = make(theirs)
         around = train(lambda net, inner=inner: SynchronousSGDOptimizer(inner(net)), sharded=True)
         agree(f"around {name} {i}", around, expected)
+        if name != "SGD":  # a few are enough: each is a compilation
+            continue
+        others = [lambda o: AdaptiveSGDOptimizer(o, algorithm="ssgd"), lambda o: AdaptiveSGDOptimizer(o, 0)]
         if SIZE == 1:
-            averaging = train(lambda net, inner=inner: SynchronousAveragingOptimizer(inner(net)), sharded=True)
-            assert all((a == b).all() for a, b in zip(averaging, expected)), f"averaging {name} {i}"
+            others += [SynchronousAveragingOptimizer, PairAveragingOptimizer, lambda o: AdaptiveSGDOptimizer(o, 2)]
+        for k, other in enumerate(others):
+            got = train(lambda net, inner=inner, other=other: other(inner(net)), sharded=True)
+            agree(f"{k} around {name}", got, expected)
+            assert SIZE > 1 or all((a == b).all() for a, b in zip(got, expected)), f"{k} around {name}"
 
 
 def refusals():
@@ -115,6 +123,10 @@ def refusals():
         (TypeError, "synchronises", lambda: SynchronousAveragingOptimizer(SynchronousSGDOptimizer(inner))),
         (ValueError, "alpha must be above 0 and at most 1", lambda: SynchronousAveragingOptimizer(inner, alpha=0)),
         (ValueError, "momentum must be at least 0 and below 1", lambda: SynchronousAveragingOptimizer(inner, 0.1, 1)),
+        (ValueError, "neighbour must be one of random, round-robin", lambda: PairAveragingOptimizer(inner, "nearest")),
+        (TypeError, "prefetch must be True or False", lambda: PairAveragingOptimizer(inner, prefetch=1)),
+        (ValueError, "algorithm must be one of ssgd, sma, pair", lambda: AdaptiveSGDOptimizer(inner, algorithm="asgd")),
+        (ValueError, "change_step must be at least 0", lambda: AdaptiveSGDOptimizer(inner, -1)),
         (TypeError, "alpha must be a number", lambda: SynchronousAveragingOptimizer(inner, alpha="big")),
     ]:
         try:

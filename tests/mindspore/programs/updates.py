@@ -1,9 +1,12 @@
-"""OUT SCHEDULE MODE: each optimizer trains parameters of its own; every worker reports its models after each step.
+"""OUT SCHEDULE MODE [DEATH]: each optimizer trains parameters of its own; every worker reports its models after each
+step. The last worker kills itself when step DEATH begins.
 
 The gradients are given, not differentiated: 0.3 * w + noise(rank, step), which tests/mindspore/test_updates.py knows.
 """
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -60,11 +63,13 @@ def gradients(parameters, rank, step):
     return tuple(Tensor((0.3 * p.asnumpy() + n).astype(np.float32)) for p, n in zip(parameters, noise(rank, step)))
 
 
-elastic = ElasticTraining(*optimizers.values(), schedule=None if SCHEDULE == "none" else SCHEDULE)
+elastic = ElasticTraining(*optimizers.values(), schedule=None if SCHEDULE == "none" else SCHEDULE, wait=True)
 elastic.begin()
 while elastic.step < STEPS and not elastic.should_stop:
     rank, size = kf.current_rank(), kf.current_cluster_size()
     row = {"step": elastic.step, "rank": rank, "size": size, "uid": kf.uid(), "models": {}, "sources": {}}
+    if sys.argv[4:] == [str(elastic.step)] and rank == size - 1 > 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     assert optimizers["adaptive"].algorithm == ALGORITHMS[elastic.step]
     for name, optimizer in optimizers.items():
         optimizer(gradients(models[name], rank, elastic.step))
