@@ -51,6 +51,13 @@ for ((i = 1; i <= $#; i++)); do
 done
 [ "$resume" ] || rm -rf logs/ledger
 
+# --chaos, as the first argument: workers are killed and the cluster is resized at random, for two minutes.
+if [ "${1:-}" = --chaos ]; then
+  shift
+  KUNGFU_LEDGER_DIR=$ledger exec python -m ms_kungfu.chaos -for "${CHAOS_SECONDS:-120}" -- -logdir logs -np 2 \
+    python train.py --ledger "$ledger" --schedule none --epochs 60 "$@"
+fi
+
 kungfu-run -q -logdir logs -np 1 -w -builtin-config-port "$port" -config-server "http://127.0.0.1:$port/config" \
   python train.py --ledger logs/ledger "$@" <&0 &
 job=$!

@@ -109,6 +109,20 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--step-ms", type=float, default=1.0, help="a step's computation, asleep (default 1)")
     command.add_argument("--timeout", type=_positive, default=300, metavar="S", help="for all of it (default 300 s)")
 
+    command.add_argument(
+        "--pauses",
+        type=_names,
+        default=[],
+        metavar="KIND,...",
+        help="instead: how long training pauses at a kill -9 of a random worker of 4, a grow from 2 to 4 workers, "
+        "grow-standby: with standbys, or a shrink from 4 to 2",
+    )
+    command.add_argument("--count", type=_positive, default=20, help="of each kind of pause (default 20)")
+    command.add_argument("--seed", type=int, default=1, help="of what is killed when (default 1)")
+    command.add_argument(
+        "--program", type=_names, default=["synthetic"], metavar="NAME,...", help="synthetic (default) and lenet"
+    )
+
     command = commands.add_parser("plot", help="draw the picture of results that were written before")
     command.add_argument("files", nargs="+", metavar="FILE.jsonl")
     command.add_argument("--plot", required=True, metavar="FILE.png")
@@ -130,6 +144,12 @@ def _check(arguments: argparse.Namespace) -> list[str]:
     for model in getattr(arguments, "models", []):
         if model not in GRADIENTS:
             raise ValueError(f"no model {model!r}; there are {', '.join(GRADIENTS)}")
+    if arguments.command == "resize":
+        from ms_kungfu.bench import pauses
+
+        for given, known in ((arguments.pauses, pauses.KINDS), (arguments.program, pauses.PROGRAMS)):
+            if set(given) - set(known):
+                raise ValueError(f"no {min(set(given) - set(known))!r}; there are {', '.join(known)}")
     root = getattr(arguments, "root", 0)
     if not 0 <= root < min(getattr(arguments, "ranks", [1])):
         raise ValueError(f"root {root} is no rank among {min(arguments.ranks)}")
@@ -148,6 +168,19 @@ def _check(arguments: argparse.Namespace) -> list[str]:
 
 def _run(arguments: argparse.Namespace, names: Sequence[str], out: Report) -> None:
     if arguments.command == "resize":
+        if arguments.pauses:
+            from ms_kungfu.bench import pauses
+
+            pauses.run(
+                arguments.pauses,
+                arguments.program,
+                arguments.count,
+                arguments.seed,
+                arguments.step_ms,
+                arguments.timeout,
+                out,
+            )
+            return
         from ms_kungfu.bench import resize
 
         resize.run(arguments.schedule, arguments.rounds, arguments.state, arguments.step_ms, arguments.timeout, out)

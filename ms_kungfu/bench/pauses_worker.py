@@ -1,0 +1,234 @@
+"""The program whose pauses `resize --pauses` measures: synthetic steps, or LeNet's, until a file says stop.
+
+Each worker leaves a row of numbers for each step and a line for each change, as they happen: whoever is killed has
+left all but its last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ms_kungfu import comm, runtime
+from ms_kungfu.dataset import dealing
+from ms_kungfu.dataset.ledger import Ledger
+from ms_kungfu.elastic import membership, state
+
+ROW = struct.Struct("=qddd")
+"""A step's number, its begin, the end of its gradients' reduction, and its end, in seconds of CLOCK_MONOTONIC."""
+_SAMPLES = 4096
+_BATCH = 32  # samples of a step of all workers
+
+
+class Recorder:
+    """What this worker leaves in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._steps = open(folder / f"{os.getpid()}.steps", "ab", buffering=0)  # noqa: SIM115
+
+    def step(self, number: int, begin: float, reduced: float, end: float) -> None:
+        self._steps.write(ROW.pack(number, begin, reduced, end))
+
+    def member(self, step: int, **more: Any) -> None:
+        """After a change, and at the start."""
+        line = {
+            "pid": os.getpid(),
+            "time": time.monotonic(),
+            "version": runtime.cluster_version(),
+            "rank": runtime.current_rank(),
+            "size": runtime.current_cluster_size(),
+            "step": step,
+            **more,
+        }
+        with open(self._folder / "members.jsonl", "ab", buffering=0) as file:
+            file.write(json.dumps(line).encode() + b"\n")
+
+    def stop_asked(self) -> bool:
+        return (self._folder / "stop").exists()
+
+
+def digest(arrays: list[Any]) -> str:
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:16]
+
+
+class _Synthetic:
+    """A step that sleeps, and the reduction of as many gradients as LeNet has."""
+
+    def __init__(self, folder: Path, step_s: float) -> None:
+        self._recorder = Recorder(folder)
+        self._step_s = step_s
+        self._walk = dealing.Walk(_SAMPLES)
+        self._ledger = Ledger(folder / "ledger", 0)
+        self._dealt_for = -1
+        self._members: tuple[int, ...] = ()
+        self.step = 0
+        self.weights = np.zeros(61706, np.float32)
+
+    def run(self) -> None:
+        membership.join()
+        if membership.is_detached():
+            return
+        if membership.is_joiner():
+            self._share()
+        self._recorder.member(self.step)
+        stop = False
+        while not stop:
+            begin = time.monotonic()
+            stop = self._train()
+            reduced = time.monotonic()
+            change = membership.step()
+            if change.detached:
+                return
+            if change.changed:
+                self._share()
+            self._recorder.step(self.step, begin, reduced, time.monotonic())
+            if change.changed:
+                self._recorder.member(self.step)
+        self._recorder.member(self.step, digest=digest([self.weights]))
+
+    def _train(self) -> bool:
+        walk, version = self._walk, runtime.cluster_version()
+        if version != self._dealt_for:
+            self._dealt_for, self._members = version, tuple(range(runtime.current_cluster_size()))
+        taken = walk.take(_BATCH, self._members)
+        if taken is None:
+            self._ledger.end(walk, runtime.current_rank(), self._common())
+            walk.end_epoch()
+            taken = walk.take(_BATCH, self._members)
+            assert taken is not None
+        rank = runtime.current_rank()
+        own = taken.share(rank)
+        time.sleep(self._step_s)
+        samples = dealing.count(own)
+        gradient = np.resize(np.sin(dealing.positions(own), dtype=np.float64).astype(np.float32), self.weights.size)
+        gradient[-1] = self._recorder.stop_asked()
+        membership.set_weight(samples)
+        comm.all_reduce(gradient, "mean", "gradient", gradient)
+        participants = membership.take_participants()
+        stop = bool(gradient[-1])
+        self.weights += gradient
+        epoch, common = walk.epoch, {**self._common(), "participants": [r for r in self._members if r in participants]}
+        for step in walk.commit(participants):
+            self._ledger.step(epoch, step, rank, common)
+        self._members = tuple(common["participants"])
+        self.step += 1
+        return stop
+
+    def _common(self) -> dict[str, Any]:
+        return {
+            "version": runtime.cluster_version(),
+            "size": runtime.current_cluster_size(),
+            "global_batch": _BATCH,
+            "drop_remainder": False,
+            "total": _SAMPLES,
+            "seed": 0,
+            "shuffle": True,
+        }
+
+    def _share(self) -> None:
+        joiner = membership.is_joiner()
+
+        def receive(root: int) -> Any:
+            progress = json.dumps({"step": self.step, "walk": self._walk.state()})
+            received = json.loads(state.broadcast_text(progress if runtime.current_rank() == root else "", root))
+            comm.broadcast(self.weights, root, "weights", self.weights)
+            return received
+
+        received = state.from_lowest_rank(receive, able=not joiner)
+        if joiner:
+            self.step = received["step"]
+            self._walk.restore(received["walk"])
+            membership.state_received()
+
+
+def _lenet(folder: Path) -> None:
+    import mindspore as ms
+    from mindspore import nn
+
+    from ms_kungfu.dataset import ElasticDataset
+    from ms_kungfu.elastic import ElasticTraining
+    from ms_kungfu.optimizers import KungFuMomentum
+
+    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_seed(1)
+    net = nn.SequentialCell(
+        nn.Conv2d(1, 6, 5, pad_mode="valid"), nn.ReLU(), nn.MaxPool2d(2, 2),
+        nn.Conv2d(6, 16, 5, pad_mode="valid"), nn.ReLU(), nn.MaxPool2d(2, 2),
+        nn.Flatten(), nn.Dense(256, 120), nn.ReLU(), nn.Dense(120, 84), nn.ReLU(), nn.Dense(84, 10),
+    )  # fmt: skip
+    optimizer = KungFuMomentum(net.trainable_params(), 0.01, 0.9)
+    step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.CrossEntropyLoss()), optimizer)
+    images = np.random.default_rng(1).standard_normal((64, 1, 28, 28)).astype(np.float32)
+
+    def sample(number: int) -> Any:
+        return images[number % 64], np.int32(number % 10)
+
+    class Samples:
+        def __len__(self) -> int:
+            return 1 << 20
+
+        def __getitem__(self, number: int) -> Any:
+            return sample(int(number))
+
+    import mindspore.dataset as ds
+
+    data = ElasticDataset(
+        ds.GeneratorDataset(Samples(), ["image", "label"], shuffle=False),
+        batch_size=8, shuffle=False, drop_remainder=True, ledger=folder / "ledger",
+    )  # fmt: skip
+    recorder = Recorder(folder)
+
+    def prepare() -> None:
+        step.compile(ms.Tensor(images[:8]), ms.Tensor(np.zeros(8, np.int32)))
+
+    elastic = ElasticTraining(net, optimizer, dataset=data, prepare=prepare)
+    for _ in elastic.epochs(1):
+        recorder.member(elastic.step)
+        for image, label in data:
+            begin = time.monotonic()
+            step(image, label).asnumpy()
+            reduced = time.monotonic()
+            change = elastic.step_end()
+            if elastic.should_stop:
+                return
+            recorder.step(elastic.step, begin, reduced, time.monotonic())
+            if change.changed:
+                recorder.member(elastic.step)
+            if comm.all_reduce(np.array([recorder.stop_asked()], np.int32), "max", "stop")[0]:
+                break
+        break
+    if not runtime.detached():
+        recorder.member(elastic.step, digest=digest([p.asnumpy() for p in elastic.parameters]))
+
+
+def read_steps(folder: Path) -> Iterator[tuple[int, list[tuple[int, float, float, float]]]]:
+    """Each process's rows; a torn last one is left out."""
+    for path in folder.glob("*.steps"):
+        content = path.read_bytes()
+        whole = content[: len(content) // ROW.size * ROW.size]
+        yield int(path.stem), list(ROW.iter_unpack(whole))
+
+
+def main(program: str, folder: str, step_s: str) -> None:
+    runtime.init()
+    if program == "lenet":
+        _lenet(Path(folder))
+    else:
+        _Synthetic(Path(folder), float(step_s)).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

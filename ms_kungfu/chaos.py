@@ -1,0 +1,255 @@
+"""Kills and resizes a job of yours while it runs, and says whether it minded: ``python -m ms_kungfu.chaos``.
+
+The job runs under ``kungfu-run -w -recover replace``. Every few seconds a random worker is killed by SIGKILL, or the
+cluster is resized at random; never the last worker that is known to have the training state. After ``-for`` seconds it
+is left alone to finish. Then is checked
+
+- that the job finished with exit status 0,
+- that the ledger is exact (``python -m ms_kungfu.dataset.audit``), where the program writes one: KUNGFU_LEDGER_DIR is
+  set for it,
+- that all workers ended with the same parameters, where each prints a line ``parameters CHECKSUM``,
+- that the worker that lived longest did not gather descriptors, mappings of shared memory, or memory.
+
+Exit status: 0 all is well, 1 something is not (named), 2 wrong command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_MEMORY_SLACK = 1.3  # what a process may grow by in the second half of its samples
+_MEMORY_SLACK_BYTES = 64 << 20
+_FD_SLACK = 4
+_KILLS = 0.7  # of what is done; the rest are resizes
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a process holds."""
+
+    memory_bytes: int
+    descriptors: int
+    shared_mappings: int
+
+
+def leaks(samples: Sequence[Sample]) -> list[str]:
+    """What the process has gathered: the second half of its samples against the first, without the start's tenth."""
+    settled = samples[len(samples) // 10 :]
+    half = len(settled) // 2
+    if half < 3:
+        return []
+    early, late = settled[:half], settled[half:]
+    found = []
+    memory = [max(s.memory_bytes for s in part) for part in (early, late)]
+    if memory[1] > memory[0] * _MEMORY_SLACK + _MEMORY_SLACK_BYTES:
+        found.append(f"memory grew from {memory[0] >> 20} to {memory[1] >> 20} MiB")
+    for what in ("descriptors", "shared_mappings"):
+        most = [max(getattr(s, what) for s in part) for part in (early, late)]
+        if most[1] > most[0] + _FD_SLACK:
+            found.append(f"{what.replace('_', ' ')} grew from {most[0]} to {most[1]}")
+    return found
+
+
+def sample(pid: int) -> Sample | None:
+    """None where the process is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        found = re.search(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)
+        if found is None:
+            return None
+        return Sample(int(found[1]) << 10, len(os.listdir(f"/proc/{pid}/fd")), maps.count("/memfd:kungfu"))
+    except OSError:
+        return None
+
+
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+        return [int(child) for text in texts for child in text.split()]
+    return []
+
+
+class _Job:
+    """A job under kungfu-run, what it says, and who works in it."""
+
+    def __init__(self, arguments: Sequence[str], ledger: Path) -> None:
+        flags = ["-w", "-recover", "replace", "-max-restarts", "1000000"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ms_kungfu.launcher", *flags, *arguments],
+            env={"KUNGFU_LEDGER_DIR": str(ledger), **os.environ},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
+        self.url = ""
+        self.checksums: list[str] = []
+        self.members: set[int] = set()  # processes known to be in the cluster
+        self._has_changed = False
+        self.samples: dict[int, list[Sample]] = {}
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            print(line, end="", flush=True)
+            if found := re.search(r"config server: (http\S+)", line):
+                self.url = found[1]
+            elif found := re.search(r"\bparameters ([0-9a-f]{8,})\s*$", line):
+                self.checksums.append(found[1])
+            elif re.search(r"cluster version \d+ is wanted", line):
+                self._has_changed = True
+            elif found := re.search(r"cluster version \d+ has been chosen: (\d+) workers", line):
+                self._note(int(found[1]))
+
+    def _note(self, size: int) -> None:
+        # Where all that run are in it there is no doubt who is.
+        workers = self.workers()
+        if len(workers) == size:
+            self.members |= set(workers)
+
+    def workers(self) -> list[int]:
+        guards = _children(self.process.pid)
+        return [worker for guard in guards for worker in _children(guard)]
+
+    def look(self) -> None:
+        workers = self.workers()
+        if not self._has_changed:
+            self.members |= set(workers)  # of the first cluster
+        for pid in workers:
+            found = sample(pid)
+            if found is not None:
+                self.samples.setdefault(pid, []).append(found)
+
+    def wait(self, timeout: float) -> int | None:
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        self._reader.join(10)
+        return code
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m ms_kungfu.chaos",
+        description="Kills and resizes a job while it runs, and checks that it goes on as if nothing had happened.",
+        epilog="Behind -- come kungfu-run's flags and the program: python -m ms_kungfu.chaos -- -np 2 python train.py",
+    )
+    parser.add_argument("-seed", type=int, help="of what is done when (default: random, printed)")
+    parser.add_argument("-every", type=float, default=5.0, metavar="S", help="about every S seconds (default 5)")
+    parser.add_argument("-for", dest="duration", type=float, default=120.0, metavar="S", help="so long (default 120)")
+    parser.add_argument("-resize", default="1:4", metavar="A:B", help="sizes to resize to (default 1:4)")
+    parser.add_argument("-finish", type=float, default=600.0, metavar="S", help="it may take so long to finish then")
+    parser.add_argument("command", nargs="+", metavar="-- [kungfu-run flags] program")
+    args = parser.parse_args(arguments)
+    low, _, high = args.resize.partition(":")
+    if not (low.isdigit() and high.isdigit() and 1 <= int(low) <= int(high)):
+        parser.error(f"-resize {args.resize} is not A:B with 1 <= A <= B")
+    if args.every <= 0 or args.duration <= 0:
+        parser.error("-every and -for are positive numbers of seconds")
+    args.sizes = range(int(low), int(high) + 1)
+    return args
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parse(arguments)
+    seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
+    print(f"chaos: -seed {seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="kungfu-chaos-") as folder:
+        ledger = Path(os.environ.get("KUNGFU_LEDGER_DIR") or folder)
+        job = _Job(args.command, ledger)
+        try:
+            done = _disturb(job, random.Random(seed), args.every, args.duration, args.sizes)
+            code = _finish(job, args.finish)
+        finally:
+            if job.process.poll() is None:
+                job.process.terminate()
+                job.process.wait()
+        wrong = _check(job, code, ledger)
+    print(f"chaos: {done['kills']} kills, {done['resizes']} resizes, seed {seed}")
+    for text in wrong:
+        print(f"chaos: WRONG: {text}")
+    print("chaos: all is well" if not wrong else "chaos: NOT well")
+    return 1 if wrong else 0
+
+
+def _disturb(job: _Job, rng: random.Random, every: float, duration: float, sizes: range) -> dict[str, int]:
+    done = {"kills": 0, "resizes": 0}
+    end = time.monotonic() + duration
+    following = time.monotonic() + every
+    while time.monotonic() < end and job.wait(0.5) is None:
+        job.look()
+        if time.monotonic() < following or not job.url:
+            continue
+        following = time.monotonic() + every * rng.uniform(0.5, 1.5)
+        if rng.random() < _KILLS:
+            workers = job.workers()
+            victim = rng.choice(sorted(workers)) if workers else None
+            if victim is not None and (job.members & set(workers)) - {victim}:
+                print(f"chaos: kill -9 {victim}", flush=True)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                done["kills"] += 1
+        else:
+            size = rng.choice(sizes)
+            print(f"chaos: resize {size}", flush=True)
+            subprocess.run(
+                [sys.executable, "-m", "ms_kungfu.launcher", "resize", str(size), "-config-server", job.url],
+                stdin=subprocess.DEVNULL, check=False,
+            )  # fmt: skip
+            done["resizes"] += 1
+    return done
+
+
+def _finish(job: _Job, limit_s: float) -> int | None:
+    print("chaos: the job is left alone", flush=True)
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        code = job.wait(0.5)
+        if code is not None:
+            return code
+        job.look()
+    return None
+
+
+def _check(job: _Job, code: int | None, ledger: Path) -> list[str]:
+    from ms_kungfu.dataset import audit
+
+    wrong = []
+    if code is None:
+        wrong.append("the job did not finish")
+    elif code != 0:
+        wrong.append(f"the job ended with exit status {code}")
+    files, problems, notes = audit.read(ledger)
+    if any(files.values()):
+        found = audit.audit(files, problems, notes)
+        print(audit.to_text(found))
+        if not found.exact:
+            wrong.append("the ledger is not exact")
+    else:
+        print("chaos: the program writes no ledger")
+    if len(set(job.checksums)) > 1:
+        wrong.append(f"the workers' parameters differ: {', '.join(sorted(set(job.checksums)))}")
+    print(f"chaos: {len(job.checksums)} workers told their parameters")
+    if job.samples:
+        pid, samples = max(job.samples.items(), key=lambda item: len(item[1]))
+        wrong += [f"process {pid}: {text}" for text in leaks(samples)]
+        print(f"chaos: process {pid} was looked at {len(samples)} times, last {samples[-1]}")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""`python -m ms_kungfu.bench resize --pauses` and `python -m ms_kungfu.chaos` on real processes, in small."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(200)
+WORKER = Path(__file__).with_name("programs") / "numbers.py"
+
+
+def test_survivors_go_on_through_kills_and_the_ledger_is_exact(tmp_path: Path) -> None:
+    words = ["resize", "--pauses", "kill,shrink", "--count", "4", "--step-ms", "5", "--timeout", "150"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ms_kungfu.bench", *words, "--json", str(tmp_path / "out.jsonl")],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=190,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    kill, shrink = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert kill["verified"]
+    assert shrink["verified"]
+    assert 0 < kill["heard_p50_ms"] < kill["heard_max_ms"] < 5000
+    assert 0 <= kill["redo_p50_ms"] <= kill["whole_max_ms"] < 20000
+    assert shrink["whole_max_ms"] < 20000
+    assert kill["median_step_ms"] >= 5
+
+
+def test_chaos_finds_a_job_that_minds_and_one_that_does_not(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ms_kungfu.chaos", "-seed", "3", "-every", "1.5", "-for", "12", "-finish", "60"]
+    for program, status in ((["good"], 0), (["bad"], 1)):
+        done = subprocess.run(
+            [*command, "--", "-np", "3", sys.executable, str(WORKER), str(tmp_path / program[0]), *program],
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == status, done.stdout[-4000:]
+        assert int(re.findall(r"chaos: (\d+) kills", done.stdout)[0]) >= 1
+        assert ("parameters differ" in done.stdout) == (status == 1)

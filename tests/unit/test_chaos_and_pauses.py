@@ -1,0 +1,63 @@
+"""The pure parts of ms_kungfu.chaos and of the bench of pauses."""
+
+from __future__ import annotations
+
+import pytest
+
+from ms_kungfu.bench.pauses import Moment, analyse, median, percentile
+from ms_kungfu.chaos import Sample, leaks
+
+MIB = 1 << 20
+
+
+def samples(memory_mib, descriptors, mappings):
+    return [Sample(m * MIB, d, s) for m, d, s in zip(memory_mib, descriptors, mappings)]
+
+
+def test_what_stays_the_same_is_no_leak():
+    assert leaks(samples([300 + i % 7 for i in range(100)], [12 + i % 3 for i in range(100)], [1] * 100)) == []
+
+
+def test_growth_is_named():
+    grown = leaks(samples(range(100, 900, 8), range(10, 110), range(1, 101)))
+    assert len(grown) == 3
+    assert grown[0].startswith("memory grew from ")
+    assert grown[1] == "descriptors grew from 64 to 109"
+    assert grown[2] == "shared mappings grew from 55 to 100"
+
+
+def test_the_start_is_no_growth():
+    assert leaks(samples([50] * 10 + [900] * 90, [3] * 10 + [20] * 90, [0] * 10 + [2] * 90)) == []
+
+
+def test_a_pause_is_what_the_affected_step_takes_longer_than_the_median():
+    # Two survivors with steps of 10 ms; at 1.005 s somebody dies, and the change follows in the step after.
+    def rows(redo, adoption):
+        times = [(0.9 + i / 100, 0.91 + i / 100) for i in range(10)]
+        times += [(1.0, 1.01 + redo), (1.01 + redo, 1.02 + redo + adoption)]
+        end = times[-1][1]
+        times += [(end + i / 100, end + (i + 1) / 100) for i in range(20)]
+        return [(i, b, e - 0.002, e) for i, (b, e) in enumerate(times)], end
+
+    first, first_end = rows(0.03, 0.005)
+    second, second_end = rows(0.02, 0.016)
+    found = analyse(
+        [Moment(1.005, (7, 8))],
+        {7: first, 8: second, 9: first[:10]},
+        {7: [0.8, first_end, first_end + 0.05], 8: [0.8, second_end, second_end + 0.05]},
+        [(1.015, 1.017)],
+    )
+    assert found.median_step == pytest.approx(0.01)
+    assert found.redo == [pytest.approx(0.03)]
+    assert found.adoption == [pytest.approx(0.016)]
+    assert found.whole == [pytest.approx(0.03)]
+    assert found.joining == [pytest.approx(0.0, abs=1e-9)]
+    assert found.heard == [pytest.approx(0.01)]
+    assert found.marked == [pytest.approx(0.002)]
+    assert found.woken == [pytest.approx(1.038 - 1.017)]
+
+
+def test_percentiles_are_values_that_occurred():
+    values = [float(i) for i in range(1, 201)]
+    assert (percentile(values, 50), percentile(values, 99), percentile(values, 100)) == (100.0, 198.0, 200.0)
+    assert percentile([5.0], 99) == median([5.0]) == 5.0
