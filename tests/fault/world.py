@@ -801,6 +801,8 @@ class World:
             (affinity, "allowed_cores", lambda: [0, 1]),
             (follow, "threading", threads),
             (follow, "time", clock),
+            (broker, "socket", SimpleNamespace(socket=lambda *_: _Listener(), AF_UNIX=0, SOCK_STREAM=0)),
+            (broker, "threading", SimpleNamespace(Condition=lambda: Condition(self), Thread=lambda **_: _Listener())),
             (broker, "_is_alive", lambda pid: any(p.pid == pid and p.alive for p in self.processes.values())),
             (broker, "_is_closed", lambda connection: not connection.alive),
             (commands, "ConfigClient", client),
@@ -1112,21 +1114,28 @@ class Launcher(job.Job):
 class Broker(broker.Broker):
     """The real one without its socket: a request is a thread of the launcher."""
 
-    def __init__(self, world, secret, cores, *, recovers, on_unknown_version, on_chosen, on_ready, on_leave):
-        self._secret, self._cores, self._recovers = secret, cores, recovers
-        self._make_segment = lambda size, version, cores, recovers: Segment(world, size, version, recovers)
-        self._on_unknown_version, self._on_chosen = on_unknown_version, on_chosen
-        self._on_leave, self._on_ready = on_leave, on_ready
-        self._changed = Condition(world)
-        self._membership = broker.Membership()
-        self._segments, self._losses, self._announced, self._holders = {}, [], -1, {}
-        self._ready_standbys, self._identities, self._connections = set(), {}, set()
-        self._ending = self._closed = False
-        self.address = "broker"
+    def __init__(self, world, *args, **options):
+        def make_segment(size, version, cores, recovers):
+            return Segment(world, size, version, recovers)
+
+        super().__init__(*args, make_segment=make_segment, **options)
 
     def close(self):
         self._closed = True
         self._changed.notify_all()
+
+
+class _Listener:
+    """The broker's socket, and the thread that accepts at it: nobody connects."""
+
+    def bind(self, address):
+        pass
+
+    def listen(self, backlog):
+        pass
+
+    def start(self):
+        pass
 
 
 class Channel:

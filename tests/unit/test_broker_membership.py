@@ -197,3 +197,11 @@ def test_a_peer_that_was_buried_long_ago_does_not_bury_its_successor():
     membership.bury(B, 0)  # the old process has lingered
     assert membership.ended_in(cluster(2, A, B)) == []
     assert membership.belongs(B, 2, 2)
+
+
+def test_a_version_that_would_lose_the_state_is_not_announced():
+    membership = started(cluster(0, A, B), cluster(1, B))
+    membership.bury(B, 0)
+    assert membership.announceable() == 0
+    membership.admit(cluster(2, A))
+    assert membership.announceable() == 2

@@ -186,3 +186,13 @@ def test_somebody_who_has_the_state_stays():
 def test_a_range_without_a_free_port_is_told():
     with pytest.raises(ValueError, match="port range is too small"):
         revised(Cluster((A, B), (), 4), 4, (), [A, B], 1, range(10000, 10002))
+
+
+def test_a_leaver_that_is_the_last_to_go_does_not_end_the_job_well():
+    died = Failure("worker 0 was killed by SIGKILL", 137)
+    state = JobState(members=0, leaving=0, keep=False, recover=Recover.REPLACE, first_failure=died)
+    verdict = decide(exited(0, Standing.LEAVING), state)
+    assert (verdict.decision, verdict.exit_code) == (Decision.FAIL, 137)
+    assert verdict.reason == f"no worker is left, the first that failed: {died.reason}"
+    finished = JobState(members=0, leaving=0, keep=False, first_failure=died, finished=True)
+    assert decide(exited(0), finished).decision is Decision.FINISH
