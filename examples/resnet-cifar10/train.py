@@ -85,7 +85,7 @@ def main():
         train_data = ElasticDataset(
             data.samples(folder, "train", args.image_size), args.batch_size, seed=1, drop_remainder=True
         )
-        callbacks = [BroadcastCallback(), KungFuElasticCallback(args.elastic or None, monitor=monitor)]
+        callbacks = [BroadcastCallback(), KungFuElasticCallback(args.elastic or None, monitor=monitor, wait=True)]
     if args.steps:
         callbacks.append(StopAfter(args.steps))
     if kf.current_rank() == 0:

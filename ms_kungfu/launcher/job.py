@@ -82,7 +82,7 @@ class Process:
     log_name: str
     peer: PeerID | None = None  # None: a standby that has not been needed yet
     incarnation: int = 0
-    rank: int = 0  # in the version that it was started for
+    rank: int = 0  # in the last version that it was in, at first in the one that it was started for
     place: int = -1  # what its replacement inherits
     standby: int | None = None
     pid: int | None = None
@@ -543,10 +543,13 @@ class Job:
         _log.info("cluster version %d has been chosen: %d workers", cluster.version, cluster.size)
         loop = asyncio.get_running_loop()
         for process in self._processes.values():
-            if process.leave_timer is None and self._standing(process) is Standing.LEAVING:
+            standing = self._standing(process)
+            if process.leave_timer is None and standing is Standing.LEAVING:
                 process.leave_timer = loop.call_later(
                     self._options.leave_grace_s, self._remind, process, cluster.version
                 )
+            elif standing is Standing.MEMBER and process.peer in cluster.workers:
+                process.rank = cluster.workers.index(process.peer)
         self._leaving &= {p.peer for p in self._processes.values() if self._standing(p) is not Standing.LEAVING}
         # A peer that this version has expelled may be in the newest one again, as another process.
         self._start_missing(self._newest_known())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import mindspore
 from mindspore import dtype as mstype
 
 from ms_kungfu.ops import _reparse
@@ -14,18 +13,10 @@ from ms_kungfu.ops._base import Primitive
 _INT64 = mstype.TensorType(mstype.int64)
 
 
-def check_device(what: str) -> None:
-    """Raise ValueError unless MindSpore runs on the CPU; elsewhere it would fail while it looks for a kernel."""
-    target = mindspore.get_context("device_target")
-    if target != "CPU":
-        raise ValueError(f'{what} has kernels for the CPU only so far, and device_target is "{target}"')
-
-
 class Cluster(Primitive):
     """The cluster's version and its size, two 0-d tensors of int64, at the time of the call. Sends nothing."""
 
     def __init__(self) -> None:
-        check_device("a momentum of the central model")
         super().__init__("KungFuCluster", [], ["version", "size"])
         # Without it the compiler would take the answer for a constant.
         self.add_prim_attr("side_effect_io", True)

@@ -2,7 +2,6 @@
 // it. tests/devices has the same with processes, and much more.
 #include "device/device.h"
 
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
