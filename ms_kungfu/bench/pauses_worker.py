@@ -198,6 +198,9 @@ def _lenet(folder: Path) -> None:
     for _ in elastic.epochs(1):
         recorder.member(elastic.step)
         for image, label in data:
+            # Before the step, where a worker that has just joined is as well.
+            if comm.all_reduce(np.array([recorder.stop_asked()], np.int32), "max", "stop")[0]:
+                break
             begin = time.monotonic()
             step(image, label).asnumpy()
             reduced = time.monotonic()
@@ -207,8 +210,6 @@ def _lenet(folder: Path) -> None:
             recorder.step(elastic.step, begin, reduced, time.monotonic())
             if change.changed:
                 recorder.member(elastic.step)
-            if comm.all_reduce(np.array([recorder.stop_asked()], np.int32), "max", "stop")[0]:
-                break
         break
     if not runtime.detached():
         recorder.member(elastic.step, digest=digest([p.asnumpy() for p in elastic.parameters]))
