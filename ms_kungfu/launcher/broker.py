@@ -442,9 +442,10 @@ class Broker:
                 else:
                     self._answer(channel, request, pid)
         finally:
+            # In this order: who sees no connections any more counts on their descriptors being closed.
+            channel.close()
             with self._changed:
                 self._connections.discard(connection)
-            channel.close()
 
     def _authenticate(self, channel: Channel) -> int:
         channel.check_same_user()
