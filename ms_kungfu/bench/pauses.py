@@ -135,9 +135,10 @@ class _Run:
         )  # fmt: skip
 
     def lines(self) -> list[dict[str, Any]]:
+        text = ""
         with contextlib.suppress(OSError):
-            return [json.loads(line) for line in (self.folder / "members.jsonl").read_text().splitlines()]
-        return []
+            text = (self.folder / "members.jsonl").read_text()
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # the last may be half written
 
     def whole(self, size: int, after: int = -1) -> tuple[int, list[int]]:
         """The newest version that has all of its `size` members, later than `after`, and their processes by rank."""
