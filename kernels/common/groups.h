@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -105,13 +106,66 @@ class CollectiveOn : public Base {
   // Whether the outputs are the inputs, written in place.
   virtual bool InPlace() const { return false; }
 
-  kf_op ReduceOp() const { return ReduceOpOf(this->primitive_); }
   const char* Layout(const Group& group) const { return groups_.Layout(group); }
 
   std::string name_;  // matches the operation with the other ranks'
 
  private:
   Groups groups_;
+};
+
+// A collective that reduces, by the primitive's attribute `op`.
+template <typename Collective>
+class Reducing : public Collective {
+ public:
+  using typename Collective::Group;
+  using typename Collective::KernelTensors;
+
+  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
+    op_ = ReduceOpOf(this->primitive_);
+    return Collective::Init(inputs, outputs);
+  }
+
+ protected:
+  kf_op op_{KF_SUM};
+};
+
+// The gradients of a step, in groups that are reduced one after another and, should a rank die meanwhile, with its part
+// in all of them or in none.
+template <typename Collective>
+class ReducingGradients : public Reducing<Collective> {
+ public:
+  using typename Collective::Group;
+  using typename Collective::KernelTensors;
+
+  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
+    names_ = GetValue<std::vector<std::string>>(this->primitive_->GetAttr("names"));
+    group_of_ = GetValue<std::vector<int64_t>>(this->primitive_->GetAttr("group_of"));
+    if (names_.size() > 1 && group_of_.size() != inputs.size()) {
+      throw std::runtime_error("InternalError: " + this->kernel_name_ + " was given " + std::to_string(inputs.size()) +
+                               " tensors and groups for " + std::to_string(group_of_.size()));
+    }
+    return Reducing<Collective>::Init(inputs, outputs);
+  }
+
+ protected:
+  virtual kf_status RunTogether(const std::vector<kf_group>& groups) = 0;
+
+  void Run(const std::vector<Group>& groups) override {
+    std::vector<kf_group> all;
+    all.reserve(groups.size());
+    for (const auto& group : groups) {
+      all.push_back(
+          {names_[group.part].c_str(), group.tensors.data(), group.tensors.size(), group.dtype, this->Layout(group)});
+    }
+    Check(RunTogether(all));
+  }
+  kf_status Run(const Group&) override { throw std::runtime_error("InternalError: groups are run together"); }
+  size_t PartOf(size_t i) const override { return names_.size() > 1 ? static_cast<size_t>(group_of_[i]) : 0; }
+
+ private:
+  std::vector<std::string> names_;  // of the groups
+  std::vector<int64_t> group_of_;   // of each tensor, where there is more than one group
 };
 
 }  // namespace mindspore::kernel::kungfu

@@ -32,61 +32,21 @@ class CollectiveOnDevice : public CollectiveOn<Base> {
 };
 
 template <typename Collective>
-class AllReduceOn : public Collective {
- public:
-  using typename Collective::Group;
-  using typename Collective::KernelTensors;
-
-  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
-    op_ = this->ReduceOp();
-    return Collective::Init(inputs, outputs);
-  }
-
+class AllReduceOn : public Reducing<Collective> {
  protected:
+  using typename Collective::Group;
   kf_status Run(const Group& group) override {
-    return kf_device_all_reduce(this->name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, op_,
+    return kf_device_all_reduce(this->name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, this->op_,
                                 this->Layout(group), this->stream_);
   }
-
- private:
-  kf_op op_{KF_SUM};
 };
 
-// The gradients of a step, in groups; should a rank die meanwhile, with its part in all of them or in none.
 template <typename Collective>
-class AllReduceGradientsOn : public Collective {
- public:
-  using typename Collective::Group;
-  using typename Collective::KernelTensors;
-
-  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
-    op_ = this->ReduceOp();
-    names_ = GetValue<std::vector<std::string>>(this->primitive_->GetAttr("names"));
-    group_of_ = GetValue<std::vector<int64_t>>(this->primitive_->GetAttr("group_of"));
-    if (names_.size() > 1 && group_of_.size() != inputs.size()) {
-      throw std::runtime_error("InternalError: " + this->kernel_name_ + " was given " + std::to_string(inputs.size()) +
-                               " tensors and groups for " + std::to_string(group_of_.size()));
-    }
-    return Collective::Init(inputs, outputs);
-  }
-
+class AllReduceGradientsOn : public ReducingGradients<Collective> {
  protected:
-  void Run(const std::vector<Group>& groups) override {
-    std::vector<kf_group> all;
-    all.reserve(groups.size());
-    for (const auto& group : groups) {
-      all.push_back(
-          {names_[group.part].c_str(), group.tensors.data(), group.tensors.size(), group.dtype, this->Layout(group)});
-    }
-    Check(kf_device_all_reduce_gradients(all.data(), all.size(), op_, this->stream_));
+  kf_status RunTogether(const std::vector<kf_group>& groups) override {
+    return kf_device_all_reduce_gradients(groups.data(), groups.size(), this->op_, this->stream_);
   }
-  kf_status Run(const Group&) override { throw std::runtime_error("InternalError: groups are run together"); }
-  size_t PartOf(size_t i) const override { return names_.size() > 1 ? static_cast<size_t>(group_of_[i]) : 0; }
-
- private:
-  kf_op op_{KF_SUM};
-  std::vector<std::string> names_;  // of the groups
-  std::vector<int64_t> group_of_;   // of each tensor, where there is more than one group
 };
 
 template <typename Collective>
@@ -101,25 +61,14 @@ class AllGatherOn : public Collective {
 };
 
 template <typename Collective>
-class ReduceScatterOn : public Collective {
- public:
-  using typename Collective::Group;
-  using typename Collective::KernelTensors;
-
-  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
-    op_ = this->ReduceOp();
-    return Collective::Init(inputs, outputs);
-  }
-
+class ReduceScatterOn : public Reducing<Collective> {
  protected:
+  using typename Collective::Group;
   kf_status Run(const Group& group) override {
-    return kf_device_reduce_scatter(this->name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, op_,
-                                    this->Layout(group), this->stream_);
+    return kf_device_reduce_scatter(this->name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype,
+                                    this->op_, this->Layout(group), this->stream_);
   }
   uint64_t OutputCount(uint64_t count) const override { return count / kf_size(); }
-
- private:
-  kf_op op_{KF_SUM};
 };
 
 template <typename Collective>
@@ -182,15 +131,11 @@ class Tickets {
 };
 
 template <typename Collective>
-class AllReduceStartOn : public Collective {
+class AllReduceStartOn : public Reducing<Collective> {
  public:
   using typename Collective::Group;
   using typename Collective::KernelTensors;
 
-  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
-    op_ = this->ReduceOp();
-    return Collective::Init(inputs, outputs);
-  }
   bool Launch(const KernelTensors& inputs, const KernelTensors& workspace, const KernelTensors& outputs,
               void* stream) override {
     ticket_address_ = outputs.back()->device_ptr();
@@ -200,8 +145,9 @@ class AllReduceStartOn : public Collective {
  protected:
   kf_status Run(const Group& group) override {
     uint64_t ticket = 0;
-    const kf_status status = kf_device_start_all_reduce(this->name_.c_str(), group.tensors.data(), group.tensors.size(),
-                                                        group.dtype, op_, this->Layout(group), this->stream_, &ticket);
+    const kf_status status =
+        kf_device_start_all_reduce(this->name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype,
+                                   this->op_, this->Layout(group), this->stream_, &ticket);
     if (status == KF_OK) {
       Tickets::Get().Put(ticket_address_, ticket);
     }
@@ -209,7 +155,6 @@ class AllReduceStartOn : public Collective {
   }
 
  private:
-  kf_op op_{KF_SUM};
   const void* ticket_address_{nullptr};
 };
 

@@ -6,12 +6,8 @@
 namespace mindspore::kernel::kungfu {
 
 // A tuple of tensors of one dtype in; as many out, which have no value before the wait, and the ticket, one uint64.
-class KungFuAllReduceStart : public Collective {
+class KungFuAllReduceStart : public Reducing<Collective> {
  public:
-  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
-    op_ = ReduceOp();
-    return Collective::Init(inputs, outputs);
-  }
   bool Launch(const KernelTensors& inputs, const KernelTensors& workspace, const KernelTensors& outputs) override {
     ticket_ = static_cast<uint64_t*>(outputs.back()->device_ptr());
     return Collective::Launch(inputs, workspace, KernelTensors(outputs.begin(), outputs.end() - 1));
@@ -24,7 +20,6 @@ class KungFuAllReduceStart : public Collective {
   }
 
  private:
-  kf_op op_{KF_SUM};
   uint64_t* ticket_{nullptr};  // MindSpore's, for the length of a launch
 };
 

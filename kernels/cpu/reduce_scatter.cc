@@ -2,22 +2,13 @@
 
 namespace mindspore::kernel::kungfu {
 
-class KungFuReduceScatter : public Collective {
- public:
-  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
-    op_ = ReduceOp();
-    return Collective::Init(inputs, outputs);
-  }
-
+class KungFuReduceScatter : public Reducing<Collective> {
  protected:
   kf_status Run(const Group& group) override {
     return kf_reduce_scatter(name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, op_,
                              Layout(group));
   }
   uint64_t OutputCount(uint64_t count) const override { return count / kf_size(); }
-
- private:
-  kf_op op_{KF_SUM};
 };
 
 MS_KERNEL_FACTORY_REG(NativeCpuKernelMod, KungFuReduceScatter, KungFuReduceScatter);

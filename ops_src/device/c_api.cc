@@ -12,6 +12,7 @@
 namespace {
 
 using kungfu::Error;
+using kungfu::Guarded;
 using kungfu::Kind;
 using kungfu::Operation;
 using kungfu::Peer;
@@ -39,18 +40,6 @@ std::shared_ptr<Device> Get() {
   std::lock_guard<std::mutex> guard(opened.mutex);
   if (opened.device == nullptr) throw Error(KF_INVALID, "no device is open; call ms_kungfu.init(device=...) first");
   return opened.device;
-}
-
-template <typename Body>
-kf_status Guarded(const Body& body) noexcept {
-  try {
-    body();
-    return KF_OK;
-  } catch (const std::exception& error) {
-    return kungfu::RecordFailure(error);
-  } catch (...) {
-    return kungfu::RecordFailure(Error(KF_INTERNAL, "something that is no exception was thrown"));
-  }
 }
 
 template <typename Body>

@@ -7,21 +7,10 @@
 
 namespace {
 
+using kungfu::Guarded;
 using kungfu::Kind;
 using kungfu::Operation;
 using kungfu::Peer;
-
-template <typename Body>
-kf_status Guarded(const Body& body) noexcept {
-  try {
-    body();
-    return KF_OK;
-  } catch (const std::exception& error) {
-    return kungfu::RecordFailure(error);
-  } catch (...) {
-    return kungfu::RecordFailure(kungfu::Error(KF_INTERNAL, "something that is no exception was thrown"));
-  }
-}
 
 kf_status Run(const Operation& operation) {
   return Guarded([&] { Peer::Get().Current()->Run(operation); });

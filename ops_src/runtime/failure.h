@@ -13,6 +13,19 @@ namespace kungfu {
 // Keeps what `error` says as this thread's and this process's last failure and returns its status. Never throws.
 kf_status RecordFailure(const std::exception& error) noexcept;
 
+// Runs what stands behind a function of the C ABI, which no exception leaves.
+template <typename Body>
+kf_status Guarded(const Body& body) noexcept {
+  try {
+    body();
+    return KF_OK;
+  } catch (const std::exception& error) {
+    return RecordFailure(error);
+  } catch (...) {
+    return RecordFailure(Error(KF_INTERNAL, "something that is no exception was thrown"));
+  }
+}
+
 const char* LastFailureOfThread() noexcept;
 std::string LastFailureOfProcess();  // empty: none yet
 

@@ -3,19 +3,8 @@
 
 namespace {
 
+using kungfu::Guarded;
 using kungfu::store::PeerStore;
-
-template <typename Body>
-kf_status Guarded(const Body& body) noexcept {
-  try {
-    body();
-    return KF_OK;
-  } catch (const std::exception& error) {
-    return kungfu::RecordFailure(error);
-  } catch (...) {
-    return kungfu::RecordFailure(kungfu::Error(KF_INTERNAL, "something that is no exception was thrown"));
-  }
-}
 
 }  // namespace
 
