@@ -43,6 +43,8 @@ class KungFuElasticCallback(Callback):
         policy: one `Policy` or several that decide on size, batch, learning rate and more: docs/policies.md.
         monitor: a `Monitor` that measures the steps: docs/monitoring.md.
         evict: what sends workers away where a policy wants it; by default the launcher does.
+        asynchronous: whether the workers make their steps without meeting, see `ElasticTraining`; None: where the
+            optimizer does.
 
     A worker that joins receives everything that decides the next step before its own first one, and goes on with the
     others' `cur_step_num` and, in callbacks that come after this one, `cur_epoch_num`; it stops after the same step as
@@ -71,6 +73,7 @@ class KungFuElasticCallback(Callback):
         policy: Policy | Sequence[Policy] | None = None,
         monitor: Monitor | None = None,
         evict: Evict | None = None,
+        asynchronous: bool | None = None,
     ) -> None:
         super().__init__()
         self._policy, self._monitor, self._evict = as_policy(policy), monitor, check_evict(evict)
@@ -87,6 +90,7 @@ class KungFuElasticCallback(Callback):
             "checkpoint_every": checkpoint_every,
             "keep_checkpoints": keep_checkpoints,
             "resume": resume,
+            "asynchronous": asynchronous,
         }
         self._global_batch_size = global_batch_size
         if global_batch_size is not None:
@@ -154,9 +158,14 @@ class KungFuElasticCallback(Callback):
         assert training is not None
         params = run_context.original_args()
         samples = None if self._elastic_data(run_context) else batch_rows(params)
+        step, epoch = training.step + 1, training.epoch
         change = training.step_end(params.net_outputs if training.monitor is not None else None, samples)
-        if change.changed:
-            self._steps_of_epoch(run_context.original_args())
+        # An asynchronous worker may have been moved to where the furthest is.
+        params.cur_step_num += training.step - step
+        params.cur_epoch_num += training.epoch - epoch
+        self._epochs_before += training.epoch - epoch
+        if change.changed or training.step > step:
+            self._steps_of_epoch(params)
         # An ordinary dataset at a joiner doesn't know where the others' ends.
         if training.should_stop or (not self._elastic_data(run_context) and training.step >= self._last_step):
             run_context.request_stop()

@@ -149,6 +149,11 @@ class ElasticDataset(ds.Dataset):
         """Whether the batch stays the same when the cluster changes."""
         return self._global is not None
 
+    @property
+    def keeps_ledger(self) -> bool:
+        """Whether what is trained is recorded."""
+        return self._ledger is not None
+
     def set_batch_size(self, batch_size: int | None = None, global_batch_size: int | None = None) -> None:
         """Other batches from the next one on: of a worker, or of all together; one of the two. At all workers at the
         same step. The rest of the epoch is dealt out anew."""

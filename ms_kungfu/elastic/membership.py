@@ -9,6 +9,31 @@ the launcher has announced, on a size that somebody wishes for, and on what beca
 lives files the wish at the config server, in the background; if it dies, the next one does so again and finds what the
 first may have written already. A version is announced once everybody who is new in it is ready, so nobody waits for a
 newcomer's start.
+
+Asynchronous trainings meet only for a reason
+---------------------------------------------
+Ranks that make their steps at their own speed can't agree once a step. Each looks, after its step, at two words of the
+segment, and goes on (:func:`meeting_is_due`). Only where these say so do all come together: :func:`enter_meeting`,
+what the training has to agree on, then :func:`follow_meeting`, which is the agreement above.
+
+- `announced`, written by the launcher: a version newer than this cluster's. So arrive deaths, evictions, ``kungfu-run
+  resize``, and sizes that were filed.
+- `meetings`, raised by any member: how many meetings have been asked for. A rank asks for the one after those that it
+  has been to, where its schedule wants a size, a wish can't be filed, a checkpoint is due, or it has made all its
+  steps.
+
+Both only grow, so a reason that one rank has seen is seen by every other one after its present step at the latest, and
+stays until they have met. A rank that enters a meeting waits there and asks for no other. So all ranks go to the same
+meetings in the same order, whatever each came for: what it came for is in what it brings. A meeting waits for the
+slowest rank's present step, and for no more.
+
+- Where a rank dies, before a meeting or in it, the others' operations end without it (docs/recovery.md). If it had
+  asked for the meeting, they meet for nothing and go on. Its death becomes a version, which is a reason.
+- The lowest living rank files a wish after its own steps, without a meeting. If it dies the next one does so again: all
+  know the wish from the meeting that it was told in, and keep it until they hear in a meeting that it was filed.
+- A new version begins with its own number and no meetings.
+- A rank that has made all its steps asks for a meeting and waits in it, and with that meeting training ends for all:
+  nobody goes on, in other collectives or out of its process, where others still expect it.
 """
 
 from __future__ import annotations
@@ -63,6 +88,7 @@ class _State:
     wish: int | None = None  # a size that all ranks want and that nobody has filed yet
     filed: tuple[int, int] | None = None  # the last wish that was filed, and its version
     proposal: _Proposal | None = None  # at the rank that files the wish
+    met: int = 0  # meetings of this cluster version that this process has come to
     row: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(3, np.uint64))
 
 
@@ -101,6 +127,7 @@ def _enter(granted: rendezvous.Granted, has_state: bool) -> None:
     finally:
         os.close(granted.fd)
     _state.cluster = granted.cluster
+    _state.met = 0
 
 
 def _enter_first(granted: rendezvous.Granted | rendezvous.Detached) -> None:
@@ -473,9 +500,71 @@ def step(size: int | None = None, wait: bool = False) -> Change:
             raise ResizeError(f"a cluster that kungfu-run has not started stays at 1 rank, {size} were asked for")
         return Change(False, _state.detached, present, present)
     if size is not None:
-        pending = _state.filed[0] if _state.filed is not None else present
-        _state.wish = None if size == pending else size
+        _want(size)
     return _follow(wait)
+
+
+# ---- without meeting once a step ----
+
+
+def meeting_is_due(size: int | None = None, call: bool = False) -> bool:
+    """Whether all ranks are about to meet, so that this one has to :func:`enter_meeting` now. Not collective; some
+    atomic loads where nothing is to be done.
+
+    Args:
+        size: the size that this rank wants from now on. If nobody has wanted it yet this asks for a meeting.
+        call: ask for one in any case.
+
+    Raises:
+        ResizeError: where there is nobody who could change the size.
+    """
+    from .. import runtime
+
+    runtime.init()
+    join()
+    if _state.cluster is None or _state.detached:
+        if size is not None and size != int(_core.size()) and not _state.detached:
+            raise ResizeError(f"a cluster that kungfu-run has not started stays at 1 rank, {size} were asked for")
+        return call
+    call = call or (size is not None and size != _wanted_size()) or _file_wish() == _REFUSED
+    if call:
+        _core.call_meeting(_state.met + 1)
+    return call or int(_core.meetings()) > _state.met or int(_core.announced_version()) > int(_core.cluster_version())
+
+
+def enter_meeting() -> None:
+    """This rank has come to the meeting that was due. What follows is collective."""
+    _state.met += 1
+
+
+def follow_meeting(size: int | None) -> Change:
+    """Collective, in a meeting: moves to the newest version that is ready; afterwards `size`, the same at all ranks, is
+    wanted. Raises as :func:`step` does."""
+    present = int(_core.size())
+    if _state.cluster is None or _state.detached:
+        return Change(False, _state.detached, present, present)
+    try:
+        return _follow(wait=False)  # first: it tells everybody what was filed already
+    finally:
+        if size is not None and not _state.detached:
+            _want(size)
+            _file_wish()
+
+
+def _wanted_size() -> int:
+    if _state.wish is not None:
+        return _state.wish
+    return _state.filed[0] if _state.filed is not None else int(_core.size())
+
+
+def _want(size: int) -> None:
+    pending = _state.filed[0] if _state.filed is not None else int(_core.size())
+    _state.wish = None if size == pending else size
+
+
+def _file_wish() -> int:
+    """At the lowest living rank: has the wish filed, if there is one. The kind of what became of it."""
+    return _NOTHING if _state.wish is None else _unpack(_pursue_wish(wait=False, must=False))[0]
 
 
 # ---- what this process is ----

@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
-from ms_kungfu import runtime
+import numpy as np
+
+from ms_kungfu import comm, runtime
 from ms_kungfu.elastic import membership, state
 from ms_kungfu.elastic.checkpoint import CheckpointFolder, open_folder, restore_tensors, take_snapshot
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
@@ -17,7 +19,7 @@ from ms_kungfu.elastic.membership import Change
 from ms_kungfu.elastic.policy import Policies, Policy, as_policy
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
 from ms_kungfu.elastic.state import TrainingState
-from ms_kungfu.errors import KungFuError
+from ms_kungfu.errors import KungFuError, PeerLostError
 
 if TYPE_CHECKING:
     from ms_kungfu.dataset import ElasticDataset
@@ -85,12 +87,22 @@ class ElasticTraining:
         monitor: a `Monitor` that measures the steps (docs/monitoring.md); policies have one in any case.
         evict: what sends workers away where a policy wants it: a function of their ranks, called by one worker.
         total_samples: that will have been trained when training ends, for policies; `epochs` knows it by itself.
+        asynchronous: whether the workers make their steps without meeting but for a reason, see below; None: where all
+            optimizers among `trained` are asynchronous (`PairAveragingOptimizer`).
 
     All workers make the same calls in the same order. A worker that joins runs the program from its start: its first
     `begin` returns with the state of the others, and the loop goes on in the epoch, and at the sample, where they are.
     Until then its program must not call collectives other than `sync_net_parameters`.
     A worker that has left finds `should_stop` true, its dataset ended and `step_end` without effect: its loop and its
     program end by themselves, with exit status 0.
+
+    *Asynchronous*: each worker makes its steps at its own speed. They meet, each after its present step, for a change
+    of the cluster, an entry of the schedule (which counts once one worker has come to it), a checkpoint, and the end of
+    a call; `ms_kungfu.elastic.membership` has the argument. In a meeting all take on the step, the epoch and the
+    position in the data of the worker that is furthest. The first to come to its end ends the call for all, so call
+    `end` where `epochs` isn't used; the others find `should_stop` true. No two workers that live train the same sample
+    in an epoch; what the slower ones hadn't come to is left out. So a ledger, and what takes all workers at every step
+    (`policy`, `monitor`, `wait`), is refused: ``asynchronous=False`` has them meet at every step.
     """
 
     def __init__(
@@ -112,6 +124,7 @@ class ElasticTraining:
         monitor: Monitor | None = None,
         evict: Evict | None = None,
         total_samples: int | None = None,
+        asynchronous: bool | None = None,
     ) -> None:
         self._size_after = parse_schedule(schedule)
         self._wait = wait
@@ -140,7 +153,10 @@ class ElasticTraining:
         self.optimizers = state.collect_optimizers(trained)
         """The optimizers of MindSpore among what is trained; of those in one another the outer one."""
         self.monitor = monitor or next((o.monitor for o in self.optimizers if hasattr(o, "monitor")), None)
-        self._steering = self._steered_by(as_policy(policy), evict, total_samples)
+        policies = as_policy(policy)
+        self.asynchronous = self._check_asynchronous(asynchronous, policies)
+        """Whether the workers make their steps without meeting."""
+        self._steering = self._steered_by(policies, evict, total_samples)
 
     @property
     def wanted_size(self) -> int:
@@ -241,6 +257,8 @@ class ElasticTraining:
         # What PyNative mode has queued belongs to this step, and to the membership in which it is done.
         wait_for_queue()
         self.step += 1
+        if self.asynchronous:
+            return self._step_end_alone()
         self._measure(loss, samples)
         if self._dataset is not None:
             self._dataset.commit(membership.take_participants())
@@ -248,7 +266,7 @@ class ElasticTraining:
         change = self._change_to(self._size_after(self.step))
         # After a change, so that who resumes goes on with the size that the next step has here.
         if self._checkpoint_every is not None and self.step % self._checkpoint_every == 0 and not self.should_stop:
-            self.checkpoint()
+            self._write_checkpoint()
         if not self.should_stop:
             self._ask("before_step")
         return change
@@ -260,7 +278,15 @@ class ElasticTraining:
             self._ask("before_epoch")
 
     def checkpoint(self) -> None:
-        """Have the state as it is written to `checkpoint_dir`, in the background. Collective, between steps."""
+        """Have the state as it is written to `checkpoint_dir`, in the background. Collective, between steps.
+
+        ValueError where workers don't step together: there `checkpoint_every` alone writes them.
+        """
+        if self.asynchronous:
+            raise ValueError("asynchronous workers are not between steps together; give checkpoint_every instead")
+        self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
         if self._checkpoints is None:
             raise ValueError("there is nowhere to write a checkpoint to; give checkpoint_dir")
         now = self.training_state
@@ -283,7 +309,10 @@ class ElasticTraining:
             self._ask("after_epoch")
 
     def end(self) -> None:
-        """The call of training is over: tell the policies, close the monitor's files. `epochs` does so itself."""
+        """The call of training is over: tell the policies, close the monitor's files; where the workers are
+        asynchronous, end it for all. `epochs` does so itself."""
+        if self.asynchronous:
+            self._end_together()
         if self._steering is not None and not is_behind():
             self._steering.after_train(self)
         if self.monitor is not None:
@@ -300,6 +329,98 @@ class ElasticTraining:
             yield self.epoch
             self.epoch_end()
         self.end()
+
+    # -- without meeting once a step ----------------------------------------------------------------------------------
+
+    def _check_asynchronous(self, wanted: bool | None, policies: Policies) -> bool:
+        able = bool(self.optimizers) and all(getattr(o, "asynchronous", False) for o in self.optimizers)
+        if wanted and not able:
+            optimizers = ", ".join(type(o).__name__ for o in self.optimizers) or "no optimizer"
+            raise ValueError(
+                f"asynchronous=True works with PairAveragingOptimizer alone, and what is trained has {optimizers}"
+            )
+        if wanted is False or not able:
+            return False
+        meets = {
+            "policy": bool(policies.parts),
+            "monitor": self.monitor is not None,
+            "wait=True": self._wait,
+            "an exact ledger of the data": self._dataset is not None and self._dataset.keeps_ledger,
+        }
+        for what, given in meets.items():
+            if given:
+                raise ValueError(
+                    f"{what} takes all workers at every step, and {type(self.optimizers[0]).__name__} lets each make "
+                    "its own; leave it out, or give asynchronous=False to have the workers meet at every step"
+                )
+        return True
+
+    def _step_end_alone(self) -> Change:
+        """As `step_end`, of this worker's own step; collective only where a meeting is due."""
+        if self._dataset is not None:
+            self._dataset.commit()  # what the others have come to is not known, and does not matter
+        every = self._checkpoint_every
+        checkpoint = every is not None and self.step % every == 0
+        wanted = self._size_after(self.step)
+        if membership.meeting_is_due(wanted, checkpoint):
+            return self._meet(wanted, checkpoint=checkpoint)
+        size = runtime.current_cluster_size()
+        return Change(changed=False, detached=False, old_size=size, new_size=size)
+
+    def _end_together(self) -> None:
+        if not self.should_stop:
+            membership.meeting_is_due(call=True)
+            self._meet(None, ended=True)
+        if not runtime.detached() and not is_behind() and self._dataset is not None:
+            self._dataset.suspended = False  # it was, to end a loop that another worker has ended
+
+    def _meet(self, wanted: int | None, checkpoint: bool = False, ended: bool = False) -> Change:
+        """Collective: agree on where training is, and do what somebody came for."""
+        membership.enter_meeting()
+        wanted, checkpoint, ended = self._go_to_the_furthest(wanted, checkpoint, ended)
+        if ended:
+            # A change that is due as well is the next call's, whose `begin` follows it.
+            self._suspend(True)
+            size = runtime.current_cluster_size()
+            return Change(changed=False, detached=False, old_size=size, new_size=size)
+        if checkpoint:
+            self._write_checkpoint()
+        return self._follow(membership.follow_meeting(wanted))
+
+    def _go_to_the_furthest(self, wanted: int | None, checkpoint: bool, ended: bool) -> tuple[int | None, bool, bool]:
+        """Collective: the size wanted by a schedule, whether a checkpoint is due, and whether the end, at any."""
+        # Of those at the same step one may have come to the end of its epoch, and another not yet.
+        epoch = self.epoch if self._dataset is None else self._dataset.epoch
+        row = np.array([1 + self.step, epoch, wanted or 0, checkpoint, ended], np.int64)
+        while True:
+            rows = comm.all_gather(row, name="kungfu/meeting").reshape(-1, row.size)
+            root = max(range(len(rows)), key=lambda rank: tuple(rows[rank, :2]))  # who has died brings zeros
+            try:
+                told = state.broadcast_text(
+                    json.dumps(self._position()) if runtime.current_rank() == root else "", root
+                )
+            except PeerLostError:
+                continue
+            break
+        if runtime.current_rank() != root:
+            self._take_position(json.loads(told))
+        sizes = rows[rows[:, 2] > 0]
+        size = int(sizes[sizes[:, 0].argmax(), 2]) if sizes.size else None
+        return size, bool(rows[:, 3].any()), bool(rows[:, 4].any())
+
+    def _position(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "epoch": self.epoch,
+            "dataset": None if self._dataset is None else self._dataset.state(),
+        }
+
+    def _take_position(self, furthest: dict[str, Any]) -> None:
+        if self._position() == furthest:
+            return
+        self.step, self.epoch = furthest["step"], furthest["epoch"]
+        if self._dataset is not None:
+            self._dataset.restore(furthest["dataset"])
 
     def _steered_by(self, policies: Policies, evict: Any, total_samples: int | None) -> Steering | None:
         if not policies.parts:

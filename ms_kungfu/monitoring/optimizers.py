@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspore import nn
-
 from ms_kungfu.monitoring.monitor import Monitor
+from ms_kungfu.optimizers._delegating import Delegating
 
 
-class _Monitored(nn.Optimizer):
-    """The optimizer itself, with a `monitor`. What isn't found here is the optimizer's.
+class _Monitored(Delegating):
+    """The optimizer itself, with a `monitor`.
 
     `MonitorCallback`, `KungFuElasticCallback` and `ElasticTraining` take the monitor of such an optimizer; in another
     loop call ``optimizer.monitor.begin()`` before the first step and ``optimizer.monitor.step_end(samples=...)`` after
@@ -26,23 +25,9 @@ class _Monitored(nn.Optimizer):
     def __init__(
         self, optimizer: Any, device_batch_size: int | None = None, monitor_interval: int = 1, **options: Any
     ) -> None:
-        if not isinstance(optimizer, nn.Optimizer):
-            raise TypeError(f"{type(self).__name__} goes around an optimizer of MindSpore, not {optimizer!r}")
-        # Not the constructor of nn.Optimizer: it would make another learning rate and another global step.
-        nn.Cell.__init__(self, auto_prefix=False)
-        self.parameters = optimizer.parameters  # first: later the name is found in `optimizer`
-        self.optimizer = optimizer
+        super().__init__(optimizer)
         self.device_batch_size = device_batch_size
         self.monitor = Monitor(interval=monitor_interval, **options)
-        self.add_flags(skip_auto_parallel_compile=True)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "optimizer":
-                raise
-            return getattr(self.optimizer, name)
 
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         return self.optimizer(gradients)

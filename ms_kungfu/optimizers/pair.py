@@ -70,9 +70,8 @@ class PairAveragingOptimizer(Replicas, Around):
     workers. Memory: twice the model for the store, once for the one being fetched.
 
     The workers' models differ; `merge` makes them one. A worker that joins begins with the model and the moments of the
-    lowest rank that stayed; those that stay keep theirs. Workers make their steps at their own speed, but a resize is a
-    meeting: with :class:`~ms_kungfu.elastic.ElasticTraining` they agree on it every step, which makes the slowest set
-    the pace again. See docs/optimizers.md.
+    lowest rank that stayed; those that stay keep theirs. Workers make their steps at their own speed, in
+    :class:`~ms_kungfu.elastic.ElasticTraining` as well, where they meet only for a change. See docs/optimizers.md.
 
     Args:
         optimizer: any optimizer of MindSpore; its moments stay this worker's own.
@@ -84,6 +83,9 @@ class PairAveragingOptimizer(Replicas, Around):
 
     Source: Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018 (arXiv:1710.06952).
     """
+
+    asynchronous = True
+    """Workers needn't make the same number of steps."""
 
     def __init__(
         self,

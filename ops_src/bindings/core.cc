@@ -180,6 +180,12 @@ PYBIND11_MODULE(_core, m) {
       "announced_version", [] { return Peer::Get().Current()->announced(); },
       "Newest cluster version that the launcher has announced.");
   m.def(
+      "meetings", [] { return Peer::Get().Current()->meetings(); },
+      "How many meetings the members have asked for in this cluster version.");
+  m.def(
+      "call_meeting", [](uint64_t number) { Peer::Get().Current()->CallMeeting(number); }, py::arg("number"),
+      "Asks all members to come to the meeting with this number, from 1. Not collective.");
+  m.def(
       "living", [] { return Peer::Get().Current()->Living(); }, "Ranks not known to be dead, as this process sees it.");
   m.def(
       "take_participants", [] { return Peer::Get().Current()->TakeParticipants(); },

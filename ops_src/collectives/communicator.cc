@@ -269,6 +269,18 @@ uint64_t Communicator::announced() const {
   return segment_ == nullptr ? cluster_version_ : segment_->header().announced.load(std::memory_order_acquire);
 }
 
+uint64_t Communicator::meetings() const {
+  return segment_ == nullptr ? 0 : segment_->header().meetings.load(std::memory_order_acquire);
+}
+
+void Communicator::CallMeeting(uint64_t number) {
+  if (segment_ == nullptr) return;
+  std::atomic<uint64_t>& called = segment_->header().meetings;
+  uint64_t seen = called.load(std::memory_order_relaxed);
+  while (seen < number && !called.compare_exchange_weak(seen, number, std::memory_order_acq_rel)) {
+  }
+}
+
 uint32_t Communicator::StateRoot() const {
   if (segment_ == nullptr) return 0;
   for (const uint32_t r : Living()) {

@@ -66,6 +66,10 @@ class Communicator {
   uint64_t cluster_version() const { return cluster_version_; }
   // Newest cluster version that the launcher has announced.
   uint64_t announced() const;
+  // How many meetings the members have asked for in this cluster version, and asking for the one with this number, from
+  // 1. Not collective, and the same as soon as it is seen: an atomic word that only grows.
+  uint64_t meetings() const;
+  void CallMeeting(uint64_t number);
   // Lowest rank that carried the training state when it joined, `size` if none did.
   uint32_t StateRoot() const;
 

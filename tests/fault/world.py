@@ -244,6 +244,7 @@ class Segment:
         self.world, self.size, self.version, self.recovers = world, size, version, recovers
         self.fd = world.new_segment(self)
         self.announced = version
+        self.meetings = 0
         self.deaths = []
         self.lost = {}  # rank -> reason, where nobody goes on
         self.attached = {}  # rank -> process
@@ -344,6 +345,12 @@ class Core:
 
     def announced_version(self):
         return self.segment.announced
+
+    def meetings(self):
+        return self.segment.meetings
+
+    def call_meeting(self, number):
+        self.segment.meetings = max(self.segment.meetings, number)
 
     def living(self):
         return self.segment.members(len(self.segment.deaths))
@@ -571,6 +578,67 @@ class Worker:
         world.arrived(self)
 
 
+class AsynchronousWorker(Worker):
+    """The same without meeting once a step: shares are trained by each at its own speed."""
+
+    def main(self):
+        world, training = self.world, self.training
+        world.place("in begin")
+        membership.begin()
+        if membership.is_parked():
+            world.sleep(world.current.random.random() * self.setup.prepare_s)
+            membership.join()
+        if membership.is_detached():
+            return
+        if membership.is_joiner():
+            self.share_state()
+        elif self.follow(membership.step(self.setup.size_after(0), self.setup.wait)):
+            return
+        while not training.stopping:
+            if self.dealt_for != self.core.cluster_version():
+                self.dealt_for, self.members = self.core.cluster_version(), tuple(range(self.core.size()))
+            step = training.walk.take(self.setup.global_batch, self.members)
+            if step is None:
+                training.walk.end_epoch()
+                if world.loop.now > world.quiet_from:
+                    membership.meeting_is_due(call=True)
+                    self.meet(None, ended=True)
+                continue
+            world.sleep(self.setup.step_s * self.process.slow * (0.5 + world.current.random.random()) * world.calm())
+            epoch = training.walk.epoch
+            training.walk.commit()
+            training.step += 1
+            world.trained(self, epoch, step)
+            world.place("before it looks")
+            wanted = self.setup.size_after(training.step)
+            if membership.meeting_is_due(wanted):
+                world.place("before it meets")
+                if self.meet(wanted):
+                    return
+
+    def meet(self, wanted, ended=False):
+        """What `ElasticTraining` does in a meeting. Whether this worker has left."""
+        core, training = self.core, self.training
+        membership.enter_meeting()
+        version = core.cluster_version()
+        while True:
+            told, _ = core.run("meeting", (training.step, training.walk.epoch, wanted or 0, ended))
+            root = max((brought[:2], -rank) for rank, brought in told.items() if brought is not None)[1] * -1
+            try:
+                positions, _ = core.run("position", training.capture() if core.rank() == root else None, root)
+            except PeerLostError:
+                continue
+            break
+        training.restore(positions[root])
+        self.world.met(self, version)
+        told = [brought for brought in told.values() if brought is not None]
+        if any(ended for *_, ended in told):
+            training.stopping = True
+            return False
+        sizes = max(((step, size) for step, _, size, _ in told if size), default=None)
+        return self.follow(membership.follow_meeting(None if sizes is None else sizes[1]))
+
+
 # ---- a course of events ----------------------------------------------------------------------------------------------
 
 
@@ -599,6 +667,7 @@ class Setup:
     max_restarts: int = 10
     schedule: tuple[tuple[int, int], ...] = ()
     wait: bool = False
+    asynchronous: bool = False
     samples: int = 24
     global_batch: int = 6
     step_s: float = 0.03
@@ -651,6 +720,8 @@ class World:
         self.steps = {}  # number -> (version, participants, weights)
         self.arrivals = {}  # version -> the state that all have there
         self.records = {}  # process -> lines of its ledger
+        self.meetings = {}  # version, number -> the position that all have after it
+        self.shares = {}  # epoch, position -> processes that have trained it, of asynchronous ones
         self.trouble = []  # exceptions in workers
         self.closing = False
         self.survivors_at_verdict = 0
@@ -1005,7 +1076,7 @@ class World:
     def run_worker(self, process):
         code = 0
         try:
-            Worker(self, process).main()
+            (AsynchronousWorker if self.setup.asynchronous else Worker)(self, process).main()
         except Violation as error:
             self.trouble.append(error)
             raise
@@ -1030,6 +1101,20 @@ class World:
             core.cluster_version(), core.size(), members, participants, step.batch, self.setup.samples, 0, True
         )
         self._record(worker, epoch, step.number, step.share(core.rank()), claim)
+
+    def trained(self, worker, epoch, step):
+        """An asynchronous worker's share of a step."""
+        self.steps.setdefault((worker.core.cluster_version(), worker.training.step), None)
+        for first, last in step.share(worker.core.rank()):
+            for position in range(first, last):
+                self.shares.setdefault((epoch, position), []).append(worker.process)
+
+    def met(self, worker, version):
+        """In a meeting: all who are there go on from the same state."""
+        meeting, state = (version, membership._state.met), worker.training.capture()
+        known = self.meetings.setdefault(meeting, state)
+        if known != state:
+            raise Violation(f"meeting {meeting} agrees on {known} and, at {worker.process.name}, on {state}")
 
     def record_end(self, worker):
         walk = worker.training.walk
@@ -1060,6 +1145,16 @@ class World:
         if not finished_well and not lost_state:
             if "-min-np" not in self.verdict.reason and self.survivors_at_verdict > 0:
                 raise Violation(f"the job failed though somebody lives: {self.verdict.reason}")
+        if self.setup.asynchronous:
+            for (epoch, position), trainers in self.shares.items():
+                lived = [process.name for process in trainers if not process.killed]
+                if len(lived) > 1:
+                    raise Violation(f"sample {position} of epoch {epoch} was trained by {' and '.join(lived)}")
+            if finished_well:
+                if not self.steps:
+                    raise Violation("the job finished without a step")
+                self._check_size()
+            return
         report = audit.audit(self.records)
         if report.problems or not all(epoch.exact or not (finished_well or epoch.finished) for epoch in report.epochs):
             raise Violation("the ledger is not exact:\n" + audit.to_text(report))

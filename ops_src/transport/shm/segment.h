@@ -81,6 +81,10 @@ struct alignas(kLine) Header {
 
   alignas(kLine) std::atomic<uint64_t> announced;  // newest cluster version that the launcher knows of
 
+  // How many meetings members have asked for. Any member may raise it, nobody lowers it: who comes by and has been to
+  // fewer goes to the next one.
+  alignas(kLine) std::atomic<uint64_t> meetings;
+
   // The ranks that the members go on without, in the order of their deaths. Only the launcher writes here: first the
   // rank, then the number. A rank is entered when it is fenced, so that its words are as they will ever be.
   alignas(kLine) std::atomic<uint32_t> deaths;

@@ -19,7 +19,7 @@ class Reports:
     """What the workers of a run wrote: JSON lines, in the order of each worker; and the ledgers of their data."""
 
     def __init__(self, folder: Path, output: str) -> None:
-        self.output = output
+        self.folder, self.output = folder, output
         self.ledger = folder / "ledger"
         self.workers = [
             [json.loads(line) for line in path.read_text().splitlines()] for path in sorted(folder.glob("*.jsonl"))
@@ -46,12 +46,15 @@ def run_elastic(run_program: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """``run(program, *args, np=1)`` under kungfu-run -w, or with np=0 without it; returns what the workers reported."""
     runs = 0
 
-    def run(program: str, *args: str, np: int = 1, timeout_s: float = 240, status: int = 0) -> Reports:
+    def run(
+        program: str, *args: str, np: int = 1, timeout_s: float = 240, status: int = 0, ledger: bool = True
+    ) -> Reports:
         nonlocal runs
         runs += 1
         folder = tmp_path / f"reports{runs}"
         folder.mkdir()
-        monkeypatch.setenv("KUNGFU_LEDGER_DIR", str(folder / "ledger"))
+        if ledger:
+            monkeypatch.setenv("KUNGFU_LEDGER_DIR", str(folder / "ledger"))
         output = run_program(PROGRAMS / program, folder, *args, np=np, watch=np > 0, timeout_s=timeout_s, status=status)
         return Reports(folder, output)
 

@@ -222,3 +222,61 @@ def test_averages_and_rates_follow_changes_and_checkpoints_resume(run_elastic, t
             for row in (*rows, *expected):
                 row.pop("compiled", None)
             assert rows == expected, f"{kind} {step}"
+
+
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+def test_asynchronous_workers_meet_only_for_a_change(run_elastic, mode):
+    reports = run_elastic("asynchronous.py", mode, np=2, ledger=False)
+    steps = reports.of("step")
+    calls = [[row for row in steps if row["call"] == call] for call in range(3)]
+
+    def pace(rows, slow):
+        """Median seconds of a step that no meeting is in."""
+        return float(np.median([row["seconds"] for row in rows if row["slow"] == slow and not row["met"]]))
+
+    reference, beside = pace(calls[0], slow=False), pace(calls[1], slow=False)
+    together = [row for row in calls[2] if row["size"] > 1]
+    speeds = [reference / beside, reference / pace(together, slow=False)]
+    print(f"{mode}: beside a straggler {speeds[0]:.3f} of the speed, through changes {speeds[1]:.3f}; ", end="")
+    print(f"the straggler {reference / pace(calls[1], slow=True):.3f}")
+    assert min(speeds) >= 0.9, speeds
+    assert reference / pace(calls[1], slow=True) < 0.35
+
+    # Of the second call: two checkpoints and the end; of the third: two sizes that are asked for, three changes.
+    met = [[row["step"] for row in rows if row["rank"] == 0 and row["met"]] for rows in calls]
+    assert met[0] == []
+    assert met[1] == [9, 19]
+    assert len(met[2]) <= 6, met
+
+    # Who is furthest ends it for both, who then are at the same place, with the same model.
+    ends = [[row for row in reports.of("merged") if row["call"] == call] for call in range(3)]
+    assert [[(row["step"], row["epoch"]) for row in at] for at in ends[:2]] == [[(12, 1)] * 2, [(24, 3)] * 2]
+    assert all(len({row["parameters"] for row in at}) == 1 for at in ends)
+    assert [row["size"] for row in ends[2]] == [1]
+    made = [sum(row["slow"] == slow for row in calls[1]) for slow in (False, True)]
+    assert made[0] == 24
+    assert made[1] <= 8
+    written = sorted(path.name for path in reports.folder.glob("checkpoints/*.ckpt"))
+    assert written == ["step-00000010.ckpt", "step-00000020.ckpt"]
+
+    # 2 -> 4, of which one dies, -> 1; those who stay go on from the same step, and a joiner with the lowest's model.
+    at_root = [row["size"] for row in calls[2] if row["rank"] == 0]
+    assert [size for size, before in zip(at_root, [0, *at_root]) if size != before] == [2, 4, 3, 1]
+    changes = [row for row in calls[2] if row["size"] != row["to"] and not row["detached"]]
+    assert sorted({(row["to"], row["now"]) for row in changes}, reverse=True) == [
+        (row["to"], row["now"]) for row in sorted(changes, key=lambda row: -row["to"]) if row["rank"] == 0
+    ]
+    root = next(row for row in changes if row["to"] == 4 and row["rank"] == 0)
+    joiners = [row for row in reports.of("begin") if row["joined"] and row["call"] == 2]
+    assert [(row["size"], row["step"], row["parameters"]) for row in joiners] == [
+        (4, root["now"], root["parameters"])
+    ] * 2
+    assert len({row["source"] for row in calls[2] if row["rank"] == 0 and row["size"] == 4} - {-1}) == 3
+
+    # Of those that live nobody trains what another one has.
+    died = {row["uid"] for row in steps} - {row["uid"] for row in steps if row["detached"]} - {ends[2][0]["uid"]}
+    assert len(died) == 1
+    for epoch in {row["epoch"] for row in steps}:
+        lived = [row for row in steps if row["epoch"] == epoch and row["uid"] not in died]
+        seen = collections.Counter(number for row in lived for number in row["samples"])
+        assert max(seen.values(), default=1) == 1, f"epoch {epoch}"

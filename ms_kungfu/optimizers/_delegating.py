@@ -1,0 +1,36 @@
+"""What all optimizers that contain another one have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore import nn
+
+
+class Delegating(nn.Optimizer):
+    """An optimizer around `optimizer`. Whatever isn't found here is that one's: its learning rate, its ``get_lr``, its
+    global step."""
+
+    def __init__(self, optimizer: nn.Optimizer) -> None:
+        if not isinstance(optimizer, nn.Optimizer):
+            raise TypeError(
+                f"{type(self).__name__} goes around an optimizer of MindSpore (mindspore.nn.Optimizer), not "
+                f"{optimizer!r} ({type(optimizer).__name__})"
+            )
+        # Not the constructor of nn.Optimizer: it would make another learning rate and another global step.
+        nn.Cell.__init__(self, auto_prefix=False)
+        # First, as MindSpore refuses a parameter whose name is an attribute already, and from the next line on it is.
+        self.parameters = optimizer.parameters
+        self.optimizer = optimizer
+        self.add_flags(skip_auto_parallel_compile=True)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "optimizer":
+                raise
+            return getattr(self.optimizer, name)
+
+    def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        raise NotImplementedError
