@@ -221,8 +221,11 @@ class ElasticTraining:
         if membership.is_joiner():
             state.share_state(self.training_state)
             _log.info("joined as rank %d of %d", runtime.current_rank(), runtime.current_cluster_size())
-        elif self._checkpoints is not None:
+        elif self._checkpoints is not None and (_Process.resume is None or self._call > _Process.resume["call"]):
             self._begin_from_checkpoint(self._checkpoints)
+        if self._checkpoints is not None:
+            # Also at a joiner that comes to a call which the others have begun before: they have read it.
+            _Process.checkpoint_folders.add(os.path.abspath(self._checkpoints.folder))
         self._scale_rates()
         resume = _Process.resume
         if resume is None or self._call > resume["call"]:
@@ -494,10 +497,8 @@ class ElasticTraining:
 
         The lowest rank reads it: where there are several machines the others may not see its folder.
         """
-        name = os.path.abspath(folder.folder)
-        if name in _Process.checkpoint_folders:
+        if os.path.abspath(folder.folder) in _Process.checkpoint_folders:
             return
-        _Process.checkpoint_folders.add(name)
         now, rank = self.training_state, runtime.current_rank()
 
         def receive(root: int) -> Any:

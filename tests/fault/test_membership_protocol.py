@@ -51,6 +51,7 @@ def test_the_courses_are_of_many_kinds() -> None:
     assert sum(outcome.exit_code == 0 for outcome in outcomes) > 40
     assert sum(outcome.deaths > 1 for outcome in outcomes) > 10
     assert all(outcome.steps > 5 for outcome in outcomes if outcome.exit_code == 0)
+    assert sum(schedule.setup.asynchronous for schedule in schedules) > 80
 
 
 # ---- what was wrong once ----
@@ -148,12 +149,25 @@ def let_newcomers_begin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "_enter_first", enter_first)
 
 
+def count_meetings_over_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who stays has been to more meetings than there were in the version, and newcomers have not."""
+
+    def enter(granted, has_state):
+        met = membership._state.met
+        real(granted, has_state)
+        membership._state.met = met
+
+    real = membership._enter
+    monkeypatch.setattr(membership, "_enter", enter)
+
+
 BREAKAGES = [
     forget_the_finished_word,
     settle_each_group_by_itself,
     adopt_what_oneself_has_heard_of,
     count_a_dead_workers_share_as_trained,
     let_newcomers_begin_alone,
+    count_meetings_over_versions,
 ]
 
 

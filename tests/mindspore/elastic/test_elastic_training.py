@@ -226,7 +226,7 @@ def test_averages_and_rates_follow_changes_and_checkpoints_resume(run_elastic, t
 
 @pytest.mark.parametrize("mode", ["graph", "pynative"])
 def test_asynchronous_workers_meet_only_for_a_change(run_elastic, mode):
-    reports = run_elastic("asynchronous.py", mode, np=2, ledger=False)
+    reports = run_elastic("asynchronous.py", mode, np=2, ledger=False, timeout_s=150)
     steps = reports.of("step")
     calls = [[row for row in steps if row["call"] == call] for call in range(3)]
 

@@ -1,8 +1,9 @@
 """OUT MODE: pair averaging whose cluster changes, beside a worker that takes five times as long for a step.
 
-Compute is modelled by sleeping, so that cores don't decide. First a call of training where nobody is slow; then one that
-the fast one of two workers ends for both; then one in which 2 workers become 4, one of them dies, and 3 become 1. "graph" goes through
-``Model.train``, "pynative" is a loop of one's own. Each worker reports its steps and what they took.
+Compute is modelled by sleeping, so that cores don't decide. First a call of training where nobody is slow; then one
+that the fast one of two workers ends for both; then one in which 2 workers become 4, one of them dies, and 3 become 1.
+"graph" goes through ``Model.train``, "pynative" is a loop of one's own. Each worker reports its steps and what they
+took.
 """
 
 import os
@@ -23,7 +24,7 @@ from ms_kungfu.elastic import ElasticTraining
 from ms_kungfu.optimizers import PairAveragingOptimizer
 
 MODE = sys.argv[2]
-STEP_S, SLOWED = 0.1, 5
+STEP_S, SLOWED = 0.2, 5
 ms.set_context(mode=ms.GRAPH_MODE if MODE == "graph" else ms.PYNATIVE_MODE)
 ms.set_seed(1)
 joined = os.environ.get("KUNGFU_PARKED") == "1"
@@ -116,6 +117,13 @@ model = Model(net, loss_fn, optimizer)  # MindSpore lets each dataset be trained
 grad_fn = ms.value_and_grad(lambda x, y: loss_fn(net(x), y), None, net.trainable_params())
 
 
+@ms.jit
+def train_step(x, y):
+    loss, gradients = grad_fn(x, y)
+    optimizer(gradients)
+    return loss
+
+
 def train_by_callback(pace, epochs, options):
     pace.elastic = elastic = KungFuElasticCallback(pace.schedule, **options)
     model.train(epochs, data, callbacks=[elastic, Watch(pace, elastic)], dataset_sink_mode=False)
@@ -129,8 +137,7 @@ def train_in_loop(pace, epochs, options):
     while elastic.epoch < epochs and not elastic.should_stop:
         for x, y in data:
             pace.before()
-            _, gradients = grad_fn(x, y)
-            optimizer(gradients)
+            train_step(x, y)
             elastic.step_end()
             if pace.after(numbers(y)):
                 elastic.end()
