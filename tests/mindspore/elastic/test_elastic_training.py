@@ -7,8 +7,13 @@ import json
 
 import numpy as np
 import pytest
+from mindspore import nn
+from mindspore.dataset import NumpySlicesDataset
 
-from ms_kungfu.dataset import audit
+from ms_kungfu.dataset import ElasticDataset, audit
+from ms_kungfu.elastic import ElasticTraining, SchedulePolicy
+from ms_kungfu.monitoring import Monitor
+from ms_kungfu.optimizers import PairAveragingOptimizer, SynchronousSGDOptimizer
 
 
 def samples_by_epoch(reports, key=lambda row: row["epoch"]):
@@ -280,3 +285,29 @@ def test_asynchronous_workers_meet_only_for_a_change(run_elastic, mode):
         lived = [row for row in steps if row["epoch"] == epoch and row["uid"] not in died]
         seen = collections.Counter(number for row in lived for number in row["samples"])
         assert max(seen.values(), default=1) == 1, f"epoch {epoch}"
+
+
+def test_what_takes_all_workers_at_every_step_is_refused_for_asynchronous_ones(tmp_path, monkeypatch):
+    monkeypatch.delenv("KUNGFU_LEDGER_DIR", raising=False)
+    net = nn.Dense(4, 2)
+    pair = PairAveragingOptimizer(nn.Momentum(net.trainable_params(), 0.1, 0.9))
+    ledger = ElasticDataset(NumpySlicesDataset({"x": np.zeros((8, 4), np.float32)}), batch_size=2, ledger=tmp_path)
+    given = {
+        "policy": {"policy": SchedulePolicy("1:2")},
+        "monitor": {"monitor": Monitor()},
+        "wait=True": {"wait": True},
+        "an exact ledger of the data": {"dataset": ledger},
+    }
+    for what, options in given.items():
+        with pytest.raises(ValueError, match=f"^{what} takes all workers at every step, and PairAveragingOptimizer"):
+            ElasticTraining(net, pair, **options)
+        assert not ElasticTraining(net, pair, asynchronous=False, **options).asynchronous
+    training = ElasticTraining(net, pair, checkpoint_dir=tmp_path / "checkpoints", checkpoint_every=2)
+    assert training.asynchronous
+    with pytest.raises(ValueError, match="give checkpoint_every"):
+        training.checkpoint()
+    synchronous = SynchronousSGDOptimizer(nn.Momentum(net.trainable_params(), 0.1, 0.9))
+    assert not ElasticTraining(net, synchronous).asynchronous
+    assert not ElasticTraining(net, pair, synchronous).asynchronous
+    with pytest.raises(ValueError, match="works with PairAveragingOptimizer alone, .* has SynchronousSGDOptimizer"):
+        ElasticTraining(net, synchronous, asynchronous=True)

@@ -114,7 +114,13 @@ class Watch(Callback):
 
 loss_fn = Loss()
 model = Model(net, loss_fn, optimizer)  # MindSpore lets each dataset be trained by one
-grad_fn = ms.value_and_grad(lambda x, y: loss_fn(net(x), y), None, net.trainable_params())
+
+
+def forward(x, y):
+    return loss_fn(net(x), y)
+
+
+grad_fn = ms.value_and_grad(forward, None, net.trainable_params())
 
 
 @ms.jit
