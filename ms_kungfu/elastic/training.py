@@ -266,10 +266,10 @@ class ElasticTraining:
         if self._dataset is not None:
             self._dataset.commit(membership.take_participants())
         self._ask("after_step")
-        change = self._change_to(self._size_after(self.step))
-        # After a change, so that who resumes goes on with the size that the next step has here.
-        if self._checkpoint_every is not None and self.step % self._checkpoint_every == 0 and not self.should_stop:
+        # Before a change: it takes all workers, and those who join by the change know nothing of it.
+        if self._checkpoint_every is not None and self.step % self._checkpoint_every == 0:
             self._write_checkpoint()
+        change = self._change_to(self._size_after(self.step))
         if not self.should_stop:
             self._ask("before_step")
         return change

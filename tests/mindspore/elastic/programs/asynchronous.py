@@ -67,7 +67,8 @@ class Pace:
             os.kill(os.getpid(), signal.SIGKILL)  # with its batch in its hands
         self.at = {"epoch": data.epoch, "step": self.elastic.step, "size": kf.current_cluster_size()}
         self.steps_at_size += 1
-        time.sleep(STEP_S * (SLOWED if self.slow else 1))
+        compute_ends = self.ended + STEP_S * (SLOWED if self.slow else 1)
+        time.sleep(max(0.0, compute_ends - time.perf_counter()))
 
     def after(self, samples):
         now = time.perf_counter()
