@@ -26,6 +26,7 @@ from ms_kungfu.bench.pauses_worker import read_steps
 
 KINDS = ("kill", "grow", "grow-standby", "shrink")
 PROGRAMS = ("synthetic", "lenet")
+_WARM_UP_STEPS = 20
 Row = tuple[int, float, float, float]
 
 
@@ -154,6 +155,16 @@ class _Run:
             time.sleep(0.005)
         raise self.error(f"no whole cluster of {size} workers")
 
+    def await_steps(self, pids: Sequence[int], count: int) -> None:
+        """Until each of these processes has done as many steps: its first ones compile, and touch memory anew."""
+        limit = min(self._deadline, time.monotonic() + self._limit_s)
+        while time.monotonic() < limit and self._process.poll() is None:
+            done = dict(read_steps(self.folder))
+            if all(len(done.get(pid, ())) >= count for pid in pids):
+                return
+            time.sleep(0.05)
+        raise self.error(f"a worker has not done {count} steps")
+
     def told(self) -> list[tuple[float, float]]:
         with contextlib.suppress(OSError):
             lines = map(json.loads, (self.folder / "told").read_text().splitlines())
@@ -232,6 +243,7 @@ def measure(
     moments: list[Moment] = []
     with _job(program, first, standbys, step_ms, timeout_s) as job:
         version, pids = job.whole(first)
+        job.await_steps(pids, _WARM_UP_STEPS)
         for _ in range(count):
             time.sleep(rng.uniform(0.3, 0.5))
             if kind == "kill":
