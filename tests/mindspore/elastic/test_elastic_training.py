@@ -251,7 +251,7 @@ def test_asynchronous_workers_meet_only_for_a_change(run_elastic, mode):
     assert max(paces) <= paces[0] / 0.9, told
     assert slowed > 3 * paces[0]
 
-    # In the first call, the end at the most; in the second, two checkpoints, and the end, which it comes to by itself; in
+    # In the first call, the end at the most; in the second, two checkpoints, and the end, to which it comes itself; in
     # the third, two sizes that are asked for and three changes.
     met = [[row["step"] for row in rows if row["rank"] == 0 and row["met"]] for rows in calls]
     assert len(met[0]) <= 1
