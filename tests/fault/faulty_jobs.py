@@ -7,6 +7,7 @@ own (see `programs.faults`). A seed gives the same script each time; how it fall
 from __future__ import annotations
 
 import argparse
+import collections
 import concurrent.futures
 import contextlib
 import json
@@ -24,7 +25,16 @@ from typing import Any
 import numpy as np
 
 from ms_kungfu.dataset import audit, dealing
-from tests.fault.programs.faults import COLLECTIVE_PLACES, CONNECTIONS, PLACES, Fault, parse, to_text
+from tests.fault.programs.faults import (
+    COLLECTIVE_PLACES,
+    CONNECTIONS,
+    PLACES,
+    PLACES_OF_A_CHANGE,
+    PLACES_OF_A_STEP,
+    Fault,
+    parse,
+    to_text,
+)
 from tests.multiprocess.launching import Program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,17 +90,19 @@ def script_of(seed: int) -> Script:
         wanted = rng.choice((2, 3, 4))
         faults.append(Fault("resize", step=rng.randrange(2, steps - 20), size=wanted))
         budget = min(budget, wanted - 1)
-    for _ in range(rng.randrange(1, 6)):
+    for number in range(rng.randrange(1, 6)):
         kind = rng.choices(("kill", "slow", "stop", "refuse", "leave", "evict"), (55, 12, 8, 15, 5, 5))[0]
-        who: dict[str, int] = {"rank": rng.randrange(size), "step": rng.randrange(0, steps - 2)}
-        is_newcomer = rng.random() < 0.3 and kind not in ("leave", "evict")
+        from_step = rng.random() < 0.5
+        who: dict[str, Any] = {"rank": rng.randrange(size), "step": rng.randrange(0, steps - 2), "from_step": from_step}
+        is_newcomer = number > 0 and rng.random() < 0.4 and kind not in ("leave", "evict")
         if is_newcomer:
-            who = {"newcomer": rng.randrange(3)}
+            who = {"newcomer": rng.choice((0, 0, 0, 1, 1, 2))}
         seconds, place, nth = 0.0, "", 1
         if kind in ("kill", "slow", "stop"):
-            in_collective = rng.random() < 0.6
-            place = rng.choice(COLLECTIVE_PLACES if in_collective else PLACES)
-            nth = rng.randrange(1, 9) if in_collective else 1
+            in_collective = rng.random() < 0.5
+            others = PLACES if is_newcomer else PLACES_OF_A_CHANGE if from_step else PLACES_OF_A_STEP
+            place = rng.choice(COLLECTIVE_PLACES if in_collective else others)
+            nth = rng.randrange(1, 4 if who.get("step") and not from_step else 20) if in_collective else 1
         if kind == "refuse":
             place = rng.choice(CONNECTIONS)
         if kind == "slow" or (kind == "stop" and rng.random() < 0.3):
@@ -112,13 +124,15 @@ def run(script: Script, runtime: Path) -> list[int]:
     with tempfile.TemporaryDirectory(prefix="kungfu-faults-") as name:
         folder = Path(name)
         flags = ["-w", "-np", script.size, "-recover", script.recover, "-standby", script.standbys]
-        flags += ["-max-restarts", 1000]
+        if script.recover == "replace" or script.standbys:
+            flags += ["-max-restarts", 1000]
         if any(fault.kind == "stop" for fault in script.faults):
             flags += ["-peer-timeout", f"{_PEER_TIMEOUT_S}s"]
         environment = {
             "KUNGFU_FAULTS": to_text(script.faults), "KUNGFU_JOIN_TIMEOUT": "30", "KUNGFU_COLLECTIVE_TIMEOUT": "30",
         }  # fmt: skip
-        words = [sys.executable, PROGRAM, folder, script.steps, runtime, script.manner]
+        awaited = script.size if script.recover == "replace" else 0
+        words = [sys.executable, PROGRAM, folder, script.steps, runtime, awaited, script.manner]
         job = Program("ms_kungfu.launcher", [*flags, *words], folder, environment)
         try:
             _await(job, folder, script)
@@ -169,9 +183,10 @@ def _check(script: Script, folder: Path) -> list[int]:
         raise BrokenError("nobody has come to the end")
     if not {pid for pid, line in members.items() if line["step"] == 0} & set(ends):
         raise BrokenError("none of the first workers has come to the end")
+    last = max(line["step"] for line in ends.values())
     for pid, line in ends.items():
-        if line["step"] != script.steps:
-            raise BrokenError(f"worker {pid} ended at step {line['step']} of {script.steps}")
+        if line["step"] != last or last < script.steps:
+            raise BrokenError(f"worker {pid} ended at step {line['step']}, others at {last} of {script.steps}")
         (fds, mappings), (fds_last, mappings_last) = line["first"] or line["last"], line["last"]
         if fds_last > fds + _FD_SLACK or mappings_last > mappings:
             raise BrokenError(f"worker {pid} had {fds} descriptors and {mappings} mappings, then {line['last']}")
@@ -181,8 +196,8 @@ def _check(script: Script, folder: Path) -> list[int]:
     if not found.exact:
         raise BrokenError(audit.to_text(found))
     steps, weight = _weight_of(folder / "ledger")
-    if steps != script.steps:
-        raise BrokenError(f"the ledger has {steps} steps, {script.steps} were trained")
+    if steps != last:
+        raise BrokenError(f"the ledger has {steps} steps, {last} were trained")
     head = next(iter(ends.values()))["head"]
     if not np.isclose(head, weight, rtol=1e-4, atol=1e-4):
         raise BrokenError(f"the first weight is {head}, by the ledger it has to be {weight}")
@@ -209,6 +224,11 @@ def _weight_of(ledger: Path) -> tuple[int, float]:
     return len(steps), sum(steps.values())
 
 
+def _kind_of(fault: Fault) -> str:
+    where = "collective" if fault.place in COLLECTIVE_PLACES else fault.place
+    return f"{fault.kind} {'newcomer' if fault.newcomer is not None else 'member'} {where}".rstrip()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fault.faulty_jobs", description=__doc__)
     parser.add_argument("first", type=int, nargs="?", default=0, help="the first seed")
@@ -220,19 +240,23 @@ def main() -> int:
     if args.script:
         print("happened:", run(Script(parse(args.script)), runtime))
         return 0
-    begin, broken, happened, lines = time.monotonic(), 0, 0, 0
+    begin, broken = time.monotonic(), 0
+    written, happened = collections.Counter[str](), collections.Counter[str]()
     seeds = range(args.first, args.first + args.count)
     with concurrent.futures.ThreadPoolExecutor(args.at_once) as pool:
         futures = {seed: pool.submit(run, script_of(seed), runtime) for seed in seeds}
         for seed, future in futures.items():
-            lines += len(script_of(seed).faults)
+            faults = script_of(seed).faults
+            written.update(_kind_of(fault) for fault in faults)
             try:
-                happened += len(future.result())
+                happened.update(_kind_of(faults[number]) for number in future.result())
             except BrokenError as error:
                 broken += 1
                 print(f"seed {seed}: {error}\n", flush=True)
     took = time.monotonic() - begin
-    print(f"{args.count} scripts, {happened} of {lines} faults happened, {broken} broken, {took:.0f} s")
+    print(f"{args.count} scripts, {broken} broken, {sum(happened.values())} faults happened, {took:.0f} s")
+    for kind, count in sorted(written.items()):
+        print(f"  {kind:40} {happened[kind]} of {count}")
     return 1 if broken else 0
 
 

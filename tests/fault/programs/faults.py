@@ -2,10 +2,11 @@
 
     KUNGFU_FAULTS="kill rank=2 step=7 place=after_the_post:3; slow newcomer=0 place=parked seconds=0.2"
 
-A line has a kind, who (``rank`` and ``step``, or ``newcomer``, counted in the order of their start), and a place:
+A line has a kind, who (``rank`` and ``step``, or ``from`` a step on, or ``newcomer``, counted in the order of their
+start), and a place:
 
 - ``kill`` (SIGKILL), ``stop`` (SIGSTOP; with ``seconds`` it is continued then), ``slow`` (it sleeps ``seconds``): at
-  the n-th (``:n``, default first) time in this step that the worker comes to ``place``, one of `PLACES`, or of
+  the n-th (``:n``, default first) time then that the worker comes to ``place``, one of `PLACES`, or of
   `COLLECTIVE_PLACES`, which are marked in the collectives and exist only in a build of the runtime for tests.
 - ``refuse``: the worker's next connection, to the ``broker`` or the ``config`` server, is refused; with ``_answer``
   the request arrives and the answer is lost.
@@ -27,10 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
 
-PLACES = (
-    "imported", "parked", "begin", "computed", "reduced", "recorded", "adopting", "granted", "entered", "sharing",
-    "shared", "end",
-)  # fmt: skip
+PLACES_OF_A_START = ("imported", "parked")
+PLACES_OF_A_STEP = ("begin", "computed", "reduced", "recorded", "end")
+PLACES_OF_A_CHANGE = ("adopting", "granted", "entered", "sharing", "shared")
+PLACES = (*PLACES_OF_A_START, *PLACES_OF_A_STEP, *PLACES_OF_A_CHANGE)
 COLLECTIVE_PLACES = (
     "before_the_others_have_come", "after_a_lane_is_bound", "before_the_post", "after_the_post",
     "before_a_chunk_is_ready", "between_ready_and_done", "before_a_chunk_is_done", "before_a_chunk_is_reduced",
@@ -44,7 +45,7 @@ _HOOK = "_ZN6kungfu10fault_hookE"  # kungfu::fault_hook, see ops_src/runtime/fau
 
 @dataclass(frozen=True)
 class Fault:
-    """One line. `seconds` 0 of a stop: for ever."""
+    """One line. `from_step`: also in all steps after `step`. `seconds` 0 of a stop: for ever."""
 
     kind: str
     rank: int | None = None
@@ -54,6 +55,7 @@ class Fault:
     nth: int = 1
     seconds: float = 0.0
     size: int | None = None
+    from_step: bool = False
 
     def __post_init__(self) -> None:
         places = (*PLACES, *COLLECTIVE_PLACES) if self.kind in _PLACED else _KINDS.get(self.kind)
@@ -70,6 +72,9 @@ class Fault:
         if self.kind == "slow" and self.seconds <= 0:
             raise ValueError("slow needs seconds")
 
+    def is_at(self, step: int) -> bool:
+        return self.step is not None and (self.step <= step if self.from_step else self.step == step)
+
     @property
     def ends(self) -> bool:
         """Whether it costs the job a worker."""
@@ -80,7 +85,7 @@ class Fault:
         words = [self.kind]
         for name in ("rank", "step", "newcomer", "size"):
             if getattr(self, name) is not None:
-                words.append(f"{name}={getattr(self, name)}")
+                words.append(f"{'from' if name == 'step' and self.from_step else name}={getattr(self, name)}")
         if self.place:
             words.append(f"place={self.place}" + (f":{self.nth}" if self.nth > 1 else ""))
         if self.seconds:
@@ -101,6 +106,8 @@ def parse(text: str) -> tuple[Fault, ...]:
                 values["nth"] = int(nth or 1)
             elif name in ("rank", "step", "newcomer", "size"):
                 values[name] = int(value)
+            elif name == "from":
+                values["step"], values["from_step"] = int(value), True
             elif name == "seconds":
                 values[name] = float(value)
             else:
@@ -124,7 +131,8 @@ class Faults:
     def __init__(self, script: str, folder: Path, runtime: ctypes.CDLL) -> None:
         self._lines = list(enumerate(parse(script)))
         self._folder = folder
-        self._armed: list[list[Any]] = []  # [number of the line, fault, how many times more until it happens]
+        self._armed: list[tuple[int, Fault]] = []
+        self._left = {number: fault.nth for number, fault in self._lines}  # times more until it happens
         self._refused: list[tuple[int, Fault]] = []
         hook_type = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
         self._hook = hook_type(lambda place: self.at(place.decode().replace(" ", "_")))
@@ -139,10 +147,10 @@ class Faults:
                 return
 
     def begin(self, rank: int, size: int, step: int) -> int | None:
-        """A step begins; the size that is wanted from now on."""
-        self._arm([line for line in self._lines if (line[1].rank, line[1].step) == (rank, step)])
+        """A step begins. The size that is wanted from now on; None: as before."""
+        self._arm([line for line in self._lines if line[1].rank == rank and line[1].is_at(step)])
         for number, fault in self._lines:
-            if fault.kind == "evict" and fault.step == step and rank == (fault.rank + 1) % size and fault.rank < size:
+            if fault.kind == "evict" and fault.is_at(step) and rank == (fault.rank + 1) % size and fault.rank < size:
                 self._evict(number, fault)
         return next((fault.size for _, fault in self._lines if fault.kind == "resize" and fault.step == step), None)
 
@@ -156,9 +164,9 @@ class Faults:
             self._note(number)
 
     def _arm(self, mine: list[tuple[int, Fault]]) -> None:
-        self._armed = [[number, fault, fault.nth] for number, fault in mine if fault.kind in _PLACED]
-        self._refused += [(number, fault) for number, fault in mine if fault.kind == "refuse"]
-        in_collectives = any(fault.place in COLLECTIVE_PLACES for _, fault, _ in self._armed)
+        self._armed = [(number, fault) for number, fault in mine if fault.kind in _PLACED]
+        self._refused += [line for line in mine if line[1].kind == "refuse" and line not in self._refused]
+        in_collectives = any(fault.place in COLLECTIVE_PLACES for _, fault in self._armed)
         self._slot.value = ctypes.cast(self._hook, ctypes.c_void_p).value if in_collectives else None
         for number, fault in mine:
             if fault.kind == "leave" and self._note(number):
@@ -166,15 +174,22 @@ class Faults:
 
     def at(self, place: str) -> None:
         """The process comes to a place."""
-        for waiting in self._armed:
-            number, fault, _ = waiting
+        for number, fault in self._armed:
             if fault.place == place:
-                waiting[2] -= 1
-                if waiting[2] == 0 and self._note(number):
+                self._left[number] -= 1
+                if self._left[number] == 0 and self._note(number):
                     if fault.kind == "slow":
                         time.sleep(fault.seconds)
                     else:
                         os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+
+    def awaited(self, size: int, step: int) -> int:
+        """The size that a job of `size` workers, with replacements, comes to by what was done to it before `step`."""
+        for _, fault in self._lines:
+            if fault.kind == "resize" and fault.step < step:
+                size = fault.size
+        gone = [number for number, fault in self._lines if fault.kind in ("leave", "evict")]
+        return size - sum((self._folder / f"fired.{number}").exists() for number in gone)
 
     def _refuse(self, place: str) -> bool:
         for number, fault in self._refused:

@@ -1,4 +1,5 @@
-"""FOLDER STEPS RUNTIME together|background: trains numbers for so many steps while KUNGFU_FAULTS happen to it.
+"""FOLDER STEPS RUNTIME SIZE together|background: trains numbers for so many steps while KUNGFU_FAULTS happen to it,
+and then until there are SIZE workers (or as many as the script leaves), but not much longer.
 
 A step has three groups of gradients, by three protocols of the collectives. What the weights have to be follows from
 the ledger. Each worker leaves in FOLDER ``member.PID``, then ``end.PID`` or ``left.PID``.
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from faults import Faults, load_runtime
 
-folder, steps, runtime_path, manner = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+folder, steps, runtime_path, wanted, manner = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
 library = load_runtime(runtime_path)
 
 import numpy as np  # noqa: E402
@@ -28,6 +29,7 @@ from ms_kungfu.dataset.ledger import Ledger  # noqa: E402
 from ms_kungfu.elastic import membership, state  # noqa: E402
 
 SAMPLES, BATCH, STEP_S = 480, 24, 0.003
+PATIENCE_S = 6.0
 GROUPS = (3, 20000, 300000)
 FLOAT32, MEAN = 10, 1
 
@@ -82,6 +84,7 @@ class Training:
         self.weights = [np.zeros(size, np.float32) for size in GROUPS]
         self.dealt_for, self.members = -1, ()
         self.step = 0
+        self.overtime_from = 0.0
 
     def run(self) -> None:
         if membership.is_parked():
@@ -93,7 +96,7 @@ class Training:
             self.share()
         self.tell("member")
         held = None
-        while self.step < steps:
+        while self.goes_on():
             size = self.faults.begin(kf.current_rank(), kf.current_cluster_size(), self.step)
             self.faults.at("begin")
             self.train()
@@ -106,6 +109,14 @@ class Training:
             self.faults.at("end")
             held = held or holds()
         self.tell("end", digest=digest(self.weights), head=float(self.weights[2][0]), first=held, last=holds())
+
+    def goes_on(self) -> bool:
+        if self.step < steps:
+            return True
+        self.overtime_from = self.overtime_from or time.monotonic()
+        missing = kf.current_cluster_size() < self.faults.awaited(int(wanted), self.step)
+        in_time = time.monotonic() < self.overtime_from + PATIENCE_S
+        return bool(comm.all_reduce(np.array([missing and in_time], np.int32), "min", "goes on")[0])
 
     def train(self) -> None:
         walk, version = self.walk, kf.cluster_version()
