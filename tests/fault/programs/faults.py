@@ -152,7 +152,11 @@ class Faults:
         for number, fault in self._lines:
             if fault.kind == "evict" and fault.is_at(step) and rank == (fault.rank + 1) % size and fault.rank < size:
                 self._evict(number, fault)
-        return next((fault.size for _, fault in self._lines if fault.kind == "resize" and fault.step == step), None)
+        for number, fault in self._lines:
+            if fault.kind == "resize" and fault.step == step:
+                self._note(number)
+                return fault.size
+        return None
 
     def _evict(self, number: int, fault: Fault) -> None:
         from ms_kungfu.elastic import membership

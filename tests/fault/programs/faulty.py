@@ -29,7 +29,7 @@ from ms_kungfu.dataset.ledger import Ledger  # noqa: E402
 from ms_kungfu.elastic import membership, state  # noqa: E402
 
 SAMPLES, BATCH, STEP_S = 480, 24, 0.003
-PATIENCE_S = 6.0
+PATIENCE_S = 20.0
 GROUPS = (3, 20000, 300000)
 FLOAT32, MEAN = 10, 1
 
