@@ -164,8 +164,8 @@ class Faults:
 
         # It may be the last one that lives, or leaving already.
         with contextlib.suppress(ResizeError):
-            membership.evict(fault.rank)
-            self._note(number)
+            if self._note(number):
+                membership.evict(fault.rank)
 
     def _arm(self, mine: list[tuple[int, Fault]]) -> None:
         self._armed = [(number, fault) for number, fault in mine if fault.kind in _PLACED]
