@@ -45,7 +45,7 @@ def test_chaos_finds_a_job_that_minds_and_one_that_does_not(tmp_path: Path) -> N
         assert int(re.findall(r"chaos: (\d+) kills", done.stdout)[0]) >= 1
         assert "exact: each sample was trained once" in done.stdout
         assert ("parameters differ" in done.stdout) == (status == 1)
-        left = set(Path("/dev/shm").glob(f"kungfu-{tmp_path.name}-*"))
+        left = set(Path("/dev/shm").glob(f"adding-{tmp_path.name}-*"))
         named = re.findall(r"chaos: WRONG: (\S+) is left", done.stdout)
         for path in left:
             path.unlink()

@@ -26,7 +26,7 @@ class Training(_Synthetic):
 
 kf.init()
 if sys.argv[2] == "bad":
-    held = open(f"/dev/shm/kungfu-{folder.parent.name}-{os.getpid()}", "w")  # noqa: SIM115
+    held = open(f"/dev/shm/adding-{folder.parent.name}-{os.getpid()}", "w")  # noqa: SIM115
 training = Training(folder, 0.005)
 training._ledger = Ledger(Path(os.environ["KUNGFU_LEDGER_DIR"]), 0)
 training.run()
