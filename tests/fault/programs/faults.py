@@ -8,8 +8,8 @@ start), and a place:
 - ``kill`` (SIGKILL), ``stop`` (SIGSTOP; with ``seconds`` it is continued then), ``slow`` (it sleeps ``seconds``): at
   the n-th (``:n``, default first) time then that the worker comes to ``place``, one of `PLACES`, or of
   `COLLECTIVE_PLACES`, which are marked in the collectives and exist only in a build of the runtime for tests.
-- ``refuse``: the worker's next connection, to the ``broker`` or the ``config`` server, is refused; with ``_answer``
-  the request arrives and the answer is lost.
+- ``refuse``: the worker's next request, to the ``broker`` or the ``config`` server, finds no connection; with ``_answer``
+  it arrives and the answer is lost.
 - ``leave`` (SIGTERM to itself), ``evict`` (its neighbour asks for that), ``resize`` (``step`` and ``size``; all do).
 
 What happened is left as a file ``fired.N`` for line N, with the process ID; nothing happens twice.
@@ -220,19 +220,21 @@ def _claim(path: Path) -> bool:
 
 
 def _on_connections(refuse: Callable[[str], bool]) -> None:
-    """From now on each connection of this process to broker and config server asks `refuse` first."""
+    """From now on each request of this process to broker and config server asks `refuse` first."""
     import http.client
 
     from ms_kungfu.elastic import rendezvous
 
-    prove, receive = rendezvous.prove, rendezvous.Channel.receive_with_fds
+    open_channel, receive = rendezvous.Line.channel, rendezvous.Channel.receive_with_fds
     connect, getresponse = http.client.HTTPConnection.connect, http.client.HTTPConnection.getresponse
 
-    def refusing_prove(channel: rendezvous.Channel, secret: bytes) -> None:
+    def refusing_channel(self: rendezvous.Line, *args: Any) -> rendezvous.Channel:
         if refuse("broker"):
+            self.close()
             raise ConnectionRefusedError("refused by a fault")
-        prove(channel, secret)
+        channel = open_channel(self, *args)
         channel.proven = True
+        return channel
 
     def refusing_receive(self: rendezvous.Channel) -> tuple[dict[str, Any], list[int]]:
         message, fds = receive(self)
@@ -254,5 +256,5 @@ def _on_connections(refuse: Callable[[str], bool]) -> None:
             raise ConnectionResetError("lost by a fault")
         return response
 
-    rendezvous.prove, rendezvous.Channel.receive_with_fds = refusing_prove, refusing_receive
+    rendezvous.Line.channel, rendezvous.Channel.receive_with_fds = refusing_channel, refusing_receive
     http.client.HTTPConnection.connect, http.client.HTTPConnection.getresponse = refusing_connect, refusing_response
