@@ -8,8 +8,8 @@ start), and a place:
 - ``kill`` (SIGKILL), ``stop`` (SIGSTOP; with ``seconds`` it is continued then), ``slow`` (it sleeps ``seconds``): at
   the n-th (``:n``, default first) time then that the worker comes to ``place``, one of `PLACES`, or of
   `COLLECTIVE_PLACES`, which are marked in the collectives and exist only in a build of the runtime for tests.
-- ``refuse``: the worker's next request, to the ``broker`` or the ``config`` server, finds no connection; with ``_answer``
-  it arrives and the answer is lost.
+- ``refuse``: the worker's next request, to the ``broker`` or the ``config`` server, finds no connection; with
+  ``_answer`` it arrives and the answer is lost.
 - ``leave`` (SIGTERM to itself), ``evict`` (its neighbour asks for that), ``resize`` (``step`` and ``size``; all do).
 
 What happened is left as a file ``fired.N`` for line N, with the process ID; nothing happens twice.
