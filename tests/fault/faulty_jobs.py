@@ -253,6 +253,8 @@ def main() -> int:
             except BrokenError as error:
                 broken += 1
                 print(f"seed {seed}: {error}\n", flush=True)
+            if (seed - args.first) % 25 == 24:
+                print(f"{seed - args.first + 1} scripts, {time.monotonic() - begin:.0f} s", flush=True)
     took = time.monotonic() - begin
     print(f"{args.count} scripts, {broken} broken, {sum(happened.values())} faults happened, {took:.0f} s")
     for kind, count in sorted(written.items()):
