@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Callable
 
@@ -16,16 +18,41 @@ BUILD = HERE.parents[1] / "build" / "standins"
 LIBRARIES = {"GPU": ("libcudart.so.12", "libnccl.so.2"), "Ascend": ("libascendcl.so", "libhccl.so")}
 
 
+def mindspore() -> Path:
+    """The installed package's folder."""
+    spec = find_spec("mindspore")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def has_gpu_plugin() -> bool:
+    """Whether this MindSpore brings its plugin for GPUs; those for x86-64 do."""
+    return (mindspore() / "lib" / "plugin" / "libmindspore_gpu.so.11.6").exists()
+
+
 @pytest.fixture(scope="session")
 def standins() -> Path:
     """The folder with the stand-ins."""
+    options = [
+        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-DSTANDIN_MINDSPORE={mindspore() if has_gpu_plugin() else ''}",
+    ]
     for command in (
-        ["cmake", "-G", "Ninja", "-S", HERE / "standins", "-B", BUILD],
+        ["cmake", "-G", "Ninja", "-S", HERE / "standins", "-B", BUILD, *options],
         ["cmake", "--build", BUILD, "--parallel", str(os.cpu_count() or 1)],
     ):
         done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert done.returncode == 0, done.stdout
     return BUILD
+
+
+@pytest.fixture(scope="session")
+def cuda11(standins: Path) -> Path:
+    """For CUDA_HOME: stand-ins for all that MindSpore's own GPU plugin takes from CUDA."""
+    if not has_gpu_plugin():
+        pytest.skip("this MindSpore brings no plugin for GPUs")
+    return standins / "cuda11"
 
 
 @pytest.fixture

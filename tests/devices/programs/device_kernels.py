@@ -86,6 +86,23 @@ launch("KungFuAllReduceWait", "num_tensors=[#1,#1", everything, everything)
 assert (outs[0].read(stream) == total).all()
 assert (outs[2].read(stream) == total).all()
 
+# The model store: the others' as they were saved; one's own where nobody has saved under the name.
+version, source = Array(1, "int64"), Array(2, "int64")
+for times in (1, 2):
+    model = Array.of(index * times + 100 * rank, "float32", stream)
+    launch("KungFuSaveModel", "record=model", [model, b], [version])
+    assert version.read(stream)[0] == times
+kf.run_barrier()
+neighbour = "neighbour=round-robin;seed=#0;prefetch=!"
+launch("KungFuRequestModel", f"record=model;{neighbour}", [a, b], [outs[0], outs[1], source])
+theirs = (rank + 1) % size
+assert source.read(stream).tolist() == [theirs, 2]
+assert (outs[0].read(stream) == index * 2 + 100 * theirs).all()
+assert (outs[1].read(stream) == index + 100 * theirs).all()
+launch("KungFuRequestModel", f"record=nothing;{neighbour}", [a, b], [outs[0], outs[1], source])
+assert source.read(stream).tolist() == [-1, 0]
+assert (outs[0].read(stream) == index + 100 * rank).all()
+
 version, ranks = Array(1, "int64"), Array(1, "int64")
 launch("KungFuCluster", "", [], [version, ranks])
 assert (version.read(stream)[0], ranks.read(stream)[0]) == (kf.cluster_version(), size)
