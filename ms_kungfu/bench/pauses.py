@@ -20,12 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ms_kungfu import env
 from ms_kungfu.bench import machine, report
 from ms_kungfu.bench.group import GroupError
 from ms_kungfu.bench.pauses_worker import read_steps
 
 KINDS = ("kill", "grow", "grow-standby", "shrink")
 PROGRAMS = ("synthetic", "lenet")
+_WARM_UP_STEPS = 20
 Row = tuple[int, float, float, float]
 
 
@@ -154,6 +156,16 @@ class _Run:
             time.sleep(0.005)
         raise self.error(f"no whole cluster of {size} workers")
 
+    def await_steps(self, pids: Sequence[int], count: int) -> None:
+        """Until each of these processes has done as many steps: its first ones compile, and touch memory anew."""
+        limit = min(self._deadline, time.monotonic() + self._limit_s)
+        while time.monotonic() < limit and self._process.poll() is None:
+            done = dict(read_steps(self.folder))
+            if all(len(done.get(pid, ())) >= count for pid in pids):
+                return
+            time.sleep(0.05)
+        raise self.error(f"a worker has not done {count} steps")
+
     def told(self) -> list[tuple[float, float]]:
         with contextlib.suppress(OSError):
             lines = map(json.loads, (self.folder / "told").read_text().splitlines())
@@ -161,23 +173,23 @@ class _Run:
         return []
 
     def resize(self, size: int) -> None:
-        url = self._url()
-        done = subprocess.run(
-            [sys.executable, "-m", "ms_kungfu.launcher", "resize", str(size), "-config-server", url],
-            env={**os.environ, "XDG_RUNTIME_DIR": str(self.folder)}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode != 0:
-            raise self.error(f"kungfu-run resize {size}: {done.stderr}")
+        """What ``kungfu-run resize`` does, but for the start of a process, which takes cores from what is measured."""
+        from ms_kungfu.config_server.client import ConfigClient
 
-    def _url(self) -> str:
-        from ms_kungfu import env
+        client = ConfigClient(self._environ(env.CONFIG_SERVER.name), self._environ(env.JOB_SECRET.name))
+        cluster = client.get()
+        assert cluster is not None
+        first = min(worker.port for worker in cluster.workers)
+        client.put(cluster.resized(size, range(first, first + 1000)))
 
+    def _environ(self, name: str) -> str:
+        """What the launcher has told its workers."""
         pid = self.lines()[-1]["pid"]
         for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            name, _, value = entry.partition(b"=")
-            if name == env.CONFIG_SERVER.name.encode():
+            key, _, value = entry.partition(b"=")
+            if key == name.encode():
                 return value.decode()
-        raise self.error("the workers know of no config server")
+        raise self.error(f"the workers have no {name}")
 
     def finish(self) -> None:
         (self.folder / "stop").touch()
@@ -232,6 +244,7 @@ def measure(
     moments: list[Moment] = []
     with _job(program, first, standbys, step_ms, timeout_s) as job:
         version, pids = job.whole(first)
+        job.await_steps(pids, _WARM_UP_STEPS)
         for _ in range(count):
             time.sleep(rng.uniform(0.3, 0.5))
             if kind == "kill":

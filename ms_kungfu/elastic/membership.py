@@ -13,6 +13,7 @@ newcomer's start.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -37,6 +38,7 @@ _RETRY_S = 0.2
 _POLL_S = 0.001
 _GIVE_UP_MARGIN_S = 10.0  # the launcher gives newcomers up first, and announces a version without them
 _MAX_REFUSAL_BYTES = 1024
+_NICE_OF_THE_DETACHED = 10
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class _State:
     wish: int | None = None  # a size that all ranks want and that nobody has filed yet
     filed: tuple[int, int] | None = None  # the last wish that was filed, and its version
     proposal: _Proposal | None = None  # at the rank that files the wish
+    line: rendezvous.Line = field(default_factory=rendezvous.Line)  # to the broker
     row: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(3, np.uint64))
 
 
@@ -85,7 +88,9 @@ def _segment(
 ) -> rendezvous.Granted | rendezvous.Detached:
     address, secret = _broker()
     assert _state.self_id is not None
-    return rendezvous.request_segment(address, secret, _state.self_id, _state.incarnation, member_of, version, timeout)
+    return rendezvous.request_segment(
+        address, secret, _state.self_id, _state.incarnation, member_of, version, timeout, _state.line
+    )
 
 
 def _enter(granted: rendezvous.Granted, has_state: bool) -> None:
@@ -118,7 +123,15 @@ def _enter_first(granted: rendezvous.Granted | rendezvous.Detached) -> None:
 
 def _detach(version: int | None) -> None:
     _state.detached = True
+    _state.line.close()
+    _step_back()
     _core.leave("this process has been detached from the cluster" + (f" at version {version}" if version else ""))
+
+
+def _step_back() -> None:
+    """Lets those who train go first on the cores that this process shares with them: it has nothing to do but end."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), _NICE_OF_THE_DETACHED))
 
 
 def begin() -> None:
@@ -151,7 +164,7 @@ def join() -> None:
         if standby is None:
             granted = _segment(member_of=None, version=None, timeout=None)
         else:
-            granted = rendezvous.request_identity(*_broker(), standby)
+            granted = rendezvous.request_identity(*_broker(), standby, _state.line)
         # Other threads that come to a collective meanwhile wait for the lock; this one passes through.
         _state.entering = True
         try:
@@ -171,6 +184,7 @@ def forget() -> None:
     """Back to a process without a cluster."""
     global _state
     _core.set_join_handler(None)
+    _state.line.close()
     _state = _State()
 
 

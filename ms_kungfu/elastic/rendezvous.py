@@ -1,7 +1,8 @@
 """Broker protocol, framing and handshake of both ends, and the worker's end: asking this host's broker for a segment.
 
-One request a connection. A message is a 4-byte big-endian length and that many bytes of UTF-8 JSON. Both ends prove
-that they know the job's secret before anything else is said, and both check that the other has their own user ID.
+A connection serves one request after another. A message is a 4-byte big-endian length and that many bytes of UTF-8
+JSON. Both ends prove that they know the job's secret before anything else is said, and both check that the other has
+their own user ID.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def request_segment(
     member_of: int | None,
     version: int | None,
     timeout: float | None,
+    line: Line | None = None,
 ) -> Granted | Detached:
     """Asks the broker at the abstract socket `address` for a place; waits up to `timeout` seconds, None: for ever.
 
@@ -64,15 +66,15 @@ def request_segment(
     """
     wanted = "a cluster that contains it" if version is None else f"cluster version {version}"
     request = {"peer": str(peer), "incarnation": incarnation, "member_of": member_of, "version": version}
-    answer = _ask(address, secret, request, str(peer), wanted, timeout)
+    answer = _ask(address, secret, request, str(peer), wanted, timeout, line)
     if isinstance(answer, str):
         raise ResizeError(answer) if member_of is not None else KungFuError(answer)
     return answer
 
 
-def request_identity(address: str, secret: bytes, standby: int) -> Granted | Detached:
+def request_identity(address: str, secret: bytes, standby: int, line: Line | None = None) -> Granted | Detached:
     """Standby number `standby` is ready: waits, however long, until it is needed and its first version is chosen."""
-    answer = _ask(address, secret, {"standby": standby}, f"standby {standby}", "its place", None)
+    answer = _ask(address, secret, {"standby": standby}, f"standby {standby}", "its place", None, line)
     if isinstance(answer, str):
         raise KungFuError(answer)
     return answer
@@ -89,14 +91,19 @@ def request_leave(address: str, secret: bytes, peer: PeerID, timeout: float) -> 
 
 
 def _ask(
-    address: str, secret: bytes, request: dict[str, Any], who: str, about: str, timeout: float | None
+    address: str,
+    secret: bytes,
+    request: dict[str, Any],
+    who: str,
+    about: str,
+    timeout: float | None,
+    line: Line | None = None,
 ) -> Granted | Detached | str:
     """The answer, or the text of an error."""
-    channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout)
+    own = Line() if line is None else line
+    answered = False
     try:
-        channel.socket.settimeout(timeout)
-        channel.socket.connect("\0" + address)
-        prove(channel, secret)
+        channel = own.channel(address, secret, timeout)
         channel.send(request)
         answer, fds = channel.receive_with_fds()
         try:
@@ -107,6 +114,7 @@ def _ask(
                     raise ProtocolError(f"the broker gave rank {rank!r} in {cluster.dumps()} and name {peer} to {who}")
                 if not isinstance(incarnation, int):
                     raise ProtocolError(f"the broker gave incarnation {incarnation!r} to {who}")
+                answered = True
                 return Granted(cluster, rank, fds.pop(), peer, incarnation)
         finally:
             for fd in fds:
@@ -121,7 +129,38 @@ def _ask(
     except (ProtocolError, ValueError) as error:
         raise KungFuError(f"{who}: {error}") from None
     finally:
-        channel.close()
+        if line is None or not answered:
+            own.close()
+
+
+class Line:
+    """A member's connection to the broker, kept from one request to the next: in a change of the cluster, for which all
+    wait, nobody has to be found and to prove anything any more.
+
+    Belongs to one thread at a time, and to the process that has opened it: a forked child opens one of its own.
+    """
+
+    def __init__(self) -> None:
+        self._channel: Channel | None = None
+        self._owner = 0
+
+    def channel(self, address: str, secret: bytes, timeout: float | None) -> Channel:
+        """The open connection, or a new one; with a new deadline."""
+        if self._channel is not None and self._owner != os.getpid():
+            self.close()
+        if self._channel is None:
+            self._channel = channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout)
+            self._owner = os.getpid()
+            channel.socket.settimeout(timeout)
+            channel.socket.connect("\0" + address)
+            prove(channel, secret)
+        self._channel.extend(timeout)
+        return self._channel
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
 
 class Channel:

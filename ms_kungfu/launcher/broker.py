@@ -1,8 +1,8 @@
 """The broker hands each worker the shared memory of the cluster version that it belongs to, and nobody else.
 
 What a request is answered is decided by :class:`Membership`, which is pure; the broker adds the socket, the proof of
-the secret and the waiting. A thread for each connection: there are as many as workers, and most of their life is
-waiting.
+the secret and the waiting. A thread for each connection: there are as many as workers, which keep theirs, and most of
+their life is waiting.
 """
 
 from __future__ import annotations
@@ -427,25 +427,31 @@ class Broker:
         try:
             with contextlib.suppress(OSError, ProtocolError):
                 pid = self._authenticate(channel)
-                try:
-                    message = channel.receive()
-                    if "store" in message:
-                        self._stores.serve(channel, message, self.is_out)
-                        return
-                    request = _request_from(message)
-                except (ProtocolError, ValueError) as error:
-                    channel.send({"error": str(error)})
-                    return
-                if isinstance(request, LeaveRequest):
-                    refusal = self._let_leave(request.peer)
-                    channel.send({"error": refusal} if refusal else {"leaving": True})
-                else:
-                    self._answer(channel, request, pid)
+                while self._serve_one(channel, pid):
+                    channel.extend(None)  # the next one may come after hours of training
         finally:
             # In this order: who sees no connections any more counts on their descriptors being closed.
             channel.close()
             with self._changed:
                 self._connections.discard(connection)
+
+    def _serve_one(self, channel: Channel, pid: int) -> bool:
+        """Answers a request. Whether there may be another one."""
+        try:
+            message = channel.receive()
+            if "store" in message:
+                self._stores.serve(channel, message, self.is_out)
+                return False
+            request = _request_from(message)
+        except (ProtocolError, ValueError) as error:
+            channel.send({"error": str(error)})
+            return False
+        if isinstance(request, LeaveRequest):
+            refusal = self._let_leave(request.peer)
+            channel.send({"error": refusal} if refusal else {"leaving": True})
+        else:
+            self._answer(channel, request, pid)
+        return True
 
     def _authenticate(self, channel: Channel) -> int:
         channel.check_same_user()
@@ -563,9 +569,22 @@ class Broker:
         version = self._membership.announceable()
         if version is not None and version > self._announced:
             self._announced = version
-            segment = self._segments.get(self._membership.chosen if self._membership.chosen is not None else -1)
-            if segment is not None:
+            chosen = -1 if self._membership.chosen is None else self._membership.chosen
+            segment = self._segments.get(chosen)
+            if segment is not None and version > chosen:
+                if version not in self._segments:
+                    with contextlib.suppress(Exception):  # tried again, and told, when somebody asks for it
+                        self._make(self._membership.clusters[version])
                 segment.announce(version)
+
+    def _make(self, cluster: Cluster) -> Segment:
+        """The segment of a version. Made before the members hear of it, so that they needn't wait for it."""
+        segment = self._make_segment(cluster.size, cluster.version, self._cores, self._recovers)
+        self._segments[cluster.version] = segment
+        segment.announce(max(self._announced, cluster.version))
+        for loss in self._losses:
+            self._tell(segment, cluster, loss)
+        return segment
 
     def _tell(self, segment: Segment, cluster: Cluster, loss: _Loss) -> None:
         rank = cluster.rank_of(loss.peer)
@@ -584,14 +603,10 @@ class Broker:
         segment = self._segments.get(version)
         if segment is None:
             try:
-                segment = self._make_segment(grant.cluster.size, version, self._cores, self._recovers)
+                segment = self._make(grant.cluster)
             except Exception as error:  # whatever the runtime or the kernel has against it, the worker must hear of it
                 channel.send({"error": f"the launcher can't make the shared memory of version {version}: {error}"})
                 return
-            self._segments[version] = segment
-            segment.announce(max(self._announced, version))
-            for loss in self._losses:
-                self._tell(segment, grant.cluster, loss)
         self._holders[(request.peer, request.incarnation)] = pid
         message = {
             "cluster": grant.cluster.to_json(),

@@ -16,6 +16,7 @@ from ms_kungfu.launcher.options import PROGRAM, Options, build_parser, parse_opt
 from ms_kungfu.launcher.output import Output
 
 _COMMANDS = {"resize": resize, "evict": evict}
+_SWITCH_INTERVAL_S = 5e-4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +44,8 @@ def _run(options: Options) -> int:
         from ms_kungfu.launcher.job import Job, StartError
 
         set_process_name(PROGRAM)
+        # All workers wait in a change until each has been answered: 5 ms, Python's own, are long for a thread's turn.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         output = Output(options.logdir, quiet=not options.show_workers)
         _set_up_log(options, output)
         try:

@@ -775,6 +775,7 @@ class World:
         wire = SimpleNamespace(
             Granted=rendezvous.Granted,
             Detached=rendezvous.Detached,
+            Line=lambda: SimpleNamespace(close=lambda: None),
             request_segment=self._request_segment,
             request_identity=self._request_identity,
             request_leave=self._request_leave,
@@ -789,6 +790,7 @@ class World:
             (membership, "ConfigClient", client),
             (membership, "os", SimpleNamespace(close=lambda fd: None)),
             (membership, "_leave_on_sigterm", lambda: None),
+            (membership, "_step_back", lambda: None),
             (membership, "_POLL_S", 0.05),
             (membership._Proposal, "start", lambda own: self.current.process.start("proposal", own.run)),
             (runtime, "init", lambda: None),
@@ -869,13 +871,13 @@ class World:
             return rendezvous.Granted(cluster, answer["rank"], channel.fd, peer, answer["incarnation"])
         return rendezvous.Detached() if "error" not in answer else answer["error"]
 
-    def _request_segment(self, address, secret, peer, incarnation, member_of, version, timeout):
+    def _request_segment(self, address, secret, peer, incarnation, member_of, version, timeout, line):
         answer = self._ask(broker.Request(peer, incarnation, member_of, version), timeout)
         if isinstance(answer, str):
             raise ResizeError(answer) if member_of is not None else KungFuError(answer)
         return answer
 
-    def _request_identity(self, address, secret, standby):
+    def _request_identity(self, address, secret, standby, line):
         answer = self._ask(broker.StandbyRequest(standby), None)
         if isinstance(answer, str):
             raise KungFuError(answer)

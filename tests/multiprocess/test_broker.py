@@ -364,7 +364,44 @@ def test_the_members_of_all_versions_go_on_without_the_dead(host):
     one.broker.admit(cluster(3, A))
     one.broker.admit(cluster(4, A, B))
     one.ask(A, 0, 2, 4)
-    assert one.segments[2].told == [4]
+    assert one.segments[-1].told == [4]
+
+
+def test_the_segment_of_a_version_is_there_before_its_members_ask_and_goes_if_they_never_do(host):
+    one = host(cluster(0, A, B))
+    one.ask(A)
+    one.broker.admit(cluster(1, A))
+    assert len(one.segments) == 2
+    one.broker.admit(cluster(2, A, B))
+    one.ask(A, 0, 0, 2)
+    assert [s.closed for s in one.segments] == [False, True, False]
+
+
+def test_a_member_keeps_its_connection_and_a_forked_child_proves_for_itself(host):
+    one = host(cluster(0, A, B), cluster(1, A))
+    line = rendezvous.Line()
+
+    def ask(member_of, version):
+        answer = request_segment(one.broker.address, SECRET, A, 0, member_of, version, 20, line)
+        os.close(answer.fd)
+        return answer.cluster.version
+
+    assert ask(None, None) == 0
+    connection = line._channel
+    assert ask(0, 1) == 1
+    assert line._channel is connection
+    one.wait_for_connections(1)
+    child = os.fork()
+    if child == 0:
+        try:
+            ask(0, 1)
+        except ResizeError as error:
+            os._exit(0 if "has no place of its own" in str(error) and line._channel is None else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ask(0, 1) == 1
+    line.close()
+    one.wait_for_connections(0)
 
 
 def test_without_recovery_a_death_is_a_loss(host):

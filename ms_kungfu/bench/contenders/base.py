@@ -86,8 +86,17 @@ class CollectiveContender(Contender):
         return {"samples": seconds, "wrong": work.verify(min(samples * batch, sets))}
 
 
-def timed(barrier: Callable[[], object], before: Callable[[], object], call: Callable[[int], object]) -> Loop:
-    """The loop for what can only be called from Python. `before` each sample isn't timed."""
+def timed(
+    barrier: Callable[[], object],
+    call: Callable[[int], object],
+    *,
+    before: Callable[[], object] = lambda: None,
+    finish: Callable[[], object] = lambda: None,
+) -> Loop:
+    """The loop for what can only be called from Python.
+
+    `before` each sample isn't timed. A sample is over when `finish` returns, for calls that return too early.
+    """
     turn = 0
 
     def loop(samples: int, batch: int) -> list[float]:
@@ -101,6 +110,7 @@ def timed(barrier: Callable[[], object], before: Callable[[], object], call: Cal
             for turn in range(turn, turn + batch):  # noqa: B020  # carried on over the samples
                 call(turn)
             turn += 1
+            finish()
             seconds.append((time.perf_counter() - begin) / batch)
         return seconds
 

@@ -78,7 +78,7 @@ class Gloo(CollectiveContender):
                         y.copy_(x)
 
         def loop(samples: int, batch: int) -> list[float]:
-            seconds = timed(dist.barrier, reset, call)(samples, batch)
+            seconds = timed(dist.barrier, call, before=reset)(samples, batch)
             reset()
             for turn in range(min(samples * batch, len(sets))):
                 call(turn)

@@ -10,7 +10,7 @@ from ms_kungfu.bench.workload import Workload
 
 
 class KungFuPrimitive(Joined, CollectiveContender):
-    ways = ("flat",)  # a tuple is one operation
+    ways = ("64M",)  # the optimizers' default fusion
     needs = ("mindspore",)
     remedy = "pip install mindspore"
 
@@ -18,18 +18,23 @@ class KungFuPrimitive(Joined, CollectiveContender):
         import mindspore as ms
 
         from ms_kungfu import _core
-        from ms_kungfu.bench.contenders._graph import InGroups
-        from ms_kungfu.ops import KungFuAllReduce, KungFuBroadcast
 
-        task = work.task
+        return graph_loop(work, _cell(work), lambda: _core.barrier("bench/barrier"), ms)
 
-        def primitive(group: int) -> Any:
-            if task.kind == "broadcast":
-                return KungFuBroadcast(task.root, f"bench/{group}")
-            return KungFuAllReduce(task.op, f"bench/{group}")
 
-        net = InGroups(primitive, task.groups)
-        return graph_loop(work, net, lambda: _core.barrier("bench/barrier"), ms)
+def _cell(work: Workload) -> Any:
+    from ms_kungfu.bench.contenders._graph import AtOnce, InGroups
+    from ms_kungfu.ops import KungFuAllReduce, KungFuBroadcast
+    from ms_kungfu.ops.all_reduce import AllReduceGradients
+
+    task = work.task
+    if task.kind == "broadcast":
+        return InGroups(lambda group: KungFuBroadcast(task.root, f"bench/{group}"), task.groups)
+    if len(task.counts) == 1:
+        return InGroups(lambda group: KungFuAllReduce(task.op, f"bench/{group}"), task.groups)
+    names = [f"bench/{group}" for group in range(len(task.groups))]
+    group_of = [group for group, (begin, end) in enumerate(task.groups) for _ in range(begin, end)]
+    return AtOnce(AllReduceGradients(task.op, names, group_of))
 
 
 def graph_loop(work: Workload, net: Any, barrier: Any, ms: Any) -> Loop:
@@ -43,8 +48,7 @@ def graph_loop(work: Workload, net: Any, barrier: Any, ms: Any) -> Loop:
         results[turn % len(inputs)] = net(*inputs[turn % len(inputs)])
 
     def loop(samples: int, batch: int) -> list[float]:
-        seconds = timed(barrier, ms.runtime.synchronize, call)(samples, batch)
-        ms.runtime.synchronize()
+        seconds = timed(barrier, call, finish=ms.runtime.synchronize)(samples, batch)
         for i, outputs in results.items():
             work.sets[i] = (work.sets[i][0], [x.asnumpy() for x in outputs])
         return seconds
