@@ -8,6 +8,7 @@ do little without a GPU.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Callable
@@ -19,16 +20,31 @@ from tests.conftest import Run
 from tests.devices.conftest import HERE
 
 
-@pytest.mark.timeout(300)
+@pytest.fixture
+def run_in_mindspore(
+    cuda11: Path, standins: Path, gpu_plugin: None, run_on_standins: Callable[..., str]
+) -> Callable[..., str]:
+    def run(program: str, *args: object, **options: object) -> str:
+        return run_on_standins(
+            program, "GPU", *args, STANDIN_DELAY_US=100, STANDIN_MEMORY_BYTES=2**29, CUDA_HOME=cuda11,
+            LD_LIBRARY_PATH=f"{cuda11 / 'lib64'}:{standins}", KUNGFU_DEVICE_RUNTIME_LIBRARY="", **options,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["NCCL", "staging"])
-def test_primitives_work_with_device_target_gpu(
-    cuda11: Path, standins: Path, run_on_standins: Callable[..., str], engine: str
-) -> None:
-    output = run_on_standins(
-        "device_mindspore.py", "GPU", engine, np=2, STANDIN_DELAY_US=100, STANDIN_MEMORY_BYTES=2**29, CUDA_HOME=cuda11,
-        LD_LIBRARY_PATH=f"{cuda11 / 'lib64'}:{standins}", KUNGFU_DEVICE_RUNTIME_LIBRARY="",
-    )  # fmt: skip
-    assert output.count("fine") == 2
+def test_primitives_work_with_device_target_gpu(run_in_mindspore: Callable[..., str], engine: str) -> None:
+    assert run_in_mindspore("device_mindspore.py", engine, np=2).count("fine") == 2
+
+
+@pytest.mark.timeout(600)
+def test_resizes_and_a_death_with_device_target_gpu(run_in_mindspore: Callable[..., str]) -> None:
+    output = run_in_mindspore("device_mindspore_elastic.py", "NCCL", 1, 3, np=2, watch=True)
+    assert output.count("left at step") == 1
+    assert len(re.findall("finished as rank [02] of 3", output)) == 2
+    assert "collectives between devices go through host memory: 1 of 3 ranks died" in output
 
 
 def real_libraries() -> list[Path]:
@@ -44,7 +60,12 @@ def real_libraries() -> list[Path]:
 
 
 def test_plugin_loads_with_the_real_cuda_libraries(
-    cuda11: Path, standins: Path, run_program: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cuda11: Path,
+    standins: Path,
+    gpu_plugin: None,
+    run_program: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folders = real_libraries()
     if not Path("/proc/driver/nvidia").exists():  # MindSpore's plugin is linked to the driver's library

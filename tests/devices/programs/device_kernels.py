@@ -1,6 +1,7 @@
 """MindSpore's kernels for a device, made by MindSpore's factory and launched on the stand-ins.
 
-device_kernels.py TARGET FOLDER: where the plugins and their helpers are.
+device_kernels.py TARGET FOLDER: where what launches a kernel is, and the plugin for GPUs; the one for Ascend is the
+package's.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import numpy as np
 from device_api import Array
 
 import ms_kungfu as kf
+from ms_kungfu import _core
 
 target, folder = sys.argv[1], Path(sys.argv[2])
 stream = api.begin(target)
 rank, size = kf.current_rank(), kf.current_cluster_size()
 if target == "Ascend":
     ctypes.CDLL(str(folder / "libmindspore_ops_ascend.so"))  # the double
-plugin = ctypes.CDLL(str(folder / f"libkungfu_ms_{target.lower()}.so"))
+plugins = Path(_core.__file__).parent if target == "Ascend" else folder
+plugin = ctypes.CDLL(str(plugins / f"libkungfu_ms_{target.lower()}.so"))
 plugin.kungfu_ms_make.restype = ctypes.c_void_p
 plugin.kungfu_ms_version.restype = ctypes.c_char_p
 assert plugin.kungfu_ms_version().decode() == mindspore.__version__
