@@ -10,20 +10,23 @@ import re
 import sys
 from pathlib import Path
 
-import mindspore as ms
-import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn
-
 import ms_kungfu as kf
-from ms_kungfu import _device
-from ms_kungfu.ops import KungFuAllGather, KungFuAllReduce, KungFuBroadcast, KungFuReduceScatter
-from ms_kungfu.ops._cluster import Cluster
-from ms_kungfu.ops._store import RequestModel, SaveModel
-from ms_kungfu.ops._sync import broadcast_parameters
-from ms_kungfu.optimizers import KungFuGradReducer
 
 target, engine = sys.argv[1:]
-kf.init(device=target)  # before MindSpore has loaded its plugin, and with it the CUDA runtime
+# Before MindSpore has loaded its plugin, and with it the CUDA runtime: the same one is taken.
+kf.init(device=target)
+
+import mindspore as ms  # noqa: E402
+import numpy as np  # noqa: E402
+from mindspore import Parameter, ParameterTuple, Tensor, nn  # noqa: E402
+
+from ms_kungfu import _device  # noqa: E402
+from ms_kungfu.ops import KungFuAllGather, KungFuAllReduce, KungFuBroadcast, KungFuReduceScatter  # noqa: E402
+from ms_kungfu.ops._cluster import Cluster  # noqa: E402
+from ms_kungfu.ops._store import RequestModel, SaveModel  # noqa: E402
+from ms_kungfu.ops._sync import broadcast_parameters  # noqa: E402
+from ms_kungfu.optimizers import KungFuGradReducer  # noqa: E402
+
 RANK, SIZE = kf.current_rank(), kf.current_cluster_size()
 ms.set_device(target, 0 if engine == "staging" else RANK)
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
