@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 
 from . import _core, env
-
-
-@dataclass(frozen=True)
-class _Library:
-    """`names`: as the loader knows it, the newest first; `package`: the Python package that may bring it."""
-
-    names: tuple[str, ...]
-    package: str | None = None
+from .devices.libraries import ACL, CUDA_RUNTIMES, HCCL, NCCL, Library, candidates
 
 
 @dataclass(frozen=True)
 class _Kind:
     number: int  # a kf_device_kind
-    runtime: _Library
-    engine: _Library
+    runtimes: tuple[Library, ...]  # in the order in which they are tried
+    engine: Library
 
 
-_KINDS = {
-    "GPU": _Kind(
-        0,
-        _Library(("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"), "nvidia.cuda_runtime"),
-        _Library(("libnccl.so.2", "libnccl.so"), "nvidia.nccl"),
-    ),
-    "Ascend": _Kind(1, _Library(("libascendcl.so",)), _Library(("libhccl.so",))),
-}
+_KINDS = {"GPU": _Kind(0, CUDA_RUNTIMES, NCCL), "Ascend": _Kind(1, (ACL,), HCCL)}
 TARGETS = ("CPU", *_KINDS)
 ENGINES = ("auto", "vendor", "staging")  # in the order of kf_engine
 
@@ -46,24 +31,19 @@ def check_target(device: str) -> str:
     raise ValueError(f"device must be one of {', '.join(TARGETS)}, not {device!r}")
 
 
-def _candidates(library: _Library) -> str:
+def _is_loaded(path: str) -> bool:
+    try:
+        ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return True
+
+
+def _paths(libraries: Iterable[Library]) -> str:
     # What the process has loaded already comes first: a second CUDA runtime beside MindSpore's would have another idea
     # of which device is current.
-    loaded, other = [], []
-    for name in library.names:
-        try:
-            ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
-            loaded.append(name)
-        except OSError:
-            other.append(name)
-    wheel: list[str] = []
-    try:
-        spec = find_spec(library.package) if library.package else None
-    except ModuleNotFoundError:
-        spec = None
-    for folder in spec.submodule_search_locations or () if spec else ():
-        wheel += [str(path) for path in sorted(Path(folder, "lib").glob(library.names[-1] + "*"))]
-    return ":".join([*loaded, *other, *wheel])
+    found = dict.fromkeys(path for library in libraries for path in candidates(library))
+    return ":".join(sorted(found, key=lambda path: not _is_loaded(path)))
 
 
 def open_device(target: str) -> None:
@@ -76,8 +56,8 @@ def open_device(target: str) -> None:
     kind = _KINDS[target]
     _core.device_open(
         kind.number,
-        env.DEVICE_RUNTIME_LIBRARY.get() or _candidates(kind.runtime),
-        env.DEVICE_ENGINE_LIBRARY.get() or _candidates(kind.engine),
+        env.DEVICE_RUNTIME_LIBRARY.get() or _paths(kind.runtimes),
+        env.DEVICE_ENGINE_LIBRARY.get() or _paths([kind.engine]),
         ENGINES.index(env.DEVICE_ENGINE.get()),
         env.DEVICE_CHUNK_BYTES.get(),
         env.COLLECTIVE_TIMEOUT.get(),

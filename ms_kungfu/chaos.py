@@ -8,7 +8,8 @@ is left alone to finish. Then is checked
 - that the ledger is exact (``python -m ms_kungfu.dataset.audit``), where the program writes one: KUNGFU_LEDGER_DIR is
   set for it,
 - that all workers ended with the same parameters, where each prints a line ``parameters CHECKSUM``,
-- that the worker that lived longest did not gather descriptors, mappings of shared memory, or memory.
+- that no worker that lived for a while, nor the launcher, gathered descriptors, mappings of shared memory, or memory,
+- that no process and no file in /dev/shm that the job used is left.
 
 Exit status: 0 all is well, 1 something is not (named), 2 wrong command line.
 """
@@ -21,18 +22,26 @@ import os
 import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Callable
+
+from ms_kungfu._processes import end_launcher, ended_by_signals
 
 _MEMORY_SLACK = 1.3  # what a process may grow by in the second half of its samples
 _MEMORY_SLACK_BYTES = 64 << 20
 _FD_SLACK = 4
+_PERIOD_S = 0.5
+_START_S = 20.0  # a worker imports and compiles
+_JUDGED_S = 20.0  # a process is looked at for so long at least, after its start
+_SHM = "/dev/shm"
 _KILLS = 0.7  # of what is done; the rest are resizes
 
 
@@ -45,21 +54,36 @@ class Sample:
     shared_mappings: int
 
 
-def leaks(samples: Sequence[Sample]) -> list[str]:
-    """What the process has gathered: the second half of its samples against the first, without the start's tenth."""
-    settled = samples[len(samples) // 10 :]
-    half = len(settled) // 2
+def leaks(samples: Sequence[Sample], typical: Callable[[Iterable[int]], float] = max) -> list[str]:
+    """What the process has gathered: the second half of its samples against the first, by the most or by `typical`."""
+    half = len(samples) // 2
     if half < 3:
         return []
-    early, late = settled[:half], settled[half:]
+    early, late = samples[:half], samples[half:]
     found = []
     memory = [max(s.memory_bytes for s in part) for part in (early, late)]
     if memory[1] > memory[0] * _MEMORY_SLACK + _MEMORY_SLACK_BYTES:
         found.append(f"memory grew from {memory[0] >> 20} to {memory[1] >> 20} MiB")
     for what in ("descriptors", "shared_mappings"):
-        most = [max(getattr(s, what) for s in part) for part in (early, late)]
+        most = [typical(getattr(s, what) for s in part) for part in (early, late)]
         if most[1] > most[0] + _FD_SLACK:
-            found.append(f"{what.replace('_', ' ')} grew from {most[0]} to {most[1]}")
+            found.append(f"{what.replace('_', ' ')} grew from {most[0]:g} to {most[1]:g}")
+    return found
+
+
+def settled(samples: Sequence[Sample], start_s: float) -> Sequence[Sample]:
+    """Those after the process's start; none where too few are left to be judged."""
+    later = samples[int(start_s / _PERIOD_S) :]
+    return later if len(later) * _PERIOD_S >= _JUDGED_S else []
+
+
+def launcher_leaks(samples: Sequence[tuple[int, Sample]]) -> list[str]:
+    """The same of the launcher, given how many workers it had at each look: what it holds depends on them, and a moment
+    of joining and leaving takes more."""
+    found = []
+    for size in sorted({size for size, _ in samples}):
+        alike = settled([sample for workers, sample in samples if workers == size], 0.0)
+        found += [f"with {size} workers, {text}" for text in leaks(alike, statistics.median)]
     return found
 
 
@@ -83,6 +107,42 @@ def _children(pid: int) -> list[int]:
     return []
 
 
+def _descendants(pid: int) -> list[int]:
+    children = _children(pid)
+    return children + [each for child in children for each in _descendants(child)]
+
+
+@dataclass(frozen=True)
+class _Process:
+    """A process ID, and when it was started: the ID is used again."""
+
+    pid: int
+    started: str
+
+
+def _process(pid: int) -> _Process | None:
+    """None where it is gone, a zombie too."""
+    with contextlib.suppress(OSError):
+        # The name in parentheses may hold spaces and parentheses itself.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else _Process(pid, fields[19])
+    return None
+
+
+def _shm_files(pid: int) -> set[str]:
+    """Names in /dev/shm that the process has mapped or open."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError):
+        found |= set(re.findall(rf" {_SHM}/([^\s/]+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE))
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                folder, _, name = os.readlink(entry).rpartition("/")
+                if folder == _SHM:
+                    found.add(name)
+    return found
+
+
 class _Job:
     """A job under kungfu-run, what it says, and who works in it."""
 
@@ -98,6 +158,10 @@ class _Job:
         self.members: set[int] = set()  # processes known to be in the cluster
         self._has_changed = False
         self.samples: dict[int, list[Sample]] = {}
+        self.launcher: list[tuple[int, Sample]] = []  # with the number of workers
+        self._processes: set[_Process] = set()
+        self._shm_before = {*os.listdir(_SHM)}
+        self._shm_used: set[str] = set()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -128,10 +192,23 @@ class _Job:
         workers = self.workers()
         if not self._has_changed:
             self.members |= set(workers)  # of the first cluster
+        own = sample(self.process.pid)
+        if own is not None:
+            self.launcher.append((len(workers), own))
         for pid in workers:
             found = sample(pid)
             if found is not None:
                 self.samples.setdefault(pid, []).append(found)
+        family = [self.process.pid, *_descendants(self.process.pid)]
+        self._processes |= {process for pid in family if (process := _process(pid)) is not None}
+        for pid in family:
+            self._shm_used |= _shm_files(pid)
+
+    def left(self) -> list[str]:
+        """What there is of the job when it has ended."""
+        files = ({*os.listdir(_SHM)} - self._shm_before) & self._shm_used
+        running = sorted(process.pid for process in self._processes if _process(process.pid) == process)
+        return [f"process {pid} is left" for pid in running] + [f"{_SHM}/{name} is left" for name in sorted(files)]
 
     def wait(self, timeout: float) -> int | None:
         try:
@@ -170,14 +247,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"chaos: -seed {seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="kungfu-chaos-") as folder:
         ledger = Path(os.environ.get("KUNGFU_LEDGER_DIR") or folder)
-        job = _Job(args.command, ledger)
-        try:
-            done = _disturb(job, random.Random(seed), args.every, args.duration, args.sizes)
-            code = _finish(job, args.finish)
-        finally:
-            if job.process.poll() is None:
-                job.process.terminate()
-                job.process.wait()
+        with ended_by_signals():
+            job = _Job(args.command, ledger)
+            try:
+                done = _disturb(job, random.Random(seed), args.every, args.duration, args.sizes)
+                code = _finish(job, args.finish)
+            finally:
+                end_launcher(job.process)
         wrong = _check(job, code, ledger)
     print(f"chaos: {done['kills']} kills, {done['resizes']} resizes, seed {seed}")
     for text in wrong:
@@ -190,7 +266,7 @@ def _disturb(job: _Job, rng: random.Random, every: float, duration: float, sizes
     done = {"kills": 0, "resizes": 0}
     end = time.monotonic() + duration
     following = time.monotonic() + every
-    while time.monotonic() < end and job.wait(0.5) is None:
+    while time.monotonic() < end and job.wait(_PERIOD_S) is None:
         job.look()
         if time.monotonic() < following or not job.url:
             continue
@@ -218,7 +294,7 @@ def _finish(job: _Job, limit_s: float) -> int | None:
     print("chaos: the job is left alone", flush=True)
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        code = job.wait(0.5)
+        code = job.wait(_PERIOD_S)
         if code is not None:
             return code
         job.look()
@@ -244,10 +320,18 @@ def _check(job: _Job, code: int | None, ledger: Path) -> list[str]:
     if len(set(job.checksums)) > 1:
         wrong.append(f"the workers' parameters differ: {', '.join(sorted(set(job.checksums)))}")
     print(f"chaos: {len(job.checksums)} workers told their parameters")
-    if job.samples:
-        pid, samples = max(job.samples.items(), key=lambda item: len(item[1]))
-        wrong += [f"process {pid}: {text}" for text in leaks(samples)]
-        print(f"chaos: process {pid} was looked at {len(samples)} times, last {samples[-1]}")
+    judged = {pid: held for pid, samples in job.samples.items() if (held := settled(samples, _START_S))}
+    wrong += [f"worker process {pid}: {text}" for pid, samples in judged.items() for text in leaks(samples)]
+    wrong += [f"the launcher: {text}" for text in launcher_leaks(job.launcher)]
+    wrong += job.left()
+    print(
+        f"chaos: {len(judged)} of {len(job.samples)} worker processes lived for {_START_S + _JUDGED_S:g} s and were "
+        f"judged by what they hold, and so was the launcher, looked at {len(job.launcher)} times"
+    )
+    for pid, samples in judged.items():
+        print(f"chaos: worker process {pid}: at first {samples[0]}, at last {samples[-1]}")
+    if job.launcher:
+        print(f"chaos: the launcher: at first {job.launcher[0][1]}, at last {job.launcher[-1][1]}")
     return wrong
 
 

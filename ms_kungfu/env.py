@@ -196,7 +196,8 @@ DEVICE_ENGINE_LIBRARY: Variable[str | None] = Variable(
     None,
     "a path",
     "user",
-    "NCCL (libnccl) or HCCL (libhccl) to open. Unset: as above, or the one of the Python package nvidia-nccl-cu*.",
+    "NCCL (libnccl) or HCCL (libhccl) to open. Unset: the one that is loaded, of the Python package nvidia-nccl-cu*, "
+    "of MindSpore, or that the loader finds.",
 )
 PEER_TIMEOUT: Variable[float] = Variable(
     "KUNGFU_PEER_TIMEOUT",

@@ -11,6 +11,21 @@ from mindspore.train import Callback
 import ms_kungfu as kf
 
 
+class EndAt(Callback):
+    """Ends the training with the epoch in which a time (in seconds since 1970) comes to any worker, at all of them."""
+
+    def __init__(self, when):
+        super().__init__()
+        self._when = when
+
+    def on_train_epoch_end(self, run_context):
+        if kf.detached():
+            return
+        is_over = np.array([time.time() >= self._when], dtype=np.int32)
+        if kf.comm.all_reduce(is_over, op="max", name="is over")[0]:
+            run_context.request_stop()
+
+
 class TrainingLog(Callback):
     """Writes `path`, one object a step; comes before the elastic callback, so that it sees the size that trained the
     step.

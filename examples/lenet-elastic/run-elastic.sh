@@ -51,11 +51,14 @@ for ((i = 1; i <= $#; i++)); do
 done
 [ "$resume" ] || rm -rf logs/ledger
 
-# --chaos, as the first argument: workers are killed and the cluster is resized at random, for two minutes.
+# --chaos, as the first argument: workers are killed and the cluster is resized at random, for two minutes (or
+# CHAOS_SECONDS). There are more epochs than fit into the time; training ends when it has been left alone for a moment.
 if [ "${1:-}" = --chaos ]; then
   shift
-  KUNGFU_LEDGER_DIR=$ledger exec python -m ms_kungfu.chaos -for "${CHAOS_SECONDS:-120}" -- -logdir logs -np 2 \
-    python train.py --ledger "$ledger" --schedule none --epochs 60 "$@"
+  seconds=${CHAOS_SECONDS:-120}
+  end=$(($(date +%s) + seconds + 15))
+  KUNGFU_LEDGER_DIR=$ledger exec python -m ms_kungfu.chaos -for "$seconds" -- -logdir logs -np 2 \
+    python train.py --ledger "$ledger" --schedule none --epochs $((seconds * 3)) --until "$end" "$@"
 fi
 
 kungfu-run -q -logdir logs -np 1 -w -builtin-config-port "$port" -config-server "http://127.0.0.1:$port/config" \

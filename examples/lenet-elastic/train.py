@@ -8,7 +8,7 @@ from pathlib import Path
 import data
 import mindspore as ms
 import plot
-from log import TrainingLog
+from log import EndAt, TrainingLog
 from mindspore import nn
 from mindspore.train import Accuracy, Model
 from model import LeNet5
@@ -25,6 +25,9 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--schedule", default="60:2,140:4,300:1", help="step:size,... or none (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument(
+        "--until", type=float, metavar="TIME", help="end with the epoch of this time, as date +%%s has it"
+    )
     parser.add_argument("--global-batch-size", type=int, default=32, help="samples a step, over all workers")
     parser.add_argument("--learning-rate", type=float, default=0.02, help="at the start; it falls to 0 by a cosine")
     parser.add_argument("--seed", type=int, default=1)
@@ -75,7 +78,8 @@ def main():
     model = Model(net, nn.CrossEntropyLoss(), optimizer, metrics={"accuracy": Accuracy()})
 
     log = TrainingLog(args.out / "training.jsonl", learning_rate, args.epochs * steps)
-    model.train(args.epochs, train_data, callbacks=[log, elastic], dataset_sink_mode=False)
+    ending = [] if args.until is None else [EndAt(args.until)]
+    model.train(args.epochs, train_data, callbacks=[log, elastic, *ending], dataset_sink_mode=False)
 
     if kf.detached():
         return

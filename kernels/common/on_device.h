@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/groups.h"
+#include "common/store.h"
 #include "kungfu/device.h"
 
 namespace mindspore::kernel::kungfu {
@@ -190,27 +191,46 @@ class AllReduceWaitOn : public Base {
 
 // ---- the membership ----
 
+// Pinned memory of the host, made when it is first asked for.
+class Pinned {
+ public:
+  Pinned() = default;
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+  ~Pinned() { Free(); }
+  // At least so many bytes; what was in them may be gone where they are more than before.
+  char* Get(uint64_t bytes) {
+    if (bytes > bytes_) {
+      Free();
+      Check(kf_device_malloc_host(&memory_, bytes));
+      bytes_ = bytes;
+    }
+    return static_cast<char*>(memory_);
+  }
+
+ private:
+  void Free() {
+    if (memory_ != nullptr) {
+      kf_device_free_host(memory_);
+    }
+    memory_ = nullptr;
+    bytes_ = 0;
+  }
+  void* memory_{nullptr};
+  uint64_t bytes_{0};
+};
+
 // A kernel that reads or writes a few words itself, by way of pinned memory.
 template <typename Base>
 class WordsOn : public Base {
  public:
-  ~WordsOn() override {
-    if (words_ != nullptr) {
-      kf_device_free_host(words_);
-    }
-  }
   bool Init(const KernelTensors&, const KernelTensors&) override { return true; }
   int Resize(const KernelTensors& inputs, const KernelTensors& outputs) override {
     return Base::Resize(inputs, outputs);
   }
 
  protected:
-  char* Words() {
-    if (words_ == nullptr) {
-      Check(kf_device_malloc_host(&words_, kBytes));
-    }
-    return static_cast<char*>(words_);
-  }
+  char* Words() { return words_.Get(16); }
   void Read(const KernelTensor& tensor, char* word, uint64_t bytes, void* stream) {
     Check(kf_device_copy(word, tensor.device_ptr(), bytes, KF_DEVICE_TO_HOST, stream));
     Check(kf_stream_synchronize(stream));
@@ -223,8 +243,7 @@ class WordsOn : public Base {
   }
 
  private:
-  static constexpr uint64_t kBytes = 16;
-  void* words_{nullptr};  // pinned
+  Pinned words_;
 };
 
 // The wanted size in, (changed, detached) out, all in the device's memory.
@@ -262,6 +281,90 @@ class ClusterOn : public WordsOn<Base> {
   std::vector<KernelAttr> GetOpSupport() override {
     return {KernelAttr().AddOutputAttr(kNumberTypeInt64).AddOutputAttr(kNumberTypeInt64)};
   }
+};
+
+// ---- the model store ----
+
+// A record in pinned memory, one tensor behind another, and then room for what the kernel gives out itself. A launch
+// ends when its copies have, as the next one uses the memory again.
+class PinnedRecord {
+ public:
+  // `room`: bytes behind the tensors.
+  void Lay(const KernelTensors& tensors, size_t count, uint64_t room) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; ++i) {
+      bytes += tensors[i]->size();
+    }
+    char* next = memory_.Get(bytes + room);
+    blobs_.clear();
+    for (size_t i = 0; i < count; ++i) {
+      blobs_.push_back({next, tensors[i]->size()});
+      next += tensors[i]->size();
+    }
+    rest_ = next;
+  }
+  const std::vector<kf_blob>& blobs() const { return blobs_; }
+
+  void CopyFrom(const KernelTensors& tensors, void* stream) {
+    for (size_t i = 0; i < blobs_.size(); ++i) {
+      Check(kf_device_copy(blobs_[i].data, tensors[i]->device_ptr(), blobs_[i].nbytes, KF_DEVICE_TO_HOST, stream));
+    }
+  }
+  void CopyTo(const KernelTensors& tensors, void* stream) const {
+    for (size_t i = 0; i < blobs_.size(); ++i) {
+      Check(kf_device_copy(tensors[i]->device_ptr(), blobs_[i].data, blobs_[i].nbytes, KF_HOST_TO_DEVICE, stream));
+    }
+  }
+  // By way of the room.
+  template <typename Value>
+  void Write(const KernelTensor& tensor, const Value& value, void* stream) {
+    std::memcpy(rest_, &value, sizeof value);
+    Check(kf_device_copy(tensor.device_ptr(), rest_, sizeof value, KF_HOST_TO_DEVICE, stream));
+  }
+
+ private:
+  Pinned memory_;
+  std::vector<kf_blob> blobs_;
+  char* rest_{nullptr};
+};
+
+template <typename Base>
+class SaveModelOn : public SavingOn<Base> {
+ public:
+  bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
+    record_.Lay(inputs, inputs.size(), sizeof(int64_t));
+    record_.CopyFrom(inputs, stream);
+    Check(kf_stream_synchronize(stream));
+    record_.Write(*outputs[0], this->Save(record_.blobs()), stream);
+    Check(kf_stream_synchronize(stream));
+    return true;
+  }
+
+ private:
+  PinnedRecord record_;
+};
+
+template <typename Base>
+class RequestModelOn : public RequestingOn<Base> {
+ public:
+  bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
+    record_.Lay(inputs, inputs.size(), sizeof(typename RequestingOn<Base>::Source));
+    const auto source = this->Request(record_.blobs());
+    if (source.rank >= 0) {
+      record_.CopyTo(outputs, stream);
+    } else {
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        Check(kf_device_copy(outputs[i]->device_ptr(), inputs[i]->device_ptr(), inputs[i]->size(), KF_DEVICE_TO_DEVICE,
+                             stream));
+      }
+    }
+    record_.Write(*outputs.back(), source, stream);
+    Check(kf_stream_synchronize(stream));
+    return true;
+  }
+
+ private:
+  PinnedRecord record_;
 };
 
 }  // namespace mindspore::kernel::kungfu

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from ms_kungfu._processes import ended_by_signals
 from ms_kungfu.bench import contenders
 from ms_kungfu.bench.group import GroupError
 from ms_kungfu.bench.report import Report, read
@@ -239,7 +240,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if arguments.command == "plot":
             out.records = read(arguments.files)
         else:
-            _run(arguments, names, out)
+            with ended_by_signals():
+                _run(arguments, names, out)
     except (GroupError, OSError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ms_kungfu import env
+from ms_kungfu._processes import end_launcher
 from ms_kungfu.bench import machine, report
 from ms_kungfu.bench.group import GroupError
 from ms_kungfu.bench.pauses_worker import read_steps
@@ -206,10 +207,7 @@ class _Run:
         return GroupError(f"resize: {text}:\n{said}")
 
     def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(10)
+        end_launcher(self._process)
         self._output.close()
 
 

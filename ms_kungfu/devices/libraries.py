@@ -20,6 +20,12 @@ class Library:
 
 
 CUDA_DRIVER = Library("the GPU's driver", ("libcuda.so.1",))
+# The oldest first: MindSpore's GPU plugin is made for CUDA 11, and a process should have one runtime.
+CUDA_RUNTIMES = (
+    Library("the CUDA runtime", ("libcudart.so.11.0",), ("nvidia/cuda_runtime/lib/libcudart.so.11.0",)),
+    Library("the CUDA runtime", ("libcudart.so.12",), ("nvidia/cuda_runtime/lib/libcudart.so.12",)),
+    Library("the CUDA runtime", ("libcudart.so.13", "libcudart.so"), ("nvidia/cu13/lib/libcudart.so.13",)),
+)
 NCCL = Library(
     "NCCL",
     ("libnccl.so.2", "libnccl.so"),

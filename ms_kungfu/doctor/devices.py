@@ -68,19 +68,27 @@ def check_gpu(system: System) -> Iterator[Finding]:
 
 
 def check_mindspore_gpu(system: System) -> Iterator[Finding]:
-    """The CUDA libraries that MindSpore's own GPU plugin needs."""
+    """What MindSpore's own GPU plugin needs of CUDA: without it there is no device target GPU."""
     if system.version("mindspore") is None:
         return
+    has_gpu = GPU.count(system.names("/dev")) > 0
     absent = [library.what for library in MINDSPORE_GPU if _first_that_opens(system, library) is None]
-    if not absent:
-        yield ok("CUDA", f"the {len(MINDSPORE_GPU)} libraries that MindSpore's GPU plugin needs")
+    if absent:
+        remedy = (
+            "pip install the nvidia-...-cu11 packages that hold them, and put their lib folders into LD_LIBRARY_PATH"
+        )
+        yield missing("CUDA", f"for MindSpore's GPU plugin there is no {', '.join(absent)}", remedy if has_gpu else "")
         return
-    remedy = "pip install the nvidia-...-cu11 packages that hold them, and put their lib folders into LD_LIBRARY_PATH"
-    yield missing(
-        "CUDA",
-        f"for MindSpore's GPU plugin there is no {', '.join(absent)}",
-        remedy if GPU.count(system.names("/dev")) else "",
-    )
+    libraries = f"the {len(MINDSPORE_GPU)} libraries that MindSpore's GPU plugin needs"
+    nvcc = f"{system.environ.get('CUDA_HOME', '')}/bin/nvcc"
+    if not system.is_file(nvcc):
+        yield wrong(
+            "CUDA",
+            f"{libraries}, but not the nvcc in CUDA_HOME by which MindSpore finds out its version: no file {nvcc}",
+            "set CUDA_HOME to CUDA 11's folder; a script bin/nvcc that prints 'release 11.6, V11.6.124' does, too",
+        )
+        return
+    yield ok("CUDA", libraries)
 
 
 def check_nccl(system: System) -> Iterator[Finding]:

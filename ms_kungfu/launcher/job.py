@@ -30,7 +30,7 @@ from ms_kungfu.launcher import affinity, devices
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.follow import Follower
 from ms_kungfu.launcher.guard import Exited, Guard
-from ms_kungfu.launcher.hangs import HangWatch
+from ms_kungfu.launcher.hangs import HangWatch, is_stopped
 from ms_kungfu.launcher.hosts import HostError
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.output import Output
@@ -477,12 +477,17 @@ class Job:
         loop = asyncio.get_running_loop()
         if self._verdict.done():
             return
+        watched = {key: process for key, process in self._processes.items() if not process.killed_because}
         beats = {
-            key: self._broker.heartbeat(process.peer, process.incarnation)
-            for key, process in self._processes.items()
-            if process.peer is not None and not process.killed_because
+            key: () if process.peer is None else self._broker.heartbeat(process.peer, process.incarnation)
+            for key, process in watched.items()
         }
-        for key in watch.hung(loop.time(), beats):
+        stopped = [
+            key
+            for key, process in watched.items()
+            if not beats[key] and process.pid is not None and is_stopped(process.pid)
+        ]
+        for key in watch.hung(loop.time(), beats, stopped):
             self._kill(
                 self._processes[key],
                 f"stood still for {self._options.peer_timeout_s:g} s (-peer-timeout) and was killed",

@@ -245,6 +245,7 @@ Communicator::~Communicator() = default;
 
 void Communicator::Assemble() {
   if (segment_ == nullptr) return;
+  KUNGFU_FAULT_POINT("before the others have come");
   const auto deadline = std::chrono::steady_clock::now() + options_.join_timeout;
   const auto attached = static_cast<uint32_t>(shm::RankState::kAttached);
   Operation joining;

@@ -5,43 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Callable
 
 import pytest
 
-from ms_kungfu import _core, _device
-from tests.devices.conftest import HERE
-
-ROOT = HERE.parents[1]
-BUILD = ROOT / "build" / "device-plugins"
-
-
-def cuda_headers() -> list[Path]:
-    """CUDA's headers from PyPI's packages, which the extra `test` brings."""
-    folders = sorted(Path(sysconfig.get_path("purelib"), "nvidia").glob("cuda_*/include"))
-    if not any((folder / "cuda_runtime_api.h").exists() for folder in folders):
-        pytest.skip("CUDA's headers are not installed (the extra `test` brings them, on x86-64)")
-    return folders
-
-
-def run(*command: object) -> str:
-    done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout[-6000:]}"
-    return done.stdout
-
-
-@pytest.fixture(scope="session")
-def plugins() -> Path:
-    folders = cuda_headers()
-    run(
-        "cmake", "-G", "Ninja", "-S", HERE / "plugins", "-B", BUILD, f"-DPython_EXECUTABLE={sys.executable}",
-        "-DCMAKE_BUILD_TYPE=Release", f"-DCUDA_INCLUDE_DIRS={';'.join(map(str, folders))}",
-        f"-DKUNGFU_RUNTIME={Path(_core.__file__).with_name('libkungfu_runtime.so')}",
-    )  # fmt: skip
-    run("cmake", "--build", BUILD, "--parallel", os.cpu_count() or 1)
-    return BUILD
+from ms_kungfu import _device
+from tests.devices.conftest import HERE, ROOT, cuda_headers, execute
 
 
 @pytest.mark.timeout(600)
@@ -55,7 +25,7 @@ def test_kernels_made_by_mindspores_factory_work(
 def test_own_declarations_of_cuda_are_the_vendors() -> None:
     includes = [f"-isystem{folder}" for folder in cuda_headers()]
     source = HERE / "declarations.cc"
-    run("c++", "-std=c++17", "-fsyntax-only", f"-I{ROOT}/ops_src", f"-I{ROOT}/ops_src/include", *includes, source)
+    execute("c++", "-std=c++17", "-fsyntax-only", f"-I{ROOT}/ops_src", f"-I{ROOT}/ops_src/include", *includes, source)
 
 
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, standins: Path) -> None:

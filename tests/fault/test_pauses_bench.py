@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from tests.multiprocess.launching import Program
 
 pytestmark = pytest.mark.timeout(200)
 WORKER = Path(__file__).with_name("programs") / "adding.py"
@@ -41,3 +45,34 @@ def test_chaos_finds_a_job_that_minds_and_one_that_does_not(tmp_path: Path) -> N
         assert int(re.findall(r"chaos: (\d+) kills", done.stdout)[0]) >= 1
         assert "exact: each sample was trained once" in done.stdout
         assert ("parameters differ" in done.stdout) == (status == 1)
+        left = set(Path("/dev/shm").glob(f"adding-{tmp_path.name}-*"))
+        named = re.findall(r"chaos: WRONG: (\S+) is left", done.stdout)
+        for path in left:
+            path.unlink()
+        assert set(named) == {str(path) for path in left}
+        assert (len(left) > 0) == (status == 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("ms_kungfu.bench", ["resize", "--pauses", "kill", "--count", "100000"]),
+        ("ms_kungfu.chaos", ["-for", "1000", "--", "-np", "3", sys.executable, WORKER, "job", "good"]),
+    ],
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_job_too(tmp_path: Path, module: str, words: list, number: int) -> None:
+    program = Program(module, words, tmp_path)
+    try:
+        deadline = time.monotonic() + 60
+        # The program, launcher, guard, and three workers or more.
+        while len(program.processes()) < 6 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert len(program.processes()) >= 6, program.output
+        program.signal(number)
+        begin = time.monotonic()
+        code = program.wait()
+        assert code in ((143,) if number == signal.SIGTERM else (-signal.SIGINT, 130)), program.output
+        program.assert_gone(begin, 15)
+    finally:
+        program.kill_all()

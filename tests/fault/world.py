@@ -870,6 +870,7 @@ class World:
             (job, "ConfigClient", client),
             (job, "Broker", lambda *args, **options: self._make_broker(*args, **options)),
             (job, "secret_from", lambda environ, url: "00"),
+            (job, "is_stopped", self._is_stopped),
             (job, "_STANDBY_DELAY_S", 0.5),
             (affinity, "allowed_cores", lambda: [0, 1]),
             (follow, "threading", threads),
@@ -984,8 +985,8 @@ class World:
         if kind in ("kill newcomer", "kill member", "stop", "pause", "slow", "terminate"):
             others = [p for p in self.processes.values() if p.alive and p not in members]
             crowd = others if kind == "kill newcomer" else members
-            if kind == "stop":  # before its heart beats nobody looks after it
-                crowd = [process for process in crowd if process.core.segment is not None]
+            if kind == "stop":
+                crowd = members + others
             if not crowd:
                 return
             target = crowd[who % len(crowd)]
@@ -1060,6 +1061,9 @@ class World:
     def stop(self, process):
         if process.stopped_at is None:
             process.stopped_at = self.loop.now
+
+    def _is_stopped(self, pid):
+        return any(p.pid == pid and p.alive and p.stopped_at is not None for p in self.processes.values())
 
     def go_on(self, process):
         if process.stopped_at is not None:

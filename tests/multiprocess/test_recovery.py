@@ -242,6 +242,20 @@ def test_a_stopped_worker_is_killed_and_gone_without(job, rank):
     assert one.finish(1) == {pids[1 - rank]}
 
 
+def test_a_newcomer_and_a_standby_that_are_stopped_before_they_count_are_killed(job):
+    one = job("-np", 1, "-recover", "replace", "-standby", 1, "-peer-timeout", "1s", program=["slow=1000"])
+    pids = one.in_version(0, 1)
+    standby = int(one.wait_for(r"standby 1 \(pid (\d+)\) started")[0][1])
+    os.kill(standby, signal.SIGSTOP)
+    one.wait_for(r"standby 1 .* stood still for 1 s \(-peer-timeout\) and was killed before it was needed")
+    one.wait_for(r"standby 2 \(pid (\d+)\) started")
+    one.command("resize", "3")
+    newcomer = int(one.wait_for(r"worker 2 \(.*, pid (\d+)\) started")[0][1])
+    os.kill(newcomer, signal.SIGSTOP)
+    one.wait_for(r"worker 2 .* stood still for 1 s \(-peer-timeout\) and was killed; the others go on")
+    assert one.finish(1) == set(pids.values())
+
+
 def test_a_standby_takes_the_place_of_the_dead(job):
     one = job("-np", 2, "-recover", "replace", "-standby", 1)
     pids = one.in_version(0, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ms_kungfu.bench.pauses import Moment, analyse, median, percentile
-from ms_kungfu.chaos import Sample, leaks
+from ms_kungfu.chaos import Sample, launcher_leaks, leaks, settled
 
 MIB = 1 << 20
 
@@ -22,12 +22,29 @@ def test_growth_is_named():
     grown = leaks(samples(range(100, 900, 8), range(10, 110), range(1, 101)))
     assert len(grown) == 3
     assert grown[0].startswith("memory grew from ")
-    assert grown[1] == "descriptors grew from 64 to 109"
-    assert grown[2] == "shared mappings grew from 55 to 100"
+    assert grown[1] == "descriptors grew from 59 to 109"
+    assert grown[2] == "shared mappings grew from 50 to 100"
 
 
-def test_the_start_is_no_growth():
-    assert leaks(samples([50] * 10 + [900] * 90, [3] * 10 + [20] * 90, [0] * 10 + [2] * 90)) == []
+def test_the_start_is_no_growth_and_who_lives_shortly_is_not_judged():
+    lived = samples([50] * 40 + [900] * 60, [3] * 40 + [20] * 60, [0] * 40 + [9] * 60)
+    assert len(leaks(lived[:80])) == 3
+    assert settled(lived, 20.0) == lived[40:]
+    assert leaks(settled(lived, 20.0)) == []
+    assert settled(lived[:79], 20.0) == []
+
+
+def test_the_launcher_is_judged_at_equal_numbers_of_workers():
+    def launcher(each):  # 40 looks with 2 workers, 40 with 4, and so on; `each` descriptors more each time
+        held = [10 + 3 * size + each * turn for turn in range(4) for size in (2, 4) for _ in range(40)]
+        held[75] += 50  # a moment
+        return list(zip(([2] * 40 + [4] * 40) * 4, samples([90] * len(held), held, [2] * len(held))))
+
+    assert launcher_leaks(launcher(0)) == []
+    assert launcher_leaks(launcher(3)) == [
+        "with 2 workers, descriptors grew from 17.5 to 23.5",
+        "with 4 workers, descriptors grew from 25 to 29.5",
+    ]
 
 
 def test_a_pause_is_what_the_affected_step_takes_longer_than_the_median():

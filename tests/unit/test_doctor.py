@@ -330,7 +330,12 @@ def test_the_libraries_of_mindspores_gpu_plugin() -> None:
     assert "libcudart.so.11.0, libcublas.so.11" in found
     assert "cu11" in verdict(devices.check_mindspore_gpu, listed=TWO_GPUS)[2]
     opened = {library.what: Outcome(0) for library in devices.MINDSPORE_GPU}
-    assert verdict(devices.check_mindspore_gpu, libraries=opened)[0] is OK
+    status, found, remedy = verdict(devices.check_mindspore_gpu, libraries=opened, listed=TWO_GPUS)
+    assert status is WRONG
+    assert "no file /bin/nvcc" in found
+    assert "CUDA_HOME" in remedy
+    home = {"environ": {"CUDA_HOME": "/cuda"}, "files": {"/cuda/bin/nvcc": ""}}
+    assert verdict(devices.check_mindspore_gpu, libraries=opened, **home)[0] is OK
     assert findings(devices.check_mindspore_gpu, versions={}) == []
 
 

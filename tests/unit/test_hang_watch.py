@@ -1,6 +1,11 @@
 """Whose heartbeat stands still, on a clock that the tests make up."""
 
-from ms_kungfu.launcher.hangs import HangWatch
+import os
+import signal
+import subprocess
+import sys
+
+from ms_kungfu.launcher.hangs import HangWatch, is_stopped
 
 
 def looks(watch, *rows):
@@ -18,6 +23,35 @@ def test_a_worker_whose_count_stands_still_for_the_limit_hangs():
 def test_who_has_not_begun_to_count_does_not_hang():
     watch = HangWatch(1.0)
     assert looks(watch, *((t, {1: ()}) for t in range(10))) == [[]] * 10
+
+
+def test_who_is_stopped_before_it_has_begun_to_count_hangs_after_the_limit():
+    watch = HangWatch(2.0)
+    found = [watch.hung(t, {1: (), 2: ()}, stopped) for t, stopped in enumerate([[1], [1, 2], [1], [1, 2]])]
+    assert found == [[], [], [1], [1]]
+
+
+def test_who_was_stopped_and_goes_on_starts_afresh():
+    watch = HangWatch(2.0)
+    for t, (beat, stopped) in enumerate([((), [1]), ((), [1]), ((), []), ((), [1]), ((), [1]), ((1,), []), ((2,), [])]):
+        assert watch.hung(t, {1: beat}, stopped) == []
+    assert [watch.hung(7 + t, {1: (2,)}, []) for t in range(3)] == [[], [1], [1]]
+
+
+def test_a_process_is_stopped_between_two_signals():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert not is_stopped(child.pid)
+        os.kill(child.pid, signal.SIGSTOP)
+        assert os.WIFSTOPPED(os.waitpid(child.pid, os.WUNTRACED)[1])
+        assert is_stopped(child.pid)
+        os.kill(child.pid, signal.SIGCONT)
+        os.waitpid(child.pid, os.WCONTINUED)
+        assert not is_stopped(child.pid)
+    finally:
+        child.kill()
+        child.communicate()
+    assert not is_stopped(child.pid)
 
 
 def test_any_of_its_counts_is_enough_and_a_new_version_starts_afresh():

@@ -9,7 +9,7 @@ class CudaDriver : public Driver {
  public:
   explicit CudaDriver(const char* paths)
       : library_("the CUDA runtime (libcudart)", paths,
-                 {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"}) {
+                 {"libcudart.so.11.0", "libcudart.so.12", "libcudart.so.13", "libcudart.so"}) {
 #define KUNGFU_FIND(name) library_.Find("cuda" #name, cuda_.name)
     KUNGFU_FIND(GetDeviceCount);
     KUNGFU_FIND(GetDevice);

@@ -27,8 +27,9 @@ mindspore::TypePtr TypeOf(const std::string& name) {
   throw std::runtime_error("no dtype " + name);
 }
 
-// "op=sum;root=#1;names=[a,b;group_of=[#0,#1": texts, numbers (#) and lists of them ([).
+// "op=sum;root=#1;prefetch=!;names=[a,b;group_of=[#0,#1": texts, numbers (#), false (!) and lists ([).
 mindspore::ValuePtr ValueOf(const std::string& text) {
+  if (text == "!") return mindspore::MakeValue(false);
   if (text[0] == '#') return mindspore::MakeValue(static_cast<int64_t>(std::stol(text.substr(1))));
   if (text[0] != '[') return mindspore::MakeValue(text);
   std::vector<std::string> texts;

@@ -1,6 +1,7 @@
 """MindSpore's kernels for a device, made by MindSpore's factory and launched on the stand-ins.
 
-device_kernels.py TARGET FOLDER: where the plugins and their helpers are.
+device_kernels.py TARGET FOLDER: where what launches a kernel is, and the plugin for GPUs; the one for Ascend is the
+package's.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import numpy as np
 from device_api import Array
 
 import ms_kungfu as kf
+from ms_kungfu import _core
 
 target, folder = sys.argv[1], Path(sys.argv[2])
 stream = api.begin(target)
 rank, size = kf.current_rank(), kf.current_cluster_size()
 if target == "Ascend":
     ctypes.CDLL(str(folder / "libmindspore_ops_ascend.so"))  # the double
-plugin = ctypes.CDLL(str(folder / f"libkungfu_ms_{target.lower()}.so"))
+plugins = Path(_core.__file__).parent if target == "Ascend" else folder
+plugin = ctypes.CDLL(str(plugins / f"libkungfu_ms_{target.lower()}.so"))
 plugin.kungfu_ms_make.restype = ctypes.c_void_p
 plugin.kungfu_ms_version.restype = ctypes.c_char_p
 assert plugin.kungfu_ms_version().decode() == mindspore.__version__
@@ -85,6 +88,23 @@ everything = [outs[0], outs[2], a, c, *tickets]
 launch("KungFuAllReduceWait", "num_tensors=[#1,#1", everything, everything)
 assert (outs[0].read(stream) == total).all()
 assert (outs[2].read(stream) == total).all()
+
+# The model store: the others' as they were saved; one's own where nobody has saved under the name.
+version, source = Array(1, "int64"), Array(2, "int64")
+for times in (1, 2):
+    model = Array.of(index * times + 100 * rank, "float32", stream)
+    launch("KungFuSaveModel", "record=model", [model, b], [version])
+    assert version.read(stream)[0] == times
+kf.run_barrier()
+neighbour = "neighbour=round-robin;seed=#0;prefetch=!"
+launch("KungFuRequestModel", f"record=model;{neighbour}", [a, b], [outs[0], outs[1], source])
+theirs = (rank + 1) % size
+assert source.read(stream).tolist() == [theirs, 2]
+assert (outs[0].read(stream) == index * 2 + 100 * theirs).all()
+assert (outs[1].read(stream) == index + 100 * theirs).all()
+launch("KungFuRequestModel", f"record=nothing;{neighbour}", [a, b], [outs[0], outs[1], source])
+assert source.read(stream).tolist() == [-1, 0]
+assert (outs[0].read(stream) == index + 100 * rank).all()
 
 version, ranks = Array(1, "int64"), Array(1, "int64")
 launch("KungFuCluster", "", [], [version, ranks])

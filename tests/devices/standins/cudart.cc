@@ -1,5 +1,6 @@
-// libcudart.so: what ms_kungfu uses of the CUDA runtime.
+// libcudart.so: what ms_kungfu uses of the CUDA runtime, and then what MindSpore's own GPU plugin does.
 #include <cstdio>
+#include <cstring>
 
 #include "simulated.h"
 
@@ -113,4 +114,30 @@ EXPORT const char* cudaGetErrorName(int error) {
 }
 EXPORT const char* cudaGetErrorString(int error) {
   return error == kMemoryAllocation ? "out of memory" : "as the stand-in was told, or a violation";
+}
+
+EXPORT int cudaStreamCreate(void** stream) { return cudaStreamCreateWithFlags(stream, 0); }
+EXPORT int cudaStreamCreateWithPriority(void** stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+EXPORT int cudaStreamQuery(void* stream) {
+  bool done = false;
+  const standin::Status status = standin::QueryStream(stream, &done);
+  return status == standin::Status::kOk && !done ? kNotReady : CodeOf(status);
+}
+EXPORT int cudaEventCreate(void** event) { return cudaEventCreateWithFlags(event, 0); }
+EXPORT int cudaMemGetInfo(size_t* free, size_t* total) {
+  standin::Memory(free, total);
+  return kSuccess;
+}
+// The fields that MindSpore reads, at their places in CUDA 11's cudaDeviceProp.
+EXPORT int cudaGetDeviceProperties(char* properties, int) {
+  size_t free = 0;
+  size_t total = 0;
+  standin::Memory(&free, &total);
+  std::snprintf(properties, 256, "a stand-in");
+  std::memcpy(properties + 288, &total, sizeof total);  // totalGlobalMem
+  const int version[] = {8, 0};
+  std::memcpy(properties + 360, version, sizeof version);  // major, minor
+  return kSuccess;
 }

@@ -309,6 +309,13 @@ Status Free(void* memory, bool host) {
   return Status::kOk;
 }
 
+void Memory(size_t* free, size_t* total) {
+  World& world = TheWorld();
+  std::lock_guard<std::mutex> guard(world.mutex);
+  *total = world.memory;
+  *free = world.memory - world.used[current_device];
+}
+
 Status NewStream(void** stream) {
   World& world = TheWorld();
   std::lock_guard<std::mutex> guard(world.mutex);
@@ -340,6 +347,16 @@ Status Synchronize(void* stream) {
   const Clock clock = state->clock;
   state->changed.wait(lock, [&] { return state->queue.empty() && !state->busy; });
   Join(world.host, clock);
+  return Status::kOk;
+}
+
+Status QueryStream(void* stream, bool* done) {
+  World& world = TheWorld();
+  std::lock_guard<std::mutex> guard(world.mutex);
+  const auto state = FindStream(world, stream, "asking for a stream");
+  if (state == nullptr) return Status::kInvalid;
+  *done = state->queue.empty() && !state->busy;
+  if (*done) Join(world.host, state->clock);
   return Status::kOk;
 }
 
@@ -481,4 +498,10 @@ extern "C" __attribute__((visibility("default"))) void standin_fail(const char* 
   auto& world = standin::TheWorld();
   std::lock_guard<std::mutex> guard(world.mutex);
   world.AddFaults(spec);
+}
+
+// What a library has that isn't simulated. An error code for all of them.
+extern "C" __attribute__((visibility("default"))) int standin_refuse(const char* function) {
+  standin::Violation(std::string(function) + " is called, which is not simulated");
+  return 999;
 }

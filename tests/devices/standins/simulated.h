@@ -45,11 +45,13 @@ enum class Status { kOk, kInvalid, kNoMemory };
 
 Status Allocate(void** memory, size_t bytes, bool host);
 Status Free(void* memory, bool host);
+void Memory(size_t* free, size_t* total);  // of the current device, in bytes
 
 // A handle is a number that is never used again.
 Status NewStream(void** stream);
 Status DestroyStream(void* stream);
 Status Synchronize(void* stream);
+Status QueryStream(void* stream, bool* done);
 Status AbortStream(void* stream);  // ends what it has begun, drops what is queued
 Status NewEvent(void** event);
 Status DestroyEvent(void* event);

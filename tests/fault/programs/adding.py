@@ -1,4 +1,5 @@
-"""FOLDER good|bad: trains numbers for 18 s over whatever happens; "bad" ends with other parameters at each worker."""
+"""FOLDER good|bad: trains numbers for 18 s over whatever happens; "bad" leaves a file in /dev/shm, and ends with other
+parameters at each worker."""
 
 import os
 import sys
@@ -24,6 +25,8 @@ class Training(_Synthetic):
 
 
 kf.init()
+if sys.argv[2] == "bad":
+    held = open(f"/dev/shm/adding-{folder.parent.name}-{os.getpid()}", "w")  # noqa: SIM115
 training = Training(folder, 0.005)
 training._ledger = Ledger(Path(os.environ["KUNGFU_LEDGER_DIR"]), 0)
 training.run()

@@ -1,0 +1,49 @@
+"""For programs that start a job: it ends with them, whatever ends them (but SIGKILL)."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+_GRACE_S = 10.0
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block by SystemExit, so that its `finally` clauses run; further ones are ignored then.
+
+    Does nothing outside of the main thread, nor for a signal that is ignored (nohup) or that somebody handles already.
+    """
+    handled = []
+    if threading.current_thread() is threading.main_thread():
+        handled = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+
+    def end_block(number: int, frame: FrameType | None) -> None:
+        for each in handled:
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for number in handled:
+        signal.signal(number, end_block)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def end_launcher(process: subprocess.Popen[Any]) -> None:
+    """Ends a kungfu-run that may be running, and so its job."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its guard ends the rest
+            process.wait()

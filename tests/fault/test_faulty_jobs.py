@@ -1,0 +1,117 @@
+"""Faults that happen to real processes, as scripts say; see `faulty_jobs` and `programs.faults`.
+
+More random ones: ``KUNGFU_FAULT_SCRIPTS=500``, the same again: ``KUNGFU_FAULT_SEED=...``, one of them:
+``python -m tests.fault.faulty_jobs SEED``.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fault import faulty_jobs
+from tests.fault.faulty_jobs import ROOT, BrokenError, Script, build_runtime, run, script_of
+from tests.fault.programs.faults import COLLECTIVE_PLACES, Fault, parse, to_text
+
+COUNT = int(os.environ.get("KUNGFU_FAULT_SCRIPTS", "10"))
+SEED = int(os.environ.get("KUNGFU_FAULT_SEED", random.SystemRandom().randrange(1 << 31)))
+pytestmark = pytest.mark.timeout(600)
+
+SCRIPTS = {
+    "deaths in an operation, in its redo, and of the replacement": Script(
+        parse(
+            """kill rank=1 step=10 place=after_the_post:2; kill rank=2 step=10 place=before_the_next_generation
+            kill newcomer=0 place=sharing; kill newcomer=1 place=before_the_others_have_come"""
+        )
+    ),
+    "deaths between the groups of a step in the background": Script(
+        parse("kill rank=0 step=20 place=before_it_leaves; kill rank=2 from=30 place=adopting"),
+        size=4,
+        manner="background",
+    ),
+    "a member, and a newcomer that has hardly begun, are stopped": Script(
+        parse("stop rank=0 step=10 place=before_the_post:2; stop newcomer=0 place=imported"), size=2
+    ),
+    "moments of waiting change nothing": Script(
+        parse(
+            """slow rank=0 step=5 place=after_a_lane_is_bound seconds=0.2; resize step=10 size=3
+            slow newcomer=0 place=parked seconds=0.3; stop rank=1 step=20 place=after_the_post seconds=0.3"""
+        ),
+        size=2,
+        recover="shrink",
+    ),
+    "refused connections and lost answers": Script(
+        parse(
+            """refuse rank=0 step=5 place=config; refuse rank=0 step=5 place=config_answer; resize step=6 size=4
+            refuse rank=2 step=8 place=broker_answer; refuse newcomer=0 place=broker"""
+        )
+    ),
+    "a worker that leaves and one that is evicted": Script(
+        parse("leave rank=0 step=10; evict rank=1 step=30; kill rank=0 step=70 place=recorded"), size=4, standbys=1
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Path:
+    return build_runtime()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_survivors_go_on_in_the_same_processes(name: str, runtime: Path) -> None:
+    assert run(SCRIPTS[name], runtime) == list(range(len(SCRIPTS[name].faults)))
+
+
+def test_random_faults_break_no_promise(runtime: Path) -> None:
+    print(f"KUNGFU_FAULT_SEED={SEED}")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        running = {seed: pool.submit(run, script_of(seed), runtime) for seed in range(SEED, SEED + COUNT)}
+        broken = [f"seed {seed}: {error}" for seed, job in running.items() if (error := job.exception())]
+    assert not broken, "\n\n".join(broken)
+
+
+def test_a_promise_that_is_not_kept_is_noticed(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dies = Script(parse("kill rank=1 step=3 place=begin"), size=2, steps=10, recover="fail")
+    with pytest.raises(BrokenError, match="exit code 137"):
+        run(dies, runtime)
+    survived = replace(dies, recover="shrink")
+    with monkeypatch.context() as patch:
+        patch.setattr(Fault, "ends", False)
+        with pytest.raises(BrokenError, match="are gone, and nothing was done to them"):
+            run(survived, runtime)
+    monkeypatch.setattr(faulty_jobs, "_weight_of", lambda ledger: (10, 0.5))
+    with pytest.raises(BrokenError, match="by the ledger it has to be 0.5"):
+        run(survived, runtime)
+
+
+def test_a_script_is_read_as_it_is_written() -> None:
+    scripts = [script_of(seed) for seed in range(300)]
+    for script in scripts:
+        assert parse(to_text(script.faults)) == script.faults
+    assert {fault.kind for script in scripts for fault in script.faults} == {
+        "kill", "stop", "slow", "refuse", "resize", "leave", "evict"
+    }  # fmt: skip
+    for text, wrong in (
+        ("kill rank=1 step=2 place=nowhere", "kill has no place 'nowhere'"),
+        ("kill rank=1 place=begin", "kill needs rank and step, or newcomer"),
+        ("hang rank=1 step=2", "no fault is called 'hang'"),
+        ("kill rank=1 step=2 when=3 place=begin", "'when' means nothing"),
+        ("slow rank=1 step=2 place=begin", "slow needs seconds"),
+    ):
+        with pytest.raises(ValueError, match=wrong):
+            parse(text)
+
+
+def test_the_places_of_the_collectives_are_those_that_are_marked() -> None:
+    marked = {
+        place.replace(" ", "_")
+        for path in (ROOT / "ops_src").rglob("*.cc")
+        for place in re.findall(r'KUNGFU_FAULT_POINT\("([^"]+)"\)', path.read_text())
+    }
+    assert marked - {"before_a_complaint"} == set(COLLECTIVE_PLACES)  # a job whose ranks differ fails anyway
