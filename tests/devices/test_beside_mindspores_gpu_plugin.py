@@ -26,8 +26,8 @@ def run_in_mindspore(
 ) -> Callable[..., str]:
     def run(program: str, *args: object, **options: object) -> str:
         return run_on_standins(
-            program, "GPU", *args, STANDIN_DELAY_US=100, STANDIN_MEMORY_BYTES=2**29, CUDA_HOME=cuda11,
-            LD_LIBRARY_PATH=f"{cuda11 / 'lib64'}:{standins}", KUNGFU_DEVICE_RUNTIME_LIBRARY="", timeout_s=240, **options,
+            program, "GPU", *args, timeout_s=240, STANDIN_DELAY_US=100, STANDIN_MEMORY_BYTES=2**29, CUDA_HOME=cuda11,
+            LD_LIBRARY_PATH=f"{cuda11 / 'lib64'}:{standins}", KUNGFU_DEVICE_RUNTIME_LIBRARY="", **options,
         )  # fmt: skip
 
     return run
