@@ -105,7 +105,7 @@ def run_on_standins(
     """As `run_program` with the device target as first argument, over the stand-ins; `violations` says whether they
     have to find some. Other keyword arguments in capital letters are environment variables."""
 
-    def run(program: str, *args: object, violations: bool = False, **options: object) -> str:
+    def run(program: str, *args: object, violations: bool = False, timeout_s: float = 100, **options: object) -> str:
         log = tmp_path / "violations"
         monkeypatch.setenv("LD_LIBRARY_PATH", str(standins))
         runtime, engine = LIBRARIES[str(args[0])]
@@ -114,7 +114,7 @@ def run_on_standins(
         monkeypatch.setenv("STANDIN_LOG", str(log))
         for name in [name for name in options if name.isupper()]:
             monkeypatch.setenv(name, str(options.pop(name)))
-        output = run_program(HERE / "programs" / program, *args, timeout_s=100, **options)
+        output = run_program(HERE / "programs" / program, *args, timeout_s=timeout_s, **options)
         found = log.read_text() if log.exists() else ""
         assert bool(found) == violations, f"violations:\n{found}\n{output[-3000:]}"
         return output + found

@@ -26,7 +26,7 @@ def run_in_mindspore(
 ) -> Callable[..., str]:
     def run(program: str, *args: object, **options: object) -> str:
         return run_on_standins(
-            program, "GPU", *args, STANDIN_DELAY_US=100, STANDIN_MEMORY_BYTES=2**29, CUDA_HOME=cuda11,
+            program, "GPU", *args, timeout_s=240, STANDIN_DELAY_US=100, STANDIN_MEMORY_BYTES=2**29, CUDA_HOME=cuda11,
             LD_LIBRARY_PATH=f"{cuda11 / 'lib64'}:{standins}", KUNGFU_DEVICE_RUNTIME_LIBRARY="", **options,
         )  # fmt: skip
 
@@ -74,4 +74,4 @@ def test_plugin_loads_with_the_real_cuda_libraries(
     monkeypatch.setenv("CUDA_HOME", str(cuda11))  # has an nvcc that tells the version
     monkeypatch.setenv("LD_LIBRARY_PATH", ":".join(map(str, folders)))
     monkeypatch.setenv("KUNGFU_DEVICE_ENGINE", "vendor")
-    assert "fine" in run_program(HERE / "programs" / "device_beside.py", folders[0], np=0, timeout_s=100)
+    assert "fine" in run_program(HERE / "programs" / "device_beside.py", folders[0], np=0)
