@@ -17,13 +17,13 @@ def _plan(peers: list[str], quick: bool) -> list[tuple[str, list[str]]]:
     # MindSpore's collectives are so slow that they would take most of the time at large sizes.
     fast = ["--vs", ",".join(p for p in peers if p != "mindspore")]
     steps = ["--rounds", "15", *(["--vs", "mindspore"] if "mindspore" in peers else [])]
-    faces = ["--through", "native,python,primitive"]
+    faces = ["--through", "native,python,primitive,kernel"]
     plan = [
         ("all_reduce-2", ["all_reduce", "-np", "2", *fast]),
         ("all_reduce-4", ["all_reduce", "-np", "4", *fast]),
         ("all_reduce-faces-2", ["all_reduce", "-np", "2", "--sizes", "4,64K,1M,16M", *faces, *vs]),
         ("broadcast-2", ["broadcast", "-np", "2", *fast]),
-        ("gradients-2", ["gradients", "-np", "2", "--through", "native,primitive", *fast]),
+        ("gradients-2", ["gradients", "-np", "2", "--through", "native,primitive,kernel", *fast]),
         ("gradients-4", ["gradients", "-np", "4", *fast]),
         ("step-graph", ["step", "-np", "1,2", "--mode", "graph", *steps]),
         ("step-pynative", ["step", "-np", "1", "--mode", "pynative", *steps]),

@@ -17,7 +17,8 @@ from ms_kungfu.bench.report import Record, size_text, time_text
 
 _INK, _GREY, _FAINT = "#1f2933", "#7b8794", "#e4e7eb"
 _COLOURS = {
-    "kungfu": "#d64545", "kungfu-python": "#e88080", "kungfu-primitive": "#f0b429", "KungFuMomentum": "#d64545",
+    "kungfu": "#d64545", "kungfu-python": "#e88080", "kungfu-primitive": "#f0b429",
+    "kungfu-kernel": "#c2571a", "KungFuMomentum": "#d64545",
     "mpi": "#2b6cb0", "gloo": "#2f9e76", "mindspore": "#8e5bb5", "memcpy": "#9aa5b1", "nn.Momentum": "#9aa5b1",
 }  # fmt: skip
 _OTHER = "#52606d"

@@ -162,7 +162,7 @@ def test_a_step_costs_and_yields_the_same_with_both_optimizers(tmp_path: Path) -
 
 def test_through_the_primitive(tmp_path: Path) -> None:
     pytest.importorskip("mindspore")
-    words = ["--models", "lenet", "--through", "native,primitive", *TINY]
+    words = ["--models", "lenet", "--through", "native,primitive,kernel", *TINY]
     records, _ = bench("gradients", *words, cwd=tmp_path)
-    assert names(records) == ["kungfu", "kungfu-primitive"]
+    assert names(records) == ["kungfu", "kungfu-primitive", "kungfu-kernel"]
     assert all(r["verified"] for r in records)

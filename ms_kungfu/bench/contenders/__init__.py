@@ -11,12 +11,13 @@ _KNOWN = {
     "kungfu": "ms_kungfu.bench.contenders.kungfu:KungFu",
     "kungfu-python": "ms_kungfu.bench.contenders.kungfu:KungFuPython",
     "kungfu-primitive": "ms_kungfu.bench.contenders.primitive:KungFuPrimitive",
+    "kungfu-kernel": "ms_kungfu.bench.contenders.primitive:KungFuKernel",
     "gloo": "ms_kungfu.bench.contenders.gloo:Gloo",
     "mpi": "ms_kungfu.bench.contenders.mpi:Mpi",
     "mindspore": "ms_kungfu.bench.contenders.mindspore_builtin:MindSpore",
     "memcpy": "ms_kungfu.bench.contenders.kungfu:Memcpy",
 }
-THROUGH = {"native": "kungfu", "python": "kungfu-python", "primitive": "kungfu-primitive"}
+THROUGH = {"native": "kungfu", "python": "kungfu-python", "primitive": "kungfu-primitive", "kernel": "kungfu-kernel"}
 PEERS = tuple(name for name in _KNOWN if name not in THROUGH.values())
 
 

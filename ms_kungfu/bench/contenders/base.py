@@ -92,10 +92,12 @@ def timed(
     *,
     before: Callable[[], object] = lambda: None,
     finish: Callable[[], object] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Loop:
     """The loop for what can only be called from Python.
 
-    `before` each sample isn't timed. A sample is over when `finish` returns, for calls that return too early.
+    `before` each sample isn't timed. A sample is over when `finish` returns, for calls that return too early. `clock`
+    is in seconds.
     """
     turn = 0
 
@@ -106,12 +108,12 @@ def timed(
         for _ in range(samples):
             before()
             barrier()
-            begin = time.perf_counter()
+            begin = clock()
             for turn in range(turn, turn + batch):  # noqa: B020  # carried on over the samples
                 call(turn)
             turn += 1
             finish()
-            seconds.append((time.perf_counter() - begin) / batch)
+            seconds.append((clock() - begin) / batch)
         return seconds
 
     return loop
