@@ -2,6 +2,7 @@
 #ifndef KUNGFU_COLLECTIVES_STAGING_CHOICE_H_
 #define KUNGFU_COLLECTIVES_STAGING_CHOICE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -16,10 +17,12 @@ namespace kungfu {
 //     | no shared cache | 526 / 36 900  | 132 / 13 700     |
 //
 // Which of the two holds can't be asked: a virtual machine claims a shared L3 while its host moves its cores about. So
-// it is tried out: the first kTries operations of a history, and two in kPeriod later on, are staged in one way and the
-// other, at all ranks alike (ranks that run several names at once may be out of step, which only blurs the samples); in
-// between each rank stages as was quicker for it. Only the tries are samples: what an operation takes depends on how
-// the others stage, too. The bits of the results don't depend on it.
+// it is tried out: the first kTries operations of a history, and four in kPeriod later on, are staged in one way and
+// the other, at all ranks alike (ranks that run several names at once may be out of step, which only blurs the
+// samples); in between each rank stages as was quicker for it. Only the tries are samples, since what an operation
+// takes depends on how the others stage, too; but for two in a row that took more than twice as long as what was chosen
+// took when it was tried: the host has moved a core, and until the next try is long. The bits of the results don't
+// depend on any of it.
 //
 // Thread-safe; a lost update costs nothing but a sample.
 class StagingChoice {
@@ -30,6 +33,7 @@ class StagingChoice {
   struct Choice {
     bool streamed;
     bool is_try;
+    bool is_again;  // the second try of the same: whoever lost its core in one of them says nothing
   };
 
   // How the next operation is to be staged.
@@ -37,24 +41,38 @@ class StagingChoice {
     History& past = histories_[history];
     const uint32_t turn = past.turns.fetch_add(1, std::memory_order_relaxed);
     // The first of each touch the slots' memory for the first time, which costs many times what comes after.
-    if (turn < 2) return {turn == 1, false};
-    if (turn < kTries || turn % kPeriod < 2) return {turn % 2 == 1, true};
-    return {past.streamed.load(std::memory_order_relaxed) < past.plain.load(std::memory_order_relaxed), false};
+    if (turn < 2) return {turn == 1, false, false};
+    if (turn < kTries || turn % kPeriod < 4) return {turn % 2 == 1, true, turn % 4 >= 2};
+    return {past.streamed.load(std::memory_order_relaxed) < past.plain.load(std::memory_order_relaxed), false, false};
   }
 
-  // What a try took, in nanoseconds a byte.
+  // What an operation took, in nanoseconds a byte.
   void Record(uint32_t history, Choice choice, float cost) {
-    if (!choice.is_try) return;
-    (choice.streamed ? histories_[history].streamed : histories_[history].plain).store(cost, std::memory_order_relaxed);
+    History& past = histories_[history];
+    std::atomic<float>& known = choice.streamed ? past.streamed : past.plain;
+    const float expected = known.load(std::memory_order_relaxed);
+    if (choice.is_try) {
+      known.store(choice.is_again && expected != 0 ? std::min(expected, cost) : cost, std::memory_order_relaxed);
+      return;
+    }
+    if (expected == 0 || cost < kSurprise * expected) {
+      past.surprises.store(0, std::memory_order_relaxed);
+    } else if (past.surprises.fetch_add(1, std::memory_order_relaxed) + 1 >= kSurprises) {
+      known.store(cost, std::memory_order_relaxed);
+      past.surprises.store(0, std::memory_order_relaxed);
+    }
   }
 
  private:
   static constexpr uint32_t kTries = 6;
   static constexpr uint32_t kPeriod = 64;
+  static constexpr float kSurprise = 2;
+  static constexpr uint32_t kSurprises = 2;
 
   struct History {
     std::atomic<uint32_t> turns{0};
-    std::atomic<float> plain{0}, streamed{0};  // the newest sample of each, ns a byte
+    std::atomic<float> plain{0}, streamed{0};  // the newest of each, ns a byte
+    std::atomic<uint32_t> surprises{0};        // in a row
   };
   History histories_[kHistories];
 };

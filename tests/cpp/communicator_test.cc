@@ -329,5 +329,36 @@ TEST(Segment, RefusesWhatIsNone) {
   EXPECT_THROW(shm::Segment::Create(0, 1, 1), Error);
 }
 
+// ---- how chunks are staged ----
+
+// What operations of a history are staged like, where plain stores cost `plain` and streaming ones `streamed`.
+uint32_t CountStreamed(StagingChoice& choice, uint32_t operations, float plain, float streamed) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < operations; i++) {
+    const StagingChoice::Choice next = choice.Next(0);
+    choice.Record(0, next, next.streamed ? streamed : plain);
+    count += next.streamed ? 1 : 0;
+  }
+  return count;
+}
+
+TEST(Staging, GoesTheQuickerWayAndSeesAtOnceThatTheHostHasMovedACore) {
+  StagingChoice choice;
+  EXPECT_EQ(CountStreamed(choice, 6, 1.5f, 2.2f), 3u);
+  EXPECT_EQ(CountStreamed(choice, 30, 1.5f, 2.2f), 0u);
+  EXPECT_EQ(CountStreamed(choice, 20, 5.5f, 2.0f), 18u);  // after two that took too long
+  EXPECT_EQ(CountStreamed(choice, 8, 5.5f, 2.0f), 8u);
+  EXPECT_EQ(CountStreamed(choice, 4, 1.5f, 2.2f), 2u);  // the next tries
+  EXPECT_EQ(CountStreamed(choice, 60, 1.5f, 2.2f), 0u);
+}
+
+TEST(Staging, ATryInWhichTheCoreWasLostDecidesNothing) {
+  StagingChoice choice;
+  CountStreamed(choice, 64, 1.5f, 2.2f);
+  CountStreamed(choice, 2, 90.0f, 2.2f);
+  CountStreamed(choice, 2, 1.5f, 2.2f);
+  EXPECT_EQ(CountStreamed(choice, 60, 1.5f, 2.2f), 0u);
+}
+
 }  // namespace
 }  // namespace kungfu::testing
