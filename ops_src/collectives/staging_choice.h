@@ -33,7 +33,7 @@ class StagingChoice {
   struct Choice {
     bool streamed;
     bool is_try;
-    bool is_again;  // the second try of the same: whoever lost its core in one of them says nothing
+    bool is_again;  // of several tries of the same the best counts: in the others somebody may have lost its core
   };
 
   // How the next operation is to be staged.
@@ -42,7 +42,8 @@ class StagingChoice {
     const uint32_t turn = past.turns.fetch_add(1, std::memory_order_relaxed);
     // The first of each touch the slots' memory for the first time, which costs many times what comes after.
     if (turn < 2) return {turn == 1, false, false};
-    if (turn < kTries || turn % kPeriod < 4) return {turn % 2 == 1, true, turn % 4 >= 2};
+    if (turn < kTries) return {turn % 2 == 1, true, turn >= 4};
+    if (turn % kPeriod < 4) return {turn % 2 == 1, true, turn % kPeriod >= 2};
     return {past.streamed.load(std::memory_order_relaxed) < past.plain.load(std::memory_order_relaxed), false, false};
   }
 
@@ -64,8 +65,8 @@ class StagingChoice {
   }
 
  private:
-  static constexpr uint32_t kTries = 6;
-  static constexpr uint32_t kPeriod = 64;
+  static constexpr uint32_t kTries = 10;
+  static constexpr uint32_t kPeriod = 128;
   static constexpr float kSurprise = 2;
   static constexpr uint32_t kSurprises = 2;
 

@@ -344,17 +344,19 @@ uint32_t CountStreamed(StagingChoice& choice, uint32_t operations, float plain, 
 
 TEST(Staging, GoesTheQuickerWayAndSeesAtOnceThatTheHostHasMovedACore) {
   StagingChoice choice;
-  EXPECT_EQ(CountStreamed(choice, 6, 1.5f, 2.2f), 3u);
+  EXPECT_EQ(CountStreamed(choice, 10, 1.5f, 2.2f), 5u);
   EXPECT_EQ(CountStreamed(choice, 30, 1.5f, 2.2f), 0u);
   EXPECT_EQ(CountStreamed(choice, 20, 5.5f, 2.0f), 18u);  // after two that took too long
-  EXPECT_EQ(CountStreamed(choice, 8, 5.5f, 2.0f), 8u);
+  EXPECT_EQ(CountStreamed(choice, 68, 5.5f, 2.0f), 68u);
   EXPECT_EQ(CountStreamed(choice, 4, 1.5f, 2.2f), 2u);  // the next tries
-  EXPECT_EQ(CountStreamed(choice, 60, 1.5f, 2.2f), 0u);
+  EXPECT_EQ(CountStreamed(choice, 124, 1.5f, 2.2f), 0u);
 }
 
 TEST(Staging, ATryInWhichTheCoreWasLostDecidesNothing) {
   StagingChoice choice;
-  CountStreamed(choice, 64, 1.5f, 2.2f);
+  CountStreamed(choice, 6, 1.5f, 2.2f);
+  CountStreamed(choice, 4, 90.0f, 2.2f);
+  EXPECT_EQ(CountStreamed(choice, 118, 1.5f, 2.2f), 0u);
   CountStreamed(choice, 2, 90.0f, 2.2f);
   CountStreamed(choice, 2, 1.5f, 2.2f);
   EXPECT_EQ(CountStreamed(choice, 60, 1.5f, 2.2f), 0u);
