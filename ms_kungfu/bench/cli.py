@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--schedule", type=_numbers, default=[1, 2, 1], metavar="N,...", help="sizes (default 1,2,1)")
     command.add_argument("--rounds", type=_positive, default=3, help="times through the schedule (default 3)")
     command.add_argument("--state", type=_size, default=1 << 20, help="bytes that a joiner receives (default 1M)")
-    command.add_argument("--step-ms", type=float, default=1.0, help="a step's computation, asleep (default 1)")
+    command.add_argument("--step-ms", type=float, help="a step's computation, asleep (default 1; for --pauses 5)")
     command.add_argument("--timeout", type=_positive, default=300, metavar="S", help="for all of it (default 300 s)")
 
     command.add_argument(
@@ -177,14 +177,15 @@ def _run(arguments: argparse.Namespace, names: Sequence[str], out: Report) -> No
                 arguments.program,
                 arguments.count,
                 arguments.seed,
-                arguments.step_ms,
+                5.0 if arguments.step_ms is None else arguments.step_ms,
                 arguments.timeout,
                 out,
             )
             return
         from ms_kungfu.bench import resize
 
-        resize.run(arguments.schedule, arguments.rounds, arguments.state, arguments.step_ms, arguments.timeout, out)
+        step_ms = 1.0 if arguments.step_ms is None else arguments.step_ms
+        resize.run(arguments.schedule, arguments.rounds, arguments.state, step_ms, arguments.timeout, out)
         return
     for ranks in arguments.ranks:
         if arguments.command == "step":
