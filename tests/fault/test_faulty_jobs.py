@@ -31,7 +31,7 @@ SCRIPTS = {
         )
     ),
     "deaths between the groups of a step in the background": Script(
-        parse("kill rank=0 step=20 place=before_it_leaves; kill rank=2 from=30 place=adopting"),
+        parse("kill rank=0 step=20 place=before_it_leaves; kill rank=2 from=20 place=adopting"),
         size=4,
         manner="background",
     ),

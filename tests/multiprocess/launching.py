@@ -27,6 +27,8 @@ class Program:
         self.runtime_dir = runtime
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("KUNGFU_") and k != "OMP_NUM_THREADS"}
         self.environment = {**inherited, "XDG_RUNTIME_DIR": str(runtime), _MARK: self.mark, **(environment or {})}
+        # Under nohup pytest's children would ignore a hangup too.
+        popen = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL), **popen}
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *map(str, arguments)],

@@ -201,6 +201,14 @@ def test_signals_end_the_job(kungfu_run, script, number, program):
     assert job.stderr[-1] == f"kungfu-run: interrupted by {number.name}"
 
 
+def test_a_job_that_nohup_started_outlives_a_hangup(kungfu_run, script):
+    job = kungfu_run("-np", 2, *script(FAMILY), preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    started(job, 2)
+    job.signal(signal.SIGHUP)
+    job.signal(signal.SIGTERM)
+    job.assert_exit(128 + signal.SIGTERM)
+
+
 def test_signals_reach_the_workers_who_may_finish_their_work(kungfu_run, script):
     worker = script(
         "import signal, sys, time\n"
