@@ -208,6 +208,16 @@ def test_it_shrinks_when_the_noise_has_gone():
     assert cluster.size == 2
 
 
+def test_a_noise_scale_that_lags_while_it_rises_does_not_take_a_change_back():
+    times = {1: 1.0, 2: 1.06, 4: 1.45, 8: 3.4}
+    noise = lambda step: min(4000.0, 82 * math.exp(0.0435 * (step - 25)))  # noqa: E731
+    policy = NoiseScalePolicy(8, min_size=2)
+    cluster = Cluster(policy, times.__getitem__, size=2, resize=0.4, noise=noise, total_samples=10_000).run(300)
+    first = cluster.sizes.index(4)
+    assert 2 not in cluster.sizes[first:]
+    assert cluster.size == 4
+
+
 def test_without_noise_it_stays_small():
     cluster = Cluster(NoiseScalePolicy(8, min_size=2), lambda size: 0.1, size=2, noise=lambda step: 1.0).run(500)
     assert set(cluster.sizes) == {2}

@@ -25,7 +25,8 @@ class NoiseScalePolicy(Policy):
         max_size, min_size, sizes: see `ThroughputPolicy`.
         price: of a worker against time. 0: the fastest training, whatever it takes. 0.5, the default, weighs time and
             worker-seconds alike (``time * worker-seconds`` is least). 1: the fewest worker-seconds.
-        improvement: the least part of the cost that a change has to save.
+        improvement: the least part of the cost that a change has to save. To go back to the size before the last change
+            it has to be twice as much: the noise scale is a moving average, and lags.
         patience: how often in a row a size has to be wanted.
         interval: steps between two looks.
         min_measurements: of the noise scale, since training started, before the first change.
@@ -73,6 +74,7 @@ class NoiseScalePolicy(Policy):
         self._wanted_for = 0
         self._resizes: list[float] = []  # seconds each has taken
         self._size = 0
+        self._came_from = 0
 
     # -- what is known ------------------------------------------------------------------------------------------------
 
@@ -139,7 +141,8 @@ class NoiseScalePolicy(Policy):
         stay = self.cost(here, q, noise, horizon)
         best = min(near, key=lambda size: self.cost(size, q, noise, horizon), default=here)
         change = self.cost(best, q, noise, horizon) if best != here else stay
-        if change >= (1 - self._improvement) * stay:
+        least = self._improvement * (2 if best == self._came_from else 1)
+        if change >= (1 - least) * stay:
             self._wanted, self._wanted_for = None, 0
             return None
         self._wanted_for = self._wanted_for + 1 if best == self._wanted else 1
@@ -163,7 +166,7 @@ class NoiseScalePolicy(Policy):
         if q.cluster_size != self._size:
             if self._size and q.resize_time is not None:
                 self._resizes.append(q.resize_time)
-            self._size = q.cluster_size
+            self._came_from, self._size = self._size, q.cluster_size
             self._wanted, self._wanted_for = None, 0
         if q.steps_at_size <= self._warmup or q.step_time is None:
             return
@@ -186,12 +189,13 @@ class NoiseScalePolicy(Policy):
             "wanted": [self._wanted, self._wanted_for],
             "resizes": self._resizes,
             "size": self._size,
+            "came_from": self._came_from,
         }
 
     def restore(self, state: Any) -> None:
         self._times = {size: (seconds, communication) for size, seconds, communication in state["times"]}
         self._wanted, self._wanted_for = state["wanted"]
-        self._resizes, self._size = list(state["resizes"]), state["size"]
+        self._resizes, self._size, self._came_from = list(state["resizes"]), state["size"], state["came_from"]
 
 
 class NoiseScaleLearningRate(Policy):
