@@ -176,12 +176,9 @@ class _Run:
     def resize(self, size: int) -> None:
         """What ``kungfu-run resize`` does, but for the start of a process, which takes cores from what is measured."""
         from ms_kungfu.config_server.client import ConfigClient
+        from ms_kungfu.launcher.commands import write_size
 
-        client = ConfigClient(self._environ(env.CONFIG_SERVER.name), self._environ(env.JOB_SECRET.name))
-        cluster = client.get()
-        assert cluster is not None
-        first = min(worker.port for worker in cluster.workers)
-        client.put(cluster.resized(size, range(first, first + 1000)))
+        write_size(ConfigClient(self._environ(env.CONFIG_SERVER.name), self._environ(env.JOB_SECRET.name)), size)
 
     def _environ(self, name: str) -> str:
         """What the launcher has told its workers."""

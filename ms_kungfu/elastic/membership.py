@@ -508,14 +508,24 @@ def step(size: int | None = None, wait: bool = False) -> Change:
     join()
     if size is not None and not 1 <= size <= 0xFFFF:
         raise ValueError(f"a cluster has at least 1 rank, got size {size}")
-    present = int(_core.size())
-    if _state.cluster is None or _state.detached:
-        if size is not None and size != present and not _state.detached:
-            raise ResizeError(f"a cluster that kungfu-run has not started stays at 1 rank, {size} were asked for")
-        return Change(False, _state.detached, present, present)
+    if _has_no_cluster(size):
+        return _no_change()
     if size is not None:
         _want(size)
     return _follow(wait)
+
+
+def _has_no_cluster(size: int | None) -> bool:
+    """Whether this process has left, or was never in a cluster that could change. ResizeError where the latter wants
+    another `size`."""
+    if _state.cluster is None and not _state.detached and size is not None and size != int(_core.size()):
+        raise ResizeError(f"a cluster that kungfu-run has not started stays at 1 rank, {size} were asked for")
+    return _state.cluster is None or _state.detached
+
+
+def _no_change() -> Change:
+    present = int(_core.size())
+    return Change(False, _state.detached, present, present)
 
 
 # ---- without meeting once a step ----
@@ -536,9 +546,7 @@ def meeting_is_due(size: int | None = None, call: bool = False) -> bool:
 
     runtime.init()
     join()
-    if _state.cluster is None or _state.detached:
-        if size is not None and size != int(_core.size()) and not _state.detached:
-            raise ResizeError(f"a cluster that kungfu-run has not started stays at 1 rank, {size} were asked for")
+    if _has_no_cluster(size):
         return call
     call = call or (size is not None and size != _wanted_size()) or _file_wish() == _REFUSED
     if call:
@@ -554,9 +562,8 @@ def enter_meeting() -> None:
 def follow_meeting(size: int | None) -> Change:
     """Collective, in a meeting: moves to the newest version that is ready; afterwards `size`, the same at all ranks, is
     wanted. Raises as :func:`step` does."""
-    present = int(_core.size())
-    if _state.cluster is None or _state.detached:
-        return Change(False, _state.detached, present, present)
+    if _has_no_cluster(None):
+        return _no_change()
     try:
         return _follow(wait=False)  # first: it tells everybody what was filed already
     finally:

@@ -21,14 +21,20 @@ _MAX_TRIES = 10
 def resize(arguments: Sequence[str]) -> int:
     """Exit status: 0 when the config server has the new size, 1 when it can't be had, 2 for a wrong command line."""
 
-    def next_cluster(cluster: Cluster, size: int, given: PortRange | None) -> Cluster | str:
-        if cluster.size == size:
-            return f"nothing to do: cluster version {cluster.version} has {size} workers already"
-        first = min(worker.port for worker in cluster.workers)
-        ports = (given or PortRange(first, min(first + 1000, 65535))).ports()
-        return cluster.resized(size, ports)
+    return _main("resize", "SIZE", "Changes the number of workers of a running job (-w).", 1, _resized, arguments)
 
-    return _main("resize", "SIZE", "Changes the number of workers of a running job (-w).", 1, next_cluster, arguments)
+
+def write_size(client: ConfigClient, size: int) -> str:
+    """What ``kungfu-run resize SIZE`` does, and what it says. ConfigServerError and ValueError where it can't."""
+    return _write(client, lambda cluster: _resized(cluster, size, None))
+
+
+def _resized(cluster: Cluster, size: int, given: PortRange | None) -> Cluster | str:
+    if cluster.size == size:
+        return f"nothing to do: cluster version {cluster.version} has {size} workers already"
+    first = min(worker.port for worker in cluster.workers)
+    ports = (given or PortRange(first, min(first + 1000, 65535))).ports()
+    return cluster.resized(size, ports)
 
 
 def evict(arguments: Sequence[str]) -> int:

@@ -493,18 +493,24 @@ class Worker:
         self.dealt_for = None
         self.members = ()
 
-    def main(self):
-        world, training = self.world, self.training
+    def begin(self):
+        """Whether this worker has a part in the training."""
+        world = self.world
         world.place("in begin")
         membership.begin()
         if membership.is_parked():
             world.sleep(world.current.random.random() * self.setup.prepare_s)
             membership.join()
         if membership.is_detached():
-            return
+            return False
         if membership.is_joiner():
             self.share_state()
-        elif self.follow(membership.step(self.setup.size_after(0), self.setup.wait)):
+            return True
+        return not self.follow(membership.step(self.setup.size_after(0), self.setup.wait))
+
+    def main(self):
+        world, training = self.world, self.training
+        if not self.begin():
             return
         while True:
             version = self.core.cluster_version()
@@ -583,16 +589,7 @@ class AsynchronousWorker(Worker):
 
     def main(self):
         world, training = self.world, self.training
-        world.place("in begin")
-        membership.begin()
-        if membership.is_parked():
-            world.sleep(world.current.random.random() * self.setup.prepare_s)
-            membership.join()
-        if membership.is_detached():
-            return
-        if membership.is_joiner():
-            self.share_state()
-        elif self.follow(membership.step(self.setup.size_after(0), self.setup.wait)):
+        if not self.begin():
             return
         while not training.stopping:
             if self.dealt_for != self.core.cluster_version():
