@@ -58,7 +58,8 @@ void Check(const Groups& groups, size_t tensors) {
   }
 }
 
-// Seconds per call, for each of `samples` times `batch` calls. The ranks meet before each sample and start together.
+// Seconds per call, for each of `samples` times `batch` calls. The ranks meet before each sample and start together;
+// and after the last, so that who is done with it first doesn't go on to other work on a core that the others need.
 template <typename Barrier, typename Call>
 std::vector<double> Time(size_t samples, size_t batch, const Barrier& barrier, const Call& call) {
   using Clock = std::chrono::steady_clock;
@@ -71,6 +72,7 @@ std::vector<double> Time(size_t samples, size_t batch, const Barrier& barrier, c
     for (size_t i = 0; i < batch; i++) call(turn++);
     sample = std::chrono::duration<double>(Clock::now() - begin).count() / static_cast<double>(batch);
   }
+  barrier();
   return seconds;
 }
 

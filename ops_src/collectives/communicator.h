@@ -110,6 +110,7 @@ class Communicator {
   // Waits until `counter` of `peer` has reached `target`; with `or_dead`, or `peer` is dead.
   void Await(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_dead = false);
   void AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_dead);
+  bool IsInTheWay(int core, const Flight& flight) const;
   // Throws if waiting for `peer` has become pointless.
   void LookAround(const shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight);
   void ThrowIfClosed() const;

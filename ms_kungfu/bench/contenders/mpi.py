@@ -52,7 +52,9 @@ class Mpi(CollectiveContender):
         if os.getuid() == 0:
             mpirun.insert(1, "--allow-run-as-root")
         library = _from_wheel("libmpi.so.40")
-        environ = {"MPI4PY_LIBMPI": str(library)} if library else {}
+        environ = {"HOME": os.environ.get("HOME", folder)}  # OpenMPI doesn't start without one
+        if library:
+            environ["MPI4PY_LIBMPI"] = str(library)
         # Which rank a process is, MPI says.
         return [Process([*mpirun, *cls.worker(folder, -1, size)], environ)]
 

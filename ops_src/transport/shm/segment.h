@@ -37,6 +37,7 @@ struct alignas(kLine) RankStatus {
   char address[kLine * 2 - 12];
   char lost_reason[kLine * 2];                     // written by the launcher before the move to kLost
   alignas(kLine) std::atomic<uint32_t> heartbeat;  // counted up by a thread of its own, however busy the others are
+  std::atomic<int32_t> core;                       // on which it was when it last waited; a hint
 };
 
 // What a rank brings to operation number `sequence` of a channel. Two of them alternate: post k+1 may overwrite post
