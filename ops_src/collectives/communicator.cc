@@ -90,10 +90,10 @@ constexpr int kSpinTurns = 1000;
 // instead. A turn takes about 0.4 us where nobody else wants the core, and a scheduler's turn where many do: hence no
 // number.
 constexpr auto kYieldTime = std::chrono::microseconds(50);
-// A yield needn't pass the core on: the scheduler keeps whom it owes time. Who was woken late, after a rank that ran on,
-// is owed some, and would then turn in vain through all of kYieldTime in operation after operation (64 KiB with four
-// ranks on two cores: 100 us instead of 40). So many turns in a row that came back at once, about 5 us, while a rank
-// that is behind was last seen on this core: then it sleeps, which does pass the core on.
+// A yield needn't pass the core on: the scheduler keeps whom it owes time. Who was woken late, after a rank that ran
+// on, is owed some, and would then turn in vain through all of kYieldTime in operation after operation (64 KiB with
+// four ranks on two cores: 100 us instead of 40). So many turns in a row that came back at once, about 5 us, while a
+// rank that is behind was last seen on this core: then it sleeps, which does pass the core on.
 constexpr int kVainTurns = 10;
 constexpr auto kVainTurn = std::chrono::nanoseconds(1500);
 // Chunks staged beyond the one that is being read. Each meeting costs a change of the running rank where cores are
@@ -861,13 +861,13 @@ void Communicator::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t 
 bool Communicator::IsInTheWay(int core, const Flight& flight) const {
   const auto behind = [](const shm::Counter& its, const shm::Counter& own) { return !its.Reached(own.Count()); };
   return core >= 0 && std::any_of(flight.members.begin(), flight.members.end(), [&](uint32_t r) {
-    if (r == rank_ || segment_->status(r).core.load(std::memory_order_relaxed) != core) return false;
-    if (!segment_->post(flight.channel, r, flight.sequence).sequence.Reached(flight.sequence)) return true;
-    const uint32_t lane = flight.lane;
-    return flight.bound && (behind(segment_->ready(lane, r), segment_->ready(lane, rank_)) ||
-                            behind(segment_->reduced(lane, r), segment_->reduced(lane, rank_)) ||
-                            behind(segment_->done(lane, r), segment_->done(lane, rank_)));
-  });
+           if (r == rank_ || segment_->status(r).core.load(std::memory_order_relaxed) != core) return false;
+           if (!segment_->post(flight.channel, r, flight.sequence).sequence.Reached(flight.sequence)) return true;
+           const uint32_t lane = flight.lane;
+           return flight.bound && (behind(segment_->ready(lane, r), segment_->ready(lane, rank_)) ||
+                                   behind(segment_->reduced(lane, r), segment_->reduced(lane, rank_)) ||
+                                   behind(segment_->done(lane, r), segment_->done(lane, rank_)));
+         });
 }
 
 void Communicator::LookAround(const shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight) {
