@@ -219,8 +219,6 @@ struct Communicator::Flight {
   uint32_t lane = 0;          //
   uint32_t base = 0;          // ready and done
   uint32_t base_reduced = 0;  //
-  bool streamed = false;      // chunks are staged past the caches
-  std::chrono::steady_clock::time_point agreed{};  // when all ranks had come, for operations in chunks
   // Of the whole operation, from its first wait that is more than a spin on: most never read the clock.
   std::chrono::steady_clock::time_point deadline{};
 };
@@ -528,19 +526,16 @@ void Communicator::RunChunks(Flight& flight) {
   // Kinds apart, and sizes by powers of four: what fits a cache behaves otherwise than what doesn't.
   const uint32_t magnitude = std::min<uint32_t>(5, (31 - __builtin_clz(flight.chunks)) / 2);
   const uint32_t history = static_cast<uint32_t>(flight.operation.kind) * 6 + magnitude;
-  const StagingChoice::Choice choice = staging_choice_.Next(history);
-  flight.streamed = choice.streamed;
+  StagingTurns turns(staging_choice_, history, flight.chunks, flight.chunk_bytes, flight.part_bytes);
   if (flight.splits) {
-    RunSplit(flight);
+    RunSplit(flight, turns);
   } else {
-    RunPipelined(flight);
+    RunPipelined(flight, turns);
   }
-  const std::chrono::duration<float, std::nano> took = std::chrono::steady_clock::now() - flight.agreed;
-  staging_choice_.Record(history, choice, took.count() / static_cast<float>(flight.part_bytes));
 }
 
 // Chunk by chunk: stages what comes next, while the others' part of the present one arrives.
-void Communicator::RunPipelined(Flight& flight) {
+void Communicator::RunPipelined(Flight& flight, StagingTurns& turns) {
   const Operation& operation = flight.operation;
   Publish(PreparePost(flight).sequence, flight.sequence);
   KUNGFU_FAULT_POINT("after the post");
@@ -556,9 +551,9 @@ void Communicator::RunPipelined(Flight& flight) {
   Cursor output(operation, flight.parts);
   const uint32_t to_stage = flight.Brings(rank_) ? flight.chunks : 0;
   uint32_t staged = 0;
-  for (; staged < std::min(to_stage, ahead_); staged++) StageChunk(flight, staged, input);
+  for (; staged < std::min(to_stage, ahead_); staged++) StageChunk(flight, turns, staged, input);
   AwaitPosts(flight);
-  flight.agreed = std::chrono::steady_clock::now();
+  turns.Begin();
   const char* slots[shm::kMaxRanks];
   for (uint32_t chunk = 0; chunk < flight.chunks; chunk++) {
     for (size_t i = 0; i < members.size(); i++) {
@@ -568,15 +563,17 @@ void Communicator::RunPipelined(Flight& flight) {
     }
     char* slot = nullptr;
     size_t staging = 0;
+    bool past_caches = false;
     if (staged < to_stage) {
       AwaitRoom(flight, staged);
       slot = segment_->slot(lane, rank_, base + staged);
       staging = flight.BytesOf(staged);
+      past_caches = turns.Streams(staged);
     }
     const size_t consuming = flight.BytesOf(chunk);
     for (size_t at = 0; at < std::max(staging, consuming); at += blend) {
       if (at < staging) {
-        Stage(operation, size_, input, std::min(blend, staging - at), slot + at, flight.chunk_bytes, flight.streamed);
+        Stage(operation, size_, input, std::min(blend, staging - at), slot + at, flight.chunk_bytes, past_caches);
       }
       if (at < consuming) {
         const size_t bytes = std::min(blend, consuming - at);
@@ -584,11 +581,12 @@ void Communicator::RunPipelined(Flight& flight) {
         for (size_t i = 0; i < members.size(); i++) slots[i] += bytes;
       }
     }
-    if (stream || flight.streamed) StreamFence();
+    if (stream || past_caches) StreamFence();
     KUNGFU_FAULT_POINT("before a chunk is done");
     if (staging > 0) Publish(ready, base + ++staged);
     KUNGFU_FAULT_POINT("between ready and done");
     Publish(done, base + chunk + 1);
+    turns.HaveRead(chunk + 1);
   }
   if (!flight.Brings(rank_)) Publish(ready, base + flight.chunks);
   KUNGFU_FAULT_POINT("before it leaves");
@@ -598,7 +596,7 @@ void Communicator::RunPipelined(Flight& flight) {
 // An all-reduce in which each rank reduces one part of every chunk, in place in its own slot: nobody else reads that
 // part of it. With n ranks each reads its n parts and then the n reduced ones, where it would read n whole chunks
 // otherwise.
-void Communicator::RunSplit(Flight& flight) {
+void Communicator::RunSplit(Flight& flight, StagingTurns& turns) {
   const Operation& operation = flight.operation;
   Publish(PreparePost(flight).sequence, flight.sequence);
   KUNGFU_FAULT_POINT("after the post");
@@ -632,17 +630,18 @@ void Communicator::RunSplit(Flight& flight) {
     if (stream) StreamFence();
     KUNGFU_FAULT_POINT("before a chunk is done");
     Publish(done, base + chunk + 1);
+    turns.HaveRead(chunk + 1);
   };
 
   uint32_t staged = 0;
   for (uint32_t chunk = 0; chunk < flight.chunks; chunk++) {
     // One chunk less ahead than there is room for: the chunk before this one is gathered after this one is reduced.
     for (; staged < flight.chunks && staged <= chunk + std::min(ahead_, shm::kSlots - 2); staged++) {
-      StageChunk(flight, staged, input);
+      StageChunk(flight, turns, staged, input);
     }
     if (chunk == 0) {
       AwaitPosts(flight);
-      flight.agreed = std::chrono::steady_clock::now();
+      turns.Begin();
     }
     const size_t begin = part_begin(me, flight.BytesOf(chunk));
     const size_t end = part_begin(me + 1, flight.BytesOf(chunk));
@@ -652,9 +651,10 @@ void Communicator::RunSplit(Flight& flight) {
       if (r != rank_) Await(segment_->ready(lane, r), base + chunk + 1, r, flight);
       sources[i] = segment_->slot(lane, r, flight.SlotOf(base, chunk)) + begin;
     }
+    const bool past_caches = turns.Streams(chunk);
     flight.reduce(segment_->slot(lane, rank_, flight.SlotOf(base, chunk)) + begin, sources, num, end - begin,
-                  flight.streamed);
-    if (flight.streamed) StreamFence();
+                  past_caches);
+    if (past_caches) StreamFence();
     KUNGFU_FAULT_POINT("before a chunk is reduced");
     Publish(reduced, base_reduced + chunk + 1);
     KUNGFU_FAULT_POINT("after a chunk is reduced");
@@ -682,11 +682,12 @@ shm::Post& Communicator::PreparePost(const Flight& flight) {
 }
 
 // Copies chunk `chunk` of what this rank brings into its slot, once nobody reads what was there.
-void Communicator::StageChunk(Flight& flight, uint32_t chunk, Cursor& input) {
+void Communicator::StageChunk(Flight& flight, StagingTurns& turns, uint32_t chunk, Cursor& input) {
   AwaitRoom(flight, chunk);
+  const bool past_caches = turns.Streams(chunk);
   Stage(flight.operation, size_, input, flight.BytesOf(chunk),
-        segment_->slot(flight.lane, rank_, flight.SlotOf(flight.base, chunk)), flight.chunk_bytes, flight.streamed);
-  if (flight.streamed) StreamFence();
+        segment_->slot(flight.lane, rank_, flight.SlotOf(flight.base, chunk)), flight.chunk_bytes, past_caches);
+  if (past_caches) StreamFence();
   KUNGFU_FAULT_POINT("before a chunk is ready");
   Publish(segment_->ready(flight.lane, rank_), flight.base + chunk + 1);
 }

@@ -95,11 +95,11 @@ class Communicator {
   void CountTraffic(const Flight& flight, uint64_t began) const;
   void RunOnce(Flight& flight);
   void RunChunks(Flight& flight);
-  void RunPipelined(Flight& flight);
-  void RunSplit(Flight& flight);
+  void RunPipelined(Flight& flight, StagingTurns& turns);
+  void RunSplit(Flight& flight, StagingTurns& turns);
   shm::Post& PreparePost(const Flight& flight);
   void AwaitRoom(Flight& flight, uint32_t chunk);
-  void StageChunk(Flight& flight, uint32_t chunk, Cursor& input);
+  void StageChunk(Flight& flight, StagingTurns& turns, uint32_t chunk, Cursor& input);
   void AwaitPosts(Flight& flight);
   [[noreturn]] void ReportMismatch(Flight& flight);
 
