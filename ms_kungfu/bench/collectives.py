@@ -49,7 +49,7 @@ def _task(kind: str, counts: Sequence[int], way: str, settings: Settings) -> Tas
         groups = bucketed(counts, unit, limit)
     # Smaller ones are so short that reading the clock would show, and stay in the cache in a program, too.
     batch = min(100, max(1, 256 * _KIB // nbytes)) if len(counts) == 1 else 1
-    samples = settings.samples or min(50, max(3, 64 * _MIB // (nbytes * batch)))
+    samples = settings.samples or min(50, max(7, 256 * _MIB // (nbytes * batch)))
     sets = 1
     if nbytes >= settings.fresh_from:
         # Inputs and outputs of one turn through the sets, which the warm-up takes, are twice the cache.

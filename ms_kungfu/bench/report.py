@@ -26,7 +26,7 @@ def times(samples: Sequence[float]) -> Record:
 
 
 def records(bench: str, entries: Sequence[Entry], base: Entry | None) -> list[Record]:
-    """One record an entry. Times are of the slowest rank; `ratio` is this entry's time over that of `base`."""
+    """One record an entry. Times are of the rank that counts; `ratio` is this entry's time over that of `base`."""
     made = []
     for e in entries:
         columns = times([seconds for turn in e.rounds for seconds in turn])

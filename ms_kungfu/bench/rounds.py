@@ -26,7 +26,7 @@ class Entry:
     group: Group
     task: dict[str, Any]
     about: dict[str, Any] = field(default_factory=dict)
-    rounds: list[list[float]] = field(default_factory=list)  # seconds of the slowest rank, by round
+    rounds: list[list[float]] = field(default_factory=list)  # seconds of the rank that counts, by round
     wrong: str | None = None
     unsupported: str | None = None
     others_cpu_s: float = 0.0  # processor time of the ranks that should have been idle, in wall_s
@@ -56,7 +56,8 @@ def run(entries: Sequence[Entry], rounds: int) -> list[Entry]:
             entry.wrong = entry.wrong or next((a["wrong"] for a in answers if a["wrong"]), None)
             if turn == 0:
                 continue
-            entry.rounds.append(np.max([a["samples"] for a in answers], axis=0).tolist())
+            pick = np.min if entry.group.contender.last_to_come_counts else np.max
+            entry.rounds.append(pick([a["samples"] for a in answers], axis=0).tolist())
             entry.others_cpu_s += sum(g.cpu_seconds() for g in others) - cpu_before
             entry.wall_s += time.monotonic() - begin
     return [entry for entry in entries if entry.unsupported is None]

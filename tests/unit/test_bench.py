@@ -105,9 +105,11 @@ def test_the_ratio_compares_what_was_measured_in_the_same_round() -> None:
     assert made[0]["algorithm_gb_s"] == round(4000 / made[0]["p50_us"] / 1e3, 3)
 
 
-def test_the_slowest_rank_counts_in_each_sample() -> None:
+@pytest.mark.parametrize("last_to_come, expected", [(False, [2.0, 5.0]), (True, [1.0, 3.0])])
+def test_the_slowest_rank_counts_in_each_sample_or_the_last_to_come(last_to_come: bool, expected: list[float]) -> None:
     class Fake:
         size = 2
+        contender = SimpleNamespace(last_to_come_counts=last_to_come)
 
         def measure(self, task: dict[str, Any]) -> list[dict[str, Any]]:
             return [{"samples": [1.0, 5.0], "wrong": None}, {"samples": [2.0, 3.0], "wrong": None}]
@@ -117,7 +119,7 @@ def test_the_slowest_rank_counts_in_each_sample() -> None:
 
     fake: Any = Fake()
     (done,) = rounds.run([rounds.Entry("x", fake, {})], rounds=2)
-    assert done.rounds == [[2.0, 5.0]] * 2
+    assert done.rounds == [expected] * 2
 
 
 def test_a_wrong_result_shows_in_the_table_and_the_records() -> None:

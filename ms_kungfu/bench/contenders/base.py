@@ -41,6 +41,9 @@ class Contender(ABC):
     #: Modules it needs, and what brings them.
     needs: ClassVar[Sequence[str]] = ()
     remedy: ClassVar[str] = REMEDY
+    #: Whose time counts in a sample: the slowest rank's, or, where ranks come at times of their own and the clock runs
+    #: while one waits for the others, that of the rank which came last and so took least.
+    last_to_come_counts: ClassVar[bool] = False
 
     def __init__(self, rank: int, size: int, *extra: str) -> None:
         del extra

@@ -28,8 +28,10 @@ class KungFuPrimitive(Joined, CollectiveContender):
 
 
 class KungFuKernel(KungFuPrimitive):
-    """The same, but only the time inside the kernels, waiting for the other ranks included, counts: not what MindSpore
-    does to hand a Python tuple to a graph and back, which gradients inside a training step never go through."""
+    """The same, but only the time inside the kernels counts, from when all ranks are there: not what MindSpore does to
+    hand a Python tuple to a graph and back, which gradients inside a training step never go through."""
+
+    last_to_come_counts = True
 
     @staticmethod
     def _clock() -> float:
