@@ -1,6 +1,6 @@
 """Trains with 1 to 16 workers by each optimizer, then prints a table and draws the accuracy.
 
-python compare.py                 # trains (10 to 30 minutes on 2 cores), then shows
+python compare.py                 # trains (5 minutes on 2 idle cores), then shows
 python compare.py --show          # shows what has been trained before
 """
 
