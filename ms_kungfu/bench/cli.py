@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -151,6 +152,10 @@ def _check(arguments: argparse.Namespace) -> list[str]:
         for given, known in ((arguments.pauses, pauses.KINDS), (arguments.program, pauses.PROGRAMS)):
             if set(given) - set(known):
                 raise ValueError(f"no {min(set(given) - set(known))!r}; there are {', '.join(known)}")
+    for option in ("json", "plot"):
+        file = getattr(arguments, option, None)
+        if file not in (None, "-") and not os.access(Path(file).absolute().parent, os.W_OK):
+            raise ValueError(f"--{option}: no file can be written to {Path(file).absolute().parent}")
     root = getattr(arguments, "root", 0)
     if not 0 <= root < min(getattr(arguments, "ranks", [1])):
         raise ValueError(f"root {root} is no rank among {min(arguments.ranks)}")

@@ -23,6 +23,10 @@ from ms_kungfu.elastic.state import Component, check_averaged
 from ms_kungfu.elastic.steering import Evict, check_evict
 from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.monitoring.monitor import Monitor
+from ms_kungfu.ops._base import Collective
+from ms_kungfu.optimizers import KungFuGradReducer
+from ms_kungfu.optimizers._around import Around
+from ms_kungfu.optimizers._reducing import Reducing
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +85,10 @@ class KungFuElasticCallback(Callback):
         parse_schedule(schedule)
         parse_lr_rule(lr_rule)
         open_folder(checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
+        if checkpoint_dir is not None and checkpoint_every is None and not resume:
+            raise ValueError("checkpoint_dir is for checkpoint_every=STEPS or resume=True; give one of them")
+        if monitor is not None and not hasattr(monitor, "step_end"):
+            raise TypeError(f"monitor is a ms_kungfu.monitoring.Monitor, got {monitor!r}")
         self._options: dict[str, Any] = {
             "schedule": schedule,
             "wait": wait,
@@ -129,12 +137,20 @@ class KungFuElasticCallback(Callback):
         self._monitor = training.monitor
         if self._monitor is not None:
             connect_summary(self._monitor, params)
+        if not _averages(params.train_network):
+            _log.warning(
+                "Model.train has no optimizer of ms_kungfu and no KungFuGradReducer here (%s): unless the program "
+                "reduces the gradients itself, each worker trains a model of its own",
+                ", ".join(type(optimizer).__name__ for optimizer in training.optimizers) or "no optimizer",
+            )
         training.step = before.step if before is not None else 0
         self._last_step = training.step + params.batch_num * params.epoch_num
         training.begin()
         if not elastic_data:
             _log.warning(
-                "train_dataset is a %s, not an ElasticDataset: after a resize its samples are not dealt out anew",
+                "train_dataset is a %s, not an ElasticDataset: unless the program shards it, each worker trains all of "
+                "its samples, and after a resize they are not dealt out anew; give ElasticDataset(samples, "
+                "global_batch_size=...) the pipeline before .batch()",
                 type(params.train_dataset).__name__,
             )
             if training.should_stop:
@@ -207,6 +223,16 @@ def compile_step(network: Any, dataset: Any) -> None:
         return
     columns = zip(dataset.output_shapes(), dataset.output_types())
     network.compile(*(ms.Tensor(np.zeros(shape, dtype)) for shape, dtype in columns))
+
+
+def _averages(network: Any) -> bool:
+    """Whether something of ms_kungfu's in `network` keeps the workers' models together."""
+    for _, cell in network.cells_and_names():
+        if isinstance(cell, (Reducing, Around, KungFuGradReducer)):
+            return True
+        if any(isinstance(value, Collective) for value in vars(cell).values()):
+            return True
+    return False
 
 
 def _sink_mode_asked_for() -> bool:

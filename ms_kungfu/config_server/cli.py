@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ms_kungfu._flags import FlagParser, UsageError, duration, integer
-from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, write_secret
+from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, read_secret, write_secret
 from ms_kungfu.config_server.server import ConfigServer, serve_until
 from ms_kungfu.config_server.store import ConfigStore, parse_document
 from ms_kungfu.elastic.cluster import Cluster
@@ -59,7 +59,9 @@ async def _serve(host: str, port: int, path: str, cluster: Cluster | None, ttl_s
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     given = os.environ.get("KUNGFU_JOB_SECRET")
-    secret = given or secrets.token_hex(32)
+    # A killed server's is still there, and a job may be waiting for a server that knows it.
+    left = read_secret(f"http://{host}:{port}{path}") if port else None
+    secret = given or left or secrets.token_hex(32)
     server = ConfigServer(ConfigStore(cluster), secret, host=host, port=port, path=path)
     try:
         await server.start()

@@ -321,7 +321,7 @@ def _propose(cluster: Cluster, size: int, dead: list[PeerID]) -> int:
     """Writes a cluster of `size` workers to the config server and returns its version."""
     url, secret = env.CONFIG_SERVER.get(), env.JOB_SECRET.get()
     if url is None:
-        raise ResizeError("resizing needs a config server: start the job with kungfu-run -w -config-server URL")
+        raise ResizeError("resizing needs a config server: start the job with kungfu-run -w, which embeds one")
     if not env.WATCH.get():
         raise ResizeError("resizing needs a launcher that follows the config server: start it with kungfu-run -w")
     hosts = env.HOSTS.get()
@@ -464,10 +464,15 @@ def _adopt(version: int) -> Change:
     return Change(True, False, old_size, new_size)
 
 
+def _not_started(size: int) -> ResizeError:
+    remedy = "start it with kungfu-run -w"
+    return ResizeError(f"a cluster that kungfu-run has not started stays at 1 rank, {size} were asked for; {remedy}")
+
+
 def change_size(size: int) -> tuple[bool, bool]:
     """The runtime's resize handler: all ranks have agreed on `size`, which is not the present size."""
     if _state.cluster is None:
-        raise ResizeError(f"a cluster that kungfu-run has not started stays at 1 rank, {size} were asked for")
+        raise _not_started(size)
     _state.wish, _state.filed = size, None
     change = _follow(wait=True, must=True)
     return change.changed, change.detached
@@ -519,7 +524,7 @@ def _has_no_cluster(size: int | None) -> bool:
     """Whether this process has left, or was never in a cluster that could change. ResizeError where the latter wants
     another `size`."""
     if _state.cluster is None and not _state.detached and size is not None and size != int(_core.size()):
-        raise ResizeError(f"a cluster that kungfu-run has not started stays at 1 rank, {size} were asked for")
+        raise _not_started(size)
     return _state.cluster is None or _state.detached
 
 

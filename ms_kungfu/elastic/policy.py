@@ -60,7 +60,9 @@ class Decision:
 
     reason: str
     size: int | None = None
-    """Number of workers."""
+    """Number of workers. They come when they are ready; until then policies are asked as before."""
+    keeps_local_batch: bool | None = None
+    """With `size`: a dataset that holds its global batch changes it in proportion, when the new size comes true."""
     global_batch_size: int | None = None
     local_batch_size: int | None = None
     learning_rate: float | None = None
@@ -81,6 +83,8 @@ class Decision:
                 raise ValueError(f"{name} is an integer of 1 or more, got {value!r}")
         if self.global_batch_size is not None and self.local_batch_size is not None:
             raise ValueError("a decision sets global_batch_size or local_batch_size, not both")
+        if self.keeps_local_batch and self.size is None:
+            raise ValueError("keeps_local_batch goes with a size")
         rate = self.learning_rate
         if rate is not None and not (math.isfinite(rate) and rate >= 0):
             raise ValueError(f"learning_rate is a number of 0 or more, got {rate!r}")
@@ -187,8 +191,8 @@ def combine(decisions: Iterable[Decision]) -> Decision | None:
             wanted.pop("local_batch_size", None)
         # A worker that is told to go and a new size are two ways to change the membership; one at a time.
         if "size" in changes or "evict" in changes:
-            wanted.pop("size", None)
-            wanted.pop("evict", None)
+            for name in ("size", "keeps_local_batch", "evict"):
+                wanted.pop(name, None)
         new = {name: value for name, value in wanted.items() if name not in changes}
         if new:
             changes.update(new)

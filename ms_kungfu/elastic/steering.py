@@ -17,6 +17,7 @@ from ms_kungfu.elastic.policy import HOOKS, Decision, Policies, Policy, Quantiti
 from ms_kungfu.errors import PeerLostError
 
 if TYPE_CHECKING:
+    from ms_kungfu.dataset import ElasticDataset
     from ms_kungfu.elastic.training import ElasticTraining
     from ms_kungfu.monitoring.monitor import Monitor
     from ms_kungfu.monitoring.record import StepRecord
@@ -47,6 +48,7 @@ class Steering:
         )
         self._wanted_size: int | None = None  # decided and not passed on yet
         self._pending_size: int | None = None  # passed on and not come true yet
+        self._keeps_local_batch = False  # when the size that was decided on comes true
         self._steps_at_size = 0
         self._began = time.monotonic()
         self._resize_time: float | None = None
@@ -59,6 +61,7 @@ class Steering:
             "resize_time": self._resize_time,
             "size": self._wanted_size,
             "pending": self._pending_size,
+            "keeps_local_batch": self._keeps_local_batch,
             "total_samples": self.total_samples,
         }
 
@@ -66,7 +69,7 @@ class Steering:
         self.policies.restore(state["policies"])
         self._began = time.monotonic() - state["time"]
         self._resize_time, self._wanted_size = state["resize_time"], state["size"]
-        self._pending_size = state["pending"]
+        self._pending_size, self._keeps_local_batch = state["pending"], state.get("keeps_local_batch", False)
         self.total_samples = state["total_samples"]
 
     def stepped(self, record: StepRecord | None) -> None:
@@ -79,11 +82,19 @@ class Steering:
             self._resize_time += max(0.0, record.seconds - self._step_time)
         self._step_time = record.seconds
 
+    def comes_true(self, old_size: int, new_size: int, dataset: ElasticDataset | None) -> None:
+        """The cluster has changed, and its state isn't shared yet. At all members that go on."""
+        if new_size != self._pending_size or not self._keeps_local_batch or dataset is None:
+            return
+        if dataset.holds_global_batch:
+            batch = max(1, round(dataset.global_batch_size * new_size / old_size))
+            dataset.set_batch_size(global_batch_size=batch)
+
     def resized(self, seconds: float) -> None:
         """The cluster has changed, which held up training for so long."""
         self._steps_at_size = 0
         self._resize_time = seconds
-        self._pending_size = None
+        self._pending_size, self._keeps_local_batch = None, False
 
     def take_size(self) -> int | None:
         """The size that has been decided on since the last call."""
@@ -108,7 +119,8 @@ class Steering:
         if decision is not None and decision.size is not None:
             # Policies go on asking while the new workers get ready.
             there = runtime.current_cluster_size() if self._pending_size is None else self._pending_size
-            decision = replace(decision, size=None) if decision.size == there else decision
+            if decision.size == there:
+                decision = replace(decision, size=None, keeps_local_batch=None)
         decision = agree(decision)
         if decision is None or not decision.changes:
             return
@@ -117,6 +129,7 @@ class Steering:
         self._check(decision, training)
         if decision.size is not None:
             self._wanted_size = decision.size
+            self._keeps_local_batch = bool(decision.keeps_local_batch)
         if training.dataset is not None and (decision.global_batch_size or decision.local_batch_size):
             training.dataset.set_batch_size(decision.local_batch_size, decision.global_batch_size)
         if decision.learning_rate is not None:

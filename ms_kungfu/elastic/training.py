@@ -480,6 +480,8 @@ class ElasticTraining:
             _log.info("left the cluster after step %d (%d -> %d workers)", self.step, change.old_size, change.new_size)
             self._suspend(True)
         elif change.changed:
+            if self._steering is not None:
+                self._steering.comes_true(change.old_size, change.new_size, self._dataset)
             state.share_state(self.training_state)
             self._scale_rates()
             _log.info("step %d: %d -> %d workers", self.step, change.old_size, change.new_size)

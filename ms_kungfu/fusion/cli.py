@@ -7,6 +7,7 @@ import json
 import os
 import runpy
 import sys
+import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -35,6 +36,8 @@ def _fusion(text: str) -> Any:
         if colon:
             value = {"mode": mode, "config": json.loads(f"[{config}]" if mode == "index" else config)}
         parse(value)
+    except json.JSONDecodeError:
+        raise argparse.ArgumentTypeError(f"{config!r} in {text!r} is no number, or no list of numbers") from None
     except (ValueError, TypeError, KeyError) as error:
         raise argparse.ArgumentTypeError(str(error.args[0])) from None
     return value
@@ -54,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         help="none, auto, size:MB or index:I,J,... instead of what is configured",
     )
     parser.add_argument("target", metavar="TARGET")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="for the program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, default=[], metavar="ARGUMENT", help="for the program")
     return parser
 
 
@@ -96,7 +99,10 @@ def _plan_of_result(where: str, function: str, fusion: Any) -> Plan:
         where = Path(where).stem
     else:
         sys.path.insert(0, "")
-    result = getattr(import_module(where), function)()
+    module = import_module(where)
+    if not hasattr(module, function):
+        raise LookupError(f"{where} has no {function}")
+    result = getattr(module, function)()
     if fusion is None and hasattr(result, "fusion_plan"):
         return result.fusion_plan()
     if isinstance(result, nn.Optimizer):
@@ -106,6 +112,13 @@ def _plan_of_result(where: str, function: str, fusion: Any) -> Plan:
 
 def _plan_of_program(program: str, arguments: list[str], fusion: Any) -> Plan:
     """The plan that its first step uses; by then the program has set its ids, whatever it did before."""
+    # MindSpore logs the compilation that is broken off, as an error, and writes a file about it to the current folder.
+    os.environ.setdefault("GLOG_v", "4")
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, MS_OM_PATH=folder):
+        return _plan_of_first_step(program, arguments, fusion)
+
+
+def _plan_of_first_step(program: str, arguments: list[str], fusion: Any) -> Plan:
     from ms_kungfu.fusion._mindspore import plan_of
     from ms_kungfu.optimizers import KungFuGradReducer
 

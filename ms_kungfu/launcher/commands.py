@@ -91,7 +91,8 @@ def _main(
             raise UsageError(f"-config-server: {error}") from None
         if secret is None:
             raise UsageError(
-                f"no secret for {url} was left by a config server of this user on this machine; set KUNGFU_JOB_SECRET"
+                f"no secret for {url} was left by a config server of this user on this machine: is the job running? "
+                "For one of another user or machine set KUNGFU_JOB_SECRET"
             )
         number, ports = int(words[0]), getattr(flags, "port_range", None)
         print(_write(client, lambda cluster: next_cluster(cluster, number, ports)))

@@ -294,8 +294,9 @@ class Job:
         secret = self._given_secret() or secret_from({}, url)
         if secret is None:
             raise StartError(
-                f"no secret for {url} was left by a config server of this user on this machine; set KUNGFU_JOB_SECRET "
-                "to the config server's"
+                f"no secret for {url} was left by a config server of this user on this machine; start one first "
+                "(kungfu-config-server), have the job embed it (-builtin-config-port), or set KUNGFU_JOB_SECRET to "
+                "that of one elsewhere"
             )
         try:
             bytes.fromhex(secret)

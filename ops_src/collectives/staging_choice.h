@@ -104,8 +104,10 @@ class StagingTurns {
     return turns_[turn % 2].streamed;
   }
 
-  // All ranks have come: from now on time counts.
-  void Begin() { since_ = Clock::now(); }
+  // Time counts but for that between these two, in which it waits for ranks that may be late.
+  void BeginStaging() { since_ = Clock::now(); }
+  void EndStaging() { staged_ = Clock::now(); }
+  void BeginReading() { since_ += Clock::now() - staged_; }
 
   // The chunks before `chunk` have been read.
   void HaveRead(uint32_t chunk) {
@@ -130,7 +132,7 @@ class StagingTurns {
   StagingChoice::Choice turns_[2]{};
   uint32_t num_begun_ = 0;
   size_t read_ = 0;  // bytes, in turns that are over
-  Clock::time_point since_{};
+  Clock::time_point since_{}, staged_{};
 };
 
 }  // namespace kungfu

@@ -409,7 +409,9 @@ TEST(Staging, ALargeOperationTakesManyTurnsAndFollowsWithinItself) {
   uint32_t streamed = 0;
   for (int operation = 0; operation < 2; operation++) {
     StagingTurns turns(choice, 0, kChunks, /*chunk_bytes=*/100, /*bytes=*/kChunks * 100 - 1);
-    turns.Begin();
+    turns.BeginStaging();
+    turns.EndStaging();
+    turns.BeginReading();
     for (uint32_t chunk = 0; chunk < kChunks; chunk++) {
       const uint32_t ahead = std::min(chunk + 2, kChunks - 1);
       const bool expensive = !turns.Streams(chunk);  // no core shares a cache here

@@ -105,7 +105,7 @@ def test_the_ratio_compares_what_was_measured_in_the_same_round() -> None:
     assert made[0]["algorithm_gb_s"] == round(4000 / made[0]["p50_us"] / 1e3, 3)
 
 
-@pytest.mark.parametrize("last_to_come, expected", [(False, [2.0, 5.0]), (True, [1.0, 3.0])])
+@pytest.mark.parametrize(("last_to_come", "expected"), [(False, [2.0, 5.0]), (True, [1.0, 3.0])])
 def test_the_slowest_rank_counts_in_each_sample_or_the_last_to_come(last_to_come: bool, expected: list[float]) -> None:
     class Fake:
         size = 2

@@ -197,7 +197,7 @@ def test_the_command_shows_well_known_models_without_mindspore():
     ("words", "sentence"),
     [
         (["nothing.py"], "nothing.py is no file and none of lenet"),
-        (["--fusion", "size:x", "lenet"], "Expecting value"),
+        (["--fusion", "size:x", "lenet"], "'x' in 'size:x' is no number"),
         (["--fusion", "size:-1", "lenet"], "at least 0, not -1"),
         (["--fusion", "index:3,2", "lenet"], "must ascend"),
         (["--fusion", "most", "lenet"], 'must be "none"'),

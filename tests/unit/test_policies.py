@@ -254,7 +254,7 @@ def test_price_decides_between_time_and_worker_seconds():
     assert sizes[1] < sizes[0.5] < sizes[0]
 
 
-def test_a_held_global_batch_grows_with_the_cluster():
+def test_a_held_global_batch_is_to_grow_with_the_cluster():
     policy = NoiseScalePolicy(4, min_size=2, patience=1, min_measurements=0)
     made = [
         policy.after_step(
@@ -273,7 +273,7 @@ def test_a_held_global_batch_grows_with_the_cluster():
         for i in range(1, 20)
     ]
     decision = next(d for d in made if d is not None)
-    assert decision.changes == {"size": 4, "global_batch_size": 64}
+    assert decision.changes == {"size": 4, "keeps_local_batch": True}
 
 
 def test_another_worker_decides_alike_with_its_state():

@@ -38,7 +38,7 @@ class NoiseScalePolicy(Policy):
         probe: steps that a single worker trains before a second one is asked for, to measure the noise anew: one
             worker alone can't.
 
-    With an `ElasticDataset` that holds its global batch, the batch is changed along with the size.
+    An `ElasticDataset` that holds its global batch changes it in proportion, when the new size comes true.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class NoiseScalePolicy(Policy):
             second = min((size for size in self._sizes if size > 1), default=None)
             if second is None or (q.gradient_noise_scale is None and q.steps_at_size < self._interval):
                 return None
-            return self._change(q, second, "one worker alone can't measure the noise scale; it takes two")
+            return self._change(second, "one worker alone can't measure the noise scale; it takes two")
         if q.gradient_noise_scale is None or q.noise_scale_steps < self._min_measurements or q.step % self._interval:
             return None
         # Noise that hides the gradient: any number above what the largest cluster could average out does.
@@ -150,17 +150,15 @@ class NoiseScalePolicy(Policy):
         if self._wanted_for < self._patience:
             return None
         return self._change(
-            q,
             best,
             f"noise scale {q.gradient_noise_scale:.3g} at a batch of {q.batch_size}: {best} workers instead of {here} "
             f"cost {change / stay - 1:+.0%} (a step {self.step_time(here) * 1e3:.3g} -> "
             f"{self.step_time(best) * 1e3:.3g} ms, the resize {self.resize_time:.2g} s, horizon {horizon:.3g} s)",
         )
 
-    def _change(self, q: Quantities, size: int, reason: str) -> Decision:
+    def _change(self, size: int, reason: str) -> Decision:
         self._wanted, self._wanted_for = None, 0
-        batch = round(q.local_batch_size * size) if q.holds_global_batch else None
-        return Decision(reason, size=size, global_batch_size=batch)
+        return Decision(reason, size=size, keeps_local_batch=True)
 
     def _observe(self, q: Quantities) -> None:
         if q.cluster_size != self._size:

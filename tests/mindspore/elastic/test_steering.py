@@ -187,6 +187,35 @@ def test_the_quantities_are_those_of_the_training():
     assert not q.holds_global_batch
 
 
+class Asks(Policy):
+    """Goes on asking, as policies do."""
+
+    def after_step(self, q):
+        return Decision("because", size=4, keeps_local_batch=True)
+
+
+@pytest.mark.parametrize(("holds", "came_true", "expected"), [(True, 4, 32), (True, 2, 8), (False, 4, 8)])
+def test_the_batch_follows_a_size_once_and_when_it_comes_true(holds, came_true, expected):
+    net, data = make_net(), make_data(64, 8)
+    if holds:
+        data.set_batch_size(global_batch_size=8)
+    elastic = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=Asks())
+    steering = elastic._steering
+    for expected_size in (4, None, None):
+        steering.hook("after_step", elastic)
+        assert steering.take_size() == expected_size
+        assert data.global_batch_size == 8
+    joiner = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=Asks())._steering
+    joiner.restore(steering.state())
+    for each in (steering, joiner):
+        data.set_batch_size(**({"global_batch_size": 8} if holds else {"batch_size": 8}))
+        each.comes_true(1, came_true, data)
+        assert data.global_batch_size == expected
+        each.resized(0.1)
+        each.comes_true(1, 4, data)
+        assert data.global_batch_size == expected
+
+
 def test_a_batch_that_a_policy_changes_is_dealt_anew():
     net, data = make_net(), make_data(24, 4)
     policy = SchedulePolicy(global_batch_size={2: 8})

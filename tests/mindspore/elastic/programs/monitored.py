@@ -118,6 +118,8 @@ class Own(Policy):
         self.seen = q
         if q.step == 4:
             return Decision(f"rank {kf.current_rank()} wants it", learning_rate=0.01 * (1 + kf.current_rank()))
+        if q.step >= 16 and q.cluster_size == 2:
+            return Decision("a third worker", size=3, keeps_local_batch=True)
         return None
 
 
