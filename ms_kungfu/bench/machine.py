@@ -21,17 +21,17 @@ def cpu_model() -> str:
 
 
 def commit() -> str:
-    """Of the checkout that is the current folder, with a + where it has been changed; else the package's version."""
+    """Of the checkout that the current folder is in, with a + where it has been changed; else the package's version."""
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"],
-            capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
-        if Path("ms_kungfu/bench").is_dir() or Path("../ms_kungfu/bench").is_dir():
-            return done.stdout.strip()
+        if (Path(_git("rev-parse", "--show-toplevel")) / "ms_kungfu" / "bench").is_dir():
+            return _git("describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
         pass
     return f"v{ms_kungfu.__version__}"
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
 
 @lru_cache(maxsize=1)
