@@ -402,7 +402,7 @@ def test_an_external_server_that_is_not_there_is_one_sentence(kungfu_run, monkey
     job = kungfu_run("-w", "-config-server", f"http://127.0.0.1:{free_port()}/config", "true")
     job.assert_exit(1)
     assert len(job.lines) == 1
-    assert "set KUNGFU_JOB_SECRET to the config server's" in job.lines[0]
+    assert "start one first (kungfu-config-server)" in job.lines[0]
 
 
 def test_waiting_for_a_config_server_can_be_interrupted(kungfu_run):

@@ -69,8 +69,9 @@ def test_policies_change_size_batch_and_rate_at_all_workers(run_elastic, tmp_pat
     trained_by = {step: rows[0]["trained_by"] for step, rows in steps.items()}
     assert [trained_by[s] for s in (1, 3, 4, 9, 10)] == [1, 1, 3, 3, 2]
     batches = {step: rows[0]["batch"] for step, rows in steps.items()}
-    # a worker's batch of 4, from 6 steps on of 2; from 12 on 8 samples together, and as many for each with 3 workers
-    assert [batches[s] for s in (1, 3, 4, 6, 7, 9, 10, 12, 13, 16, 17, 18)] == [4, 4, 12, 12, 6, 6, 4, 4, 8, 8, 12, 12]
+    # a worker's batch of 4, from 6 steps on of 2; from 12 on 8 samples together, and as many for each with 3 workers;
+    # step 17 has the last 10 of the epoch
+    assert [batches[s] for s in (1, 3, 4, 6, 7, 9, 10, 12, 13, 16, 17, 18)] == [4, 4, 12, 12, 6, 6, 4, 4, 8, 8, 10, 12]
     rates = {step: {row["rate"] for row in rows if not row["detached"]} for step, rows in steps.items()}
     # at step 4 two policies want a rate: the first one's, and the lowest rank's of it
     assert rates[3] == {np.float32(0.05)}
