@@ -11,9 +11,11 @@ from mindspore import nn
 from mindspore.train import Callback, Model
 
 from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback, sync_net_parameters
-from ms_kungfu.callbacks.elastic import compile_step
+from ms_kungfu.callbacks.elastic import _averages, compile_step
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.errors import ResizeError
+from ms_kungfu.ops import KungFuAllReduce
+from ms_kungfu.optimizers import KungFuGradReducer, KungFuMomentum, PairAveragingOptimizer
 
 
 def make_model():
@@ -86,6 +88,36 @@ def test_the_global_batch_of_the_callback_is_that_of_the_dataset():
     assert data.global_batch_size == 5
 
 
+class Reduced(nn.Cell):
+    """A training step of the program's own, which reduces the gradients by a primitive."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.all_reduce = net, KungFuAllReduce()
+
+    def construct(self, x):
+        return self.all_reduce(self.net(x))
+
+
+def test_a_model_that_nobody_averages_is_told_of(caplog):
+    model, net = make_model()
+    model.train(1, ElasticDataset(make_source(), 4), callbacks=[KungFuElasticCallback()], dataset_sink_mode=False)
+    assert "no optimizer of ms_kungfu and no KungFuGradReducer here (Momentum)" in caplog.text
+    caplog.clear()
+    ours = Model(net, nn.MSELoss(), KungFuMomentum(net.trainable_params(), 0.01, 0.9))
+    ours.train(1, ElasticDataset(make_source(), 4), callbacks=[KungFuElasticCallback()], dataset_sink_mode=False)
+    assert caplog.text == ""
+    around = PairAveragingOptimizer(nn.Momentum(net.trainable_params(), 0.01, 0.9))
+    cells = [KungFuGradReducer(net.trainable_params()), Reduced(net), around, nn.CellList([around])]
+    assert [_averages(cell) for cell in (*cells, net)] == [True] * 4 + [False]
+
+
+def test_an_ordinary_dataset_is_told_of(caplog):
+    model, _ = make_model()
+    model.train(1, make_source().batch(4), callbacks=[KungFuElasticCallback()], dataset_sink_mode=False)
+    assert "unless the program shards it, each worker trains all of its samples" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -107,6 +139,8 @@ def test_what_an_ordinary_dataset_cannot_do_is_refused(options, sentence):
     [
         ({"lr_rule": "cubic"}, ValueError, "unknown lr_rule 'cubic'"),
         ({"lr_rule": 2.0}, TypeError, "lr_rule is 2.0"),
+        ({"checkpoint_dir": "x"}, ValueError, "checkpoint_dir is for checkpoint_every"),
+        ({"monitor": "x"}, TypeError, "monitor is a ms_kungfu.monitoring.Monitor, got 'x'"),
         ({"global_batch_size": 0}, ValueError, "global_batch_size is an integer of 1 or more, got 0"),
         ({"averaged": 5}, TypeError, "averaged is a list of Parameters"),
     ],
