@@ -203,13 +203,11 @@ def test_secret_is_left_for_the_user_alone_and_taken_away_at_the_end(server, mon
 
 def test_after_a_kill_its_successor_takes_over_the_secret(server, start_module):
     one = server(secret=None)
-    one.program.wait_for("the secret for writing is in")
+    path = Path(one.program.wait_for(r"the secret for writing is in (\S+)")[0][1])
+    secret = path.read_text()
     one.program.signal(signal.SIGKILL)
     one.program.assert_exit(-signal.SIGKILL)
     again = Server(start_module("ms_kungfu.config_server", "-port", one.port))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(one.program.runtime_dir))
-        secret = read_secret(one.url)
     assert again.write("PUT", workers(1), secret)[0] == 200
 
 
