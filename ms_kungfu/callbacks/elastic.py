@@ -26,7 +26,6 @@ from ms_kungfu.monitoring.monitor import Monitor
 from ms_kungfu.ops._base import Collective
 from ms_kungfu.optimizers import KungFuGradReducer
 from ms_kungfu.optimizers._around import Around
-from ms_kungfu.optimizers._reducing import Reducing
 
 _log = logging.getLogger(__name__)
 
@@ -85,9 +84,7 @@ class KungFuElasticCallback(Callback):
         parse_schedule(schedule)
         parse_lr_rule(lr_rule)
         open_folder(checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
-        if checkpoint_dir is not None and checkpoint_every is None and not resume:
-            raise ValueError("checkpoint_dir is for checkpoint_every=STEPS or resume=True; give one of them")
-        if monitor is not None and not hasattr(monitor, "step_end"):
+        if monitor is not None and not isinstance(monitor, Monitor):
             raise TypeError(f"monitor is a ms_kungfu.monitoring.Monitor, got {monitor!r}")
         self._options: dict[str, Any] = {
             "schedule": schedule,
@@ -228,9 +225,9 @@ def compile_step(network: Any, dataset: Any) -> None:
 def _averages(network: Any) -> bool:
     """Whether something of ms_kungfu's in `network` keeps the workers' models together."""
     for _, cell in network.cells_and_names():
-        if isinstance(cell, (Reducing, Around, KungFuGradReducer)):
-            return True
-        if any(isinstance(value, Collective) for value in vars(cell).values()):
+        if isinstance(cell, (Around, KungFuGradReducer)) or any(
+            isinstance(value, Collective) for value in vars(cell).values()
+        ):
             return True
     return False
 

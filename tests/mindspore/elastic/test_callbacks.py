@@ -139,7 +139,6 @@ def test_what_an_ordinary_dataset_cannot_do_is_refused(options, sentence):
     [
         ({"lr_rule": "cubic"}, ValueError, "unknown lr_rule 'cubic'"),
         ({"lr_rule": 2.0}, TypeError, "lr_rule is 2.0"),
-        ({"checkpoint_dir": "x"}, ValueError, "checkpoint_dir is for checkpoint_every"),
         ({"monitor": "x"}, TypeError, "monitor is a ms_kungfu.monitoring.Monitor, got 'x'"),
         ({"global_batch_size": 0}, ValueError, "global_batch_size is an integer of 1 or more, got 0"),
         ({"averaged": 5}, TypeError, "averaged is a list of Parameters"),
