@@ -40,18 +40,14 @@ if [ -t 2 ]; then
   export PROGRESS_BAR_WIDTH
 fi
 
-for word in "$@"; do
-  case $word in -h | --help)
-    printf 'run-elastic.sh [--chaos] [ARGUMENT ...]: --chaos kills workers and resizes at random; arguments go to train.py:\n\n'
-    exec python train.py --help
-    ;;
-  esac
-done
-
 # What is trained goes on record there; a --ledger of your own comes later on the command line and counts.
 ledger=logs/ledger resume=
 for ((i = 1; i <= $#; i++)); do
   case ${!i} in
+    -h | --help)
+      printf 'run-elastic.sh [--chaos] [ARGUMENT ...]: --chaos kills workers and resizes at random; arguments go to train.py:\n\n'
+      exec python train.py --help
+      ;;
     --ledger) next=$((i + 1)) && ledger=${!next:-} ;;
     --ledger=*) ledger=${!i#--ledger=} ;;
     --resume) resume=1 ;; # goes on with what an earlier run began

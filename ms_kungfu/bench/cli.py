@@ -154,8 +154,9 @@ def _check(arguments: argparse.Namespace) -> list[str]:
                 raise ValueError(f"no {min(set(given) - set(known))!r}; there are {', '.join(known)}")
     for option in ("json", "plot"):
         file = getattr(arguments, option, None)
-        if file not in (None, "-") and not os.access(Path(file).absolute().parent, os.W_OK):
-            raise ValueError(f"--{option}: no file can be written to {Path(file).absolute().parent}")
+        folder = Path(file or "").absolute().parent
+        if file not in (None, "-") and not os.access(folder, os.W_OK):
+            raise ValueError(f"--{option}: no file can be written to {folder}")
     root = getattr(arguments, "root", 0)
     if not 0 <= root < min(getattr(arguments, "ranks", [1])):
         raise ValueError(f"root {root} is no rank among {min(arguments.ranks)}")

@@ -514,7 +514,7 @@ def step(size: int | None = None, wait: bool = False) -> Change:
     if size is not None and not 1 <= size <= 0xFFFF:
         raise ValueError(f"a cluster has at least 1 rank, got size {size}")
     if _has_no_cluster(size):
-        return _no_change()
+        return no_change()
     if size is not None:
         _want(size)
     return _follow(wait)
@@ -528,7 +528,8 @@ def _has_no_cluster(size: int | None) -> bool:
     return _state.cluster is None or _state.detached
 
 
-def _no_change() -> Change:
+def no_change() -> Change:
+    """That the cluster stays as it is, or stays left."""
     present = int(_core.size())
     return Change(False, _state.detached, present, present)
 
@@ -568,7 +569,7 @@ def follow_meeting(size: int | None) -> Change:
     """Collective, in a meeting: moves to the newest version that is ready; afterwards `size`, the same at all ranks, is
     wanted. Raises as :func:`step` does."""
     if _has_no_cluster(None):
-        return _no_change()
+        return no_change()
     try:
         return _follow(wait=False)  # first: it tells everybody what was filed already
     finally:

@@ -69,7 +69,7 @@ class Steering:
         self.policies.restore(state["policies"])
         self._began = time.monotonic() - state["time"]
         self._resize_time, self._wanted_size = state["resize_time"], state["size"]
-        self._pending_size, self._keeps_local_batch = state["pending"], state.get("keeps_local_batch", False)
+        self._pending_size, self._keeps_local_batch = state["pending"], state["keeps_local_batch"]
         self.total_samples = state["total_samples"]
 
     def stepped(self, record: StepRecord | None) -> None:
@@ -84,9 +84,8 @@ class Steering:
 
     def comes_true(self, old_size: int, new_size: int, dataset: ElasticDataset | None) -> None:
         """The cluster has changed, and its state isn't shared yet. At all members that go on."""
-        if new_size != self._pending_size or not self._keeps_local_batch or dataset is None:
-            return
-        if dataset.holds_global_batch:
+        follows = self._keeps_local_batch and new_size == self._pending_size
+        if follows and dataset is not None and dataset.holds_global_batch:
             batch = max(1, round(dataset.global_batch_size * new_size / old_size))
             dataset.set_batch_size(global_batch_size=batch)
 

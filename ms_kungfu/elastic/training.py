@@ -252,7 +252,7 @@ class ElasticTraining:
         goes on with its new share.
         """
         if self.should_stop:
-            return self._no_change()
+            return membership.no_change()
         _Process.resuming = False
         from ms_kungfu.ops import wait_for_queue  # loads MindSpore, which importing this module doesn't
 
@@ -366,7 +366,7 @@ class ElasticTraining:
         wanted = self._size_after(self.step)
         if membership.meeting_is_due(wanted, checkpoint):
             return self._meet(wanted, checkpoint=checkpoint)
-        return self._no_change()
+        return membership.no_change()
 
     def _end_together(self) -> None:
         if not self.should_stop:
@@ -382,7 +382,7 @@ class ElasticTraining:
         if ended:
             # A change that is due as well is the next call's, whose `begin` follows it.
             self._suspend(True)
-            return self._no_change()
+            return membership.no_change()
         if checkpoint:
             self._write_checkpoint()
         return self._follow(membership.follow_meeting(wanted))
@@ -469,11 +469,6 @@ class ElasticTraining:
             if self.monitor is not None:
                 self.monitor.resized(seconds)
         return change
-
-    @staticmethod
-    def _no_change() -> Change:
-        size = runtime.current_cluster_size()
-        return Change(changed=False, detached=runtime.detached(), old_size=size, new_size=size)
 
     def _follow(self, change: Change) -> Change:
         if change.detached:

@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         help="none, auto, size:MB or index:I,J,... instead of what is configured",
     )
     parser.add_argument("target", metavar="TARGET")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, default=[], metavar="ARGUMENT", help="for the program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="for the program")
     return parser
 
 
@@ -113,8 +113,8 @@ def _plan_of_result(where: str, function: str, fusion: Any) -> Plan:
 def _plan_of_program(program: str, arguments: list[str], fusion: Any) -> Plan:
     """The plan that its first step uses; by then the program has set its ids, whatever it did before."""
     # MindSpore logs the compilation that is broken off, as an error, and writes a file about it to the current folder.
-    os.environ.setdefault("GLOG_v", "4")
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, MS_OM_PATH=folder):
+    quiet = {"GLOG_v": "4", **os.environ}
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {**quiet, "MS_OM_PATH": folder}):
         return _plan_of_first_step(program, arguments, fusion)
 
 

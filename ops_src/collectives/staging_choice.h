@@ -99,7 +99,7 @@ class StagingTurns {
 
   // Whether `chunk` is staged past the caches.
   bool Streams(uint32_t chunk) {
-    const uint32_t turn = std::min(chunk / kChunks, num_turns_ - 1);
+    const uint32_t turn = TurnOf(chunk);
     for (; num_begun_ <= turn; num_begun_++) turns_[num_begun_ % 2] = choice_.Next(history_);
     return turns_[turn % 2].streamed;
   }
@@ -112,10 +112,9 @@ class StagingTurns {
   // The chunks before `chunk` have been read.
   void HaveRead(uint32_t chunk) {
     const size_t bytes = std::min(chunk * chunk_bytes_, bytes_);
-    const bool ends = bytes == bytes_ || (chunk % kChunks == 0 && chunk / kChunks < num_turns_);
-    if (!ends) return;
+    const uint32_t turn = TurnOf(chunk - 1);
+    if (bytes < bytes_ && TurnOf(chunk) == turn) return;
     (void)Streams(chunk - 1);  // who brings nothing hasn't asked, but takes part in the tries
-    const uint32_t turn = std::min((chunk - 1) / kChunks, num_turns_ - 1);
     const auto now = Clock::now();
     const std::chrono::duration<float, std::nano> took = now - std::exchange(since_, now);
     choice_.Record(history_, turns_[turn % 2], took.count() / static_cast<float>(bytes - std::exchange(read_, bytes)));
@@ -123,6 +122,8 @@ class StagingTurns {
 
  private:
   using Clock = std::chrono::steady_clock;
+
+  uint32_t TurnOf(uint32_t chunk) const { return std::min(chunk / kChunks, num_turns_ - 1); }
 
   StagingChoice& choice_;
   const uint32_t history_;
