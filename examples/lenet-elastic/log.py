@@ -62,7 +62,7 @@ class TrainingLog(Callback):
                 "step": step,
                 "loss": round(loss, 6),
                 "cluster_size": size,
-                "learning_rate": round(self._learning_rate[step - 1], 6),
+                "learning_rate": round(self._learning_rate[min(step, len(self._learning_rate)) - 1], 6),
                 "seconds": round(seconds, 4),
             }
             self._file.write(json.dumps(line) + "\n")

@@ -73,7 +73,6 @@ def main():
     net = LeNet5()
     steps = train_data.get_dataset_size()
     learning_rate = nn.cosine_decay_lr(0.0, args.learning_rate, args.epochs * steps, steps, args.epochs)
-    learning_rate += learning_rate[-1:] * steps  # what dying workers leave undone takes further steps
     optimizer = KungFuMomentum(net.trainable_params(), learning_rate, 0.9)
     model = Model(net, nn.CrossEntropyLoss(), optimizer, metrics={"accuracy": Accuracy()})
 

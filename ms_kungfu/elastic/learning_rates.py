@@ -9,6 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 
+from ms_kungfu.elastic.last_rate import LastingRates
 from ms_kungfu.elastic.lr_rule import FactorRule
 from ms_kungfu.elastic.state import Component, assign, collect_cells
 
@@ -118,8 +119,8 @@ def _parameter_of(rate: Any) -> Any:
         return rate
     if isinstance(rate, ScaledSchedule):
         return rate.factor
-    inner = getattr(rate, "learning_rate", None)
-    return inner if type(rate).__module__ == "mindspore.nn.optim.optimizer" else None
+    known = isinstance(rate, LastingRates) or type(rate).__module__ == "mindspore.nn.optim.optimizer"
+    return getattr(rate, "learning_rate", None) if known else None
 
 
 def _wrap(optimizer: Any, schedule: Any, name: str) -> ScaledSchedule:

@@ -152,6 +152,11 @@ class ElasticTraining:
             dataset.driven = True
         self.optimizers = state.collect_optimizers(trained)
         """The optimizers of MindSpore among what is trained; of those in one another the outer one."""
+        if self.optimizers:
+            from ms_kungfu.elastic.last_rate import hold_last_rate  # loads MindSpore
+
+            for optimizer in self.optimizers:
+                hold_last_rate(optimizer)
         self.monitor = monitor or next((o.monitor for o in self.optimizers if hasattr(o, "monitor")), None)
         policies = as_policy(policy)
         self.asynchronous = self._check_asynchronous(asynchronous, policies)

@@ -6,6 +6,8 @@ from typing import Any
 
 from mindspore import nn
 
+from ms_kungfu.elastic.last_rate import hold_last_rate
+
 
 class Delegating(nn.Optimizer):
     """An optimizer around `optimizer`. Whatever isn't found here is that one's: its learning rate, its ``get_lr``, its
@@ -22,6 +24,7 @@ class Delegating(nn.Optimizer):
         # First, as MindSpore refuses a parameter whose name is an attribute already, and from the next line on it is.
         self.parameters = optimizer.parameters
         self.optimizer = optimizer
+        hold_last_rate(optimizer)
         self.add_flags(skip_auto_parallel_compile=True)
 
     def __getattr__(self, name: str) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import mindspore as ms
 
+from ms_kungfu.elastic.last_rate import hold_last_rate
 from ms_kungfu.fusion import Plan
 from ms_kungfu.ops import _reparse
 from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
@@ -23,6 +24,7 @@ class Reducing:
         self, *args: Any, gradients_mean: bool = True, fusion: Any = None, overlap: bool | None = None, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
+        hold_last_rate(self)
         self.grad_reducer = KungFuGradReducer(self.parameters, gradients_mean, fusion=fusion, overlap=overlap)
 
     def fusion_plan(self) -> Plan:

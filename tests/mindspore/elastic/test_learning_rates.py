@@ -10,7 +10,8 @@ from mindspore import nn
 from ms_kungfu.elastic.learning_rates import LearningRates
 from ms_kungfu.elastic.lr_rule import parse_lr_rule
 from ms_kungfu.elastic.state import assign
-from ms_kungfu.optimizers import KungFuMomentum
+from ms_kungfu.elastic.training import ElasticTraining
+from ms_kungfu.optimizers import KungFuMomentum, SynchronousSGDOptimizer
 
 LINEAR = parse_lr_rule("linear")
 
@@ -113,3 +114,28 @@ def test_what_cannot_be_scaled_is_refused():
         LearningRates.of([late], 1)
     with pytest.raises(ValueError, match=r"nn\.LARS"):
         LearningRates.of([nn.LARS(nn.Momentum(net.trainable_params(), 0.1, 0.9))], 1)
+
+
+@pytest.mark.parametrize("of_groups", [False, True], ids=["one list", "groups"])
+def test_a_list_goes_on_with_its_last_rate(mode, of_groups):
+    """A step that is done again after a death lies beyond a list that is as long as the training."""
+    first, second = halves(3), [0.75, 0.5, 0.25] if of_groups else halves(3)
+    updates = Updates(first, mode, (first, second) if of_groups else None)
+    seen = [updates.step() for _ in range(5)]
+    np.testing.assert_array_equal(seen, [[first[min(i, 2)], second[min(i, 2)]] for i in range(5)])
+    updates.follow(4)
+    assert updates.step() == [2 * first[2], 2 * second[2]]
+
+
+def test_the_lists_of_an_optimizer_inside_of_ours_go_on_too(mode):
+    ms.set_context(mode=mode)
+    net = nn.Dense(2, 1)
+    gradients = tuple(ms.Tensor(np.ones(p.shape), p.dtype) for p in net.trainable_params())
+    plain = nn.SGD(net.trainable_params(), halves(2))
+    around = SynchronousSGDOptimizer(nn.SGD(net.trainable_params(), halves(2)))
+    ElasticTraining(net, plain)
+    for optimizer in (plain, around):
+        assign(net.bias, np.zeros(1, np.float32))
+        for _ in range(4):
+            optimizer(gradients)
+        assert net.bias.asnumpy() == [-(0.5 + 3 * 0.25)]
