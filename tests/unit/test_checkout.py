@@ -19,7 +19,8 @@ def python(*arguments: str, cwd: Path, path: Path | None = None) -> subprocess.C
     environ = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     if path:
         environ["PYTHONPATH"] = str(path)
-    command = [sys.executable, "-B", *arguments]
+    # Without the environment's own packages where others are given: an editable installation there comes first.
+    command = [sys.executable, "-B", *(["-S"] if path else []), *arguments]
     return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
 
