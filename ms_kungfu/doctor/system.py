@@ -5,6 +5,7 @@ Nothing here raises: what can't be found out is None, empty, or an Outcome with 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -39,7 +40,9 @@ class System:
         self.python = platform.python_version()
         self.architecture = platform.machine()
         self.folders = [folder for folder in sys.path if folder]  # where Python's packages are
-        self.package = str(Path(str(ms_kungfu.__file__)).parent)  # the folder of ms_kungfu that holds its build
+        # The folder of ms_kungfu that holds its build, which is not that of its sources in an editable installation.
+        build = importlib.util.find_spec("ms_kungfu._build_info")
+        self.package = str(Path(str(ms_kungfu.__file__ if build is None else build.origin)).parent)
 
     def read(self, path: str) -> str | None:
         try:
