@@ -1,8 +1,9 @@
-"""For programs that start a job: it ends with them, whatever ends them (but SIGKILL)."""
+"""What the programs of this package do about processes: limits of their own, jobs that end with whoever starts them."""
 
 from __future__ import annotations
 
 import contextlib
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +13,15 @@ from types import FrameType
 from typing import Any
 
 _GRACE_S = 10.0
+
+
+def raise_descriptor_limit() -> None:
+    """Lets this process have as many descriptors as the system allows it: the usual soft limit of 1024 is for programs
+    that use select(2). Its children inherit what holds when they are forked."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @contextlib.contextmanager

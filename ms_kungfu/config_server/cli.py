@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ms_kungfu._flags import FlagParser, UsageError, duration, integer
+from ms_kungfu._processes import raise_descriptor_limit
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, read_secret, write_secret
 from ms_kungfu.config_server.server import ConfigServer, serve_until
 from ms_kungfu.config_server.store import ConfigStore, parse_document
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not flags.endpoint.startswith("/"):
             raise UsageError(f"-endpoint: {flags.endpoint!r} must begin with '/'")
         cluster = _read_cluster(Path(flags.init)) if flags.init else None
+        raise_descriptor_limit()
         return asyncio.run(_serve(flags.host, flags.port, flags.endpoint, cluster, flags.ttl or None))
     except UsageError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)

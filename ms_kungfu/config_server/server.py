@@ -5,28 +5,54 @@
 ``POST`` with a body, store a cluster and answer it as stored; ``DELETE``, and ``POST`` without a body, forget it.
 Reading is free; writing needs ``Authorization: Bearer <secret>``: 401 without, 403 with a wrong one. 400 says what is
 wrong with a document, 409 that its Version is stale, 413 that it is too long. A write that is refused changes nothing.
+
+Anybody on the machine may connect, so nothing of the job's must hang on who does:
+
+- The face has a thread and an event loop of its own. What befalls it stays there: if its loop fails it is begun again
+  on the same port, and says so. The store stays with the job, in whose loop every write is done.
+- There are at most a fixed number of connections, and no more than a quarter of the descriptors that the process may
+  have. Each serves one request, and has ten seconds for it (those that wait for a newer version so much longer).
+  Where there is no room for a newcomer the connection that has kept us waiting longest for a request is closed. So
+  whoever sends his request at once, as our clients do, is served, however many others say nothing, or take their time.
+- At most half of the connections may wait for a newer version. Further ones are answered at once, as if the time were
+  over; `Follower` asks again and again then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import hmac
+import logging
 import math
-from typing import Callable
+import resource
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any, Callable, TypeVar
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from ms_kungfu.config_server.store import ConfigStore, StaleVersionError, parse_document
 from ms_kungfu.elastic.cluster import Cluster
 
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _MAX_BODY_BYTES = 256 * 1024
 _MAX_WAIT_S = 60.0
 _MAX_MESSAGE = 500
+_MAX_CONNECTIONS = 128
+_REQUEST_S = 10.0  # from the connection to the end of the answer
+_BACKLOG = 1024
+_PAUSE_S = 0.1  # where the system has no descriptor or memory for a connection
+_RESTART_S = 1.0
+_STOP_S = 2.0
 
 
 class ConfigServer:
-    """Serves a store on the running event loop. Not thread-safe: everything on that loop.
+    """Serves a store. The store, `on_change` and all methods belong to the event loop that has called `start`.
 
     `on_change` is called after each write that succeeded, with the new cluster or None.
     """
@@ -45,14 +71,11 @@ class ConfigServer:
         self._secret = secret.encode()
         self._host, self._port, self._path = host, port, path
         self._on_change = on_change
-        self._changed = asyncio.Event()
-        application = web.Application(client_max_size=_MAX_BODY_BYTES)
-        application.router.add_get(path, self._get)
-        application.router.add_put(path, self._put)
-        application.router.add_post(path, self._put)
-        application.router.add_delete(path, self._delete)
-        # A long poll must not hold up the end of the job.
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        self._listeners: list[socket.socket] = []
+        self._owner: asyncio.AbstractEventLoop
+        self._face: _Face | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
 
     @property
     def url(self) -> str:
@@ -66,29 +89,242 @@ class ConfigServer:
 
     async def start(self) -> None:
         """Binds and serves. OSError where the port is taken; port 0 takes a free one, see `url`."""
-        await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, self._host, self._port).start()
-        except OSError:
-            await self._runner.cleanup()
-            raise
-        self._port = self._runner.addresses[0][1]
+        self._owner = asyncio.get_running_loop()
+        for family, _, _, _, address in await self._owner.getaddrinfo(
+            self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            try:
+                listener = socket.create_server((address[0], self._port), family=family, backlog=_BACKLOG)
+            except OSError:
+                self._close_listeners()
+                raise
+            listener.setblocking(False)
+            self._listeners.append(listener)
+            self._port = listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, name="kungfu-config-server", daemon=True)
+        self._thread.start()
 
     async def stop(self) -> None:
-        self._wake()
-        await self._runner.cleanup()
+        self._stopping.set()
+        if self._face is not None:
+            self._face.stop()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            await self._owner.run_in_executor(None, thread.join, _STOP_S)
+        self._close_listeners()
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
 
     def put(self, document: object) -> Cluster:
         """Stores on behalf of this process, as a PUT does, and tells everyone who waits."""
         cluster = self._store.put(document)
-        self._wake()
+        self._changed(cluster)
+        return cluster
+
+    def _clear(self) -> None:
+        self._store.clear()
+        self._changed(None)
+
+    def _changed(self, cluster: Cluster | None) -> None:
+        if self._face is not None:
+            self._face.wake()
         if self._on_change is not None:
             self._on_change(cluster)
-        return cluster
+
+    # ---- the thread ----
+
+    def _serve(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._face = _Face(self, self._listeners)
+                asyncio.run(self._face.serve(self._stopping))
+            except Exception as error:
+                _log.error(
+                    "the config server has failed (%s: %s) and is started again; the job goes on",
+                    type(error).__name__, error,
+                )  # fmt: skip
+                self._stopping.wait(_RESTART_S)
+
+    def read(self) -> Cluster | None:
+        """The cluster, for the face: one reference, which another thread may replace but not change."""
+        return self._store.cluster
+
+    async def write(self, body: bytes) -> Cluster:
+        """`put` on behalf of a client."""
+        document = parse_document(body)
+        return await self._in_owner(lambda: self.put(document))
+
+    async def forget(self) -> None:
+        await self._in_owner(self._clear)
+
+    async def _in_owner(self, function: Callable[[], T]) -> T:
+        outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(function())
+            except (ValueError, StaleVersionError) as error:
+                outcome.set_exception(error)
+            except BaseException as error:
+                outcome.set_exception(RuntimeError("internal error"))
+                raise error  # a bug of the owner's: his loop hears of it
+
+        self._owner.call_soon_threadsafe(run)
+        return await asyncio.wrap_future(outcome)
+
+    def refuse_stranger(self, request: web.Request) -> web.Response | None:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            answer = _sentence(401, "writing needs the job's secret: Authorization: Bearer <secret>")
+            answer.headers["WWW-Authenticate"] = "Bearer"
+            return answer
+        if not hmac.compare_digest(token.strip().encode("utf-8", "surrogateescape"), self._secret):
+            return _sentence(403, "this is not the secret of the job that this config server belongs to")
+        return None
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+
+class _Connection(web.RequestHandler):
+    """One client's, for one request."""
+
+    __slots__ = ("_face", "timer", "is_served")
+
+    def __init__(self, face: _Face, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._face = face
+        self.is_served = False  # its request has come, and isn't answered
+        self.timer = self._loop.call_later(_REQUEST_S, self.abort)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._face.connections[self] = None
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._face.connections.pop(self, None)
+        self.timer.cancel()
+        super().connection_lost(exc)
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """What a handler has raised. A request that is none is its client's affair, and is answered by 400."""
+        if not isinstance(kw.get("exc_info"), HttpProcessingError):
+            self._face.tell_bug(args[0] % args[1:], kw.get("exc_info"))
+
+    def may_wait(self, seconds: float) -> None:
+        """Gives the request so much longer."""
+        self.timer.cancel()
+        self.timer = self._loop.call_later(seconds + _REQUEST_S, self.abort)
+
+    def abort(self) -> None:
+        self._face.connections.pop(self, None)
+        if self.transport is not None:
+            self.transport.abort()  # nothing more is sent: a reader who takes his time would hold us up again
+
+
+class _Face:
+    """The HTTP side of one server, in the server's thread but for `wake` and `stop`."""
+
+    def __init__(self, server: ConfigServer, listeners: Sequence[socket.socket]) -> None:
+        self._server = server
+        self._listeners = listeners
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed: asyncio.Event
+        self._stopped: asyncio.Event
+        self._limit = connection_limit()
+        self._waiting = 0
+        self._told: set[str] = set()
+        self.connections: dict[_Connection, None] = {}  # in the order of their arrival
+
+    def wake(self) -> None:
+        """There is something new in the store."""
+        self._call(self._wake)
+
+    def stop(self) -> None:
+        self._call(lambda: self._stopped.set())
+
+    def _call(self, function: Callable[[], None]) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed already
+                self._loop.call_soon_threadsafe(function)
 
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def tell_bug(self, message: str, error: BaseException | None) -> None:
+        """A bug here is told once: clients could have it told at will."""
+        if str(error) not in self._told:
+            self._told.add(str(error))
+            _log.error("config server: %s", message, exc_info=error)
+
+    async def serve(self, stopping: threading.Event) -> None:
+        """Until `stop`. Raises what has made it fail."""
+        self._changed, self._stopped = asyncio.Event(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(lambda _, what: self.tell_bug(what["message"], what.get("exception")))
+        if stopping.is_set():  # before there was a loop to tell
+            return
+        application = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._once])
+        application.router.add_get(self._server.path, self._get)
+        application.router.add_put(self._server.path, self._put)
+        application.router.add_post(self._server.path, self._put)
+        application.router.add_delete(self._server.path, self._delete)
+        # A long poll must not hold up the end of the job, and one whose client has gone is over.
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+        await runner.setup()
+        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._stopped.wait())]
+        try:
+            tasks += [asyncio.ensure_future(self._accept(listener, runner.server)) for listener in self._listeners]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await runner.cleanup()
+
+    async def _accept(self, listener: socket.socket, manager: web.Server | None) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:  # no descriptor or no memory is left, or the client was gone first
+                self._make_room()
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            while len(self.connections) >= self._limit:
+                if not self._make_room():
+                    await asyncio.sleep(_PAUSE_S)
+            try:
+                await loop.connect_accepted_socket(
+                    lambda: _Connection(self, manager, loop=loop, access_log=None), connection
+                )
+            except OSError:
+                connection.close()
+
+    def _make_room(self) -> bool:
+        """Closes the connection that has waited longest without having sent a request."""
+        for connection in self.connections:
+            if not connection.is_served:
+                connection.abort()
+                return True
+        return False
+
+    @web.middleware
+    async def _once(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+        assert isinstance(request.protocol, _Connection)
+        request.protocol.is_served = True
+        try:
+            response: web.StreamResponse = await handler(request)
+        finally:
+            request.protocol.is_served = False
+        response.force_close()  # what comes after it may be a stranger's next hour
+        return response
 
     async def _get(self, request: web.Request) -> web.Response:
         try:
@@ -98,49 +334,60 @@ class ConfigServer:
                 raise ValueError
         except ValueError:
             return _sentence(400, "newer_than must be a version and timeout a number of seconds")
+        cluster = self._server.read()
         if "newer_than" in request.query:
-            deadline = asyncio.get_running_loop().time() + min(max(wait_s, 0.0), _MAX_WAIT_S)
-            while self._store.cluster is None or self._store.version <= newer_than:
-                changed = self._changed
-                left = deadline - asyncio.get_running_loop().time()
-                if left <= 0:
-                    return _none() if self._store.cluster is None else web.Response(status=304)
+            cluster = await self._newer(request, newer_than, min(max(wait_s, 0.0), _MAX_WAIT_S))
+            if cluster is not None and cluster.version <= newer_than:
+                return web.Response(status=304)
+        return _none() if cluster is None else web.json_response(cluster.to_json())
+
+    async def _newer(self, request: web.Request, newer_than: int, wait_s: float) -> Cluster | None:
+        """The cluster once it is newer than `newer_than`, or after `wait_s` as it is."""
+        if self._waiting >= self._limit // 2:
+            wait_s = 0.0
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        assert isinstance(request.protocol, _Connection)
+        request.protocol.may_wait(wait_s)
+        self._waiting += 1
+        try:
+            while True:
+                changed = self._changed  # before the look: a later change sets this one
+                cluster = self._server.read()
+                left = deadline - loop.time()
+                if (cluster is not None and cluster.version > newer_than) or left <= 0:
+                    return cluster
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(changed.wait(), left)
-        return _none() if self._store.cluster is None else web.json_response(self._store.cluster.to_json())
+        finally:
+            self._waiting -= 1
 
     async def _put(self, request: web.Request) -> web.Response:
-        refused = self._refuse_stranger(request)
+        refused = self._server.refuse_stranger(request)
         if refused is not None:
             return refused
         body = await request.read()  # more than client_max_size is answered by 413
-        if not body and request.method == "POST":
-            return self._forget()
         try:
-            return web.json_response(self.put(parse_document(body)).to_json())
+            if not body and request.method == "POST":
+                await self._server.forget()
+                return web.json_response({})
+            return web.json_response((await self._server.write(body)).to_json())
         except ValueError as error:
             return _sentence(400, str(error))
         except StaleVersionError as error:
             return _sentence(409, str(error))
 
     async def _delete(self, request: web.Request) -> web.Response:
-        return self._refuse_stranger(request) or self._forget()
+        refused = self._server.refuse_stranger(request)
+        if refused is None:
+            await self._server.forget()
+        return refused or web.json_response({})
 
-    def _forget(self) -> web.Response:
-        self._store.clear()
-        if self._on_change is not None:
-            self._on_change(None)
-        return web.json_response({})
 
-    def _refuse_stranger(self, request: web.Request) -> web.Response | None:
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not token:
-            answer = _sentence(401, "writing needs the job's secret: Authorization: Bearer <secret>")
-            answer.headers["WWW-Authenticate"] = "Bearer"
-            return answer
-        if not hmac.compare_digest(token.strip().encode("utf-8", "surrogateescape"), self._secret):
-            return _sentence(403, "this is not the secret of the job that this config server belongs to")
-        return None
+def connection_limit() -> int:
+    """How many connections there may be: what else the process does needs descriptors, too."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(2, min(_MAX_CONNECTIONS, soft // 4))
 
 
 def _sentence(status: int, text: str) -> web.Response:

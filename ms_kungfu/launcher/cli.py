@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from ms_kungfu._flags import UsageError
+from ms_kungfu._processes import raise_descriptor_limit
 from ms_kungfu.launcher.commands import evict, resize
 from ms_kungfu.launcher.guard import Guard, set_process_name
 from ms_kungfu.launcher.options import PROGRAM, Options, build_parser, parse_options
@@ -44,6 +45,7 @@ def _run(options: Options) -> int:
         from ms_kungfu.launcher.job import Job, StartError
 
         set_process_name(PROGRAM)
+        raise_descriptor_limit()  # after the fork: the workers keep the user's
         # All workers wait in a change until each has been answered: 5 ms, Python's own, are long for a thread's turn.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         output = Output(options.logdir, quiet=not options.show_workers)
@@ -77,7 +79,7 @@ class _ToOutput(logging.Handler):
 
 
 def _set_up_log(options: Options, output: Output) -> None:
-    log = logging.getLogger("ms_kungfu.launcher")
+    log = logging.getLogger("ms_kungfu")
     log.setLevel(logging.INFO)
     log.propagate = False
     screen = _ToOutput(output)
