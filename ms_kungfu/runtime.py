@@ -68,7 +68,11 @@ def finalize(device: str | None = None) -> None:
 
 
 class KungFuContext:
-    """``with KungFuContext(device="CPU"):`` joins the cluster and leaves it at the end."""
+    """``with KungFuContext(device="CPU"):`` joins the cluster and leaves it at the end.
+
+    Where an exception ends the block it doesn't leave: the process is about to fail, the launcher says how, and the
+    others go on without it where they would (``-recover``). To those who wait for it, that it has left is an error.
+    """
 
     def __init__(self, device: str = "CPU") -> None:
         self._device = device
@@ -80,7 +84,8 @@ class KungFuContext:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        finalize()
+        if kind is None:
+            finalize()
 
 
 def using_kungfu() -> bool:

@@ -309,3 +309,25 @@ def test_deaths_are_survived_and_wishes_wait_while_the_config_server_is_away(job
     one.wait_for(r"^in version \d+ rank 0 of 1 ", timeout=60)
     one.program.signal(signal.SIGUSR1)
     one.program.assert_exit(0)
+
+
+IN_CONTEXT = """
+import sys
+import numpy as np
+import ms_kungfu as kf
+with kf.KungFuContext(device="CPU"):
+    for step in range(10):
+        if step == 5 and kf.current_rank() == 1:
+            raise RuntimeError("of the program's own")
+        total = kf.comm.all_reduce(np.ones(3))
+    print("finished with", int(total[0]), flush=True)
+print("beyond", kf.using_kungfu(), flush=True)
+"""
+
+
+def test_who_fails_inside_of_a_context_is_gone_on_without(kungfu_run, script):
+    job = kungfu_run("-np", 3, "-w", *script(IN_CONTEXT))
+    job.wait_for(r"worker 1 .* exited with code 1; the others go on without it")
+    assert len(job.wait_for(r"^finished with 2$", 2)) == 2
+    job.wait()
+    assert "has finished and left" not in job.output
