@@ -110,7 +110,7 @@ class CheckpointFolder:
         import mindspore as ms
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"step-{snapshot.step:08d}.ckpt"
+        path = self._path(snapshot.step)
         unfinished = self.folder / f"{_UNFINISHED}{os.getpid()}-{path.name}"
         entries = [
             {"name": name, "data": ms.Tensor(values, dtype=dtype)} for name, (values, dtype) in snapshot.arrays.items()
@@ -128,6 +128,13 @@ class CheckpointFolder:
             raise
         for old in self.paths()[: -self._keep]:
             old.unlink(missing_ok=True)
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}.ckpt"
+
+    def has(self, step: int) -> bool:
+        """Whether there is a checkpoint of this step."""
+        return self._path(step).exists()
 
     def paths(self) -> list[Path]:
         """The checkpoints that there are, by their steps."""

@@ -36,6 +36,7 @@ import numpy as np
 from ms_kungfu import comm, runtime
 from ms_kungfu.comm import Array
 from ms_kungfu.elastic import membership
+from ms_kungfu.elastic.gathering import gather_living
 from ms_kungfu.errors import KungFuError, PeerLostError
 
 _log = logging.getLogger(__name__)
@@ -269,21 +270,22 @@ def _meet(purpose: int, lacking: bool, parameters: Sequence[Any]) -> tuple[bool,
     """
     row = np.array([purpose, lacking, fingerprint(parameters)], dtype=np.int64)
     while True:
-        rows = np.asarray(comm.all_gather(row, name="kungfu/state/meet")).reshape(-1, 3)
-        present = np.flatnonzero(rows[:, 0])  # a worker that has died brings zeros
-        rows = rows[present]
-        if len(set(rows[:, 0])) == 1:
+        rows = gather_living(row, "kungfu/state/meet")
+        purposes = {int(each[0]) for each in rows.values()}
+        if len(purposes) == 1:
             break
-        if purpose < rows[:, 0].max():
+        if purpose < max(purposes):
             return False, True
-    if rows[:, 1].any() or purpose == _FOR_PARAMETERS:
-        other = np.flatnonzero(rows[:, 2] != rows[0, 2])
-        if other.size:
-            raise KungFuError(
-                f"rank {present[other[0]]} trains other parameters than rank {present[0]} (their names, shapes or "
-                "dtypes differ); start all workers with the same program and arguments"
-            )
-    return True, bool(rows[:, 1].any())
+    somebody_lacks = any(each[1] for each in rows.values())
+    if somebody_lacks or purpose == _FOR_PARAMETERS:
+        first = min(rows)
+        for rank, each in rows.items():
+            if each[2] != rows[first][2]:
+                raise KungFuError(
+                    f"rank {rank} trains other parameters than rank {first} (their names, shapes or dtypes differ); "
+                    "start all workers with the same program and arguments"
+                )
+    return True, somebody_lacks
 
 
 _differing: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -300,14 +302,16 @@ def _may_differ(parameters: Iterable[Any]) -> bool:
 
 
 def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
-    """Collective: the root's values into everyone's `parameters`, in place. Returns at once at a joiner that is about
-    to receive the whole state."""
+    """Collective: the root's values into everyone's `parameters`, in place; where it has died, those of the lowest rank
+    that lives. Returns at once at a joiner that is about to receive the whole state."""
     from ms_kungfu.ops._sync import broadcast_parameters
 
     runtime.init()
     turn, _ = _meet(_FOR_PARAMETERS, False, parameters)
     if turn:
-        broadcast_parameters(list(parameters), root, "kungfu/state/parameters")
+        from_lowest_rank(
+            lambda giver: broadcast_parameters(list(parameters), giver, "kungfu/state/parameters"), preferred=root
+        )
         membership.state_received()  # what such a program calls its state
 
 
@@ -338,23 +342,24 @@ def share_state(state: TrainingState) -> bool:
     return joiner
 
 
-def from_lowest_rank(receive: Callable[[int], Received], able: bool = True) -> Received:
-    """Collective: `receive` from the lowest living rank that is `able`; where it dies meanwhile, from the next one.
+def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, preferred: int | None = None) -> Received:
+    """Collective: `receive` from the lowest living rank that is `able`, or from the `preferred` one among them; where
+    it dies meanwhile, from the next one.
 
     All survivors go through the same attempts: a broadcast whose root has died fails at each of them.
     """
     while True:
-        answers = comm.all_gather(np.array([2 if able else 1]), name="kungfu/state/root").ravel()
-        roots = np.flatnonzero(answers == 2)  # 0 of one that has died
-        if not roots.size:
+        roots = [rank for rank, answer in gather_living(np.array(able), "kungfu/state/root").items() if answer]
+        if not roots:
             raise KungFuError("every worker that had the training state has died")
+        root = preferred if preferred in roots else roots[0]
         try:
-            return receive(int(roots[0]))
+            return receive(root)
         except (PeerLostError, RuntimeError) as error:
             # MindSpore turns what its kernels raise into a RuntimeError that begins with the error's name.
             if not isinstance(error, PeerLostError) and PeerLostError.__name__ not in str(error):
                 raise
-            _log.warning("rank %d died while it handed over the training state", roots[0])
+            _log.warning("rank %d died while it handed over the training state", root)
 
 
 def restore_components(components: Sequence[Component], received: Mapping[str, Any]) -> None:
@@ -406,13 +411,3 @@ def broadcast_text(text: str, root: int) -> str:
     length = comm.broadcast(np.array([content.size], dtype=np.int64), root=root, name="kungfu/state/length")
     buffer = content if at_root else np.zeros(int(length[0]), dtype=np.uint8)
     return bytes(comm.broadcast(buffer, root=root, name="kungfu/state/host")).decode()
-
-
-def gather_texts(text: str) -> list[str]:
-    """Collective: every worker's text at every worker, in the order of the ranks; empty for one that has died."""
-    content = np.frombuffer(text.encode(), dtype=np.uint8)
-    lengths = comm.all_gather(np.array([content.size], dtype=np.int64), name="kungfu/state/lengths").ravel()
-    row = np.zeros(int(lengths.max()), dtype=np.uint8)
-    row[: content.size] = content
-    rows = comm.all_gather(row, name="kungfu/state/texts")
-    return [bytes(each[:length]).decode(errors="replace") for each, length in zip(rows, lengths)]

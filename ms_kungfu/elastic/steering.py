@@ -13,6 +13,7 @@ import numpy as np
 
 from ms_kungfu import comm, runtime
 from ms_kungfu.elastic import membership
+from ms_kungfu.elastic.gathering import gather_living
 from ms_kungfu.elastic.policy import HOOKS, Decision, Policies, Policy, Quantities
 from ms_kungfu.errors import PeerLostError
 
@@ -216,10 +217,9 @@ def agree(mine: Decision | None) -> Decision | None:
     if runtime.current_cluster_size() == 1:
         return mine
     while True:
-        # One more than the length: a worker that has died brings zeros.
-        lengths = np.ravel(comm.all_gather(np.array([1 + len(text)], np.int64), name="kungfu/policy"))
-        decider = int(np.flatnonzero(lengths)[0])
-        length = int(lengths[decider]) - 1
+        lengths = gather_living(np.array([len(text)]), "kungfu/policy")
+        decider = min(lengths)
+        length = int(lengths[decider][0])
         if length == 0:
             return None
         content = np.frombuffer(text.ljust(length, b"\0")[:length], np.uint8)

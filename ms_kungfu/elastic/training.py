@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from ms_kungfu import comm, runtime
+from ms_kungfu import runtime
 from ms_kungfu.elastic import membership, state
 from ms_kungfu.elastic.checkpoint import CheckpointFolder, open_folder, restore_tensors, take_snapshot
+from ms_kungfu.elastic.gathering import gather_living, gather_texts
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
 from ms_kungfu.elastic.membership import Change
 from ms_kungfu.elastic.policy import Policies, Policy, as_policy
@@ -34,9 +35,11 @@ class _Process:
     """Where this process is in its program: a joiner runs it from the start while the others are in its middle."""
 
     calls = 0  # trainings begun, over all ElasticTraining objects
-    resume: dict[str, int] | None = None  # the progress a joiner received, or a checkpoint had
+    resume: dict[str, Any] | None = None  # the progress a joiner received, or a checkpoint had
     resuming = False  # a joiner has begun where the others are and hasn't trained yet
     checkpoint_folders: set[str] = set()  # those whose content is of this process's training
+    checkpoint: int | None = None  # the step of the last one, until it is known to be on the disk; the same everywhere
+    writes_checkpoint = False  # and it is this process that writes it
 
 
 def is_behind() -> bool:
@@ -223,7 +226,8 @@ class ElasticTraining:
         if runtime.detached():
             self._suspend(True)
             return
-        if membership.is_joiner():
+        joins = membership.is_joiner()
+        if joins:
             state.share_state(self.training_state)
             _log.info("joined as rank %d of %d", runtime.current_rank(), runtime.current_cluster_size())
         elif self._checkpoints is not None and (_Process.resume is None or self._call > _Process.resume["call"]):
@@ -243,6 +247,8 @@ class ElasticTraining:
             self.step, self.first_step, self.epoch = resume["step"], resume["first_step"], resume["epoch"]
             _Process.resuming = True
             self._suspend(is_behind())
+            if joins:
+                self._make_up_for_a_checkpoint()
             if not self.should_stop:
                 self._begin_monitor()
                 self._ask("before_step")
@@ -298,15 +304,40 @@ class ElasticTraining:
             raise ValueError("there is nowhere to write a checkpoint to; give checkpoint_dir")
         now = self.training_state
         state.average(now.averaged)
-        # A worker that has died meanwhile has no text, which all the others see.
-        own = state.gather_texts(json.dumps({c.name: c.capture() for c in now.components if c.own}))
-        if runtime.current_rank() != next(rank for rank, text in enumerate(own) if text):
+        own = gather_texts(json.dumps({c.name: c.capture() for c in now.components if c.own}), "kungfu/checkpoint")
+        _Process.checkpoint, _Process.writes_checkpoint = self.step, runtime.current_rank() == min(own)
+        if not _Process.writes_checkpoint:
             return
         host = {
             "components": {c.name: c.capture() for c in now.components if not c.own},
-            "own": [json.loads(text) for text in own if text],
+            "own": [json.loads(text) for text in own.values()],
         }
         self._checkpoints.save(take_snapshot(self.step, now, host))
+
+    def _make_up_for_a_checkpoint(self) -> None:
+        """Where the worker that wrote the last checkpoint may have died in it: look, and write another one. Collective,
+        after a change of the cluster, when all have the state."""
+        step = _Process.checkpoint
+        if self._checkpoints is None or step is None:
+            return
+        folder = self._checkpoints
+
+        def look(root: int) -> str:
+            # Who wrote it is the lowest rank for as long as it is a member. One that has been sent away ends its
+            # writing first; then there is one checkpoint more.
+            mine = "writing" if _Process.writes_checkpoint else "there" if folder.has(step) else "lost"
+            return state.broadcast_text(mine if runtime.current_rank() == root else "", root)
+
+        found = state.from_lowest_rank(look)
+        if found != "writing":
+            _Process.checkpoint = None
+        if found == "lost":
+            _log.warning(
+                "the checkpoint of step %d was lost with the worker that wrote it; one of step %d takes its place",
+                step,
+                self.step,
+            )
+            self._write_checkpoint()
 
     def epoch_end(self) -> None:
         """Count an epoch; `epochs` does so itself."""
@@ -396,10 +427,10 @@ class ElasticTraining:
         """Collective: the size wanted by a schedule, whether a checkpoint is due, and whether the end, at any."""
         # Of those at the same step one may have come to the end of its epoch, and another not yet.
         epoch = self.epoch if self._dataset is None else self._dataset.epoch
-        row = np.array([1 + self.step, epoch, wanted or 0, checkpoint, ended], np.int64)
+        row = np.array([self.step, epoch, wanted or 0, checkpoint, ended], np.int64)
         while True:
-            rows = comm.all_gather(row, name="kungfu/meeting").reshape(-1, row.size)
-            root = max(range(len(rows)), key=lambda rank: tuple(rows[rank, :2]))  # who has died brings zeros
+            present = gather_living(row, "kungfu/meeting")
+            root = max(present, key=lambda rank: tuple(present[rank][:2]))
             try:
                 told = state.broadcast_text(
                     json.dumps(self._position()) if runtime.current_rank() == root else "", root
@@ -409,6 +440,7 @@ class ElasticTraining:
             break
         if runtime.current_rank() != root:
             self._take_position(json.loads(told))
+        rows = np.array(list(present.values()))
         sizes = rows[rows[:, 2] > 0]
         size = int(sizes[sizes[:, 0].argmax(), 2]) if sizes.size else None
         return size, bool(rows[:, 3].any()), bool(rows[:, 4].any())
@@ -484,6 +516,7 @@ class ElasticTraining:
                 self._steering.comes_true(change.old_size, change.new_size, self._dataset)
             state.share_state(self.training_state)
             self._scale_rates()
+            self._make_up_for_a_checkpoint()
             _log.info("step %d: %d -> %d workers", self.step, change.old_size, change.new_size)
         return change
 
@@ -521,6 +554,7 @@ class ElasticTraining:
         # A worker that the checkpoint has nothing of goes on as a joiner does.
         own = host["own"][rank] if rank < len(host["own"]) else host["own"][0]
         state.restore_components(now.components, {**host["components"], **own})
+        _Process.checkpoint = None  # what it says is of the job that wrote it
         _log.info("resumed from %s on %d workers", answer["path"], runtime.current_cluster_size())
 
     def _open(self, folder: CheckpointFolder, now: TrainingState) -> dict[str, Any]:
@@ -550,9 +584,16 @@ class ElasticTraining:
         if self._dataset is not None:
             self._dataset.suspended = suspended
 
-    def _progress(self) -> dict[str, int]:
-        return {"call": self._call, "step": self.step, "first_step": self.first_step, "epoch": self.epoch}
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "call": self._call,
+            "step": self.step,
+            "first_step": self.first_step,
+            "epoch": self.epoch,
+            "checkpoint": _Process.checkpoint,
+        }
 
     @staticmethod
-    def _resume(progress: dict[str, int]) -> None:
+    def _resume(progress: dict[str, Any]) -> None:
         _Process.resume = progress
+        _Process.checkpoint = progress.get("checkpoint")  # not in files of older versions

@@ -10,7 +10,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import composite
 
-from ms_kungfu import comm, runtime
+from ms_kungfu import runtime
+from ms_kungfu.elastic.gathering import gather_living
 from ms_kungfu.errors import CollectiveMismatchError
 from ms_kungfu.fusion import Plan
 from ms_kungfu.ops import wait_for_queue
@@ -124,8 +125,8 @@ class AdaptiveSGDOptimizer(Replicas, Around):
         wanted = _number_of(algorithm)
         runtime.init()
         wait_for_queue()
-        everyones = comm.all_gather(np.array([wanted + 1], np.int32), name="kungfu/algorithm").ravel() - 1
-        present = {rank: ALGORITHMS[one] for rank, one in enumerate(everyones) if one >= 0}  # who has died brings 0
+        everyones = gather_living(np.array(wanted), "kungfu/algorithm")
+        present = {rank: ALGORITHMS[int(one)] for rank, one in everyones.items()}
         if set(present.values()) != {algorithm}:
             asked = ", ".join(f"rank {rank}: {one}" for rank, one in present.items())
             raise CollectiveMismatchError(f"the ranks switch to different algorithms: {asked}")

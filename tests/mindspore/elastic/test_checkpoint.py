@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -30,6 +31,8 @@ def new_process(monkeypatch):
         monkeypatch.setattr(training._Process, "resume", None)
         monkeypatch.setattr(training._Process, "resuming", False)
         monkeypatch.setattr(training._Process, "checkpoint_folders", set())
+        monkeypatch.setattr(training._Process, "checkpoint", None)
+        monkeypatch.setattr(training._Process, "writes_checkpoint", False)
 
     forget()
     return forget
@@ -301,3 +304,21 @@ def test_a_checkpoint_whenever_the_program_wants(tmp_path, new_process):
 def test_bad_arguments_are_one_sentence(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         KungFuElasticCallback(**options)
+
+
+@pytest.mark.parametrize("place", ["texts", "first", "write"])
+def test_a_death_during_a_checkpoint_costs_neither_a_worker_nor_the_checkpoint(run_elastic, tmp_path, place):
+    folder = tmp_path / "checkpoints"
+    reports = run_elastic("deaths.py", place, str(folder), np=3, ledger=False)
+    steps = reports.by_step("step")
+    last = max(steps)
+    assert list(steps) == list(range(1, last + 1))
+    assert len(steps[last]) == 2, "both survivors train on to the end"
+    assert all(len({row["parameters"] for row in rows}) == 1 for rows in steps.values())
+    written = files(folder)
+    if place == "write":
+        lost = re.search(r"checkpoint of step 4 was lost .* one of step (\d+) takes its place", reports.output)
+        assert lost, reports.output
+        assert written[-1:] == [f"step-{int(lost[1]):08}.ckpt"]
+    else:
+        assert written == ["step-00000004.ckpt"]

@@ -144,6 +144,13 @@ def test_broadcast_callback_and_programs_that_share_parameters_by_hand(run_elast
     assert len({row["parameters"] for row in reports.of("shared")}) == 1
 
 
+def test_where_the_root_dies_the_next_one_shares_its_parameters(run_elastic):
+    reports = run_elastic("deaths.py", "sync", "-", np=3, ledger=False)
+    before = {row["rank"]: row["parameters"] for row in reports.of("before")}
+    assert len(set(before.values())) == 3
+    assert [row["parameters"] for row in reports.of("shared")] == [before[0]] * 2
+
+
 def test_a_resize_from_outside_is_followed(run_elastic):
     reports = run_elastic("from_outside.py")
     changes = [(row["old"], row["new"]) for row in reports.workers[0] if row["kind"] == "change"]

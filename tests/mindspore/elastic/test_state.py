@@ -214,7 +214,11 @@ def meetings(monkeypatch):
 
     def script(*rows):
         answers = iter(rows)
-        monkeypatch.setattr(state.comm, "all_gather", lambda array, name: np.array(next(answers))[:, None])
+        monkeypatch.setattr(
+            state,
+            "gather_living",
+            lambda row, name: {rank: able for rank, able in enumerate(next(answers)) if able is not None},
+        )
 
     return script
 
@@ -229,7 +233,7 @@ def lost_in_a_kernel(root):
 
 @pytest.mark.parametrize("lose", [lost, lost_in_a_kernel])
 def test_where_the_root_dies_the_next_one_hands_over(meetings, lose):
-    meetings([1, 2, 2, 2], [1, 0, 2, 2], [1, 0, 0, 2])
+    meetings([False, True, True, True], [False, None, True, True], [False, None, None, True])
     tried = []
 
     def receive(root):
@@ -240,13 +244,25 @@ def test_where_the_root_dies_the_next_one_hands_over(meetings, lose):
     assert tried == [1, 2, 3]
 
 
+def test_a_root_that_was_asked_for_goes_first(meetings):
+    meetings([True, True, True], [True, True, None])
+    tried = []
+
+    def receive(root):
+        tried.append(root)
+        return root if root == 0 else lost(root)
+
+    assert state.from_lowest_rank(receive, preferred=2) == 0
+    assert tried == [2, 0]
+
+
 def test_nobody_left_with_the_state_is_an_error(meetings):
-    meetings([2, 1], [0, 1])
+    meetings([True, False], [None, False])
     with pytest.raises(KungFuError, match="every worker that had the training state has died"):
         state.from_lowest_rank(lost, able=False)
 
 
 def test_another_failure_is_not_tried_again(meetings):
-    meetings([2, 2])
+    meetings([True, True])
     with pytest.raises(RuntimeError, match="disk"):
         state.from_lowest_rank(lambda root: (_ for _ in ()).throw(RuntimeError("disk")))
