@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from ms_kungfu._flags import UsageError
 from ms_kungfu._processes import raise_descriptor_limit
@@ -18,6 +19,7 @@ from ms_kungfu.launcher.output import Output
 
 _COMMANDS = {"resize": resize, "evict": evict}
 _SWITCH_INTERVAL_S = 5e-4
+_NEVER = logging.CRITICAL + 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,6 +80,20 @@ class _ToOutput(logging.Handler):
         self._output.say(f"[{PROGRAM}] {self.format(record)}")
 
 
+class _ToFile(logging.FileHandler):
+    """-logfile. Where it can't be written (a full disk) the job goes on without it, which is told once."""
+
+    def __init__(self, path: Path, output: Output) -> None:
+        super().__init__(path, mode="w", encoding="utf-8")
+        self._path, self._output = path, output
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError) and self.level != _NEVER:
+            self.setLevel(_NEVER)
+            self._output.say(f"{PROGRAM}: {self._path} is given up, the job goes on without it: {error.strerror}")
+
+
 def _set_up_log(options: Options, output: Output) -> None:
     log = logging.getLogger("ms_kungfu")
     log.setLevel(logging.INFO)
@@ -88,7 +104,7 @@ def _set_up_log(options: Options, output: Output) -> None:
     log.addHandler(screen)
     if options.logfile is not None:
         options.logfile.parent.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(options.logfile, mode="w", encoding="utf-8")
+        file = _ToFile(options.logfile, output)
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(file)
         log.info("job of %d workers, launcher process %d: %s", options.size, os.getpid(), " ".join(options.command))

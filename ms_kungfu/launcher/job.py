@@ -66,6 +66,7 @@ _CONFIG_SERVER_START_S = 10.0
 _RESTART_WINDOW_S = 300.0
 _STANDBY_DELAY_S = 2.0  # whoever has just joined is busy, and a new process would be in its way
 _RETRY_S = 0.2
+_CANT_RUN = 126  # as a shell has it
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 
@@ -271,7 +272,8 @@ class Job:
         except SecretFileError as error:
             _log.warning("%s; kungfu-run resize needs KUNGFU_JOB_SECRET then", error)
             return
-        self._guard.remove_at_end(file.path, file.inode)
+        self._guard.remove_at_end(file.path, file.inode)  # where this process is killed
+        self._closers.callback(file.remove)  # where the guard is
 
     def _on_unknown_version(self, version: int) -> None:
         """Called by a thread of the broker."""
@@ -706,32 +708,32 @@ class Job:
             if process.standby is not None:
                 self._output.release(process.log_name)
                 self._broker.assign(process.standby, peer, cluster.version)
-            elif not self._launch(process, self._environment(process, cluster, joins_later), shares[rank]):
-                return
+            else:
+                self._launch(process, self._environment(process, cluster, joins_later), shares[rank])
             if joins_later:
                 process.join_timer = asyncio.get_running_loop().call_later(
                     self._join_timeout_s, self._give_up, process, cluster.version
                 )
 
-    def _launch(self, process: Process, environment: dict[str, str | None], cores: list[int]) -> bool:
-        """Whether it could be tried; the guard tells what came of it."""
+    def _launch(self, process: Process, environment: dict[str, str | None], cores: list[int]) -> None:
+        """The guard tells what came of it."""
         cores = cores if self._options.affinity else []
         if cores and "OMP_NUM_THREADS" not in os.environ:
             environment.setdefault("OMP_NUM_THREADS", str(len(cores)))
+        self._processes[process.key] = process
+        self._emptied.clear()
         try:
             stdout, stderr = self._output.attach(process.log_name, process.rank, held=process.peer is None)
         except OSError as error:
-            if not self._verdict.done():
-                self._verdict.set_result(Verdict(Decision.FAIL, f"no log files for {process.who}: {error}", 1))
-            return False
-        self._processes[process.key] = process
-        self._emptied.clear()
+            # As one that could not be run: what a death leads to is for the policy to say.
+            never = Exited(process.key, _CANT_RUN, f"was not started: no pipe for its output: {error.strerror}")
+            asyncio.get_running_loop().call_soon(self._on_exit, process, never)
+            return
         try:
             self._guard.start(process.key, environment, cores, stdout, stderr)
         finally:
             os.close(stdout)
             os.close(stderr)
-        return True
 
     def _give_up(self, process: Process, version: int) -> None:
         """A newcomer has had its time."""
@@ -754,8 +756,7 @@ class Job:
             if self._options.affinity and "OMP_NUM_THREADS" not in os.environ:
                 # As many as its share of the cores will be; until then it may use all of them.
                 environment["OMP_NUM_THREADS"] = str(len(affinity.divide(self._cores, newest.size + 1)[-1]))
-            if not self._launch(process, environment, list(self._cores)):
-                return
+            self._launch(process, environment, list(self._cores))
 
     def _ready_standby(self) -> Process | None:
         """The one that has come farthest."""

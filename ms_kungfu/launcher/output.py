@@ -3,7 +3,8 @@
 On a terminal every line gets a coloured prefix with the worker's name; elsewhere (a pipe, a file) lines pass
 unchanged, so that programs can read what workers print. Log files hold exactly what the worker wrote:
 ``LOGDIR/HOST.PORT.stdout.log`` and ``LOGDIR/HOST.PORT.stderr.log``, new for each job; a worker that comes back under
-the same peer ID within a job appends.
+the same peer ID within a job appends. A log file that can't be made or written (a full disk) is given up for the rest
+of the job, which is told once: training is worth more.
 
 One thread reads and writes. When the terminal stops taking output, the thread waits, the pipes fill and the workers
 wait, just as if they wrote to the terminal themselves, while the launcher goes on supervising.
@@ -100,6 +101,7 @@ class _Stream:
     screen: Screen | None
     prefix: bytes
     log: int | None
+    log_path: Path | None = None
     held: list[bytes] | None = None  # what is not shown yet
     splitter: LineSplitter = field(default_factory=LineSplitter)
     last_read: float = 0.0
@@ -123,6 +125,7 @@ class Output:
         self._quiet = quiet
         self._screens = (Screen(stdout), Screen(stderr))
         self._logs_begun: set[Path] = set()
+        self._logs_given_up: set[Path] = set()
         self._new: collections.deque[_Stream | bytes | _Release] = collections.deque()
         self._closing = threading.Event()
         self._last_words = b""
@@ -140,12 +143,18 @@ class Output:
     def attach(self, name: str, colour: int, held: bool = False) -> tuple[int, int]:
         """Pipes for a worker's stdout and stderr: the writing ends, which the caller closes once they are passed on.
 
-        With `held` nothing is shown before `release`; the log files are written at once.
+        With `held` nothing is shown before `release`; the log files are written at once. OSError: there is no
+        descriptor for a pipe.
         """
         paths = self.log_paths(name)
-        ends = []
+        ends: list[int] = []
         for i, what in enumerate(("stdout", "stderr")):
-            reading, writing = os.pipe2(os.O_CLOEXEC)
+            try:
+                reading, writing = os.pipe2(os.O_CLOEXEC)
+            except OSError:
+                for writing in ends:  # which ends the stream that was begun
+                    os.close(writing)
+                raise
             os.set_blocking(reading, False)
             with contextlib.suppress(OSError):  # more than /proc/sys/fs/pipe-user-pages-soft allows
                 fcntl.fcntl(writing, 1031, _PIPE_BYTES)  # F_SETPIPE_SZ; the name is new in Python 3.10
@@ -153,8 +162,9 @@ class Output:
             prefix = b""
             if screen.is_terminal:
                 prefix = f"\033[{_COLOURS[colour % len(_COLOURS)]}m[{name}::{what}]\033[0m ".encode()
-            log = self._open_log(paths[i]) if paths is not None else None
-            stream = _Stream(name, reading, None if self._quiet else screen, prefix, log, [] if held else None)
+            path = paths[i] if paths is not None else None
+            log = self._open_log(path) if path is not None else None
+            stream = _Stream(name, reading, None if self._quiet else screen, prefix, log, path, [] if held else None)
             self._new.append(stream)
             ends.append(writing)
         self._wake()
@@ -181,11 +191,22 @@ class Output:
         self._wake()
         self._thread.join(timeout_s)
 
-    def _open_log(self, path: Path) -> int:
+    def _open_log(self, path: Path) -> int | None:
         begun = path in self._logs_begun
         self._logs_begun.add(path)
+        if path in self._logs_given_up:
+            return None
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND | (0 if begun else os.O_TRUNC)
-        return os.open(path, flags, 0o666)
+        try:
+            return os.open(path, flags, 0o666)
+        except OSError as error:
+            self._new.append(self._give_up(path, error))
+            return None
+
+    def _give_up(self, path: Path, error: OSError) -> bytes:
+        """What there is to say about it."""
+        self._logs_given_up.add(path)
+        return _encoded(f"kungfu-run: the log file {path} is given up, the job goes on without it: {error.strerror}")
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
@@ -256,13 +277,14 @@ class Output:
 
     def _write_log(self, stream: _Stream, data: bytes) -> None:
         assert stream.log is not None
+        assert stream.log_path is not None
         try:
             while data:
                 data = data[os.write(stream.log, data) :]
         except OSError as error:
             os.close(stream.log)
             stream.log = None
-            self._screens[1].write(self, b"", [f"kungfu-run: a log file is given up: {error.strerror}\n".encode()])
+            self._screens[1].write(self, b"", [self._give_up(stream.log_path, error)])
 
 
 def _encoded(text: str) -> bytes:

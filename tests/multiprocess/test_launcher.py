@@ -4,6 +4,7 @@ import contextlib
 import os
 import pty
 import re
+import resource
 import shlex
 import signal
 import time
@@ -172,8 +173,9 @@ def test_killed_launcher_leaves_nothing(kungfu_run, script, watch, shell):
     job.assert_gone(begin)
 
 
-def test_killed_guard_ends_the_job(kungfu_run, script):
-    job = kungfu_run("-np", 2, *script(DEAF))
+@pytest.mark.parametrize("watch", [[], ["-w"]], ids=["fixed", "watch"])
+def test_killed_guard_ends_the_job(kungfu_run, script, watch):
+    job = kungfu_run("-np", 2, *watch, *script(DEAF))
     started(job, 2)
     begin = time.monotonic()
     os.kill(guard_of(job), signal.SIGKILL)
@@ -324,6 +326,42 @@ def test_a_log_folder_that_cannot_be_made_is_named(kungfu_run, tmp_path):
     job = kungfu_run("-logdir", "file/logs", "true")
     job.assert_exit(1)
     assert job.lines == ["kungfu-run: Not a directory: file/logs"]
+
+
+def test_logs_that_cannot_be_written_are_given_up_once_and_end_nobody(kungfu_run, tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "127.0.0.1.10000.stdout.log").symlink_to("/dev/full")  # as a full disk: each write fails
+    (logs / "127.0.0.1.10001.stdout.log").mkdir()  # can't be opened
+    job = kungfu_run("-np", 2, "-logdir", "logs", "sh", "-c", "for i in 1 2 3; do echo line $i; sleep 0.05; done")
+    job.assert_exit(0)
+    assert sorted(job.stdout) == sorted(f"line {i}" for i in (1, 2, 3) for _ in range(2))
+    told = sorted(line for line in job.stderr if "given up" in line)
+    assert told == [
+        "kungfu-run: the log file logs/127.0.0.1.10000.stdout.log is given up, the job goes on without it: No space "
+        "left on device",
+        "kungfu-run: the log file logs/127.0.0.1.10001.stdout.log is given up, the job goes on without it: Is a "
+        "directory",
+    ]
+
+
+def test_a_worker_without_descriptors_for_its_output_is_a_death_like_any_other(kungfu_run):
+    def few_descriptors():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+
+    job = kungfu_run("-np", 30, "sh", "-c", "sleep 1000", preexec_fn=few_descriptors)
+    job.assert_exit(126)
+    assert re.fullmatch(
+        r"kungfu-run: worker \d+ \(\S+\) was not started: no pipe for its output: Too many open files", job.stderr[-1]
+    ), job.output
+    job.assert_gone(time.monotonic())
+
+
+def test_a_full_disk_under_logfile_is_told_once(kungfu_run, tmp_path):
+    (tmp_path / "launcher.log").symlink_to("/dev/full")
+    job = kungfu_run("-np", 2, "-logfile", "launcher.log", "true")
+    job.assert_exit(0)
+    assert job.lines == ["kungfu-run: launcher.log is given up, the job goes on without it: No space left on device"]
 
 
 def test_much_output_of_many_workers_keeps_its_lines_whole(kungfu_run, script):
