@@ -56,7 +56,8 @@ class ElasticDataset(ds.Dataset):
     worker's gradients count by the number of its samples, so the mean over the workers is that over the samples.
 
     A batch counts as trained at ``ElasticTraining.step_end``, or, without one, when the next batch is asked for; and
-    when its epoch ends: gradients accumulated over several batches are applied before that.
+    when its epoch ends: gradients accumulated over several batches are applied before that. A program that calls
+    ``ms_kungfu.resize`` itself does so between a batch's update and the next batch.
     On a worker that has left the cluster an iterator ends at once.
     """
 
@@ -172,7 +173,8 @@ class ElasticDataset(ds.Dataset):
             return
         dealt = self._dealt
         if dealt.version != runtime.cluster_version():
-            participants = None  # handed out in a cluster of other ranks, which a resize by hand has ended since
+            # Handed out in a cluster of other ranks, which a resize by hand has ended since.
+            participants = membership.participants_of(dealt.version)
         living = dealt.members if participants is None else tuple(r for r in dealt.members if r in participants)
         if dealt.rank not in living:
             raise KungFuError(f"rank {dealt.rank} lives but took no part in the step of ranks {list(living)}")
@@ -363,12 +365,13 @@ class _Batches:
 
     def _end_epoch(self) -> Any:
         dataset, walk = self._dataset, self._dataset._walk
-        if walk.taken:
-            dataset.commit()
         if walk.steps == 0:
             raise ValueError(
                 f"drop_remainder leaves nothing of {dataset._total} samples where a step takes "
                 f"{dataset.global_batch_size}; train smaller batches or fewer workers, or keep the remainder"
+        if step is None and walk.taken:  # gradients accumulated to the end of the epoch, which have been applied
+            dataset.commit(membership.take_participants())
+            return next(self)  # what a worker that died had taken is still to be trained
             )
         self.stop()
         self._epochs_left -= 1

@@ -92,6 +92,7 @@ class _State:
     proposal: _Proposal | None = None  # at the rank that files the wish
     met: int = 0  # meetings of this cluster version that this process has come to
     line: rendezvous.Line = field(default_factory=rendezvous.Line)  # to the broker
+    outcomes: dict[int, list[int]] = field(default_factory=dict)  # see participants_of; some bytes for each version
     row: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(3, np.uint64))
 
 
@@ -449,9 +450,10 @@ def _await_announcement(version: int) -> bool:
 
 def _adopt(version: int) -> Change:
     """Moves to cluster `version`, on which all present members have agreed."""
-    old_size = int(_core.size())
+    old_size, old_version = int(_core.size()), int(_core.cluster_version())
     _drop_proposal()
-    granted = _segment(int(_core.cluster_version()), version, env.JOIN_TIMEOUT.get())
+    _state.outcomes[old_version] = take_participants()
+    granted = _segment(old_version, version, env.JOIN_TIMEOUT.get())
     if isinstance(granted, rendezvous.Detached):
         _detach(version)
         return Change(True, True, old_size, old_size)
@@ -601,6 +603,11 @@ def take_participants() -> list[int]:
     """The ranks of the present cluster that took part in the gradient reductions since the last call, sorted; all where
     there was none. The same at all of these ranks."""
     return list(_core.take_participants())
+
+
+def participants_of(version: int) -> list[int] | None:
+    """What `take_participants` had to tell when the cluster left this version; None where this process wasn't in it."""
+    return _state.outcomes.get(version)
 
 
 def set_weight(samples: int) -> None:

@@ -26,6 +26,7 @@ class FakeRuntime:
         self.rank, self.size, self.version, self.gone = 0, 1, 0, False
         self.participants = None  # all
         self.weights = {}
+        self.outcomes = {}
 
     def current_rank(self):
         return self.rank
@@ -45,10 +46,14 @@ class FakeRuntime:
     def take_participants(self):
         return list(range(self.size)) if self.participants is None else self.participants
 
+    def participants_of(self, version):
+        return self.outcomes.get(version)
+
     def set_weight(self, samples):
         self.weights[self.rank] = samples
 
     def resize(self, size):
+        self.outcomes[self.version], self.participants = self.take_participants(), None
         self.size, self.version = size, self.version + 1
 
 
@@ -207,6 +212,52 @@ def test_random_trainings(cluster, tmp_path):
         trained, _ = train(cluster, generator(total), {7: 4}, deaths, epochs, ledger=folder, **options)
         assert trained == [collections.Counter(range(total))] * epochs, f"seed {seed}"
         assert audit.audit(*audit.read(folder)).exact, f"seed {seed}"
+
+
+@pytest.mark.parametrize("driven", [True, False], ids=["step_end", "next batch"])
+def test_a_resize_by_hand_after_a_death_in_the_same_step_loses_nothing(cluster, tmp_path, driven):
+    """Rank 2 dies in step 1, which is committed without it; before anybody counts the step the program resizes."""
+    cluster.size = 3
+    workers = []
+    for cluster.rank in range(3):
+        ElasticDataset._made = 0
+        data = ElasticDataset(generator(48), global_batch_size=12, ledger=tmp_path)
+        data.driven = driven
+        workers.append((data, data.create_tuple_iterator(num_epochs=1, output_numpy=True)))
+    seen = [collections.Counter(), collections.Counter()]
+    for step in range(10):
+        batches = []
+        for cluster.rank, (_, iterator) in enumerate(workers):
+            batch = next(iterator, None)
+            batches.append([] if batch is None else sample_numbers(batch)[: cluster.weights[cluster.rank]])
+        if step == 1:
+            workers.pop()
+            batches.pop()
+            cluster.participants = [0, 1]
+            cluster.resize(2)
+            cluster.resize(2)  # once more, by hand too: nothing was reduced in between
+        if driven:
+            for cluster.rank, (data, _) in enumerate(workers):
+                data.commit(cluster.take_participants())
+        seen[0].update(sum(batches, []))
+    assert seen[0] == collections.Counter(range(48))
+    report = audit.audit(*audit.read(tmp_path))
+    assert report.exact, audit.to_text(report)
+    assert [epoch.given_back for epoch in report.epochs] == [4]
+
+
+def test_a_death_in_the_last_reduction_of_an_epoch_loses_nothing(cluster):
+    """Gradients accumulated to the end of the epoch: nobody counts the step before the iterator ends."""
+    cluster.size = 2
+    data = ElasticDataset(generator(8), global_batch_size=8)
+    data.driven = True
+    iterator = data.create_tuple_iterator(num_epochs=1, output_numpy=True)
+    first = sample_numbers(next(iterator))
+    cluster.participants = [0]
+    lost = sample_numbers(next(iterator))
+    assert sorted(first + lost) == list(range(8))
+    assert list(iterator) == []
+    assert data.epoch == 1
 
 
 def test_a_survivor_that_the_others_think_dead_stops(cluster):
