@@ -4,6 +4,9 @@ A file ``step-00000120.ckpt`` is what ``ms.save_checkpoint`` writes: all Paramet
 ``ms.load_checkpoint`` reads and ``ms.load_param_into_net`` takes, and one more entry, ``kungfu``, a JSON text with the
 rest of the state (`ms_kungfu.elastic.state`). Buffers are entries ``kungfu/buffer/<path>``.
 
+The text also has ``format``, which is 1 where it is missing, and ``written_by``, the ms_kungfu that wrote the file.
+What a reader may leave unread is added without a new format. A file of a newer one is refused, and left as it is.
+
 A file is whole or it isn't there: it is written under another name in the same folder, flushed to the disk and renamed.
 """
 
@@ -19,12 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ms_kungfu
 from ms_kungfu.comm import Array
 from ms_kungfu.elastic.state import TrainingState, assign
 from ms_kungfu.errors import KungFuError
 
 _log = logging.getLogger(__name__)
 
+FORMAT = 2
 _ENTRY = "kungfu"
 _FILE = re.compile(r"step-(\d{8,})\.ckpt")
 _UNFINISHED = ".unfinished-"
@@ -115,10 +120,9 @@ class CheckpointFolder:
         entries = [
             {"name": name, "data": ms.Tensor(values, dtype=dtype)} for name, (values, dtype) in snapshot.arrays.items()
         ]
+        text = json.dumps({"format": FORMAT, "written_by": ms_kungfu.__version__, **snapshot.host})
         try:
-            ms.save_checkpoint(
-                entries, str(unfinished), append_dict={_ENTRY: json.dumps(snapshot.host)}, crc_check=True
-            )
+            ms.save_checkpoint(entries, str(unfinished), append_dict={_ENTRY: text}, crc_check=True)
             _flush(unfinished)
             os.replace(unfinished, path)
             _flush(self.folder)
@@ -150,7 +154,7 @@ class CheckpointFolder:
         """(path, entries, host) of the newest checkpoint that can be read, None if there is none.
 
         Files that can't be read get another name, so that they are out of the way of those that are written next.
-        KungFuError if there are some and none of them can be read.
+        KungFuError if there are some and none of them can be read, or the newest readable one has a newer format.
         """
         import mindspore as ms
 
@@ -158,7 +162,15 @@ class CheckpointFolder:
         for path in reversed(paths):
             try:
                 entries = dict(ms.load_checkpoint(str(path), crc_check=True))
-                return path, entries, json.loads(entries.pop(_ENTRY))
+                host = json.loads(entries.pop(_ENTRY))
+                number, writer = host.pop("format", 1), host.pop("written_by", "of an unknown version")
+                if number <= FORMAT:
+                    return path, entries, host
+                raise KungFuError(
+                    f"checkpoint {path} has format {number}, written by ms_kungfu {writer}; ms_kungfu "
+                    f"{ms_kungfu.__version__} reads formats 1 to {FORMAT}: resume with the version that wrote it, or a "
+                    "newer one"
+                )
             except (ValueError, KeyError, OSError) as error:
                 damaged = path.with_name(path.name + ".damaged")
                 os.replace(path, damaged)

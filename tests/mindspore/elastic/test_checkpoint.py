@@ -178,6 +178,28 @@ def test_a_full_disk_is_a_warning_and_the_earlier_one_stays(tmp_path, more, left
     assert (path.name, entries["w"].asnumpy()[-1]) == (left, 99_999)
 
 
+def with_host(folder, text):
+    """A checkpoint of step 1, and one of step 2 whose JSON is `text`."""
+    folder.save(take_snapshot(1, of(parameter([1.0], "w")), {"step": 1}))
+    folder.wait()
+    entries = [{"name": "w", "data": ms.Tensor([2.0])}]
+    ms.save_checkpoint(entries, str(folder.folder / "step-00000002.ckpt"), append_dict={"kungfu": text}, crc_check=True)
+
+
+def test_a_file_from_before_formats_were_numbered_is_read(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    with_host(folder, '{"components": {}, "own": []}')
+    assert folder.load()[2] == {"components": {}, "own": []}
+
+
+def test_a_file_of_a_newer_format_is_refused_by_its_version_and_left_alone(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    with_host(folder, '{"format": 3, "written_by": "7.8.9", "components": {}}')
+    with pytest.raises(KungFuError, match=r"step-00000002.ckpt has format 3, written by ms_kungfu 7\.8\.9; .* 1 to 2"):
+        folder.load()
+    assert files(tmp_path) == ["step-00000001.ckpt", "step-00000002.ckpt"]
+
+
 def test_a_damaged_file_gives_way_to_the_one_before(tmp_path):
     folder = CheckpointFolder(tmp_path)
     for step in (1, 2):
