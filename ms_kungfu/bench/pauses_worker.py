@@ -110,9 +110,10 @@ class _Synthetic:
             taken = walk.take(_BATCH, self._members)
             assert taken is not None
         rank = runtime.current_rank()
-        own = taken.share(rank)
+        share = taken.share(rank)
+        samples, batch = dealing.count(share), dealing.count(taken.batch)
+        own = share or dealing.part(taken.batch, batch - 1, batch)
         time.sleep(self._step_s)
-        samples = dealing.count(own)
         gradient = np.resize(np.sin(dealing.positions(own), dtype=np.float64).astype(np.float32), self.weights.size)
         gradient[-1] = self._recorder.stop_asked()
         membership.set_weight(samples)
@@ -122,7 +123,7 @@ class _Synthetic:
         self.weights += gradient
         epoch, common = walk.epoch, {**self._common(), "participants": [r for r in self._members if r in participants]}
         for step in walk.commit(participants):
-            self._ledger.step(epoch, step, rank, common)
+            self._ledger.step(epoch, step, rank, own, common)
         self._members = tuple(common["participants"])
         self.step += 1
         return stop

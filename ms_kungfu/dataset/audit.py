@@ -2,15 +2,22 @@
 
 Reads what the workers of an ElasticDataset with a ``ledger`` wrote (`ms_kungfu.dataset.ledger`) and nothing else. Exit
 status 0: every finished epoch has trained each sample exactly once (with ``drop_remainder``: but for a remainder
-smaller than a global batch), the last, unfinished one none twice, and no two records contradict each other. 1: it isn't
-so; the samples and the contradictions are named. 2: there is no ledger to read.
+smaller than a global batch), the last, unfinished one none twice, no two records contradict each other, and none is
+missing. 1: it isn't so, or no step is on record; the samples, the contradictions and the gaps are named. 2: there is no
+ledger, or none that this version can read.
 
 What is checked
 - All workers that a step contains agree on it: cluster version, members, participants, the batch, seed and total. A
   record of a worker that the others' records leave out doesn't count: it died, and the step was committed without it.
-- Each worker's own share is the one that follows from the batch and the members.
-- The steps of an epoch have consecutive numbers, and a worker's records have no gap; one that died may lack its last.
+- What was delivered to each worker is the share that follows from the batch and the members.
+- A file's lines follow from one another: each by the ``crc`` of the one before, each step and each end of an epoch by
+  its number. Only the last line may be torn.
+- Who takes part in a step of a cluster version takes part in all earlier ones of that version and has a record of each.
+  Of the last one it has not, where it died before it could write; that is a note, since the others tell its share.
+- Epochs and their steps have consecutive numbers, and the versions of a job grow.
 - Over an epoch the shares of the participants contain each position of the permutation once.
+
+What it can't know is what came after the last line of a ledger of which each file was cut at its end.
 
 A job that goes on from a checkpoint of an earlier one writes to the same folder: what the earlier one recorded from
 there on isn't part of the training any more, and isn't counted.
@@ -29,8 +36,10 @@ from typing import Any
 
 import numpy as np
 
-from ms_kungfu.dataset import dealing
+import ms_kungfu
+from ms_kungfu.dataset import dealing, ledger
 from ms_kungfu.dataset.dealing import Range, Step
+from ms_kungfu.errors import KungFuError
 
 _SHOWN = 20  # samples or problems that the text names before it says how many more there are
 
@@ -59,6 +68,15 @@ class End:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """That a worker could write nothing from here on, and why."""
+
+    reason: str
+    goes_on: bool
+    """Whether it trained on all the same, because it was told to."""
+
+
+@dataclass(frozen=True)
 class Record:
     """A line of the ledger."""
 
@@ -71,7 +89,12 @@ class Record:
     """At the end of an epoch: the number of its steps."""
     rank: int
     share: tuple[Range, ...]
-    claim: Claim | End
+    claim: Claim | End | Stop
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Epoch and step."""
+        return self.epoch, self.step
 
 
 @dataclass
@@ -107,13 +130,13 @@ class Report:
     jobs: int
     epochs: list[Epoch]
     problems: list[str]
-    """Contradictions and damage."""
+    """Contradictions, damage and gaps."""
     notes: list[str]
     """What is in order but worth knowing."""
 
     @property
     def exact(self) -> bool:
-        return not self.problems and all(epoch.exact for epoch in self.epochs)
+        return bool(self.epochs) and not self.problems and all(epoch.exact for epoch in self.epochs)
 
 
 def _ranges(value: Any) -> tuple[Range, ...]:
@@ -138,7 +161,9 @@ def _parse(line: dict[str, Any], where: str) -> Record:
         claim = End(batch, global_batch, bool(line["drop_remainder"]))
     else:
         members, participants = tuple(line["members"]), tuple(line["participants"])
-        if not (batch and own[3] in participants and set(participants) <= set(members) <= set(range(size))):
+        if not (batch and own[3] in participants and set(participants) <= set(members)):
+            raise ValueError(line)
+        if not all(type(rank) is int and 0 <= rank < size for rank in members):
             raise ValueError(line)
         seed, shuffle = line["seed"], bool(line["shuffle"])
         claim = Claim(version, size, members, participants, batch, total, seed, shuffle)
@@ -146,55 +171,170 @@ def _parse(line: dict[str, Any], where: str) -> Record:
 
 
 def read(folder: Path) -> tuple[dict[str, list[Record]], list[str], list[str]]:
-    """The records of each file of the ledger in `folder`, in their order; problems; notes."""
+    """The records of each file of the ledger in `folder`, in their order; problems; notes.
+
+    KungFuError where a file has a newer format than this version reads.
+    """
     files: dict[str, list[Record]] = {}
-    problems, notes = [], []
+    problems: list[str] = []
+    notes: list[str] = []
     for path in sorted(folder.glob("*.jsonl")):
-        lines = path.read_bytes().split(b"\n")
-        records = files[path.name] = []
-        for number, content in enumerate(lines, 1):
-            where = f"{path.name}, line {number}"
-            if number == len(lines):
-                if content:
-                    notes.append(f"{where}: torn, not counted (its worker was killed while it wrote)")
-                continue
-            try:
-                records.append(_parse(json.loads(content), where))
-            except (ValueError, KeyError, TypeError):
-                problems.append(f"{where}: not a record of a step")
+        files[path.name] = _read_file(path, problems, notes)
     return files, problems, notes
+
+
+def _read_file(path: Path, problems: list[str], notes: list[str]) -> list[Record]:
+    *lines, torn = path.read_bytes().split(b"\n")
+    if torn:
+        notes.append(f"{path.name}, line {len(lines) + 1}: torn, not counted (its worker was killed while it wrote)")
+    elif not lines:
+        notes.append(f"{path.name}: empty (its worker was killed, or its disk was full, before its first line)")
+    records: list[Record] = []
+    header = _header(path.name, lines[0]) if lines else None
+    crc = 0
+    for number, content in enumerate(lines, 1):
+        where = f"{path.name}, line {number}"
+        if header is not None and number == 1:
+            if not ledger.is_sealed(content.rstrip(b" ")):
+                problems.append(f"{where}: the header was altered")
+            continue
+        try:
+            line = json.loads(content)
+            if header is None and "crc" in line:
+                raise ValueError("the header is missing")
+            if header is not None:
+                before, crc = crc, int(line["crc"], 16)
+                if not ledger.is_sealed(content, before):
+                    problems.append(f"{where}: isn't what was written after the line before it; not counted")
+                    continue
+            records.append(_parse(line, where))
+        except (ValueError, KeyError, TypeError):
+            lost = " (nor has the file the header of one that has them)" if b'"crc":' in content and not header else ""
+            problems.append(f"{where}: not a record of a step{lost}")
+    stopped = None if header is None else header.get("stopped")
+    if header is not None and stopped:
+        try:
+            claim = Stop(str(stopped["reason"]), bool(stopped["goes_on"]))
+            step = stopped["steps" if "steps" in stopped else "step"]
+            own = header["job"], float(header["time"]), header["data"], stopped["epoch"], step, stopped["rank"]
+            records.append(Record(path.name, *own, (), claim))
+        except (ValueError, KeyError, TypeError):
+            problems.append(f"{path.name}, line 1: not a header")
+    return records
+
+
+def _header(name: str, line: bytes) -> dict[str, Any] | None:
+    """What the first line says if it is a header; None in a file of the first format."""
+    try:
+        header = json.loads(line)
+        number = header["ledger"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if type(number) is int and number > ledger.FORMAT:
+        writer = header.get("written_by", "of an unknown version")
+        raise KungFuError(
+            f"{name} has ledger format {number}, written by ms_kungfu {writer}; ms_kungfu {ms_kungfu.__version__} "
+            f"reads formats 1 to {ledger.FORMAT}: audit it with the version that wrote it, or a newer one"
+        )
+    return dict(header)
+
+
+_Place = tuple[int, int]  # epoch and step
+_Steps = dict[int, dict[_Place, list[Record]]]  # of each dataset
 
 
 def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: Iterable[str] = ()) -> Report:
     """Checks the records of `files` (a list for each worker, in the order written)."""
     report = Report(len(files), 0, [], list(problems), list(notes))
-    epochs: dict[tuple[int, int], dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for records in files.values():
+        _follow_one_another(records, report)
+    steps: _Steps = defaultdict(lambda: defaultdict(list))
     ends: dict[tuple[int, int], list[Record]] = defaultdict(list)
-    last_of: dict[str, tuple[int, int]] = {}  # of a worker: the last step that it recorded
     for record in _history([record for file in files.values() for record in file], report):
         if isinstance(record.claim, End):
             ends[record.data, record.epoch].append(record)
+        elif isinstance(record.claim, Claim):
+            steps[record.data][record.place].append(record)
         else:
-            epochs[record.data, record.epoch][record.step].append(record)
-            worker = _worker(record, record.claim, record.rank)
-            last_of[worker] = max(last_of.get(worker, (-1, -1)), (record.epoch, record.step))
-    for (data, number), steps in sorted(epochs.items()):
-        agreed = {}
-        for step, found in sorted(steps.items()):
-            name = _name(data, number, step)
-            agreed[step] = claim = _agree(name, found, report)
-            recorded = {record.rank for record in found if record.claim == claim}
-            for rank in sorted(set(claim.participants) - recorded):
-                if last_of.get(_worker(found[0], claim, rank), (-1, -1)) > (number, step):
-                    report.problems.append(f"{name}: no record of rank {rank}, which has later ones")
-        end = _end(_name(data, number), ends[data, number], max(agreed) + 1, report)
-        finished = end is not None or any(other == data and later > number for other, later in epochs)
-        report.epochs.append(_cover(data, number, agreed, finished, end, report))
+            text = f"{record.where}: no record from {_name(record.data, *record.place)} on: {record.claim.reason}"
+            if record.claim.goes_on:
+                report.problems.append(f"{text}; its worker trained on without, as ledger_errors='warn' asks")
+            else:
+                report.notes.append(f"{text}; its worker ended")
+    for data in sorted({*steps, *(data for data, _ in ends)}):
+        found = steps[data]
+        agreed = {place: _agree(_name(data, *place), records, report) for place, records in sorted(found.items())}
+        _attend(data, found, agreed, report)
+        numbers = {epoch for epoch, _ in agreed} | {epoch for other, epoch in ends if other == data}
+        for number in range(max(numbers) + 1):
+            of_epoch = {step: claim for (epoch, step), claim in agreed.items() if epoch == number}
+            if not of_epoch:
+                report.problems.append(f"{_name(data, number)}: no record of any step")
+                continue
+            end = _end(_name(data, number), ends[data, number], max(of_epoch) + 1, report)
+            finished = end is not None or number < max(numbers)
+            report.epochs.append(_cover(data, number, of_epoch, finished, end, report))
     return report
 
 
-def _worker(record: Record, claim: Claim, rank: int) -> str:
-    return f"{record.job} {record.data} {claim.version} {rank}"
+def _follow_one_another(records: Sequence[Record], report: Report) -> None:
+    """A worker writes each step and each end of an epoch, from its first one on."""
+    for before, record in zip(records, records[1:]):
+        if isinstance(record.claim, Stop):
+            break
+        ended = isinstance(before.claim, End)
+        if isinstance(record.claim, End) and not ended:
+            follows = record.place == (before.epoch, before.step + 1)  # the number of its steps
+        elif isinstance(record.claim, End):
+            follows = False
+        else:
+            follows = record.place == ((before.epoch + 1, 0) if ended else (before.epoch, before.step + 1))
+        if not follows or (record.job, record.data) != (before.job, before.data):
+            after = (
+                f"{'the end of ' if ended else ''}{_name(before.data, before.epoch, None if ended else before.step)}"
+            )
+            now = "its end" if isinstance(record.claim, End) else _name(record.data, *record.place)
+            report.problems.append(f"{record.where}: {now} after {after}: lines are missing, doubled or out of place")
+
+
+def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, Claim], report: Report) -> None:
+    """Who takes part in a step has a record of all earlier ones of the version; the versions of a job grow."""
+    versions: dict[tuple[str, int], list[_Place]] = defaultdict(list)
+    of_job: dict[str, int] = {}
+    first = next(iter(agreed.values()), None)
+    for place, claim in agreed.items():
+        name, job = _name(data, *place), found[place][0].job
+        versions[job, claim.version].append(place)
+        if claim.version < of_job.get(job, claim.version):
+            report.problems.append(f"{name}: cluster version {claim.version} after version {of_job[job]}")
+        of_job[job] = claim.version
+        if first is not None and (claim.total, claim.seed, claim.shuffle) != (first.total, first.seed, first.shuffle):
+            report.problems.append(
+                f"{name}: {claim.total} samples, seed {claim.seed}, shuffle {claim.shuffle}; "
+                f"the first record has {first.total}, {first.seed}, {first.shuffle}"
+            )
+    for (_, version), places in versions.items():
+        sizes = sorted({agreed[place].size for place in places})
+        if len(sizes) > 1:
+            report.problems.append(f"{_name(data, *places[0])}: version {version} has sizes {sizes}")
+        for rank in sorted({rank for place in places for rank in agreed[place].participants}):
+            where = [place for place in places if rank in agreed[place].participants]
+            recorded = {
+                place for place in where if any(r.rank == rank and r.claim == agreed[place] for r in found[place])
+            }
+            until = f"rank {rank}, which takes part until {_name(data, *where[-1])}"
+            for kind, lacking in (
+                ("no record of", [place for place in where[:-1] if place not in recorded]),
+                ("without", [place for place in places if place < where[-1] and place not in where]),
+            ):
+                if lacking:
+                    more = f"; so are {_number(len(lacking) - 1, 'later step')}" if len(lacking) > 1 else ""
+                    report.problems.append(f"{_name(data, *lacking[0])}: {kind} {until}{more}")
+            if where[-1] not in recorded:
+                report.notes.append(
+                    f"{_name(data, *where[-1])}: no record of rank {rank}, whose last step of version {version} it is: "
+                    "it died before it wrote, and the others tell its share"
+                )
 
 
 def _end(name: str, records: list[Record], steps: int, report: Report) -> End | None:
@@ -213,14 +353,15 @@ def _history(records: list[Record], report: Report) -> list[Record]:
         begins[record.job] = min(record.time, begins.get(record.job, record.time))
     jobs = sorted(begins, key=lambda job: begins[job])
     report.jobs = len(jobs)
+    for job in sorted(set(jobs) - {record.job for record in records if isinstance(record.claim, Claim)}):
+        report.problems.append(f"job {job}: no step is on record")
     kept: list[Record] = []
     for job in jobs:
         new = [record for record in records if record.job == job]
         first: dict[int, tuple[int, int]] = {}
         for record in new:
-            place = record.epoch, record.step
-            first[record.data] = min(place, first.get(record.data, place))
-        before = [r for r in kept if r.data not in first or (r.epoch, r.step) < first[r.data]]
+            first[record.data] = min(record.place, first.get(record.data, record.place))
+        before = [r for r in kept if r.data not in first or r.place < first[r.data]]
         if len(before) < len(kept):
             data, (epoch, step) = next(iter(first.items()))
             report.notes.append(
@@ -262,10 +403,19 @@ def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
             report.problems.append(f"{name}: rank {record.rank} recorded it twice ({record.where})")
         seen.add(record.rank)
         share = Step(record.step, agreed.batch, agreed.members).share(record.rank)
-        if record.share != share:
+        if not _is_delivered(record.share, share, agreed.batch):
             own = f"rank {record.rank} trained {_text(record.share)}, its share is {_text(share)} ({record.where})"
             report.problems.append(f"{name}: {own}")
     return agreed
+
+
+def _is_delivered(given: tuple[Range, ...], share: tuple[Range, ...], batch: tuple[Range, ...]) -> bool:
+    """Whether a worker got its share: the same positions in the same order; where it has none the repeated one, which
+    the first format leaves out."""
+    if not share and given:
+        length = dealing.count(batch)
+        share = dealing.part(batch, length - 1, length)
+    return np.array_equal(dealing.positions(given), dealing.positions(share))
 
 
 def _text(ranges: Iterable[Range]) -> str:
@@ -284,11 +434,7 @@ def _cover(data: int, number: int, steps: dict[int, Claim], finished: bool, end:
     given_back = 0
     for step, claim in steps.items():
         if (claim.total, claim.seed, claim.shuffle) != (first.total, first.seed, first.shuffle):
-            report.problems.append(
-                f"{_name(data, number, step)}: {claim.total} samples, seed {claim.seed}, shuffle {claim.shuffle}; "
-                f"the epoch began with {first.total}, {first.seed}, {first.shuffle}"
-            )
-            continue
+            continue  # `_attend` says so
         own, back = Step(step, claim.batch, claim.members).outcome(claim.participants)
         given_back += dealing.count(back)
         for begin, stop in own:
@@ -348,7 +494,9 @@ def to_text(report: Report) -> str:
         if len(texts) > _SHOWN:
             lines.append(f"{kind}: and {len(texts) - _SHOWN} more")
     finished = sum(epoch.finished for epoch in report.epochs)
-    if report.exact:
+    if not report.epochs:
+        lines.append("NOT exact: no step is on record")
+    elif report.exact:
         lines.append(f"exact: each sample was trained once in each of {_number(finished, 'finished epoch')}")
     else:
         wrong = sum(not epoch.exact for epoch in report.epochs)
@@ -363,17 +511,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m ms_kungfu.dataset.audit",
         description="Proves from the ledger of an ElasticDataset that each sample was trained once an epoch.",
-        epilog="Exit status: 0 exact, 1 not exact (what isn't is named), 2 no ledger there.",
+        epilog="Exit status: 0 exact, 1 not exact (what isn't is named), 2 no ledger there, or one of a newer format.",
     )
     parser.add_argument("logdir", metavar="LOGDIR", type=Path, help="ledger= or KUNGFU_LEDGER_DIR of the training")
     parser.add_argument("--json", action="store_true", help="the whole report as JSON")
     args = parser.parse_args(argv)
     try:
         files, problems, notes = read(args.logdir)
-    except OSError as error:
+    except (OSError, KungFuError) as error:
         parser.error(f"can't read the ledger: {error}")
-    if not any(files.values()) and not problems:
-        parser.error(f"{args.logdir} has no ledger: no file *.jsonl with a record in it")
+    if not files:
+        parser.error(f"{args.logdir} has no ledger: there is no file *.jsonl")
     report = audit(files, problems, notes)
     if args.json:
         print(json.dumps({"exact": report.exact, **asdict(report)}, indent=2))

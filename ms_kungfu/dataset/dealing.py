@@ -82,6 +82,12 @@ def positions(ranges: Iterable[Range]) -> NDArray[np.int64]:
     return np.concatenate([np.empty(0, np.int64), *(np.arange(first, last, dtype=np.int64) for first, last in ranges)])
 
 
+def ranges(where: NDArray[np.int64]) -> tuple[Range, ...]:
+    """The runs of consecutive positions in `where`, in their order: what `positions` makes of them is `where`."""
+    cuts = np.flatnonzero(np.diff(where) != 1) + 1
+    return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(where, cuts) if run.size)
+
+
 @dataclass(frozen=True)
 class Step:
     """A step as it was dealt: what its workers train together, and to whom."""

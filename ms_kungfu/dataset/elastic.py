@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, Callable, Union
 
 import mindspore.dataset as ds
+import numpy as np
 from mindspore.dataset.engine.datasets import MapDataset, ProjectDataset, RenameDataset
+from numpy.typing import NDArray
 
 from ms_kungfu import env, runtime
 from ms_kungfu.dataset import dealing
-from ms_kungfu.dataset.ledger import Ledger
+from ms_kungfu.dataset.ledger import ERRORS, Ledger
 from ms_kungfu.elastic import membership
 from ms_kungfu.errors import KungFuError
 
@@ -47,6 +49,8 @@ class ElasticDataset(ds.Dataset):
         drop_remainder: leave out what doesn't fill a global batch at the end of an epoch. By default it is trained.
         ledger: a folder in which each worker records what it trained, for ``python -m ms_kungfu.dataset.audit``; by
             default that of ``KUNGFU_LEDGER_DIR``, else nothing is recorded.
+        ledger_errors: what a ledger that can't be written (a full disk) does: ``"raise"`` ends training with an
+            OSError, ``"warn"`` goes on without a record, which the audit says.
 
     Every sample is trained once an epoch, whatever happens in between: after a resize or a death the rest of the epoch
     is dealt out anew from where the *trained* steps end, so batches that MindSpore had prefetched come from the new
@@ -74,6 +78,7 @@ class ElasticDataset(ds.Dataset):
         seed: int = 0,
         drop_remainder: bool = False,
         ledger: str | os.PathLike[str] | None = None,
+        ledger_errors: str = "raise",
     ) -> None:
         super().__init__()
         if (batch_size is None) == (global_batch_size is None):
@@ -92,7 +97,10 @@ class ElasticDataset(ds.Dataset):
         self._order: tuple[tuple[int, int], Any] = ((-1, -1), None)  # (seed, epoch) and its permutation
         self._weight = 0
         folder = ledger if ledger is not None else env.LEDGER_DIR.get()
-        self._ledger = None if folder is None else Ledger(Path(folder), ElasticDataset._made)
+        if ledger_errors not in ERRORS:
+            raise ValueError(f"ledger_errors is {' or '.join(map(repr, ERRORS))}, got {ledger_errors!r}")
+        self._ledger = None if folder is None else Ledger(Path(folder), ElasticDataset._made, ledger_errors)
+        self._delivered: list[tuple[dealing.Range, ...]] = []  # to this worker, of the first of the steps taken
         ElasticDataset._made += 1
         self.driven = False  # an ElasticTraining calls `commit`
         self.suspended = False  # iterators end at once
@@ -129,10 +137,7 @@ class ElasticDataset(ds.Dataset):
     @property
     def global_batch_size(self) -> int:
         """Samples of a full step at the present size of the cluster."""
-        if self._global is not None:
-            return self._global
-        assert self._per_worker is not None
-        return self._per_worker * len(self.members)
+        return self._global_batch_of(self._present())
 
     @global_batch_size.setter
     def global_batch_size(self, samples: int) -> None:
@@ -178,28 +183,39 @@ class ElasticDataset(ds.Dataset):
         living = dealt.members if participants is None else tuple(r for r in dealt.members if r in participants)
         if dealt.rank not in living:
             raise KungFuError(f"rank {dealt.rank} lives but took no part in the step of ranks {list(living)}")
-        epoch, global_batch = self._walk.epoch, self.global_batch_size
-        steps = self._walk.commit(participants)
+        epoch, delivered = self._walk.epoch, self._delivered
+        common = {**self._ledger_common(dealt), "participants": living}
+        steps, self._delivered = self._walk.commit(participants), []
         self._weight = 0
         membership.set_weight(1)  # for reductions that have nothing to do with this dataset
         if living != dealt.members:
             self._dealt = replace(dealt, members=living)
             self._deals += 1
         if self._ledger is not None:
-            common = {**self._ledger_common(dealt), "participants": living, "global_batch": global_batch}
-            for step in steps:
-                self._ledger.step(epoch, step, dealt.rank, common)
+            for step, share in zip(steps, delivered):
+                self._ledger.step(epoch, step, dealt.rank, share, common)
+
+    def _put_back(self) -> None:
+        """What was handed out and doesn't count is handed out again."""
+        self._walk.put_back()
+        self._delivered = []
 
     def _ledger_common(self, dealt: _Dealt) -> dict[str, Any]:
         return {
             "version": dealt.version,
             "size": dealt.size,
-            "global_batch": self.global_batch_size,
+            "global_batch": self._global_batch_of(dealt),
             "drop_remainder": self._walk.drop_remainder,
             "total": self._total,
             "seed": self._seed,
             "shuffle": self._shuffle,
         }
+
+    def _global_batch_of(self, dealt: _Dealt) -> int:
+        if self._global is not None:
+            return self._global
+        assert self._per_worker is not None
+        return self._per_worker * len(dealt.members)
 
     def _end_epoch(self) -> None:
         if self._ledger is not None:
@@ -214,6 +230,7 @@ class ElasticDataset(ds.Dataset):
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from another worker's `state`. ValueError where that worker has other data."""
         self._walk.restore(state)
+        self._delivered = []
         self._seed = state["seed"]
         self._per_worker, self._global = state["batch"]
         self._deals += 1
@@ -279,8 +296,9 @@ class ElasticDataset(ds.Dataset):
         _leaf(pipeline).use_sampler(sampler)
         return pipeline
 
-    def _deal(self) -> ds.Dataset | None:
-        """A pipeline over this worker's batches of the rest of the epoch; None at its end."""
+    def _deal(self) -> tuple[ds.Dataset, NDArray[np.int64]] | None:
+        """A pipeline over this worker's batches of the rest of the epoch, and the positions of what comes out of it;
+        None at its end."""
         walk, dealt = self._walk, self._present()
         where, lengths = walk.deal(self.global_batch_size, dealt.members, dealt.rank)
         if lengths.size == 0:
@@ -290,8 +308,8 @@ class ElasticDataset(ds.Dataset):
             self._order = (self._seed, walk.epoch), order
         pipeline = self._pipeline(self._order[1][where].tolist())
         if (lengths[:-1] == lengths[0]).all() and lengths[-1] <= lengths[0]:
-            return pipeline.batch(int(lengths[0]))
-        return pipeline.batch(lambda info: int(lengths[info.get_batch_num()]))
+            return pipeline.batch(int(lengths[0])), where
+        return pipeline.batch(lambda info: int(lengths[info.get_batch_num()])), where
 
     def _take(self) -> dealing.Step | None:
         """Hands out a step, and tells the runtime what this worker's gradients count from now on."""
@@ -330,8 +348,9 @@ class _Batches:
             self._options["columns"] = columns
         self._epochs_left = num_epochs
         self._inner: Iterator[Any] | None = None
+        self._coming: NDArray[np.int64] = np.empty(0, np.int64)  # positions of what `_inner` has still to deliver
         self._dealt_for: tuple[int, ...] = ()  # what has to be the same for `_inner` to be valid
-        dataset._walk.put_back()
+        dataset._put_back()
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -346,10 +365,15 @@ class _Batches:
         wanted = (runtime.cluster_version(), walk.epoch, dataset._deals)
         if wanted != self._dealt_for:
             self.stop()
-            pipeline = dataset._deal()
-            self._inner = None if pipeline is None else getattr(pipeline, self._kind)(**self._options)
+            dealt = dataset._deal()
+            if dealt is not None:
+                pipeline, self._coming = dealt
+                self._inner = getattr(pipeline, self._kind)(**self._options)
             self._dealt_for = wanted
         step = dataset._take()
+        if step is None and walk.taken:  # gradients accumulated to the end of the epoch, which have been applied
+            dataset.commit(membership.take_participants())
+            return next(self)  # what a worker that died had taken is still to be trained
         if step is None:
             return self._end_epoch()
         assert self._inner is not None
@@ -361,6 +385,10 @@ class _Batches:
                 f"a step takes {expected} samples from the source of this ElasticDataset, which gave {given}; a source "
                 "gives each sample that it is asked for, once"
             )
+        # By what has come, not by what the step says: the audit compares the two.
+        if dataset.keeps_ledger:
+            dataset._delivered.append(dealing.ranges(self._coming[:given]))
+            self._coming = self._coming[given:]
         return batch
 
     def _end_epoch(self) -> Any:
@@ -369,9 +397,6 @@ class _Batches:
             raise ValueError(
                 f"drop_remainder leaves nothing of {dataset._total} samples where a step takes "
                 f"{dataset.global_batch_size}; train smaller batches or fewer workers, or keep the remainder"
-        if step is None and walk.taken:  # gradients accumulated to the end of the epoch, which have been applied
-            dataset.commit(membership.take_participants())
-            return next(self)  # what a worker that died had taken is still to be trained
             )
         self.stop()
         self._epochs_left -= 1

@@ -3,27 +3,51 @@
 Each worker appends to a file of its own, one ``write`` a line: a worker that is killed leaves at most one torn line,
 its last. What is written survives the process but not the machine: nothing is synced to the disk.
 
-The line of a step has, besides ``rank`` and ``share`` (the positions that this worker trained), what all workers know
-of it: the epoch and the step's number in it; cluster version and size; ``members``, the ranks to whom ``batch`` was
-dealt, in this order; ``participants``, the ranks whose share the step's update contains; and ``total``, ``seed`` and
-``shuffle``, which make positions into samples. A worker's share so follows from anybody's line, also where the worker
-died before it wrote its own. At the end of an epoch each worker writes a line with ``steps``, how many it had, and
-``left``, what ``drop_remainder`` leaves out of it. In both, ``data`` counts the ElasticDatasets of the program, ``job``
-is the same for all workers of a job, and ``time`` is in seconds since 1970.
+A file begins with a header: ``ledger``, the format of the file; ``written_by``, the ms_kungfu that wrote it; the worker
+(``job``, the same for all workers of a job, ``data``, which counts the ElasticDatasets of the program, ``uid``, and
+``time`` in seconds since 1970); and ``stopped``, why the file ends before its training does, null where it doesn't.
+
+The line of a step has, besides ``rank`` and ``share`` (the positions that were delivered to this worker), what all
+workers know of it: the epoch and the step's number in it; cluster version and size; ``members``, the ranks to whom
+``batch`` was dealt, in this order; ``participants``, the ranks whose share the step's update contains; and ``total``,
+``seed`` and ``shuffle``, which make positions into samples. A worker's share so follows from anybody's line, also where
+the worker died before it wrote its own. At the end of an epoch each worker writes a line with ``steps``, how many it
+had, and ``left``, what ``drop_remainder`` leaves out of it. Both have ``job``, ``data`` and ``time`` too.
+
+The last entry of a line is ``crc``: of the line's text, going on from the ``crc`` of the line before. So a line that is
+missing, doubled or altered shows in its own file, except for whole lines missing at the end of it, which only the other
+workers' files can tell. The header's stands alone, since it is the one line that is written again.
+
+*Formats.* 1 is what ms_kungfu wrote before files had a header: no ``crc``, and ``share`` computed instead of observed.
+An entry that a reader may leave unread is added to a header or a line without a new number. Another kind of line, or
+another meaning, takes the next number, which an older reader refuses.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import logging
+import os
 import secrets
 import time
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import ms_kungfu
 from ms_kungfu import env, runtime
-from ms_kungfu.dataset.dealing import Step, Walk
+from ms_kungfu.dataset.dealing import Range, Step, Walk
 
+FORMAT = 2
+ERRORS = ("raise", "warn")
+_HEADER_BYTES = 768  # whatever it comes to say: a disk that is full has no room for a longer one
+_REASON_CHARS = 80
+_PLACE = ("epoch", "step", "steps", "rank", "version")
+_log = logging.getLogger(__name__)
 _process = secrets.token_hex(6)
 
 
@@ -33,18 +57,44 @@ def job() -> str:
     return _process if broker is None else hashlib.sha256(broker.encode()).hexdigest()[:12]
 
 
-class Ledger:
-    """This worker's file in `folder`, which is made where it is missing; the file is made at the first line."""
+def seal(values: dict[str, Any], before: int = 0) -> tuple[bytes, int]:
+    """(the line of `values` without its end, its crc), where `before` is the crc of the line before it."""
+    text = json.dumps(values, separators=(",", ":")).encode()[:-1]
+    crc = zlib.crc32(text, before)
+    return text + b',"crc":"%08x"}' % crc, crc
 
-    def __init__(self, folder: Path, data: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+
+def is_sealed(line: bytes, before: int = 0) -> bool:
+    """Whether the line is what was written behind the one that has the crc `before`."""
+    text, _, rest = line.rpartition(b',"crc":"')
+    return rest == b'%08x"}' % zlib.crc32(text, before)
+
+
+class Ledger:
+    """This worker's file in `folder`, which is made where it is missing; the file is made at the first line.
+
+    With `errors` "raise" a line that can't be written is an OSError, and so is each one after it. With "warn" the file
+    ends there, which is a warning, and training goes on without a record. Both leave the reason in the header.
+    """
+
+    def __init__(self, folder: Path, data: int, errors: str = "raise") -> None:
+        if errors not in ERRORS:
+            raise ValueError(f"ledger_errors is {' or '.join(map(repr, ERRORS))}, got {errors!r}")
         self._folder = folder
         self._data = data
+        self._errors = errors
         self._file: Any = None
+        self._whole = 0  # bytes of it that are whole lines
+        self._crc = 0
+        self._error: OSError | None = None  # why it has ended
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self._stop(error, {})
 
-    def step(self, epoch: int, step: Step, rank: int, common: dict[str, Any]) -> None:
-        """Appends the line of a committed step. OSError where it can't be written whole."""
-        dealt = {"share": step.share(rank), "members": step.members, "batch": step.batch}
+    def step(self, epoch: int, step: Step, rank: int, share: Iterable[Range], common: dict[str, Any]) -> None:
+        """Appends the line of a committed step, of which `share` was delivered to this worker."""
+        dealt = {"share": tuple(share), "members": step.members, "batch": step.batch}
         self._write({"epoch": epoch, "step": step.number, "rank": rank, **dealt, **common})
 
     def end(self, walk: Walk, rank: int, common: dict[str, Any]) -> None:
@@ -52,12 +102,67 @@ class Ledger:
         self._write({"epoch": walk.epoch, "steps": walk.steps, "rank": rank, "left": walk.pool, **common})
 
     def _write(self, values: dict[str, Any]) -> None:
-        if self._file is None:
-            # Only now, since a process that was started in advance learns its number late.
-            path = self._folder / f"{job()}-{runtime.uid():x}-{self._data}.jsonl"
-            self._file = path.open("ab", buffering=0)
-        line = {"job": job(), "time": round(time.time(), 3), "data": self._data, **values}
-        content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-        written = self._file.write(content)
-        if written != len(content):
-            raise OSError(f"{self._file.name}: {written} of {len(content)} bytes of a ledger line were written")
+        if self._error is not None:
+            if self._errors == "raise":
+                raise self._error
+            return
+        # The job and the time are also those of a process that was started in advance: it learns its number late.
+        values = {"job": job(), "time": round(time.time(), 3), "data": self._data, **values}
+        try:
+            if self._file is None:
+                self._file = self._create()
+                self._append(self._header())
+            line, crc = seal(values, self._crc)
+            self._append(line + b"\n")
+            self._crc = crc
+        except OSError as error:
+            self._stop(error, values)
+
+    def _create(self) -> Any:
+        stem = f"{job()}-{runtime.uid():x}-{self._data}"
+        for number in range(1000):  # a worker may be a shell script of several programs
+            with suppress(FileExistsError):
+                return (self._folder / f"{stem}{f'.{number}' if number else ''}.jsonl").open("xb", buffering=0)
+        raise OSError(errno.EEXIST, f"{self._folder} has a thousand files of the worker {stem}")
+
+    def _header(self, stopped: dict[str, Any] | None = None) -> bytes:
+        line, _ = seal(
+            {
+                "ledger": FORMAT,
+                "written_by": ms_kungfu.__version__,
+                "job": job(),
+                "data": self._data,
+                "uid": f"{runtime.uid():x}",
+                "time": round(time.time(), 3),
+                "stopped": stopped,
+            }
+        )
+        return line.ljust(_HEADER_BYTES - 1) + b"\n"
+
+    def _append(self, content: bytes) -> None:
+        rest = memoryview(content)
+        while rest:  # after a part the next call tells why there is no more
+            rest = rest[self._file.write(rest) :]
+        self._whole += len(content)
+
+    def _stop(self, error: OSError, line: dict[str, Any]) -> None:
+        """Ends the file behind its last whole line, and says why in its header."""
+        reason = error.strerror or str(error)
+        goes_on = self._errors == "warn"
+        first: dict[str, Any] = {key: line[key] for key in _PLACE if key in line}
+        if self._file is not None:
+            with suppress(OSError):
+                os.ftruncate(self._file.fileno(), self._whole)
+            if self._whole:
+                stopped = {**first, "reason": reason[:_REASON_CHARS], "goes_on": goes_on}
+                with suppress(OSError):
+                    os.pwrite(self._file.fileno(), self._header(stopped), 0)
+        path = self._folder if self._file is None else self._file.name
+        text = f"{reason}: the ledger {path} can't be written"
+        if goes_on:
+            _log.warning("%s; training goes on without it, as ledger_errors='warn' asks", text)
+            self._error = error
+            return
+        remedy = "training ends here, since it would not be on record (ledger_errors='warn' goes on)"
+        self._error = OSError(error.errno, f"{text}; {remedy}")
+        raise self._error from error

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ms_kungfu.dataset import audit, ledger
+from ms_kungfu.dataset import audit, dealing, ledger
 from ms_kungfu.dataset.dealing import Walk, count
+from ms_kungfu.errors import KungFuError
 
 
 class Worker:
@@ -23,13 +24,13 @@ class Worker:
 
     made = 0
 
-    def __init__(self, folder, total, state=None, drop_remainder=False):
+    def __init__(self, folder, total, state=None, drop_remainder=False, errors="raise"):
         Worker.made += 1
         self.uid = Worker.made
         self.walk = Walk(total, drop_remainder)
         if state is not None:
             self.walk.restore(json.loads(json.dumps(state)))
-        self.ledger = ledger.Ledger(folder, 0)
+        self.ledger = ledger.Ledger(folder, 0, errors)
 
     def commit(self, version, size, rank, participants, record, common):
         epoch = self.walk.epoch
@@ -37,7 +38,9 @@ class Worker:
             if record:
                 ledger.runtime.uid = lambda: self.uid
                 full = {**common, "version": version, "size": size, "participants": participants}
-                self.ledger.step(epoch, step, rank, full)
+                length = count(step.batch)
+                delivered = step.share(rank) or dealing.part(step.batch, length - 1, length)
+                self.ledger.step(epoch, step, rank, delivered, full)
 
     def end_epoch(self, version, size, rank, common):
         ledger.runtime.uid = lambda: self.uid
@@ -46,10 +49,15 @@ class Worker:
 
 
 def simulate(folder, rng, total, epochs, global_batch=None, per_worker=4, drop_remainder=False, seed=3):
-    """Trains `epochs` under random resizes and deaths; returns how many samples deaths gave back."""
+    """Trains `epochs` under random resizes and deaths.
+
+    Returns how many samples deaths gave back, and how many samples of each epoch were trained after each of its steps.
+    """
+    Worker.made = 0  # the same files for the same seed
     living = {rank: Worker(folder, total, drop_remainder=drop_remainder) for rank in range(rng.randint(1, 5))}
     version, size, members = 0, len(living), sorted(living)
     given_back = steps = 0
+    progress = [[]]
     while True:
         batch = global_batch or per_worker * len(members)
         common = {"global_batch": batch, "drop_remainder": drop_remainder, "total": total, "seed": seed}
@@ -63,7 +71,8 @@ def simulate(folder, rng, total, epochs, global_batch=None, per_worker=4, drop_r
                 if worker.walk.epoch == epochs:
                     epochs = 0
             if epochs == 0:
-                return given_back
+                return given_back, progress
+            progress.append([])
             continue
         steps += 1
         assert steps < 10_000, "it comes to an end"
@@ -76,6 +85,8 @@ def simulate(folder, rng, total, epochs, global_batch=None, per_worker=4, drop_r
         lost = sum(count(step.share(rank)) for rank in before)
         # Where nobody with a sample of its own is left, the repeated one is trained.
         given_back += lost - (lost == count(step.batch))
+        trained = count(step.batch) - lost + (lost == count(step.batch))
+        progress[-1].append(trained + (progress[-1][-1] if progress[-1] else 0))
         for rank in participants:
             living[rank].commit(version, size, rank, participants, rank not in unrecorded, common)
         living = {rank: worker for rank, worker in living.items() if rank not in before | unrecorded | after}
@@ -113,7 +124,7 @@ def verdict(folder):
 def test_each_sample_once_an_epoch_whatever_happens(seed, total, epochs, global_batch, drop_remainder):
     drop_remainder = drop_remainder and total > 40
     with tempfile.TemporaryDirectory() as folder:
-        given_back = simulate(
+        given_back, progress = simulate(
             Path(folder), random.Random(seed), total, epochs, global_batch, drop_remainder=drop_remainder
         )
         report = verdict(folder)
@@ -125,6 +136,7 @@ def test_each_sample_once_an_epoch_whatever_happens(seed, total, epochs, global_
             assert epoch.trained + len(epoch.dropped) == total
             assert drop_remainder or not epoch.dropped
         assert sum(epoch.given_back for epoch in report.epochs) == given_back
+        assert [(epoch.steps, epoch.trained) for epoch in report.epochs] == [(len(p), p[-1]) for p in progress]
 
 
 @pytest.fixture
@@ -142,12 +154,34 @@ def recorded(tmp_path):
 
 
 def change(path, edit, where=lambda line: True):
-    """Rewrites the records of a file; `edit` returns the new one, a list of new ones, or None."""
+    """Writes the records of a file anew; `edit` returns the new one, a list of new ones, or None."""
+    header, *records = map(json.loads, path.read_text().splitlines())
     lines = []
-    for line in map(json.loads, path.read_text().splitlines()):
+    for line in records:
         new = edit(line) if where(line) else line
-        lines += new if isinstance(new, list) else [] if new is None else [new]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        lines += new if isinstance(new, list) and new != [3] else [] if new is None else [new]
+    write(path, [header, *lines])
+
+
+def write(path, lines, form=2):
+    """Lines as a worker writes them; the first is the header."""
+    crc, text = 0, b""
+    for number, line in enumerate(lines[2 - form :]):
+        if not isinstance(line, dict):
+            line, values = json.dumps(line).encode(), None
+        else:
+            values = {key: value for key, value in line.items() if key != "crc"}
+            line = json.dumps(values).encode()
+        if form == 2 and values is not None:
+            line, crc = ledger.seal(values, crc if number else 0)
+            crc = crc if number else 0
+        text += line + b"\n"
+    path.write_bytes(text)
+
+
+def as_first_format(path):
+    """The file as ms_kungfu wrote it before ledgers had a header."""
+    write(path, [json.loads(line) for line in path.read_text().splitlines()], form=1)
 
 
 def at(epoch, step):
@@ -210,13 +244,15 @@ def test_a_dead_workers_record_of_a_step_that_was_committed_without_it_does_not_
         (lambda line: {**line, "seed": 5}, at(0, 2), "epoch 0, step 2: the workers contradict each other"),
         (lambda line: {**line, "batch": [[33, 49]]}, at(0, 2), "the workers contradict each other"),
         (lambda line: {**line, "share": [[40, 47]]}, at(0, 2), r"rank 1 trained \[40,47\), its share is \[40,48\)"),
-        (lambda line: None, at(1, 1), "epoch 1, step 1: no record of rank 1, which has later ones"),
+        (lambda line: None, at(1, 1), "epoch 1, step 1: no record of rank 1, which takes part until epoch 1, step 3"),
+        (lambda line: None, at(1, 1), "line 8: epoch 1, step 2 after epoch 1, step 0: lines are missing, doubled or"),
+        (lambda line: {**line, "participants": [1]}, at(0, 1), "epoch 0, step 1: without rank 0, which takes part un"),
         (lambda line: [line, line], at(1, 1), "rank 1 recorded it twice"),
-        (lambda line: {**line, "participants": [0]}, at(0, 0), "line 1: not a record of a step"),
-        (lambda line: {**line, "batch": [[0, 65]]}, at(0, 0), "line 1: not a record of a step"),
-        (lambda line: {"step": 3}, at(0, 0), "line 1: not a record of a step"),
+        (lambda line: {**line, "participants": [0]}, at(0, 0), "line 2: not a record of a step"),
+        (lambda line: {**line, "batch": [[0, 65]]}, at(0, 0), "line 2: not a record of a step"),
+        (lambda line: {"step": 3}, at(0, 0), "line 2: not a record of a step"),
         (lambda line: {**line, "steps": 5}, lambda line: "steps" in line, "epoch 0: 4 steps on record, its end after"),
-        (lambda line: [3], at(0, 0), "line 1: not a record of a step"),
+        (lambda line: [3], at(0, 0), "line 2: not a record of a step"),
     ],
 )
 def test_contradictions_and_damage_are_named(recorded, edit, where, problem):
@@ -239,7 +275,7 @@ def test_a_torn_last_line_is_no_damage_and_a_torn_line_elsewhere_is(recorded):
     recorded[1].write_bytes(text[:-20])
     report = verdict(recorded[0].parent)
     assert report.exact
-    assert "line 10: torn, not counted" in report.notes[0]
+    assert "line 11: torn, not counted" in report.notes[0]
     recorded[1].write_bytes(text[:-20] + b"\n")
     assert not verdict(recorded[0].parent).exact
 
@@ -291,7 +327,8 @@ def test_the_command_prints_a_verdict_and_exits_by_it(recorded):
     document = json.loads(run(folder, "--json").stdout)
     assert document["exact"] is True
     assert [epoch["trained"] for epoch in document["epochs"]] == [64, 64]
-    recorded[1].write_text("".join(recorded[1].read_text().splitlines(True)[1:]))
+    header, _, *rest = recorded[1].read_text().splitlines(True)
+    recorded[1].write_text("".join([header, *rest]))
     wrong = run(folder)
     assert wrong.returncode == 1
     assert "problem: epoch 0, step 0: no record of rank 1" in wrong.stdout
@@ -309,3 +346,250 @@ def test_a_line_that_cannot_be_written_whole_is_an_error(tmp_path):
     worker.walk.take(16, [0])
     with open("/dev/full", "ab", buffering=0) as worker.ledger._file, pytest.raises(OSError, match="No space"):
         worker.commit(0, 1, 0, [0], True, {})
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[1, 2], ids=["first format", "present format"])
+def either(recorded, request):
+    """`recorded` in both formats."""
+    if request.param == 1:
+        for path in recorded:
+            as_first_format(path)
+    return recorded
+
+
+def test_both_formats_are_read(either):
+    report = verdict(either[0].parent)
+    assert report.exact
+    assert report.problems == report.notes == []
+    assert [(e.steps, e.trained, e.finished) for e in report.epochs] == [(4, 64, True)] * 2
+
+
+def test_a_missing_file_is_found(either):
+    either[1].unlink()
+    report = verdict(either[0].parent)
+    assert not report.exact
+    problem = "epoch 0, step 0: no record of rank 1, which takes part until epoch 1, step 3; so are 6 later steps"
+    assert problem in report.problems
+
+
+def test_a_missing_epoch_is_found_though_no_file_has_a_line_of_it(recorded):
+    for path in recorded:  # the lines are sealed again: nothing in a file tells
+        change(path, lambda line: None, lambda line: line["epoch"] == 0)
+    report = verdict(recorded[0].parent)
+    assert not report.exact
+    assert report.problems == ["epoch 0: no record of any step"]
+
+
+def test_an_epoch_of_which_only_the_end_is_on_record_is_found(recorded):
+    for path in recorded:
+        change(path, lambda line: None, lambda line: line["epoch"] == 1 and "step" in line)
+    assert "epoch 1: no record of any step" in verdict(recorded[0].parent).problems
+
+
+def test_a_job_without_a_step_is_found(recorded):
+    folder = recorded[0].parent
+    for path in recorded:
+        change(path, lambda line: None, lambda line: "step" in line)
+    report = verdict(folder)
+    assert any(re.fullmatch("job [0-9a-f]+: no step is on record", text) for text in report.problems)
+    for path in recorded:
+        change(path, lambda line: None)
+    report = verdict(folder)
+    assert not report.exact
+    assert audit.to_text(report).endswith("NOT exact: no step is on record")
+
+
+@pytest.mark.parametrize("row", [1, 4, 5, 9])
+@pytest.mark.parametrize("kind", ["cut", "doubled", "missing", "altered", "moved"])
+def test_damage_to_a_line_is_found_where_it_is(recorded, kind, row):
+    lines = recorded[1].read_bytes().splitlines(True)
+    lines[row : row + 1] = {
+        "cut": [lines[row][:70] + b"\n"],
+        "doubled": [lines[row], lines[row]],
+        "missing": [],
+        "altered": [lines[row].replace(b'"seed":0', b'"seed":1')],
+        "moved": [lines[row + 1], lines[row]],
+    }[kind]
+    if kind == "moved":
+        del lines[row + 2]
+    recorded[1].write_bytes(b"".join(lines))
+    report = verdict(recorded[0].parent)
+    assert not report.exact
+    where = f"{recorded[1].name}, line {row + (2 if kind == 'doubled' else 1)}"
+    assert any(text.startswith(where) for text in report.problems), report.problems
+
+
+def test_a_file_without_its_header_is_found(recorded):
+    recorded[1].write_bytes(b"".join(recorded[1].read_bytes().splitlines(True)[1:]))
+    assert not verdict(recorded[0].parent).exact
+
+
+def test_a_delivery_that_is_not_the_share_is_found_also_where_a_sample_is_repeated(tmp_path):
+    """One sample, two workers: rank 1 repeats it."""
+    workers = [Worker(tmp_path, 1), Worker(tmp_path, 1)]
+    common = {"global_batch": 8, "drop_remainder": False, "total": 1, "seed": 0, "shuffle": True}
+    for rank, worker in enumerate(workers):
+        worker.walk.take(8, [0, 1])
+        worker.commit(0, 2, rank, [0, 1], True, common)
+    lines = [json.loads(path.read_text().splitlines()[1]) for path in sorted(tmp_path.glob("*.jsonl"))]
+    assert [line["share"] for line in lines] == [[[0, 1]]] * 2
+    assert verdict(tmp_path).exact
+
+
+def test_a_newer_format_is_refused_by_its_version(recorded):
+    header, *lines = recorded[1].read_bytes().splitlines(True)
+    newer = header.replace(b'"ledger":2', b'"ledger":3').replace(ledger.ms_kungfu.__version__.encode(), b"7.8.9")
+    recorded[1].write_bytes(b"".join([newer, *lines]))
+    command = [sys.executable, "-m", "ms_kungfu.dataset.audit", str(recorded[0].parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "has ledger format 3, written by ms_kungfu 7.8.9; " in done.stderr
+    assert "reads formats 1 to 2" in done.stderr
+
+
+def test_an_entry_that_a_later_version_adds_is_no_damage(recorded):
+    for path in recorded:
+        header, *lines = map(json.loads, path.read_text().splitlines())
+        write(path, [{**header, "shards": 8}, *({**line, "weights": "5f3a"} for line in lines)])
+    assert verdict(recorded[0].parent).exact
+
+
+def damage(folder, rng):
+    """Does one thing to the files in `folder`; says what."""
+    path = rng.choice([path for path in sorted(folder.glob("*.jsonl")) if path.stat().st_size])
+    content = path.read_bytes()
+    lines = content.splitlines(True)
+    row, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+    kind = rng.choice(
+        [
+            "no file",
+            "cut",
+            "cut at a line",
+            "no line",
+            "doubled line",
+            "moved line",
+            "byte",
+            "number",
+            "copied",
+            "foreign",
+        ]
+    )
+    if kind == "no file":
+        path.unlink()
+        return kind
+    if kind == "copied":
+        path.with_name(f"copy-{path.name}").write_bytes(content)
+        return kind
+    if kind == "cut":
+        content = content[: rng.randrange(len(content))]
+    elif kind == "byte":
+        at = rng.randrange(len(content))
+        content = content[:at] + bytes([content[at] ^ rng.randrange(1, 256)]) + content[at + 1 :]
+    elif kind == "number":
+        found = rng.choice(list(re.finditer(rb"\d+", lines[row])))
+        value = b"%d" % max(0, int(found[0]) + rng.choice((-2, -1, 1, 2)))
+        lines[row] = lines[row][: found.start()] + value + lines[row][found.end() :]
+    elif kind == "cut at a line":
+        del lines[row:]
+    elif kind == "no line":
+        del lines[row]
+    elif kind == "doubled line":
+        lines.insert(row, lines[row])
+    elif kind == "moved line":
+        lines.insert(other, lines.pop(row))
+    elif kind == "foreign":
+        lines[row] = rng.choice(rng.choice(sorted(folder.glob("*.jsonl"))).read_bytes().splitlines(True) or [b""])
+    path.write_bytes(content if kind in ("cut", "byte") else b"".join(lines))
+    return f"{kind}: {path.name}, line {row + 1}"
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    seed=st.integers(0, 2**32),
+    total=st.integers(1, 80),
+    epochs=st.integers(1, 3),
+    global_batch=st.sampled_from([None, 8, 24]),
+    drop_remainder=st.booleans(),
+    times=st.integers(1, 3),
+)
+def test_what_is_called_exact_after_damage_is_what_was_trained(
+    seed, total, epochs, global_batch, drop_remainder, times
+):
+    """It may be less of it: who cuts the end of all files leaves a shorter training."""
+    rng = random.Random(seed)
+    drop_remainder = drop_remainder and total > 40
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _, progress = simulate(folder, rng, total, epochs, global_batch, drop_remainder=drop_remainder)
+        whole = verdict(folder)
+        assert whole.exact
+        done = [damage(folder, rng) for _ in range(times) if any(p.stat().st_size for p in folder.glob("*.jsonl"))]
+        try:
+            report = verdict(folder)
+        except KungFuError:
+            return  # a format that there isn't yet
+        if not report.exact:
+            return
+        for epoch, before in zip(report.epochs, whole.epochs):
+            if epoch.finished:
+                assert epoch == before, done
+            else:
+                assert epoch is report.epochs[-1], done
+                assert epoch.trained == progress[epoch.epoch][epoch.steps - 1], done
+        assert len(report.epochs) <= len(whole.epochs)
+
+
+# -- a full disk ------------------------------------------------------------------------------------------------------
+
+_FILLED = """
+import json, resource, sys
+from pathlib import Path
+from ms_kungfu.dataset import dealing, ledger
+
+folder, errors, room = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+common = {"version": 0, "size": 1, "participants": [0], "global_batch": 8, "drop_remainder": False, "total": 64}
+common.update(seed=0, shuffle=True)
+walk, book = dealing.Walk(64), ledger.Ledger(folder, 0, errors)
+for epoch in range(2):
+    while walk.take(8, [0]):
+        for step in walk.commit([0]):
+            book.step(epoch, step, 0, step.share(0), common)
+    book.end(walk, 0, common)
+    walk.end_epoch()
+"""
+
+
+@pytest.mark.parametrize("room", [300, 1500, 2300], ids=["not even the header", "after two steps", "after five"])
+@pytest.mark.parametrize("errors", ["raise", "warn"])
+def test_a_full_disk_ends_training_or_the_record_and_the_audit_names_it(tmp_path, errors, room):
+    folder = tmp_path / "ledger"
+    done = subprocess.run(
+        [sys.executable, "-c", _FILLED, folder, errors, str(room)], capture_output=True, text=True, timeout=60
+    )
+    if errors == "raise":
+        assert done.returncode == 1
+        assert re.search(r"\nOSError: \[Errno \d+\] File too large: the ledger \S+ can't be written; ", done.stderr)
+        assert "training ends here, since it would not be on record (ledger_errors='warn' goes on)" in done.stderr
+    else:
+        assert (done.returncode, done.stderr.count("File too large")) == (0, 1)
+        assert "training goes on without it, as ledger_errors='warn' asks" in done.stderr
+    report = verdict(folder)
+    if room < 500:
+        assert not report.exact
+        assert "or its disk was full, before its first line" in report.notes[0]
+        return
+    steps = report.epochs[0].steps
+    assert 0 < steps < 8
+    (text,) = report.problems if errors == "warn" else report.notes
+    assert f"no record from epoch 0, step {steps} on: File too large; its worker " in text
+    assert report.exact == (errors == "raise")
+    assert all(line.endswith(("}", " ")) for line in next(folder.iterdir()).read_text().splitlines())
+
+
+def test_only_two_ways_to_take_an_error(tmp_path):
+    with pytest.raises(ValueError, match="ledger_errors is 'raise' or 'warn', got 'ignore'"):
+        ledger.Ledger(tmp_path, 0, "ignore")

@@ -144,7 +144,7 @@ class Training:
         epoch = walk.epoch
         common = {**self.common(), "participants": [r for r in self.members if r in participants]}
         for step in walk.commit(participants):
-            self.ledger.step(epoch, step, kf.current_rank(), common)
+            self.ledger.step(epoch, step, kf.current_rank(), own, common)
         self.members = tuple(common["participants"])
         self.step += 1
         self.faults.at("recorded")
