@@ -7,6 +7,7 @@ was expected. ``python -m ms_kungfu.env`` prints the table as docs/environment.m
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Mapping
@@ -80,6 +81,12 @@ def _engine(text: str) -> str:
     if text not in ("auto", "vendor", "staging"):
         raise ValueError(text)
     return text
+
+
+def _log_level(text: str) -> int:
+    if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
+        raise ValueError(text)
+    return int(getattr(logging, text.upper()))
 
 
 def _port_range(text: str) -> range:
@@ -234,6 +241,15 @@ LEDGER_DIR: Variable[str | None] = Variable(
     "Where each ElasticDataset without a `ledger=` of its own records what was trained, for "
     "`python -m ms_kungfu.dataset.audit`. Unset: nowhere.",
 )
+LOG_LEVEL: Variable[int] = Variable(
+    "KUNGFU_LOG_LEVEL",
+    _log_level,
+    logging.INFO,
+    "DEBUG, INFO, WARNING, ERROR or CRITICAL",
+    "user",
+    "From which level on a worker's log (stderr) has the lines of ms_kungfu: each resize, death and checkpoint is one "
+    "at INFO or above. Where the program configures Python's logging itself, its levels hold.",
+)
 TEST_COMM_DELAY_MS: Variable[int] = Variable(
     "KUNGFU_TEST_COMM_DELAY_MS",
     _natural,
@@ -307,6 +323,8 @@ def to_markdown() -> str:
     ]
     for v in VARIABLES:
         default = "unset" if v.default is None else f"{v.default:g}" if isinstance(v.default, float) else str(v.default)
+        if v is LOG_LEVEL:
+            default = logging.getLevelName(LOG_LEVEL.default)
         if isinstance(v.default, bool):
             default = str(int(v.default))
         lines.append(f"| `{v.name}` | {v.expected} | {v.unit} | {default} | {v.set_by} | {v.meaning} |")

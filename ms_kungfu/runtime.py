@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
-from . import _core, _device, env, errors
+from . import _core, _device, _logging, env, errors
 from .elastic import membership, model_store
 
 _lock = threading.Lock()
@@ -43,6 +43,7 @@ def init(device: str | None = None) -> None:
         if _initialized:
             return
         if using_kungfu():
+            _logging.set_up(membership.rank)
             membership.begin()
             _core.set_resize_handler(membership.change_size)
             model_store.connect()

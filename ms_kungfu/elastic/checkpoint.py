@@ -126,6 +126,7 @@ class CheckpointFolder:
             _flush(unfinished)
             os.replace(unfinished, path)
             _flush(self.folder)
+            _log.info("step %d: checkpoint %s is written", snapshot.step, path)
         except BaseException:
             for rest in self.folder.glob(f"{_UNFINISHED}{os.getpid()}-*"):  # MindSpore writes to yet another name
                 rest.unlink(missing_ok=True)

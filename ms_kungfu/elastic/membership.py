@@ -74,6 +74,7 @@ class Change:
     detached: bool
     old_size: int
     new_size: int
+    lost: tuple[int, ...] = ()  # ranks of the old cluster that had died
 
 
 @dataclass
@@ -451,19 +452,20 @@ def _await_announcement(version: int) -> bool:
 def _adopt(version: int) -> Change:
     """Moves to cluster `version`, on which all present members have agreed."""
     old_size, old_version = int(_core.size()), int(_core.cluster_version())
+    lost = tuple(lost_ranks())
     _drop_proposal()
     _state.outcomes[old_version] = take_participants()
     granted = _segment(old_version, version, env.JOIN_TIMEOUT.get())
     if isinstance(granted, rendezvous.Detached):
         _detach(version)
-        return Change(True, True, old_size, old_size)
+        return Change(True, True, old_size, old_size, lost)
     _enter(granted, has_state=_state.received)
     new_size = granted.cluster.size
     if _state.filed is not None and _state.filed[1] <= version:
         _state.filed = None
     if _state.wish == new_size:
         _state.wish = None
-    return Change(True, False, old_size, new_size)
+    return Change(True, False, old_size, new_size, lost)
 
 
 def _not_started(size: int) -> ResizeError:
@@ -642,6 +644,17 @@ def peer_of(rank: int) -> PeerID | None:
     """The peer of this rank in the present cluster."""
     workers = () if _state.cluster is None else _state.cluster.workers
     return workers[rank] if rank < len(workers) else None
+
+
+def lost_ranks() -> list[int]:
+    """The ranks of the present cluster that have died; they count until the next version."""
+    living = _core.living()
+    return [] if len(living) == int(_core.size()) else sorted(set(range(int(_core.size()))).difference(living))
+
+
+def speaks_for_all() -> bool:
+    """Whether this process is the lowest living rank: what all would tell alike is told by one."""
+    return not _state.detached and not _state.parked and int(_core.living()[0]) == int(_core.rank())
 
 
 def is_detached() -> bool:

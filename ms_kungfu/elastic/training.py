@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 
 from ms_kungfu import runtime
-from ms_kungfu.elastic import membership, state
+from ms_kungfu.elastic import chronicle, membership, state
 from ms_kungfu.elastic.checkpoint import CheckpointFolder, open_folder, restore_tensors, take_snapshot
 from ms_kungfu.elastic.gathering import gather_living, gather_texts
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
@@ -229,7 +229,7 @@ class ElasticTraining:
         joins = membership.is_joiner()
         if joins:
             state.share_state(self.training_state)
-            _log.info("joined as rank %d of %d", runtime.current_rank(), runtime.current_cluster_size())
+            chronicle.joined((_Process.resume or self._progress())["step"])
         elif self._checkpoints is not None and (_Process.resume is None or self._call > _Process.resume["call"]):
             self._begin_from_checkpoint(self._checkpoints)
         if self._checkpoints is not None:
@@ -270,6 +270,7 @@ class ElasticTraining:
         # What PyNative mode has queued belongs to this step, and to the membership in which it is done.
         wait_for_queue()
         self.step += 1
+        chronicle.deaths(self.step)
         if self.asynchronous:
             return self._step_end_alone()
         self._measure(loss, samples)
@@ -415,6 +416,8 @@ class ElasticTraining:
         """Collective: agree on where training is, and do what somebody came for."""
         membership.enter_meeting()
         wanted, checkpoint, ended = self._go_to_the_furthest(wanted, checkpoint, ended)
+        if wanted is not None:
+            chronicle.scheduled(self.step, wanted, wait=False)
         if ended:
             # A change that is due as well is the next call's, whose `begin` follows it.
             self._suspend(True)
@@ -497,6 +500,8 @@ class ElasticTraining:
     def _change_to(self, scheduled: int | None) -> Change:
         """Follow what the policies, the schedule or the config server want."""
         began = time.monotonic()
+        if scheduled is not None:
+            chronicle.scheduled(self.step, scheduled, self._wait)
         size = self._steering.take_size() if self._steering is not None else None
         change = self._follow(membership.step(scheduled if size is None else size, self._wait))
         if change.changed and not change.detached:
@@ -509,7 +514,7 @@ class ElasticTraining:
 
     def _follow(self, change: Change) -> Change:
         if change.detached:
-            _log.info("left the cluster after step %d (%d -> %d workers)", self.step, change.old_size, change.new_size)
+            chronicle.changed(self.step, change)
             self._suspend(True)
         elif change.changed:
             if self._steering is not None:
@@ -517,7 +522,7 @@ class ElasticTraining:
             state.share_state(self.training_state)
             self._scale_rates()
             self._make_up_for_a_checkpoint()
-            _log.info("step %d: %d -> %d workers", self.step, change.old_size, change.new_size)
+            chronicle.changed(self.step, change)
         return change
 
     def _prepare(self) -> None:

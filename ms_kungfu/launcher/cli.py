@@ -99,6 +99,7 @@ def _set_up_log(options: Options, output: Output) -> None:
     log.setLevel(logging.INFO)
     log.propagate = False
     screen = _ToOutput(output)
+    screen.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     # Errors are said in any case: who wants silence still wants to know why the job has ended.
     screen.setLevel(logging.ERROR if options.quiet or options.logfile else logging.INFO)
     log.addHandler(screen)

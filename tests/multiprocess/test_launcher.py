@@ -328,6 +328,13 @@ def test_a_log_folder_that_cannot_be_made_is_named(kungfu_run, tmp_path):
     assert job.lines == ["kungfu-run: Not a directory: file/logs"]
 
 
+def test_the_launchers_lines_have_the_time(kungfu_run):
+    job = kungfu_run("true")
+    job.assert_exit(0)
+    assert len(job.lines) >= 2
+    assert all(re.match(r"\[kungfu-run\] \d\d:\d\d:\d\d \w", line) for line in job.lines), job.output
+
+
 def test_logs_that_cannot_be_written_are_given_up_once_and_end_nobody(kungfu_run, tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()

@@ -1,0 +1,54 @@
+"""Where the lines of logger ``ms_kungfu`` go in a worker whose program says nothing about logging.
+
+Python alone hides INFO, and so each resize, death and checkpoint. Under ``kungfu-run`` they are lines on stderr, with
+time and rank, from ``KUNGFU_LOG_LEVEL`` on. A program that gives a handler to the root logger or to ``ms_kungfu``,
+before or after, has them in its own way instead, and its levels hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from typing import Callable
+
+from . import env
+
+_logger = logging.getLogger("ms_kungfu")
+_FORMAT = "%(asctime)s ms_kungfu[%(rank)s] %(levelname)s: %(message)s"
+
+
+class _UntilTheProgramLogs(logging.Handler):
+    """Writes to stderr, and goes away at the first record after the program has set up logging."""
+
+    def __init__(self, rank: Callable[[], int]) -> None:
+        super().__init__()
+        self._rank = rank
+        self.setFormatter(logging.Formatter(_FORMAT, "%H:%M:%S"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if _programs_handlers():
+            _logger.removeHandler(self)
+            if not os.environ.get(env.LOG_LEVEL.name):
+                _logger.setLevel(logging.NOTSET)
+            return
+        record.rank = f"rank {self._rank()}"
+        # As of logging's own last resort: a stream that is closed or full is no reason to end a training.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+
+
+def _programs_handlers() -> bool:
+    handlers = [*logging.getLogger().handlers, *_logger.handlers]
+    return any(not isinstance(handler, _UntilTheProgramLogs) for handler in handlers)
+
+
+def set_up(rank: Callable[[], int]) -> None:
+    """For a worker. Idempotent; ValueError for a wrong KUNGFU_LOG_LEVEL."""
+    level = env.LOG_LEVEL.get()
+    if _logger.level == logging.NOTSET and (os.environ.get(env.LOG_LEVEL.name) or not _programs_handlers()):
+        _logger.setLevel(level)
+    if not _logger.handlers and not _programs_handlers():
+        _logger.addHandler(_UntilTheProgramLogs(rank))

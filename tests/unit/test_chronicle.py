@@ -1,0 +1,89 @@
+"""The lines that tell of a training's changes."""
+
+import logging
+
+import pytest
+
+from ms_kungfu.elastic import chronicle, membership
+from ms_kungfu.elastic.membership import Change
+
+
+@pytest.fixture
+def lines(monkeypatch, caplog):
+    """What is told; a cluster of one."""
+    caplog.set_level(logging.INFO, "ms_kungfu")
+    monkeypatch.setattr(chronicle, "_state", chronicle._State(at_exit=True))
+    cluster(monkeypatch, size=1)
+
+    def take():
+        found = caplog.messages[:]
+        caplog.clear()
+        return found
+
+    return take
+
+
+def cluster(monkeypatch, *, size, version=0, lost=(), speaks=True):
+    monkeypatch.setattr(membership, "size", lambda: size)
+    monkeypatch.setattr(membership, "cluster_version", lambda: version)
+    monkeypatch.setattr(membership, "lost_ranks", lambda: list(lost))
+    monkeypatch.setattr(membership, "peer_of", lambda rank: f"host:{rank}")
+    monkeypatch.setattr(membership, "speaks_for_all", lambda: speaks)
+
+
+def test_a_size_that_comes_true_is_told_when_it_is_wanted_and_when_it_is_there(lines, monkeypatch):
+    chronicle.scheduled(20, 3, wait=False)
+    assert lines() == [
+        "step 20: 3 workers wanted, 2 starting; training goes on meanwhile, and wait=True would have it wait for them"
+    ]
+    cluster(monkeypatch, size=3, version=1)
+    chronicle.changed(45, Change(True, False, 1, 3))
+    assert lines() == ["step 45: 1 -> 3 workers, cluster version 1, as the schedule has it from step 20 on"]
+    chronicle._at_exit()
+    assert lines() == []
+
+
+def test_a_size_that_was_never_reached_is_told_at_the_end_with_the_remedy(lines):
+    chronicle.scheduled(20, 3, wait=False)
+    lines()
+    chronicle._at_exit()
+    (line,) = lines()
+    assert line.startswith("size 3 of the schedule at step 20 was never reached: ")
+    assert "wait=True" in line
+
+
+def test_a_size_whose_successor_came_first_is_told_then(lines):
+    chronicle.scheduled(20, 3, wait=True)
+    assert lines() == ["step 20: 3 workers wanted, 2 starting"]
+    chronicle.scheduled(30, 1, wait=True)
+    assert lines() == ["size 3 of the schedule at step 20 was never reached: the entry of step 30 came first"]
+    chronicle._at_exit()
+    assert lines() == []
+
+
+def test_one_worker_speaks_of_the_schedule(lines, monkeypatch):
+    cluster(monkeypatch, size=1, speaks=False)
+    chronicle.scheduled(20, 3, wait=False)
+    chronicle._at_exit()
+    assert lines() == []
+
+
+def test_a_death_is_told_once_and_is_the_reason_of_the_change_that_follows(lines, monkeypatch):
+    cluster(monkeypatch, size=4, version=2, lost=[1])
+    chronicle.deaths(7)
+    chronicle.deaths(8)
+    assert lines() == ["step 7: rank 1 (host:1) has died; the others go on"]
+    cluster(monkeypatch, size=4, version=2, lost=[1, 3])
+    chronicle.deaths(9)
+    assert lines() == ["step 9: rank 3 (host:3) has died; the others go on"]
+    cluster(monkeypatch, size=2, version=3)
+    chronicle.changed(9, Change(True, False, 4, 2, (1, 3)))
+    assert lines() == ["step 9: 4 -> 2 workers, cluster version 3, without rank 1, rank 3, dead"]
+
+
+def test_who_leaves_and_who_joins_says_so(lines, monkeypatch):
+    chronicle.changed(12, Change(True, True, 2, 2))
+    assert lines() == ["step 12: left the cluster of 2 workers, as asked for"]
+    monkeypatch.setattr(membership, "rank", lambda: 0)
+    chronicle.joined(30)
+    assert lines() == ["step 30: joined as rank 0 of 1 worker"]
