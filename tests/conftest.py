@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Callable
@@ -13,6 +15,29 @@ from typing import Callable
 import pytest
 
 Run = Callable[..., str]
+
+
+def _busy_cores(seconds: float = 1.0) -> float:
+    """How many cores the machine's processes take at present, by the kernel's count."""
+
+    def used() -> int:
+        user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+        return user + nice + system + irq + softirq + steal
+
+    before, begin = used(), time.monotonic()
+    time.sleep(seconds)
+    return (used() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - begin)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("timing") is None:
+        return
+    # A test before this one may still be on its way out.
+    for _ in range(5):
+        busy, cores = _busy_cores(), len(os.sched_getaffinity(0))
+        if busy < 0.25 * cores:
+            return
+    pytest.skip(f"other processes take {busy:.1f} of {cores} cores: no time to measure times")
 
 
 def free_port() -> int:

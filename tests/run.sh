@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # tests/run.sh [pytest arguments]: sets everything up on a bare machine and runs the whole suite, or what the arguments
-# select. Uses the active virtual environment if ms_kungfu is installed in it, else .venv in the checkout.
+# select. Tests of times (`-m timing`) are skipped where other processes have the cores; .ci/run has them in a part of
+# their own, after the rest (`-m "not timing"`). Uses the active virtual environment if ms_kungfu is installed in it, else .venv in the checkout.
 set -euo pipefail
 
 export PATH="${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from tests.mindspore.programs import rounding
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "comm-fusion"
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
@@ -26,10 +29,12 @@ def test_it_prints_the_ids_and_the_groups_and_trains_alike_in_all_of_them(run_pr
     fused = losses(run_program(EXAMPLE / "train.py", "--epochs", 2, "--no-ids", "--mode", "index"))
     assert len(fused) == 2
     assert fused[1] < fused[0]
-    assert losses(output) == pytest.approx(fused, abs=2e-4)
+    # Two epochs of 16 steps away from ln 10, where ten classes are guessed; four digits are printed.
+    tolerance = 1e-4 + rounding.relative(32, 28 * 28 + 3 * (10 + 32) + 2 * 32) * np.abs(np.log(10) - fused).max()
+    assert losses(output) == pytest.approx(fused, abs=tolerance)
     alone = run_program(EXAMPLE / "train.py", "--epochs", 2, "--mode", "off")
     assert "14 gradients, 38.7 KB, in 14 groups (none: nothing is fused)" in alone
-    assert losses(alone) == pytest.approx(fused, abs=2e-4)
+    assert losses(alone) == pytest.approx(fused, abs=tolerance)
 
 
 def test_the_picture(run_program, tmp_path):

@@ -2,7 +2,10 @@
 
 import re
 
+import pytest
 
+
+@pytest.mark.timing
 def test_monitoring_takes_at_most_3_percent_of_a_lenet_step(run_workers):
     # CPU time against CPU time; three tries, because the machine has others to serve. ResNet-50's share, of which 1 %
     # is allowed, is measured by the same program by hand: it takes minutes to compile.

@@ -41,6 +41,7 @@ def test_an_overflow_at_one_rank_skips_the_step_at_all(run_workers, mode):
     run_workers("overflow.py", 3, mode)
 
 
+@pytest.mark.timing
 def test_pair_averaging_keeps_its_pace_beside_a_straggler(run_workers):
     # Three tries, because the machine has others to serve.
     tries = []
@@ -78,6 +79,7 @@ def test_an_elastic_training_for_the_older_integration(run_workers):
     assert seen == expected
 
 
+@pytest.mark.timing
 def test_a_step_on_one_worker_costs_no_more_than_with_the_plain_optimizer(run_workers):
     # 5 % are allowed; three tries, because the machine has others to serve.
     for mode, pairs in (("graph", "100"), ("pynative", "40")):

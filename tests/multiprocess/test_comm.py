@@ -27,6 +27,7 @@ def test_wrong_calls_raise_where_they_should_and_break_nothing(run_program: Run,
     assert run_program(PROGRAMS / "misuse.py", np=np).count("fine") == np
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("np", [2, 4])
 def test_who_waits_for_a_late_rank_leaves_the_cores_alone(run_program: Run, np: int) -> None:
     assert run_program(PROGRAMS / "idle_wait.py", np=np).count("fine") == np

@@ -226,7 +226,7 @@ def test_it_ends_at_once_also_under_a_long_poll(server):
     begin = time.monotonic()
     one.program.signal(signal.SIGINT)
     one.program.assert_exit(0)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 25  # the poll takes 50
     waiting.join(10)
 
 

@@ -228,6 +228,7 @@ def test_signals_reach_the_workers_who_may_finish_their_work(kungfu_run, script)
     assert job.stdout.count("saved on SIGINT") == 2
 
 
+@pytest.mark.timing
 def test_second_signal_does_not_wait_for_deaf_workers(kungfu_run, script):
     job = kungfu_run(*script(DEAF))
     started(job, 1)
