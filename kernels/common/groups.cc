@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "abstract/utils.h"
+
 namespace mindspore::kernel::kungfu {
 namespace {
 
@@ -13,6 +15,14 @@ struct DtypeOf {
   TypeId type;
   kf_dtype dtype;
   const char* name;
+};
+
+// What the elements of a tensor travel as.
+struct Carried {
+  kf_dtype dtype;
+  std::string name;    // of the elements' own type
+  uint64_t units;      // elements of `dtype` for each of the tensor's
+  bool as_themselves;  // and not as integers of their size
 };
 
 constexpr std::array<DtypeOf, 12> kDtypes = {{
@@ -31,10 +41,26 @@ constexpr std::array<DtypeOf, 12> kDtypes = {{
 }};
 
 // The kernel's attributes only see the first tensor of a tuple, so each one is looked at here.
-const DtypeOf& FindDtype(const std::string& kernel, TypeId type) {
+Carried FindDtype(const std::string& kernel, TypeId type, bool copies) {
   for (const auto& known : kDtypes) {
     if (known.type == type) {
-      return known;
+      return {known.dtype, known.name, 1, true};
+    }
+  }
+  if (copies) {
+    switch (abstract::TypeIdSize(type)) {
+      case 1:
+        return {KF_UINT8, TypeIdToString(type), 1, false};
+      case 2:
+        return {KF_UINT16, TypeIdToString(type), 1, false};
+      case 4:
+        return {KF_UINT32, TypeIdToString(type), 1, false};
+      case 8:
+        return {KF_UINT64, TypeIdToString(type), 1, false};
+      case 16:
+        return {KF_UINT64, TypeIdToString(type), 2, false};
+      default:
+        break;
     }
   }
   throw std::runtime_error("TypeError: " + kernel + " can't take a tensor of " + TypeIdToString(type) +
@@ -66,6 +92,12 @@ uint64_t Count(const std::vector<int64_t>& shape) {
   return count;
 }
 
+uint64_t ClusterSize() {
+  uint32_t size = 0;
+  Check(kf_cluster(nullptr, &size, nullptr));
+  return size;
+}
+
 kf_op ReduceOpOf(const PrimitivePtr& primitive) {
   // The same order as kf_op.
   static const std::array<const char*, 5> kNames = {"sum", "mean", "min", "max", "prod"};
@@ -84,22 +116,21 @@ void Groups::Init(const PrimitivePtr& primitive) {
   }
 }
 
-void Groups::Sort(const std::string& kernel, const KernelTensors& inputs, const KernelTensors& outputs,
+void Groups::Sort(const std::string& kernel, const KernelTensors& inputs, const KernelTensors& outputs, bool copies,
                   const std::function<size_t(size_t)>& part_of) {
   std::map<std::pair<size_t, kf_dtype>, std::vector<size_t>> sorted;
   std::vector<std::string> shapes;
-  std::vector<const char*> dtypes;
+  std::vector<Carried> dtypes;
   input_counts_.clear();
   output_counts_.clear();
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const auto& known = FindDtype(kernel, inputs[i]->dtype_id());
-    sorted[{part_of(i), known.dtype}].push_back(i);
-    dtypes.push_back(known.name);
+    dtypes.push_back(FindDtype(kernel, inputs[i]->dtype_id(), copies));
+    sorted[{part_of(i), dtypes[i].dtype}].push_back(i);
     shapes.push_back(ShapeText(inputs[i]->GetShapeVector()));
-    input_counts_.push_back(Count(inputs[i]->GetShapeVector()));
+    input_counts_.push_back(Count(inputs[i]->GetShapeVector()) * dtypes[i].units);
   }
-  for (const auto* output : outputs) {
-    output_counts_.push_back(Count(output->GetShapeVector()));
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    output_counts_.push_back(Count(outputs[i]->GetShapeVector()) * (i < dtypes.size() ? dtypes[i].units : 1));
   }
   groups_.clear();
   std::vector<size_t> groups_of_part;
@@ -121,7 +152,8 @@ void Groups::Sort(const std::string& kernel, const KernelTensors& inputs, const 
   layouts_.assign(groups_of_part.size(), "");
   for (size_t i = 0; i < shapes.size(); ++i) {
     auto& layout = layouts_[part_of(i)];
-    layout += (layout.empty() ? "" : " ") + (groups_of_part[part_of(i)] > 1 ? dtypes[i] + shapes[i] : shapes[i]);
+    const bool named = groups_of_part[part_of(i)] > 1 || !dtypes[i].as_themselves;
+    layout += (layout.empty() ? "" : " ") + (named ? dtypes[i].name + shapes[i] : shapes[i]);
   }
 }
 
@@ -134,7 +166,7 @@ const std::vector<Group>& Groups::Bind(const std::string& kernel, const KernelTe
     if (outputs.size() != inputs.size() || output_counts_[i] != output_count(input_counts_[i])) {
       throw std::runtime_error("StaleClusterError: " + kernel + " \"" + name_ + "\" was compiled for an output of " +
                                (outputs.size() == inputs.size() ? std::to_string(output_counts_[i]) : "other") +
-                               " elements, but " + std::to_string(kf_size()) + " ranks make " +
+                               " elements, but " + std::to_string(ClusterSize()) + " ranks make " +
                                std::to_string(output_count(input_counts_[i])) +
                                " of it: the cluster's size has changed since; build the cell or the jit function anew");
     }

@@ -27,6 +27,9 @@ uint64_t Count(const std::vector<int64_t>& shape);
 
 kf_op ReduceOpOf(const PrimitivePtr& primitive);
 
+// The number of ranks at present.
+uint64_t ClusterSize();
+
 // What becomes one operation.
 struct Group {
   kf_dtype dtype;
@@ -39,8 +42,9 @@ struct Group {
 class Groups {
  public:
   void Init(const PrimitivePtr& primitive);
-  // Tensors of different parts are never in one group.
-  void Sort(const std::string& kernel, const KernelTensors& inputs, const KernelTensors& outputs,
+  // Tensors of different parts are never in one group. With `copies` the elements may be of any type: nothing is
+  // computed with them, and they travel as integers of their size.
+  void Sort(const std::string& kernel, const KernelTensors& inputs, const KernelTensors& outputs, bool copies,
             const std::function<size_t(size_t)>& part_of);
   // The groups with the memory of this launch. `output_count`: elements that the output has to hold for so many of the
   // input, at the present size of the cluster.
@@ -59,8 +63,8 @@ class Groups {
   // The most bytes of input that go into one operation, unless one tensor is larger; without a limit if negative.
   int64_t fusion_bytes_{-1};
   std::vector<Group> groups_;
-  std::vector<std::string> layouts_;  // of each part
-  std::vector<uint64_t> input_counts_;
+  std::vector<std::string> layouts_;    // of each part
+  std::vector<uint64_t> input_counts_;  // in what they travel as
   std::vector<uint64_t> output_counts_;
 };
 
@@ -79,7 +83,7 @@ class CollectiveOn : public Base {
   }
   int Resize(const KernelTensors& inputs, const KernelTensors& outputs) override {
     const int status = Base::Resize(inputs, outputs);
-    groups_.Sort(this->kernel_name_, inputs, outputs, [this](size_t i) { return PartOf(i); });
+    groups_.Sort(this->kernel_name_, inputs, outputs, Copies(), [this](size_t i) { return PartOf(i); });
     return status;
   }
   std::vector<KernelAttr> GetOpSupport() override {
@@ -99,6 +103,8 @@ class CollectiveOn : public Base {
   }
   // Runs one group, where the groups have nothing to do with each other.
   virtual kf_status Run(const Group& group) = 0;
+  // Whether it computes nothing, so that the elements may be of any type.
+  virtual bool Copies() const { return false; }
   // Tensors of different parts are never in one group.
   virtual size_t PartOf(size_t) const { return 0; }
   // How many elements the output has to hold for an input of `count` elements, at the present size of the cluster.

@@ -58,7 +58,8 @@ class AllGatherOn : public Collective {
     return kf_device_all_gather(this->name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype,
                                 this->Layout(group), this->stream_);
   }
-  uint64_t OutputCount(uint64_t count) const override { return count * kf_size(); }
+  uint64_t OutputCount(uint64_t count) const override { return count * ClusterSize(); }
+  bool Copies() const override { return true; }
 };
 
 template <typename Collective>
@@ -69,7 +70,7 @@ class ReduceScatterOn : public Reducing<Collective> {
     return kf_device_reduce_scatter(this->name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype,
                                     this->op_, this->Layout(group), this->stream_);
   }
-  uint64_t OutputCount(uint64_t count) const override { return count / kf_size(); }
+  uint64_t OutputCount(uint64_t count) const override { return count / ClusterSize(); }
 };
 
 template <typename Collective>
@@ -88,6 +89,7 @@ class BroadcastOn : public Collective {
     return kf_device_broadcast(this->name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, root_,
                                this->Layout(group), this->stream_);
   }
+  bool Copies() const override { return true; }
 
  private:
   uint32_t root_{0};
@@ -273,7 +275,10 @@ template <typename Base>
 class ClusterOn : public WordsOn<Base> {
  public:
   bool Launch(const KernelTensors&, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
-    const int64_t words[] = {static_cast<int64_t>(kf_cluster_version()), static_cast<int64_t>(kf_size())};
+    uint64_t version = 0;
+    uint32_t size = 0;
+    Check(kf_cluster(nullptr, &size, &version));
+    const int64_t words[] = {static_cast<int64_t>(version), static_cast<int64_t>(size)};
     std::memcpy(this->Words(), words, sizeof words);
     this->Write(*outputs[0], *outputs[1], sizeof words[0], stream);
     return true;

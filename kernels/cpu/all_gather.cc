@@ -7,7 +7,8 @@ class KungFuAllGather : public Collective {
   kf_status Run(const Group& group) override {
     return kf_all_gather(name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, Layout(group));
   }
-  uint64_t OutputCount(uint64_t count) const override { return count * kf_size(); }
+  uint64_t OutputCount(uint64_t count) const override { return count * ClusterSize(); }
+  bool Copies() const override { return true; }
 };
 
 MS_KERNEL_FACTORY_REG(NativeCpuKernelMod, KungFuAllGather, KungFuAllGather);

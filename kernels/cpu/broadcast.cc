@@ -13,6 +13,7 @@ class KungFuBroadcast : public Collective {
   kf_status Run(const Group& group) override {
     return kf_broadcast(name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, root_, Layout(group));
   }
+  bool Copies() const override { return true; }
 
  private:
   uint32_t root_{0};

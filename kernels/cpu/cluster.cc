@@ -15,8 +15,11 @@ class KungFuCluster : public NativeCpuKernelMod {
     return NativeCpuKernelMod::Resize(inputs, outputs);
   }
   bool Launch(const KernelTensors&, const KernelTensors&, const KernelTensors& outputs) override {
-    *static_cast<int64_t*>(outputs[0]->device_ptr()) = static_cast<int64_t>(kf_cluster_version());
-    *static_cast<int64_t*>(outputs[1]->device_ptr()) = static_cast<int64_t>(kf_size());
+    uint64_t version = 0;
+    uint32_t size = 0;
+    Check(kf_cluster(nullptr, &size, &version));
+    *static_cast<int64_t*>(outputs[0]->device_ptr()) = static_cast<int64_t>(version);
+    *static_cast<int64_t*>(outputs[1]->device_ptr()) = static_cast<int64_t>(size);
     return true;
   }
   std::vector<KernelAttr> GetOpSupport() override {

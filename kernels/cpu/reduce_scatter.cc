@@ -8,7 +8,7 @@ class KungFuReduceScatter : public Reducing<Collective> {
     return kf_reduce_scatter(name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, op_,
                              Layout(group));
   }
-  uint64_t OutputCount(uint64_t count) const override { return count / kf_size(); }
+  uint64_t OutputCount(uint64_t count) const override { return count / ClusterSize(); }
 };
 
 MS_KERNEL_FACTORY_REG(NativeCpuKernelMod, KungFuReduceScatter, KungFuReduceScatter);

@@ -71,9 +71,13 @@ class Primitive(PrimitiveWithInfer):
 class Collective(Primitive):
     """One tensor or a tuple of tensors in, as many out.
 
+    Of any dtype where `copies` says that nothing is computed: a Parameter may be of bool, or complex.
+
     It has a side effect for the compiler: equal calls aren't merged, one whose result isn't used still runs, and all of
     them run in the order of the program, at every step and at every rank.
     """
+
+    copies = False
 
     def __init__(self, kernel: str, name: str | None, **init_attrs: Any) -> None:
         super().__init__(kernel, ["x"], ["y"], name=name, **init_attrs)
@@ -92,7 +96,7 @@ class Collective(Primitive):
         return shape
 
     def _check_dtype(self, dtype: Any) -> None:
-        if element(dtype) not in _DTYPES:
+        if not self.copies and element(dtype) not in _DTYPES:
             raise TypeError(
                 f"{self.name} can't take a tensor of {element(dtype)}; supported are float16, bfloat16, float32, "
                 "float64 and (u)int8 to (u)int64"

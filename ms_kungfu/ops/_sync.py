@@ -15,6 +15,8 @@ from ms_kungfu.ops.broadcast import KungFuBroadcast
 class KungFuBroadcastInPlace(Collective):
     """Overwrite the inputs with rank `root`'s. For parameters only: another tensor's memory may serve elsewhere."""
 
+    copies = True
+
     def __init__(self, root: int, name: str) -> None:
         super().__init__("KungFuBroadcastInPlace", name, root=check_root(root))
         self.add_prim_attr("root", root)

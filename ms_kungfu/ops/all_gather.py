@@ -12,7 +12,7 @@ class KungFuAllGather(SizedCollective):
     """Every rank gets the concatenation of all ranks' tensors along the first dimension, in the order of the ranks.
 
     A tensor of shape (n, ...) comes out as (size * n, ...); a 0-d tensor is refused. Takes a tensor or a tuple of
-    tensors; the shapes must be the same at all ranks. The gradient is a reduce-scatter of the sum.
+    tensors, of any dtype; the shapes must be the same at all ranks. The gradient is a reduce-scatter of the sum.
 
     A tuple is one operation a dtype, or several where it holds more than MindSpore's ``comm_fusion`` sets for
     "allgather" (64 MB unless it is set) when the primitive is made.
@@ -20,6 +20,8 @@ class KungFuAllGather(SizedCollective):
     The shape depends on the size of the cluster. A call outside a graph follows a resize by itself; a graph that was
     compiled before it raises RuntimeError (``StaleClusterError: ...``) and has to be built anew.
     """
+
+    copies = True
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__("KungFuAllGather", name, "allgather")

@@ -42,6 +42,7 @@ kf_status kf_all_reduce_gradients(const kf_group* groups, size_t num_groups, kf_
 kf_status kf_start_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
                               const char* layout, uint64_t* ticket) {
   return Guarded([&] {
+    *ticket = 0;
     *ticket = Peer::Get().Start(
         {Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, layout, /*weighted=*/true, Peer::Get().weight()});
   });
@@ -80,8 +81,13 @@ kf_status kf_resize(uint32_t size, int* changed, int* detached) {
   });
 }
 
-uint32_t kf_rank(void) { return Peer::Get().Current()->rank(); }
-uint32_t kf_size(void) { return Peer::Get().Current()->size(); }
-uint64_t kf_cluster_version(void) { return Peer::Get().Current()->cluster_version(); }
+kf_status kf_cluster(uint32_t* rank, uint32_t* size, uint64_t* version) {
+  return Guarded([&] {
+    const auto communicator = Peer::Get().Current();
+    if (rank != nullptr) *rank = communicator->rank();
+    if (size != nullptr) *size = communicator->size();
+    if (version != nullptr) *version = communicator->cluster_version();
+  });
+}
 
 const char* kf_last_error(void) { return kungfu::LastFailureOfThread(); }

@@ -50,8 +50,8 @@ typedef enum kf_dtype {
 } kf_dtype;
 
 typedef enum kf_op {
-  KF_SUM = 0,
-  KF_MEAN = 1,  // sum divided by the number of ranks that took part; integers truncate towards zero
+  KF_SUM = 0,   // of integers in their own width: it wraps
+  KF_MEAN = 1,  // sum divided by the number of ranks that took part; of integers exact, and truncated towards zero
   KF_MIN = 2,
   KF_MAX = 3,
   KF_PROD = 4,
@@ -110,9 +110,9 @@ KF_API kf_status kf_barrier(const char* name);
 // whether this process is no longer part of it.
 KF_API kf_status kf_resize(uint32_t size, int* changed, int* detached);
 
-KF_API uint32_t kf_rank(void);
-KF_API uint32_t kf_size(void);
-KF_API uint64_t kf_cluster_version(void);
+// The present cluster, and this process's rank in it; what is NULL isn't asked for. A process that has yet to join does
+// so now, which may fail.
+KF_API kf_status kf_cluster(uint32_t* rank, uint32_t* size, uint64_t* version);
 
 // Message of the last failed call on this thread; valid until the next failing call on it.
 KF_API const char* kf_last_error(void);

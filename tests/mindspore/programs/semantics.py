@@ -224,6 +224,10 @@ def test_broadcast_into_the_parameters_of_a_compiled_step():
             super().__init__()
             self.dense = nn.Dense(3, 1, weight_init="ones")
             self.half = Parameter(Tensor(np.ones(5), ms.float16), name="half")
+            # What no reduction takes moves all the same.
+            self.flags = Parameter(Tensor([True, False, RANK > 0]), name="flags", requires_grad=False)
+            self.spectrum = Parameter(Tensor([1j * RANK, 2.0], ms.complex64), name="spectrum", requires_grad=False)
+            self.wide = Parameter(Tensor([1j * RANK] * 3, ms.complex128), name="wide", requires_grad=False)
 
         def construct(self, x):
             return self.dense(x) + self.half.sum().astype(ms.float32)
@@ -234,7 +238,7 @@ def test_broadcast_into_the_parameters_of_a_compiled_step():
     root = SIZE - 1
     for _ in range(3):
         step(Tensor(np.full((2, 3), RANK + 1.0, np.float32)), Tensor(np.zeros((2, 1), np.float32)))
-        params = list(step.get_parameters())
+        params = [*step.get_parameters(), net.flags, net.spectrum, net.wide]
         addresses = [p.data_ptr() for p in params]
         expected = [KungFuBroadcast(root)(p.copy()).asnumpy() for p in params]
         broadcast_parameters(params, root, "state")
