@@ -2,6 +2,9 @@
 
 Programs written for it import that module. Nothing of MindSpore is changed: a finder of our own, asked after all
 others, answers for this one name with a module that hands out the classes and functions of this package.
+
+A program that imports it before this package, or without it, is served by cmake/ms_kungfu_alias.pth, which lies beside
+the installed package: Python runs its one line at each start (3 us), and that imports nothing until a program asks.
 """
 
 from __future__ import annotations
@@ -46,11 +49,16 @@ class _Loader(Loader):
         vars(module).update(members, __doc__=__doc__, __all__=sorted(members), __getattr__=_later)
 
 
+def spec() -> ModuleSpec:
+    """What an import of the name is answered with."""
+    return ModuleSpec(NAME, _Loader())
+
+
 class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(NAME, _Loader()) if fullname == NAME else None
+        return spec() if fullname == NAME else None
 
 
 def register() -> None:

@@ -26,9 +26,15 @@ def _is_jitted(function: Any) -> bool:
 
 
 def mend(cls: type) -> None:
-    """Jit the class's own ``construct`` if it is plain and calls the jitted one of a base; do nothing otherwise."""
+    """Jit the class's own ``construct`` if it is plain and calls the jitted one of a base.
+
+    Every class that uses our primitives comes by here; an optimizer's keeps hold of its memory, too (_memory.py).
+    """
     import mindspore
 
+    from ms_kungfu.ops import _memory
+
+    _memory.keep(cls)
     definers = [base for base in cls.__mro__ if "construct" in vars(base)]
     if not definers or definers[0].__module__.partition(".")[0] == "mindspore":
         return

@@ -66,11 +66,12 @@ def test_a_training_for_the_older_integration_sums_once(run_workers, mode):
     assert seen == {step: (2, -2.0 * (step + 1)) for step in range(3)}
 
 
-def test_an_elastic_training_for_the_older_integration(run_workers):
+@MODES
+def test_an_elastic_training_for_the_older_integration(run_workers, mode):
     # Twelve all-reduces a step under one name, of other shapes each: another order would be a mismatch or a wrong sum.
-    # GRAPH mode only: in PyNative mode this program's `set_data` cuts MindSpore's compiled optimizer from its weights.
+    # Its `set_data` after each resize would cut the compiled optimizer from its weights in PyNative mode.
     sizes, steps = [2, 3, 1, 2, 1], 10
-    seen = weights(run_workers("older_train.py", 1, "graph", str(steps), *map(str, sizes), watch=True))
+    seen = weights(run_workers("older_train.py", 1, mode, str(steps), *map(str, sizes), watch=True))
     size, weight, expected = 1, 0.0, {}
     for step in range(steps):
         weight -= size

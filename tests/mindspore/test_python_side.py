@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import mindspore as ms
@@ -69,8 +71,58 @@ def run_python(code):
     return subprocess.run([sys.executable, "-c", code], check=True, timeout=60, text=True, capture_output=True).stdout
 
 
+def run_python_file(code):
+    """MindSpore's compiler reads the source of what it compiles."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.py"
+        path.write_text(code)
+        done = subprocess.run([sys.executable, path], timeout=200, text=True, capture_output=True, cwd=folder)
+        assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_the_older_module_costs_nothing_until_it_is_imported():
     assert run_python("import sys, ms_kungfu; print('mindspore' in sys.modules)") == "False\n"
+
+
+def test_the_older_module_needs_no_other_import_and_costs_nothing_until_it_is_asked_for():
+    loaded = "import sys; print([name for name in ('ms_kungfu', 'mindspore') if name in sys.modules])"
+    assert run_python(loaded) == "[]\n"
+    program = "from mindspore.ops.operations.kungfu_comm_ops import KungFuResize; print(KungFuResize.__module__)"
+    assert run_python(program) == "ms_kungfu.ops.resize\n"
+    absent = "import importlib.util as u; print(u.find_spec('mindspore.ops.operations.kungfu_comm_op'))"
+    assert run_python(absent) == "None\n"
+
+
+def test_an_optimizer_follows_parameters_that_are_set_anew():
+    """In PyNative mode MindSpore's compiled optimizer would go on with the old memory."""
+    code = """
+import mindspore as ms, numpy as np
+from mindspore import Parameter, Tensor, nn
+from ms_kungfu.ops import KungFuAllReduce
+from ms_kungfu.optimizers import KungFuMomentum, SynchronousSGDOptimizer
+
+class Own(nn.Momentum):
+    def __init__(self, *args):
+        super(Own, self).__init__(*args)
+        self.all_reduce = KungFuAllReduce()
+        self.map_ = ms.ops.composite.Map()
+    def construct(self, gradients):
+        return super(Own, self).construct(self.map_(self.all_reduce, gradients))
+
+ms.set_context(mode=ms.PYNATIVE_MODE)
+for make in (Own, KungFuMomentum, lambda *args: SynchronousSGDOptimizer(nn.Momentum(*args))):
+    params = [Parameter(Tensor(np.zeros(shape, np.float32)), name=f"p{len(shape)}") for shape in ((3,), ())]
+    optimizer = make(params, 1.0, 0.5)
+    gradients = tuple(Tensor(np.ones(p.shape, np.float32)) for p in params)
+    for _ in range(2):
+        optimizer(gradients)
+        for param in optimizer.get_parameters():
+            param.set_data(Tensor(param.asnumpy() + (10 if any(param is p for p in params) else 0)))
+    optimizer(gradients)
+    # Momentum is carried on: 1, 1.5, 1.75.
+    assert [p.asnumpy().ravel()[0] for p in params] == [20 - 4.25] * 2, params
+"""
+    run_python_file(code)
 
 
 def test_the_older_module_is_the_same_classes_and_functions():

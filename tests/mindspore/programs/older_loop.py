@@ -2,9 +2,6 @@
 
 import sys
 
-import ms_kungfu  # noqa: F401
-
-# isort: split
 import mindspore as ms
 import mindspore.ops.operations.kungfu_comm_ops as kfops
 import numpy as np

@@ -1,4 +1,4 @@
-"""A program as they were written for KungFu's source-tree integration: only the import of ms_kungfu is new.
+"""A program as they were written for KungFu's source-tree integration, by the calls of its README.
 
 `older_train.py graph|pynative STEPS [SIZE SIZE ...]`: trains STEPS steps and resizes between them, to the sizes in
 turn (to the present one without sizes).
@@ -6,9 +6,6 @@ turn (to the present one without sizes).
 
 import sys
 
-import ms_kungfu  # noqa: F401
-
-# isort: split
 import mindspore as ms
 import mindspore.ops.operations.kungfu_comm_ops as kfops
 import numpy as np
