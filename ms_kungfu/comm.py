@@ -2,11 +2,22 @@
 
 Every rank calls the same operation under the same `name` with an array of the same shape and dtype; a difference
 raises :class:`~ms_kungfu.errors.CollectiveMismatchError` at every rank. Different names may be in flight at once from
-different threads. Nothing is copied but into and out of shared memory; the GIL is released. Arrays must be
-C-contiguous where they are written to, others are made so.
+different threads. Nothing is copied but into and out of shared memory; the GIL is released.
 
-dtypes: int8 to int64, uint8 to uint64, float16, float32, float64, and bfloat16 as ``ml_dtypes`` defines it. Results
-have the same bits on every rank and in every run; 16-bit floats accumulate in float32.
+What is brought is whatever ``np.asarray`` takes: arrays of any layout, numbers, lists, tensors of MindSpore. A masked
+array is refused, as its mask would be lost. `out` is a C-contiguous array, the input itself or apart from it.
+
+dtypes of reductions: int8 to int64, uint8 to uint64, float16, float32, float64, and bfloat16 as ``ml_dtypes`` defines
+it; of what only moves (broadcast, all_gather, save) besides these every one without objects. Results have the same bits
+on every rank and in every run; 16-bit floats accumulate in float32. Sums and products of integers are of the input's
+dtype and wrap in it, as ``a + b`` of NumPy's arrays does: uint8 200 + 100 is 44. (``np.sum`` takes a wider dtype
+by itself; do so before the call.) A mean of integers doesn't overflow; it truncates towards zero, where ``np.mean``
+gives a float.
+
+Ctrl-C, or another signal whose handler raises, ends a collective that waits, if it is called on Python's main thread:
+the exception is raised within 20 ms. This process has finished with its cluster then: later calls raise
+CollectiveAbortedError. So do the other workers' (or, with ``-recover``, they go on without this one as soon as it has
+ended).
 """
 
 from __future__ import annotations
@@ -16,7 +27,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from . import _core, runtime
 from .errors import InternalError
@@ -25,7 +36,8 @@ Array = NDArray[Any]
 
 #: ``op`` of the reductions -> number in the C ABI. ``mean`` of integers truncates towards zero.
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "prod": 4}
-_BFLOAT16 = 9
+_UINT8, _BFLOAT16 = 1, 9
+_NUMBERS = frozenset("bBhHiIlLqQefd")  # what the buffer protocol tells and the runtime computes with, as NumPy's chars
 
 
 def _op(op: str) -> int:
@@ -35,75 +47,103 @@ def _op(op: str) -> int:
         raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}") from None
 
 
-def _plain(array: Array) -> tuple[Array, int]:
+def _input(value: ArrayLike) -> Array:
+    """What was brought as a C-contiguous array in the machine's byte order."""
+    if type(value) is not np.ndarray:
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError("the mask of a masked array would be lost; bring array.filled(...), or data and mask apart")
+        value = np.asarray(value)
+    if not value.flags.c_contiguous:
+        value = np.ascontiguousarray(value)
+    if not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="))
+    return value
+
+
+def _reducible(array: Array) -> tuple[Array, int]:
     """The array as the buffer protocol can show it, and its dtype's number in the C ABI (-1: told by the buffer)."""
-    # The kind first: NumPy makes up the name anew at each call, which takes longer than a small reduction.
-    if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
+    if array.dtype.char in _NUMBERS:
+        return array, -1
+    if array.dtype.name == "bfloat16":
         return array.view(np.uint16), _BFLOAT16
-    return array, -1
+    raise TypeError(
+        f"no reduction takes an array of {array.dtype}; (u)int8 to 64, float16, bfloat16, float32 and float64 work"
+    )
 
 
-def _output(array: Array, out: Array | None, shape: tuple[int, ...]) -> Array:
+def _movable(array: Array) -> tuple[Array, int, str]:
+    """The same for what only moves; what isn't a number to the runtime goes as bytes under its dtype's name."""
+    if array.dtype.char in _NUMBERS or array.dtype.name == "bfloat16":
+        return (*_reducible(array), "")
+    if array.dtype.hasobject:
+        raise TypeError(f"an array of {array.dtype} can't be shared")
+    return array.reshape(-1).view(np.uint8), _UINT8, f"{array.dtype}{array.shape} in bytes "
+
+
+def _output(array: Array, out: Array | None) -> Array:
     if out is None:
-        return np.empty(shape, array.dtype)
-    if out.dtype != array.dtype or out.shape != shape:
-        raise ValueError(f"out must be {array.dtype}{shape}, got {out.dtype}{out.shape}")
+        return np.empty(array.shape, array.dtype)
+    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+        raise TypeError(f"out must be an array of NumPy's, got {type(out).__name__}")
+    if out.dtype != array.dtype or out.shape != array.shape:
+        raise ValueError(f"out must be {array.dtype}{array.shape}, got {out.dtype}{out.shape}")
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        raise ValueError(f"out must be C-contiguous and not read-only, got one with\n{out.flags}")
     return out
 
 
-def all_reduce(array: Array, op: str = "sum", name: str = "unnamed", out: Array | None = None) -> Array:
+def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Array | None = None) -> Array:
     """Element-wise `op` (sum, mean, min, max, prod) over all ranks; same shape at every rank.
 
     Args:
         out: where to put the result; `array` itself for in place. A new array by default.
 
     Raises:
-        ValueError, TypeError: for an op, dtype or `out` that doesn't fit.
+        ValueError, TypeError: for an op, dtype or `out` that doesn't fit, or an `out` that overlaps `array` in part.
         KungFuError: see :mod:`ms_kungfu.errors`.
     """
     runtime.init()
-    array = np.ascontiguousarray(array) if not array.flags.c_contiguous else array
-    result = _output(array, out, array.shape)
-    source, dtype = _plain(array)
-    _core.all_reduce(name, source, _plain(result)[0], _op(op), dtype)
+    array = _input(array)
+    source, dtype = _reducible(array)
+    result = _output(array, out)
+    _core.all_reduce(name, source, _reducible(result)[0], _op(op), dtype)
     return result
 
 
-def broadcast(array: Array, root: int = 0, name: str = "unnamed", out: Array | None = None) -> Array:
+def broadcast(array: ArrayLike, root: int = 0, name: str = "unnamed", out: Array | None = None) -> Array:
     """`array` of rank `root` at every rank; elsewhere only shape and dtype of `array` count."""
     runtime.init()
     if root < 0:
         raise ValueError(f"root must be a rank, got {root}")
-    array = np.ascontiguousarray(array) if not array.flags.c_contiguous else array
-    result = _output(array, out, array.shape)
-    source, dtype = _plain(array)
-    _core.broadcast(name, source, _plain(result)[0], root, dtype)
+    array = _input(array)
+    source, dtype, kind = _movable(array)
+    result = _output(array, out)
+    _core.broadcast(name, source, _movable(result)[0], root, dtype, kind)
     return result
 
 
-def all_gather(array: Array, name: str = "unnamed") -> Array:
+def all_gather(array: ArrayLike, name: str = "unnamed") -> Array:
     """The arrays of all ranks, in their order, stacked along a new first axis: shape ``(size, *array.shape)``."""
     runtime.init()
-    array = np.ascontiguousarray(array) if not array.flags.c_contiguous else array
+    array = _input(array)
+    source, dtype, kind = _movable(array)
     result = np.empty((_core.size(), *array.shape), array.dtype)
-    source, dtype = _plain(array)
-    _core.all_gather(name, source, _plain(result)[0], dtype)
+    _core.all_gather(name, source, _movable(result)[0], dtype, kind)
     return result
 
 
-def reduce_scatter(array: Array, op: str = "sum", name: str = "unnamed") -> Array:
+def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> Array:
     """This rank's part of the reduction: shape ``(array.shape[0] / size, *array.shape[1:])``.
 
     The first axis must be divisible by the number of ranks; rank r gets the r-th part.
     """
     runtime.init()
-    size = _core.size()
+    array, size = _input(array), _core.size()
+    source, dtype = _reducible(array)
     if array.ndim == 0 or array.shape[0] % size:
         raise ValueError(f"the first axis of {array.shape} can't be scattered evenly over {size} ranks")
-    array = np.ascontiguousarray(array) if not array.flags.c_contiguous else array
     result = np.empty((array.shape[0] // size, *array.shape[1:]), array.dtype)
-    source, dtype = _plain(array)
-    _core.reduce_scatter(name, source, _plain(result)[0], _op(op), dtype)
+    _core.reduce_scatter(name, source, _reducible(result)[0], _op(op), dtype)
     return result
 
 
@@ -120,7 +160,7 @@ class Saved(NamedTuple):
     """How many times it has saved under this name, from 1."""
 
 
-def save(name: str, array: Array) -> int:
+def save(name: str, array: ArrayLike) -> int:
     """Keep a copy of `array` for the other workers to :func:`request`; returns its version, from 1.
 
     Not collective, and nobody is waited for. The latest version of each name is kept for as long as this process lives,
@@ -130,7 +170,7 @@ def save(name: str, array: Array) -> int:
         ValueError: where `name` had another shape or dtype before, or is longer than 127 bytes.
     """
     runtime.init()
-    array = np.ascontiguousarray(array) if not array.flags.c_contiguous else array
+    array = _input(array)
     return _core.save(name, _layout(array), array.reshape(-1).view(np.uint8))
 
 

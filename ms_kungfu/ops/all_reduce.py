@@ -14,7 +14,8 @@ class KungFuAllReduce(Collective):
 
     Takes a tensor or a tuple of tensors, of any shapes, of float16, bfloat16, float32, float64 or (u)int8 to (u)int64,
     and returns as many of the same shapes and dtypes. A tuple is one operation, without a flat copy; one of several
-    dtypes is one operation a dtype. 16-bit floats accumulate in float32.
+    dtypes is one operation a dtype. 16-bit floats accumulate in float32. Sums and products of integers wrap in their
+    own dtype, as arithmetic of NumPy's arrays does; a mean of integers doesn't overflow, and truncates towards zero.
 
     The number of ranks is that at the time of the call, not at the time of compilation.
 

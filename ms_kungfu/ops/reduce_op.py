@@ -6,7 +6,7 @@ from __future__ import annotations
 class ReduceOp:
     """MindSpore's names of the operations, and ``MEAN``: the sum divided by the number of ranks that took part.
 
-    A mean of integers truncates towards zero.
+    A mean of integers truncates towards zero, and never overflows; their sums and products wrap in their own dtype.
     """
 
     SUM = "sum"

@@ -2,6 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstring>
 
@@ -11,6 +14,7 @@
 #include "monitoring/gradient_norms.h"
 #include "monitoring/traffic.h"
 #include "runtime/failure.h"
+#include "runtime/interrupt.h"
 #include "runtime/peer.h"
 
 namespace py = pybind11;
@@ -48,7 +52,10 @@ class Buffer {
 
 // `dtype` is a kf_dtype, or negative to take it from the buffer.
 kf_dtype DtypeOf(const Buffer& buffer, int dtype) {
-  if (dtype >= 0) return static_cast<kf_dtype>(dtype);
+  if (dtype >= 0) {
+    if (!IsDtype(static_cast<kf_dtype>(dtype))) throw Error(KF_TYPE, Text("no dtype has number ", dtype));
+    return static_cast<kf_dtype>(dtype);
+  }
   const char* format = buffer.format();
   if (std::strchr("@=<", format[0]) != nullptr && format[0] != '\0') format++;
   switch (format[1] == '\0' ? format[0] : '\0') {
@@ -82,23 +89,55 @@ kf_dtype DtypeOf(const Buffer& buffer, int dtype) {
   }
 }
 
-// Runs one operation over one array. `grow` and `shrink` say how the output's size relates to the input's.
-void RunOn(Operation operation, const py::object& in, const py::object& out, int dtype, size_t grow, size_t shrink) {
+// Called with the GIL released, by Python's main thread, which is the only one that runs handlers of signals.
+void CheckSignals() {
+  py::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() == 0) return;
+  // The exception stays set in this thread, for Waiting.
+  throw Interrupted(reinterpret_cast<PyTypeObject*>(PyErr_Occurred())->tp_name);
+}
+
+// Runs what may wait, with the GIL released. A signal's handler runs meanwhile, and what it raises ends the wait.
+template <typename Body>
+void Waiting(const Body& body) {
+  const bool is_main = static_cast<pid_t>(syscall(SYS_gettid)) == getpid();
+  try {
+    py::gil_scoped_release release;
+    const InterruptCheck check(is_main ? &CheckSignals : nullptr);
+    body();
+  } catch (const Interrupted&) {
+    throw py::error_already_set();
+  }
+}
+
+// Runs one operation over one array.
+void RunOn(Operation operation, const py::object& in, const py::object& out, int dtype, const std::string& kind) {
   const Buffer input(in, /*writable=*/false);
   const Buffer output(out, /*writable=*/true);
   operation.dtype = DtypeOf(input, dtype);
-  const std::string shape = input.Shape();
-  operation.layout = shape.c_str();
+  const std::string layout = kind + input.Shape();
+  operation.layout = layout.c_str();
+  const auto who = [&] { return Text(NameOf(operation.kind), " \"", operation.name, "\": "); };
+  if (input.bytes() % SizeOf(operation.dtype) != 0) {
+    throw Error(KF_INVALID, Text(who(), input.bytes(), " bytes are no whole number of ", NameOf(operation.dtype)));
+  }
+  // The size that is checked is that of the communicator which runs it, whatever another thread does meanwhile.
+  const auto communicator = Peer::Get().Current();
+  const size_t grow = operation.kind == Kind::kAllGather ? communicator->size() : 1;
+  const size_t shrink = operation.kind == Kind::kReduceScatter ? communicator->size() : 1;
   if (output.bytes() * shrink != input.bytes() * grow) {
-    throw Error(KF_INVALID, Text(NameOf(operation.kind), " \"", operation.name, "\": out has ", output.bytes(),
-                                 " bytes, ", input.bytes() * grow / shrink, " are needed"));
+    throw Error(KF_INVALID, Text(who(), "out has ", output.bytes(), " bytes, ", input.bytes() * grow / shrink,
+                                 " are needed with ", communicator->size(), " ranks"));
+  }
+  const auto* const from = static_cast<const char*>(input.data());
+  const auto* const to = static_cast<const char*>(output.data());
+  if (from < to + output.bytes() && to < from + input.bytes() && (from != to || input.bytes() != output.bytes())) {
+    throw Error(KF_INVALID, Text(who(), "out overlaps the input in part; it may be the input itself, or apart"));
   }
   const kf_tensor tensor{input.data(), output.data(), input.bytes() / SizeOf(operation.dtype)};
   operation.tensors = &tensor;
   operation.num_tensors = 1;
-  const auto communicator = Peer::Get().Current();
-  py::gil_scoped_release release;
-  communicator->Run(operation);
+  Waiting([&] { communicator->Run(operation); });
 }
 
 // What the C ABI refused, as the exception that it was.
@@ -209,9 +248,10 @@ PYBIND11_MODULE(_core, m) {
       "join",
       [](int fd, uint32_t rank, const std::string& address, bool has_state, double collective_timeout_s,
          double join_timeout_s) {
-        py::gil_scoped_release release;
-        Peer::Get().Join(fd, rank, address, has_state,
-                         {Milliseconds(collective_timeout_s), Milliseconds(join_timeout_s)});
+        Waiting([&] {
+          Peer::Get().Join(fd, rank, address, has_state,
+                           {Milliseconds(collective_timeout_s), Milliseconds(join_timeout_s)});
+        });
       },
       py::arg("fd"), py::arg("rank"), py::arg("address"), py::arg("has_state"), py::arg("collective_timeout_s"),
       py::arg("join_timeout_s"));
@@ -220,8 +260,8 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "resize",
       [](uint32_t size) {
-        py::gil_scoped_release release;
-        const ResizeOutcome outcome = Peer::Get().Resize(size);
+        ResizeOutcome outcome;
+        Waiting([&] { outcome = Peer::Get().Resize(size); });
         return std::make_pair(outcome.changed, outcome.detached);
       },
       py::arg("size"));
@@ -240,28 +280,31 @@ PYBIND11_MODULE(_core, m) {
         operation.kind = Kind::kAllReduce;
         operation.name = name;
         operation.op = static_cast<kf_op>(op);
-        RunOn(operation, in, out, dtype, 1, 1);
+        RunOn(operation, in, out, dtype, "");
       },
       py::arg("name"), py::arg("input"), py::arg("output"), py::arg("op"), py::arg("dtype") = -1);
   m.def(
       "broadcast",
-      [](const char* name, const py::object& in, const py::object& out, uint32_t root, int dtype) {
+      [](const char* name, const py::object& in, const py::object& out, uint32_t root, int dtype,
+         const std::string& kind) {
         Operation operation;
         operation.kind = Kind::kBroadcast;
         operation.name = name;
         operation.root = root;
-        RunOn(operation, in, out, dtype, 1, 1);
+        RunOn(operation, in, out, dtype, kind);
       },
-      py::arg("name"), py::arg("input"), py::arg("output"), py::arg("root"), py::arg("dtype") = -1);
+      py::arg("name"), py::arg("input"), py::arg("output"), py::arg("root"), py::arg("dtype") = -1,
+      py::arg("kind") = "");
   m.def(
       "all_gather",
-      [](const char* name, const py::object& in, const py::object& out, int dtype) {
+      [](const char* name, const py::object& in, const py::object& out, int dtype, const std::string& kind) {
         Operation operation;
         operation.kind = Kind::kAllGather;
         operation.name = name;
-        RunOn(operation, in, out, dtype, Peer::Get().Current()->size(), 1);
+        RunOn(operation, in, out, dtype, kind);
       },
-      py::arg("name"), py::arg("input"), py::arg("output"), py::arg("dtype") = -1);
+      py::arg("name"), py::arg("input"), py::arg("output"), py::arg("dtype") = -1, py::arg("kind") = "",
+      "`kind` is the elements' type where they travel as another one, for the check between the ranks.");
   m.def(
       "reduce_scatter",
       [](const char* name, const py::object& in, const py::object& out, int op, int dtype) {
@@ -269,7 +312,7 @@ PYBIND11_MODULE(_core, m) {
         operation.kind = Kind::kReduceScatter;
         operation.name = name;
         operation.op = static_cast<kf_op>(op);
-        RunOn(operation, in, out, dtype, 1, Peer::Get().Current()->size());
+        RunOn(operation, in, out, dtype, "");
       },
       py::arg("name"), py::arg("input"), py::arg("output"), py::arg("op"), py::arg("dtype") = -1);
   m.def(
@@ -278,8 +321,7 @@ PYBIND11_MODULE(_core, m) {
         Operation operation;
         operation.name = name;
         const auto communicator = Peer::Get().Current();
-        py::gil_scoped_release release;
-        communicator->Run(operation);
+        Waiting([&] { communicator->Run(operation); });
       },
       py::arg("name"));
 

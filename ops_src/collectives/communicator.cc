@@ -78,6 +78,7 @@
 #include "monitoring/gradient_norms.h"
 #include "monitoring/traffic.h"
 #include "runtime/fault_point.h"
+#include "runtime/interrupt.h"
 #include "runtime/memory.h"
 
 namespace kungfu {
@@ -268,6 +269,7 @@ void Communicator::Assemble() {
   for (uint32_t r = 0; r < size_; r++) {
     shm::Counter& state = segment_->status(r).state;
     while (!state.Reached(attached)) {
+      InterruptCheck::Run();
       ThrowIfClosed();
       ThrowIfLost(joining);
       if (std::chrono::steady_clock::now() > deadline) {
@@ -477,6 +479,16 @@ uint32_t Communicator::RunShared(const Operation& operation, uint32_t from_gener
     } catch (const Unfinished&) {
       KUNGFU_FAULT_POINT("before the next generation");
       channels_->MoveTo(flight.generation + 1, operation.name, channel);
+    } catch (const Interrupted& error) {
+      // It may have written a part only, so this communicator is finished here. The others are told, or, where the
+      // launcher's policy is to recover, go on without this process when it ends.
+      if (segment_->header().recovers != 0) {
+        Close(error.status(), error.what());
+      } else {
+        Abort(error);
+      }
+      channel.sequence++;
+      throw;
     } catch (const Error& error) {
       if (error.status() != KF_MISMATCH) Abort(error);
       channel.sequence++;
@@ -883,6 +895,7 @@ bool Communicator::IsInTheWay(int core, const Flight& flight) const {
 
 void Communicator::LookAround(const shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight) {
   const Operation& operation = flight.operation;
+  InterruptCheck::Run();
   ThrowIfClosed();
   ThrowIfLost(operation);
   CheckDeaths(flight);

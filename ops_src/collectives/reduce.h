@@ -10,8 +10,9 @@ namespace kungfu {
 
 // out[i] = sources[0][i] op sources[1][i] op ... op sources[n-1][i], evaluated from left to right, n >= 1.
 // The bits are a function of the inputs and of n alone: not of the processor, the alignment or the cut into calls.
-// 16-bit floats accumulate in float32 and are rounded once. A mean of integers accumulates in 64 bits and truncates
-// towards zero; other integer arithmetic wraps. Minimum and maximum propagate NaN, as NumPy's do.
+// 16-bit floats accumulate in float32 and are rounded once. A mean of integers accumulates in more bits than they
+// have, so that it never overflows, and truncates towards zero; their sums and products wrap in their own width, as
+// arithmetic of NumPy's arrays does. Minimum and maximum propagate NaN, as NumPy's do.
 // `out` may be one of the sources; other overlaps are not allowed.
 using ReduceFn = void (*)(void* out, const void* const* sources, unsigned n, size_t count);
 

@@ -201,6 +201,10 @@ using WideInt16 = Widened<int16_t, int64_t>;
 using WideUint16 = Widened<uint16_t, uint64_t>;
 using WideInt32 = Widened<int32_t, int64_t>;
 using WideUint32 = Widened<uint32_t, uint64_t>;
+__extension__ typedef __int128 Int128;
+__extension__ typedef unsigned __int128 Uint128;
+using WideInt64 = Widened<int64_t, Int128>;
+using WideUint64 = Widened<uint64_t, Uint128>;
 
 // Rows in the order of kf_dtype, columns in the order of kf_op.
 extern const ReduceTable kTable;
@@ -212,8 +216,8 @@ const ReduceTable kTable = {
         KUNGFU_ROW(Plain<uint16_t>, WideUint16),
         KUNGFU_ROW(Plain<int32_t>, WideInt32),
         KUNGFU_ROW(Plain<uint32_t>, WideUint32),
-        KUNGFU_ROW(Plain<int64_t>, Plain<int64_t>),
-        KUNGFU_ROW(Plain<uint64_t>, Plain<uint64_t>),
+        KUNGFU_ROW(Plain<int64_t>, WideInt64),
+        KUNGFU_ROW(Plain<uint64_t>, WideUint64),
         KUNGFU_ROW(Half, Half),
         KUNGFU_ROW(BFloat, BFloat),
         KUNGFU_ROW(Plain<float>, Plain<float>),

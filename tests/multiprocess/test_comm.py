@@ -33,6 +33,16 @@ def test_who_waits_for_a_late_rank_leaves_the_cores_alone(run_program: Run, np: 
     assert run_program(PROGRAMS / "idle_wait.py", np=np).count("fine") == np
 
 
+@pytest.mark.parametrize("manner", ["fail", "recover"])
+def test_ctrl_c_ends_a_collective_that_waits(run_program: Run, manner: str) -> None:
+    flags = ["-recover", "shrink"] if manner == "recover" else []
+    output = run_program(
+        PROGRAMS / "interrupted.py", manner, np=3, watch=manner == "recover", flags=flags, timeout_s=60
+    )
+    assert output.count("rank 1 interrupted") == 1
+    assert output.count("fine") == (2 if manner == "recover" else 3)
+
+
 def test_a_plan_of_resizes_is_followed_with_right_sums(run_program: Run) -> None:
     plan = [2, 4, 4, 1, 3, 2, 7, 1, 2]
     output = run_program(PROGRAMS / "resizes.py", *plan, np=1, watch=True)

@@ -57,6 +57,31 @@ for dtype in map(np.dtype, DTYPES):
         summed = np.sum(everyone((size * 2, *shape), dtype), axis=0, dtype=dtype)
         check(comm.reduce_scatter(rows, op="sum", name="s"), summed[rank * 2 : rank * 2 + 2], "reduce_scatter", dtype)
 
+# What isn't an array yet, and other byte orders.
+check(comm.all_reduce(5, name="n"), np.asarray(5 * size), "a number")
+check(comm.all_reduce([1, 2.5], op="mean", name="n"), np.array([1, 2.5]), "a list")
+check(comm.all_gather(rank, name="n"), np.arange(size), "a number, gathered")
+check(comm.reduce_scatter(range(size), name="n"), np.array([rank * size]), "a range")
+check(comm.all_reduce(np.arange(3, dtype=">f4"), name="n"), np.arange(3, dtype=np.float32) * size, "big-endian")
+# What only moves may be of any dtype.
+for moved in (np.array([True, False, rank > 0]), np.array(1j * rank), np.array([["a", "bcd"]]), np.zeros((0, 2), bool),
+              np.array(rank, "M8[s]"), np.array([(rank, 2.0)], [("a", "i2"), ("b", "f8")])):  # fmt: skip
+    root = comm.broadcast(moved, root=size - 1, name="m")
+    check(comm.all_gather(moved, name="m")[-1], root, "any dtype")
+    assert (root.dtype, root.shape) == (moved.dtype, moved.shape)
+    if rank == size - 1:
+        check(root, moved, "any dtype")
+
+# Sums wrap in their own dtype, as arithmetic of NumPy's arrays does; means don't overflow, and truncate.
+for dtype in map(np.dtype, ("int8", "uint8", "int32", "uint32", "int64", "uint64")):
+    for value in (np.iinfo(dtype).max, np.iinfo(dtype).min):
+        brings = np.full(3, value, dtype)
+        wrapped = brings.copy()
+        for _ in range(1, size):
+            wrapped = wrapped + brings
+        check(comm.all_reduce(brings, name="wraps"), wrapped, "wraps", dtype, value)
+        check(comm.all_reduce(brings, op="mean", name="wraps"), brings, "mean", dtype, value)
+
 # A view that isn't contiguous, and Fortran order.
 wide = brought(rank, (6, 8), np.float32)
 check(comm.all_reduce(wide[:, ::2], name="v"), everyone((6, 8), np.float32)[:, :, ::2].sum(axis=0), "view")
