@@ -13,6 +13,11 @@ from pathlib import Path
 from typing import Callable
 
 import pytest
+from hypothesis import settings
+
+# An example's time is the machine's affair; a test that hangs has its own limit.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 Run = Callable[..., str]
 

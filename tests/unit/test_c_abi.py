@@ -1,0 +1,37 @@
+"""The border that MindSpore's kernels cross: no exception does."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from ms_kungfu import _core
+from ms_kungfu.errors import CollectiveTimeoutError
+
+
+@pytest.fixture
+def failing_join():
+    def join() -> None:
+        raise CollectiveTimeoutError("nobody has come")
+
+    _core.set_join_handler(join)
+    yield
+    _core.set_join_handler(None)
+
+
+def test_a_join_that_fails_is_a_status_and_a_text(failing_join):
+    runtime = ctypes.CDLL(str(Path(_core.__file__).with_name("libkungfu_runtime.so")))
+    runtime.kf_last_error.restype = ctypes.c_char_p
+    timeout = 5  # KF_TIMEOUT
+    size = ctypes.c_uint32(7)
+    assert runtime.kf_cluster(None, ctypes.byref(size), None) == timeout
+    assert runtime.kf_last_error() == b"CollectiveTimeoutError: nobody has come"
+    assert size.value == 7
+    assert runtime.kf_barrier(b"x") == timeout
+    with pytest.raises(CollectiveTimeoutError, match="nobody has come"):
+        _core.size()
+    _core.set_join_handler(None)
+    assert runtime.kf_cluster(None, ctypes.byref(size), None) == 0
+    assert size.value == 1
