@@ -27,6 +27,7 @@ class FlagParser(argparse.ArgumentParser):
     def __init__(self, prog: str, usage: str, description: str) -> None:
         super().__init__(prog, usage, description, add_help=False, allow_abbrev=False)
         self._is_switch: dict[str, bool] = {}
+        self._refused: dict[str, str] = {}
         self.switch("h", "show this help")
         self.switch("help", argparse.SUPPRESS)
 
@@ -43,6 +44,10 @@ class FlagParser(argparse.ArgumentParser):
         # Always given a value below: nargs="?" would swallow the program's name after a switch.
         self.add_argument(f"-{name}", dest=name.replace("-", "_"), type=_bool, default=default, metavar="", help=help)
 
+    def refuse(self, name: str, reason: str) -> None:
+        """`name` is another program's flag, or belongs elsewhere: who gives it reads why it isn't one here."""
+        self._refused[name] = reason
+
     def parse(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """The flags, and the words after them. UsageError says what is wrong."""
         spelled: list[str] = []
@@ -56,6 +61,8 @@ class FlagParser(argparse.ArgumentParser):
                 break
             words.pop(0)
             name, has_value, value = word[2 if word.startswith("--") else 1 :].partition("=")
+            if name in self._refused:
+                raise UsageError(f"-{name}: {self._refused[name]}")
             if name not in self._is_switch:
                 near = difflib.get_close_matches(name, self._is_switch, n=1, cutoff=0.5)
                 remedy = f"did you mean -{near[0]}?" if near else f"{self.prog} -help lists the flags"

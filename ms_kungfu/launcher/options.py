@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,24 @@ from ms_kungfu.launcher.policy import Recover
 
 PROGRAM = "kungfu-run"
 _MAX_RESTARTS = 10
+_ONE_HOST = "not supported: one host only so far"
+# Of KungFu's kungfu-run, or looked for here, with the reason why there is no such flag.
+_NO_FLAGS = {
+    "hostfile": f"{_ONE_HOST}; -H names it",
+    "P": f"{_ONE_HOST}, whose workers -np and -port-range name",
+    "self": f"{_ONE_HOST}, so this is it; -H names it otherwise than 127.0.0.1",
+    "u": f"{_ONE_HOST}, nothing logs in anywhere",
+    "nic": f"{_ONE_HOST}, nothing uses a network",
+    "debug-port": "there is no debug server: -logfile has what the launcher does, a Monitor in the program serves "
+    "metrics (KUNGFU_METRICS_PORT), and the config server tells the cluster",
+    "t0": "nobody needs the time of the job's start: lines of the log have the time",
+    "elastic-mode": "there is one mode: with -w, workers that stay keep their processes and their state (KungFu's "
+    '"delta"); leave it out',
+    "auto-recover": "the workers that are left go on without a restart: give -w, and -recover replace for a new "
+    "worker in the place of a dead one",
+    "schedule": 'a schedule of sizes is the program\'s: KungFuElasticCallback("100:2,200:4"), or '
+    "ElasticTraining(schedule=...); from outside, kungfu-run resize changes the size",
+}
 _OTHER_STRATEGIES = ("STAR", "RING", "CLIQUE", "TREE", "BINARY_TREE", "BINARY_TREE_STAR", "MULTI_BINARY_TREE_STAR")
 
 
@@ -80,7 +99,6 @@ def build_parser() -> FlagParser:
         default=Host(),
         metavar="HOST:SLOTS",
     )
-    flag("nic", "not supported: one host only so far", type=_refuse_nic, metavar="NAME")
     flag(
         "port-range",
         "ports that name the workers (default 10000-11000)",
@@ -137,6 +155,8 @@ def build_parser() -> FlagParser:
         type=duration,
         metavar="TIME",
     )
+    for name, reason in _NO_FLAGS.items():
+        parser.refuse(name, reason)
     return parser
 
 
@@ -147,8 +167,7 @@ def parse_options(arguments: Sequence[str]) -> Options | None:
         return None
     if not command:
         raise UsageError(f"no program to run; write it after the flags: {PROGRAM} -np 2 python train.py")
-    if not _is_runnable(command[0]):
-        raise UsageError(f"program {command[0]!r} is not an executable file, nor is one of that name in PATH")
+    _check_program(command)
     embedded = flags.builtin_config_port is not None or (flags.w and flags.config_server is None)
     if flags.k and not flags.w:
         raise UsageError("-k needs -w: without it the job can't get another cluster to wait for")
@@ -208,6 +227,35 @@ def parse_options(arguments: Sequence[str]) -> Options | None:
     return options
 
 
+def _check_program(command: Sequence[str]) -> None:
+    """Says once what each worker would say otherwise."""
+    program = command[0]
+    if not _is_runnable(program):
+        if program.endswith(".py") and os.path.isfile(program):
+            raise UsageError(f"{program} is a script of Python's; write {PROGRAM} ... python {' '.join(command)}")
+        raise UsageError(f"program {program!r} is not an executable file, nor is one of that name in PATH")
+    script = _script_of(command)
+    if script is not None and not os.path.exists(script):
+        raise UsageError(f"there is no script {script!r} here for {program} to run")
+
+
+def _script_of(command: Sequence[str]) -> str | None:
+    """The file that a Python is asked to run; None for a module, a text, or another program."""
+    if not re.fullmatch(r"(python|pypy)[0-9.]*", os.path.basename(command[0])):
+        return None
+    words = iter(command[1:])
+    for word in words:
+        if not word.startswith("-"):
+            return word
+        if word == "--":
+            return next(words, None)
+        if word == "-" or re.match(r"-[a-zA-Z]*[mc]", word):
+            return None
+        if word in ("-W", "-X", "--check-hash-based-pycs"):
+            next(words, None)
+    return None
+
+
 def _is_runnable(program: str) -> bool:
     return shutil.which(program) is not None and not os.path.isdir(program)
 
@@ -227,12 +275,6 @@ def _check_url(url: str, builtin_port: int | None) -> None:
         )
     if builtin_port is not None and parts.scheme != "http":
         raise UsageError("-builtin-config-port serves http, not https; write -config-server http://...")
-
-
-def _refuse_nic(name: str) -> str:
-    raise argparse.ArgumentTypeError(
-        f"choosing {name!r} is not supported: one host only so far, nothing uses a network"
-    )
 
 
 def _strategy(name: str) -> str:

@@ -1,4 +1,5 @@
 import argparse
+import sys
 
 import pytest
 
@@ -96,6 +97,40 @@ def test_help_needs_no_program(help_flag):
 )
 def test_what_cannot_be_honoured_is_refused_in_one_sentence(arguments, told):
     assert told in refusal(*arguments)
+
+
+@pytest.mark.parametrize(
+    "flag", ["debug-port", "P", "elastic-mode", "t0", "auto-recover", "hostfile", "self", "u", "nic", "schedule"]
+)
+@pytest.mark.parametrize("spelling", ["-{} 1 sh", "--{}=1 sh"])
+def test_a_flag_of_kungfus_without_a_meaning_here_is_named_with_its_reason(flag, spelling):
+    sentence = refusal(*spelling.format(flag).split())
+    assert sentence.startswith(f"-{flag}: ")
+    assert len(sentence) > len(flag) + 20
+    assert "did you mean" not in sentence
+
+
+def test_a_script_without_python_is_told_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    assert refusal("train.py", "--epochs", "3") == (
+        "train.py is a script of Python's; write kungfu-run ... python train.py --epochs 3"
+    )
+    (tmp_path / "train.py").chmod(0o755)
+    assert parse_options(["./train.py"]).command == ("./train.py",)
+
+
+@pytest.mark.parametrize("options", [[], ["-u"], ["-W", "ignore"], ["-Xdev"], ["--"]])
+def test_a_script_that_is_not_there_is_told_before_anything_starts(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refusal(sys.executable, *options, "train.py", "-np", "3").startswith("there is no script 'train.py' here")
+    (tmp_path / "train.py").write_text("")
+    assert parse_options([sys.executable, *options, "train.py"]).size == 1
+
+
+@pytest.mark.parametrize("options", [["-m", "train"], ["-c", "pass"], ["-um", "train"], ["-"], ["-V"], []])
+def test_what_is_no_script_is_pythons_to_find(options):
+    assert parse_options([sys.executable, *options]).size == 1
 
 
 def test_watching_nothing_gets_a_config_server_on_a_free_port():
