@@ -15,7 +15,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
+
+_SUFFIX = ".secret"
 
 
 class SecretFileError(Exception):
@@ -73,6 +75,18 @@ def read_secret(url: str) -> str | None:
     return None
 
 
+def servers_of_this_user() -> list[str]:
+    """URLs (at the usual path) of the config servers that have left a secret here; some may be gone."""
+    found = set()
+    for directory in _directories():
+        with contextlib.suppress(OSError, SecretFileError), _opened(directory) as folder:
+            for name in os.listdir(folder):
+                host, _, port = unquote(name[: -len(_SUFFIX)]).rpartition("_")
+                if name.endswith(_SUFFIX) and host and port.isdigit():
+                    found.add(f"http://{f'[{host}]' if ':' in host else host}:{port}/config")
+    return sorted(found)
+
+
 def secret_from(environment: Mapping[str, str], url: str | None) -> str | None:
     """The environment's secret, else the one in the file for `url`."""
     return environment.get("KUNGFU_JOB_SECRET") or (read_secret(url) if url is not None else None)
@@ -106,4 +120,4 @@ def _name(url: str) -> str:
         address = ipaddress.ip_address(host)
         if address.is_loopback or address.is_unspecified:
             host = "localhost"
-    return quote(f"{host}_{parts.port or 80}.secret", safe="")
+    return quote(f"{host}_{parts.port or 80}", safe="") + _SUFFIX

@@ -10,12 +10,14 @@ from typing import Callable
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError
 from ms_kungfu.config_server.client import ConfigClient, StaleConfigError
-from ms_kungfu.config_server.secret_file import secret_from
+from ms_kungfu.config_server.secret_file import secret_from, servers_of_this_user
 from ms_kungfu.elastic.cluster import Cluster
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.hosts import PortRange
+from ms_kungfu.launcher.options import PROGRAM
 
 _MAX_TRIES = 10
+_LOOK_S = 2.0  # for a job that may be there
 
 
 def resize(arguments: Sequence[str]) -> int:
@@ -61,7 +63,11 @@ def _main(
     """`next_cluster(present, the command's number, -port-range)`: what to write, or why there is nothing to do."""
     program = f"kungfu-run {command}"
     parser = FlagParser(program, f"{program} {what} [flags]", description)
-    parser.flag("config-server", "URL of the job's config server (default $KUNGFU_CONFIG_SERVER)", metavar="URL")
+    parser.flag(
+        "config-server",
+        "URL of the job's config server (default $KUNGFU_CONFIG_SERVER, else that of your only job here)",
+        metavar="URL",
+    )
     if command == "resize":
         parser.flag(
             "port-range", "ports for new workers (default: from the first worker's on)", type=_ports, metavar="A-B"
@@ -81,9 +87,7 @@ def _main(
                 f"give one {what.lower()}, at least {least}, e.g. {program} 3 "
                 "-config-server http://127.0.0.1:9100/config"
             )
-        url = flags.config_server or os.environ.get(env.CONFIG_SERVER.name)
-        if not url:
-            raise UsageError("-config-server is missing; kungfu-run prints the URL when the job starts")
+        url = flags.config_server or os.environ.get(env.CONFIG_SERVER.name) or _only_job(program)
         try:
             secret = secret_from(os.environ, url)
             client = ConfigClient(url, secret)
@@ -103,6 +107,29 @@ def _main(
     except (ConfigServerError, ValueError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
+
+
+def _only_job(program: str) -> str:
+    """The config server of the one job of this user that runs here."""
+    found = []
+    for url in servers_of_this_user():
+        try:
+            cluster = ConfigClient(url, timeout_s=_LOOK_S).get()
+        except ConfigServerError:  # was killed, and has left its secret
+            continue
+        if cluster is not None:
+            found.append((url, cluster.size))
+    if not found:
+        raise UsageError(
+            f"no job of this user that could change runs here; start one with {PROGRAM} -w, or give the URL of its "
+            "config server by -config-server"
+        )
+    if len(found) > 1:
+        jobs = ", ".join(f"{url} ({size} worker{'' if size == 1 else 's'})" for url, size in found)
+        raise UsageError(f"{len(found)} jobs of this user run here; choose one by -config-server: {jobs}")
+    url = found[0][0]
+    print(f"{program}: {url}", file=sys.stderr)
+    return url
 
 
 def _ports(text: str) -> PortRange:

@@ -86,9 +86,13 @@ class Job:
         assert len(found) == size
         return sorted(found, key=lambda match: int(match[3]))
 
-    def finish(self):
+    def finish_alone(self):
+        """While another job runs in the same folder."""
         self.program.signal(signal.SIGUSR1)
         self.program.assert_exit(0)
+
+    def finish(self):
+        self.finish_alone()
         self.program.assert_gone(time.monotonic())
 
 
@@ -207,6 +211,36 @@ def test_a_bad_put_is_refused_and_the_job_goes_on(watch, document, status, told)
     job.finish()
 
 
+def test_resize_without_a_url_finds_the_only_job_of_this_user(watch, start_module, tmp_path):
+    def resize(size):
+        # Not the folder of other jobs on this machine.
+        environment = {"XDG_RUNTIME_DIR": str(tmp_path / "run"), "TMPDIR": str(tmp_path)}
+        command = start_module("ms_kungfu.launcher", "resize", size, environment=environment)
+        return command.wait(), command.output
+
+    code, output = resize(2)
+    assert code == 2
+    assert output.startswith("kungfu-run resize: no job of this user that could change runs here; start one with")
+    one = watch("-np", 1)
+    one.wait_for_version(0, 1)
+    code, output = resize(2)
+    assert code == 0, output
+    assert "cluster version 1: 1 -> 2 workers" in output
+    one.wait_for_version(1, 2)
+    other = watch("-np", 1, "-port-range", "20000-20010")
+    other.wait_for_version(0, 1)
+    code, output = resize(3)
+    assert code == 2
+    assert output.startswith("kungfu-run resize: 2 jobs of this user run here; choose one by -config-server: ")
+    ports = sorted(
+        (job.url.split(":")[2].split("/")[0], size) for job, size in ((one, "2 workers"), (other, "1 worker"))
+    )
+    for port, size in ports:
+        assert f"http://localhost:{port}/config ({size})" in output
+    other.finish_alone()
+    one.finish()
+
+
 def test_resize_says_what_is_wrong(watch, start_module):
     job = watch("-np", 1)
     job.wait_for_version(0, 1)
@@ -220,8 +254,6 @@ def test_resize_says_what_is_wrong(watch, start_module):
         code, output = job.resize(*arguments)
         assert code == 2
         assert told in output
-    code, output = job.resize("2", server=False)
-    assert (code, "-config-server is missing" in output) == (2, True)
     code, output = job.resize("2", "-config-server", f"http://127.0.0.1:{free_port()}/config", server=False)
     assert code == 2
     assert "no secret for" in output
