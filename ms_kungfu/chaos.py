@@ -4,6 +4,7 @@ The job runs under ``kungfu-run -w -recover replace``. Every few seconds a rando
 cluster is resized at random; never the last worker that is known to have the training state. After ``-for`` seconds it
 is left alone to finish. Then is checked
 
+- that the program has workers of ms_kungfu, and that something was done to them,
 - that the job finished with exit status 0,
 - that the ledger is exact (``python -m ms_kungfu.dataset.audit``), where the program writes one: KUNGFU_LEDGER_DIR is
   set for it,
@@ -156,7 +157,8 @@ class _Job:
         self.url = ""
         self.checksums: list[str] = []
         self.members: set[int] = set()  # processes known to be in the cluster
-        self._has_changed = False
+        self.has_changed = False  # the launcher has been asked for another cluster
+        self.has_followed = False  # the workers have gone over to one
         self.samples: dict[int, list[Sample]] = {}
         self.launcher: list[tuple[int, Sample]] = []  # with the number of workers
         self._processes: set[_Process] = set()
@@ -174,9 +176,10 @@ class _Job:
             elif found := re.search(r"\bparameters ([0-9a-f]{8,})\s*$", line):
                 self.checksums.append(found[1])
             elif re.search(r"cluster version \d+ is wanted", line):
-                self._has_changed = True
-            elif found := re.search(r"cluster version \d+ has been chosen: (\d+) workers", line):
-                self._note(int(found[1]))
+                self.has_changed = True
+            elif found := re.search(r"cluster version (\d+) has been chosen: (\d+) workers", line):
+                self.has_followed = self.has_followed or int(found[1]) > 0
+                self._note(int(found[2]))
 
     def _note(self, size: int) -> None:
         # Where all that run are in it there is no doubt who is.
@@ -190,7 +193,7 @@ class _Job:
 
     def look(self) -> None:
         workers = self.workers()
-        if not self._has_changed:
+        if not self.has_changed:
             self.members |= set(workers)  # of the first cluster
         own = sample(self.process.pid)
         if own is not None:
@@ -305,6 +308,14 @@ def _check(job: _Job, code: int | None, ledger: Path) -> list[str]:
     from ms_kungfu.dataset import audit
 
     wrong = []
+    if not job.has_changed:
+        wrong.append(
+            "nothing was done to the job before it ended, so nothing is shown; train for longer, or -every less"
+        )
+    elif not job.has_followed:
+        wrong.append(
+            "the program has no workers: nobody followed a change of the cluster; it has to train by way of ms_kungfu"
+        )
     if code is None:
         wrong.append("the job did not finish")
     elif code != 0:
