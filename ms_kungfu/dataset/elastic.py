@@ -279,6 +279,10 @@ class ElasticDataset(ds.Dataset):
     def reset(self) -> None:
         """Nothing to do: an iterator knows where it is. ``Model.train`` calls this after each epoch."""
 
+    def to_json(self, filename: str = "") -> Any:
+        """The pipeline that batches come from, for whoever draws it (``SummaryCollector``)."""
+        return self._pipeline([0]).batch(max(1, self._per_worker or self._global or 1)).to_json(filename)
+
     def parse(self, children: Any = None) -> Any:
         raise TypeError(
             "an ElasticDataset is the last part of a pipeline; put map, filter and the like into its source, and give "

@@ -500,3 +500,9 @@ def test_shape_queries(cluster):
 def test_bad_input_is_one_sentence(cluster, make, error, named):
     with pytest.raises(error, match=named):
         make()
+
+
+def test_its_pipeline_is_there_for_whoever_draws_it():
+    """SummaryCollector warns of an error in the dataset where it can't have it."""
+    drawn = ds.serialize(ElasticDataset(ds.NumpySlicesDataset(list(range(10)), shuffle=False), global_batch_size=4))
+    assert (drawn["op_type"], drawn["batch_size"]) == ("Batch", 4)
