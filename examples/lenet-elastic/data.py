@@ -1,4 +1,6 @@
-"""Handwritten digits as MNIST IDX files: a folder of yours, or the 1,797 real images that come with scikit-learn."""
+"""Handwritten digits as MNIST IDX files: a folder of yours, or the 1,797 real images that come with scikit-learn.
+
+Without scikit-learn as many are drawn with a font, so that the example trains with nothing but MindSpore installed."""
 
 import os
 import tempfile
@@ -15,7 +17,8 @@ NAMES = {
 
 
 def find_or_make(data_path, fallback):
-    """The folder of the IDX files: `data_path` where given, else `fallback`, filled from scikit-learn at first use."""
+    """The folder of the IDX files: `data_path` where given, else `fallback`, filled at first use from scikit-learn, or,
+    where that is not installed, another beside it with digits that are drawn."""
     if data_path:
         folder = Path(data_path)
         missing = [name for names in NAMES.values() for name in names if not (folder / name).is_file()]
@@ -25,24 +28,57 @@ def find_or_make(data_path, fallback):
                 "(or DATA_PATH), or neither of them to use scikit-learn's digits"
             )
         return folder
-    folder = Path(fallback)
-    if not all((folder / name).is_file() for names in NAMES.values() for name in names):
-        write_digits(folder)
+    folder, drawn = Path(fallback), Path(f"{fallback}-drawn")
+    if _is_whole(folder):
+        return folder
+    try:
+        write_digits(folder, *real_digits())
+    except ModuleNotFoundError as error:
+        if not _is_whole(drawn):
+            print(
+                f"the digits are drawn: there is no {error.name}; ./install-kungfu.sh --extras examples has real ones"
+            )
+            write_digits(drawn, *drawn_digits())
+        return drawn
     return folder
 
 
-def write_digits(folder, n_train=1500):
-    """scikit-learn's digits, 8x8, enlarged to 28x28 and split at random but always in the same way."""
+def _is_whole(folder):
+    return all((folder / name).is_file() for names in NAMES.values() for name in names)
+
+
+def real_digits():
+    """scikit-learn's digits, 8x8, enlarged to 28x28, and what they are."""
     from scipy.ndimage import zoom
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     images = np.clip(zoom(digits.images, (1, 3, 3), order=1) * (255 / 16), 0, 255).astype(np.uint8)
-    images = np.pad(images, ((0, 0), (2, 2), (2, 2)))
+    return np.pad(images, ((0, 0), (2, 2), (2, 2))), digits.target.astype(np.uint8)
+
+
+def drawn_digits(count=1797):
+    """Digits of Pillow's font, each turned, stretched and moved a little, and what they are. The same ones always."""
+    from PIL import Image, ImageDraw
+
+    random = np.random.RandomState(0)
+    images, labels = [], np.arange(count, dtype=np.uint8) % 10
+    for label in labels:
+        glyph = Image.new("L", (8, 12))
+        ImageDraw.Draw(glyph).text((1, 0), str(label), fill=255)
+        big = glyph.resize(tuple(random.randint(16, 25, 2).tolist()), Image.BILINEAR).rotate(random.uniform(-15, 15))
+        image = Image.new("L", (28, 28))
+        image.paste(big, tuple(random.randint(1, 5, 2).tolist()))
+        images.append(np.asarray(image))
+    return np.stack(images), labels
+
+
+def write_digits(folder, images, labels, n_train=1500):
+    """Split at random but always in the same way."""
     order = np.random.RandomState(0).permutation(len(images))
     folder.mkdir(parents=True, exist_ok=True)
     for usage, chosen in (("train", order[:n_train]), ("test", order[n_train:])):
-        for name, array in zip(NAMES[usage], (images[chosen], digits.target[chosen].astype(np.uint8))):
+        for name, array in zip(NAMES[usage], (images[chosen], labels[chosen])):
             _write_idx(folder / name, array)
 
 

@@ -46,13 +46,16 @@ for ((i = 1; i <= $#; i++)); do
   case ${!i} in
     -h | --help)
       printf 'run-elastic.sh [--chaos] [ARGUMENT ...]: --chaos kills workers and resizes at random; arguments go to train.py:\n\n'
-      exec python train.py --help
+      exec python arguments.py --help
       ;;
     --ledger) next=$((i + 1)) && ledger=${!next:-} ;;
     --ledger=*) ledger=${!i#--ledger=} ;;
     --resume) resume=1 ;; # goes on with what an earlier run began
   esac
 done
+words=("$@")
+[ "${1:-}" != --chaos ] || words=("${@:2}")
+python arguments.py "${words[@]}" # before the last run's proof is removed: it ends this where it has a complaint
 [ "$resume" ] || rm -rf logs/ledger
 
 # --chaos, as the first argument: workers are killed and the cluster is resized at random, for two minutes (or

@@ -1,13 +1,11 @@
 """LeNet on handwritten digits, on a cluster that grows and shrinks while it trains. Start it with run-elastic.sh."""
 
-import argparse
 import hashlib
-import os
 from pathlib import Path
 
 import data
 import mindspore as ms
-import plot
+from arguments import parse_arguments
 from log import EndAt, TrainingLog
 from mindspore import nn
 from mindspore.train import Accuracy, Model
@@ -21,34 +19,17 @@ from ms_kungfu.optimizers import KungFuMomentum
 HERE = Path(__file__).parent
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--schedule", default="60:2,140:4,300:1", help="step:size,... or none (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument(
-        "--until", type=float, metavar="TIME", help="end with the epoch of this time, as date +%%s has it"
-    )
-    parser.add_argument("--global-batch-size", type=int, default=32, help="samples a step, over all workers")
-    parser.add_argument("--learning-rate", type=float, default=0.02, help="at the start; it falls to 0 by a cosine")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--data-path", default=os.environ.get("DATA_PATH"), help="MNIST's IDX files (default: DATA_PATH, else digits)"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=HERE / "out", help="folder for the results (default: out beside this file)"
-    )
-    parser.add_argument(
-        "--checkpoint", type=Path, metavar="DIR", help="write a checkpoint every 20 steps to this folder"
-    )
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint there, if there is one")
-    parser.add_argument(
-        "--ledger", type=Path, metavar="DIR", help="record there what is trained; see python -m ms_kungfu.dataset.audit"
-    )
-    return parser.parse_args()
+def draw(out, accuracy):
+    try:
+        import plot
+    except ModuleNotFoundError as error:
+        print(f"no picture is drawn: there is no {error.name}; ./install-kungfu.sh --extras examples brings it")
+    else:
+        plot.draw(out / "training.jsonl", out / "training.png", accuracy)
 
 
 def main():
-    args = arguments()
+    args = parse_arguments()
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(args.seed)
 
@@ -87,7 +68,7 @@ def main():
     if kf.current_rank() != 0:
         return
     accuracy = model.eval(data.samples(folder, "test").batch(100), dataset_sink_mode=False)["accuracy"]
-    plot.draw(args.out / "training.jsonl", args.out / "training.png", accuracy)
+    draw(args.out, accuracy)
     print(f"test accuracy {accuracy:.4f}", flush=True)
 
 

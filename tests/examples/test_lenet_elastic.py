@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "lenet-elastic"
 @pytest.fixture
 def example(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    for name in ("data", "plot", "model", "log"):
+    for name in ("data", "plot", "model", "log", "arguments"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -68,7 +68,7 @@ def test_a_run_that_grows_and_shrinks(tmp_path):
         (("--data-path", "nowhere"), "nowhere has no file train-images-idx3-ubyte; give a folder"),
         (("--schedule", "10:0"), "a cluster has at least 1 worker, got size 0"),
         (("--epochs", "many"), "invalid int value: 'many'"),
-        (("--ledger", "train.py"), "train.py: [Errno 17] File exists: 'train.py'"),
+        (("--ledger", "train.py"), "File exists: the ledger train.py can't be written"),
         (("--global-batch-size", "0"), "global_batch_size is an integer of 1 or more, got 0"),
         (("--resume",), "resume needs a folder"),
     ],
@@ -100,6 +100,53 @@ def test_a_run_that_was_cut_off_resumes(tmp_path):
     assert accuracy[0] == accuracy[1] != []
     # the audit's, which counts the steps before the cut as well
     assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """A copy of the example, and a PYTHONPATH on which what a plain install-kungfu.sh leaves out is missing."""
+    folder = tmp_path / "examples" / "lenet-elastic"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("data", "data-drawn", "out", "logs", "__pycache__"))
+    for name in ("matplotlib", "sklearn", "tqdm"):
+        text = f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n"
+        (tmp_path / "absent" / name).mkdir(parents=True)
+        (tmp_path / "absent" / name / "__init__.py").write_text(text)
+    return folder, {**os.environ, "PYTHONPATH": str(tmp_path / "absent")}
+
+
+def test_without_the_extras_it_trains_and_says_that_no_picture_can_be_drawn(plain):
+    needs("mindspore")
+    folder, environment = plain
+    done = subprocess.run(
+        [sys.executable, "train.py", "--schedule", "none", "--epochs", "3"],
+        cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "no picture is drawn: there is no matplotlib" in done.stdout
+    assert "the digits are drawn: there is no sklearn" in done.stdout
+    assert len((folder / "out" / "training.jsonl").read_text().splitlines()) == 3 * 47
+    accuracy = re.findall(r"^test accuracy (\d\.\d{4})$", done.stdout, re.MULTILINE)
+    assert float(accuracy[0]) > 0.5  # of ten digits
+    assert not (folder / "data").exists()
+
+
+@pytest.mark.skipif(shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) is None, reason="not installed")
+@pytest.mark.parametrize("arguments", [["--epocs", "3"], ["--schedule", "20;3"], ["--chaos", "--epochs", "x"]])
+def test_a_misspelt_argument_leaves_the_last_ledger_as_it_is(tmp_path, arguments):
+    needs("sklearn", "matplotlib", "tqdm")
+    folder = tmp_path / "examples" / "lenet-elastic"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("data", "out", "logs", "__pycache__"))
+    (folder / "logs" / "ledger").mkdir(parents=True)
+    (folder / "logs" / "ledger" / "proof").write_text("of the last run")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["./run-elastic.sh", *arguments],
+        cwd=folder, env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout
+    assert "train.py: error: " in done.stdout
+    assert (folder / "logs" / "ledger" / "proof").read_text() == "of the last run"
 
 
 def read_idx(path):

@@ -1,0 +1,50 @@
+"""LeNet on handwritten digits, on a cluster that grows and shrinks while it trains. Start it with run-elastic.sh."""
+
+import argparse
+import os
+from pathlib import Path
+
+from ms_kungfu.elastic.schedule import parse_schedule
+
+HERE = Path(__file__).parent
+
+
+def schedule(text):
+    if text != "none":
+        try:
+            parse_schedule(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def parse_arguments(words=None):
+    parser = argparse.ArgumentParser(prog="train.py", description=__doc__)
+    parser.add_argument(
+        "--schedule", type=schedule, default="60:2,140:4,300:1", help="step:size,... or none (default: %(default)s)"
+    )
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument(
+        "--until", type=float, metavar="TIME", help="end with the epoch of this time, as date +%%s has it"
+    )
+    parser.add_argument("--global-batch-size", type=int, default=32, help="samples a step, over all workers")
+    parser.add_argument("--learning-rate", type=float, default=0.02, help="at the start; it falls to 0 by a cosine")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--data-path", default=os.environ.get("DATA_PATH"), help="MNIST's IDX files (default: DATA_PATH, else digits)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "out", help="folder for the results (default: out beside this file)"
+    )
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="DIR", help="write a checkpoint every 20 steps to this folder"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint there, if there is one")
+    parser.add_argument(
+        "--ledger", type=Path, metavar="DIR", help="record there what is trained; see python -m ms_kungfu.dataset.audit"
+    )
+    return parser.parse_args(words)
+
+
+if __name__ == "__main__":
+    parse_arguments()  # ends with a sentence where they make no sense: run-elastic.sh asks before it begins
