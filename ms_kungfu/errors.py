@@ -38,6 +38,10 @@ class ResizeError(KungFuError):
     """A change of membership was refused or failed; the cluster is as it was before."""
 
 
+class DivergenceError(KungFuError):
+    """Something that has to be equal on all workers isn't; raised at every rank, naming it and who has what."""
+
+
 class ConfigServerError(KungFuError):
     """The config server can't be reached or refused the request; the message carries its answer."""
 

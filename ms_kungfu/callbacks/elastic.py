@@ -11,8 +11,9 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore.train import Callback
+from mindspore.train import Callback, RunContext
 
+from ms_kungfu import runtime
 from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
 from ms_kungfu.dataset.elastic import ElasticDataset, _positive
 from ms_kungfu.elastic.checkpoint import open_folder
@@ -103,6 +104,7 @@ class KungFuElasticCallback(Callback):
         self._components = tuple(components)
         self._epochs_before = 0
         self._last_step = 0
+        self._epoch_ended = False  # and nobody has asked yet whether to stop there
         self.training: ElasticTraining | None = None
         """What this callback drives, once training began."""
 
@@ -160,6 +162,7 @@ class KungFuElasticCallback(Callback):
         self._steps_of_epoch(params)
         if training.should_stop:
             run_context.request_stop()
+        self._agree_on_stops(run_context)
 
     def on_train_epoch_begin(self, run_context: Any) -> None:
         run_context.original_args().cur_epoch_num += self._epochs_before
@@ -181,19 +184,44 @@ class KungFuElasticCallback(Callback):
             self._steps_of_epoch(params)
         # An ordinary dataset at a joiner doesn't know where the others' ends.
         if training.should_stop or (not self._elastic_data(run_context) and training.step >= self._last_step):
-            run_context.request_stop()
+            RunContext.request_stop(run_context)
 
     def on_train_epoch_end(self, run_context: Any) -> None:
         training = self.training
         assert training is not None
         training.epoch_end()
+        self._epoch_ended = self._elastic_data(run_context)
         # Model.train at a joiner counts its own epochs.
         if training.should_stop or training.epoch >= run_context.original_args().epoch_num:
-            run_context.request_stop()
+            RunContext.request_stop(run_context)
 
     def on_train_end(self, run_context: Any) -> None:
         if self.training is not None:
             self.training.end()
+
+    def _agree_on_stops(self, run_context: Any) -> None:
+        """From now on who asks for a stop at one worker has all stop after the same step."""
+        training = self.training
+        assert training is not None
+        self._epoch_ended = False
+        if training.asynchronous:
+            return  # who comes to its end ends the call for all
+
+        def request_stop() -> None:
+            if runtime.current_cluster_size() == 1:
+                RunContext.request_stop(run_context)
+            else:
+                training.request_stop()
+
+        def get_stop_requested() -> bool:
+            # The loop asks when all callbacks have been called. Those after this one may have asked for a stop at the
+            # end of an epoch, which ends training there and not a step later.
+            ended, self._epoch_ended = self._epoch_ended, False
+            if ended and not RunContext.get_stop_requested(run_context) and training.agree_on_stop():
+                RunContext.request_stop(run_context)
+            return bool(RunContext.get_stop_requested(run_context))
+
+        run_context.request_stop, run_context.get_stop_requested = request_stop, get_stop_requested
 
     def _refuse_ordinary(self, kind: str) -> None:
         given = {"global_batch_size": self._global_batch_size is not None, "resume": self._options["resume"]}

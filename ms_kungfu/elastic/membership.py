@@ -46,6 +46,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,10 @@ _POLL_S = 0.001
 _GIVE_UP_MARGIN_S = 10.0  # the launcher gives newcomers up first, and announces a version without them
 _MAX_REFUSAL_BYTES = 1024
 _NICE_OF_THE_DETACHED = 10
+_ALL_BITS = (1 << 64) - 1
+
+
+Settle = Callable[[bool], bool]
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ class _State:
     met: int = 0  # meetings of this cluster version that this process has come to
     line: rendezvous.Line = field(default_factory=rendezvous.Line)  # to the broker
     outcomes: dict[int, list[int]] = field(default_factory=dict)  # see participants_of; some bytes for each version
-    row: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(3, np.uint64))
+    row: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(5, np.uint64))
 
 
 _state = _State()
@@ -400,15 +405,20 @@ def _refusal_of(rank: int) -> str | None:
     return buffer.tobytes().rstrip(b"\0").decode(errors="replace")
 
 
-def _follow(wait: bool, must: bool = False) -> Change:
+def _follow(wait: bool, must: bool = False, word: int = 0, settle: Settle | None = None) -> Change:
     """Moves to the version that the ranks agree on. With `wait`, not before the wish has come true or can't; with
-    `must` a config server that is away is an error."""
+    `must` a config server that is away is an error. `word` and `settle` are those of :func:`step`."""
     present, version = int(_core.size()), int(_core.cluster_version())
     row = _state.row
     ready = True
     while True:
-        row[:] = (int(_core.announced_version()), _state.wish or 0, _pursue_wish(wait, must))
+        # The greatest of a word and of its complement: they belong together where all ranks bring the same.
+        row[:] = (int(_core.announced_version()), _state.wish or 0, _pursue_wish(wait, must), word, word ^ _ALL_BITS)
         _core.all_reduce("kungfu/step", row, row, _MAX)
+        if settle is not None:
+            if settle(int(row[3]) == int(row[4]) ^ _ALL_BITS):
+                return Change(False, False, present, present)
+            settle = None
         announced, wish = int(row[0]), int(row[1])
         kind, size, value = _unpack(int(row[2]))
         _state.wish = wish or None
@@ -495,7 +505,7 @@ def resize(size: int) -> Change:
     return Change(changed, detached, old_size, int(_core.size()))
 
 
-def step(size: int | None = None, wait: bool = False) -> Change:
+def step(size: int | None = None, wait: bool = False, word: int = 0, settle: Settle | None = None) -> Change:
     """Collective, once a step: moves to the newest version that is wanted and ready.
 
     Args:
@@ -505,6 +515,10 @@ def step(size: int | None = None, wait: bool = False) -> Change:
             in any case, and so is a cluster without those who died.
         wait: go on only when the size wanted is there, as KungFu's resize does, rather than train meanwhile. The same
             at all ranks.
+        word: anything below 2**64 that is to be compared with the other ranks' (see the next one).
+        settle: called before the cluster changes, at all ranks or at none, with whether all have brought the same
+            word. It may be collective. Where it returns true, the same at all ranks, the cluster stays as it is in this
+            step; what it raises leaves this function, the cluster as it was.
 
     While the config server is away, wishes wait for it, and training goes on.
 
@@ -518,10 +532,12 @@ def step(size: int | None = None, wait: bool = False) -> Change:
     if size is not None and not 1 <= size <= 0xFFFF:
         raise ValueError(f"a cluster has at least 1 rank, got size {size}")
     if _has_no_cluster(size):
+        if settle is not None:
+            settle(True)
         return no_change()
     if size is not None:
         _want(size)
-    return _follow(wait)
+    return _follow(wait, word=word, settle=settle)
 
 
 def _has_no_cluster(size: int | None) -> bool:
@@ -621,6 +637,11 @@ def sync_root() -> int:
     """The lowest rank that has the training state; 0 in a cluster where everyone starts alike."""
     root, size = int(_core.state_root()), int(_core.size())
     return root if root < size else 0
+
+
+def is_first_cluster() -> bool:
+    """Whether this is the cluster that the job began with, all of whose processes run their programs from the start."""
+    return not env.PARKED.get() and not _state.detached and cluster_version() == _state.incarnation
 
 
 def is_joiner() -> bool:

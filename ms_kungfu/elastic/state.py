@@ -35,7 +35,7 @@ import numpy as np
 
 from ms_kungfu import comm, runtime
 from ms_kungfu.comm import Array
-from ms_kungfu.elastic import membership
+from ms_kungfu.elastic import alike, membership
 from ms_kungfu.elastic.gathering import gather_living
 from ms_kungfu.errors import KungFuError, PeerLostError
 
@@ -79,6 +79,8 @@ class TrainingState:
     components: Sequence[Component]
     buffers: Mapping[str, Any] = field(default_factory=dict)
     averaged: Sequence[Any] = ()
+    statistics: Sequence[Any] = ()
+    """Moving statistics, whether averaged or not."""
 
 
 def random_components(trained: Iterable[Any] = ()) -> list[Component]:
@@ -278,13 +280,7 @@ def _meet(purpose: int, lacking: bool, parameters: Sequence[Any]) -> tuple[bool,
             return False, True
     somebody_lacks = any(each[1] for each in rows.values())
     if somebody_lacks or purpose == _FOR_PARAMETERS:
-        first = min(rows)
-        for rank, each in rows.items():
-            if each[2] != rows[first][2]:
-                raise KungFuError(
-                    f"rank {rank} trains other parameters than rank {first} (their names, shapes or dtypes differ); "
-                    "start all workers with the same program and arguments"
-                )
+        _check_programs({rank: int(each[2]) for rank, each in rows.items()})
     return True, somebody_lacks
 
 
@@ -297,8 +293,17 @@ def let_differ(owner: Any) -> None:
 
 
 def _may_differ(parameters: Iterable[Any]) -> bool:
-    own = {id(p) for owner in _differing if owner.replicas_differ for p in owner.get_parameters()}
+    own = _replicas()
     return any(id(p) in own for p in parameters)
+
+
+def _replicas() -> set[int]:
+    return {id(p) for owner in _differing if owner.replicas_differ for p in owner.get_parameters()}
+
+
+def _that_may_differ(state: TrainingState) -> set[int]:
+    """The tensors that differ between workers by nature."""
+    return _replicas() | {id(t) for t in (*state.averaged, *state.statistics)}
 
 
 def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
@@ -312,6 +317,47 @@ def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
         from_lowest_rank(
             lambda giver: broadcast_parameters(list(parameters), giver, "kungfu/state/parameters"), preferred=root
         )
+        alike.mark(parameters)
+
+
+def begin_alike(state: TrainingState) -> None:
+    """Collective where training begins: where parameters or buffers differ between the workers, all take those of the
+    lowest rank. What differs by nature (models that are meant to, moving statistics) is made the same once, when it is
+    trained for the first time.
+    """
+    tensors = [*state.parameters, *state.buffers.values()]
+    may = _that_may_differ(state)
+    common = [t for t in tensors if id(t) not in may]
+    own = [t for t in tensors if id(t) in may]
+    row = np.array(
+        [fingerprint(state.parameters), alike.content(common), alike.content(own), not all(map(alike.is_marked, own))]
+    )
+    rows = gather_living(row, "kungfu/state/begin")
+    _check_programs({rank: int(each[0]) for rank, each in rows.items()})
+    differ = [len({int(each[column]) for each in rows.values()}) > 1 for column in (1, 2)]
+    if not any(each[3] for each in rows.values()):
+        differ[1] = False
+    if any(differ):
+        sent = {id(t) for tensors, sends in ((common, differ[0]), (own, differ[1])) if sends for t in tensors}
+        part = TrainingState(
+            [p for p in state.parameters if id(p) in sent],
+            (),
+            {name: buffer for name, buffer in state.buffers.items() if id(buffer) in sent},
+        )
+        from_lowest_rank(lambda root: broadcast_tensors(part, root))
+        if runtime.current_rank() == min(rows):
+            _log.info("the workers' parameters differed: training begins from this one's")
+    alike.mark(tensors)
+
+
+def _check_programs(fingerprints: Mapping[int, int]) -> None:
+    first = min(fingerprints)
+    for rank, each in fingerprints.items():
+        if each != fingerprints[first]:
+            raise KungFuError(
+                f"rank {rank} trains other parameters than rank {first} (their names, shapes or dtypes differ); "
+                "start all workers with the same program and arguments"
+            )
         membership.state_received()  # what such a program calls its state
 
 
@@ -338,6 +384,7 @@ def share_state(state: TrainingState) -> bool:
     received = from_lowest_rank(receive, able=not joiner)
     if joiner:
         restore_components(state.components, received)
+        alike.mark([*state.parameters, *state.buffers.values()])
         membership.state_received()
     return joiner
 

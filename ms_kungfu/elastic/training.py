@@ -7,17 +7,19 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from ms_kungfu import runtime
+from ms_kungfu import comm, runtime
 from ms_kungfu.elastic import chronicle, membership, state
 from ms_kungfu.elastic.checkpoint import CheckpointFolder, open_folder, restore_tensors, take_snapshot
 from ms_kungfu.elastic.gathering import gather_living, gather_texts
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
 from ms_kungfu.elastic.membership import Change
 from ms_kungfu.elastic.policy import Policies, Policy, as_policy
+from ms_kungfu.elastic.sameness import Sameness, check, pieces_of
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
 from ms_kungfu.elastic.state import TrainingState
 from ms_kungfu.errors import KungFuError, PeerLostError
@@ -150,7 +152,12 @@ class ElasticTraining:
         self.epoch = 0
         """Epochs done in the present call of training."""
         self.should_stop = False
-        """This worker has no part in the training any more, or not yet (see `begin`)."""
+        """This worker has no part in the training any more, or not yet (see `begin`), or somebody has asked for a stop.
+        """
+        self._sameness: Sameness | None = None  # once training began
+        self._stop_asked = False  # at this worker
+        self._stopped = False  # all know of it
+        self._steps_here = 0  # since the cluster changed, or the call began
         if dataset is not None:
             dataset.driven = True
         self.optimizers = state.collect_optimizers(trained)
@@ -201,8 +208,10 @@ class ElasticTraining:
     @property
     def training_state(self) -> TrainingState:
         """Everything that decides the next step."""
-        averaged = state.moving_statistics(self._trained) if self._averaged is None else self._averaged
-        return TrainingState(self.parameters, self.components, state.collect_buffers(self._trained), tuple(averaged))
+        statistics = state.moving_statistics(self._trained)
+        averaged = statistics if self._averaged is None else self._averaged
+        buffers = state.collect_buffers(self._trained)
+        return TrainingState(self.parameters, self.components, buffers, tuple(averaged), tuple(statistics))
 
     def begin(self) -> None:
         """Start a call of training; a joiner receives the state here. Collective.
@@ -213,7 +222,8 @@ class ElasticTraining:
         runtime.init()
         _Process.calls += 1
         self._call = _Process.calls
-        self.should_stop = False
+        self.should_stop = self._stop_asked = self._stopped = False
+        self._steps_here = 0
         self.epoch = 0
         self.first_step = self.step
         if self._lr_factor is not None:
@@ -236,8 +246,13 @@ class ElasticTraining:
             # Also at a joiner that comes to a call which the others have begun before: they have read it.
             _Process.checkpoint_folders.add(os.path.abspath(self._checkpoints.folder))
         self._scale_rates()
+        if not self.asynchronous:
+            different = {id(t) for t in (*self.training_state.averaged, *self.training_state.statistics)}
+            self._sameness = Sameness(pieces_of(self._trained, self._loss_scale_manager, different))
         resume = _Process.resume
         if resume is None or self._call > resume["call"]:
+            if runtime.current_cluster_size() > 1:
+                state.begin_alike(self.training_state)
             self._suspend(False)
             self._begin_monitor()
             self._ask("before_train")
@@ -271,6 +286,7 @@ class ElasticTraining:
         wait_for_queue()
         self.step += 1
         chronicle.deaths(self.step)
+        self._steps_here += 1
         if self.asynchronous:
             return self._step_end_alone()
         self._measure(loss, samples)
@@ -280,10 +296,49 @@ class ElasticTraining:
         # Before a change: it takes all workers, and those who join by the change know nothing of it.
         if self._checkpoint_every is not None and self.step % self._checkpoint_every == 0:
             self._write_checkpoint()
-        change = self._change_to(self._size_after(self.step))
+        change = self._change_to(self._size_after(self.step), self._sameness)
         if not self.should_stop:
             self._ask("before_step")
         return change
+
+    def request_stop(self) -> None:
+        """Have training end at all workers after the same step: the present one, or the next where this one's
+        `step_end` is over. Any worker may ask, alone; `should_stop` is true once all know of it.
+
+        Where the workers are asynchronous, end the loop instead: `end` ends it for all.
+        """
+        self._stop_asked = True
+
+    def agree_on_stop(self) -> bool:
+        """Collective at the end of an epoch: whether to stop here because some worker has asked for it.
+
+        Right after a change of the cluster the next step's end tells instead: those who have joined in it may not have
+        come to this epoch's end with the others.
+        """
+        if not self.asynchronous and not self.should_stop and self._steps_here > 0:
+            asked = comm.all_reduce(np.array([self._stop_asked], np.int32), op="max", name="kungfu/stop")
+            self._stop(bool(asked[0]))
+        return self.should_stop
+
+    def _stop(self, stops: bool) -> bool:
+        if stops:
+            self._stopped = True
+            self._suspend(True)
+        return stops
+
+    def _settle(self, sameness: Sameness, same: bool) -> bool:
+        """In the step's agreement: whether training stops, and DivergenceError where the workers are not the same.
+
+        A change that is due as well is the next call's, whose `begin` follows it.
+        """
+        if same:
+            return self._stop(self._stop_asked)
+        everyones = {
+            rank: json.loads(text)
+            for rank, text in gather_texts(json.dumps([self._stop_asked, sameness.words()]), "kungfu/same").items()
+        }
+        check(self.step, {rank: told for rank, (_, told) in everyones.items()})
+        return self._stop(any(stop for stop, _ in everyones.values()))
 
     def epoch_begin(self) -> None:
         """Tell the policies that an epoch begins; `epochs` does so itself."""
@@ -356,6 +411,8 @@ class ElasticTraining:
             self._steering.after_train(self)
         if self.monitor is not None:
             self.monitor.end()
+        if self._stopped:
+            self._suspend(False)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs of a call of training that are still to do, of `count`: `begin`, then ``range(count)``, at a
@@ -497,13 +554,19 @@ class ElasticTraining:
         if self._steering is not None:
             self._steering.stepped(record)
 
-    def _change_to(self, scheduled: int | None) -> Change:
+    def _change_to(self, scheduled: int | None, sameness: Sameness | None = None) -> Change:
         """Follow what the policies, the schedule or the config server want."""
         began = time.monotonic()
         if scheduled is not None:
             chronicle.scheduled(self.step, scheduled, self._wait)
         size = self._steering.take_size() if self._steering is not None else None
-        change = self._follow(membership.step(scheduled if size is None else size, self._wait))
+        wanted = scheduled if size is None else size
+        if sameness is None:
+            change = self._follow(membership.step(wanted, self._wait))
+        else:
+            word = sameness.word(self.step) if runtime.current_cluster_size() > 1 else 0
+            word ^= 1 << 63 if self._stop_asked else 0
+            change = self._follow(membership.step(wanted, self._wait, word, partial(self._settle, sameness)))
         if change.changed and not change.detached:
             seconds = time.monotonic() - began
             if self._steering is not None:
@@ -517,6 +580,7 @@ class ElasticTraining:
             chronicle.changed(self.step, change)
             self._suspend(True)
         elif change.changed:
+            self._steps_here = 0
             if self._steering is not None:
                 self._steering.comes_true(change.old_size, change.new_size, self._dataset)
             state.share_state(self.training_state)

@@ -98,6 +98,7 @@ class AdaptiveSGDOptimizer(Replicas, Around):
         self.grad_reducer = KungFuGradReducer(
             self.parameters, gradients_mean, f"{name}/gradients", fusion=fusion, overlap=overlap
         )
+        self.grad_reducer.begins_alike = algorithm == "ssgd"  # else a merge comes before it
         self.center = CentralModel(self.parameters, 0.0, f"{name}/model")
         self.pairs = PairExchange(self.parameters, f"{name}/pair", *pair_options(neighbour, prefetch, seed))
         self.match = Merge(optimizer.get_parameters(), f"{name}/match")

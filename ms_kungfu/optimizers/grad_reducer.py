@@ -8,6 +8,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
+from ms_kungfu.elastic import alike
 from ms_kungfu.fusion import Plan, parse
 from ms_kungfu.fusion._mindspore import plan_of
 from ms_kungfu.ops import ReduceOp
@@ -35,7 +36,8 @@ class KungFuGradReducer(nn.Cell):
     `parameters` are those of the gradients, in their order. Their ``comm_fusion`` ids and MindSpore's configuration say
     which gradients are reduced together (docs/fusion.md); `fusion` overrides the configuration with ``"none"``,
     ``"auto"`` or ``{"mode": ..., "config": ...}``. Both are read when the reducer is first compiled or called, and hold
-    from then on. Without `parameters` any gradients are taken, as one operation.
+    from then on. Without `parameters` any gradients are taken, as one operation. With them the first reduction is an
+    error at every rank where the ranks begin with different parameters and nothing has made them the same.
 
     `overlap` says whether the groups are reduced in the background while the backward pass goes on (docs/overlap.md);
     it has to be the same at all ranks.
@@ -69,6 +71,7 @@ class KungFuGradReducer(nn.Cell):
         self._name = name
         self._fusion = fusion
         self._overlap = overlap
+        self.begins_alike = True  # where the parameters differ between the ranks at first, the first reduction fails
 
     def fusion_plan(self) -> Plan:
         """Which gradient is in which group, in what order: the plan in use, or what it would be by now.
@@ -81,6 +84,8 @@ class KungFuGradReducer(nn.Cell):
     # By then a program has set its ids, which it may do after it made the optimizer (MindSpore's tutorial does).
     @cached_property
     def plan(self) -> Plan:
+        if self.begins_alike:
+            alike.claim(self.planned_parameters)
         return plan_of(self.planned_parameters, self._fusion, self._name)
 
     @cached_property

@@ -239,6 +239,9 @@ PYBIND11_MODULE(_core, m) {
       },
       py::arg("weight"), "Samples that this rank brings to the next gradient reductions.");
   m.def(
+      "set_claim", [](const std::string& claim) { Peer::Get().SetClaim(claim); }, py::arg("claim"),
+      "What this rank says of the parameters that it begins to train; compared in its gradient reductions.");
+  m.def(
       "state_root", [] { return Peer::Get().Current()->StateRoot(); },
       "Lowest rank that carried the training state when it joined; the size where none did.");
   m.def("last_error", [] { return LastFailureOfProcess(); }, "Text of this process's last failure, '' if none.");

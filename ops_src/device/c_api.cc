@@ -193,9 +193,10 @@ kf_status kf_device_all_reduce_gradients(const kf_group* groups, size_t num_grou
     for (size_t i = 0; i < num_groups; i++) {
       kungfu::DelayForTests();
       const kf_group& group = groups[i];
+      const std::string layout = Peer::Get().WithClaim(group.layout);
       tickets.push_back(device->Start(Peer::Get().Current(),
                                       {Kind::kAllReduce, group.name, group.tensors, group.num_tensors, group.dtype, op,
-                                       0, group.layout, /*weighted=*/true, Peer::Get().weight()},
+                                       0, layout.c_str(), /*weighted=*/true, Peer::Get().weight()},
                                       stream));
     }
     device->Wait(tickets.data(), tickets.size());
@@ -205,8 +206,9 @@ kf_status kf_device_all_reduce_gradients(const kf_group* groups, size_t num_grou
 kf_status kf_device_start_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
                                      kf_op op, const char* layout, kf_stream stream, uint64_t* ticket) {
   return Guarded([&] {
-    *ticket = Get()->Start(Peer::Get().Current(), {Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, layout},
-                           stream);
+    const std::string claimed = Peer::Get().WithClaim(layout);
+    *ticket = Get()->Start(Peer::Get().Current(),
+                           {Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, claimed.c_str()}, stream);
   });
 }
 

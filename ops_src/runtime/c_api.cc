@@ -1,5 +1,6 @@
 #include "kungfu/c_api.h"
 
+#include <string>
 #include <vector>
 
 #include "runtime/failure.h"
@@ -29,11 +30,13 @@ kf_status kf_all_reduce_gradients(const kf_group* groups, size_t num_groups, kf_
     const uint32_t weight = Peer::Get().weight();
     std::vector<Operation> operations;
     operations.reserve(num_groups);
+    std::vector<std::string> layouts(num_groups);
     for (size_t i = 0; i < num_groups; i++) {
       kungfu::DelayForTests();
       const kf_group& group = groups[i];
+      layouts[i] = Peer::Get().WithClaim(group.layout);
       operations.push_back({Kind::kAllReduce, group.name, group.tensors, group.num_tensors, group.dtype, op, 0,
-                            group.layout, /*weighted=*/true, weight});
+                            layouts[i].c_str(), /*weighted=*/true, weight});
     }
     Peer::Get().Current()->RunAll(operations.data(), operations.size());
   });
@@ -43,8 +46,9 @@ kf_status kf_start_all_reduce(const char* name, const kf_tensor* tensors, size_t
                               const char* layout, uint64_t* ticket) {
   return Guarded([&] {
     *ticket = 0;
-    *ticket = Peer::Get().Start(
-        {Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, layout, /*weighted=*/true, Peer::Get().weight()});
+    const std::string claimed = Peer::Get().WithClaim(layout);
+    *ticket = Peer::Get().Start({Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, claimed.c_str(),
+                                 /*weighted=*/true, Peer::Get().weight()});
   });
 }
 

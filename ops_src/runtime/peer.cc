@@ -32,6 +32,16 @@ void Peer::SetJoinHandler(JoinHandler handler) {
   joins_later_.store(join_handler_ != nullptr, std::memory_order_release);
 }
 
+void Peer::SetClaim(const std::string& claim) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  claim_ = claim;
+}
+
+std::string Peer::WithClaim(const char* layout) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return claim_ + (layout == nullptr ? "" : layout);
+}
+
 void Peer::Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options) {
   auto next = std::make_shared<Communicator>(std::make_shared<shm::Segment>(fd), rank, address, has_state, options);
   try {
@@ -61,6 +71,7 @@ void Peer::Install(std::shared_ptr<Communicator> next, const std::string& why_st
     std::lock_guard<std::mutex> guard(mutex_);
     previous = std::move(current_);
     current_ = std::move(next);
+    claim_.clear();
     heartbeat_.Follow(current_);
   }
   previous->Close(KF_STALE, why_stale);

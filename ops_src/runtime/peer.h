@@ -45,6 +45,13 @@ class Peer {
   void SetWeight(uint32_t weight) { weight_.store(weight, std::memory_order_relaxed); }
   uint32_t weight() const { return weight_.load(std::memory_order_relaxed); }
 
+  // What this rank says of the parameters that it begins to train; "": nothing. It is a part of the layout of its
+  // gradient reductions, so that ranks which say different things find a mismatch in the first of them, all alike, and
+  // nothing more is sent. Forgotten with the cluster version: a newcomer, who begins in the midst, says nothing.
+  void SetClaim(const std::string& claim);
+  // `layout` with the claim before it.
+  std::string WithClaim(const char* layout);
+
   // Becomes rank `rank` of the segment behind `fd` and waits for the other members; the communicator so far is
   // finished. The descriptor stays the caller's.
   void Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options);
@@ -69,6 +76,7 @@ class Peer {
   JoinHandler join_handler_;               // guarded by mutex_
   std::atomic<bool> joins_later_{false};   // there is a join handler
   std::atomic<uint32_t> weight_{1};
+  std::string claim_;  // guarded by mutex_
   Background background_;
   Heartbeat heartbeat_;  // guarded by mutex_
 };

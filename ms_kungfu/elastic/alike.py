@@ -1,0 +1,82 @@
+"""Which tensors have been made the same on all workers, and what an optimizer says of those that haven't."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ms_kungfu import _core
+from ms_kungfu.comm import Array
+from ms_kungfu.elastic import membership
+
+_REMEDY = (
+    "begin alike: KungFuElasticCallback, ElasticTraining, BroadcastCallback, sync_net_parameters, or the same "
+    "mindspore.set_seed"
+)
+
+_alike: dict[int, weakref.ref[Any]] = {}
+_claims: list[tuple[Sequence[Any], int]] = []  # of this process: parameters, and what they were when it began
+
+
+def content(tensors: Iterable[Any]) -> int:
+    """A number below 2**63 that differs, in all likelihood, where one bit of one of the tensors does."""
+    sums = []
+    for tensor in tensors:
+        if getattr(tensor, "has_init", False):
+            tensor.init_data()
+        sums.append(_sum(tensor.asnumpy()).to_bytes(8, "little"))
+    return content_of(b"".join(sums))
+
+
+def content_of(data: bytes) -> int:
+    """The same of these bytes."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
+
+
+def _sum(values: Array) -> int:
+    """The bits as 64-bit words, added up: at the memory's speed, which no hash has."""
+    content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    words = content[: content.size // 8 * 8].view(np.uint64)
+    rest = int.from_bytes(content[words.size * 8 :].tobytes(), "little")
+    return (int(words.sum(dtype=np.uint64)) + rest) & (1 << 64) - 1
+
+
+def mark(tensors: Iterable[Any]) -> None:
+    """These have been made the same on all workers, at all of them."""
+    for tensor in tensors:
+        _alike[id(tensor)] = weakref.ref(tensor, partial(_forget, id(tensor)))
+    _claims[:] = [claim for claim in _claims if not all(map(is_marked, claim[0]))]
+    _tell()
+
+
+def _forget(key: int, _: weakref.ref[Any]) -> None:
+    _alike.pop(key, None)
+
+
+def is_marked(tensor: Any) -> bool:
+    known = _alike.get(id(tensor))
+    return known is not None and known() is tensor
+
+
+def claim(parameters: Iterable[Any]) -> None:
+    """An optimizer that keeps these equal is about to train them for the first time.
+
+    Where nothing has made them the same on all workers, their content becomes a part of what the gradient reductions
+    say of themselves. So the first of them fails at every rank, with this as its reason, where the ranks have begun
+    with different parameters; otherwise it costs nothing, and no rank waits for another that doesn't come here.
+    """
+    mine = [p for p in parameters if not is_marked(p)]
+    # Whoever joins later begins in the midst: with those who were there before it has nothing to compare.
+    if mine and membership.size() > 1 and membership.is_first_cluster():
+        _claims.append((mine, content(mine)))
+        _tell()
+
+
+def _tell() -> None:
+    whole = hashlib.blake2b(repr([value for _, value in _claims]).encode(), digest_size=4).hexdigest()
+    _core.set_claim(f"for parameters that were {whole} at first ({_REMEDY}), " if _claims else "")

@@ -1,0 +1,139 @@
+"""What has to be equal on all workers is: each piece of it is looked at once in a hundred steps.
+
+A step's share of the pieces becomes one word, which travels in the agreement that the workers come to after the step
+anyway (`membership.step`). Only where the words differ do the workers tell each other more.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ms_kungfu.elastic import alike, state
+from ms_kungfu.errors import DivergenceError
+
+PERIOD = 100  # steps in which all pieces come once
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A weight, a learning rate or a loss scale."""
+
+    what: str
+    nbytes: int
+    tensors: Sequence[Any] = ()
+    numbers: Callable[[], Any] | None = None  # instead of tensors: numbers on the host, as JSON
+    counts: Callable[[], bool] = lambda: True  # whether it has to be equal at present
+
+    def word(self) -> int:
+        if self.numbers is not None:
+            return alike.content_of(json.dumps(self.numbers(), sort_keys=True).encode())
+        return alike.content(self.tensors)
+
+    def value(self) -> str:
+        """For a message: of a single number, what it is."""
+        if self.numbers is not None:
+            return json.dumps(self.numbers())
+        return f"{self.tensors[0].asnumpy().item():.6g}" if sum(t.size for t in self.tensors) == 1 else ""
+
+
+def pieces_of(trained: Sequence[Any], loss_scale_manager: Any, without: set[int]) -> list[Piece]:
+    """The weights, learning rates and loss scales among what is trained, but for the tensors in `without` (IDs) and
+    those of optimizers whose workers' models differ at present."""
+    import mindspore as ms
+    from mindspore import nn
+
+    found: dict[str, Piece] = {}
+    taken = set(without)
+
+    def add(what: str, tensors: Iterable[Any], owner: Any = None) -> None:
+        for tensor in tensors:
+            if id(tensor) in taken:
+                continue
+            taken.add(id(tensor))
+            name = f"{what} {tensor.name!r}"
+            if name in found:  # two optimizers have a learning rate each
+                name += f" (number {sum(other.startswith(name) for other in found) + 1})"
+            counts = (lambda: not owner.replicas_differ) if hasattr(owner, "replicas_differ") else (lambda: True)
+            found[name] = Piece(name, tensor.nbytes, (tensor,), counts=counts)
+
+    # In this order they are named where several differ: a rate or scale that does makes the weights differ.
+    optimizers = state.collect_optimizers(trained)
+    for optimizer in optimizers:
+        add("the learning rate", _parameters_of(optimizer.learning_rate), optimizer)
+    scales = (nn.TrainOneStepWithLossScaleCell, nn.DynamicLossScaleUpdateCell, nn.FixedLossScaleUpdateCell)
+    for cell in state.collect_cells(trained).values():
+        if isinstance(cell, scales):
+            add("the loss scale", cell.get_parameters(expand=False))
+    for item in trained:
+        if not isinstance(item, (ms.nn.Cell, ms.Parameter, list, tuple)):  # such as a DynamicLossScaler
+            add("the loss scale", state.collect_parameters([item]))
+    if loss_scale_manager is not None:
+        numbers = state.attributes_component("loss_scale", loss_scale_manager).capture
+        name = "the loss scale of the loss_scale_manager"
+        found[name] = Piece(name, 0, numbers=numbers)
+    for optimizer in optimizers:
+        add("the weight", optimizer.parameters, optimizer)
+    return list(found.values())
+
+
+def _parameters_of(rates: Any) -> list[Any]:
+    """Of an optimizer's learning rate, in whatever form MindSpore keeps it."""
+    import mindspore as ms
+
+    if isinstance(rates, (list, tuple)):
+        return [p for rate in rates for p in _parameters_of(rate)]
+    if isinstance(rates, ms.nn.Cell):
+        return list(rates.get_parameters())
+    return [rates] if isinstance(rates, ms.Parameter) else []
+
+
+class Sameness:
+    """The pieces, dealt to the steps of a period so that each has about as many bytes to look at."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = pieces
+        self._due: list[list[Piece]] = [[] for _ in range(PERIOD)]
+        load = [(0, slot) for slot in range(PERIOD)]
+        # Sorted by what all workers know alike; the largest first.
+        for piece in sorted(pieces, key=lambda piece: (-piece.nbytes, piece.what)):
+            nbytes, slot = heapq.heappop(load)
+            self._due[slot].append(piece)
+            heapq.heappush(load, (nbytes + piece.nbytes, slot))
+
+    def word(self, step: int) -> int:
+        """Of the pieces that are due after this step: a number that differs where one of them does; 0 if none is."""
+        words = [piece.word() for piece in self._due[step % PERIOD] if piece.counts()]
+        return alike.content_of(repr(words).encode()) if words else 0
+
+    def words(self) -> dict[str, tuple[int, str]]:
+        """All pieces, for finding out which of them differ: a number likewise, and a value to show, if it is short."""
+        return {piece.what: (piece.word(), piece.value()) for piece in self._pieces if piece.counts()}
+
+
+def check(step: int, everyones: Mapping[int, Mapping[str, Sequence[Any]]]) -> None:
+    """DivergenceError where the ranks' words, by rank, differ in a piece."""
+    differing = []
+    for what in everyones[min(everyones)]:
+        groups: dict[Any, tuple[list[int], str]] = {}
+        for rank, words in everyones.items():
+            own, value = words.get(what, (None, ""))
+            groups.setdefault(own, ([], value))[0].append(rank)
+        if len(groups) > 1:
+            differing.append((what, groups))
+    if not differing:
+        return
+    what, groups = differing[0]
+    told = "; ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}{': ' if value else ''}{value}"
+        for ranks, value in groups.values()
+    )
+    more = f", and so do {len(differing) - 1} more weights, rates or scales" if len(differing) > 1 else ""
+    raise DivergenceError(
+        f"step {step}: {what} has to be equal on all workers and differs: {told}{more}. Something that only some "
+        "workers did has changed it (a callback with numbers of its own, a condition on the rank, an update that isn't "
+        "reduced); do it on all alike. Parameters that are meant to differ are named by averaged=[...]"
+    )

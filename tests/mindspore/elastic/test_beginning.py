@@ -1,0 +1,26 @@
+"""Training begins from one worker's parameters, or with a sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("how", "mode"), [("callback", "graph"), ("loop", "pynative"), ("loop", "graph"), ("sync", "graph")]
+)
+def test_training_without_a_seed_begins_from_one_workers_state(run_elastic, how, mode):
+    reports = run_elastic("unseeded.py", how, mode, np=3)
+    assert len({row["weights"] for row in reports.of("before")}) == 3
+    # Later the moving statistics are each worker's own.
+    assert len({row["all"] for row in reports.by_step("begin").get(0, [])}) == (1 if how == "loop" else 0)
+    assert len({row["weights"] for row in reports.of("end")}) == 1
+    assert len({row["random"] for row in reports.of("end")}) == 3, "a worker's random numbers stay its own"
+
+
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+def test_an_optimizer_refuses_its_first_step_where_nothing_made_the_parameters_the_same(run_elastic, mode):
+    reports = run_elastic("unseeded.py", "nothing", mode, np=2, status=1)
+    assert not reports.of("end")
+    assert "rank 0: all_reduce of" in reports.output
+    assert "for parameters that were" in reports.output
+    assert "begin alike: KungFuElasticCallback, ElasticTraining, BroadcastCallback" in reports.output
