@@ -93,21 +93,27 @@ kf_dtype DtypeOf(const Buffer& buffer, int dtype) {
 void CheckSignals() {
   py::gil_scoped_acquire acquire;
   if (PyErr_CheckSignals() == 0) return;
-  // The exception stays set in this thread, for Waiting.
+  // The exception stays set in this thread, for the translator.
   throw Interrupted(reinterpret_cast<PyTypeObject*>(PyErr_Occurred())->tp_name);
+}
+
+void (*CheckOfThread())() {
+  const bool is_main = static_cast<pid_t>(syscall(SYS_gettid)) == getpid();
+  return is_main ? &CheckSignals : nullptr;
 }
 
 // Runs what may wait, with the GIL released. A signal's handler runs meanwhile, and what it raises ends the wait.
 template <typename Body>
 void Waiting(const Body& body) {
-  const bool is_main = static_cast<pid_t>(syscall(SYS_gettid)) == getpid();
-  try {
-    py::gil_scoped_release release;
-    const InterruptCheck check(is_main ? &CheckSignals : nullptr);
-    body();
-  } catch (const Interrupted&) {
-    throw py::error_already_set();
-  }
+  py::gil_scoped_release release;
+  const InterruptCheck check(CheckOfThread());
+  body();
+}
+
+// The communicator, after a join where that is still to be done, which is a wait in Python.
+std::shared_ptr<Communicator> Joined() {
+  const InterruptCheck check(CheckOfThread());
+  return Peer::Get().Current();
 }
 
 // Runs one operation over one array.
@@ -122,7 +128,7 @@ void RunOn(Operation operation, const py::object& in, const py::object& out, int
     throw Error(KF_INVALID, Text(who(), input.bytes(), " bytes are no whole number of ", NameOf(operation.dtype)));
   }
   // The size that is checked is that of the communicator which runs it, whatever another thread does meanwhile.
-  const auto communicator = Peer::Get().Current();
+  const auto communicator = Joined();
   const size_t grow = operation.kind == Kind::kAllGather ? communicator->size() : 1;
   const size_t shrink = operation.kind == Kind::kReduceScatter ? communicator->size() : 1;
   if (output.bytes() * shrink != input.bytes() * grow) {
@@ -151,16 +157,22 @@ std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
-// Text of a Python exception in the form that crosses the C ABI: "ResizeError: ...".
-Error ErrorFrom(const py::error_already_set& raised) {
+// Throws what a handler in Python has raised in the form that crosses the C ABI: "ResizeError: ...". A wish to end
+// (KeyboardInterrupt, SystemExit) goes on as it is where the caller is Python, too.
+[[noreturn]] void Rethrow(py::error_already_set& raised) {
+  if (!raised.matches(PyExc_Exception) && InterruptCheck::IsSet()) {
+    const std::string by = py::str(raised.type().attr("__name__"));
+    raised.restore();
+    throw Interrupted(by);
+  }
   static constexpr kf_status kAll[] = {KF_INVALID, KF_TYPE,   KF_MISMATCH, KF_PEER_LOST, KF_TIMEOUT, KF_STALE,
                                        KF_ABORTED, KF_RESIZE, KF_INTERNAL, KF_MISSING,   KF_DEVICE};
   const std::string type = py::str(raised.type().attr("__name__"));
   const std::string text = py::str(raised.value());
   for (const kf_status status : kAll) {
-    if (type == StatusName(status)) return Error(status, text);
+    if (type == StatusName(status)) throw Error(status, text);
   }
-  return Error(KF_RESIZE, Text(type, ": ", text));
+  throw Error(KF_RESIZE, Text(type, ": ", text));
 }
 
 // The reference is given up with the GIL held, from whichever thread drops the last copy of the handler.
@@ -178,8 +190,8 @@ Peer::JoinHandler JoinHandlerFrom(const py::object& callable) {
     py::gil_scoped_acquire acquire;
     try {
       (*held)();
-    } catch (const py::error_already_set& raised) {
-      throw ErrorFrom(raised);
+    } catch (py::error_already_set& raised) {
+      Rethrow(raised);
     }
   };
 }
@@ -191,8 +203,8 @@ Peer::ResizeHandler HandlerFrom(const py::object& callable) {
     try {
       const auto outcome = (*held)(size).cast<std::pair<bool, bool>>();
       return ResizeOutcome{outcome.first, outcome.second};
-    } catch (const py::error_already_set& raised) {
-      throw ErrorFrom(raised);
+    } catch (py::error_already_set& raised) {
+      Rethrow(raised);
     }
   };
 }
@@ -205,6 +217,9 @@ PYBIND11_MODULE(_core, m) {
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
       if (thrown) std::rethrow_exception(thrown);
+    } catch (const Interrupted& error) {
+      RecordFailure(error);
+      if (PyErr_Occurred() == nullptr) PyErr_SetString(PyExc_KeyboardInterrupt, error.what());
     } catch (const Error& error) {
       RecordFailure(error);
       const py::object typed = py::module_::import("ms_kungfu.errors").attr("from_message")(error.Described());
@@ -212,9 +227,9 @@ PYBIND11_MODULE(_core, m) {
     }
   });
 
-  m.def("rank", [] { return Peer::Get().Current()->rank(); });
-  m.def("size", [] { return Peer::Get().Current()->size(); });
-  m.def("cluster_version", [] { return Peer::Get().Current()->cluster_version(); });
+  m.def("rank", [] { return Joined()->rank(); });
+  m.def("size", [] { return Joined()->size(); });
+  m.def("cluster_version", [] { return Joined()->cluster_version(); });
   m.def(
       "announced_version", [] { return Peer::Get().Current()->announced(); },
       "Newest cluster version that the launcher has announced.");
@@ -323,7 +338,7 @@ PYBIND11_MODULE(_core, m) {
       [](const char* name) {
         Operation operation;
         operation.name = name;
-        const auto communicator = Peer::Get().Current();
+        const auto communicator = Joined();
         Waiting([&] { communicator->Run(operation); });
       },
       py::arg("name"));

@@ -12,7 +12,9 @@ InterruptCheck::InterruptCheck(void (*check)()) : outer_(check_of_thread) { chec
 InterruptCheck::~InterruptCheck() { check_of_thread = outer_; }
 
 void InterruptCheck::Run() {
-  if (check_of_thread != nullptr) check_of_thread();
+  if (IsSet()) check_of_thread();
 }
+
+bool InterruptCheck::IsSet() { return check_of_thread != nullptr; }
 
 }  // namespace kungfu

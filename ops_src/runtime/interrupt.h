@@ -22,6 +22,8 @@ class InterruptCheck {
   InterruptCheck& operator=(const InterruptCheck&) = delete;
 
   static void Run();
+  // Whether somebody above in this thread wants to know.
+  static bool IsSet();
 
  private:
   void (*outer_)();

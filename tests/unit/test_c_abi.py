@@ -35,3 +35,18 @@ def test_a_join_that_fails_is_a_status_and_a_text(failing_join):
     _core.set_join_handler(None)
     assert runtime.kf_cluster(None, ctypes.byref(size), None) == 0
     assert size.value == 1
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, SystemExit])
+def test_who_interrupts_a_join_gets_what_the_signal_raised(ends: type[BaseException]) -> None:
+    def join() -> None:
+        raise ends("now")
+
+    _core.set_join_handler(join)
+    try:
+        for call in (_core.size, lambda: _core.barrier("x"), lambda: _core.all_gather("x", b"a", bytearray(1))):
+            with pytest.raises(ends, match="now"):
+                call()
+    finally:
+        _core.set_join_handler(None)
+    assert _core.size() == 1
