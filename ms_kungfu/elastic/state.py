@@ -318,6 +318,7 @@ def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
             lambda giver: broadcast_parameters(list(parameters), giver, "kungfu/state/parameters"), preferred=root
         )
         alike.mark(parameters)
+        membership.state_received()  # what such a program calls its state
 
 
 def begin_alike(state: TrainingState) -> None:
@@ -358,7 +359,6 @@ def _check_programs(fingerprints: Mapping[int, int]) -> None:
                 f"rank {rank} trains other parameters than rank {first} (their names, shapes or dtypes differ); "
                 "start all workers with the same program and arguments"
             )
-        membership.state_received()  # what such a program calls its state
 
 
 def share_state(state: TrainingState) -> bool:
