@@ -19,11 +19,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import selectors
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +33,13 @@ from typing import Any
 
 from ms_kungfu.elastic.rendezvous import receive_fds
 
+_log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_MESSAGE = 64 * 1024
+_PATIENCE_S = 10.0
+_POLL_S = 0.002
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -122,19 +127,33 @@ class Guard:
         self._channel.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
-        kill_descendants()  # finds something only where the guard was killed
+        # Finds something only where the guard was killed, or has had no more patience.
+        for pid in kill_descendants(_PATIENCE_S / 10):
+            _log.warning("process %d can't be killed now (it hangs in the kernel) and is left behind", pid)
 
 
-def kill_descendants() -> None:
-    """Kills and reaps every descendant of this process, which must be a subreaper; returns when there is none."""
+def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:
+    """Kills and reaps every descendant of this process, which must be a subreaper; returns when there is none.
+
+    Or when none has died for `patience_s`: the rest, which is returned, hangs in the kernel or in a frozen cgroup, and
+    dies when it comes back.
+    """
+    deadline = time.monotonic() + patience_s
     while True:
-        for pid in _children():
+        left = _children()
+        for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         try:
-            os.waitpid(-1, 0)
+            reaped, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            return []
+        if reaped:
+            deadline = time.monotonic() + patience_s
+        elif time.monotonic() >= deadline:
+            return left
+        else:
+            time.sleep(_POLL_S)
 
 
 def _children() -> list[int]:
