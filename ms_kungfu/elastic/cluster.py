@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+MAX_WORKERS = 256  # of one host: what a segment has room for (ops_src/transport/shm/segment.h)
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")  # a name or an address; nothing that could garble a log
 
 

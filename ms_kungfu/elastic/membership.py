@@ -55,7 +55,7 @@ from .. import _core, env
 from ..config_server.client import ConfigClient, ConfigServerUnreachableError, StaleConfigError
 from ..errors import KungFuError, PeerLostError, ResizeError
 from . import rendezvous
-from .cluster import Cluster, PeerID
+from .cluster import MAX_WORKERS, Cluster, PeerID
 
 _log = logging.getLogger(__name__)
 _FIRST_PORT, _LAST_PORT = 10000, 10999  # KungFu's default range
@@ -65,6 +65,7 @@ _POLL_S = 0.001
 _GIVE_UP_MARGIN_S = 10.0  # the launcher gives newcomers up first, and announces a version without them
 _MAX_REFUSAL_BYTES = 1024
 _NICE_OF_THE_DETACHED = 10
+_LEAVING_S = 10.0  # a program that has ended by then need not be told that it has left
 _ALL_BITS = (1 << 64) - 1
 
 
@@ -96,6 +97,7 @@ class _State:
     wish: int | None = None  # a size that all ranks want and that nobody has filed yet
     filed: tuple[int, int] | None = None  # the last wish that was filed, and its version
     proposal: _Proposal | None = None  # at the rank that files the wish
+    given_up: int = 0  # the newest version that was announced and that nobody goes over to any more
     met: int = 0  # meetings of this cluster version that this process has come to
     line: rendezvous.Line = field(default_factory=rendezvous.Line)  # to the broker
     outcomes: dict[int, list[int]] = field(default_factory=dict)  # see participants_of; some bytes for each version
@@ -118,7 +120,7 @@ def _broker() -> tuple[str, bytes]:
 
 def _segment(
     member_of: int | None, version: int | None, timeout: float | None
-) -> rendezvous.Granted | rendezvous.Detached:
+) -> rendezvous.Granted | rendezvous.Detached | rendezvous.Stay:
     address, secret = _broker()
     assert _state.self_id is not None
     return rendezvous.request_segment(
@@ -139,11 +141,11 @@ def _enter(granted: rendezvous.Granted, has_state: bool) -> None:
     finally:
         os.close(granted.fd)
     _state.cluster = granted.cluster
-    _state.met = 0
+    _state.given_up = _state.met = 0
 
 
-def _enter_first(granted: rendezvous.Granted | rendezvous.Detached) -> None:
-    if isinstance(granted, rendezvous.Detached):
+def _enter_first(granted: rendezvous.Granted | rendezvous.Detached | rendezvous.Stay) -> None:
+    if not isinstance(granted, rendezvous.Granted):
         # The cluster shrank again before this process was ready.
         _detach(None)
         return
@@ -159,6 +161,7 @@ def _detach(version: int | None) -> None:
     _state.detached = True
     _state.line.close()
     _step_back()
+    _tell_who_works_on()
     _core.leave("this process has been detached from the cluster" + (f" at version {version}" if version else ""))
 
 
@@ -166,6 +169,22 @@ def _step_back() -> None:
     """Lets those who train go first on the cores that this process shares with them: it has nothing to do but end."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), _NICE_OF_THE_DETACHED))
+
+
+def _tell_who_works_on() -> None:
+    """Tells a program that goes on for long after this worker has left that it could have asked."""
+    left = time.monotonic()
+
+    def tell() -> None:
+        time.sleep(_LEAVING_S)
+        _log.warning(
+            "this worker left the cluster %.0f s ago and still works; nobody waits for it, and it is ended when its "
+            "place is needed or the job ends. ms_kungfu.detached() tells a program that it has left: it should skip "
+            "what only a worker of the cluster does, such as an evaluation at the end",
+            time.monotonic() - left,
+        )
+
+    threading.Thread(target=tell, name="kungfu-left", daemon=True).start()
 
 
 def begin() -> None:
@@ -333,6 +352,8 @@ def _propose(cluster: Cluster, size: int, dead: list[PeerID]) -> int:
         raise ResizeError("resizing needs a launcher that follows the config server: start it with kungfu-run -w")
     hosts = env.HOSTS.get()
     slots = None if hosts is None else sum(hosts.values())
+    if size > MAX_WORKERS:
+        raise ResizeError(f"{size} workers were asked for, one host can have {MAX_WORKERS}")
     if slots is not None and size > slots:
         given = ",".join(f"{host}:{count}" for host, count in (hosts or {}).items())
         raise ResizeError(f"{size} workers were asked for, -H {given} has {slots} slots")
@@ -435,13 +456,15 @@ def _follow(wait: bool, must: bool = False, word: int = 0, settle: Settle | None
             if size == wish:
                 _state.wish = None
         filed = _state.filed[1] if _state.filed is not None else None
-        if announced > version and (not wait or filed is None or announced >= filed):
-            return _adopt(announced)
+        if announced > max(version, _state.given_up) and (not wait or filed is None or announced >= filed):
+            change = _adopt(announced)
+            if change is not None:
+                return change
         if not ready:
             _state.filed = None
             raise ResizeError(f"cluster version {filed} did not become ready within {_patience_s():g} s")
         if wait and filed is not None:
-            ready = _await_announcement(filed)
+            ready = _await_announcement(max(filed, _state.given_up + 1))
         elif not wait or kind == _LATER or _state.wish is None:
             return Change(False, False, present, present)
 
@@ -459,13 +482,17 @@ def _await_announcement(version: int) -> bool:
     return True
 
 
-def _adopt(version: int) -> Change:
-    """Moves to cluster `version`, on which all present members have agreed."""
+def _adopt(version: int) -> Change | None:
+    """Moves to cluster `version`, on which all present members have agreed. None at all of them where nobody does: it
+    was superseded meanwhile, or those who would have carried the state over are dead."""
     old_size, old_version = int(_core.size()), int(_core.cluster_version())
+    granted = _segment(old_version, version, env.JOIN_TIMEOUT.get())
+    if isinstance(granted, rendezvous.Stay):
+        _state.given_up = version
+        return None
     lost = tuple(lost_ranks())
     _drop_proposal()
     _state.outcomes[old_version] = take_participants()
-    granted = _segment(old_version, version, env.JOIN_TIMEOUT.get())
     if isinstance(granted, rendezvous.Detached):
         _detach(version)
         return Change(True, True, old_size, old_size, lost)
@@ -577,7 +604,8 @@ def meeting_is_due(size: int | None = None, call: bool = False) -> bool:
     call = call or (size is not None and size != _wanted_size()) or _file_wish() == _REFUSED
     if call:
         _core.call_meeting(_state.met + 1)
-    return call or int(_core.meetings()) > _state.met or int(_core.announced_version()) > int(_core.cluster_version())
+    known = max(int(_core.cluster_version()), _state.given_up)
+    return call or int(_core.meetings()) > _state.met or int(_core.announced_version()) > known
 
 
 def enter_meeting() -> None:

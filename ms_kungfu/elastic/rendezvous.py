@@ -42,6 +42,11 @@ class Detached:
     """The chosen cluster version does not contain the caller."""
 
 
+@dataclass(frozen=True)
+class Stay:
+    """The agreed version was given up before anybody went over to it: its members stay in theirs."""
+
+
 class ProtocolError(Exception):
     """The other end does not speak the protocol, or is not who it should be."""
 
@@ -55,11 +60,11 @@ def request_segment(
     version: int | None,
     timeout: float | None,
     line: Line | None = None,
-) -> Granted | Detached:
+) -> Granted | Detached | Stay:
     """Asks the broker at the abstract socket `address` for a place; waits up to `timeout` seconds, None: for ever.
 
     A member of cluster version `member_of` asks for the agreed `version`; a newcomer passes None for both, which says
-    that it is ready, and is answered once a version that contains it has been chosen.
+    that it is ready, and is answered once a version that contains it has been chosen. Only a member is told to stay.
 
     Raises PeerLostError where the launcher is gone, CollectiveTimeoutError, ResizeError where a member's request is
     refused, and KungFuError where a newcomer's is or where the other end does not know the job's secret.
@@ -75,8 +80,8 @@ def request_segment(
 def request_identity(address: str, secret: bytes, standby: int, line: Line | None = None) -> Granted | Detached:
     """Standby number `standby` is ready: waits, however long, until it is needed and its first version is chosen."""
     answer = _ask(address, secret, {"standby": standby}, f"standby {standby}", "its place", None, line)
-    if isinstance(answer, str):
-        raise KungFuError(answer)
+    if not isinstance(answer, (Granted, Detached)):
+        raise KungFuError(f"the broker told standby {standby}: {answer}")
     return answer
 
 
@@ -98,7 +103,7 @@ def _ask(
     about: str,
     timeout: float | None,
     line: Line | None = None,
-) -> Granted | Detached | str:
+) -> Granted | Detached | Stay | str:
     """The answer, or the text of an error."""
     own = Line() if line is None else line
     answered = False
@@ -121,6 +126,9 @@ def _ask(
                 os.close(fd)
         if answer.get("detached") is True or answer.get("leaving") is True:
             return Detached()
+        if answer.get("stay") is True:
+            answered = True
+            return Stay()
         return text_field(answer, "error")
     except socket.timeout:
         raise CollectiveTimeoutError(f"{who}: no answer from the launcher about {about} within {timeout:g} s") from None

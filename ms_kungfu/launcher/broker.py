@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import logging
 import os
 import secrets
 import socket
@@ -20,7 +21,9 @@ from ms_kungfu.elastic.cluster import Cluster, PeerID
 from ms_kungfu.elastic.rendezvous import Channel, ProtocolError, new_nonce, proof_of, text_field
 from ms_kungfu.launcher.stores import Stores
 
+_log = logging.getLogger(__name__)
 _HANDSHAKE_TIMEOUT_S = 10.0
+_ACCEPT_RETRY_S = 0.2
 _MAX_CONNECTIONS = 1024
 
 
@@ -101,6 +104,11 @@ class Detach:
 
 
 @dataclass(frozen=True)
+class Stay:
+    """The version that was agreed on has been given up, and nobody went over to it: the members stay where they are."""
+
+
+@dataclass(frozen=True)
 class Refuse:
     reason: str
 
@@ -118,15 +126,22 @@ class Membership:
 
     A process is named by its peer ID and its incarnation, the version it was started for: a peer that left and came
     back is another process, and the old one must not get the place of the new one.
+
+    The newest version is what is wanted. Of those between it and the chosen one only such are kept as lead there (see
+    `_leads_to`); the others are *superseded*: nobody is told of them any more, processes that they alone needed are
+    out, and a member that has agreed on one stays where it is. As this holds for ever once it does, and all members of
+    the chosen version have agreed on the same one, all of them get the same answer: either somebody has gone over to
+    it and so do all, or nobody ever does. It also means that a process is only ever started for the newest version,
+    and that every version which is still to be chosen means that same process by its peer ID.
     """
 
     clusters: dict[int, Cluster] = field(default_factory=dict)
     chosen: int | None = None
     refused: dict[int, str] = field(default_factory=dict)  # versions that the launcher can't run, and why
-    # Chosen versions that did not contain the peer: its processes that were started before are out for good.
+    # Versions without the peer, at which its processes that were started before were out for good.
     excluded: dict[PeerID, list[int]] = field(default_factory=dict)
-    # Peers whose process has ended, with the newest version that means that process by the peer ID.
-    ended: dict[PeerID, int] = field(default_factory=dict)
+    # Peers of whom processes have ended: from which incarnation on to which version the peer ID means such a process.
+    ended: dict[PeerID, list[range]] = field(default_factory=dict)
     # Processes that have come and wait for their first version.
     ready: set[tuple[PeerID, int]] = field(default_factory=set)
 
@@ -139,7 +154,7 @@ class Membership:
         return self.clusters[max(self.clusters)] if self.clusters else None
 
     def admit(self, cluster: Cluster) -> None:
-        """A version is known from now on. A version is never redefined."""
+        """A version is known from now on, and is the one that is wanted. A version is never redefined."""
         newest = self.newest
         if newest is not None and cluster.version <= newest.version:
             return
@@ -147,8 +162,27 @@ class Membership:
             # Whoever wrote it may not have heard of a process's end: a peer that is still listed is the one that ended.
             # One that a version has left out and that is listed again is a newcomer.
             for peer in set(cluster.workers) & set(self.ended_in(newest)):
-                self.ended[peer] = cluster.version
+                self.ended[peer][-1] = range(self.ended[peer][-1].start, cluster.version + 1)
         self.clusters[cluster.version] = cluster
+        self._supersede()
+
+    def _supersede(self) -> None:
+        newest, chosen = self.newest, self.chosen
+        if newest is None or chosen is None:
+            return
+        for version in [v for v in self.clusters if chosen < v < newest.version]:
+            if not self._leads_to(self.clusters[version], newest):
+                for peer in self.clusters.pop(version).workers:
+                    if peer not in newest.workers and not self._is_member(peer):
+                        self.excluded.setdefault(peer, []).append(newest.version)
+
+    def _leads_to(self, cluster: Cluster, newest: Cluster) -> bool:
+        """Whether going over to `cluster` first undoes nothing: it takes in nobody whom the newest version leaves out,
+        and lets no member go that the newest one keeps."""
+        return all(
+            self._is_member(peer) or peer in newest.workers or self._has_ended(peer, cluster.version)
+            for peer in cluster.workers
+        ) and all(peer in cluster.workers for peer in newest.workers if self._is_member(peer))
 
     def choose(self, version: int) -> None:
         cluster = self.clusters[version]
@@ -165,22 +199,35 @@ class Membership:
         """A process has ended: every known version, and those written before their writer knew, means it by `peer`."""
         newest = self.newest
         if newest is not None and not self.is_out(peer, incarnation):
-            self.ended[peer] = newest.version
+            oldest = min(self.clusters)
+            before = [known for known in self.ended.get(peer, ()) if oldest < known.stop]
+            self.ended[peer] = [*before, range(incarnation, newest.version + 1)]
 
     def ended_in(self, cluster: Cluster) -> list[PeerID]:
         """The workers of `cluster` whose processes have ended."""
-        return [peer for peer in cluster.workers if cluster.version <= self.ended.get(peer, -1)]
+        return [peer for peer in cluster.workers if self._has_ended(peer, cluster.version)]
+
+    def _has_ended(self, peer: PeerID, version: int) -> bool:
+        """Whether the process that `version` means by `peer` has ended."""
+        return any(version in known for known in self.ended.get(peer, ()))
+
+    def _is_member(self, peer: PeerID) -> bool:
+        """Whether `peer` is in the chosen cluster and lives, as far as is known: it has the state, or is getting it."""
+        current = self.current
+        return current is not None and peer in current.workers and not self._has_ended(peer, current.version)
 
     def is_out(self, peer: PeerID, incarnation: int) -> bool:
-        """Whether a chosen version has excluded this process, or it has ended. It can't come back."""
-        return incarnation <= max(self.excluded.get(peer, [-1])[-1], self.ended.get(peer, -1))
+        """Whether this process has been excluded, or has ended. It can't come back."""
+        return any(incarnation <= version for version in self.excluded.get(peer, ())) or any(
+            incarnation < known.stop for known in self.ended.get(peer, ())
+        )
 
     def belongs(self, peer: PeerID, incarnation: int, version: int) -> bool:
         """Whether the process is the one that `version` means by its peer ID, and not an earlier or later one."""
         return (
             incarnation <= version
             and not any(incarnation <= v <= version for v in self.excluded.get(peer, []))
-            and not incarnation <= self.ended.get(peer, -1) < version
+            and not any(incarnation < known.stop <= version for known in self.ended.get(peer, ()))
         )
 
     def announceable(self) -> int | None:
@@ -199,18 +246,28 @@ class Membership:
         return None
 
     def _keeps_the_state(self, cluster: Cluster) -> bool:
-        current = self.current
-        return current is None or any(
-            peer in cluster.workers and current.version > self.ended.get(peer, -1) for peer in current.workers
-        )
+        return self.chosen is None or any(self._is_member(peer) for peer in cluster.workers)
 
     def _is_here(self, peer: PeerID, version: int) -> bool:
-        ended, current = self.ended.get(peer, -1), self.current
-        if version <= ended or (current is not None and peer in current.workers and current.version > ended):
+        if self._has_ended(peer, version) or self._is_member(peer):
             return True
         return any(who == peer and self.belongs(who, incarnation, version) for who, incarnation in self.ready)
 
-    def answer(self, request: Request) -> Grant | Detach | Refuse | Wait:
+    def would_choose(self, request: Request) -> Cluster | None:
+        """The cluster that an answer to `request` makes the chosen one.
+
+        Only who is in it can do so: it lives, and has the state. If all those die who have agreed on a version and are
+        in it, before one of them has asked for it, nobody goes over, and those who were to leave are still there.
+        """
+        current = self.current
+        if current is None or request.version is None or request.version <= current.version:
+            return None
+        cluster = self.clusters.get(request.version)
+        is_next = request.member_of == current.version and request.version not in self.refused
+        may = is_next and self._is_member(request.peer) and not self.is_out(request.peer, request.incarnation)
+        return cluster if may and cluster is not None and request.peer in cluster.workers else None
+
+    def answer(self, request: Request) -> Grant | Detach | Stay | Refuse | Wait:
         """The answer to `request` now. May choose the version that a member asks for."""
         if self.is_out(request.peer, request.incarnation):
             return Detach()
@@ -232,8 +289,13 @@ class Membership:
                 )
             if request.version in self.refused:
                 return Refuse(f"cluster version {request.version} is refused: {self.refused[request.version]}")
-            if request.version not in self.clusters:
+            if self.newest is None or request.version > self.newest.version:
                 return Wait(unknown=request.version)
+            wanted = self.clusters.get(request.version)
+            if wanted is None or not self._keeps_the_state(wanted):
+                return Stay()
+            if self.would_choose(request) is None:
+                return Wait()  # for one who stays
             self.choose(request.version)
             return self.answer(request)
         rank = current.rank_of(request.peer)
@@ -260,8 +322,10 @@ class Broker:
 
     `on_unknown_version` is called when a member asks for a version that has not been admitted, `on_chosen` when a
     version has become the chosen one by a member's request, `on_leave` when a worker asks that a peer of the newest
-    version leave it, `on_ready` when a newcomer or a standby (its number) is ready to join; all from the broker's
-    threads, without its lock. `recovers`: members go on without those who die.
+    version leave it, `on_ready` when a newcomer (peer ID and incarnation) or a standby (its number) is ready to join;
+    all from the broker's threads, without its lock. `on_trouble` is told why the shared memory of a version can't be
+    made: `announce` tries it again. It may be called with the lock held, and must not come back here.
+    `recovers`: members go on without those who die.
     """
 
     def __init__(
@@ -274,7 +338,8 @@ class Broker:
         on_unknown_version: Callable[[int], None] | None = None,
         on_chosen: Callable[[Cluster], None] | None = None,
         on_leave: Callable[[PeerID], None] | None = None,
-        on_ready: Callable[[PeerID | int], None] | None = None,
+        on_ready: Callable[[tuple[PeerID, int] | int], None] | None = None,
+        on_trouble: Callable[[str], None] | None = None,
     ) -> None:
         self._secret = secret
         self._cores = cores
@@ -284,6 +349,7 @@ class Broker:
         self._on_chosen = on_chosen
         self._on_leave = on_leave
         self._on_ready = on_ready
+        self._on_trouble = on_trouble
         self._stores = Stores()
         self._changed = threading.Condition()
         # Guarded by _changed:
@@ -292,6 +358,7 @@ class Broker:
         self._losses: list[_Loss] = []
         self._announced = -1
         self._holders: dict[tuple[PeerID, int], int] = {}  # process -> process ID that came with its name
+        self._counting: set[tuple[PeerID, int]] = set()  # processes of which a heartbeat has been seen
         self._ready_standbys: set[int] = set()
         self._identities: dict[int, tuple[PeerID, int]] = {}  # of standbys that are needed
         self._connections: set[socket.socket] = set()
@@ -308,8 +375,15 @@ class Broker:
         """A version is known: members may choose it, and are told that it is wanted once its newcomers are ready."""
         with self._changed:
             self._membership.admit(cluster)
+            self._close_segments()
+            self._stores.drop(self._membership.is_out)
             self._announce()
             self._changed.notify_all()
+
+    def announce(self) -> None:
+        """Tries again to make the shared memory that could not be made."""
+        with self._changed:
+            self._announce()
 
     def refuse(self, version: int, reason: str) -> None:
         """A version that this host can't run: members who ask for it are told why instead of waiting for it."""
@@ -318,8 +392,12 @@ class Broker:
             self._changed.notify_all()
 
     def choose(self, version: int) -> None:
-        """The launcher's own choice: the initial version. It must have been admitted."""
+        """The launcher's own choice: the initial version. It must have been admitted.
+
+        Raises what the runtime or the kernel has against its shared memory; nothing is chosen then.
+        """
         with self._changed:
+            self._segment_of(self._membership.clusters[version])
             self._membership.choose(version)
             self._after_choice()
 
@@ -363,7 +441,8 @@ class Broker:
     def mark_lost(self, peer: PeerID, reason: str, incarnation: int, recover: bool = False) -> None:
         """A process has ended: tells the members of every version that it belongs to, also of those to come.
 
-        With `recover` they go on without it. It must have been reaped.
+        With `recover` they go on without it. It must have been reaped, or not have answered SIGKILL: what it publishes
+        then is taken from nobody, and it can't come back.
         """
         with self._changed:
             self._membership.bury(peer, incarnation)
@@ -376,14 +455,19 @@ class Broker:
             self._changed.notify_all()
 
     def heartbeat(self, peer: PeerID, incarnation: int) -> tuple[int, ...]:
-        """Counts that move for as long as the process runs; none before it has begun to count."""
+        """Counts that move for as long as the process runs; none before it has a place, or once it has left."""
         with self._changed:
             beats = []
             for version, segment in self._segments.items():
                 rank = self._membership.clusters[version].rank_of(peer)
                 if rank is not None and self._membership.belongs(peer, incarnation, version):
                     beats.append(segment.heartbeat(rank))
-            return tuple(beats) if any(beats) else ()
+            process = (peer, incarnation)
+            if any(beats):
+                self._counting.add(process)
+            elif process in self._counting or process not in self._holders:
+                return ()  # it has left, or has no place yet
+            return tuple(beats)
 
     def end(self) -> None:
         """The job is about to end: nobody may leave any more, or become somebody."""
@@ -410,17 +494,40 @@ class Broker:
     # ---- one thread each ----
 
     def _accept(self) -> None:
+        trouble = ""
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
+                trouble = ""
+            except OSError as error:
+                # Without descriptors or memory, most likely: whoever connects waits in the backlog meanwhile.
+                with self._changed:
+                    if self._closed:
+                        return
+                    if str(error) != trouble:
+                        trouble = str(error)
+                        _log.warning("a worker can't be heard for now: %s", error)
+                    self._changed.wait(_ACCEPT_RETRY_S)
+                continue
+            if not self._take(connection):
+                connection.close()
+
+    def _take(self, connection: socket.socket) -> bool:
+        """Whether the connection is served from now on."""
+        with contextlib.suppress(OSError, ProtocolError, RuntimeError):  # the last: no thread can be started
+            Channel(connection, None).check_same_user()  # before it costs a thread
             with self._changed:
                 if self._closed or len(self._connections) >= _MAX_CONNECTIONS:
-                    connection.close()
-                    continue
+                    return False
                 self._connections.add(connection)
-            threading.Thread(target=self._serve, args=(connection,), name="kungfu-broker", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(connection,), name="kungfu-broker", daemon=True).start()
+                return True
+            except BaseException:
+                with self._changed:
+                    self._connections.discard(connection)
+                raise
+        return False
 
     def _serve(self, connection: socket.socket) -> None:
         channel = Channel(connection, _HANDSHAKE_TIMEOUT_S)
@@ -454,7 +561,6 @@ class Broker:
         return True
 
     def _authenticate(self, channel: Channel) -> int:
-        channel.check_same_user()
         pid, _ = channel.peer_credentials()
         challenge = new_nonce()
         channel.send({"nonce": challenge})
@@ -490,10 +596,12 @@ class Broker:
                     return
                 request = self._identified(asked)
                 if request is None:
-                    answer: Grant | Detach | Refuse | Wait = Wait()
+                    answer: Grant | Detach | Stay | Refuse | Wait = Wait()
                 else:
                     before = self._membership.chosen
-                    answer = self._refusal_of(request, pid) or self._membership.answer(request)
+                    if self._membership.would_choose(request) is not None and _is_closed(channel.socket):
+                        return  # it has died since it asked, and can't carry the state over
+                    answer = self._refusal_of(request, pid) or self._answer_of(request)
                     chosen = self._membership.current if self._membership.chosen != before else None
                 if chosen is not None:
                     self._after_choice()
@@ -514,7 +622,7 @@ class Broker:
             if chosen is not None and self._on_chosen is not None:
                 self._on_chosen(chosen)
             if news and self._on_ready is not None:
-                self._on_ready(asked.number if isinstance(asked, StandbyRequest) else asked.peer)
+                self._on_ready(asked.number if isinstance(asked, StandbyRequest) else (asked.peer, asked.incarnation))
             if isinstance(answer, Wait):
                 if unknown is not None and self._on_unknown_version is not None:
                     self._on_unknown_version(unknown)
@@ -522,6 +630,8 @@ class Broker:
             channel.extend(_HANDSHAKE_TIMEOUT_S)
             if isinstance(answer, Detach):
                 channel.send({"detached": True})
+            elif isinstance(answer, Stay):
+                channel.send({"stay": True})
             elif isinstance(answer, Refuse):
                 channel.send({"error": answer.reason})
             return
@@ -566,24 +676,39 @@ class Broker:
 
     def _announce(self) -> None:
         """Tells the members of the chosen version. Those of the one before have agreed on it, and look no more."""
-        version = self._membership.announceable()
-        if version is not None and version > self._announced:
-            self._announced = version
-            chosen = -1 if self._membership.chosen is None else self._membership.chosen
-            segment = self._segments.get(chosen)
-            if segment is not None and version > chosen:
-                if version not in self._segments:
-                    with contextlib.suppress(Exception):  # tried again, and told, when somebody asks for it
-                        self._make(self._membership.clusters[version])
-                segment.announce(version)
+        version, chosen = self._membership.announceable(), self._membership.chosen
+        if self._closed or version is None or chosen is None or version <= max(chosen, self._announced):
+            return
+        try:
+            self._segment_of(self._membership.clusters[version])
+        except Exception as error:  # whatever the runtime or the kernel has against it
+            # The members would agree on a version that they can't go over to: better that they don't hear of it yet.
+            if self._on_trouble is not None:
+                self._on_trouble(_unmakeable(self._membership.clusters[version], error))
+            return
+        self._announced = version
+        self._segments[chosen].announce(version)
 
-    def _make(self, cluster: Cluster) -> Segment:
-        """The segment of a version. Made before the members hear of it, so that they needn't wait for it."""
-        segment = self._make_segment(cluster.size, cluster.version, self._cores, self._recovers)
-        self._segments[cluster.version] = segment
-        segment.announce(max(self._announced, cluster.version))
-        for loss in self._losses:
-            self._tell(segment, cluster, loss)
+    def _answer_of(self, request: Request) -> Grant | Detach | Stay | Refuse | Wait:
+        wanted = self._membership.would_choose(request)
+        if wanted is not None:
+            try:
+                self._segment_of(wanted)
+            except Exception as error:
+                # Once and for all, so that all members are told the same.
+                self._membership.refused[wanted.version] = _unmakeable(wanted, error)
+        return self._membership.answer(request)
+
+    def _segment_of(self, cluster: Cluster) -> Segment:
+        """The segment of a version. Made before the members hear of it, so that they needn't wait for it, and before it
+        is chosen, so that nobody is without one."""
+        segment = self._segments.get(cluster.version)
+        if segment is None:
+            segment = self._make_segment(cluster.size, cluster.version, self._cores, self._recovers)
+            self._segments[cluster.version] = segment
+            segment.announce(cluster.version)
+            for loss in self._losses:
+                self._tell(segment, cluster, loss)
         return segment
 
     def _tell(self, segment: Segment, cluster: Cluster, loss: _Loss) -> None:
@@ -599,14 +724,6 @@ class Broker:
         return Refuse(f"the place of {request.peer} belongs to process {holder}; process {pid} has no place of its own")
 
     def _grant(self, channel: Channel, request: Request, grant: Grant, pid: int) -> None:
-        version = grant.cluster.version
-        segment = self._segments.get(version)
-        if segment is None:
-            try:
-                segment = self._make(grant.cluster)
-            except Exception as error:  # whatever the runtime or the kernel has against it, the worker must hear of it
-                channel.send({"error": f"the launcher can't make the shared memory of version {version}: {error}"})
-                return
         self._holders[(request.peer, request.incarnation)] = pid
         message = {
             "cluster": grant.cluster.to_json(),
@@ -614,12 +731,11 @@ class Broker:
             "peer": str(request.peer),
             "incarnation": request.incarnation,
         }
-        channel.send(message, (segment.fd,))
+        channel.send(message, (self._segments[grant.cluster.version].fd,))
 
     def _after_choice(self) -> None:
         known = self._membership.clusters
-        for version in set(self._segments) - set(known):
-            self._segments.pop(version).close()
+        self._close_segments()
         belongs = self._membership.belongs
         self._losses = [
             loss
@@ -627,12 +743,21 @@ class Broker:
             if any(belongs(loss.peer, loss.incarnation, v) for v, c in known.items() if loss.peer in c.workers)
         ]
         self._holders = {who: pid for who, pid in self._holders.items() if not self._membership.is_out(*who)}
+        self._counting &= set(self._holders)
         # What was ready to be gone over to from the version before need not be so from this one: a peer in it may have
         # been a member that this choice has excluded, and is another process from now on.
         self._announced = -1
-        self._announce()
+        self._announce()  # to the segment of the chosen one
         self._stores.drop(self._membership.is_out)
         self._changed.notify_all()
+
+    def _close_segments(self) -> None:
+        for version in set(self._segments) - set(self._membership.clusters):
+            self._segments.pop(version).close()
+
+
+def _unmakeable(cluster: Cluster, error: Exception) -> str:
+    return f"the shared memory of cluster version {cluster.version} ({cluster.size} workers) can't be made: {error}"
 
 
 def _request_from(message: dict[str, Any]) -> Request | StandbyRequest | LeaveRequest:

@@ -13,7 +13,7 @@ from ms_kungfu.config_server.client import ConfigClient, StaleConfigError
 from ms_kungfu.config_server.secret_file import secret_from, servers_of_this_user
 from ms_kungfu.elastic.cluster import Cluster
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher.hosts import PortRange
+from ms_kungfu.launcher.hosts import MANY_PER_CORE, PortRange
 from ms_kungfu.launcher.options import PROGRAM
 
 _MAX_TRIES = 10
@@ -100,6 +100,13 @@ def _main(
             )
         number, ports = int(words[0]), getattr(flags, "port_range", None)
         print(_write(client, lambda cluster: next_cluster(cluster, number, ports)))
+        cores = len(os.sched_getaffinity(0))
+        if command == "resize" and number > MANY_PER_CORE * cores:
+            print(
+                f"{program}: {number} workers are far more than the {cores} cores of this machine; if that was a "
+                "mistake, a resize to another size takes it back at once",
+                file=sys.stderr,
+            )
         return 0
     except UsageError as error:
         print(f"{program}: {error}", file=sys.stderr)

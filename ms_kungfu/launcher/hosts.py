@@ -8,8 +8,9 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ms_kungfu.elastic.cluster import Cluster, PeerID
+from ms_kungfu.elastic.cluster import MAX_WORKERS, Cluster, PeerID
 
+MANY_PER_CORE = 4  # workers, before a resize looks like a mistake
 DEFAULT_HOST = "127.0.0.1"
 
 
@@ -58,6 +59,8 @@ class Host:
                 f"-np {size} is more than the {self.slots} slots of -H {self.limit}; ask for fewer workers or give "
                 "the host more slots"
             )
+        if size > MAX_WORKERS:
+            raise HostError(f"-np {size} is more than the {MAX_WORKERS} workers that one host can have")
         if size > len(ports.ports()):
             raise HostError(f"-port-range {ports} is too small for {size} workers; give a larger one")
         workers = tuple(PeerID(self.name, port) for port in ports.ports()[:size])
@@ -71,6 +74,8 @@ class Host:
             raise HostError(f"worker {strangers[0]} is not on {self.name}: this job has one host only so far")
         if self.slots is not None and cluster.size > self.slots:
             raise HostError(f"{cluster.size} workers are more than the {self.slots} slots that -H {self.limit} gives")
+        if cluster.size > MAX_WORKERS:
+            raise HostError(f"{cluster.size} workers are more than the {MAX_WORKERS} that one host can have")
         if members and not set(cluster.workers) & set(members):
             raise HostError(
                 "the new cluster keeps none of the present workers, so their state would be lost; keep one of "

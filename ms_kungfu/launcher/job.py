@@ -15,7 +15,7 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, TypeVar, cast
 from urllib.parse import urlsplit
@@ -31,7 +31,7 @@ from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.follow import Follower
 from ms_kungfu.launcher.guard import Exited, Guard
 from ms_kungfu.launcher.hangs import HangWatch, is_stopped
-from ms_kungfu.launcher.hosts import HostError
+from ms_kungfu.launcher.hosts import MANY_PER_CORE, HostError
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import (
@@ -47,6 +47,7 @@ from ms_kungfu.launcher.policy import (
     Verdict,
     WorkerExited,
     WorkerLeaves,
+    WorkerWorksOn,
     decide,
     exit_code_of,
     how_it_ended,
@@ -67,6 +68,7 @@ _RESTART_WINDOW_S = 300.0
 _STANDBY_DELAY_S = 2.0  # whoever has just joined is busy, and a new process would be in its way
 _RETRY_S = 0.2
 _CANT_RUN = 126  # as a shell has it
+_UNANSWERED_KILL_S = 10.0  # whoever doesn't run for so long, not even to die, is gone without
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 
@@ -90,8 +92,15 @@ class Process:
     join_timer: asyncio.TimerHandle | None = None
     leave_timer: asyncio.TimerHandle | None = None
     killed_because: str = ""
-    overdue: bool = False
+    given_up: bool = False  # it did not even answer SIGKILL
+    works_on: bool = False  # it has left, and its grace is over
+    dismissed: bool = False  # ended by the launcher, which has said why
     device: int = 0  # its place in Devices, for life
+
+    @property
+    def is_not_waited_for(self) -> bool:
+        """Whether the job's end doesn't wait for it."""
+        return self.given_up or self.works_on or self.dismissed
 
     @property
     def who(self) -> str:
@@ -134,6 +143,7 @@ class Job:
         self._writing: Cluster | None = None
         self._join_timeout_s = 0.0
         self._revising: asyncio.Future[None] | None = None
+        self._trouble = ""  # the last with a version's shared memory
         self._closers = contextlib.AsyncExitStack()
 
     async def run(self) -> int:
@@ -191,12 +201,16 @@ class Job:
             on_unknown_version=self._on_unknown_version,
             on_chosen=lambda cluster: self._from_thread(loop, self._on_chosen, cluster),
             on_ready=lambda who: self._from_thread(loop, self._on_ready, who),
+            on_trouble=lambda trouble: self._from_thread(loop, self._on_trouble, trouble),
             on_leave=(lambda peer: self._from_thread(loop, self._on_leave, peer)) if options.watch else None,
         )
         self._closers.callback(self._broker.close)
         self._newest, self._last_version = first, first.version
         self._broker.admit(first)
-        self._broker.choose(first.version)
+        try:
+            self._broker.choose(first.version)
+        except Exception as error:  # whatever the runtime or the kernel has against it
+            raise StartError(f"the shared memory of {first.size} workers can't be made: {error}") from error
         loop.add_reader(self._guard.fileno(), self._on_guard)
         if options.timeout_s is not None:
             loop.call_later(options.timeout_s, self._happened, TimedOut(options.timeout_s))
@@ -282,7 +296,9 @@ class Job:
 
     def _check(self, cluster: Cluster) -> None:
         options = self._options
-        options.host.check(cluster, self._living_members() if not self._resting else ())
+        # Who lists only workers that have just died did not know it: `revised` sees to it that the state is kept.
+        members = [*self._living_members(), *self._broker.ended_in(self._newest_known())]
+        options.host.check(cluster, members if not self._resting else ())
         if cluster.size < options.min_size and cluster != self._writing:
             raise HostError(f"a cluster of {cluster.size} is below -min-np {options.min_size}")
 
@@ -377,7 +393,7 @@ class Job:
         if self._verdict.done():
             return None
         options = self._options
-        standings = [self._standing(p) for p in self._processes.values()]
+        standings = [self._standing(p) for p in self._processes.values() if not p.is_not_waited_for]
         state = JobState(
             members=standings.count(Standing.MEMBER),
             leaving=standings.count(Standing.LEAVING),
@@ -429,15 +445,20 @@ class Job:
         for timer in (process.join_timer, process.leave_timer):
             if timer is not None:
                 timer.cancel()
-        code = event.code
-        error = process.killed_because or event.error
+        if process.given_up:
+            _log.info("%s is gone at last", process.who)
+            self._revise()  # its port is free
+            return
+        self._has_ended(process, standing, event.code, process.killed_because or event.error)
+
+    def _has_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
         listed = standing in (Standing.MEMBER, Standing.JOINING) and process.peer in self._newest_known().workers
         if process.peer is not None:
             # First of all, because the survivors wait for it. One that has finished is missed rather than gone without.
             finished = standing is Standing.MEMBER and code == 0
             self._broker.mark_lost(process.peer, error or how_it_ended(code), process.incarnation, recover=not finished)
             self._finishing = self._finishing or finished
-        if process.overdue:
+        if process.dismissed:
             code = 0  # the launcher's own doing, and told already
         if not self._verdict.done() and code == 0 and process.peer is not None:
             _log.info("%s %s", process.who, how_it_ended(code))
@@ -498,9 +519,21 @@ class Job:
         loop.call_later(watch.period_s, self._look_for_hangs, watch)
 
     def _kill(self, process: Process, reason: str) -> None:
-        """Its end follows as an event like any other."""
+        """Its end follows as an event like any other, or it is gone without."""
         process.killed_because = reason
         self._guard.signal(signal.SIGKILL, process.key)
+        asyncio.get_running_loop().call_later(_UNANSWERED_KILL_S, self._give_up_on, process)
+
+    def _give_up_on(self, process: Process) -> None:
+        """SIGKILL has found no answer: the process hangs in the kernel, or its cgroup is frozen. The signal stays with
+        it: should it run again it dies before its next instruction. To the others it is dead from now on: it has no way
+        to publish any more (docs/recovery.md), and as one who has ended it is not let in anywhere."""
+        if process.key not in self._processes or self._verdict.done():
+            return
+        standing = self._standing(process)
+        process.given_up = True
+        process.killed_because += f", but hangs in the kernel: SIGKILL has had no effect for {_UNANSWERED_KILL_S:g} s"
+        self._has_ended(process, standing, -signal.SIGKILL, process.killed_because)
 
     # ---- the cluster changes ----
 
@@ -529,22 +562,38 @@ class Job:
             self._revise()
             return
         _log.info("cluster version %d is wanted: %d workers", cluster.version, cluster.size)
-        self._newest = cluster
+        self._warn_of_crowd(cluster)
+        before, self._newest = self._newest, cluster
         if self._resting:
             self._broker.forget_the_ended()
             self._vacant.clear()
             self._first_failure = None
+        joining = [p for p in self._processes.values() if self._standing(p) is Standing.JOINING]
         self._broker.admit(cluster)
         if self._resting:
+            try:
+                self._broker.choose(cluster.version)
+            except Exception as error:  # whatever the runtime or the kernel has against it
+                _log.error("cluster version %d can't be run, write it once more: %s", cluster.version, error)
+                return
             self._resting = self._finishing = False
-            self._broker.choose(cluster.version)
+        for process in joining:
+            if self._standing(process) is Standing.LEAVING and not process.killed_because:
+                _log.info("%s is not needed any more", process.who)
+                self._dismiss(process)
         ended = self._broker.ended_in(cluster)
+        replacing: list[PeerID] = []
         if cluster != self._writing:
             # Whoever wrote it wants this size: only those that it still lists are to be replaced.
             del self._vacant[: max(0, len(self._vacant) - len(ended))]
+        else:
+            # A member that was to go, and stays because nobody else has the state, is in the place of one that died.
+            living = self._living_members()
+            replacing = [peer for peer in cluster.workers if peer not in before.workers and peer not in living]
+            del self._vacant[: sum(peer in living and peer not in before.workers for peer in cluster.workers)]
         if ended:
             self._revise()
-        self._start_missing(cluster)
+        self._start_missing(cluster, replacing)
 
     def _on_chosen(self, cluster: Cluster) -> None:
         """The members have agreed on a version and are going over to it."""
@@ -554,23 +603,41 @@ class Job:
             standing = self._standing(process)
             if process.leave_timer is None and standing is Standing.LEAVING:
                 process.leave_timer = loop.call_later(
-                    self._options.leave_grace_s, self._remind, process, cluster.version
+                    self._options.leave_grace_s, self._on_grace_over, process, cluster.version
                 )
             elif standing is Standing.MEMBER and process.peer in cluster.workers:
                 process.rank = cluster.workers.index(process.peer)
         self._leaving &= {p.peer for p in self._processes.values() if self._standing(p) is not Standing.LEAVING}
-        # A peer that this version has expelled may be in the newest one again, as another process.
+        # Whoever could not be started, for want of a descriptor perhaps, is tried again.
         self._start_missing(self._newest_known())
         for process, cores in self._shares(cluster):
             if process.pid is not None:
                 affinity.pin(process.pid, cores)
         loop.call_later(_STANDBY_DELAY_S, self._keep_standbys)
 
-    def _on_ready(self, who: PeerID | int) -> None:
-        """A newcomer, or standby number `who`, would join at once."""
+    def _on_ready(self, who: tuple[PeerID, int] | int) -> None:
+        """A newcomer (peer ID and incarnation), or standby number `who`, would join at once."""
         for process in self._processes.values():
-            if who == process.peer or (process.peer is None and who == process.standby):
+            name = process.standby if process.peer is None else (process.peer, process.incarnation)
+            if who == name and self._standing(process) in (Standing.JOINING, Standing.STANDBY):
                 _log.info("%s is ready", process.who)
+
+    def _on_trouble(self, trouble: str) -> None:
+        """The shared memory of a version can't be made. The cluster is as before, until it can."""
+        if self._verdict.done():
+            return
+        if trouble != self._trouble:
+            self._trouble = trouble
+            _log.warning("%s; the workers go on as before, and it is tried again", trouble)
+        asyncio.get_running_loop().call_later(_RETRY_S, self._broker.announce)
+
+    def _warn_of_crowd(self, cluster: Cluster) -> None:
+        cores = len(self._cores)
+        if cluster.size > max(MANY_PER_CORE * cores, self._newest_known().size):
+            _log.warning(
+                "%d workers are far more than the %d cores of the job: if that was a mistake, a resize to another size "
+                "takes it back at once", cluster.size, cores,
+            )  # fmt: skip
 
     def _on_leave(self, peer: PeerID) -> None:
         """A worker asks that `peer` leave."""
@@ -602,8 +669,8 @@ class Job:
         gone = {*self._broker.ended_in(newest)}
         if not self._leaving.issuperset(living):  # else whoever wanted to leave is the last by now, and stays
             gone |= self._leaving
-        # Whoever is on its way out has its port until it is gone.
-        taken = {process.peer.port for process in self._processes.values() if process.peer is not None}
+        # Whoever is on its way out has its port until it is gone, or has had its time.
+        taken = {p.peer.port for p in self._processes.values() if p.peer is not None and not p.works_on}
         ports = [port for port in self._options.ports.ports() if port not in taken]
         try:
             return revised(newest, last_version, gone, living, len(self._vacant), ports)
@@ -643,17 +710,29 @@ class Job:
                 raise  # it has come back without what it knew, and the follower is about to tell it
             self._on_cluster(found)
 
-    def _remind(self, process: Process, version: int) -> None:
-        """A detached worker has had its time."""
-        if process.key not in self._processes:
+    def _on_grace_over(self, process: Process, version: int) -> None:
+        """A worker that has left has had its time: nobody waits for it any more, and its place may be taken."""
+        if process.key not in self._processes or process.dismissed or process.given_up or self._verdict.done():
             return
-        _log.warning(
-            "%s is not in cluster version %d any more and has not left within %g s; it is ended (-leave-grace)",
-            process.who,
-            version,
-            self._options.leave_grace_s,
-        )
-        process.overdue = True
+        process.works_on = True
+        self._happened(WorkerWorksOn(process.who, version, self._options.leave_grace_s, self._resting))
+        self._clear_places()
+
+    def _clear_places(self) -> None:
+        """Ends those who have left and still work, where another one has got their name or device."""
+        current = [
+            p for p in self._processes.values()
+            if p.peer is not None and not self._broker.is_out(p.peer, p.incarnation)
+        ]  # fmt: skip
+        for process in self._processes.values():
+            if process.works_on and not process.dismissed:
+                device = self._devices.name_of(process.device)
+                if any(p.peer == process.peer or (device is not None and p.device == process.device) for p in current):
+                    _log.warning("%s, which has left the cluster, is ended: its place is needed", process.who)
+                    self._dismiss(process)
+
+    def _dismiss(self, process: Process) -> None:
+        process.dismissed = True
         self._guard.signal(signal.SIGTERM, process.key)
         self._guard.signal(signal.SIGCONT, process.key)
         asyncio.get_running_loop().call_later(_GRACE_S, self._guard.signal, signal.SIGKILL, process.key)
@@ -686,7 +765,8 @@ class Job:
             )  # fmt: skip
         return chosen
 
-    def _start_missing(self, cluster: Cluster) -> None:
+    def _start_missing(self, cluster: Cluster, replacing: Collection[PeerID] = ()) -> None:
+        """Starts who is new in `cluster`; those in `replacing` take the places of workers that have died."""
         running = self._processes.values()
         present = {p.peer for p in running if p.peer is not None and not self._broker.is_out(p.peer, p.incarnation)}
         shares = affinity.divide(self._cores, cluster.size)
@@ -694,7 +774,7 @@ class Job:
         joins_later = current is not None and current.version < cluster.version
         for peer in peers_to_start(cluster, present, self._broker.ended_in(cluster), self._finishing):
             rank = cluster.workers.index(peer)
-            if self._vacant:
+            if self._vacant and peer in replacing:
                 place = self._vacant.pop(0)
                 self._count_restart(place)
             else:
@@ -714,6 +794,7 @@ class Job:
                 process.join_timer = asyncio.get_running_loop().call_later(
                     self._join_timeout_s, self._give_up, process, cluster.version
                 )
+        self._clear_places()
 
     def _launch(self, process: Process, environment: dict[str, str | None], cores: list[int]) -> None:
         """The guard tells what came of it."""
@@ -737,6 +818,8 @@ class Job:
 
     def _give_up(self, process: Process, version: int) -> None:
         """A newcomer has had its time."""
+        if process.dismissed or process.killed_because:
+            return
         if process.peer is not None and not self._broker.is_ready(process.peer, process.incarnation):
             limit = f"{self._join_timeout_s:g} s (KUNGFU_JOIN_TIMEOUT)"
             self._kill(process, f"was not ready to join cluster version {version} within {limit} and was killed")

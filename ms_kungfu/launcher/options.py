@@ -121,7 +121,7 @@ def build_parser() -> FlagParser:
     switch("allow-nvlink", "let each worker see all GPUs of the job, for NCCL to find NVLink; DEVICE_ID is its own")
     flag(
         "leave-grace",
-        "how long a worker may take to leave after the cluster has shrunk (default 30s)",
+        "how long the place of a worker that has left the cluster, and the end of the job, wait for it (default 30s)",
         type=duration,
         default=30.0,
         metavar="TIME",

@@ -54,6 +54,16 @@ class WorkerLeaves:
 
 
 @dataclass(frozen=True)
+class WorkerWorksOn:
+    """A worker left the cluster with `version`, and still works after its grace. `resting`: so does the job (-k)."""
+
+    who: str
+    version: int
+    grace_s: float
+    resting: bool
+
+
+@dataclass(frozen=True)
 class Interrupted:
     number: int
 
@@ -68,7 +78,7 @@ class GuardLost:
     """The process that starts and reaps workers is gone, and so are they."""
 
 
-Event = Union[WorkerExited, WorkerLeaves, Interrupted, TimedOut, GuardLost]
+Event = Union[WorkerExited, WorkerLeaves, WorkerWorksOn, Interrupted, TimedOut, GuardLost]
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class JobState:
-    """After the event: how many processes are still running, and what was asked for."""
+    """After the event: how many processes are still running, and what was asked for.
+
+    Only those that somebody waits for: not those that left longer ago than -leave-grace, or can't be killed.
+    """
 
     members: int
     leaving: int
@@ -123,6 +136,13 @@ def decide(event: Event, state: JobState) -> Verdict:
         if event.left < state.min_size:
             return _too_few(Failure(f"{event.who} is leaving", 1), event.left, state)
         return Verdict(Decision.SHRINK, f"{event.who} is leaving; the others go on")
+
+    if isinstance(event, WorkerWorksOn):
+        reason = (
+            f"{event.who} is not in cluster version {event.version} any more and still works after {event.grace_s:g} s "
+            "(-leave-grace); nobody waits for it, and it is ended when its place is needed or the job ends"
+        )
+        return (None if event.resting else _after_end(reason, state)) or Verdict(Decision.CONTINUE, reason)
 
     how = event.error or how_it_ended(event.code)
     named = f", see {event.logs}" if event.logs else ""

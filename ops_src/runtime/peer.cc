@@ -44,9 +44,18 @@ std::string Peer::WithClaim(const char* layout) {
 
 void Peer::Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options) {
   auto next = std::make_shared<Communicator>(std::make_shared<shm::Segment>(fd), rank, address, has_state, options);
+  {
+    // Who has a place is expected to count from now on, also while it waits for the others.
+    std::lock_guard<std::mutex> guard(mutex_);
+    heartbeat_.Follow(next);
+  }
   try {
     next->Assemble();
   } catch (...) {
+    {
+      std::lock_guard<std::mutex> guard(mutex_);
+      heartbeat_.Follow(current_);
+    }
     next->Leave();
     throw;
   }

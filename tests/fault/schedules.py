@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 
 from ms_kungfu.launcher.policy import Recover
-from tests.fault.world import Happening, Setup, Violation, World
+from tests.fault.world import MAX_WORKERS, Happening, Setup, Violation, World
 
 _KINDS = {
     "kill member": 8,
@@ -76,7 +76,42 @@ def schedule_of(seed: int) -> Schedule:
     # Drawn last, so that the other ones stay as they were.
     if rng.random() < 0.3:
         setup = replace(setup, asynchronous=True, wait=False)
+    if rng.random() < 0.4:
+        setup, happenings = _wishes_and_deaths(rng, setup)
+    elif rng.random() < 0.05:
+        happenings = sorted([*happenings, _freeze(rng, rng.uniform(0.1, 1.0))], key=lambda h: h.at)
     return Schedule(seed, setup, tuple(happenings))
+
+
+def _wishes_and_deaths(rng: random.Random, setup: Setup) -> tuple[Setup, list[Happening]]:
+    """Steps so slow that several wishes are outstanding, and deaths among those who would carry them out."""
+    setup = replace(
+        setup, step_s=rng.choice((0.03, 0.3, 0.6)), prepare_s=rng.choice((0.1, 0.5, 1.0)), schedule=(), min_size=1
+    )
+    happenings: list[Happening] = []
+    when = rng.uniform(0.0, 1.0)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        for _ in range(rng.choice((1, 2, 2, 3, 4))):
+            size = MAX_WORKERS + 1 if rng.random() < 0.02 else rng.randint(1, 5)
+            happenings.append(Happening(round(when, 4), "resize", size))
+            when += rng.choice((0.0, 0.01, 0.05, 0.2))
+        for _ in range(rng.choice((0, 1, 1, 2, 3))):
+            kind = rng.choices(("kill lone", "kill newcomer", "kill member", "evict"), (4, 4, 3, 0.5))[0]
+            when += rng.choice((0.0, 0.01, 0.05, 0.2, 0.5))
+            happenings.append(Happening(round(when, 4), kind, rng.randrange(7)))
+        if rng.random() < 0.1:
+            happenings.append(Happening(round(when, 4), "no descriptors", 0, round(rng.uniform(0.05, 1.0), 4)))
+        if rng.random() < 0.05:
+            happenings.append(_freeze(rng, when))
+        when += rng.expovariate(1 / rng.choice((0.1, 0.5)))
+    if rng.random() < 0.1:
+        happenings.append(Happening(0.1, "no descriptors", 0, round(rng.uniform(0.2, 2.0), 4)))
+    return setup, sorted(happenings, key=lambda happening: happening.at)
+
+
+def _freeze(rng: random.Random, when: float) -> Happening:
+    """For a moment, for longer than anybody waits, or for ever (0)."""
+    return Happening(round(when, 4), "freeze", rng.randrange(8), rng.choice((0.0, 0.5, 8.0, 25.0)))
 
 
 def run(schedule: Schedule, told: list[str] | None = None):
@@ -109,7 +144,8 @@ def shrunk(schedule: Schedule) -> Schedule:
             pieces = min(2 * pieces, len(events))
     schedule = replace(schedule, happenings=tuple(events))
     plain = Setup()
-    for name in ("schedule", "wait", "standbys", "external", "min_size", "max_restarts", "groups", "prepare_s"):
+    names = ("schedule", "wait", "standbys", "external", "min_size", "max_restarts", "groups", "prepare_s", "step_s")
+    for name in names:
         simpler = replace(schedule, setup=replace(schedule.setup, **{name: getattr(plain, name)}))
         if simpler != schedule and violation_of(simpler) is not None:
             schedule = simpler

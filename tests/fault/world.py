@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import heapq
 import itertools
 import logging
@@ -32,7 +33,7 @@ from ms_kungfu.config_server.store import ConfigStore, StaleVersionError
 from ms_kungfu.dataset import audit, dealing
 from ms_kungfu.elastic import membership, rendezvous
 from ms_kungfu.errors import CollectiveTimeoutError, ConfigServerError, KungFuError, PeerLostError, ResizeError
-from ms_kungfu.launcher import affinity, broker, commands, follow, job
+from ms_kungfu.launcher import affinity, broker, commands, follow, hosts, job
 from ms_kungfu.launcher.devices import Devices
 from ms_kungfu.launcher.guard import Exited, Started
 from ms_kungfu.launcher.hosts import Host, PortRange
@@ -41,11 +42,17 @@ from ms_kungfu.launcher.policy import Decision, Recover, Verdict
 
 JOIN_TIMEOUT_S = 15.0
 PEER_TIMEOUT_S = 1.0
+UNANSWERED_KILL_S = 10.0
+MAX_WORKERS = 8  # a segment has no room for more
 _PORTS = range(10000, 10100)
 
 
 class Violation(AssertionError):
     """The protocol has broken a promise."""
+
+
+class StateLost(KungFuError):
+    """All who had the training state are dead."""
 
 
 # ---- time and threads ------------------------------------------------------------------------------------------------
@@ -220,6 +227,8 @@ class Process:
         self.alive = True
         self.killed = False
         self.stopped_at = None  # when SIGSTOP came
+        self.frozen = False  # it doesn't run, and SIGKILL has to wait until it does
+        self.fatal = None  # the signal that waits
         self.held = []  # threads that would run if it was not stopped
         self.slow = 1.0
         self.state = membership._State()
@@ -241,6 +250,10 @@ class Segment:
     """The shared memory of a cluster version: final words of operations, and the list of deaths."""
 
     def __init__(self, world, size, version, recovers):
+        if world.loop.now < world.no_descriptors_until:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        if size > MAX_WORKERS:
+            raise ValueError(f"{size} ranks are too many")
         self.world, self.size, self.version, self.recovers = world, size, version, recovers
         self.fd = world.new_segment(self)
         self.announced = version
@@ -260,7 +273,7 @@ class Segment:
 
     def mark_lost(self, rank, reason, recover):
         process = self.attached.get(rank)
-        if process is not None and process.alive:
+        if process is not None and process.alive and process.fatal is None:
             raise Violation(f"{process.name}, rank {rank} of version {self.version}, is marked dead and lives")
         if rank in self.deaths or rank in self.lost:
             return
@@ -567,7 +580,7 @@ class Worker:
                 answers, _ = core.run("root", not joiner)
                 roots = [rank for rank, able in answers.items() if able]
                 if not roots:
-                    raise KungFuError("every worker that had the training state has died")
+                    raise StateLost("every worker that had the training state has died")
                 world.place("hands over the state")
                 try:
                     handed, _ = core.run(
@@ -704,7 +717,10 @@ class World:
         self.everybody = []
         self.deaths = 0
         last = max((h.at + h.more for h in happenings), default=0.0)
-        self.calm_from = last + (2.5 * PEER_TIMEOUT_S if any(h.kind == "stop" for h in happenings) else 0.5)
+        self.hangs = any(h.kind in ("stop", "freeze") for h in happenings)
+        self.calm_from = last + (2.5 * PEER_TIMEOUT_S if self.hangs else 0.5)
+        if any(h.kind == "freeze" for h in happenings):
+            self.calm_from += JOIN_TIMEOUT_S + UNANSWERED_KILL_S
         self.quiet_from = self.calm_from + 4.0 + (2 * setup.prepare_s)
         self.launcher = Process(
             self, "launcher", {"KUNGFU_JOB_SECRET": "00", "KUNGFU_JOIN_TIMEOUT": str(JOIN_TIMEOUT_S)}
@@ -721,7 +737,10 @@ class World:
         self.shares = {}  # epoch, position -> processes that have trained it, of asynchronous ones
         self.trouble = []  # exceptions in workers
         self.closing = False
-        self.survivors_at_verdict = 0
+        self.survivors_at_verdict = 0  # members that have the training state
+        self.no_descriptors_until = 0.0
+        self.wished = []  # clusters that were asked for from outside
+        self.holders = {}  # version -> processes that came to it with the training state
 
     # -- running --
 
@@ -824,7 +843,7 @@ class World:
             builtin_port=None if setup.external else 0, timeout_s=None, delay_s=0.0, init_version=None,
             affinity=False, allow_nvlink=False, leave_grace_s=3.0, recover=setup.recover, min_size=setup.min_size,
             max_restarts=setup.max_restarts, standbys=setup.standbys,
-            peer_timeout_s=PEER_TIMEOUT_S if any(h.kind == "stop" for h in self.happenings) else None,
+            peer_timeout_s=PEER_TIMEOUT_S if self.hangs else None,
         )  # fmt: skip
 
     @contextlib.contextmanager
@@ -843,6 +862,7 @@ class World:
         wire = SimpleNamespace(
             Granted=rendezvous.Granted,
             Detached=rendezvous.Detached,
+            Stay=rendezvous.Stay,
             Line=lambda: SimpleNamespace(close=lambda: None),
             request_segment=self._request_segment,
             request_identity=self._request_identity,
@@ -859,6 +879,8 @@ class World:
             (membership, "os", SimpleNamespace(close=lambda fd: None)),
             (membership, "_leave_on_sigterm", lambda: None),
             (membership, "_step_back", lambda: None),
+            (membership, "_tell_who_works_on", lambda: None),
+            (membership, "MAX_WORKERS", MAX_WORKERS),
             (membership, "_POLL_S", 0.05),
             (membership._Proposal, "start", lambda own: self.current.process.start("proposal", own.run)),
             (runtime, "init", lambda: None),
@@ -869,6 +891,7 @@ class World:
             (job, "secret_from", lambda environ, url: "00"),
             (job, "is_stopped", self._is_stopped),
             (job, "_STANDBY_DELAY_S", 0.5),
+            (job, "_UNANSWERED_KILL_S", UNANSWERED_KILL_S),
             (affinity, "allowed_cores", lambda: [0, 1]),
             (follow, "threading", threads),
             (follow, "time", clock),
@@ -876,6 +899,7 @@ class World:
             (broker, "threading", SimpleNamespace(Condition=lambda: Condition(self), Thread=lambda **_: _Listener())),
             (broker, "_is_alive", lambda pid: any(p.pid == pid and p.alive for p in self.processes.values())),
             (broker, "_is_closed", lambda connection: not connection.alive),
+            (hosts, "MAX_WORKERS", MAX_WORKERS),
             (commands, "ConfigClient", client),
             (server_module, "ConfigServer", self.server.embed),
         ]
@@ -938,6 +962,8 @@ class World:
             peer = rendezvous.PeerID.parse(answer["peer"])
             process.granted = (peer, answer["incarnation"])
             return rendezvous.Granted(cluster, answer["rank"], channel.fd, peer, answer["incarnation"])
+        if "stay" in answer:
+            return rendezvous.Stay()
         return rendezvous.Detached() if "error" not in answer else answer["error"]
 
     def _request_segment(self, address, secret, peer, incarnation, member_of, version, timeout, line):
@@ -979,15 +1005,19 @@ class World:
         if self.broker is None or self.verdict is not None:
             return
         members, kind, who = self.members(), happening.kind, happening.who
-        if kind in ("kill newcomer", "kill member", "stop", "pause", "slow", "terminate"):
+        if kind in ("kill newcomer", "kill member", "kill lone", "stop", "freeze", "pause", "slow", "terminate"):
             others = [p for p in self.processes.values() if p.alive and p not in members]
             crowd = others if kind == "kill newcomer" else members
-            if kind == "stop":
+            if kind in ("stop", "freeze"):
                 crowd = members + others
+            if kind == "freeze":  # nobody is waited for who has no place yet, but for the first workers
+                crowd = [p for p in crowd if p.granted is not None or env.PARKED.name in p.environ]
+            if kind == "kill lone":
+                crowd = self._lonely(members)
             if not crowd:
                 return
             target = crowd[who % len(crowd)]
-            if kind in ("kill member", "terminate") and len(members) == 1 and who != 7:
+            if kind in ("kill member", "kill lone", "terminate", "freeze") and len(members) == 1 and who != 7:
                 return  # the job's end, of which there are enough
             self.say("do", f"-- {kind}: {target.name}")
             if kind.startswith("kill"):
@@ -999,7 +1029,8 @@ class World:
                 target.start("leave", lambda: self._leave_or_die(target))
             else:
                 self.stop(target)
-                if kind == "pause":
+                target.frozen |= kind == "freeze"
+                if kind == "pause" or (kind == "freeze" and happening.more):
                     self.loop.at(happening.more, self.go_on, target)
         elif kind == "kill all":
             self.say("do", "-- kill all")
@@ -1013,12 +1044,21 @@ class World:
             if members:
                 caller = members[who % len(members)]
                 caller.start("evict", lambda: self._evict(int(happening.more)))
+        elif kind == "no descriptors":
+            self.say("do", f"-- {kind}")
+            self.no_descriptors_until = self.loop.now + happening.more
         elif kind in ("server away", "server loses all"):
             self.say("do", f"-- {kind}")
             self.server.go_away(kind == "server loses all")
             self.loop.at(happening.more, self.server.come_back)
         else:
             raise ValueError(kind)
+
+    def _lonely(self, members):
+        """Those of whom a cluster that somebody wished for has only one: the smallest such cluster's."""
+        known = {process.granted[0]: process for process in members if process.granted is not None}
+        clusters = [[known[peer] for peer in wish.workers if peer in known] for wish in self.wished]
+        return min((present for present in clusters if present), key=len, default=[])[:1]
 
     def _leave_or_die(self, process):
         """What membership._on_sigterm does."""
@@ -1030,15 +1070,22 @@ class World:
             self.kill(process, -signal.SIGTERM)
 
     def _from_outside(self, change):
+        following = None
+
         def next_cluster(cluster):
+            nonlocal following
             try:
                 following = change(cluster)
             except ValueError as error:
                 return str(error)
-            return "nothing to do" if following.workers == cluster.workers else following
+            if following.workers == cluster.workers:
+                following = None
+            return following or "nothing to do"
 
         try:
             self.say("do", "-- from outside: " + commands._write(Client(self), next_cluster))
+            if following is not None and self.setup.min_size <= following.size <= MAX_WORKERS:
+                self.wished.append(following)
         except (ConfigServerError, ValueError) as error:
             self.say("do", f"-- from outside, refused: {error}")
 
@@ -1049,7 +1096,9 @@ class World:
                 membership.evict(place % cluster.size)
 
     def kill(self, process, code):
-        if process.alive:
+        if process.frozen:
+            process.fatal = code
+        elif process.alive:
             process.alive, process.killed = False, self.verdict is None
             self.deaths += 1
             self.say("do", f"{process.name} dies")
@@ -1060,10 +1109,15 @@ class World:
             process.stopped_at = self.loop.now
 
     def _is_stopped(self, pid):
-        return any(p.pid == pid and p.alive and p.stopped_at is not None for p in self.processes.values())
+        return any(
+            p.pid == pid and p.alive and p.stopped_at is not None and not p.frozen for p in self.processes.values()
+        )
 
     def go_on(self, process):
-        if process.stopped_at is not None:
+        process.frozen = False
+        if process.fatal is not None:
+            self.kill(process, process.fatal)
+        elif process.stopped_at is not None:
             process.stopped_at = None
             held, process.held = process.held, []
             for thread, turn in held:
@@ -1086,10 +1140,19 @@ class World:
         except Exception as error:
             code = 1
             self.say("do", f"{process.name} fails: {type(error).__name__}: {error}")
-            if not self.job._verdict.done():
+            if not self.job._verdict.done() and not self._is_excused(process, error):
                 self.trouble.append((process, error))
         process.alive = False
         self.loop.at(self.short(self.current.random), self.guard_tells, process, code)
+
+    def _is_excused(self, process, error):
+        """Only what can't be helped: all who came to its version with the state have died, and somebody had."""
+        holders = self.holders.get(process.core.segment.version, ()) if process.core.segment is not None else ()
+        return (
+            isinstance(error, StateLost)
+            and bool(holders)
+            and not any(holder.alive and holder.fatal is None for holder in holders)
+        )
 
     # -- promises --
 
@@ -1141,13 +1204,15 @@ class World:
         for entry in self.trouble:
             if isinstance(entry, Violation):
                 raise entry
-        lost_state = [e for _, e in self.trouble if "every worker that had the training state has died" in str(e)]
-        if self.trouble and not lost_state:
+        if self.trouble:
             process, error = self.trouble[0]
             raise Violation(f"{process.name} failed: {type(error).__name__}: {error}")
-        if not finished_well and not lost_state:
-            if "-min-np" not in self.verdict.reason and self.survivors_at_verdict > 0:
+        if not finished_well and "-min-np" not in self.verdict.reason:
+            if self.survivors_at_verdict > 0:
                 raise Violation(f"the job failed though somebody lives: {self.verdict.reason}")
+            version = self.broker.current().version
+            if self.holders and not self.holders.get(version):
+                raise Violation(f"version {version} was chosen, and nobody ever came to it with the training state")
         if self.setup.asynchronous:
             for (epoch, position), trainers in self.shares.items():
                 lived = [process.name for process in trainers if not process.killed]
@@ -1174,12 +1239,16 @@ class World:
         if newest.version != chosen.version:
             raise Violation(f"version {newest.version} was never chosen, {chosen.version} was the last")
         setup, kinds = self.setup, {h.kind for h in self.happenings}
-        if kinds <= {"kill member", "kill newcomer", "stop", "pause", "slow"} and not setup.schedule:
-            expected = setup.size
-            if setup.recover is Recover.SHRINK:
-                expected -= sum(p.killed and env.SELF.name in p.environ for p in self.everybody)
-            if self.deaths < setup.max_restarts and chosen.size != expected:
-                raise Violation(f"{expected} workers are to be there in the end, {chosen.size} are")
+        deaths = {"kill member", "kill newcomer", "kill lone", "stop", "freeze"}
+        if setup.schedule or not kinds <= deaths | {"pause", "slow", "resize", "no descriptors"}:
+            return
+        expected = max(self.wished, key=lambda wish: wish.version).size if self.wished else setup.size
+        if setup.recover is Recover.SHRINK:
+            if self.wished:
+                return  # those who died before the last wish are in its size already, or not
+            expected -= sum((p.killed or p.fatal is not None) and env.SELF.name in p.environ for p in self.everybody)
+        if self.deaths < setup.max_restarts and chosen.size != expected:
+            raise Violation(f"{expected} workers are to be there in the end, {chosen.size} are")
 
 
 class _Told(logging.Handler):
@@ -1205,7 +1274,7 @@ class Launcher(job.Job):
         verdict = super()._happened(event)
         if not before and self._verdict.done():
             self._world.verdict = self._verdict.result()
-            self._world.survivors_at_verdict = len(self._world.members())
+            self._world.survivors_at_verdict = sum(process.state.received for process in self._world.members())
         return verdict
 
 
@@ -1250,6 +1319,8 @@ class Channel:
 
     def send(self, message, fds=()):
         self.sent, self.fd = message, fds[0] if fds else None
+        if fds and self.socket.alive and self.socket.state.received:
+            self.socket.world.holders.setdefault(message["cluster"]["Version"], []).append(self.socket)
 
     def close(self):
         self.ended = True

@@ -1,6 +1,7 @@
 """The broker and the worker's end of its protocol, over real sockets; the segment is plain anonymous memory here."""
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -50,6 +51,7 @@ class Host:
 
     def __init__(self, *clusters, recovers=False):
         self.leaving = []
+        self.trouble = []
         self.segments = []
         self.unknown = []
         self.chosen = []
@@ -58,6 +60,7 @@ class Host:
             2,
             recovers=recovers,
             on_leave=self.leaving.append,
+            on_trouble=self.trouble.append,
             make_segment=self.make_segment,
             on_unknown_version=self.on_unknown_version,
             on_chosen=self.chosen.append,
@@ -164,8 +167,11 @@ def test_newcomer_waits_for_the_members_choice_and_leaver_is_detached(host):
     newcomer = one.ask_later(C, 1)
     one.wait_for_connections(1)
     assert one.chosen == []
-    assert one.ask(B, 0, 0, 1) == Detached()
+    leaver = one.ask_later(B, 0, 0, 1)
+    one.wait_for_connections(2)
+    assert one.chosen == []
     assert one.ask(A, 0, 0, 1) == (1, 0, "2 1 2")
+    assert leaver.result() == Detached()
     assert newcomer.result() == (1, 1, "2 1 2")
     assert one.chosen == [cluster(1, A, C)]
 
@@ -197,8 +203,9 @@ def test_members_hear_of_losses_and_of_newer_versions(host):
 
 
 def test_the_loss_of_an_earlier_process_is_not_the_new_ones(host):
-    one = host(cluster(0, A, B), cluster(1, A), cluster(2, A, B))
+    one = host(cluster(0, A, B), cluster(1, A))
     one.ask(A, 0, 0, 1)
+    one.broker.admit(cluster(2, A, B))
     one.ask(A, 0, 1, 2)
     one.broker.mark_lost(B, "exited with code 0", 0)
     one.ask(B, 2)
@@ -215,16 +222,74 @@ def test_segments_of_versions_that_are_over_are_closed(host):
     assert [segment.closed for segment in one.segments] == [True, True, True, False, False]
 
 
-def test_a_segment_that_cannot_be_made_is_told_to_the_worker(host):
+def test_nobody_hears_of_a_version_whose_segment_cannot_be_made_until_it_can(host):
     one = host(cluster(0, A))
-    one.make_segment = None
 
     def fail(*_):
         raise OSError("no memory")
 
     one.broker._make_segment = fail
-    with pytest.raises(KungFuError, match="can't make the shared memory of version 0: no memory"):
-        one.ask(A)
+    one.broker.admit(cluster(1, A))
+    assert one.trouble == ["the shared memory of cluster version 1 (1 workers) can't be made: no memory"]
+    assert one.segments[0].told == [0]
+    one.broker._make_segment = one.make_segment
+    one.broker.announce()
+    assert one.segments[0].told == [0, 1]
+    assert one.ask(A, 0, 0, 1) == (1, 0, "1 1 2")
+
+
+def test_a_version_is_not_chosen_before_its_segment_exists(host):
+    one = host(cluster(0, A, B))
+
+    def fail(*_):
+        raise OSError("no memory")
+
+    one.broker._make_segment = fail
+    one.broker.admit(cluster(1, A, B))
+    for peer in (A, B):  # both are told so, whatever was free meanwhile
+        with pytest.raises(ResizeError, match="version 1 is refused: the shared memory .* can't be made: no memory"):
+            one.ask(peer, 0, 0, 1)
+        one.broker._make_segment = one.make_segment
+    assert one.broker.current() == cluster(0, A, B)
+    one.broker.admit(cluster(2, A, B))
+    assert one.ask(A, 0, 0, 2) == (2, 0, "2 2 2")
+
+
+def test_a_moment_without_descriptors_does_not_make_the_broker_deaf(host, monkeypatch):
+    one = host(cluster(0, A))
+    failed = []
+
+    class Listener:
+        def __init__(self, listener):
+            self._listener = listener
+
+        def accept(self):
+            connection, address = self._listener.accept()
+            if len(failed) < 3:
+                failed.append(True)
+                connection.close()
+                raise OSError(errno.EMFILE, "Too many open files")
+            return connection, address
+
+        def __getattr__(self, name):
+            return getattr(self._listener, name)
+
+    one.broker._listener = Listener(one.broker._listener)
+    for _ in range(4):  # the first is still heard by the socket itself
+        with contextlib.suppress(PeerLostError, CollectiveTimeoutError):
+            one.ask(A, timeout=5)
+    assert len(failed) == 3
+    assert one.ask(A) == (0, 0, "1 0 2")
+
+
+def test_other_users_cost_no_thread(host, monkeypatch):
+    one = host(cluster(0, A))
+    before = threading.active_count()
+    monkeypatch.setattr(rendezvous.os, "geteuid", lambda: 12345678)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect("\0" + one.broker.address)
+        assert stranger.recv(1) == b""
+    assert threading.active_count() == before
 
 
 def test_wrong_secret_gets_nothing(host):
@@ -238,7 +303,7 @@ def test_wrong_secret_gets_nothing(host):
     with pytest.raises(ConnectionError):  # not even the broker's own proof
         channel.receive()
     channel.close()
-    assert one.segments == []
+    assert not one.broker._holders
 
 
 def test_worker_does_not_trust_a_broker_without_the_secret():
@@ -473,7 +538,7 @@ def test_heartbeats_are_a_processs_own(host):
     one = host(cluster(0, A, B))
     assert one.broker.heartbeat(A, 0) == ()
     one.ask(A)
-    assert one.broker.heartbeat(A, 0) == ()  # it has not begun
+    assert one.broker.heartbeat(A, 0) == (0,)  # it has a place now, and is expected to count
     one.segments[0].beats = {0: 5, 1: 6}
     assert one.broker.heartbeat(A, 0) == (5,)
     assert one.broker.heartbeat(B, 0) == (6,)
@@ -481,6 +546,8 @@ def test_heartbeats_are_a_processs_own(host):
     one.ask(A, 0, 0, 1)
     assert one.broker.heartbeat(A, 0) == (5, 0)
     assert one.broker.heartbeat(B, 1) == ()
+    one.segments[0].beats.clear()
+    assert one.broker.heartbeat(A, 0) == ()  # it has left
 
 
 def about_stores(host, request, fd=None, secret=SECRET):

@@ -110,7 +110,8 @@ def put(url, secret, document):
 @pytest.fixture
 def watch(kungfu_run, start_module, script):
     def start(*flags, environment=None):
-        program = kungfu_run(*flags, "-w", *script(WORKER), environment=environment)
+        # These workers don't count, as the runtime does.
+        program = kungfu_run("-peer-timeout", 0, *flags, "-w", *script(WORKER), environment=environment)
         return Job(program, start_module)
 
     return start
@@ -161,14 +162,47 @@ def test_any_rank_may_leave_also_the_first(watch):
     job.finish()
 
 
-def test_worker_that_does_not_leave_is_ended_after_its_grace(watch):
+def test_nobody_waits_for_a_worker_that_has_left_and_works_on_but_its_place_is_taken_only_when_needed(watch):
     job = watch("-np", 2, "-leave-grace", "200ms", environment={"STUBBORN": "1"})
     job.wait_for_version(0, 2)
     job.resize("1")
-    job.wait_for(r"worker 1 .* is not in cluster version 1 any more and has not left within 0.2 s; it is ended")
+    job.wait_for(r"worker 1 .* is not in cluster version 1 any more and still works after 0.2 s \(-leave-grace\)")
+    assert "asked to leave" not in job.program.output
+    job.resize("2")  # its name is given to another one
+    job.wait_for(r"worker 1 .*, which has left the cluster, is ended: its place is needed")
     job.wait_for("^asked to leave")
-    job.wait_for_version(1, 1)
+    job.wait_for_version(2, 2)
     job.finish()
+
+
+def test_the_end_of_a_job_does_not_wait_for_who_left_long_ago(watch):
+    job = watch("-np", 2, "-leave-grace", "200ms", environment={"STUBBORN": "1"})
+    job.wait_for_version(0, 2)
+    job.resize("1")
+    job.wait_for("still works after 0.2 s")
+    job.wait_for_version(1, 1)
+    job.finish()  # the other one's end is the job's
+
+
+def test_the_newest_wish_wins_at_once_and_ends_who_is_not_needed(watch):
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        job = watch("-np", 1)
+        job.wait_for_version(0, 1)
+        code, output = job.resize("257")
+        assert code == 1
+        assert "257 workers are more than the 256 that one host can have" in output
+        code, output = job.resize("12")
+        assert code == 0
+        assert "12 workers are far more than the 1 cores of this machine" in output
+        job.wait_for("12 workers are far more than the 1 cores of the job")
+        assert job.resize("2")[0] == 0
+        job.wait_for(r"worker \d+ .* is not needed any more", 10)
+        job.wait_for_version(2, 2)
+        job.finish()
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def test_worker_that_fails_after_it_has_left_does_not_end_the_job(watch):

@@ -1,7 +1,7 @@
 """What the broker answers, without sockets."""
 
 from ms_kungfu.elastic.cluster import Cluster, PeerID
-from ms_kungfu.launcher.broker import Detach, Grant, Membership, Refuse, Request, Wait
+from ms_kungfu.launcher.broker import Detach, Grant, Membership, Refuse, Request, Stay, Wait
 
 A, B, C = (PeerID("127.0.0.1", 10000 + i) for i in range(3))
 
@@ -53,10 +53,12 @@ def test_members_may_skip_a_version():
     assert membership.answer(newcomer(C, 2)) == Grant(cluster(2, A, C), 1)
 
 
-def test_the_member_that_leaves_may_be_the_one_that_chooses():
+def test_a_member_leaves_when_one_that_stays_has_gone_over():
     membership = started(cluster(0, A, B), cluster(1, A))
-    assert membership.answer(member(B, 0, 1)) == Detach()
+    assert membership.answer(member(B, 0, 1)) == Wait()
+    assert membership.chosen == 0
     assert membership.answer(member(A, 0, 1)) == Grant(cluster(1, A), 0)
+    assert membership.answer(member(B, 0, 1)) == Detach()
 
 
 def test_a_slow_leaver_is_detached_even_when_the_others_are_far_ahead():
@@ -67,8 +69,9 @@ def test_a_slow_leaver_is_detached_even_when_the_others_are_far_ahead():
 
 
 def test_a_peer_that_comes_back_is_another_process():
-    membership = started(cluster(0, A, B), cluster(1, A), cluster(2, A, B))
+    membership = started(cluster(0, A, B), cluster(1, A))
     membership.answer(member(A, 0, 1))
+    membership.admit(cluster(2, A, B))
     assert membership.is_out(B, 0)
     assert not membership.is_out(B, 2)
     assert membership.answer(newcomer(B, 2)) == Wait()
@@ -191,8 +194,9 @@ def test_survivors_follow_one_another_although_a_newer_version_is_known():
 
 
 def test_a_peer_that_was_buried_long_ago_does_not_bury_its_successor():
-    membership = started(cluster(0, A, B), cluster(1, A), cluster(2, A, B))
+    membership = started(cluster(0, A, B), cluster(1, A))
     membership.answer(member(A, 0, 1))
+    membership.admit(cluster(2, A, B))
     membership.answer(member(A, 1, 2))
     membership.bury(B, 0)  # the old process has lingered
     assert membership.ended_in(cluster(2, A, B)) == []
@@ -205,3 +209,70 @@ def test_a_version_that_would_lose_the_state_is_not_announced():
     assert membership.announceable() == 0
     membership.admit(cluster(2, A))
     assert membership.announceable() == 2
+
+
+# ---- several wishes outstanding ----
+
+
+def test_the_newest_wish_wins_at_once():
+    membership = started(cluster(0, A), cluster(1, A, B, C))
+    membership.ready.add((B, 1))
+    membership.admit(cluster(2, A, B))  # the first was a mistake
+    assert membership.announceable() == 2
+    assert membership.is_out(C, 1)  # who is not needed any more
+    assert membership.answer(newcomer(C, 1)) == Detach()
+    assert not membership.is_out(B, 1)
+    assert membership.answer(member(A, 0, 2)) == Grant(cluster(2, A, B), 0)
+    assert membership.answer(newcomer(B, 1)) == Grant(cluster(2, A, B), 1)
+
+
+def test_who_was_not_needed_for_a_moment_comes_back_as_another_process():
+    membership = started(cluster(0, A))
+    for wanted in (cluster(1, A, B), cluster(2, A), cluster(3, A, B)):
+        membership.admit(wanted)
+    assert membership.is_out(B, 1)
+    membership.bury(B, 1)  # it was ended, and that is no death of the one that is wanted now
+    assert membership.ended_in(cluster(3, A, B)) == []
+    membership.ready.add((B, 3))
+    assert membership.announceable() == 3
+
+
+def test_members_stay_where_what_they_agreed_on_has_been_superseded():
+    membership = started(cluster(0, A, B), cluster(1, A))
+    assert membership.announceable() == 1
+    membership.admit(cluster(2, A, B, C))  # keeps B, who would have left
+    assert membership.announceable() == 0
+    assert membership.answer(member(A, 0, 1)) == Stay()
+    assert membership.answer(member(B, 0, 1)) == Stay()
+    assert membership.chosen == 0
+    membership.ready.add((C, 2))
+    assert membership.announceable() == 2
+    assert membership.answer(member(B, 0, 2)) == Grant(cluster(2, A, B, C), 1)
+
+
+def test_one_death_does_not_lose_the_job_while_others_have_the_state():
+    """`resize 1`, and rank 0 dies when all have agreed on it: ranks 1 and 2 don't go over to a cluster of the dead."""
+    membership = started(cluster(0, A, B, C), cluster(1, A))
+    assert membership.announceable() == 1
+    membership.bury(A, 0)
+    assert membership.answer(member(B, 0, 1)) == Stay()
+    assert membership.answer(member(C, 0, 1)) == Stay()
+    assert membership.chosen == 0
+    membership.admit(cluster(2, B))
+    assert membership.answer(member(C, 0, 2)) == Wait()
+    assert membership.answer(member(B, 0, 2)) == Grant(cluster(2, B), 0)
+
+
+def test_a_process_is_dead_only_in_versions_that_mean_it():
+    """`resize 1` has been chosen, 3 and 4 are wanted; the new B was started for version 3 and dies while it starts. A
+    version 2 would wait for it for ever: its loss was never marked there."""
+    membership = started(cluster(0, A, B), cluster(1, A))
+    membership.answer(member(A, 0, 1))
+    membership.clusters[2] = cluster(2, A, B, C)
+    membership.admit(cluster(3, A, B, C))
+    membership.bury(B, 3)
+    membership.ready.add((C, 2))
+    for version in (2, 3):
+        known = membership.clusters[version]
+        assert (B in membership.ended_in(known)) == membership.belongs(B, 3, version), version
+    assert membership.announceable() == 3
