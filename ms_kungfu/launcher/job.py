@@ -831,7 +831,8 @@ class Job:
         if self._verdict.done() or self._finishing or self._resting:
             return
         newest = self._newest_known()
-        for _ in range(self._standbys_wanted - sum(p.peer is None for p in self._processes.values())):
+        present = sum(p.peer is None and not p.given_up for p in self._processes.values())
+        for _ in range(self._standbys_wanted - present):
             number = next(self._standby_numbers)
             process = Process(next(self._keys), f"standby.{number}", rank=newest.size, standby=number)
             process.device = self._choose_device(newest)
@@ -844,7 +845,7 @@ class Job:
     def _ready_standby(self) -> Process | None:
         """The one that has come farthest."""
         ready = self._broker.ready_standbys()
-        spare = [p for p in self._processes.values() if p.peer is None]
+        spare = [p for p in self._processes.values() if p.peer is None and not p.killed_because]
         return min(spare, key=lambda p: (p.standby not in ready, p.key), default=None)
 
     def _environment(self, process: Process, cluster: Cluster, joins_later: bool) -> dict[str, str | None]:
