@@ -199,15 +199,6 @@ def go_over_to_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(broker.Membership, "would_choose", would_choose)
     monkeypatch.setattr(broker.Membership, "_keeps_the_state", lambda self, cluster: True)
-
-
-def mean_who_ended_by_all_that_went_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version that was superseded is gone over to, and its newcomer taken for dead with one started later."""
-
-    def has_ended(self, peer, version):
-        return any(version < known.stop for known in self.ended.get(peer, ()))
-
-    monkeypatch.setattr(broker.Membership, "_has_ended", has_ended)
     monkeypatch.setattr(broker.Membership, "_supersede", lambda self: None)
 
 
@@ -247,7 +238,6 @@ BREAKAGES = [
     let_newcomers_begin_alone,
     count_meetings_over_versions,
     go_over_to_the_dead,
-    mean_who_ended_by_all_that_went_before,
     choose_first_and_make_the_segment_then,
     wait_for_who_cannot_be_killed,
 ]
