@@ -331,3 +331,26 @@ def test_who_fails_inside_of_a_context_is_gone_on_without(kungfu_run, script):
     assert len(job.wait_for(r"^finished with 2$", 2)) == 2
     job.wait()
     assert "has finished and left" not in job.output
+
+
+BY_HAND = """
+import os, signal
+import numpy as np
+import ms_kungfu as kf
+from ms_kungfu.elastic import membership
+kf.init()
+for step in range(3):
+    if step == 2 and kf.current_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    kf.comm.all_reduce(np.ones(3))
+assert kf.cluster_version() == 0
+kf.resize(2)
+assert kf.cluster_version() > 0
+print("of version 0:", membership.participants_of(0), "since then:", membership.take_participants(), flush=True)
+"""
+
+
+def test_a_resize_by_hand_leaves_it_known_who_took_part_in_the_step(kungfu_run, script):
+    job = kungfu_run("-np", 3, "-w", *script(BY_HAND))
+    assert len(job.wait_for(r"^of version 0: \[0, 1\] since then: \[0, 1\]$", 2)) == 2
+    job.assert_exit(0)
