@@ -51,6 +51,7 @@ class Steering:
         self._pending_size: int | None = None  # passed on and not come true yet
         self._keeps_local_batch = False  # when the size that was decided on comes true
         self._steps_at_size = 0
+        self._eviction: list[str] | None = None  # who has asked for it, and who is to leave
         self._began = time.monotonic()
         self._resize_time: float | None = None
         self._step_time: float | None = None  # before the change
@@ -64,6 +65,7 @@ class Steering:
             "pending": self._pending_size,
             "keeps_local_batch": self._keeps_local_batch,
             "total_samples": self.total_samples,
+            "eviction": self._eviction,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -72,6 +74,7 @@ class Steering:
         self._resize_time, self._wanted_size = state["resize_time"], state["size"]
         self._pending_size, self._keeps_local_batch = state["pending"], state["keeps_local_batch"]
         self.total_samples = state["total_samples"]
+        self._eviction = state.get("eviction")  # not in files of older versions
 
     def stepped(self, record: StepRecord | None) -> None:
         """A step is done, and measured where there is a record."""
@@ -95,6 +98,7 @@ class Steering:
         self._steps_at_size = 0
         self._resize_time = seconds
         self._pending_size, self._keeps_local_batch = None, False
+        self._renew_eviction()
 
     def take_size(self) -> int | None:
         """The size that has been decided on since the last call."""
@@ -121,7 +125,7 @@ class Steering:
             there = runtime.current_cluster_size() if self._pending_size is None else self._pending_size
             if decision.size == there:
                 decision = replace(decision, size=None, keeps_local_batch=None)
-        decision = agree(decision)
+        decision, decider = agree(decision)
         if decision is None or not decision.changes:
             return
         level = logging.INFO if runtime.current_rank() == 0 else logging.DEBUG  # all would say the same
@@ -139,8 +143,10 @@ class Steering:
             for optimizer in training.optimizers:
                 if hasattr(optimizer, "switch_to"):
                     optimizer.switch_to(decision.optimizer)
-        if decision.evict and runtime.current_rank() == 0:
-            self._send_away(decision.evict)
+        if decision.evict:
+            self._eviction = [_peers()[rank] for rank in (decider, *decision.evict)]
+            if runtime.current_rank() == decider:
+                self._send_away(decision.evict)
 
     def after_train(self, training: ElasticTraining) -> None:
         """Tell the policies that a call of training has ended. Not collective: those who left are told as well."""
@@ -200,6 +206,21 @@ class Steering:
         if any(rank >= size for rank in decision.evict):
             raise ValueError(f"a policy asked to evict the ranks {list(decision.evict)} of {size} workers")
 
+    def _renew_eviction(self) -> None:
+        """Where the worker that asked for an eviction is gone, it may have died before: the lowest rank asks again. Who
+        is asked for twice leaves once."""
+        if self._eviction is None:
+            return
+        sender, *leaving = self._eviction
+        peers = _peers()
+        ranks = [rank for rank, peer in enumerate(peers) if peer in leaving]
+        if not ranks:
+            self._eviction = None
+        elif sender not in peers:
+            self._eviction = [peers[rank] for rank in (0, *ranks)]
+            if runtime.current_rank() == 0:
+                self._send_away(ranks)
+
     def _send_away(self, ranks: Sequence[int]) -> None:
         try:
             if self._evict is not None:
@@ -211,23 +232,27 @@ class Steering:
             _log.error("can't evict the ranks %s: %s: %s", list(ranks), type(error).__name__, error)
 
 
-def agree(mine: Decision | None) -> Decision | None:
-    """Collective: the decision of the lowest rank, at every worker."""
+def _peers() -> list[str]:
+    return [str(membership.peer_of(rank)) for rank in range(runtime.current_cluster_size())]
+
+
+def agree(mine: Decision | None) -> tuple[Decision | None, int]:
+    """Collective: the decision of the lowest living rank, at every worker, and which rank that is."""
     text = b"" if mine is None else json.dumps(mine.to_json()).encode()
     if runtime.current_cluster_size() == 1:
-        return mine
+        return mine, 0
     while True:
         lengths = gather_living(np.array([len(text)]), "kungfu/policy")
         decider = min(lengths)
         length = int(lengths[decider][0])
         if length == 0:
-            return None
+            return None, decider
         content = np.frombuffer(text.ljust(length, b"\0")[:length], np.uint8)
         try:
             told = comm.broadcast(content, root=decider, name="kungfu/policy/decision")
         except PeerLostError:
             continue  # it died while it told; whoever is the lowest now decides. Or this fails as well, for good.
-        return Decision.from_json(json.loads(told.tobytes()))
+        return Decision.from_json(json.loads(told.tobytes())), decider
 
 
 def describe(decision: Decision) -> str:

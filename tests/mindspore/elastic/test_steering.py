@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import mindspore as ms
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 from mindspore import nn
 
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import Decision, ElasticTraining, Policy, SchedulePolicy
-from ms_kungfu.elastic.policy import HOOKS
+from ms_kungfu.elastic import Decision, ElasticTraining, Policy, SchedulePolicy, steering
+from ms_kungfu.elastic.policy import HOOKS, as_policy
 from ms_kungfu.elastic.steering import learning_rate_of, set_learning_rate
 from ms_kungfu.monitoring import Monitor
 from ms_kungfu.optimizers import AdaptiveSGDOptimizer
@@ -231,3 +232,24 @@ def test_a_batch_that_a_policy_changes_is_dealt_anew():
     other = make_data(24, 4)
     other.restore(data.state())
     assert other.global_batch_size == 8
+
+
+def test_an_eviction_is_asked_for_again_where_the_one_who_asked_has_died(monkeypatch):
+    peers = ["a", "b", "c", "d"]  # this worker is "b"
+    monkeypatch.setattr(steering.runtime, "current_cluster_size", lambda: len(peers))
+    monkeypatch.setattr(steering.runtime, "current_rank", lambda: peers.index("b"))
+    monkeypatch.setattr(steering.membership, "peer_of", lambda rank: peers[rank])
+    monkeypatch.setattr(steering, "agree", lambda decision: (decision, 0))
+    sent = []
+    steers = steering.Steering(as_policy(Once(evict=(2,))), Monitor(update_ratio_interval=0), sent.append, None)
+    training = SimpleNamespace(step=1, epoch=0, dataset=None, optimizers=[])
+    steers.hook("after_step", training)
+    assert sent == [], "rank 0 asks"
+    peers.remove("a")
+    steers.resized(0.1)
+    assert sent == [[1]], "rank 0 was gone before anybody left"
+    peers.remove("c")
+    steers.resized(0.1)
+    peers.remove("d")
+    steers.resized(0.1)
+    assert sent == [[1]]
