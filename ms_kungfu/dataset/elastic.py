@@ -20,6 +20,7 @@ from ms_kungfu.dataset import dealing
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
 from ms_kungfu.elastic import membership
 from ms_kungfu.errors import KungFuError
+from ms_kungfu.ops import wait_for_queue
 
 Source = Union[ds.Dataset, Callable[[list[int]], ds.Dataset]]
 
@@ -365,7 +366,7 @@ class _Batches:
             self.stop()
             raise StopIteration
         if walk.taken and not (dataset.driven and dataset._dealt.version == runtime.cluster_version()):
-            dataset.commit(membership.take_participants())
+            dataset.commit(_participants())
         wanted = (runtime.cluster_version(), walk.epoch, dataset._deals)
         if wanted != self._dealt_for:
             self.stop()
@@ -376,7 +377,7 @@ class _Batches:
             self._dealt_for = wanted
         step = dataset._take()
         if step is None and walk.taken:  # gradients accumulated to the end of the epoch, which have been applied
-            dataset.commit(membership.take_participants())
+            dataset.commit(_participants())
             return next(self)  # what a worker that died had taken is still to be trained
         if step is None:
             return self._end_epoch()
@@ -412,6 +413,12 @@ class _Batches:
         inner, self._inner, self._dealt_for = self._inner, None, ()
         if inner is not None:
             inner.stop()  # type: ignore[attr-defined]
+
+
+def _participants() -> list[int]:
+    """Who took part in the step that is over. What PyNative mode has queued belongs to it."""
+    wait_for_queue()
+    return membership.take_participants()
 
 
 def _positive(value: Any, what: str) -> int:

@@ -152,6 +152,11 @@ def test_where_the_root_dies_the_next_one_shares_its_parameters(run_elastic):
     assert [row["parameters"] for row in reports.of("shared")] == [before[0]] * 2
 
 
+def test_what_pynative_mode_has_queued_decides_whose_samples_count(run_elastic):
+    reports = run_elastic("queued.py", np=3)
+    assert samples_by_epoch(reports, key=lambda row: 0)[0] == collections.Counter(range(36))
+
+
 def test_a_resize_from_outside_is_followed(run_elastic):
     reports = run_elastic("from_outside.py")
     changes = [(row["old"], row["new"]) for row in reports.workers[0] if row["kind"] == "change"]

@@ -1,0 +1,22 @@
+"""OUT: a PyNative loop that reduces by plain operations, which MindSpore queues, and reads none of them; without
+ElasticTraining. The last rank dies with its third batch in its hands."""
+
+import os
+import signal
+
+import mindspore as ms
+from reporting import numbered, numbers, report
+
+import ms_kungfu as kf
+from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.ops import KungFuAllReduce
+
+ms.set_context(mode=ms.PYNATIVE_MODE)
+reduce = KungFuAllReduce("sum", "gradients")
+data = ElasticDataset(numbered(36), global_batch_size=6)
+gradient = ms.Tensor([1.0, 2.0])
+for step, (_, y) in enumerate(data.create_tuple_iterator(num_epochs=1), 1):
+    if (kf.current_rank(), step) == (2, 3):
+        os.kill(os.getpid(), signal.SIGKILL)
+    report("step", step=step, samples=numbers(y))
+    reduce(gradient)
