@@ -141,6 +141,8 @@ class Job:
         self._standby_numbers = itertools.count(1)
         self._standbys_wanted = options.standbys
         self._writing: Cluster | None = None
+        self._asking = False  # it is on its way to a config server of its own
+        self._unsure = False  # an answer from there was lost
         self._join_timeout_s = 0.0
         self._revising: asyncio.Future[None] | None = None
         self._trouble = ""  # the last with a version's shared memory
@@ -222,7 +224,7 @@ class Job:
             self._follower = Follower(
                 ConfigClient(options.config_server, self._secret),
                 self._newest_known,
-                lambda cluster: self._from_thread(loop, self._on_cluster, cluster),
+                lambda cluster: self._from_thread(loop, self._on_followed, cluster),
             )
             self._closers.callback(self._follower.stop)
 
@@ -546,6 +548,11 @@ class Job:
         if cluster is not None:
             self._on_cluster(cluster)
 
+    def _on_followed(self, cluster: Cluster) -> None:
+        """News from a config server of its own. What may be this launcher's own write is told by the answer to it."""
+        if not (self._asking and cluster == self._writing):
+            self._on_cluster(cluster)
+
     def _on_cluster(self, cluster: Cluster) -> None:
         """A newer cluster is wanted. Its workers start now; the members go over to it when they have agreed to."""
         if self._newest is None or cluster.version <= self._last_version or self._verdict.done():
@@ -702,13 +709,25 @@ class Job:
             return
         assert self._url is not None
         client = ConfigClient(self._url, self._secret)
+        self._asking = True
         try:
-            self._on_cluster(await _in_thread(lambda: client.put(cluster)))
+            written = await _in_thread(lambda: client.put(cluster))
         except StaleConfigError:
             found = await _in_thread(client.get)
             if found is None or found.version <= self._last_version:
                 raise  # it has come back without what it knew, and the follower is about to tell it
+            if not self._unsure:
+                self._writing = None  # somebody else's wish, even where it looks the same: its size is to be kept
+            self._unsure = False
             self._on_cluster(found)
+        except ConfigServerUnreachableError:
+            self._unsure = True
+            raise
+        else:
+            self._unsure = False
+            self._on_cluster(written)
+        finally:
+            self._asking = False
 
     def _on_grace_over(self, process: Process, version: int) -> None:
         """A worker that has left has had its time: nobody waits for it any more, and its place may be taken."""
