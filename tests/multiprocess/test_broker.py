@@ -52,6 +52,7 @@ class Host:
     def __init__(self, *clusters, recovers=False):
         self.leaving = []
         self.trouble = []
+        self.ready = []
         self.segments = []
         self.unknown = []
         self.chosen = []
@@ -61,6 +62,7 @@ class Host:
             recovers=recovers,
             on_leave=self.leaving.append,
             on_trouble=self.trouble.append,
+            on_ready=self.ready.append,
             make_segment=self.make_segment,
             on_unknown_version=self.on_unknown_version,
             on_chosen=self.chosen.append,
@@ -170,10 +172,12 @@ def test_newcomer_waits_for_the_members_choice_and_leaver_is_detached(host):
     leaver = one.ask_later(B, 0, 0, 1)
     one.wait_for_connections(2)
     assert one.chosen == []
+    one.wait_until(lambda: one.ready)
     assert one.ask(A, 0, 0, 1) == (1, 0, "2 1 2")
     assert leaver.result() == Detached()
     assert newcomer.result() == (1, 1, "2 1 2")
     assert one.chosen == [cluster(1, A, C)]
+    assert one.ready == [(C, 1)]  # by incarnation: an earlier process of that peer ID may be on its way out
 
 
 def test_unknown_version_is_looked_for_at_once_and_only_once(host):
