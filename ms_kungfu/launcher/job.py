@@ -50,6 +50,7 @@ from ms_kungfu.launcher.policy import (
     WorkerWorksOn,
     decide,
     exit_code_of,
+    fails_by_itself,
     how_it_ended,
     peers_to_start,
     revised,
@@ -134,6 +135,7 @@ class Job:
         self._follower: Follower | None = None
         self._server: ConfigServer | None = None
         self._first_failure: Failure | None = None  # of those that the job has survived
+        self._program_failure: Failure | None = None  # the first of those in which a program failed by itself
         self._leaving: set[PeerID] = set()
         self._places = itertools.count()
         self._vacant: list[int] = []  # places that a new worker is to take
@@ -404,6 +406,7 @@ class Job:
             min_size=options.min_size,
             max_restarts=options.max_restarts,
             first_failure=self._first_failure,
+            program_failure=self._program_failure,
             finished=self._finishing,
         )
         verdict = decide(event, state)
@@ -473,8 +476,13 @@ class Job:
         if code != 0 and where and self._verdict.done():
             _log.info("what %s wrote: %s", who, where)
         if verdict is not None and not self._verdict.done():
-            if code != 0 and standing in (Standing.MEMBER, Standing.JOINING) and self._first_failure is None:
-                self._first_failure = Failure(f"{who} {error or how_it_ended(code)}", exit_code_of(code))
+            if code != 0 and standing in (Standing.MEMBER, Standing.JOINING):
+                failure = Failure(f"{who} {error or how_it_ended(code)}", exit_code_of(code))
+                self._first_failure = self._first_failure or failure
+                if fails_by_itself(code) and self._program_failure is None:
+                    named = f", see {where}" if where else ""
+                    self._program_failure = Failure(f"{failure.reason}{named}", failure.exit_code)
+                    _log.warning("the program of %s failed; the job will end with %d", who, failure.exit_code)
             self._go_on(process, standing, verdict, listed)
 
     def _go_on(self, process: Process, standing: Standing, verdict: Verdict, listed: bool) -> None:
@@ -574,7 +582,7 @@ class Job:
         if self._resting:
             self._broker.forget_the_ended()
             self._vacant.clear()
-            self._first_failure = None
+            self._first_failure = self._program_failure = None
         joining = [p for p in self._processes.values() if self._standing(p) is Standing.JOINING]
         self._broker.admit(cluster)
         if self._resting:

@@ -103,6 +103,7 @@ class JobState:
     min_size: int = 1
     max_restarts: int = 0
     first_failure: Failure | None = None  # of those that the job has survived
+    program_failure: Failure | None = None  # the first of those in which a program failed by itself
     finished: bool = False  # a member has come to the end of its program
 
 
@@ -175,6 +176,9 @@ def _after_end(reason: str, state: JobState) -> Verdict | None:
             state.first_failure.exit_code,
         )
     done = f"{reason}; " if reason else ""
+    if state.program_failure is not None and not state.keep:
+        failed = state.program_failure
+        return Verdict(Decision.FAIL, f"{done}the other workers have finished, but {failed.reason}", failed.exit_code)
     if state.keep:
         return Verdict(Decision.REST, f"{done}all workers have finished; waiting for the next cluster (-k)")
     return Verdict(Decision.FINISH, f"{done}all workers have finished")
@@ -249,6 +253,12 @@ def revised(
 def exit_code_of(code: int) -> int:
     """The launcher's exit code for a worker's: as a shell has it, 128 + n for signal n."""
     return code if code >= 0 else 128 - code
+
+
+def fails_by_itself(code: int) -> bool:
+    """Whether a worker has ended by an error of its program rather than by a signal, its own or a child's (which a
+    shell tells as 128 + n)."""
+    return 0 < code <= 128 or code > 128 + signal.SIGRTMAX
 
 
 def how_it_ended(code: int) -> str:

@@ -35,10 +35,10 @@ class Job:
         command = self._start_module("ms_kungfu.launcher", *words, "-config-server", url, environment=environment)
         return command.wait(), command.output
 
-    def finish(self, size):
+    def finish(self, size, code=0):
         """All that are left end at the same step with the same weights."""
         self.program.signal(signal.SIGUSR1)
-        self.program.assert_exit(0)
+        self.program.assert_exit(code)
         self.program.assert_gone(time.monotonic(), GONE_WITHIN_S)
         ends = self.wait_for(r"^finished pid (\d+) step (\d+) weights (\w+)", size)
         assert len(ends) == size
@@ -101,7 +101,10 @@ def test_a_newcomer_may_die_before_it_joins(job):
     one.wait_for(r"worker 2 .* exited with code 5; the others go on without it")
     found = one.in_version(2, 3)
     assert {found[0], found[1]} == set(pids.values())
-    one.finish(3)
+    # Nobody shrugs off a program that fails, though the others go on.
+    one.finish(3, code=5)
+    assert re.search(r"the program of worker 2 .* failed; the job will end with 5$", one.program.output, re.M)
+    assert re.search(r"the other workers have finished, but worker 2 .* exited with code 5$", one.program.output, re.M)
 
 
 def test_a_member_may_die_while_a_newcomer_gets_ready(job):
@@ -184,7 +187,7 @@ def test_a_worker_that_keeps_dying_is_started_only_so_often(job, tmp_path):
     assert Path(told[1]).exists()
     assert len(one.wait_for(r"exited with code 5", 2)) == 2
     one.wait_for(r"^in version \d+ rank 0 of 1")
-    one.finish(1)
+    one.finish(1, code=5)
 
 
 def test_a_rank_is_evicted_by_hand(job):

@@ -15,6 +15,7 @@ from ms_kungfu.launcher.policy import (
     WorkerExited,
     WorkerLeaves,
     decide,
+    fails_by_itself,
     peers_to_start,
     revised,
 )
@@ -133,6 +134,22 @@ def test_when_all_have_died_the_first_failure_is_named_and_gives_the_exit_code(r
     alone = decide(exited(-9), surviving(recover, members=0))
     assert alone.exit_code == 137
     assert alone.reason == "worker 2 (127.0.0.1:10002, pid 7) was killed by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("code", "failed"),
+    [(1, True), (128, True), (0, False), (-9, False), (128 + 9, False), (128 + 15, False), (255, True)],
+)
+def test_an_exit_status_that_tells_no_signal_is_the_program_s_failure(code, failed):
+    assert fails_by_itself(code) == failed
+
+
+def test_a_program_that_failed_is_told_when_the_others_have_finished():
+    failed = Failure("worker 0 exited with code 3, see w.stderr.log", 3)
+    state = JobState(members=0, leaving=0, keep=False, program_failure=failed, first_failure=failed, finished=True)
+    verdict = decide(exited(0), state)
+    assert (verdict.decision, verdict.exit_code) == (Decision.FAIL, 3)
+    assert verdict.reason == "the other workers have finished, but worker 0 exited with code 3, see w.stderr.log"
 
 
 def test_the_job_ends_below_its_smallest_size():
