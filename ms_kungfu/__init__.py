@@ -68,6 +68,7 @@ _RUNTIME = (
     "detached",
     "finalize",
     "init",
+    "keep_waiting",
     "last_error",
     "resize",
     "run_barrier",

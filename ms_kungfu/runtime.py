@@ -7,7 +7,9 @@ needs it, and leaves with the process or at :func:`finalize`.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from types import TracebackType
 
 from . import _core, _device, _logging, env, errors
@@ -135,6 +137,22 @@ def uid() -> int:
 def detached() -> bool:
     """Whether a change of membership has left this process out; it should finish and exit 0."""
     return membership.is_detached()
+
+
+@contextlib.contextmanager
+def keep_waiting() -> Iterator[None]:
+    """``with keep_waiting(): evaluate()``: what this worker does alone may take long, and the others wait for it.
+
+    They come to the next collective before it, and would give up after ``KUNGFU_COLLECTIVE_TIMEOUT``; their time counts
+    from the end of the block then. No collective in the block. Not collective; without effect in a process alone. If
+    this worker dies meanwhile, they go on as ever; if it hangs, they wait.
+    """
+    init()
+    _core.set_busy(True)
+    try:
+        yield
+    finally:
+        _core.set_busy(False)
 
 
 def run_barrier() -> None:

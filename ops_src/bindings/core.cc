@@ -240,6 +240,9 @@ PYBIND11_MODULE(_core, m) {
       "call_meeting", [](uint64_t number) { Peer::Get().Current()->CallMeeting(number); }, py::arg("number"),
       "Asks all members to come to the meeting with this number, from 1. Not collective.");
   m.def(
+      "set_busy", [](bool busy) { Peer::Get().Current()->SetBusy(busy); }, py::arg("busy"),
+      "Whether the others' deadlines are to wait for this rank, which does something long alone. Not collective.");
+  m.def(
       "living", [] { return Peer::Get().Current()->Living(); }, "Ranks not known to be dead, as this process sees it.");
   m.def(
       "take_participants", [] { return Peer::Get().Current()->TakeParticipants(); },

@@ -299,6 +299,10 @@ void Communicator::CallMeeting(uint64_t number) {
   }
 }
 
+void Communicator::SetBusy(bool busy) {
+  if (segment_ != nullptr) segment_->status(rank_).busy.store(busy ? 1 : 0, std::memory_order_release);
+}
+
 uint32_t Communicator::StateRoot() const {
   if (segment_ == nullptr) return 0;
   for (const uint32_t r : Living()) {
@@ -871,6 +875,12 @@ void Communicator::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t 
     if (or_dead && IsDead(peer)) return;
     counter.Sleep(target, kSlice);
     if (counter.Reached(target)) return;
+    // Whoever is missing may itself wait for the one that is busy.
+    if (std::any_of(flight.members.begin(), flight.members.end(), [&](uint32_t r) {
+          return segment_->status(r).busy.load(std::memory_order_acquire) != 0 && !IsDead(r);
+        })) {
+      flight.deadline = Clock::now() + options_.collective_timeout;
+    }
     if (Clock::now() > flight.deadline) {
       throw Error(KF_TIMEOUT, Text(NameOf(flight.operation.kind), " \"", flight.operation.name, "\": no data from ",
                                    PeerName(peer), " within ", options_.collective_timeout.count() / 1000.0,

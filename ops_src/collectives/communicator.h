@@ -70,6 +70,10 @@ class Communicator {
   // 1. Not collective, and the same as soon as it is seen: an atomic word that only grows.
   uint64_t meetings() const;
   void CallMeeting(uint64_t number);
+  // Between two operations: this rank does something alone that may take longer than the others' deadlines, which count
+  // from its end then. Only the rank itself writes the word, and nobody decides anything else by it: if it dies, the
+  // others learn of that as ever. One that hangs is waited for until the launcher finds it.
+  void SetBusy(bool busy);
   // Lowest rank that carried the training state when it joined, `size` if none did.
   uint32_t StateRoot() const;
 

@@ -38,6 +38,7 @@ struct alignas(kLine) RankStatus {
   char lost_reason[kLine * 2];                     // written by the launcher before the move to kLost
   alignas(kLine) std::atomic<uint32_t> heartbeat;  // counted up by a thread of its own, however busy the others are
   std::atomic<int32_t> core;                       // on which it was when it last waited; a hint
+  std::atomic<uint32_t> busy;                      // it has said that the others' deadlines are to wait for it
 };
 
 // What a rank brings to operation number `sequence` of a channel. Two of them alternate: post k+1 may overwrite post
