@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Callable
 
 import mindspore as ms
 import numpy as np
-from mindspore.train import Callback, RunContext
+from mindspore.train import Callback, Model, RunContext
 
 from ms_kungfu import runtime
+from ms_kungfu.callbacks import evaluation
 from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
+from ms_kungfu.callbacks.others import Others, agree_on_outputs
 from ms_kungfu.dataset.elastic import ElasticDataset, _positive
+from ms_kungfu.elastic import membership, state
 from ms_kungfu.elastic.checkpoint import open_folder
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
 from ms_kungfu.elastic.policy import Policy, as_policy
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
 from ms_kungfu.elastic.state import Component, check_averaged
 from ms_kungfu.elastic.steering import Evict, check_evict
-from ms_kungfu.elastic.training import ElasticTraining
+from ms_kungfu.elastic.training import ElasticTraining, is_behind
 from ms_kungfu.monitoring.monitor import Monitor
 from ms_kungfu.ops._base import Collective
 from ms_kungfu.optimizers import KungFuGradReducer
@@ -58,7 +62,20 @@ class KungFuElasticCallback(Callback):
     In GRAPH mode a worker that joins compiles the training step for its first batch before the others wait for it.
 
     Give it an `ElasticDataset`: an ordinary dataset is not dealt out anew, and each worker keeps the share that it
-    began with. Sink mode hides the steps from callbacks and is refused.
+    began with. Its epochs have as many steps at each worker as at the lowest rank when training began: a shorter share
+    begins again, a longer one is cut. Sink mode hides the steps from callbacks and is refused.
+
+    *The other callbacks* of the list, wherever in it they stand: what MindSpore's own write, the lowest living rank
+    writes alone (`ModelCheckpoint`, `SummaryCollector`, `BackupAndRestore`, `OnRequestExit`,
+    `FlopsUtilizationCollector`), and the next one goes on where it dies. All others run at every worker. After an epoch
+    the loss in `net_outputs` is the mean over the workers, so `EarlyStopping` and `ReduceLROnPlateau` decide alike at
+    each. A joiner receives the state of MindSpore's own; of the program's own, what they return from
+    ``state_dict()`` and take in ``load_state_dict(state)``.
+
+    *Evaluation*: that of ``Model.fit``, and of ``Model.eval(..., callbacks=[KungFuElasticCallback()])``, which all
+    workers then call, is one of all workers together, each with a part of the batches, and the numbers are the same at
+    each: `ms_kungfu.callbacks.evaluation`. It begins with the mean of the moving statistics over the workers, as does
+    what follows a call of training.
     """
 
     def __init__(
@@ -105,8 +122,39 @@ class KungFuElasticCallback(Callback):
         self._epochs_before = 0
         self._last_step = 0
         self._epoch_ended = False  # and nobody has asked yet whether to stop there
+        self._steps = 0  # of an epoch of an ordinary dataset
+        self._others: Others | None = None
+        self._bound: list[tuple[Any, dict[str, Any]]] = []  # models whose calls are under way, and what they had
         self.training: ElasticTraining | None = None
         """What this callback drives, once training began."""
+
+    def __enter__(self) -> KungFuElasticCallback:
+        # What follows an epoch is no callback's, so the model's own methods are replaced while its call goes on.
+        model, call = _calling()
+        trains = call == "_train"
+        evaluate = self._evaluate_alone if trains else self._evaluate_together
+        own: dict[str, Callable[..., Any]] = {
+            "_eval_process": evaluate,
+            "_eval_dataset_sink_process": evaluate,  # which would hide the batches
+        }
+        if trains:
+            own.update(_exec_preprocess=self._exec_preprocess, _eval_during_train=self._eval_during_train)
+        if model is not None:
+            self._bound.append((model, {name: vars(model).get(name) for name in own}))
+            vars(model).update({name: partial(method, model) for name, method in own.items()})
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._bound:
+            return
+        model, before = self._bound.pop()
+        for name, method in before.items():
+            if method is None:
+                del vars(model)[name]
+            else:
+                vars(model)[name] = method
+        if not self._bound and self._others is not None:
+            self._others.unhook()
 
     def on_train_begin(self, run_context: Any) -> None:
         params = run_context.original_args()
@@ -121,13 +169,17 @@ class KungFuElasticCallback(Callback):
         elif self._global_batch_size is not None:
             params.train_dataset.global_batch_size = self._global_batch_size
         before = self.training
+        others = self._others = Others(params.list_callback)
         self.training = training = ElasticTraining(
             params.train_network,
             **self._options,
             prepare=partial(compile_step, params.train_network, params.train_dataset),
             dataset=params.train_dataset if elastic_data else None,
             loss_scale_manager=params.get("loss_scale_mananger"),  # as MindSpore spells it
-            components=(Component("last_step", lambda: self._last_step, self._set_last_step), *self._components),
+            components=(
+                Component("last_step", self._capture, self._receive),
+                *self._components,
+            ),
             policy=self._policy,
             monitor=self._monitor,
             evict=self._evict,
@@ -143,8 +195,13 @@ class KungFuElasticCallback(Callback):
                 ", ".join(type(optimizer).__name__ for optimizer in training.optimizers) or "no optimizer",
             )
         training.step = before.step if before is not None else 0
-        self._last_step = training.step + params.batch_num * params.epoch_num
+        self._steps = params.batch_num if elastic_data or training.asynchronous else _agreed(params.batch_num)
+        self._last_step = training.step + self._steps * params.epoch_num
         training.begin()
+        if not training.should_stop:
+            others.take_over()
+        if self._bound:
+            others.hook()
         if not elastic_data:
             _log.warning(
                 "train_dataset is a %s, not an ElasticDataset: unless the program shards it, each worker trains all of "
@@ -176,6 +233,14 @@ class KungFuElasticCallback(Callback):
         samples = None if self._elastic_data(run_context) else batch_rows(params)
         step, epoch = training.step + 1, training.epoch
         change = training.step_end(params.net_outputs if training.monitor is not None else None, samples)
+        if change.detached:
+            _log.warning(
+                "this worker has left the cluster after step %d: Model.train returns, and nobody waits for what the "
+                "program does then; let it ask ms_kungfu.detached() before it evaluates or saves at its end",
+                training.step,
+            )
+        elif change.changed and self._others is not None:
+            self._others.warn_of_what_is_not_carried()
         # An asynchronous worker may have been moved to where the furthest is.
         params.cur_step_num += training.step - step
         params.cur_epoch_num += training.epoch - epoch
@@ -190,7 +255,8 @@ class KungFuElasticCallback(Callback):
         training = self.training
         assert training is not None
         training.epoch_end()
-        self._epoch_ended = self._elastic_data(run_context)
+        # An ordinary dataset's epochs end at the same step only where they are made to.
+        self._epoch_ended = self._elastic_data(run_context) or bool(self._bound)
         # Model.train at a joiner counts its own epochs.
         if training.should_stop or training.epoch >= run_context.original_args().epoch_num:
             RunContext.request_stop(run_context)
@@ -198,6 +264,51 @@ class KungFuElasticCallback(Callback):
     def on_train_end(self, run_context: Any) -> None:
         if self.training is not None:
             self.training.end()
+            if not self.training.asynchronous:
+                self.training.average_statistics()
+
+    def _exec_preprocess(self, model: Any, is_train: bool, dataset: Any, *arguments: Any, **options: Any) -> Any:
+        """Iterators of the training data. An ordinary dataset's epochs become as long as the others'."""
+        helper, network = Model._exec_preprocess(model, is_train, dataset, *arguments, **options)
+        if is_train and not isinstance(dataset, ElasticDataset):
+            return _AgreedSteps(helper, dataset, self._steps_left), network
+        return helper, network
+
+    def _eval_during_train(self, model: Any, valid_infos: Any, params: Any, callbacks: Any) -> None:
+        """After the last step of an epoch."""
+        training = self.training
+        if training is None or runtime.detached() or is_behind():
+            params.setdefault("net_outputs", None)
+            return
+        if not training.asynchronous:
+            agree_on_outputs(params, batch_rows(params))
+        params.setdefault("net_outputs", None)
+        Model._eval_during_train(model, valid_infos, params, callbacks)
+
+    def _evaluate_together(
+        self, model: Any, dataset: Any, callbacks: Any = None, params: Any = None, add_eval_loss: bool = False
+    ) -> Any:
+        """Of ``Model.fit``, and of a ``Model.eval`` that has this callback."""
+        runtime.init()
+        training = self.training
+        alone = runtime.detached() or membership.is_joiner() or is_behind() or runtime.current_cluster_size() == 1
+        if alone or (training is not None and training.asynchronous):
+            return Model._eval_process(model, dataset, callbacks, params, add_eval_loss)
+        averaged = state.moving_statistics([model._network]) if training is None else training.averaged
+        return evaluation.Evaluation(model, dataset, callbacks, params, add_eval_loss).run(averaged)
+
+    @staticmethod
+    def _evaluate_alone(model: Any, *arguments: Any, **options: Any) -> Any:
+        """Of a ``Model.eval`` that a callback of the program's makes by itself, maybe at one worker."""
+        with runtime.keep_waiting():
+            return Model._eval_process(model, *arguments, **options)
+
+    def _steps_left(self) -> int | None:
+        """In the present epoch of an ordinary dataset; None where each worker goes its own way."""
+        training = self.training
+        if training is None or training.asynchronous:
+            return None
+        return (training.epoch + 1) * self._steps - (training.step - training.first_step)
 
     def _agree_on_stops(self, run_context: Any) -> None:
         """From now on who asks for a stop at one worker has all stop after the same step."""
@@ -229,16 +340,50 @@ class KungFuElasticCallback(Callback):
             if is_given:
                 raise ValueError(f"{option} works with an ElasticDataset, and train_dataset is a {kind}")
 
-    def _set_last_step(self, step: int) -> None:
-        self._last_step = step
+    def _capture(self) -> dict[str, Any]:
+        assert self._others is not None
+        return {"last_step": self._last_step, "steps": self._steps, "callbacks": self._others.capture()}
+
+    def _receive(self, captured: Any) -> None:
+        if isinstance(captured, int):  # a checkpoint of an earlier version
+            self._last_step = captured
+            return
+        self._last_step, self._steps = captured["last_step"], captured["steps"]
+        Others.received = captured["callbacks"]
 
     @staticmethod
     def _elastic_data(run_context: Any) -> bool:
         return isinstance(run_context.original_args().train_dataset, ElasticDataset)
 
-    @staticmethod
-    def _steps_of_epoch(params: Any) -> None:
-        params.batch_num = params.train_dataset.get_dataset_size()
+    def _steps_of_epoch(self, params: Any) -> None:
+        elastic_data = isinstance(params.train_dataset, ElasticDataset)
+        params.batch_num = params.train_dataset.get_dataset_size() if elastic_data else self._steps
+
+
+class _AgreedSteps:
+    """The batches of an ordinary dataset, in epochs of `steps_left()` steps: begun again, or cut, as it takes."""
+
+    def __init__(self, helper: Any, dataset: Any, steps_left: Callable[[], int | None]) -> None:
+        self._batches, self._dataset, self._steps_left = helper, dataset, steps_left
+        self._endless = False
+
+    def __iter__(self) -> Iterator[Any]:
+        left = self._steps_left()
+        if left is None:
+            yield from self._batches
+            return
+        while left > 0:
+            empty = True
+            for element in self._batches:
+                empty = False
+                if left > 0:  # to the end of the pipeline's own epoch in any case
+                    left -= 1
+                    yield element
+            if empty and self._endless:
+                raise ValueError("this worker's share of train_dataset has no batch")
+            if left > 0:
+                # The first iterator was made for as many epochs as are trained, and this takes more.
+                self._batches, self._endless = self._dataset.create_tuple_iterator(num_epochs=-1), True
 
 
 def compile_step(network: Any, dataset: Any) -> None:
@@ -248,6 +393,28 @@ def compile_step(network: Any, dataset: Any) -> None:
         return
     columns = zip(dataset.output_shapes(), dataset.output_types())
     network.compile(*(ms.Tensor(np.zeros(shape, dtype)) for shape, dtype in columns))
+
+
+def _agreed(steps: int) -> int:
+    """Collective, of those that begin together: the lowest rank's number."""
+    runtime.init()
+    if membership.is_joiner() or runtime.current_cluster_size() == 1:
+        return steps  # a joiner hears of it with the rest of the state
+
+    def receive(root: int) -> int:
+        return int(state.broadcast_text(json.dumps(steps) if runtime.current_rank() == root else "", root))
+
+    return state.from_lowest_rank(receive)
+
+
+def _calling() -> tuple[Any, str]:
+    """The Model that enters its callbacks, and by which of its methods."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == Model.__module__ and isinstance(frame.f_locals.get("self"), Model):
+            return frame.f_locals["self"], frame.f_code.co_name
+        frame = frame.f_back  # type: ignore[assignment]
+    return None, ""
 
 
 def _averages(network: Any) -> bool:

@@ -306,6 +306,11 @@ def _that_may_differ(state: TrainingState) -> set[int]:
     return _replicas() | {id(t) for t in (*state.averaged, *state.statistics)}
 
 
+def models_differ(trained: Iterable[Any]) -> bool:
+    """Whether each worker trains a model of its own by design, as under an optimizer that averages models."""
+    return _may_differ(collect_parameters(trained))
+
+
 def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
     """Collective: the root's values into everyone's `parameters`, in place; where it has died, those of the lowest rank
     that lives. Returns at once at a joiner that is about to receive the whole state."""

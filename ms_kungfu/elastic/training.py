@@ -213,6 +213,17 @@ class ElasticTraining:
         buffers = state.collect_buffers(self._trained)
         return TrainingState(self.parameters, self.components, buffers, tuple(averaged), tuple(statistics))
 
+    @property
+    def averaged(self) -> Sequence[Any]:
+        """What differs between the workers by nature, such as moving statistics."""
+        return state.moving_statistics(self._trained) if self._averaged is None else self._averaged
+
+    def average_statistics(self) -> None:
+        """What differs between the workers by nature becomes its mean, so that an evaluation has the same result at
+        each. Collective, between steps; not where each worker trains a model of its own."""
+        if not runtime.detached() and not is_behind() and not state.models_differ(self._trained):
+            state.average(self.averaged)
+
     def begin(self) -> None:
         """Start a call of training; a joiner receives the state here. Collective.
 

@@ -24,6 +24,7 @@ ALLOWED = {
     "params.train_dataset_element": "the batch of the last step",
     "params.net_outputs": "the result of the last step",
     "dataset._order": "the permutation of an epoch, a function of (seed, epoch), made when it is needed",
+    "elastic.training._steps_here": "counts from the change of the cluster, which sets it to 0 at all",
     "model._current_epoch_num": "tells MindSpore's log where it is",
     "model._current_step_num": "likewise",
 }
@@ -136,8 +137,10 @@ class Job:
 
     def look(self, params):
         roots = {"process": vars(training._Process), "membership": vars(membership._state), "dataset": self.data}
-        roots |= {"elastic": self.elastic, "model": self.model, "params": dict(params)}
-        roots["params"].pop("list_callback")  # this test's own and MindSpore's profiler
+        roots |= {"elastic": dict(vars(self.elastic)), "model": self.model, "params": dict(params)}
+        # This test's own callbacks and MindSpore's profiler; the model, which has its own root.
+        for owner, others in (("params", "list_callback"), ("elastic", "_others"), ("elastic", "_bound")):
+            roots[owner].pop(others)
         return leaves(roots)
 
 

@@ -1,0 +1,57 @@
+"""Tensors, arrays and plain values as JSON, and back: exact, and nothing in it can carry code."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+
+_ARRAY = "array"  # the keys of what JSON has no form for
+_TUPLE = "tuple"
+_DICT = "dict"
+
+
+def pack(value: Any) -> Any:
+    """`value` as JSON. TypeError where it is, or holds, something that isn't a value: a function, a cell, a lock."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, list):
+        return [pack(item) for item in value]
+    if isinstance(value, tuple):
+        return {_TUPLE: [pack(item) for item in value]}
+    if isinstance(value, dict):  # in pairs, as JSON's keys are texts
+        return {_DICT: [[pack(key), pack(item)] for key, item in value.items()]}
+    if isinstance(value, ms.Tensor):
+        kind = "parameter" if isinstance(value, ms.Parameter) else "tensor"
+        # NumPy has no bfloat16, and float32 has all of its values.
+        array = value.astype(ms.float32).asnumpy() if value.dtype == ms.bfloat16 else value.asnumpy()
+        told = {"dtype": str(value.dtype), "name": value.name if kind == "parameter" else ""}
+    elif isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+        kind, array, told = "numpy" if isinstance(value, np.ndarray) else "scalar", np.asarray(value), {}
+    else:
+        raise TypeError(f"a {type(value).__name__} can't be carried to another worker")
+    content = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+    return {_ARRAY: kind, "type": array.dtype.str, "shape": array.shape, "content": content, **told}
+
+
+def unpack(packed: Any) -> Any:
+    """What :func:`pack` was given."""
+    if isinstance(packed, list):
+        return [unpack(item) for item in packed]
+    if not isinstance(packed, dict):
+        return packed
+    if _TUPLE in packed:
+        return tuple(unpack(item) for item in packed[_TUPLE])
+    if _DICT in packed:
+        return {unpack(key): unpack(item) for key, item in packed[_DICT]}
+    flat = np.frombuffer(base64.b64decode(packed["content"]), packed["type"])
+    array = flat.reshape(packed["shape"]).copy()
+    kind = packed[_ARRAY]
+    if kind == "scalar":
+        return array[()]
+    if kind == "numpy":
+        return array
+    tensor = ms.Tensor(array, dtype=getattr(ms, packed["dtype"].lower()))
+    return ms.Parameter(tensor, name=packed["name"]) if kind == "parameter" else tensor

@@ -1,0 +1,182 @@
+"""An evaluation of all workers together, from which each gets the same numbers.
+
+Each worker's network evaluates a part of the batches, and the workers tell each other its outputs. Then each updates
+its metrics with the outputs of all batches, in one order. So every metric of MindSpore's or of the program's own works
+as it stands, and ends with the bits that one worker alone would have. The moving statistics of the network become their
+mean over the workers before.
+
+Whose batches are evaluated, decided anew each time:
+
+- *dealt*: an `ElasticDataset` deals each batch to the workers.
+- *shared*: all workers have the same batches, in the same order, and each takes every n-th. That they are the same is
+  checked batch by batch.
+- *joined*: the program has sharded the dataset (`num_shards`): each worker evaluates its own, and all of them count.
+- *told*: where the workers' batches differ otherwise (shuffled by each on its own), or their models do by design, the
+  lowest living rank evaluates its own alone, and tells the others.
+
+Nobody waits longer than for one batch of another worker, however long the evaluation takes, so it doesn't run into the
+collective timeout. What a worker was to evaluate that dies, another one does (shared, dealt); where nobody else has its
+batches (joined) the numbers are those of the others, the same at all; and the next rank begins anew (told).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from mindspore.train.callback import RunContext
+from mindspore.train.metrics import get_metric_fn
+
+from ms_kungfu import runtime
+from ms_kungfu.callbacks.codec import pack, unpack
+from ms_kungfu.dataset.elastic import ElasticDataset
+from ms_kungfu.elastic import state
+from ms_kungfu.elastic.gathering import gather_texts
+
+_log = logging.getLogger(__name__)
+_SHARED, _DEALT, _JOINED, _TOLD = "shared", "dealt", "joined", "told"
+
+
+class Evaluation:
+    """One evaluation, in the place of ``Model._eval_process``. Collective."""
+
+    def __init__(self, model: Any, dataset: Any, callbacks: Any, params: Any, loss_too: bool) -> None:
+        self._model, self._dataset, self._callbacks, self._params = model, dataset, callbacks, params
+        self._context = RunContext(params)
+        self._loss = get_metric_fn("loss") if loss_too else None
+        self._differ = state.models_differ([model._network])
+
+    def run(self, averaged: Any) -> Any:
+        """The metrics. `averaged`: what becomes its mean over the workers before, where their models don't differ."""
+        if not self._differ:
+            state.average(averaged)
+        model, params, callbacks, context = self._model, self._params, self._callbacks, self._context
+        params.dataset_sink_mode = False
+        callbacks.on_eval_begin(context)
+        callbacks.on_eval_epoch_begin(context)
+        chosen: tuple[str, int] | None = self._choose()
+        while chosen is not None:
+            self._begin_anew()
+            chosen = self._share() if chosen[0] == _SHARED else self._evaluate_own(*chosen)
+        callbacks.on_eval_epoch_end(context)
+        self._dataset.reset()
+        metrics = params.metrics = model._get_metrics()
+        if self._loss is not None:
+            params.eval_results = {**metrics, "eval_loss": self._loss.eval()}
+        callbacks.on_eval_end(context)
+        return metrics
+
+    def _choose(self) -> tuple[str, int]:
+        """Collective: how to go about it, and who tells the others."""
+        dealt = isinstance(self._dataset, ElasticDataset)
+        position = self._dataset.state() if dealt else None
+        rows = gather({"dealt": position, "sharded": self._dataset.is_sharded(), "differ": self._differ})
+        root = min(rows)
+        if any(row["differ"] for row in rows.values()):
+            return _TOLD, root
+        if all(row["dealt"] is not None for row in rows.values()):
+            self._dataset.restore(rows[root]["dealt"])  # who joined has made fewer evaluations
+            return _DEALT, root
+        return (_JOINED if any(row["sharded"] for row in rows.values()) else _SHARED), root
+
+    def _begin_anew(self) -> None:
+        self._model._clear_metrics()
+        if self._loss is not None:
+            self._loss.clear()
+        self._params.cur_step_num = 0
+
+    def _iterator(self) -> Iterator[Any]:
+        helper, _ = self._model._exec_preprocess(is_train=False, dataset=self._dataset, dataset_sink_mode=False)
+        return (element for element in helper)  # which may be asked for more at its end; MindSpore's may not
+
+    def _share(self) -> tuple[str, int] | None:
+        """As many batches at a time as there are workers, one for each."""
+        batches = self._iterator()
+        workers = list(range(runtime.current_cluster_size()))
+        while True:
+            elements = [e for e in (next(batches, None) for _ in workers) if e is not None]
+            digests = [_digest(element) for element in elements]
+            outputs: dict[int, Any] = {}
+            while True:
+                missing = [i for i in range(len(elements)) if i not in outputs]
+                mine = dict(zip(workers, missing)).get(runtime.current_rank())
+                brought = None if mine is None else [mine, pack(self._outputs(elements[mine]))]
+                told = gather({"digests": digests, "outputs": brought, "stop": self._context.get_stop_requested()})
+                workers = sorted(told)
+                if any(row["digests"] != told[workers[0]]["digests"] for row in told.values()):
+                    _log.info("the workers' batches differ: rank %d evaluates alone", workers[0])
+                    return _TOLD, workers[0]
+                outputs.update({row["outputs"][0]: row["outputs"][1] for row in told.values() if row["outputs"]})
+                if len(outputs) == len(elements):
+                    break
+            for i, element in enumerate(elements):
+                self._update(element, unpack(outputs[i]))
+            if not elements or any(row["stop"] for row in told.values()):
+                return None
+
+    def _evaluate_own(self, kind: str, root: int) -> tuple[str, int] | None:
+        """Each worker's own batches, or `root`'s alone."""
+        rank = runtime.current_rank()
+        batches = self._iterator() if kind != _TOLD or rank == root else iter(())
+        present = set(range(runtime.current_cluster_size()))
+        while True:
+            element = next(batches, None)
+            counts = element is not None and not (kind == _DEALT and self._dataset.weight == 0)
+            told = gather(
+                {
+                    "more": element is not None,
+                    "outputs": pack(self._outputs(element)) if counts else None,
+                    "stop": self._context.get_stop_requested(),
+                }
+            )
+            if kind == _TOLD and root not in told:
+                return _TOLD, min(told)
+            if kind == _DEALT and element is not None:
+                self._dataset.commit(sorted(told))
+            if kind == _JOINED and present - set(told):
+                _log.warning("rank %d died: its share of the evaluation is missing", min(present - set(told)))
+            present = set(told)
+            for other, row in sorted(told.items()):
+                if row["outputs"] is not None:
+                    self._update(element if other == rank else None, unpack(row["outputs"]))
+            if any(row["stop"] for row in told.values()) or not any(row["more"] for row in told.values()):
+                return None
+
+    def _outputs(self, element: Any) -> Any:
+        self._model._check_network_mode(self._model._eval_network, False)
+        return self._model._eval_network(*_inputs(element))
+
+    def _update(self, element: Any, outputs: Any) -> None:
+        """As MindSpore does after a batch; `element` is None where it is another worker's own."""
+        params, callbacks = self._params, self._callbacks
+        params.cur_step_num += 1
+        params.eval_dataset_element = None if element is None else _inputs(element)
+        callbacks.on_eval_step_begin(self._context)
+        params.net_outputs = outputs
+        callbacks.on_eval_step_end(self._context)
+        self._model._update_metrics(outputs)
+        if self._loss is not None:
+            self._loss.update(outputs[self._model._eval_indexes[0]])
+
+
+def gather(row: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Collective: every living worker's row by its rank, the same at all."""
+    return {rank: json.loads(text) for rank, text in gather_texts(json.dumps(row), "kungfu/callbacks").items()}
+
+
+def _inputs(element: Any) -> tuple[Any, ...]:
+    return tuple(element) if isinstance(element, (tuple, list)) else (element,)
+
+
+def _digest(element: Any) -> str:
+    """Differs where one bit of a batch does."""
+    total = hashlib.blake2b(digest_size=16)
+    for tensor in _inputs(element):
+        values = np.ascontiguousarray(tensor.asnumpy())
+        total.update(f"{values.dtype.str} {values.shape}".encode())
+        total.update(values.data if values.dtype.kind not in "SU" else values.tobytes())
+    return total.hexdigest()

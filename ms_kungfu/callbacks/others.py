@@ -1,0 +1,280 @@
+"""The other callbacks of a training under `KungFuElasticCallback`: where they run, and how their state travels.
+
+The rule, which docs/elastic-training.md has as a table:
+
+- What MindSpore's own callbacks *write* (:data:`WRITERS`) the lowest living rank writes alone; where it dies or leaves,
+  the next one goes on from the same state.
+- All others run at every worker. Those of MindSpore that decide something at the end of an epoch (`EarlyStopping`,
+  `ReduceLROnPlateau`) find the same numbers at each: `ms_kungfu.callbacks.evaluation`, and :func:`agree_on_outputs`.
+- At a worker that has left, or that hasn't come to where the others are, no epoch or training of MindSpore's callbacks
+  ends.
+
+What a joiner receives: of MindSpore's own callbacks all attributes that are values; of the program's own what
+``state_dict()`` returns, which it gives to ``load_state_dict(state)``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections.abc import Iterable
+from typing import Any, Callable
+
+import mindspore as ms
+import numpy as np
+from mindspore.train import Callback
+from mindspore.train.callback import (
+    BackupAndRestore,
+    FlopsUtilizationCollector,
+    LambdaCallback,
+    ModelCheckpoint,
+    OnRequestExit,
+    SummaryCollector,
+    TimeMonitor,
+)
+
+from ms_kungfu import _core, runtime
+from ms_kungfu.callbacks.codec import pack, unpack
+from ms_kungfu.callbacks.evaluation import gather
+from ms_kungfu.elastic import state
+from ms_kungfu.elastic.training import is_behind
+
+_log = logging.getLogger(__name__)
+
+WRITERS = (ModelCheckpoint, SummaryCollector, BackupAndRestore, OnRequestExit, FlopsUtilizationCollector)
+"""Callbacks of MindSpore's that write files, which all workers would write over each other's."""
+
+_CLOCKS = (TimeMonitor, FlopsUtilizationCollector)  # what they keep are times of their own process
+_ENDS = ("on_train_epoch_end", "on_train_end")
+_STEPS = ("on_train_epoch_begin", "on_train_step_begin", "on_train_step_end")
+Hook = Callable[[Any], None]
+
+
+class Others:
+    """The callbacks beside an elastic one in a call of training."""
+
+    received: dict[str, Any] | None = None  # the state that a joiner got, until it has come to the call that it is of
+
+    def __init__(self, callbacks: Iterable[Any]) -> None:
+        counts: dict[str, itertools.count[int]] = {}
+        self._callbacks: dict[str, Any] = {}
+        for callback in callbacks:
+            if is_carried(callback) or is_the_programs(callback):
+                name = type(callback).__name__
+                self._callbacks[f"{name}/{next(counts.setdefault(name, itertools.count()))}"] = callback
+        self._hooked: list[tuple[Any, str, Any]] = []
+        self._restored: dict[str, Any] = {}
+        self._traces = {key: _trace(c) for key, c in self._callbacks.items() if not is_carried(c)}
+        self._warned = False
+        for callback in self._callbacks.values():
+            if _has_state_dict(callback):
+                _capture(callback)  # what can't be carried is said now rather than when somebody joins
+
+    # -- who runs -----------------------------------------------------------------------------------------------------
+
+    def hook(self) -> None:
+        """Let the rule hold from now on."""
+        for key, callback in self._callbacks.items():
+            if isinstance(callback, WRITERS):
+                for hook in (*_STEPS, *_ENDS):
+                    notes = isinstance(callback, ModelCheckpoint) and hook == "on_train_step_end"
+                    self._replace(callback, hook, _write_or_note if notes else _at_the_writer)
+            elif is_mindspores(callback):
+                for hook in _ENDS:
+                    self._replace(callback, hook, _where_training_is)
+            if is_carried(callback):
+                self._replace(callback, "on_train_begin", self._then_restore(key))
+
+    def unhook(self) -> None:
+        """Give the callbacks back as they were."""
+        for callback, hook, before in reversed(self._hooked):
+            if before is None:
+                vars(callback).pop(hook, None)
+            else:
+                vars(callback)[hook] = before
+        self._hooked.clear()
+
+    def _replace(self, callback: Any, hook: str, around: Callable[[Any, Hook], Hook]) -> None:
+        self._hooked.append((callback, hook, vars(callback).get(hook)))
+        vars(callback)[hook] = around(callback, getattr(callback, hook))
+
+    def _then_restore(self, key: str) -> Callable[[Any, Hook], Hook]:
+        """Those that come after the elastic callback begin when the state is here already, and would forget it."""
+
+        def around(callback: Any, begin: Hook) -> Hook:
+            def begin_and_restore(run_context: Any) -> None:
+                begin(run_context)
+                if key in self._restored:
+                    _restore(callback, self._restored[key])
+
+            return begin_and_restore
+
+        return around
+
+    # -- what they keep -----------------------------------------------------------------------------------------------
+
+    def capture(self) -> Any:
+        """The state of those that are carried; JSON."""
+        return {key: _capture(callback) for key, callback in self._callbacks.items() if is_carried(callback)}
+
+    def take_over(self) -> None:
+        """Go on from what was received, where this is the call that it is of."""
+        captured, Others.received = Others.received, None
+        if captured is None:
+            return
+        own = {key for key, callback in self._callbacks.items() if is_carried(callback)}
+        if own != set(captured):
+            _log.warning(
+                "the callbacks differ between workers (%s); start all with the same program",
+                ", ".join(sorted(own ^ set(captured))),
+            )
+        self._restored = {key: captured[key] for key in own & set(captured)}
+        for key, found in self._restored.items():
+            _restore(self._callbacks[key], found)
+
+    def warn_of_what_is_not_carried(self) -> None:
+        """After somebody has joined: name the program's callbacks that have changed since training began."""
+        changed = {
+            key.split("/")[0]: sorted(
+                name for name, trace in _trace(self._callbacks[key]).items() if was.get(name) != trace
+            )
+            for key, was in self._traces.items()
+        }
+        named = [f"{name} ({', '.join(attributes)})" for name, attributes in changed.items() if attributes]
+        if named and not self._warned and _is_lowest():
+            self._warned = True
+            _log.warning(
+                "a worker has joined, and callbacks of the program keep state that it doesn't have: %s; give them "
+                "state_dict() and load_state_dict(state), or KungFuElasticCallback components=",
+                ", ".join(named),
+            )
+
+
+def is_mindspores(callback: Any) -> bool:
+    """Whether it is one of MindSpore's callbacks, or derived from one; not functions of the program's in one."""
+    kinds = [kind for kind in type(callback).__mro__ if kind is not Callback]
+    own = any(kind.__module__.startswith("mindspore.train.callback.") for kind in kinds)
+    return own and not isinstance(callback, LambdaCallback)
+
+
+def is_carried(callback: Any) -> bool:
+    """Whether its state is handed over to a joiner."""
+    return _has_state_dict(callback) or (is_mindspores(callback) and not isinstance(callback, _CLOCKS))
+
+
+def is_the_programs(callback: Any) -> bool:
+    return not type(callback).__module__.startswith(("mindspore.", "ms_kungfu."))
+
+
+def agree_on_outputs(params: Any, rows: int) -> None:
+    """Collective, after the last step of an epoch: `net_outputs` are the same at all workers.
+
+    A loss (the only, or the first, output, of one element) is the mean over the workers, weighted by the samples of
+    their last batches. Who had no step in this epoch, because it joined after the last one, gets all outputs of the
+    lowest rank that had one.
+    """
+    outputs = params.get("net_outputs")
+    first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
+    loss = None
+    if isinstance(first, ms.Tensor) and first.size == 1:
+        loss = float((first.astype(ms.float32) if first.dtype == ms.bfloat16 else first).asnumpy().ravel()[0])
+    told = gather({"has": outputs is not None, "loss": loss, "rows": rows})
+    if not all(row["has"] for row in told.values()) and any(row["has"] for row in told.values()):
+
+        def receive(root: int) -> Any:
+            text = json.dumps(pack(outputs)) if runtime.current_rank() == root else ""
+            return unpack(json.loads(state.broadcast_text(text, root)))
+
+        received = state.from_lowest_rank(receive, able=outputs is not None)
+        if outputs is None:
+            outputs = params.net_outputs = received
+            first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
+    having = [row for row in told.values() if row["has"]]
+    if not having or any(row["loss"] is None for row in having):
+        return
+    weights = [max(row["rows"], 1) for row in having]
+    mean = sum(row["loss"] * weight for row, weight in zip(having, weights)) / sum(weights)
+    agreed = ms.Tensor(np.full(first.shape, mean), dtype=first.dtype)
+    params.net_outputs = type(outputs)([agreed, *outputs[1:]]) if isinstance(outputs, (tuple, list)) else agreed
+
+
+def _is_lowest() -> bool:
+    return bool(_core.living()[0] == _core.rank())
+
+
+def _takes_part() -> bool:
+    return not runtime.detached() and not is_behind()
+
+
+def _at_the_writer(callback: Any, call: Hook) -> Hook:
+    return lambda run_context: call(run_context) if _takes_part() and _is_lowest() else None
+
+
+def _where_training_is(callback: Any, call: Hook) -> Hook:
+    return lambda run_context: call(run_context) if _takes_part() else None
+
+
+def _write_or_note(callback: Any, save: Hook) -> Hook:
+    """A ModelCheckpoint that doesn't write knows when the other's last one was written, to go on in its turn."""
+
+    def save_or_note(run_context: Any) -> None:
+        params = run_context.original_args()
+        if _takes_part() and _is_lowest():
+            save(run_context)
+        elif _takes_part() and callback._check_save_ckpt(params, False):
+            callback._last_triggered_step = params.cur_step_num
+
+    return save_or_note
+
+
+def _has_state_dict(callback: Any) -> bool:
+    return callable(getattr(callback, "state_dict", None)) and callable(getattr(callback, "load_state_dict", None))
+
+
+def _capture(callback: Any) -> Any:
+    if _has_state_dict(callback):
+        found = callback.state_dict()
+        try:
+            return pack(found)
+        except TypeError as error:
+            raise TypeError(f"{type(callback).__name__}.state_dict: {error}") from None
+    captured = {}
+    for name, value in vars(callback).items():
+        try:
+            captured[name] = pack(value)
+        except TypeError:
+            continue  # a cell, a lock, a writer: each worker's own
+    return captured
+
+
+def _restore(callback: Any, captured: Any) -> None:
+    if _has_state_dict(callback):
+        callback.load_state_dict(unpack(captured))
+        return
+    for name, packed in captured.items():
+        value, present = unpack(packed), vars(callback).get(name)
+        if isinstance(present, dict) and isinstance(value, dict):
+            present.clear()  # in place, since it may be of a kind of its own
+            present.update(value)
+        else:
+            vars(callback)[name] = value
+
+
+def _trace(callback: Any) -> dict[str, Any]:
+    """What tells a change of an attribute that holds a value, without looking through large ones."""
+    traces: dict[str, Any] = {}
+    for name, value in vars(callback).items():
+        if value is None or isinstance(value, (bool, int, float, str)):
+            traces[name] = value
+        elif isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size <= 64):
+            traces[name] = value.tobytes()
+        elif isinstance(value, (list, tuple, dict, set)):
+            items = itertools.islice(value.items() if isinstance(value, dict) else value, 64)
+            traces[name] = len(value), [repr(item) for item in items if _is_short(item)]
+    return traces
+
+
+def _is_short(item: Any) -> bool:
+    plain = (bool, int, float, str)
+    return isinstance(item, plain) or (isinstance(item, tuple) and all(isinstance(part, plain) for part in item))

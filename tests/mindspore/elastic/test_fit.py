@@ -1,0 +1,133 @@
+"""Model.fit on clusters that change: evaluations, MindSpore's own callbacks and their state, ordinary datasets."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def fit(run_elastic):
+    def run(np=2, **options):
+        keys = {k: options.pop(k) for k in ("status", "timeout_s") if k in options}
+        return run_elastic("fit.py", json.dumps(options), np=np, ledger=False, **keys)
+
+    return run
+
+
+def epochs(reports):
+    """The workers' reports of each epoch, having checked that they agree in all but their ranks."""
+    found = {}
+    for row in reports.of("epoch"):
+        found.setdefault(row["epoch"], []).append(row)
+    for epoch, rows in found.items():
+        for key in ("step", "seen", "results", "loss", "statistics", "rate", "state"):
+            values = {json.dumps(row[key]) for row in rows}
+            assert len(values) == 1, f"{key} in epoch {epoch}: {values}"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mode", "valid", "np"),
+    [
+        ("graph", "same", 2),
+        ("pynative", "same", 3),
+        ("graph", "shuffled", 2),
+        ("graph", "sharded", 3),
+        ("pynative", "elastic", 3),
+    ],
+)
+def test_every_worker_gets_the_same_numbers(fit, mode, valid, np):
+    reports = fit(np, mode=mode, valid=valid, epochs=2)
+    found = epochs(reports)
+    assert {epoch: len(rows) for epoch, rows in found.items()} == {1: np, 2: np}
+    for rows in found.values():
+        # each sample counts once, whoever evaluated it
+        assert sorted(rows[0]["seen"]) == sorted([*range(26), *([0] if valid == "sharded" else [])])
+        if valid == "same":
+            assert rows[0]["seen"] == list(range(26))
+    assert len({row["parameters"] for row in reports.of("end")}) == 1
+    # the statistics are the mean when training is over, so each may evaluate alone
+    assert len({json.dumps(row["results"]) for row in reports.of("again")}) == 1
+
+
+def test_what_one_rank_alone_was_to_evaluate_others_do_when_it_dies(fit):
+    """In batch 3 of the second evaluation rank 0 dies, in the third rank 1, which is then the lowest but one."""
+    reports = fit(4, mode="graph", epochs=3, deaths=[["eval:2:3", 0], ["eval:3:2", 1]])
+    found = epochs(reports)
+    assert {epoch: len(rows) for epoch, rows in found.items()} == {1: 4, 2: 3, 3: 2}
+    assert [rows[0]["seen"] for rows in found.values()] == [list(range(26))] * 3
+    assert len({row["parameters"] for row in reports.of("end")}) == 1
+    assert len(reports.of("end")) == 2
+
+
+@pytest.mark.parametrize("valid", ["shuffled", "elastic"])
+def test_the_next_one_tells_when_the_one_that_tells_dies(fit, valid):
+    reports = fit(3, valid=valid, epochs=2, deaths=[["eval:2:3", 0]])
+    found = epochs(reports)
+    assert {epoch: len(rows) for epoch, rows in found.items()} == {1: 3, 2: 2}
+    for rows in found.values():
+        assert sorted(rows[0]["seen"]) == list(range(26))
+
+
+OWN = ["ReduceLROnPlateau", "EarlyStopping", "History", "LossMonitor", "TimeMonitor"]
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["elastic callback first", "elastic callback last"])
+def test_a_joiner_decides_as_the_others_do(fit, last):
+    """It joins after the last step of epoch 2, and so does another one in the midst of epoch 4."""
+    reports = fit(1, schedule="10:2,17:3", epochs=8, callbacks=[*OWN, "Counter", "Carried"], min_delta=100.0, last=last)
+    found = epochs(reports)
+    assert {epoch: len(rows) for epoch, rows in found.items()} == {1: 1, 2: 2, 3: 2, 4: 3, 5: 3}, "stops after epoch 5"
+    rates = [rows[0]["rate"] for rows in found.values()]
+    assert rates == pytest.approx([0.05, 0.05, 0.025, 0.025, 0.0125])
+    assert len({row["parameters"] for row in reports.of("end")}) == 1
+    assert {row["step"] for row in reports.of("end")} == {25}
+    warned = [line for line in reports.output.splitlines() if "callbacks of the program keep state" in line]
+    assert len(warned) == 1
+    assert "Counter (count)" in warned[0]
+    assert "Carried" not in warned[0]
+    assert "History" not in warned[0]
+
+
+def test_stopping_by_the_loss_is_agreed_on(fit):
+    reports = fit(2, epochs=30, callbacks=["EarlyStopping on loss"], rate=0.5)
+    last = max(epochs(reports))
+    assert last < 30
+    assert len({(row["step"], row["parameters"]) for row in reports.of("end")}) == 1
+
+
+def test_one_worker_writes_and_the_next_one_goes_on(fit):
+    """Rank 0 dies in step 6, rank 1 in step 11."""
+    callbacks = ["ModelCheckpoint", "SummaryCollector"]
+    reports = fit(3, epochs=3, callbacks=callbacks, deaths=[[6, 0], [11, 0]], mode="graph")
+    assert len(reports.of("end")) == 1
+    # Every second step was saved, under one name, and two files stay.
+    saved = sorted(path.name for path in (reports.folder / "saved").glob("*.ckpt"))
+    last = max(row["step"] for row in reports.of("step"))
+    assert len(saved) == 2
+    assert saved[-1] == f"net-3_{last - 10}.ckpt" or saved[-1].startswith("net-3_")
+    assert all(name.startswith("net-") for name in saved)
+    # One file of records for each of those that wrote.
+    records = [path.name for path in (reports.folder / "summary").glob("*.summary.*_MS")]
+    assert len(records) == 3, records
+
+
+def test_an_ordinary_dataset_ends_at_one_step(fit):
+    """A share of one of two, and one of three, beside whole ones of those who began alone."""
+    reports = fit(1, train="sharded", schedule="13:2,24:3", epochs=3, batch=4)
+    steps = reports.by_step("step")
+    assert list(steps) == list(range(1, 31))
+    assert [len(rows) for rows in steps.values()] == [1] * 13 + [2] * 11 + [3] * 6
+    assert {row["batch_num"] for row in reports.of("step")} == {10}
+    assert {epoch: len(rows) for epoch, rows in epochs(reports).items()} == {1: 1, 2: 2, 3: 3}
+    assert {row["step"] for row in reports.of("end")} == {30}
+    assert len({row["parameters"] for row in reports.of("end")}) == 1
+
+
+def test_nobody_gives_up_while_others_evaluate(fit, monkeypatch):
+    """13 s at rank 0 alone, by a callback of the program's, and as long by all; nobody waits longer than 8 s."""
+    monkeypatch.setenv("KUNGFU_COLLECTIVE_TIMEOUT", "8")
+    reports = fit(2, epochs=1, valid="slow", callbacks=["Alone"])
+    assert {epoch: len(rows) for epoch, rows in epochs(reports).items()} == {1: 2}
