@@ -5,7 +5,7 @@
 
 namespace mindspore::kernel::kungfu {
 
-// Nothing in; the cluster's version and its size at the time of the launch out.
+// Nothing in; who took part in the last all-reduce and how many they were out: see kf_participants.
 class KungFuCluster : public NativeCpuKernelMod {
  public:
   using KernelTensors = std::vector<KernelTensor*>;
@@ -17,7 +17,7 @@ class KungFuCluster : public NativeCpuKernelMod {
   bool Launch(const KernelTensors&, const KernelTensors&, const KernelTensors& outputs) override {
     uint64_t version = 0;
     uint32_t size = 0;
-    Check(kf_cluster(nullptr, &size, &version));
+    Check(kf_participants(&size, &version));
     *static_cast<int64_t*>(outputs[0]->device_ptr()) = static_cast<int64_t>(version);
     *static_cast<int64_t*>(outputs[1]->device_ptr()) = static_cast<int64_t>(size);
     return true;

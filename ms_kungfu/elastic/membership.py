@@ -656,6 +656,12 @@ def participants_of(version: int) -> list[int] | None:
     return _state.outcomes.get(version)
 
 
+def partly() -> list[int]:
+    """The ranks that died between two gradient reductions since the last :func:`take_participants`: they took part in
+    the first of them, whose update is done, and not in the last."""
+    return list(_core.partly())
+
+
 def set_weight(samples: int) -> None:
     """How many samples the next gradients of this worker stand for: means over the workers are weighted by it."""
     _core.set_weight(samples)

@@ -301,6 +301,14 @@ class ElasticTraining:
         if self.asynchronous:
             return self._step_end_alone()
         self._measure(loss, samples)
+        partly = membership.partly()
+        if partly:
+            _log.warning(
+                "step %d: rank %s died between two reductions of the step: the updates before have its samples, those "
+                "after don't; they are trained again, so no update misses any",
+                self.step,
+                ", ".join(map(str, partly)),
+            )
         if self._dataset is not None:
             self._dataset.commit(membership.take_participants())
         self._ask("after_step")

@@ -14,7 +14,8 @@ _INT64 = mstype.TensorType(mstype.int64)
 
 
 class Cluster(Primitive):
-    """The cluster's version and its size, two 0-d tensors of int64, at the time of the call. Sends nothing."""
+    """Who took part in the last all-reduce, two 0-d tensors of int64: a number that changes where others did than
+    before (the cluster's version, and in its highest bits the deaths since), and how many they were. Sends nothing."""
 
     def __init__(self) -> None:
         super().__init__("KungFuCluster", [], ["version", "size"])

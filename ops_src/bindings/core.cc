@@ -248,6 +248,10 @@ PYBIND11_MODULE(_core, m) {
       "take_participants", [] { return Peer::Get().Current()->TakeParticipants(); },
       "Ranks that took part in the gradient reductions since the last call; the same at all of them.");
   m.def(
+      "partly", [] { return Peer::Get().Current()->Partly(); },
+      "Ranks that took part in the first of several commits of gradients since take_participants, and not in the "
+      "last.");
+  m.def(
       "set_weight",
       [](uint32_t weight) {
         if (weight >> shm::kWeightBits != 0) {

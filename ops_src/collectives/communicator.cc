@@ -351,7 +351,11 @@ uint32_t Communicator::Run(const Operation& operation) {
 }
 
 uint32_t Communicator::RunAll(const Operation* operations, size_t num_operations) {
-  if (num_operations == 1) return Run(operations[0]);
+  if (num_operations == 1) {
+    const uint32_t generation = Run(operations[0]);
+    NoteCommit(operations[0], generation);
+    return generation;
+  }
   if (size_ == 1) {
     for (size_t k = 0; k < num_operations; k++) Run(operations[k]);
     return 0;
@@ -386,19 +390,40 @@ uint32_t Communicator::Settle(const Operation* operations, uint32_t* generations
       k = static_cast<size_t>(-1);  // another death: from the beginning
     }
   }
-  if (num_operations > 0) NoteGeneration(operations[0], latest);
+  if (num_operations > 0) {
+    NoteGeneration(operations[0], latest);
+    NoteCommit(operations[0], latest);
+  }
   return latest;
 }
 
 void Communicator::NoteGeneration(const Operation& operation, uint32_t generation) {
   if (operation.kind != Kind::kAllReduce) return;
+  last_generation_.store(generation, std::memory_order_relaxed);
   std::atomic<uint32_t>& latest = operation.weighted ? gradient_generation_ : reduce_generation_;
   uint32_t seen = latest.load(std::memory_order_relaxed);
   while (seen < generation + 1 && !latest.compare_exchange_weak(seen, generation + 1, std::memory_order_relaxed)) {
   }
 }
 
+void Communicator::NoteCommit(const Operation& operation, uint32_t generation) {
+  if (!operation.weighted) return;
+  uint32_t none = 0;
+  first_commit_.compare_exchange_strong(none, generation + 1, std::memory_order_relaxed);
+  last_commit_.store(generation + 1, std::memory_order_relaxed);
+}
+
+Members Communicator::Partly() const {
+  const uint32_t first = first_commit_.load(std::memory_order_relaxed);
+  const uint32_t last = last_commit_.load(std::memory_order_relaxed);
+  Members partly;
+  for (uint32_t g = first; g < last; g++) partly.push_back(segment_->header().death_order[g - 1]);
+  return partly;
+}
+
 Members Communicator::TakeParticipants() {
+  first_commit_.store(0, std::memory_order_relaxed);
+  last_commit_.store(0, std::memory_order_relaxed);
   const uint32_t gradient = gradient_generation_.exchange(0, std::memory_order_relaxed);
   const uint32_t any = reduce_generation_.exchange(0, std::memory_order_relaxed);
   const uint32_t generation = gradient > 0 ? gradient - 1 : any > 0 ? any - 1 : 0;

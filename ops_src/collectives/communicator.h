@@ -57,6 +57,9 @@ class Communicator {
   // Who took part in the gradient reductions (operations that are `weighted`; where there was none, in all-reduces)
   // since the last call: the same answer at all who took part. Everybody where there was none.
   Members TakeParticipants();
+  // Who took part in the first commit of gradients since TakeParticipants, and not in the last: where a step has
+  // several (two optimizers, one after the other), a rank may die between them, when the first update is done.
+  Members Partly() const;
   // The ranks that are not known to be dead.
   Members Living() const;
   void Beat();  // "this process runs"
@@ -64,6 +67,8 @@ class Communicator {
   uint32_t rank() const { return rank_; }
   uint32_t size() const { return size_; }
   uint64_t cluster_version() const { return cluster_version_; }
+  // In which the last all-reduce of this rank ended: the number of deaths that it was done without.
+  uint32_t last_generation() const { return last_generation_.load(std::memory_order_relaxed); }
   // Newest cluster version that the launcher has announced.
   uint64_t announced() const;
   // How many meetings the members have asked for in this cluster version, and asking for the one with this number, from
@@ -91,6 +96,7 @@ class Communicator {
   void RunAlone(const Operation& operation) const;
   uint32_t RunShared(const Operation& operation, uint32_t from_generation);
   void NoteGeneration(const Operation& operation, uint32_t generation);
+  void NoteCommit(const Operation& operation, uint32_t generation);
   Members MembersOf(uint32_t generation) const;
   bool IsDead(uint32_t rank) const;
   bool HasFinished(uint32_t rank, const Flight& flight) const;
@@ -135,6 +141,10 @@ class Communicator {
   // Latest generation of a gradient reduction, and of any all-reduce, since TakeParticipants; plus one, 0: none.
   std::atomic<uint32_t> gradient_generation_{0};
   std::atomic<uint32_t> reduce_generation_{0};
+  std::atomic<uint32_t> last_generation_{0};
+  // Of the first and the last operations that were of one mind, likewise.
+  std::atomic<uint32_t> first_commit_{0};
+  std::atomic<uint32_t> last_commit_{0};
 
   std::atomic<bool> closed_{false};
   mutable std::mutex close_mutex_;

@@ -85,6 +85,15 @@ kf_status kf_resize(uint32_t size, int* changed, int* detached) {
   });
 }
 
+kf_status kf_participants(uint32_t* count, uint64_t* stamp) {
+  return Guarded([&] {
+    const auto communicator = Peer::Get().Current();
+    const uint32_t generation = communicator->last_generation();
+    *count = communicator->size() - generation;  // a generation is one death more
+    *stamp = communicator->cluster_version() | static_cast<uint64_t>(generation) << 48;
+  });
+}
+
 kf_status kf_cluster(uint32_t* rank, uint32_t* size, uint64_t* version) {
   return Guarded([&] {
     const auto communicator = Peer::Get().Current();

@@ -113,6 +113,9 @@ KF_API kf_status kf_resize(uint32_t size, int* changed, int* detached);
 // The present cluster, and this process's rank in it; what is NULL isn't asked for. A process that has yet to join does
 // so now, which may fail.
 KF_API kf_status kf_cluster(uint32_t* rank, uint32_t* size, uint64_t* version);
+// Of the last all-reduce of this process that has ended: how many ranks took part, and a number that changes whenever
+// others do than before: the cluster version, with the deaths within it in its highest bits. The same at all of them.
+KF_API kf_status kf_participants(uint32_t* count, uint64_t* stamp);
 
 // Message of the last failed call on this thread; valid until the next failing call on it.
 KF_API const char* kf_last_error(void);

@@ -157,6 +157,26 @@ def test_what_pynative_mode_has_queued_decides_whose_samples_count(run_elastic):
     assert samples_by_epoch(reports, key=lambda row: 0)[0] == collections.Counter(range(36))
 
 
+def test_the_momentum_of_model_averaging_begins_anew_after_a_death(run_elastic):
+    reports = run_elastic("deaths.py", "average", "-", np=3, ledger=False)
+    steps = reports.by_step("step")
+    assert {len(rows) for step, rows in steps.items() if step >= 5} == {2}
+    moving = {step: {row["moving"] for row in rows} for step, rows in steps.items()}
+    assert moving == {1: {False}, **dict.fromkeys((2, 3, 4), {True}), 5: {False}, **dict.fromkeys((6, 7, 8), {True})}
+    assert {row["version"] for row in reports.of("step")} == {0}
+
+
+def test_a_death_between_two_updates_of_a_step_is_told_and_no_update_misses_a_sample(run_elastic):
+    reports = run_elastic("deaths.py", "between", "-", np=3)
+    assert len({row["parameters"] for row in reports.of("end")}) == 1
+    assert len(reports.of("end")) == 2
+    assert samples_by_epoch(reports, key=lambda row: 0)[0] == collections.Counter(range(60)), "of the second update"
+    proof = reports.audit()
+    assert proof.exact, audit.to_text(proof)
+    assert proof.epochs[0].given_back == 2
+    assert "step 3: rank 2 died between two reductions of the step" in reports.output
+
+
 def test_a_resize_from_outside_is_followed(run_elastic):
     reports = run_elastic("from_outside.py")
     changes = [(row["old"], row["new"]) for row in reports.workers[0] if row["kind"] == "change"]

@@ -1,5 +1,6 @@
 """OUT PLACE FOLDER: a worker dies while the workers share their parameters by hand, where PLACE is "sync" (the root, as
-it is about to give its own), or in a checkpoint: "texts" (the last rank, between the two meetings in which
+it is about to give its own), in a step of model averaging ("average"), between the
+updates of two optimizers ("between"), or in a checkpoint: "texts" (the last rank, between the two meetings in which
 the workers' own states are gathered), "first" (the lowest rank, likewise) or "write" (the lowest rank, in the thread
 that writes)."""
 
@@ -9,13 +10,14 @@ import sys
 
 import mindspore as ms
 from mindspore import nn
-from reporting import digest, report
+from reporting import Loss, digest, numbered, numbers, report
 
 import ms_kungfu as kf
 from ms_kungfu.callbacks import sync_net_parameters
+from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import ElasticTraining, checkpoint, gathering
 from ms_kungfu.ops import _sync
-from ms_kungfu.optimizers import KungFuMomentum
+from ms_kungfu.optimizers import KungFuMomentum, SynchronousAveragingOptimizer
 
 place, folder = sys.argv[2], sys.argv[3]
 ms.set_context(mode=ms.PYNATIVE_MODE)
@@ -44,6 +46,38 @@ if place == "sync":
         _sync.broadcast_parameters = die
     sync_net_parameters(own, root=2)
     report("shared", step=0, parameters=digest(own.get_parameters()))
+    sys.exit()
+
+if place == "between":
+    # Two optimizers, as a GAN has them; the last rank dies when the first one's update of step 3 is done.
+    nets = nn.Dense(4, 2), nn.Dense(4, 2)
+    optimizers = [KungFuMomentum(each.trainable_params(), 0.1, 0.9) for each in nets]
+    loss_fn = Loss()
+    grads = [ms.grad(lambda x, y, each=each: loss_fn(each(x), y), None, each.trainable_params()) for each in nets]
+    data = ElasticDataset(numbered(60), global_batch_size=6)
+    elastic = ElasticTraining(*nets, *optimizers, dataset=data)
+    for _ in elastic.epochs(1):
+        for x, y in data:
+            optimizers[0](grads[0](x, y))
+            if (kf.current_rank(), elastic.step) == (2, 2):
+                die()
+            optimizers[1](grads[1](x, y))
+            report("step", step=elastic.step + 1, samples=numbers(y))
+            elastic.step_end()
+    report("end", step=elastic.step, parameters=digest(elastic.parameters))
+    sys.exit()
+
+if place == "average":
+    # Nobody changes over: the others train on in the cluster that the last rank has died in.
+    ms.set_seed(kf.current_rank())
+    parameters = nn.Dense(2, 1).trainable_params()
+    averaging = SynchronousAveragingOptimizer(nn.SGD(parameters, 0.1), 0.5, momentum=0.7)
+    for step in range(1, 9):
+        if (kf.current_rank(), step) == (2, 5):
+            die()
+        averaging(tuple(ms.ops.ones_like(p) for p in parameters))
+        moving = any(velocity.asnumpy().any() for velocity in averaging.center.velocity)
+        report("step", step=step, moving=moving, version=kf.cluster_version())
     sys.exit()
 
 gather = gathering.gather_living
