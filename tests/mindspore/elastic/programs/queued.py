@@ -1,8 +1,11 @@
 """OUT: a PyNative loop that reduces by plain operations, which MindSpore queues, and reads none of them; without
-ElasticTraining. The last rank dies with its third batch in its hands."""
+ElasticTraining. The last rank dies with its third batch in its hands, when the others have queued theirs."""
 
 import os
 import signal
+import sys
+import time
+from pathlib import Path
 
 import mindspore as ms
 from reporting import numbered, numbers, report
@@ -17,6 +20,10 @@ data = ElasticDataset(numbered(36), global_batch_size=6)
 gradient = ms.Tensor([1.0, 2.0])
 for step, (_, y) in enumerate(data.create_tuple_iterator(num_epochs=1), 1):
     if (kf.current_rank(), step) == (2, 3):
+        while len(list(Path(sys.argv[1]).glob("*.queued"))) < 2:
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     report("step", step=step, samples=numbers(y))
     reduce(gradient)
+    if step == 3:
+        Path(sys.argv[1], f"{kf.uid()}.queued").touch()
