@@ -740,6 +740,7 @@ class World:
         self.survivors_at_verdict = 0  # members that have the training state
         self.no_descriptors_until = 0.0
         self.wished = []  # clusters that were asked for from outside
+        self.refused = set()  # versions
         self.holders = {}  # version -> processes that came to it with the training state
 
     # -- running --
@@ -779,7 +780,7 @@ class World:
 
     def calm(self):
         """Steps take longer when nothing happens any more."""
-        return 1.0 if self.loop.now < self.calm_from + 1.0 else 20.0
+        return 1.0 if self.loop.now < self.calm_from + 1.0 else max(1.0, 0.6 / self.setup.step_s)
 
     def current_environ(self):
         return self.launcher.environ if self.current is None else self.current.process.environ
@@ -1242,6 +1243,8 @@ class World:
         deaths = {"kill member", "kill newcomer", "kill lone", "stop", "freeze"}
         if setup.schedule or not kinds <= deaths | {"pause", "slow", "resize", "no descriptors"}:
             return
+        if self.refused:
+            return  # one that could not come true has hidden those before it
         expected = max(self.wished, key=lambda wish: wish.version).size if self.wished else setup.size
         if setup.recover is Recover.SHRINK:
             if self.wished:
@@ -1285,7 +1288,13 @@ class Broker(broker.Broker):
         def make_segment(size, version, cores, recovers):
             return Segment(world, size, version, recovers)
 
+        self._world = world
         super().__init__(*args, make_segment=make_segment, **options)
+
+    def refuse(self, version, reason):
+        # Told in the launcher's log: an external config server takes wishes that can't come true.
+        self._world.refused.add(version)
+        super().refuse(version, reason)
 
     def close(self):
         self._closed = True
