@@ -140,7 +140,7 @@ def test_what_was_wrong_once_is_right() -> None:
 
 
 def first_violation(count: int = 200) -> tuple[int, str, Schedule]:
-    for tried, schedule in enumerate(itertools.chain(stories(10), map(schedule_of, range(count)))):
+    for tried, schedule in enumerate(itertools.chain(stories(40), map(schedule_of, range(count)))):
         violation = violation_of(schedule)
         if violation is not None:
             return tried, str(violation), shrunk(schedule)

@@ -719,6 +719,7 @@ class World:
         last = max((h.at + h.more for h in happenings), default=0.0)
         self.hangs = any(h.kind in ("stop", "freeze") for h in happenings)
         self.calm_from = last + (2.5 * PEER_TIMEOUT_S if self.hangs else 0.5)
+        self.slow_from = self.calm_from + 1.0
         if any(h.kind == "freeze" for h in happenings):
             self.calm_from += JOIN_TIMEOUT_S + UNANSWERED_KILL_S
         self.quiet_from = self.calm_from + 4.0 + (2 * setup.prepare_s)
@@ -779,8 +780,8 @@ class World:
         return 0.01 * draw if draw < 0.9 else 0.5 * (draw - 0.9) + 0.01
 
     def calm(self):
-        """Steps take longer when nothing happens any more."""
-        return 1.0 if self.loop.now < self.calm_from + 1.0 else max(1.0, 0.6 / self.setup.step_s)
+        """Steps take longer when nothing happens any more, or not for long."""
+        return 1.0 if self.loop.now < self.slow_from else max(1.0, 0.6 / self.setup.step_s)
 
     def current_environ(self):
         return self.launcher.environ if self.current is None else self.current.process.environ
