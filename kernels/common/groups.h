@@ -93,6 +93,7 @@ class CollectiveOn : public Base {
 
  protected:
   void LaunchGroups(const KernelTensors& inputs, const KernelTensors& outputs) {
+    ranks_ = static_cast<uint32_t>(ClusterSize());
     Run(groups_.Bind(this->kernel_name_, inputs, outputs, InPlace(), [this](uint64_t n) { return OutputCount(n); }));
   }
 
@@ -114,7 +115,8 @@ class CollectiveOn : public Base {
 
   const char* Layout(const Group& group) const { return groups_.Layout(group); }
 
-  std::string name_;  // matches the operation with the other ranks'
+  std::string name_;   // matches the operation with the other ranks'
+  uint32_t ranks_{1};  // as this launch began: what the outputs are held against, and the operation is for
 
  private:
   Groups groups_;

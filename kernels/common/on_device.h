@@ -56,9 +56,9 @@ class AllGatherOn : public Collective {
   using typename Collective::Group;
   kf_status Run(const Group& group) override {
     return kf_device_all_gather(this->name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype,
-                                this->Layout(group), this->stream_);
+                                this->Layout(group), this->ranks_, this->stream_);
   }
-  uint64_t OutputCount(uint64_t count) const override { return count * ClusterSize(); }
+  uint64_t OutputCount(uint64_t count) const override { return count * this->ranks_; }
   bool Copies() const override { return true; }
 };
 
@@ -68,9 +68,9 @@ class ReduceScatterOn : public Reducing<Collective> {
   using typename Collective::Group;
   kf_status Run(const Group& group) override {
     return kf_device_reduce_scatter(this->name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype,
-                                    this->op_, this->Layout(group), this->stream_);
+                                    this->op_, this->Layout(group), this->ranks_, this->stream_);
   }
-  uint64_t OutputCount(uint64_t count) const override { return count / ClusterSize(); }
+  uint64_t OutputCount(uint64_t count) const override { return count / this->ranks_; }
 };
 
 template <typename Collective>

@@ -5,9 +5,9 @@ namespace mindspore::kernel::kungfu {
 class KungFuAllGather : public Collective {
  protected:
   kf_status Run(const Group& group) override {
-    return kf_all_gather(name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, Layout(group));
+    return kf_all_gather(name_.c_str(), group.tensors.data(), group.tensors.size(), group.dtype, Layout(group), ranks_);
   }
-  uint64_t OutputCount(uint64_t count) const override { return count * ClusterSize(); }
+  uint64_t OutputCount(uint64_t count) const override { return count * ranks_; }
   bool Copies() const override { return true; }
 };
 

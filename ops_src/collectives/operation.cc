@@ -45,6 +45,12 @@ uint64_t CountOf(const Operation& operation) {
   return count;
 }
 
+void RequireRanks(const Operation& operation, uint32_t size) {
+  if (operation.ranks == 0 || operation.ranks == size) return;
+  throw Error(KF_STALE, Text(NameOf(operation.kind), " \"", operation.name, "\": its tensors are made for ",
+                             operation.ranks, " ranks, but there are ", size, " now"));
+}
+
 std::string Describe(const Operation& operation) {
   std::string text = NameOf(operation.kind);
   if (operation.kind == Kind::kBarrier) return text;

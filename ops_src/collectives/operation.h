@@ -25,6 +25,8 @@ struct Operation {
   // In a mean of floats the ranks count by their weights, if they differ: sum(weight * x) / sum(weight).
   bool weighted = false;
   uint32_t weight = 1;  // below 2^shm::kWeightBits
+  // The number of ranks that the tensors were sized for (0: nobody says); see RequireRanks.
+  uint32_t ranks = 0;
 };
 
 const char* NameOf(Kind kind);
@@ -35,6 +37,9 @@ inline bool Reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind
 uint64_t SignatureOf(const Operation& operation);
 // The elements that a rank brings.
 uint64_t CountOf(const Operation& operation);
+// Throws StaleClusterError where the tensors were sized for another number of ranks: the cluster has changed between
+// that and the call, and an all-gather would write past the end of its outputs.
+void RequireRanks(const Operation& operation, uint32_t size);
 // In words, for the message of a mismatch.
 std::string Describe(const Operation& operation);
 

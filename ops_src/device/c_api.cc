@@ -177,13 +177,17 @@ kf_status kf_device_broadcast(const char* name, const kf_tensor* tensors, size_t
 }
 
 kf_status kf_device_all_gather(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
-                               const char* layout, kf_stream stream) {
-  return Run({Kind::kAllGather, name, tensors, num_tensors, dtype, KF_SUM, 0, layout}, stream);
+                               const char* layout, uint32_t ranks, kf_stream stream) {
+  Operation operation{Kind::kAllGather, name, tensors, num_tensors, dtype, KF_SUM, 0, layout};
+  operation.ranks = ranks;
+  return Run(operation, stream);
 }
 
 kf_status kf_device_reduce_scatter(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
-                                   kf_op op, const char* layout, kf_stream stream) {
-  return Run({Kind::kReduceScatter, name, tensors, num_tensors, dtype, op, 0, layout}, stream);
+                                   kf_op op, const char* layout, uint32_t ranks, kf_stream stream) {
+  Operation operation{Kind::kReduceScatter, name, tensors, num_tensors, dtype, op, 0, layout};
+  operation.ranks = ranks;
+  return Run(operation, stream);
 }
 
 kf_status kf_device_all_reduce_gradients(const kf_group* groups, size_t num_groups, kf_op op, kf_stream stream) {

@@ -108,6 +108,7 @@ void Validate(const Operation& operation, uint32_t size) {
   if (operation.kind == Kind::kBroadcast && operation.root >= size) {
     throw Error(KF_INVALID, Text(who(), "root ", operation.root, " is not in a cluster of ", size));
   }
+  RequireRanks(operation, size);
   for (size_t i = 0; i < operation.num_tensors; i++) {
     const kf_tensor& tensor = operation.tensors[i];
     if (tensor.count > 0 && (tensor.input == nullptr || tensor.output == nullptr)) {

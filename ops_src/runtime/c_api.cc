@@ -62,13 +62,17 @@ kf_status kf_broadcast(const char* name, const kf_tensor* tensors, size_t num_te
 }
 
 kf_status kf_all_gather(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
-                        const char* layout) {
-  return Run({Kind::kAllGather, name, tensors, num_tensors, dtype, KF_SUM, 0, layout});
+                        const char* layout, uint32_t ranks) {
+  Operation operation{Kind::kAllGather, name, tensors, num_tensors, dtype, KF_SUM, 0, layout};
+  operation.ranks = ranks;
+  return Run(operation);
 }
 
 kf_status kf_reduce_scatter(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
-                            const char* layout) {
-  return Run({Kind::kReduceScatter, name, tensors, num_tensors, dtype, op, 0, layout});
+                            const char* layout, uint32_t ranks) {
+  Operation operation{Kind::kReduceScatter, name, tensors, num_tensors, dtype, op, 0, layout};
+  operation.ranks = ranks;
+  return Run(operation);
 }
 
 kf_status kf_barrier(const char* name) {

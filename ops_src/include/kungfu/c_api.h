@@ -99,11 +99,13 @@ KF_API kf_status kf_wait(const kf_started* started, size_t num_started);
 // `input` is read at the root, `output` written at every other rank (and at the root where it is not `input`).
 KF_API kf_status kf_broadcast(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
                               uint32_t root, const char* layout);
+// `ranks` is the number of ranks that the caller has sized the outputs for: where the cluster has another size by now
+// the call is refused (KF_STALE). 0: it can't change meanwhile.
 KF_API kf_status kf_all_gather(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
-                               const char* layout);
+                               const char* layout, uint32_t ranks);
 // Each tensor's count must be divisible by the number of ranks.
 KF_API kf_status kf_reduce_scatter(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
-                                   kf_op op, const char* layout);
+                                   kf_op op, const char* layout, uint32_t ranks);
 KF_API kf_status kf_barrier(const char* name);
 
 // Collective. All ranks ask for the same size; *changed tells whether the membership is another one now, *detached

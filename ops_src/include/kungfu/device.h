@@ -85,9 +85,10 @@ KF_API kf_status kf_device_all_reduce(const char* name, const kf_tensor* tensors
 KF_API kf_status kf_device_broadcast(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
                                      uint32_t root, const char* layout, kf_stream stream);
 KF_API kf_status kf_device_all_gather(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
-                                      const char* layout, kf_stream stream);
+                                      const char* layout, uint32_t ranks, kf_stream stream);
 KF_API kf_status kf_device_reduce_scatter(const char* name, const kf_tensor* tensors, size_t num_tensors,
-                                          kf_dtype dtype, kf_op op, const char* layout, kf_stream stream);
+                                          kf_dtype dtype, kf_op op, const char* layout, uint32_t ranks,
+                                          kf_stream stream);
 KF_API kf_status kf_device_all_reduce_gradients(const kf_group* groups, size_t num_groups, kf_op op, kf_stream stream);
 // In two halves, as kf_start_all_reduce. Nothing is copied: inputs and outputs have to stay, and the inputs as they
 // are, until the wait has returned. All operations of one wait end with the same ranks in them. A ticket is good for

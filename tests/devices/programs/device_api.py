@@ -145,7 +145,7 @@ def all_gather(name: str, inputs: list[Array], outputs: list[Array], stream: Str
     tensors = _tensors(inputs, outputs)
     call(
         "kf_device_all_gather", name.encode(), tensors, ctypes.c_size_t(len(inputs)), _dtype(inputs), None,
-        stream.handle,
+        ctypes.c_uint32(0), stream.handle,
     )  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def reduce_scatter(name: str, inputs: list[Array], outputs: list[Array], op: str
     tensors = _tensors(inputs, outputs)
     call(
         "kf_device_reduce_scatter", name.encode(), tensors, ctypes.c_size_t(len(inputs)), _dtype(inputs),
-        OPS.index(op), None, stream.handle,
+        OPS.index(op), None, ctypes.c_uint32(0), stream.handle,
     )  # fmt: skip
 
 
