@@ -71,7 +71,7 @@ struct Background::Pending {
   void Run() noexcept {
     try {
       if (!to_outputs) {
-        char* at = results.Get(bytes);
+        char* at = ResultsOrGiveUp();
         for (kf_tensor& tensor : tensors) {
           tensor.output = at;
           at += Aligned(tensor.count * SizeOf(operation.dtype));
@@ -88,6 +88,15 @@ struct Background::Pending {
     }
     ran_on = communicator;
     communicator.reset();  // a pending operation that is kept for its memory must not keep a segment
+  }
+
+  char* ResultsOrGiveUp() {
+    try {
+      return results.Get(bytes);
+    } catch (const Error& no_memory) {
+      communicator->GiveUp(no_memory);  // the others count on this rank's part
+      throw;
+    }
   }
 
   void CheckOutputs(const kf_started& started) const {
@@ -130,16 +139,14 @@ uint64_t Background::Start(std::shared_ptr<Communicator> communicator, const Ope
     communicator->Run(operation);
     return 0;
   }
-  if (Forked()) {
-    throw Error(KF_INVALID, "a forked child is no member of the cluster: it can't start collectives");
-  }
+  process_.Refuse("start collectives");
   const std::string key = Text(operation.name, '\0', int(operation.dtype));
   const PendingPtr pending = NewPending(key);
   pending->Copy(operation);
   pending->communicator = std::move(communicator);
 
-  std::lock_guard<std::mutex> guard(mutex_);
-  EnsureThread();
+  std::unique_lock<std::mutex> lock(mutex_);
+  EnsureThread(lock);
   pending->ticket = ++last_ticket_;
   queue_.push_back(pending);
   by_ticket_[pending->ticket] = pending;
@@ -164,6 +171,7 @@ Background::PendingPtr Background::NewPending(const std::string& key) {
 }
 
 void Background::Wait(const kf_started* started, size_t num_started) {
+  process_.Refuse("wait for collectives");
   std::vector<PendingPtr> all(num_started);
   {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -238,10 +246,11 @@ void Background::WaitFor(Pending& pending) {
   monitoring::Traffic::Get().CountWait(began);
 }
 
-// mutex_ is held.
-void Background::EnsureThread() {
+// `lock` is of mutex_. While a Stop is under way the thread before has to end first: two of them would run operations
+// out of order, and one that `stopping_` was taken back from would never end.
+void Background::EnsureThread(std::unique_lock<std::mutex>& lock) {
+  stopped_.wait(lock, [this] { return !stopping_; });
   if (thread_ != nullptr) return;
-  stopping_ = false;
   // Signals are for the program's threads.
   sigset_t all, before;
   sigfillset(&all);
@@ -253,7 +262,6 @@ void Background::EnsureThread() {
     throw;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  process_ = getpid();
 }
 
 void Background::Loop() {
@@ -280,24 +288,22 @@ void Background::Loop() {
 }
 
 void Background::Stop() noexcept {
-  if (Forked()) {
+  if (process_.IsCopy()) {
     // Whatever it shares with the thread may be locked, by a thread that does not exist here.
     (void)thread_.release();
     return;
   }
-  std::unique_ptr<std::thread> thread;
-  {
-    std::lock_guard<std::mutex> guard(mutex_);
-    stopping_ = true;
-    thread = std::move(thread_);
-    queued_.notify_all();
-  }
-  if (thread != nullptr) thread->join();
-}
-
-bool Background::Forked() const {
-  const pid_t process = process_.load(std::memory_order_relaxed);
-  return process != 0 && process != getpid();
+  std::unique_lock<std::mutex> lock(mutex_);
+  stopped_.wait(lock, [this] { return !stopping_; });  // another Stop
+  if (thread_ == nullptr) return;
+  stopping_ = true;
+  queued_.notify_all();
+  const std::unique_ptr<std::thread> thread = std::move(thread_);
+  lock.unlock();
+  thread->join();
+  lock.lock();
+  stopping_ = false;
+  stopped_.notify_all();
 }
 
 void SetDelayForTests(uint32_t milliseconds) { delay_ms.store(milliseconds, std::memory_order_relaxed); }

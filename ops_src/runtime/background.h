@@ -2,8 +2,6 @@
 #ifndef KUNGFU_RUNTIME_BACKGROUND_H_
 #define KUNGFU_RUNTIME_BACKGROUND_H_
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
@@ -18,6 +16,7 @@
 #include <vector>
 
 #include "collectives/communicator.h"
+#include "runtime/forks.h"
 
 namespace kungfu {
 
@@ -56,7 +55,8 @@ class Background {
   // Waits until all these operations have ended and their results are in the outputs named here, then throws the error
   // of the first that failed. Each ticket is good for one call, with the tensors that it was started with.
   void Wait(const kf_started* started, size_t num_started);
-  // Ends the thread, after what is queued; whoever is in a hurry closes the communicators first.
+  // Ends the thread, after what is queued; whoever is in a hurry closes the communicators first. A Start meanwhile
+  // waits until it has ended.
   void Stop() noexcept;
 
  private:
@@ -64,22 +64,22 @@ class Background {
   using PendingPtr = std::shared_ptr<Pending>;
 
   PendingPtr NewPending(const std::string& key);
-  void EnsureThread();
+  void EnsureThread(std::unique_lock<std::mutex>& lock);
   void Loop();
   static std::optional<Error> Settle(const std::vector<PendingPtr>& all);
   void WaitFor(Pending& pending);
-  bool Forked() const;
 
   std::mutex mutex_;
   std::condition_variable queued_;
   std::condition_variable ended_;
+  std::condition_variable stopped_;
   std::deque<PendingPtr> queue_;                        // guarded by mutex_
   std::unordered_map<std::string, PendingPtr> by_key_;  // guarded by mutex_; the last of each name and dtype
   std::unordered_map<uint64_t, PendingPtr> by_ticket_;  // guarded by mutex_; not waited for yet
   uint64_t last_ticket_ = 0;                            // guarded by mutex_
   bool stopping_ = false;                               // guarded by mutex_
   std::unique_ptr<std::thread> thread_;                 // guarded by mutex_
-  std::atomic<pid_t> process_{0};                       // whose thread it is; 0: there was none yet
+  const OneProcess process_;
 };
 
 // Tests only: makes each all-reduce of the C ABI take this much longer. Zero, the default, costs one load.

@@ -23,7 +23,7 @@ struct Heartbeat::Shared {
 };
 
 Heartbeat::~Heartbeat() {
-  if (shared_ == nullptr) return;
+  if (shared_ == nullptr || process_->IsCopy()) return;
   std::lock_guard<std::mutex> guard(shared_->mutex);
   shared_->stop = true;
   shared_->communicator.reset();
@@ -31,12 +31,17 @@ Heartbeat::~Heartbeat() {
 }
 
 void Heartbeat::Follow(std::shared_ptr<Communicator> communicator) {
+  if (shared_ != nullptr && process_->IsCopy()) {
+    shared_ = nullptr;  // the copy of the thread's reference keeps it: its lock may be held, by nobody here
+  }
   if (shared_ != nullptr) {
     std::lock_guard<std::mutex> guard(shared_->mutex);
     shared_->communicator = std::move(communicator);
     return;
   }
+  if (!communicator->is_member()) return;
   shared_ = std::make_shared<Shared>();
+  process_.emplace();
   shared_->communicator = std::move(communicator);
   // Signals are for the program's threads.
   sigset_t all, before;

@@ -3,15 +3,18 @@
 #define KUNGFU_RUNTIME_HEARTBEAT_H_
 
 #include <memory>
+#include <optional>
 
 #include "collectives/communicator.h"
+#include "runtime/forks.h"
 
 namespace kungfu {
 
 // A thread that calls Communicator::Beat ten times a second. A process that is stopped, or that the kernel doesn't let
 // run, beats no more; one that compiles or evaluates for minutes does.
 //
-// Used from one thread at a time. A forked child has no such thread and starts none.
+// Used from one thread at a time. A forked child has no such thread; its communicator of one needs none, and should it
+// become a member by itself it gets another.
 class Heartbeat {
  public:
   ~Heartbeat();
@@ -22,6 +25,7 @@ class Heartbeat {
   struct Shared;
   // The thread's, too: it is never joined, because a process may end, or fork, at any time.
   std::shared_ptr<Shared> shared_;
+  std::optional<OneProcess> process_;  // whose thread it is
 };
 
 }  // namespace kungfu

@@ -1,5 +1,7 @@
 #include "runtime/peer.h"
 
+#include <pthread.h>
+
 #include <vector>
 
 namespace kungfu {
@@ -9,7 +11,10 @@ Peer& Peer::Get() {
   return *peer;
 }
 
-Peer::Peer() : current_(std::make_shared<Communicator>()) {}
+Peer::Peer() : current_(std::make_shared<Communicator>()) {
+  // A forked child may ask for its rank: it finds the lock free. Nobody waits for anything else while he has it.
+  pthread_atfork([] { Get().mutex_.lock(); }, [] { Get().mutex_.unlock(); }, [] { Get().mutex_.unlock(); });
+}
 
 std::shared_ptr<Communicator> Peer::Current() {
   if (joins_later_.load(std::memory_order_acquire)) {
@@ -119,7 +124,9 @@ ResizeOutcome Peer::Resize(uint32_t size) {
 }
 
 void Peer::SetResizeHandler(ResizeHandler handler) {
+  ResizeHandler previous;  // given up without the lock: it may wait for Python
   std::lock_guard<std::mutex> guard(mutex_);
+  previous = std::move(resize_handler_);
   resize_handler_ = std::move(handler);
 }
 

@@ -167,6 +167,7 @@ ModelStore::Own& ModelStore::OwnRecord(const std::string& name, const std::strin
 }
 
 uint64_t ModelStore::Save(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs) {
+  process_.Refuse("save models");
   std::lock_guard<std::mutex> guard(mutex_);
   Own& own = OwnRecord(name, layout, Total(blobs, num_blobs));
   Record& record = *own.record;

@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "kungfu/store.h"
+#include "runtime/forks.h"
 
 namespace kungfu::store {
 
@@ -77,6 +78,7 @@ class ModelStore {
   };
   Own& OwnRecord(const std::string& name, const std::string& layout, uint64_t bytes);
 
+  const OneProcess process_;  // a forked child would write in its parent's name
   std::mutex mutex_;
   int fd_ = -1;
   int read_fd_ = -1;

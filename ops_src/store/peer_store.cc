@@ -193,6 +193,7 @@ std::shared_ptr<StoreView> PeerStore::ViewOf(uint64_t cluster_version, uint32_t 
 }
 
 uint64_t PeerStore::Save(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs) {
+  process_.Refuse("save models");
   const uint64_t version = OwnStore()->Save(name, layout, blobs, num_blobs);
   std::shared_ptr<Ahead> next;
   {

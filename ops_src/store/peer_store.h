@@ -113,6 +113,7 @@ class PeerStore {
   std::shared_ptr<StoreView> ViewOf(uint64_t cluster_version, uint32_t rank, uint32_t own_rank);
   Exchange::Views Others(uint64_t cluster_version, uint32_t own_rank, const std::string& name);
 
+  const OneProcess process_;
   std::mutex mutex_;
   Announce announce_;                                     // guarded by mutex_
   Find find_;                                             // guarded by mutex_

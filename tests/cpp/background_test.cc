@@ -240,6 +240,25 @@ TEST(Background, StopEndsTheThreadAndAStartBringsItBack) {
   });
 }
 
+TEST(Background, AStopBesideAStartNeitherHangsNorLeavesTwoThreads) {
+  Ranks ranks(2);
+  ranks.Run([](uint32_t, Communicator& communicator) {
+    Worker worker(communicator);
+    std::atomic<bool> done{false};
+    std::thread stopper([&] {
+      while (!done) worker.background.Stop();
+    });
+    for (int i = 0; i < 300; i++) {
+      std::vector<float> first(10), second(10);
+      worker.Wait({worker.Start("x", &first, i), worker.Start("y", &second, i)});
+      worker.Check(first, i);
+      worker.Check(second, i);
+    }
+    done = true;
+    stopper.join();
+  });
+}
+
 TEST(Background, AForkedChildStartsNothingAndEndsItself) {
   Ranks ranks(2);
   ranks.Run([](uint32_t rank, Communicator& communicator) {

@@ -56,6 +56,28 @@ Error ErrorOf(const Body& body) {
   return Error(KF_OK, "nothing was thrown");
 }
 
+TEST(ModelStore, AForkedChildSavesNothingInItsParentsName) {
+  ModelStore store;
+  Model model(1);
+  ASSERT_EQ(Save(store, "m", model), 1u);
+  (void)PeerStore::Get();  // the parent's
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    Model other(2);
+    const bool own = ErrorOf([&] { Save(store, "m", other); }).status() == KF_INVALID;
+    const auto blobs = other.Blobs();
+    const bool all =
+        ErrorOf([&] { PeerStore::Get().Save("m", "three", blobs.data(), blobs.size()); }).status() == KF_INVALID;
+    _exit(own && all ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(StoreView(store.fd(), /*own=*/true).Describe("m").version, 1u);
+  EXPECT_EQ(Save(store, "m", model), 2u);
+}
+
 TEST(ModelStore, GivesTheLatestVersionOfEachName) {
   ModelStore store;
   const StoreView view(store.fd(), /*own=*/true);

@@ -1,0 +1,21 @@
+#include "runtime/forks.h"
+
+#include <pthread.h>
+
+#include "runtime/error.h"
+
+namespace kungfu {
+
+std::atomic<uint32_t> OneProcess::forks_{0};
+
+namespace {
+
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { OneProcess::CountFork(); });
+
+}  // namespace
+
+void OneProcess::Throw(const char* what) {
+  throw Error(KF_INVALID, Text("a forked child is no member of the cluster: it can't ", what));
+}
+
+}  // namespace kungfu
