@@ -32,7 +32,7 @@ class Segment(Protocol):
 
     fd: int
 
-    def mark_lost(self, rank: int, reason: str, recover: bool) -> None: ...
+    def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None: ...
 
     def heartbeat(self, rank: int) -> int: ...
 
@@ -55,8 +55,8 @@ class CoreSegment:
             os.close(self.fd)
             raise
 
-    def mark_lost(self, rank: int, reason: str, recover: bool) -> None:
-        self._control.mark_lost(rank, reason, recover)
+    def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
+        self._control.mark_lost(rank, reason, recover, reaped)
 
     def heartbeat(self, rank: int) -> int:
         return int(self._control.heartbeat(rank))
@@ -315,6 +315,7 @@ class _Loss:
     incarnation: int
     reason: str
     recover: bool
+    reaped: bool
 
 
 class Broker:
@@ -438,16 +439,18 @@ class Broker:
             self._identities[standby] = (peer, incarnation)
             self._changed.notify_all()
 
-    def mark_lost(self, peer: PeerID, reason: str, incarnation: int, recover: bool = False) -> None:
+    def mark_lost(
+        self, peer: PeerID, reason: str, incarnation: int, recover: bool = False, reaped: bool = True
+    ) -> None:
         """A process has ended: tells the members of every version that it belongs to, also of those to come.
 
-        With `recover` they go on without it. It must have been reaped, or not have answered SIGKILL: what it publishes
+        With `recover` they go on without it. It must have been `reaped`, or not have answered SIGKILL: what it publishes
         then is taken from nobody, and it can't come back.
         """
         with self._changed:
             self._membership.bury(peer, incarnation)
             self._stores.drop(self._membership.is_out)
-            loss = _Loss(peer, incarnation, reason, recover and self._recovers)
+            loss = _Loss(peer, incarnation, reason, recover and self._recovers, reaped)
             self._losses.append(loss)
             for version, segment in self._segments.items():
                 self._tell(segment, self._membership.clusters[version], loss)
@@ -714,7 +717,7 @@ class Broker:
     def _tell(self, segment: Segment, cluster: Cluster, loss: _Loss) -> None:
         rank = cluster.rank_of(loss.peer)
         if rank is not None and self._membership.belongs(loss.peer, loss.incarnation, cluster.version):
-            segment.mark_lost(rank, loss.reason, loss.recover)
+            segment.mark_lost(rank, loss.reason, loss.recover, loss.reaped)
 
     def _refusal_of(self, request: Request, pid: int) -> Refuse | None:
         """A forked child has its parent's name and secret, but not its place."""

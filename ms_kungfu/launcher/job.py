@@ -461,7 +461,13 @@ class Job:
         if process.peer is not None:
             # First of all, because the survivors wait for it. One that has finished is missed rather than gone without.
             finished = standing is Standing.MEMBER and code == 0
-            self._broker.mark_lost(process.peer, error or how_it_ended(code), process.incarnation, recover=not finished)
+            self._broker.mark_lost(
+                process.peer,
+                error or how_it_ended(code),
+                process.incarnation,
+                recover=not finished,
+                reaped=not process.given_up,
+            )
             self._finishing = self._finishing or finished
         if process.dismissed:
             code = 0  # the launcher's own doing, and told already

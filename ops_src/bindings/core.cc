@@ -15,6 +15,7 @@
 #include "monitoring/traffic.h"
 #include "runtime/failure.h"
 #include "runtime/interrupt.h"
+#include "runtime/log.h"
 #include "runtime/peer.h"
 
 namespace py = pybind11;
@@ -364,6 +365,32 @@ PYBIND11_MODULE(_core, m) {
   m.def("device_close", &kf_device_close, py::call_guard<py::gil_scoped_release>());
   m.def("device_engine", [] { return std::string(kf_device_engine()); });
 
+  m.def(
+      "set_log",
+      [](const py::object& callable) {
+        LogHandler handler;
+        if (!callable.is_none()) {
+          handler = [held = Hold(callable)](const std::string& line) {
+            py::gil_scoped_acquire acquire;
+            try {
+              (*held)(line);
+            } catch (py::error_already_set& raised) {
+              raised.discard_as_unraisable("ms_kungfu's log handler");
+            }
+          };
+        }
+        py::gil_scoped_release release;  // the handler before may wait for it
+        SetLog(std::move(handler));
+      },
+      py::arg("callable"),
+      "Takes the lines that the runtime has to tell meanwhile (who has waited long for whom), on a thread of their "
+      "own; "
+      "None: to stderr. Taken away at exit.");
+  py::module_::import("atexit").attr("register")(py::cpp_function([] {
+    py::gil_scoped_release release;
+    SetLog(nullptr);
+  }));
+
   m.def("set_delay_for_tests", &SetDelayForTests, py::arg("milliseconds"));
 
   // ---- monitoring ----
@@ -399,7 +426,11 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("size", &shm::Segment::size)
       .def_property_readonly("cluster_version", &shm::Segment::cluster_version)
       .def("mark_lost", &shm::Segment::MarkLost, py::arg("rank"), py::arg("reason"), py::arg("recover") = false,
-           "Tells the members that `rank` is out: they go on without it, or their waits end with PeerLostError.")
+           py::arg("reaped") = false,
+           "Tells the members that `rank` is out: they go on without it, or their waits end with PeerLostError. Its "
+           "process may still live; once it is `reaped`, which may be said later, what it has bound is free.")
+      .def("gave_up", &shm::Segment::GaveUpAlone, py::arg("rank"),
+           "Why `rank` can't go on and has to be ended, its process being alive; '' where it isn't so.")
       .def(
           "heartbeat",
           [](const shm::Segment& segment, uint32_t rank) {

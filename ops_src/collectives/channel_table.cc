@@ -1,8 +1,10 @@
 #include "collectives/channel_table.h"
 
-#include <cerrno>
+#include <algorithm>
+#include <thread>
 
 #include "runtime/error.h"
+#include "runtime/fault_point.h"
 
 namespace kungfu {
 namespace {
@@ -18,25 +20,85 @@ uint64_t KeyOf(const std::string& name, uint32_t generation) {
   return hash == 0 ? 1 : hash;
 }
 
-class TableLock {
- public:
-  explicit TableLock(pthread_mutex_t& mutex) : mutex_(mutex) {
-    const int result = pthread_mutex_lock(&mutex_);
-    // Its holder died. Each step of a change leaves the table whole, so there is nothing to repair.
-    if (result == EOWNERDEAD) pthread_mutex_consistent(&mutex_);
-    KUNGFU_CHECK(result == 0 || result == EOWNERDEAD, "locking the table of names gave ", result);
-  }
-  ~TableLock() { pthread_mutex_unlock(&mutex_); }
-  TableLock(const TableLock&) = delete;
-  TableLock& operator=(const TableLock&) = delete;
+constexpr auto kLookEvery = std::chrono::milliseconds(1);
 
- private:
-  pthread_mutex_t& mutex_;
-};
+// The lock's word: who holds it, plus one, and above that the channel that is being made new, plus one. 0: free.
+uint32_t LockWord(uint32_t rank, uint32_t declared) { return (rank + 1) | declared << 16; }
+uint32_t HolderOf(uint32_t word) { return (word & 0xffff) - 1; }
+uint32_t DeclaredBy(uint32_t word) { return word >> 16; }
+static_assert(shm::kMaxRanks < 1u << 16 && shm::kChannels < 1u << 16);
+
+bool IsDead(const shm::Header& header, uint32_t rank) {
+  const uint32_t deaths = header.deaths.load(std::memory_order_acquire);
+  return std::count(header.death_order, header.death_order + deaths, static_cast<uint8_t>(rank)) > 0;
+}
+
+bool IsRetired(const shm::Header& header, uint32_t channel) {
+  return (header.retired[channel / 64].load(std::memory_order_relaxed) >> channel % 64 & 1) != 0;
+}
 
 }  // namespace
 
-ChannelTable::Use ChannelTable::Acquire(const std::string& name) {
+class ChannelTable::Lock {
+ public:
+  Lock(ChannelTable& table, const Operation& operation)
+      : table_(table), operation_(operation), one_(table.binding_), word_(LockWord(table.rank_, 0)) {
+    shm::Header& header = table_.segment_.header();
+    const auto began = std::chrono::steady_clock::now();
+    auto looked = began;
+    for (;;) {
+      uint32_t seen = header.table_lock.load(std::memory_order_relaxed);
+      const bool dead = seen != 0 && IsDead(header, HolderOf(seen));
+      // Whoever died with it has said which channel it was at; nobody can change that any more once this has succeeded.
+      if ((seen == 0 || dead) && header.table_lock.compare_exchange_strong(seen, word_, std::memory_order_seq_cst)) {
+        KUNGFU_FAULT_POINT("with the lock of the table");
+        if (const uint32_t declared = DeclaredBy(seen); declared != 0) {
+          header.retired[(declared - 1) / 64].fetch_or(uint64_t{1} << (declared - 1) % 64, std::memory_order_relaxed);
+        }
+        return;
+      }
+      std::this_thread::yield();
+      const auto now = std::chrono::steady_clock::now();
+      if (now - looked < kLookEvery) continue;
+      table_.look_around_(operation_, began);
+      std::this_thread::sleep_for(std::chrono::microseconds(200));  // it takes longer than any holder needs that runs
+      looked = now;
+    }
+  }
+  ~Lock() {
+    if (word_ != 0) (void)Step(0);
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+  // Before the first write to a channel that is to be made new.
+  void Declare(uint32_t channel) { Must(Step(LockWord(table_.rank_, channel + 1))); }
+  void Release() { Must(Step(0)); }
+
+ private:
+  bool Step(uint32_t next) {
+    uint32_t seen = word_;
+    word_ = 0;
+    if (!table_.segment_.header().table_lock.compare_exchange_strong(seen, next, std::memory_order_acq_rel))
+      return false;
+    word_ = next;
+    return true;
+  }
+  // It has been taken over because this rank is in the list of deaths, which is what the look around finds.
+  void Must(bool stepped) {
+    if (stepped) return;
+    table_.look_around_(operation_, std::chrono::steady_clock::now());
+    KUNGFU_CHECK(stepped, "rank ", table_.rank_, " has lost the lock of the table of names and is not expelled");
+  }
+
+  ChannelTable& table_;
+  const Operation& operation_;  // for which it is bound
+  std::lock_guard<std::mutex> one_;
+  uint32_t word_;  // as this rank has left it; 0: it doesn't have it
+};
+
+ChannelTable::Use ChannelTable::Acquire(const Operation& operation) {
+  const std::string name = operation.name;
   std::shared_ptr<Channel> channel;
   {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -46,7 +108,7 @@ ChannelTable::Use ChannelTable::Acquire(const std::string& name) {
     } else {
       if (channels_.size() >= kMaxBoundNames) EvictOne();
       channel = std::make_shared<Channel>();
-      Bind(name, *channel);
+      Bind(operation, *channel);
       channels_.emplace(name, channel);
     }
     channel->last_used = ++clock_;
@@ -55,11 +117,12 @@ ChannelTable::Use ChannelTable::Acquire(const std::string& name) {
   return {std::move(channel), std::move(lock)};
 }
 
-void ChannelTable::MoveTo(uint32_t generation, const std::string& name, Channel& channel) {
+void ChannelTable::MoveTo(uint32_t generation, const Operation& operation, Channel& channel) {
   const uint32_t before = channel.index;
   channel.generation = generation;
-  Bind(name, channel);
-  Unbind(before);
+  Bind(operation, channel);
+  KUNGFU_FAULT_POINT("before it gives a channel back");
+  segment_.channel(before).ClearUser(rank_);
 }
 
 void ChannelTable::EvictOne() {
@@ -70,29 +133,31 @@ void ChannelTable::EvictOne() {
     if (oldest == channels_.end() || it->second->last_used < oldest->second->last_used) oldest = it;
   }
   if (oldest == channels_.end()) return;  // all in flight; Bind says whether there is room
-  Unbind(oldest->second->index);
+  segment_.channel(oldest->second->index).ClearUser(rank_);
   channels_.erase(oldest);
 }
 
-void ChannelTable::Bind(const std::string& name, Channel& channel) {
-  const uint64_t key = KeyOf(name, channel.generation);
-  TableLock lock(segment_.header().table_lock);
-  uint32_t index = shm::kChannels;
-  for (uint32_t i = 0; i < shm::kChannels; i++) {
-    const uint64_t seen = segment_.channel(i).key.load(std::memory_order_relaxed);
-    if (seen == key) {
-      index = i;
-      break;
-    }
-    if (seen == 0 && index == shm::kChannels) index = i;
+void ChannelTable::Bind(const Operation& operation, Channel& channel) {
+  const uint64_t key = KeyOf(operation.name, channel.generation);
+  Lock lock(*this, operation);
+  uint32_t index = shm::kChannels, free = shm::kChannels;
+  for (uint32_t i = 0; i < shm::kChannels && index == shm::kChannels; i++) {
+    const shm::ChannelHead& head = segment_.channel(i);
+    const bool bound = head.IsBound();
+    if (bound && head.key.load(std::memory_order_relaxed) == key && !IsRetired(segment_.header(), i)) index = i;
+    if (!bound && free == shm::kChannels && !IsRetired(segment_.header(), i)) free = i;
   }
   if (index == shm::kChannels) {
-    throw Error(KF_INVALID, Text("more than ", shm::kChannels, " collective names are in flight at a time; \"", name,
-                                 "\" finds no room"));
-  }
-  shm::ChannelHead& head = segment_.channel(index);
-  if (head.key.load(std::memory_order_relaxed) == 0) {
+    if (free == shm::kChannels) {
+      throw Error(KF_INVALID, Text("more than ", shm::kChannels, " collective names are in flight at a time; \"",
+                                   operation.name, "\" finds no room"));
+    }
+    index = free;
+    KUNGFU_FAULT_POINT("before a channel is declared");
+    lock.Declare(index);
+    KUNGFU_FAULT_POINT("after a channel is declared");
     // Nobody has it bound, so nobody looks at these words.
+    shm::ChannelHead& head = segment_.channel(index);
     for (uint32_t r = 0; r < segment_.size(); r++) {
       segment_.post(index, r, 0).sequence.Clear();
       segment_.post(index, r, 1).sequence.Clear();
@@ -102,20 +167,16 @@ void ChannelTable::Bind(const std::string& name, Channel& channel) {
       head.left[parity].store(0, std::memory_order_relaxed);
       head.lane[parity].store(0, std::memory_order_relaxed);
     }
-    head.bound = 0;
+    KUNGFU_FAULT_POINT("before a channel has its key");
     head.key.store(key, std::memory_order_relaxed);
   }
-  head.bound++;
+  segment_.channel(index).SetUser(rank_);
+  KUNGFU_FAULT_POINT("before the lock of the table is given back");
+  lock.Release();
   const uint32_t even = segment_.post(index, rank_, 0).sequence.Count();
   const uint32_t odd = segment_.post(index, rank_, 1).sequence.Count();
   channel.index = index;
   channel.sequence = shm::Counter::Reached(even, odd) ? even : odd;
-}
-
-void ChannelTable::Unbind(uint32_t channel) {
-  TableLock lock(segment_.header().table_lock);
-  shm::ChannelHead& head = segment_.channel(channel);
-  if (--head.bound == 0) head.key.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace kungfu

@@ -2,12 +2,16 @@
 #ifndef KUNGFU_COLLECTIVES_CHANNEL_TABLE_H_
 #define KUNGFU_COLLECTIVES_CHANNEL_TABLE_H_
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
+#include "collectives/operation.h"
 #include "transport/shm/segment.h"
 
 namespace kungfu {
@@ -25,12 +29,26 @@ struct Channel {
 // Binds names to channels at first use. The k-th operation under a name matches the k-th of every other rank, in
 // whatever order the names themselves come up at each rank.
 //
-// The table in shared memory changes only under its robust lock. An entry is one word (the key) plus the number of
-// ranks that have it bound, so that a rank that dies with the lock leaves a table that is whole: at worst a channel
-// that stays bound until the cluster version ends. A channel is freed when the last rank gives it back; until then each
-// rank's post words keep its sequence, so that a rank may give a name back and bind it again while others are still at
-// the same operation. A rank that is about to bind more names than a quarter of the channels first gives back the one
-// it has not used for longest, hence programs may use any number of names as long as not all are in use at a time.
+// A channel is bound while some rank's bit is set in it, and what its key says counts for as long. Until the last rank
+// gives it back each rank's post words keep its sequence, so that a rank may give a name back and bind it again while
+// others are still at the same operation. A rank that is about to bind more names than a quarter of the channels first
+// gives back the one it has not used for longest, hence programs may use any number of names as long as not all are in
+// use at a time.
+//
+// Two ranks must not give one name two channels, nor two names one: names are bound under a lock, one word that says
+// who has it and which channel it is about to make new. Giving back needs no lock, only the rank's own bit. A holder
+// may die, or be expelled while it lives, between any two instructions, and even go on after years:
+//   - Each step on the lock is a compare-and-swap from what the holder itself put there. Who finds it held by a rank in
+//     the list of deaths takes it over, after which all further steps of the old holder fail. (It can't come to hold it
+//     again, so that the word would look as before: within a process one thread at a time asks for it.)
+//   - Between taking and giving back the lock a holder writes plainly to one channel only, free, and declared in the
+//   lock
+//     before. Who takes the lock over retires that channel: nobody ever looks it up or binds it again. Those who have
+//     bound it under the old holder's name know it by its number and are not in the way of anything.
+//   - If the old holder did bind that channel to a name, another one may now be bound to it as well. No harm: the dead
+//     rank has posted nothing in either, so all survivors leave this generation of the name, wherever they are.
+//   - Its own bits, in channels that it had bound or found bound, keep these channels from being used for other names
+//     until it is reaped (Segment::MarkLost): until then it may still write its part of their other words.
 //
 // A name has a channel in each generation (see communicator.cc) that it has come to. A rank that binds a name again
 // begins with generation 0 and is led to the present one as it was the first time.
@@ -38,26 +56,33 @@ struct Channel {
 // Thread-safe.
 class ChannelTable {
  public:
-  ChannelTable(shm::Segment& segment, uint32_t rank) : segment_(segment), rank_(rank) {}
+  // Called now and then by a thread that waits for the table; throws where that has become pointless.
+  using LookAround = std::function<void(const Operation& operation, std::chrono::steady_clock::time_point since)>;
 
-  // The channel for the next operation under `name`, locked for the calling thread. The caller advances `sequence`.
+  ChannelTable(shm::Segment& segment, uint32_t rank, LookAround look_around)
+      : segment_(segment), rank_(rank), look_around_(std::move(look_around)) {}
+
+  // The channel for the next operation under its name, locked for the calling thread. The caller advances `sequence`.
   struct Use {
     std::shared_ptr<Channel> channel;
     std::unique_lock<std::mutex> lock;
   };
-  Use Acquire(const std::string& name);
+  Use Acquire(const Operation& operation);
 
   // On to a later generation of the name, with words of its own. The old ones stay as they are while anybody has to
   // read them. The caller holds `busy`.
-  void MoveTo(uint32_t generation, const std::string& name, Channel& channel);
+  void MoveTo(uint32_t generation, const Operation& operation, Channel& channel);
 
  private:
-  void Bind(const std::string& name, Channel& channel);
-  void Unbind(uint32_t channel);
+  class Lock;
+
+  void Bind(const Operation& operation, Channel& channel);
   void EvictOne();  // mutex_ is held
 
   shm::Segment& segment_;
   const uint32_t rank_;
+  const LookAround look_around_;
+  std::mutex binding_;  // held by the thread of this process that has the shared lock, or waits for it
   std::mutex mutex_;
   std::unordered_map<std::string, std::shared_ptr<Channel>> channels_;  // guarded by mutex_
   uint64_t clock_ = 0;                                                  // guarded by mutex_

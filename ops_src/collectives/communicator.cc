@@ -29,20 +29,28 @@
 // Reduction goes from rank 0 upwards for each element, wherever the chunks are cut: the bits depend on size and inputs
 // only, and all ranks have the same (in a split because each element is reduced once).
 //
-// If a rank gives up at its deadline, it says so in the segment and the others follow. No waiter relies on being woken:
-// each sleep ends by itself after kSlice. What a caller brings is only read, unless it asked for in place.
+// If a rank gives up at its deadline, it says so in its status and the others follow: the ranks are at different places
+// then and the communicator is finished. The same where a rank fails for a reason of its own (no memory, its
+// communicator was closed under it) and the policy is to fail. Where it is to recover, such a rank is out alone: it
+// says so, its heart stands still, and the others wait for the launcher, which ends its process, if it has not ended
+// itself, and then marks it lost like any that dies. No waiter relies on being woken: each sleep ends by itself after
+// kSlice. What a caller brings is only read, unless it asked for in place.
 //
 // When a rank dies, and the launcher's policy is to fail, whoever waits for anybody throws PeerLostError when it next
 // looks around. When the policy is to recover, the others go on without it, all of them alike:
 //
 //  5. The words by which a rank publishes are fenced before its death is announced (Segment::MarkLost): what they say
 //     then they say forever. Owner and launcher change a word by compare-and-swap and fetch-or, so that one of them is
-//     first, and a rank that is expelled though it lives can't publish and learns it.
+//     first, and a rank that is expelled though it lives can't publish and learns it: see 11.
 //  6. A rank's part in an operation is *finished* when its last word there is out: its post, if all is in place with
 //  it;
-//     else its last `ready`, and in a split its last `reduced`. (A broadcast needs only the root's. Where operations
-//     differ it is the complaint.) Nobody returns before he has seen everybody's last word: he waits for all posts, and
-//     no chunk can be read before it is there. So:
+//     else its last `ready`, and in a split its last `reduced`. (A broadcast needs only the root's.) Nobody returns
+//     before he has seen everybody's last word: he waits for all posts, and no chunk can be read before it is there.
+//     Where operations differ, the last word is the complaint, and only that, for whoever has seen that they differ: he
+//     returns after he has seen everybody's. Who has not seen it yet may take the dead rank's part for unfinished by
+//     the measure of his own operation (then he leaves without a complaint) or for finished (then he comes to see that
+//     they differ). If the dead rank has complained then it has seen all posts, so all are there and everybody comes to
+//     complain; if not then nobody returns, and those who wait for a complaint leave as well. So:
 //       - if the dead rank's part is finished then its slots and words hold all that is still to be read, nobody waits
 //         for it any more (it reads nothing, so its `done` is not waited for), and everybody ends the operation with
 //         it;
@@ -62,7 +70,26 @@
 //     those that ended in an earlier generation than the latest are then done again in that. Everybody knows the same
 //     generations, so everybody does the same operations again, in the same order, and no result is given out before.
 // 10. Lanes of operations that failed, or whose member died before it left, stay bound: at most those in flight at a
-//     death, until the next cluster version brings a new segment.
+//     death, until the next cluster version brings a new segment. Who finds no lane waits for one.
+// 11. A rank that is expelled while it lives (the launcher couldn't end it) may be between any two instructions, and go
+//     on there at any time. What it does then harms nobody:
+//       - Its counters, and the word by which it gives up, are fenced, that word first: nothing that follows from being
+//         expelled makes the others give up, and what it had said before they disregard once it is in the list of
+//         deaths. Its next step fails, or its next look around finds it dead; it then closes its own communicator, no
+//         more.
+//       - It writes plainly to its own posts, slots, complaints and status. Of these the others read only what its
+//         counters had announced. To write that again it would have to announce something else first: post k is written
+//         over by k+2, after k+1; a slot after the others are done with it; another operation's chunk only in a lane
+//         that everybody has left. The parts of its slots that others write are none.
+//       - `left`: counted up by it only in an operation that it has ended, in which it counts; if it is the last then
+//       it
+//         gives back, late, a lane that nobody else can give back or use until then. The channel is its own for as long
+//         (ChannelHead::users), hence `left` and the lane word are those of that operation still: no later one of the
+//         same name and generation can be ended without it.
+//       - A lane that it takes is free or has been bound to the operation by another; who binds is decided by one
+//         compare-and-swap, and who comes second gives back what it took. If it is never seen again the lane stays
+//         bound.
+//       - The table of names: channel_table.h.
 //
 // tests/cpp/recovery_test.cc kills a rank at each KUNGFU_FAULT_POINT below and looks what the others have.
 #include "collectives/communicator.h"
@@ -79,6 +106,7 @@
 #include "monitoring/traffic.h"
 #include "runtime/fault_point.h"
 #include "runtime/interrupt.h"
+#include "runtime/log.h"
 #include "runtime/memory.h"
 
 namespace kungfu {
@@ -125,6 +153,20 @@ constexpr size_t kStreamBytes = 8 << 20;
 
 // Thrown where an operation can't be finished without somebody who is dead, and has to be done again.
 struct Unfinished {};
+
+// This rank is out, though its process lives.
+struct Expelled : Error {
+  using Error::Error;
+};
+
+// The operation failed at all ranks alike, and the communicator goes on.
+struct FailedEverywhere : Error {
+  using Error::Error;
+};
+
+// Words of a complaint follow the sequence at this distance, so that they never come to look ahead of it (see Counter).
+constexpr uint32_t kComplaintPeriod = 1u << 28;
+static_assert(kComplaintPeriod < shm::Counter::kMask / 2);
 
 // Whether what a rank writes may be what it, or another operation, still has to read.
 bool InPlace(const Operation& operation) {
@@ -177,6 +219,32 @@ class Communicator::KeptInputs {
   std::vector<std::vector<kf_tensor>> tensors_;
 };
 
+// How long a wait may take, and when it says that it has taken long.
+class Communicator::Patience {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  Patience(std::chrono::milliseconds limit, std::chrono::milliseconds tell_after)
+      : began_(Clock::now()), counts_from_(began_), limit_(limit), tell_after_(tell_after) {}
+
+  bool Ended(Clock::time_point now) const { return now - counts_from_ > limit_; }
+  void CountFrom(Clock::time_point now) { counts_from_ = now; }
+  // Says `what`(seconds) at growing distances.
+  template <typename What>
+  void Tell(Clock::time_point now, const What& what) {
+    if (now - began_ < tell_after_) return;
+    tell_after_ *= 2;
+    LogSometimes(what(std::chrono::duration<double>(now - began_).count()));
+  }
+  std::string Limit() const { return Text("within ", limit_.count() / 1000.0, " s"); }
+
+ private:
+  const Clock::time_point began_;
+  Clock::time_point counts_from_;
+  const std::chrono::milliseconds limit_;
+  std::chrono::milliseconds tell_after_;
+};
+
 // An operation under way at this rank.
 struct Communicator::Flight {
   Flight(const Operation& op, const Channel& use, const Members& of, uint32_t size, bool oversubscribed)
@@ -184,7 +252,7 @@ struct Communicator::Flight {
         members(of),
         generation(use.generation),
         channel(use.index),
-        sequence((use.sequence + 1) & ~shm::Counter::kFence),
+        sequence((use.sequence + 1) & shm::Counter::kMask),
         signature(SignatureOf(op)),
         count(CountOf(op)),
         unit(SizeOf(op.dtype)),
@@ -226,8 +294,9 @@ struct Communicator::Flight {
   uint32_t lane = 0;          //
   uint32_t base = 0;          // ready and done
   uint32_t base_reduced = 0;  //
+  bool differs = false;       // somebody has posted another operation
   // Of the whole operation, from its first wait that is more than a spin on: most never read the clock.
-  std::chrono::steady_clock::time_point deadline{};
+  std::optional<Patience> patience;
 };
 
 Communicator::Communicator(uint64_t cluster_version)
@@ -242,7 +311,8 @@ Communicator::Communicator(std::shared_ptr<shm::Segment> segment, uint32_t rank,
       options_(options),
       oversubscribed_(size_ > segment_->header().cores),
       ahead_(oversubscribed_ ? kAheadOversubscribed : kAhead),
-      channels_(std::make_unique<ChannelTable>(*segment_, rank)) {
+      channels_(std::make_unique<ChannelTable>(
+          *segment_, rank, [this](const Operation& operation, auto since) { LookAroundForTable(operation, since); })) {
   for (uint32_t r = 0; r < size_; r++) everyone_.push_back(r);
   if (rank >= size_) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size_));
   shm::RankStatus& mine = segment_->status(rank_);
@@ -261,26 +331,32 @@ Communicator::~Communicator() = default;
 
 void Communicator::Assemble() {
   if (segment_ == nullptr) return;
+  process_.Refuse("join");
   KUNGFU_FAULT_POINT("before the others have come");
-  const auto deadline = std::chrono::steady_clock::now() + options_.join_timeout;
+  Patience patience(options_.join_timeout, options_.tell_after);
   const auto attached = static_cast<uint32_t>(shm::RankState::kAttached);
-  Operation joining;
-  joining.name = "join";
   for (uint32_t r = 0; r < size_; r++) {
     shm::Counter& state = segment_->status(r).state;
     while (!state.Reached(attached)) {
+      const uint32_t armed = state.Arm();
+      if (shm::Counter::Reached(armed, attached)) break;
       InterruptCheck::Run();
       ThrowIfClosed();
-      ThrowIfLost(joining);
-      if (std::chrono::steady_clock::now() > deadline) {
-        throw Error(KF_TIMEOUT,
-                    Text("cluster version ", cluster_version_, " has not assembled within ",
-                         options_.join_timeout.count() / 1000.0, " s: rank ", r, " of ", size_, " has not come"));
+      ThrowIfLost("barrier \"join\": ");
+      if (IsDead(rank_)) ThrowExpelled();
+      const auto now = std::chrono::steady_clock::now();
+      if (patience.Ended(now)) {
+        throw Error(KF_TIMEOUT, Text("cluster version ", cluster_version_, " has not assembled ", patience.Limit(),
+                                     ": rank ", r, " of ", size_, " has not come"));
       }
-      state.Sleep(attached, kSlice);
+      patience.Tell(now, [&](double seconds) {
+        return Text(PeerName(rank_), " has waited ", static_cast<int>(seconds), " s for rank ", r, " of ", size_,
+                    " to join cluster version ", cluster_version_);
+      });
+      state.Sleep(armed, kSlice);
     }
   }
-  ThrowIfLost(joining);
+  ThrowIfLost("barrier \"join\": ");
 }
 
 uint64_t Communicator::announced() const {
@@ -293,6 +369,7 @@ uint64_t Communicator::meetings() const {
 
 void Communicator::CallMeeting(uint64_t number) {
   if (segment_ == nullptr) return;
+  process_.Refuse("call a meeting");
   std::atomic<uint64_t>& called = segment_->header().meetings;
   uint64_t seen = called.load(std::memory_order_relaxed);
   while (seen < number && !called.compare_exchange_weak(seen, number, std::memory_order_acq_rel)) {
@@ -300,7 +377,8 @@ void Communicator::CallMeeting(uint64_t number) {
 }
 
 void Communicator::SetBusy(bool busy) {
-  if (segment_ != nullptr) segment_->status(rank_).busy.store(busy ? 1 : 0, std::memory_order_release);
+  if (segment_ != nullptr && !process_.IsCopy())
+    segment_->status(rank_).busy.store(busy ? 1 : 0, std::memory_order_release);
 }
 
 uint32_t Communicator::StateRoot() const {
@@ -312,6 +390,7 @@ uint32_t Communicator::StateRoot() const {
 }
 
 void Communicator::Close(kf_status status, const std::string& reason) {
+  if (process_.IsCopy()) return;  // it refuses everything anyway
   std::lock_guard<std::mutex> guard(close_mutex_);
   if (close_status_ != KF_OK) return;
   close_status_ = status;
@@ -320,11 +399,31 @@ void Communicator::Close(kf_status status, const std::string& reason) {
 }
 
 void Communicator::Leave() {
-  if (segment_ == nullptr) return;
+  if (segment_ == nullptr || process_.IsCopy()) return;
   shm::Counter& state = segment_->status(rank_).state;
   const auto left = static_cast<uint32_t>(shm::RankState::kLeft);
   // One that is expelled can't say so any more, and needn't.
   if (!state.Reached(left)) (void)state.Advance(left);
+}
+
+// Runs what is between this rank and the others. What it throws finishes the communicator, but for what all throw
+// alike.
+template <typename Body>
+void Communicator::OrGiveUp(const Body& body) {
+  try {
+    body();
+  } catch (const FailedEverywhere&) {
+    throw;
+  } catch (const Expelled& error) {
+    Close(error.status(), error.what());
+    throw;
+  } catch (const Error& error) {
+    GiveUp(error);
+    throw;
+  } catch (const std::exception& error) {
+    GiveUp(Error(KF_INTERNAL, error.what()));
+    throw;
+  }
 }
 
 uint32_t Communicator::Run(const Operation& operation) {
@@ -337,14 +436,16 @@ uint32_t Communicator::Run(const Operation& operation) {
     return 0;
   }
   uint32_t generation = 0;
-  // What is brought at once is read before anything is written.
-  if (segment_->header().recovers != 0 && InPlace(operation) && operation.kind != Kind::kBroadcast &&
-      CountOf(operation) * SizeOf(operation.dtype) > shm::kSlotBytes / size_) {
-    const KeptInputs kept(&operation, 1);
-    generation = RunShared(*kept.operations(), 0);
-  } else {
-    generation = RunShared(operation, 0);
-  }
+  OrGiveUp([&] {
+    // What is brought at once is read before anything is written.
+    if (segment_->header().recovers != 0 && InPlace(operation) && operation.kind != Kind::kBroadcast &&
+        CountOf(operation) * SizeOf(operation.dtype) > shm::kSlotBytes / size_) {
+      const KeptInputs kept(&operation, 1);
+      generation = RunShared(*kept.operations(), 0);
+    } else {
+      generation = RunShared(operation, 0);
+    }
+  });
   NoteGeneration(operation, generation);
   norms.Done(size_);
   return generation;
@@ -360,30 +461,42 @@ uint32_t Communicator::RunAll(const Operation* operations, size_t num_operations
     for (size_t k = 0; k < num_operations; k++) Run(operations[k]);
     return 0;
   }
+  ThrowIfClosed();
   for (size_t k = 0; k < num_operations; k++) Validate(operations[k]);
   std::vector<monitoring::GradientNorms::Scope> norms(operations, operations + num_operations);
-  std::optional<KeptInputs> kept;
-  if (segment_->header().recovers != 0 && std::any_of(operations, operations + num_operations, InPlace)) {
-    operations = kept.emplace(operations, num_operations).operations();
-  }
-  std::vector<uint32_t> generations;
-  for (size_t k = 0; k < num_operations; k++) {
-    ThrowIfClosed();
-    generations.push_back(RunShared(operations[k], 0));
-    KUNGFU_FAULT_POINT("between operations");
-  }
-  const uint32_t generation = Settle(operations, generations.data(), num_operations);
+  uint32_t generation = 0;
+  OrGiveUp([&] {
+    std::optional<KeptInputs> kept;
+    if (segment_->header().recovers != 0 && std::any_of(operations, operations + num_operations, InPlace)) {
+      operations = kept.emplace(operations, num_operations).operations();
+    }
+    std::vector<uint32_t> generations;
+    for (size_t k = 0; k < num_operations; k++) {
+      ThrowIfClosed();
+      generations.push_back(RunShared(operations[k], 0));
+      KUNGFU_FAULT_POINT("between operations");
+    }
+    generation = SettleShared(operations, generations.data(), num_operations);
+  });
   for (auto& each : norms) each.Done(size_);
   return generation;
 }
 
+uint32_t Communicator::Settle(const Operation* operations, uint32_t* generations, size_t num_operations) {
+  if (segment_ == nullptr) return 0;
+  uint32_t latest = 0;
+  OrGiveUp([&] { latest = SettleShared(operations, generations, num_operations); });
+  return latest;
+}
+
 // All survivors have the same generations here, since each operation ended in the same at all of them, and so they do
 // the same operations again, in the same order.
-uint32_t Communicator::Settle(const Operation* operations, uint32_t* generations, size_t num_operations) {
+uint32_t Communicator::SettleShared(const Operation* operations, uint32_t* generations, size_t num_operations) {
   uint32_t latest = 0;
   for (size_t k = 0; k < num_operations; k++) latest = std::max(latest, generations[k]);
   for (size_t k = 0; k < num_operations; k++) {
     if (generations[k] == latest) continue;
+    ThrowIfClosed();
     generations[k] = RunShared(operations[k], latest);
     if (generations[k] > latest) {
       latest = generations[k];
@@ -445,7 +558,8 @@ Members Communicator::Living() const {
 }
 
 void Communicator::Beat() {
-  if (segment_ != nullptr) segment_->status(rank_).heartbeat.fetch_add(1, std::memory_order_relaxed);
+  if (segment_ == nullptr || process_.IsCopy() || gave_up_alone_.load(std::memory_order_relaxed)) return;
+  segment_->status(rank_).heartbeat.fetch_add(1, std::memory_order_relaxed);
 }
 
 void Communicator::Validate(const Operation& operation) const {
@@ -458,6 +572,7 @@ void Communicator::Validate(const Operation& operation) const {
   if (operation.kind == Kind::kBroadcast && operation.root >= size_) {
     throw Error(KF_INVALID, Text(who(), "root ", operation.root, " is not a rank of a cluster of ", size_));
   }
+  RequireRanks(operation, size_);
   for (size_t i = 0; i < operation.num_tensors; i++) {
     const kf_tensor& tensor = operation.tensors[i];
     if (operation.kind == Kind::kReduceScatter && tensor.count % size_ != 0) {
@@ -481,20 +596,24 @@ void Communicator::RunAlone(const Operation& operation) const {
 
 uint32_t Communicator::RunShared(const Operation& operation, uint32_t from_generation) {
   const uint64_t began = monitoring::Ticks();
-  ChannelTable::Use use = channels_->Acquire(operation.name);
+  ChannelTable::Use use = channels_->Acquire(operation);
   Channel& channel = *use.channel;
-  if (channel.generation < from_generation) channels_->MoveTo(from_generation, operation.name, channel);
+  if (channel.generation < from_generation) channels_->MoveTo(from_generation, operation, channel);
   for (;;) {
     Members fewer;
     if (channel.generation > 0) fewer = MembersOf(channel.generation);
     const Members& members = channel.generation > 0 ? fewer : everyone_;
     if (operation.kind == Kind::kBroadcast && !std::count(members.begin(), members.end(), operation.root)) {
       // Every survivor comes here in the same generation, before any of them has brought anything.
-      throw Error(KF_PEER_LOST,
-                  Text("broadcast \"", operation.name, "\": its root, ", PeerName(operation.root), ", ",
-                       segment_->status(operation.root).lost_reason, ", cluster version ", cluster_version_));
+      throw FailedEverywhere(
+          KF_PEER_LOST, Text("broadcast \"", operation.name, "\": its root, ", PeerName(operation.root), ", ",
+                             segment_->status(operation.root).lost_reason, ", cluster version ", cluster_version_));
     }
     Flight flight(operation, channel, members, size_, oversubscribed_);
+    if (flight.sequence % kComplaintPeriod == 0) {
+      shm::Counter& complaint = segment_->complaint(flight.channel, rank_).sequence;
+      if (!complaint.Reached(flight.sequence - 2)) Publish(complaint, flight.sequence - 2);  // which is long over
+    }
     try {
       CheckDeaths(flight);
       if (flight.AtOnce()) {
@@ -502,28 +621,14 @@ uint32_t Communicator::RunShared(const Operation& operation, uint32_t from_gener
       } else {
         RunChunks(flight);
       }
-      channel.sequence++;
+      channel.sequence = flight.sequence;
       CountTraffic(flight, began);
       return flight.generation;
     } catch (const Unfinished&) {
       KUNGFU_FAULT_POINT("before the next generation");
-      channels_->MoveTo(flight.generation + 1, operation.name, channel);
-    } catch (const Interrupted& error) {
-      // It may have written a part only, so this communicator is finished here. The others are told, or, where the
-      // launcher's policy is to recover, go on without this process when it ends.
-      if (segment_->header().recovers != 0) {
-        Close(error.status(), error.what());
-      } else {
-        Abort(error);
-      }
-      channel.sequence++;
-      throw;
-    } catch (const Error& error) {
-      if (error.status() != KF_MISMATCH) Abort(error);
-      channel.sequence++;
-      throw;
-    } catch (const std::exception& error) {
-      Abort(Error(KF_INTERNAL, error.what()));
+      channels_->MoveTo(flight.generation + 1, operation, channel);
+    } catch (const FailedEverywhere&) {
+      channel.sequence = flight.sequence;
       throw;
     }
   }
@@ -751,7 +856,10 @@ void Communicator::AwaitPosts(Flight& flight) {
     Await(post.sequence, flight.sequence, r, flight);
     equal = equal && post.signature == flight.signature && (post.count & shm::kCountMask) == flight.count;
   }
-  if (!equal) ReportMismatch(flight);
+  if (!equal) {
+    flight.differs = true;
+    ReportMismatch(flight);
+  }
   if (!flight.operation.weighted) return;
   std::vector<uint32_t> weights;
   for (const uint32_t r : flight.members) {
@@ -761,19 +869,20 @@ void Communicator::AwaitPosts(Flight& flight) {
   flight.reduce.Weigh(flight.operation, weights);
 }
 
-// Every rank comes here for the same operation, because each has seen a post that differs from its own. The lane, if
-// one was bound, is put back to its initial state by the last: some may have staged chunks into it already.
+// Every rank comes here for the same operation, because each has seen a post that differs from its own; but for those
+// who leave it because somebody died without a complaint, and then everybody leaves. The lane, if one was bound, is put
+// back to its initial state by the last: some may have staged chunks into it already.
 void Communicator::ReportMismatch(Flight& flight) {
   shm::Complaint& mine = segment_->complaint(flight.channel, rank_);
   CopyText(mine.text, Describe(flight.operation));
   KUNGFU_FAULT_POINT("before a complaint");
   Publish(mine.sequence, flight.sequence);
+  KUNGFU_FAULT_POINT("after a complaint");
   std::vector<std::pair<std::string, std::string>> brought;  // (what, ranks)
   for (const uint32_t r : flight.members) {
     shm::Complaint& theirs = segment_->complaint(flight.channel, r);
-    Await(theirs.sequence, flight.sequence, r, flight, /*or_dead=*/true);
-    // It died before it could say what it brought. Without it there may be no mismatch.
-    if (!theirs.sequence.Reached(flight.sequence)) throw Unfinished{};
+    // Or it died before it could say what it brought, as may others: without them there may be no mismatch.
+    Await(theirs.sequence, flight.sequence, r, flight);
     const std::string what(theirs.text, strnlen(theirs.text, sizeof theirs.text));
     const auto same = std::find_if(brought.begin(), brought.end(), [&](const auto& b) { return b.first == what; });
     if (same == brought.end()) {
@@ -786,8 +895,9 @@ void Communicator::ReportMismatch(Flight& flight) {
   for (size_t i = 0; i < brought.size(); i++) {
     message += Text(i == 0 ? "" : "; ", brought[i].second, ": ", brought[i].first);
   }
+  KUNGFU_FAULT_POINT("before it leaves");
   LeaveLane(flight, /*failed=*/true);
-  throw Error(KF_MISMATCH, message);
+  throw FailedEverywhere(KF_MISMATCH, message);
 }
 
 void Communicator::BindLane(Flight& flight) {
@@ -798,22 +908,73 @@ void Communicator::BindLane(Flight& flight) {
   KUNGFU_FAULT_POINT("after a lane is bound");
 }
 
-uint32_t Communicator::PickLane(const Flight& flight) {
+// The lane of this operation; waits where all are in use, so that any number of operations may be in flight. That ends:
+// of those that have one each will be ended by all ranks, unless some rank brings them only after others that wait here
+// (more than kLanes in flight, in different orders, and not a thread for each), which runs into the deadline.
+uint32_t Communicator::PickLane(Flight& flight) {
   std::atomic<uint64_t>& word = segment_->channel(flight.channel).lane[flight.sequence & 1];
-  std::atomic<uint64_t>& lanes = segment_->header().lanes;
+  shm::Counter& waiters = segment_->header().lane_waiters;
   uint64_t seen = word.load(std::memory_order_acquire);
-  if (seen >> 32 == flight.sequence) return static_cast<uint32_t>(seen) - 1;
+  uint64_t bit = 0;
+  for (bool armed_before = false;;) {
+    if (seen >> 32 == flight.sequence) return static_cast<uint32_t>(seen) - 1;
+    bit = TakeLane();
+    if (bit != 0) break;
+    const uint32_t armed = waiters.Arm();
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // what is given back or bound from here on stirs
+    seen = word.load(std::memory_order_acquire);
+    if (!std::exchange(armed_before, true)) continue;  // one more look
+    if (!flight.patience) flight.patience.emplace(options_.collective_timeout, options_.tell_after);
+    LookAround(flight);
+    const auto now = std::chrono::steady_clock::now();
+    if (SomebodyIsBusy(flight)) flight.patience->CountFrom(now);
+    const auto who = [&] { return Text(NameOf(flight.operation.kind), " \"", flight.operation.name, "\": "); };
+    if (flight.patience->Ended(now)) {
+      throw Error(KF_TIMEOUT, Text(who(), "no room ", flight.patience->Limit(), ", ", shm::kLanes,
+                                   " operations that need staging are in flight, cluster version ", cluster_version_));
+    }
+    flight.patience->Tell(now, [&](double seconds) {
+      return Text(who(), PeerName(rank_), " has waited ", static_cast<int>(seconds), " s for room, ", shm::kLanes,
+                  " operations that need staging are in flight, cluster version ", cluster_version_);
+    });
+    waiters.Sleep(armed, kSlice);
+    armed_before = false;
+  }
+  KUNGFU_FAULT_POINT("between taking a lane and binding it");
+  const auto lane = static_cast<uint32_t>(__builtin_ctzll(bit));
+  const uint64_t bound = static_cast<uint64_t>(flight.sequence) << 32 | (lane + 1);
+  if (word.compare_exchange_strong(seen, bound, std::memory_order_acq_rel, std::memory_order_acquire)) {
+    StirLaneWaiters();
+    return lane;
+  }
+  GiveLaneBack(bit);  // another rank was first
+  return static_cast<uint32_t>(seen) - 1;
+}
+
+// The bit of the lowest that is free, which is now this rank's to bind; 0: there is none.
+uint64_t Communicator::TakeLane() {
+  std::atomic<uint64_t>& lanes = segment_->header().lanes;
   uint64_t used = lanes.load(std::memory_order_relaxed);
   uint64_t bit = 0;
   do {
-    bit = ~used & (used + 1);  // the lowest that is free
-    if (bit == 0) throw Error(KF_INVALID, Text("more than ", shm::kLanes, " operations that need staging in flight"));
-  } while (!lanes.compare_exchange_weak(used, used | bit, std::memory_order_acquire, std::memory_order_relaxed));
-  const auto lane = static_cast<uint32_t>(__builtin_ctzll(bit));
-  const uint64_t bound = static_cast<uint64_t>(flight.sequence) << 32 | (lane + 1);
-  if (word.compare_exchange_strong(seen, bound, std::memory_order_acq_rel, std::memory_order_acquire)) return lane;
-  lanes.fetch_and(~bit, std::memory_order_release);  // another rank was first
-  return static_cast<uint32_t>(seen) - 1;
+    bit = ~used & (used + 1);
+  } while (bit != 0 &&
+           !lanes.compare_exchange_weak(used, used | bit, std::memory_order_acquire, std::memory_order_relaxed));
+  return bit;
+}
+
+void Communicator::GiveLaneBack(uint64_t bit) {
+  segment_->header().lanes.fetch_and(~bit, std::memory_order_seq_cst);
+  StirLaneWaiters();
+}
+
+// After a change that they wait for, made by a read-modify-write. Either this sees the flag of one who waits, or that
+// one, who sets it and then looks once more, sees the change.
+void Communicator::StirLaneWaiters() {
+  shm::Counter& waiters = segment_->header().lane_waiters;
+  if ((waiters.value.load(std::memory_order_seq_cst) & shm::Counter::kSleeps) == 0) return;
+  KUNGFU_FAULT_POINT("between a lane's change and the wake-up");
+  waiters.Stir();
 }
 
 // `left` of this parity is next used two operations later, which nobody reaches before everybody has left this one. Who
@@ -822,6 +983,7 @@ void Communicator::LeaveLane(const Flight& flight, bool failed) {
   shm::ChannelHead& head = segment_->channel(flight.channel);
   std::atomic<uint32_t>& left = head.left[flight.sequence & 1];
   if (left.fetch_add(1, std::memory_order_acq_rel) + 1 < flight.members.size()) return;
+  KUNGFU_FAULT_POINT("as the last to leave");
   left.store(0, std::memory_order_relaxed);
   const uint64_t bound = head.lane[flight.sequence & 1].load(std::memory_order_acquire);
   if (bound >> 32 != flight.sequence) return;  // a mismatch of operations that needed none
@@ -833,13 +995,16 @@ void Communicator::LeaveLane(const Flight& flight, bool failed) {
       segment_->done(lane, r).Clear();
     }
   }
-  segment_->header().lanes.fetch_and(~(uint64_t{1} << lane), std::memory_order_release);
+  GiveLaneBack(uint64_t{1} << lane);
 }
 
 void Communicator::Publish(shm::Counter& word, uint32_t next) const {
-  if (word.Advance(next)) return;
-  throw Error(KF_PEER_LOST, Text("this process, ", PeerName(rank_), ", has been expelled from cluster version ",
-                                 cluster_version_, ": it ", segment_->status(rank_).lost_reason));
+  if (!word.Advance(next)) ThrowExpelled();
+}
+
+void Communicator::ThrowExpelled() const {
+  throw Expelled(KF_PEER_LOST, Text("this process, ", PeerName(rank_), ", has been expelled from cluster version ",
+                                    cluster_version_, ": it ", segment_->status(rank_).lost_reason));
 }
 
 bool Communicator::IsDead(uint32_t rank) const {
@@ -849,20 +1014,22 @@ bool Communicator::IsDead(uint32_t rank) const {
 }
 
 // Whether all that the others need of `rank` is there. Of the dead: its words don't change any more. As long as no lane
-// is bound here, it may turn out later that something is missing.
+// is bound here, or no difference seen, it may turn out later that something is missing.
 bool Communicator::HasFinished(uint32_t rank, const Flight& flight) const {
   if (segment_->complaint(flight.channel, rank).sequence.Reached(flight.sequence)) return true;
+  if (flight.differs) return false;
   if (!segment_->post(flight.channel, rank, flight.sequence).sequence.Reached(flight.sequence)) return false;
   if (flight.AtOnce() || !flight.Brings(rank) || !flight.bound) return true;
   return flight.splits ? segment_->reduced(flight.lane, rank).Reached(flight.base_reduced + flight.chunks)
                        : segment_->ready(flight.lane, rank).Reached(flight.base + flight.chunks);
 }
 
-// Throws Unfinished where somebody died in, or before, this operation.
+// Throws Unfinished where somebody died in, or before, this operation, and Expelled where it is this rank.
 void Communicator::CheckDeaths(const Flight& flight) const {
   const shm::Header& header = segment_->header();
   const uint32_t deaths = header.deaths.load(std::memory_order_acquire);
   for (uint32_t d = flight.generation; d < deaths; d++) {
+    if (header.death_order[d] == rank_) ThrowExpelled();
     if (!HasFinished(header.death_order[d], flight)) throw Unfinished{};
   }
 }
@@ -893,25 +1060,49 @@ void Communicator::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t 
       if (counter.Reached(target)) return;
     }
   }
-  if (flight.deadline == Clock::time_point{}) flight.deadline = Clock::now() + options_.collective_timeout;
+  if (!flight.patience) flight.patience.emplace(options_.collective_timeout, options_.tell_after);
   for (;;) {
-    // Before it sleeps: a death that is known already wakes nobody any more.
+    const uint32_t armed = counter.Arm();
+    if (shm::Counter::Reached(armed, target)) return;
+    // After it has said that it sleeps (see Counter), and in one order with who marks the dead: see Segment::MarkLost.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     LookAround(counter, target, peer, flight);
     if (or_dead && IsDead(peer)) return;
-    counter.Sleep(target, kSlice);
+    const auto now = Clock::now();
+    if (SomebodyIsBusy(flight)) flight.patience->CountFrom(now);
+    if (flight.patience->Ended(now)) {
+      throw Error(KF_TIMEOUT,
+                  Text(NameOf(flight.operation.kind), " \"", flight.operation.name, "\": no data from ", PeerName(peer),
+                       " ", flight.patience->Limit(), ", cluster version ", cluster_version_));
+    }
+    flight.patience->Tell(now, [&](double seconds) {
+      return Text(NameOf(flight.operation.kind), " \"", flight.operation.name, "\": ", PeerName(rank_), " has waited ",
+                  static_cast<int>(seconds), " s for ", Awaited(peer, flight), ", cluster version ", cluster_version_);
+    });
+    counter.Sleep(armed, kSlice);
     if (counter.Reached(target)) return;
-    // Whoever is missing may itself wait for the one that is busy.
-    if (std::any_of(flight.members.begin(), flight.members.end(), [&](uint32_t r) {
-          return segment_->status(r).busy.load(std::memory_order_acquire) != 0 && !IsDead(r);
-        })) {
-      flight.deadline = Clock::now() + options_.collective_timeout;
-    }
-    if (Clock::now() > flight.deadline) {
-      throw Error(KF_TIMEOUT, Text(NameOf(flight.operation.kind), " \"", flight.operation.name, "\": no data from ",
-                                   PeerName(peer), " within ", options_.collective_timeout.count() / 1000.0,
-                                   " s, cluster version ", cluster_version_));
-    }
   }
+}
+
+// Whoever is missing may itself wait for one that is busy.
+bool Communicator::SomebodyIsBusy(const Flight& flight) const {
+  return std::any_of(flight.members.begin(), flight.members.end(), [&](uint32_t r) {
+    return segment_->status(r).busy.load(std::memory_order_acquire) != 0 && !IsDead(r);
+  });
+}
+
+// `peer`, and whoever else has not even come.
+std::string Communicator::Awaited(uint32_t peer, const Flight& flight) const {
+  std::string awaited;
+  for (const uint32_t r : flight.members) {
+    const bool came = segment_->post(flight.channel, r, flight.sequence).sequence.Reached(flight.sequence);
+    if (r != peer && (came || r == rank_)) continue;
+    awaited += Text(awaited.empty() ? "" : ", ", PeerName(r));
+    if (segment_->status(r).busy.load(std::memory_order_relaxed) != 0) awaited += " (which does something long alone)";
+    const std::string gave_up = segment_->GaveUpAlone(r);
+    if (!gave_up.empty()) awaited += Text(" (which is out and will be ended: ", gave_up, ")");
+  }
+  return awaited;
 }
 
 // Whether some rank that was last seen on `core`, where this one runs, has published less in this operation than this
@@ -928,31 +1119,48 @@ bool Communicator::IsInTheWay(int core, const Flight& flight) const {
          });
 }
 
-void Communicator::LookAround(const shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight) {
-  const Operation& operation = flight.operation;
+void Communicator::LookAround(const Flight& flight) const {
   InterruptCheck::Run();
   ThrowIfClosed();
-  ThrowIfLost(operation);
-  CheckDeaths(flight);
-  const shm::Header& header = segment_->header();
-  if (header.abort.load(std::memory_order_acquire) == 2) {
-    throw Error(static_cast<kf_status>(header.abort_status), header.abort_text);
+  const Operation& operation = flight.operation;
+  if (segment_->header().lost.load(std::memory_order_acquire) != 0) {
+    ThrowIfLost(Text(NameOf(operation.kind), " \"", operation.name, "\": "));
   }
-  const bool left = segment_->status(peer).state.Count() == static_cast<uint32_t>(shm::RankState::kLeft);
-  // It may have brought its part and left right after.
-  if (left && !counter.Reached(target)) {
-    throw Error(KF_PEER_LOST, Text(NameOf(operation.kind), " \"", operation.name, "\": ", PeerName(peer),
+  CheckDeaths(flight);
+  ThrowIfGivenUp();
+}
+
+void Communicator::LookAround(const shm::Counter& counter, uint32_t target, uint32_t peer, const Flight& flight) const {
+  LookAround(flight);
+  // Acquired, so that what it brought before it left is seen: it may have brought its part and left right after.
+  const uint32_t state = segment_->status(peer).state.value.load(std::memory_order_acquire) & shm::Counter::kMask;
+  if (state == static_cast<uint32_t>(shm::RankState::kLeft) && !counter.Reached(target)) {
+    throw Error(KF_PEER_LOST, Text(NameOf(flight.operation.kind), " \"", flight.operation.name, "\": ", PeerName(peer),
                                    " has finished and left, cluster version ", cluster_version_));
   }
 }
 
+void Communicator::LookAroundForTable(const Operation& operation, std::chrono::steady_clock::time_point since) const {
+  const std::string who = Text(NameOf(operation.kind), " \"", operation.name, "\": ");
+  ThrowIfClosed();
+  ThrowIfLost(who);
+  if (IsDead(rank_)) ThrowExpelled();
+  ThrowIfGivenUp();
+  if (std::chrono::steady_clock::now() - since > options_.collective_timeout) {
+    throw Error(KF_TIMEOUT,
+                Text(who, "the table of names was not given back within ", options_.collective_timeout.count() / 1000.0,
+                     " s, cluster version ", cluster_version_));
+  }
+}
+
 void Communicator::ThrowIfClosed() const {
+  if (segment_ != nullptr) process_.Refuse("take part in collectives");
   if (!closed_.load(std::memory_order_acquire)) return;
   std::lock_guard<std::mutex> guard(close_mutex_);
   throw Error(close_status_, close_reason_);
 }
 
-void Communicator::ThrowIfLost(const Operation& operation) const {
+void Communicator::ThrowIfLost(const std::string& who) const {
   if (segment_->header().lost.load(std::memory_order_acquire) == 0) return;
   std::string lost;
   for (uint32_t r = 0; r < size_; r++) {
@@ -961,23 +1169,43 @@ void Communicator::ThrowIfLost(const Operation& operation) const {
     if (!status.state.Reached(static_cast<uint32_t>(shm::RankState::kLost))) continue;
     lost += Text(lost.empty() ? "" : ", ", PeerName(r), " ", status.lost_reason);
   }
-  throw Error(KF_PEER_LOST, Text(NameOf(operation.kind), " \"", operation.name, "\": ", lost, ", cluster version ",
-                                 cluster_version_));
+  throw Error(KF_PEER_LOST, Text(who, lost, ", cluster version ", cluster_version_));
 }
 
-// After a failure the ranks are at different places and this communicator is finished, here and at the others. The
-// first to say so is believed; a rank that dies while it says it leaves `abort` at 1, and the others find out by
-// themselves.
-void Communicator::Abort(const Error& error) {
+// What the dead have said counts no more; whoever saw it while they lived says the same, and counts.
+void Communicator::ThrowIfGivenUp() const {
+  if (segment_->header().gave_up.load(std::memory_order_acquire) == 0) return;
+  for (uint32_t r = 0; r < size_; r++) {
+    const shm::RankStatus& status = segment_->status(r);
+    if (!status.gave_up.Reached(static_cast<uint32_t>(shm::GaveUp::kForAll)) || IsDead(r)) continue;
+    throw Error(static_cast<kf_status>(status.gave_up_status),
+                std::string(status.gave_up_text, strnlen(status.gave_up_text, sizeof status.gave_up_text)));
+  }
+}
+
+// After a failure the ranks are at different places and this communicator is finished: at the others as well, or else,
+// where they recover and the reason is this rank's own, they wait until it is marked lost. Nobody follows one who was
+// fenced before it has said anything, or dies while it says it: the others find out by themselves.
+void Communicator::GiveUp(const Error& error) {
+  if (segment_ == nullptr || process_.IsCopy()) return;
   Close(error.status(), error.what());
-  if (IsDead(rank_)) return;  // the others go on
-  shm::Header& header = segment_->header();
-  uint32_t idle = 0;
-  if (!header.abort.compare_exchange_strong(idle, 1, std::memory_order_acq_rel)) return;
-  const bool own = error.status() == KF_INVALID || error.status() == KF_INTERNAL || error.status() == KF_STALE;
-  header.abort_status = own ? KF_ABORTED : error.status();
-  CopyText(header.abort_text, Text(PeerName(rank_), " gave up: ", error.what()));
-  header.abort.store(2, std::memory_order_release);
+  std::lock_guard<std::mutex> guard(close_mutex_);
+  shm::RankStatus& mine = segment_->status(rank_);
+  if (mine.gave_up.Count() != 0) return;
+  const kf_status status = error.status();
+  const bool recovers = segment_->header().recovers != 0;
+  if (recovers && status == KF_STALE) return;  // it leaves, and says that
+  // An interrupted rank may have written a part only.
+  const bool interrupted = dynamic_cast<const Interrupted*>(&error) != nullptr;
+  const bool own =
+      interrupted || (status != KF_TIMEOUT && status != KF_PEER_LOST && status != KF_ABORTED && status != KF_MISMATCH);
+  const bool alone = own && recovers;
+  mine.gave_up_status = own ? KF_ABORTED : status;
+  CopyText(mine.gave_up_text, alone ? error.Described() : Text(PeerName(rank_), " gave up: ", error.what()));
+  KUNGFU_FAULT_POINT("before it gives up");
+  segment_->header().gave_up.store(1, std::memory_order_release);
+  (void)mine.gave_up.Advance(static_cast<uint32_t>(alone ? shm::GaveUp::kAlone : shm::GaveUp::kForAll));
+  if (alone) gave_up_alone_.store(true, std::memory_order_relaxed);
 }
 
 std::string Communicator::PeerName(uint32_t rank) const {

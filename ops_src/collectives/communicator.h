@@ -15,6 +15,7 @@
 #include "collectives/staging_choice.h"
 #include "collectives/transfer.h"
 #include "runtime/error.h"
+#include "runtime/forks.h"
 #include "transport/shm/segment.h"
 
 namespace kungfu {
@@ -22,6 +23,8 @@ namespace kungfu {
 struct CommunicatorOptions {
   std::chrono::milliseconds collective_timeout{600000};
   std::chrono::milliseconds join_timeout{300000};
+  // After this, and after twice, four times ... as much, a wait says whom it waits for; see runtime/log.h.
+  std::chrono::milliseconds tell_after{10000};
 };
 
 // Immutable membership: a change makes a new communicator, and this one then answers every call with StaleClusterError.
@@ -29,6 +32,8 @@ struct CommunicatorOptions {
 // Thread-safe. Operations under different names run side by side on their callers' threads and don't wait for each
 // other; under one name they take turns. Nothing is reordered: the k-th operation under a name meets the k-th of the
 // other ranks.
+//
+// A forked child has a copy that refuses whatever would speak in its parent's name; see runtime/forks.h.
 class Communicator {
  public:
   // A cluster of one, which needs no memory shared with anybody.
@@ -67,6 +72,7 @@ class Communicator {
   uint32_t rank() const { return rank_; }
   uint32_t size() const { return size_; }
   uint64_t cluster_version() const { return cluster_version_; }
+  bool is_member() const { return segment_ != nullptr; }  // and not a cluster of one that nobody knows of
   // In which the last all-reduce of this rank ended: the number of deaths that it was done without.
   uint32_t last_generation() const { return last_generation_.load(std::memory_order_relaxed); }
   // Newest cluster version that the launcher has announced.
@@ -87,14 +93,21 @@ class Communicator {
   void Close(kf_status status, const std::string& reason);
   // Tells the others that this rank won't take part any more.
   void Leave();
+  // This rank can't bring an operation that the others count on, because of `error`: closes the communicator and tells
+  // them; see communicator.cc for what they do.
+  void GiveUp(const Error& error);
 
  private:
   struct Flight;  // an operation under way
   class KeptInputs;
+  class Patience;  // of one wait
 
   void Validate(const Operation& operation) const;
   void RunAlone(const Operation& operation) const;
+  template <typename Body>
+  void OrGiveUp(const Body& body);
   uint32_t RunShared(const Operation& operation, uint32_t from_generation);
+  uint32_t SettleShared(const Operation* operations, uint32_t* generations, size_t num_operations);
   void NoteGeneration(const Operation& operation, uint32_t generation);
   void NoteCommit(const Operation& operation, uint32_t generation);
   Members MembersOf(uint32_t generation) const;
@@ -102,6 +115,7 @@ class Communicator {
   bool HasFinished(uint32_t rank, const Flight& flight) const;
   void CheckDeaths(const Flight& flight) const;
   void Publish(shm::Counter& word, uint32_t next) const;
+  [[noreturn]] void ThrowExpelled() const;
   void CountTraffic(const Flight& flight, uint64_t began) const;
   void RunOnce(Flight& flight);
   void RunChunks(Flight& flight);
@@ -114,18 +128,25 @@ class Communicator {
   [[noreturn]] void ReportMismatch(Flight& flight);
 
   void BindLane(Flight& flight);
-  uint32_t PickLane(const Flight& flight);
+  uint32_t PickLane(Flight& flight);
+  uint64_t TakeLane();
+  void GiveLaneBack(uint64_t bit);
+  void StirLaneWaiters();
   void LeaveLane(const Flight& flight, bool failed);
 
   // Waits until `counter` of `peer` has reached `target`; with `or_dead`, or `peer` is dead.
   void Await(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_dead = false);
   void AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_dead);
   bool IsInTheWay(int core, const Flight& flight) const;
-  // Throws if waiting for `peer` has become pointless.
-  void LookAround(const shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight);
+  // Throws if going on with `flight`, or waiting for `peer` in it, has become pointless.
+  void LookAround(const Flight& flight) const;
+  void LookAround(const shm::Counter& counter, uint32_t target, uint32_t peer, const Flight& flight) const;
+  void LookAroundForTable(const Operation& operation, std::chrono::steady_clock::time_point since) const;
   void ThrowIfClosed() const;
-  void ThrowIfLost(const Operation& operation) const;
-  void Abort(const Error& error);
+  void ThrowIfLost(const std::string& who) const;
+  void ThrowIfGivenUp() const;
+  bool SomebodyIsBusy(const Flight& flight) const;
+  std::string Awaited(uint32_t peer, const Flight& flight) const;
   std::string PeerName(uint32_t rank) const;
 
   const std::shared_ptr<shm::Segment> segment_;  // null in a cluster of one
@@ -146,6 +167,8 @@ class Communicator {
   std::atomic<uint32_t> first_commit_{0};
   std::atomic<uint32_t> last_commit_{0};
 
+  const OneProcess process_;
+  std::atomic<bool> gave_up_alone_{false};  // this process is to be ended: its heart beats no more
   std::atomic<bool> closed_{false};
   mutable std::mutex close_mutex_;
   kf_status close_status_ = KF_OK;  // guarded by close_mutex_

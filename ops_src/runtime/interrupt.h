@@ -6,7 +6,7 @@
 
 namespace kungfu {
 
-// Thrown out of a wait. The communicator is finished for this process then; see Communicator::RunShared for the others.
+// Thrown out of a wait. The communicator is finished for this process then; see Communicator::GiveUp for the others.
 class KF_API Interrupted : public Error {
  public:
   explicit Interrupted(const std::string& by) : Error(KF_ABORTED, "the wait was interrupted by " + by) {}

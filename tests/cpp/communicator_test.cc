@@ -9,9 +9,12 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <random>
 
 #include "ranks.h"
+#include "runtime/log.h"
+#include "runtime/peer.h"
 
 namespace kungfu::testing {
 namespace {
@@ -109,6 +112,259 @@ TEST(Names, RandomSchedulesGiveRightSums) {
       for (std::thread& thread : threads) thread.join();
     });
   }
+}
+
+// More than there are lanes: the rest waits for one.
+TEST(Names, AnyNumberOfLargeOperationsMayBeInFlight) {
+  Ranks ranks(2);
+  ranks.Run([&](uint32_t, Communicator& communicator) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 100; i++) {
+      threads.emplace_back([&, i] {
+        for (int round = 0; round < 3; round++) Sum(communicator, ("n" + std::to_string(i)).c_str(), 1, 2, 40000);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  });
+}
+
+TEST(Names, WhereAllLanesAreTakenForGoodTheDeadlineSaysSo) {
+  Ranks ranks(2, {200ms, 10s});
+  ranks.segment().header().lanes = ~uint64_t{0};
+  const auto errors = ranks.Collect([&](uint32_t, Communicator& communicator) { Sum(communicator, "x", 1, 2, 40000); });
+  EXPECT_EQ(ErrorOf(errors[0]).status(), KF_TIMEOUT);
+  EXPECT_EQ(ErrorOf(errors[1]).status(), KF_TIMEOUT);
+  EXPECT_NE(std::string(ErrorOf(errors[0]).what()).find("64 operations that need staging"), std::string::npos)
+      << ErrorOf(errors[0]).what();
+}
+
+TEST(Names, WhereTheTableIsFullTheOthersFollow) {
+  Ranks ranks(2, {10s, 10s});
+  for (uint32_t c = 0; c < shm::kChannels; c++) ranks.segment().channel(c).SetUser(200);
+  const auto begin = Clock::now();
+  const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
+    if (rank == 1) {
+      while (ranks.segment().channel(3).IsBound()) std::this_thread::yield();
+      Sum(communicator, "x", 1, 2);
+      return;
+    }
+    try {
+      Sum(communicator, "x", 1, 2);
+    } catch (...) {
+      ranks.segment().channel(3).ClearUser(200);
+      throw;
+    }
+  });
+  EXPECT_EQ(ErrorOf(errors[0]).status(), KF_INVALID);
+  EXPECT_EQ(ErrorOf(errors[1]).status(), KF_ABORTED) << ErrorOf(errors[1]).what();
+  EXPECT_LT(Clock::now() - begin, 5s);
+}
+
+// Counters wrap; complaints, which are rare, must not come to look as if they had been made.
+TEST(Names, GoOnForeverWithoutLookingLikeAMismatch) {
+  Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
+  shm::Segment& segment = ranks.segment();
+  ranks.Run([&](uint32_t, Communicator& communicator) { Sum(communicator, "x", 1, 3); });
+  segment.channel(0).SetUser(200);  // keeps it while everybody gives the name back
+  ranks.Run([&](uint32_t, Communicator& communicator) {
+    for (int i = 0; i < 600; i++) Sum(communicator, ("other" + std::to_string(i)).c_str(), 1, 3);
+  });
+  uint32_t sequence = (1u << 28) - 2;
+  for (int leap = 0; leap < 5; leap++, sequence += 1u << 28) {
+    for (uint32_t r = 0; r < 3; r++) segment.post(0, r, sequence).sequence.value = sequence & shm::Counter::kMask;
+    ranks.Run([&](uint32_t, Communicator& communicator) {
+      for (int i = 0; i < 4; i++) Sum(communicator, "x", 1, 3);
+      for (int i = 0; i < 600; i++) Sum(communicator, ("other" + std::to_string(i)).c_str(), 1, 3);
+    });
+  }
+  EXPECT_TRUE(segment.post(0, 0, sequence).sequence.Reached((sequence - (1u << 28) + 4) & shm::Counter::kMask));
+  segment.MarkLost(2, "was killed by SIGKILL", /*recover=*/true, /*reaped=*/true);
+  const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
+    if (rank != 2) Sum(communicator, "x", 1, 2);  // and not 3: it has not come to this one
+  });
+  EXPECT_FALSE(errors[0]) << ErrorOf(errors[0]).what();
+  EXPECT_FALSE(errors[1]) << ErrorOf(errors[1]).what();
+}
+
+TEST(Names, WhatWasSizedForAnotherClusterIsRefusedBeforeAnythingIsWritten) {
+  Ranks ranks(3);
+  std::vector<float> x(4, 1), all(8, -1);
+  const std::vector<kf_tensor> tensors{{x.data(), all.data(), 4}};
+  Operation gather = Op(Kind::kAllGather, "g", tensors, KF_FLOAT32);
+  gather.ranks = 2;
+  try {
+    ranks.at(0).Run(gather);
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), KF_STALE);
+    EXPECT_STREQ(error.what(), "all_gather \"g\": its tensors are made for 2 ranks, but there are 3 now");
+  }
+  EXPECT_EQ(all, std::vector<float>(8, -1));
+  ranks.Run([](uint32_t, Communicator& communicator) { Sum(communicator, "g", 1, 3); });
+}
+
+// ---- words ----
+
+// Several waiters, each for other counts of one word, whose sleeps would end by themselves only after a minute.
+TEST(Counter, LosesNoWakeUp) {
+  shm::Counter word{};
+  constexpr uint32_t kSteps = 20000;
+  std::atomic<uint32_t> seen[3] = {};
+  const auto begin = Clock::now();
+  std::vector<std::thread> waiters;
+  for (uint32_t w = 0; w < 3; w++) {
+    waiters.emplace_back([&, w] {
+      for (uint32_t target = w + 1; target <= kSteps; target += w + 1) {
+        for (;;) {
+          const uint32_t armed = word.Arm();
+          if (shm::Counter::Reached(armed, target)) break;
+          word.Sleep(armed, 60s);
+        }
+        seen[w] = target;
+      }
+    });
+  }
+  for (uint32_t step = 1; step <= kSteps; step++) {
+    ASSERT_TRUE(word.Advance(step));
+    if (step % 4 == 0) continue;  // sometimes the next step comes at once
+    for (uint32_t w = 0; w < 3; w++) {
+      while (seen[w] + w < step / (w + 1) * (w + 1)) std::this_thread::yield();
+    }
+  }
+  for (std::thread& waiter : waiters) waiter.join();
+  EXPECT_LT(Clock::now() - begin, 50s);
+}
+
+// What another word says is seen by whoever is stirred after it, or goes to sleep after that.
+TEST(Counter, LosesNoNewsOfAnotherWord) {
+  shm::Counter word{};
+  std::atomic<uint32_t> news{0}, heard{0};
+  const auto begin = Clock::now();
+  std::thread waiter([&] {
+    for (uint32_t next = 1; next <= 20000;) {
+      const uint32_t armed = word.Arm();
+      if (news.load(std::memory_order_acquire) >= next) {
+        heard = next++;
+      } else {
+        word.Sleep(armed, 60s);
+      }
+    }
+  });
+  for (uint32_t next = 1; next <= 20000; next++) {
+    news.store(next, std::memory_order_release);
+    word.Stir();
+    while (heard < next) std::this_thread::yield();
+  }
+  waiter.join();
+  EXPECT_LT(Clock::now() - begin, 50s);
+}
+
+TEST(Counter, WrapsAndStaysFenced) {
+  shm::Counter word{};
+  for (uint32_t at = 0; at < 6u << 28; at += 1u << 28) {
+    ASSERT_TRUE(word.Advance(at));
+    EXPECT_TRUE(word.Reached(at & shm::Counter::kMask));
+    EXPECT_TRUE(word.Reached((at - 5) & shm::Counter::kMask));
+    EXPECT_FALSE(word.Reached((at + 1) & shm::Counter::kMask));
+  }
+  word.Fence();
+  EXPECT_FALSE(word.Advance(7));
+  word.Clear();
+  EXPECT_FALSE(word.Advance(7));
+  EXPECT_EQ(word.Count(), 0u);
+}
+
+// ---- forked children ----
+
+TEST(Forked, AChildOfAMemberIsRefusedAndTheOthersNoticeNothing) {
+  Ranks ranks(2);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    int bad = 0;
+    const auto refused = [&](auto call) {
+      try {
+        call();
+        bad++;
+      } catch (const Error& error) {
+        if (error.status() != KF_INVALID || std::strstr(error.what(), "a forked child is no member") == nullptr) bad++;
+      }
+    };
+    Communicator& mine = ranks.at(0);
+    float x = 100, y = 0;
+    const kf_tensor tensor{&x, &y, 1};
+    const Operation operation{Kind::kAllReduce, "x", &tensor, 1, KF_FLOAT32, KF_SUM, 0, nullptr};
+    const Operation both[] = {operation, operation};
+    uint32_t generations[] = {0, 1};
+    refused([&] { mine.Run(operation); });
+    refused([&] { mine.RunAll(both, 2); });
+    refused([&] { mine.Settle(both, generations, 2); });
+    refused([&] { mine.CallMeeting(1); });
+    refused([&] { mine.Assemble(); });
+    mine.Beat();
+    mine.GiveUp(Error(KF_INTERNAL, "no memory"));
+    mine.Close(KF_STALE, "it is a child");
+    mine.Leave();
+    _exit(bad);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  ranks.Run([](uint32_t rank, Communicator& communicator) { Sum(communicator, "x", float(rank + 1), 3); });
+  EXPECT_EQ(ranks.segment().status(0).heartbeat, 0u);
+  EXPECT_EQ(ranks.at(0).meetings(), 0u);
+  EXPECT_EQ(ranks.segment().header().gave_up, 0u);
+}
+
+TEST(Forked, AChildMayAskForItsRankWhateverTheOtherThreadsWereAt) {
+  std::atomic<bool> done{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; t++) {
+    threads.emplace_back([&] {
+      while (!done) (void)Peer::Get().Current()->rank();
+    });
+  }
+  for (int i = 0; i < 200; i++) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      const bool good = Peer::Get().Current()->size() == 1;
+      Peer::Get().Reset();
+      _exit(good ? 0 : 1);
+    }
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  }
+  done = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+// ---- what is told meanwhile ----
+
+TEST(Telling, AWaitSaysForWhomAndInWhat) {
+  std::mutex mutex;
+  std::condition_variable told;
+  std::vector<std::string> lines;  // guarded by mutex
+  SetLog([&](const std::string& line) {
+    std::lock_guard<std::mutex> guard(mutex);
+    lines.push_back(line);
+    told.notify_all();
+  });
+  Ranks ranks(3, {60s, 60s, /*tell_after=*/20ms});
+  ranks.Run([&](uint32_t rank, Communicator& communicator) {
+    if (rank > 0) {
+      std::unique_lock<std::mutex> lock(mutex);
+      EXPECT_TRUE(told.wait_for(lock, 50s, [&] { return lines.size() >= size_t{rank}; }));
+    }
+    Sum(communicator, "slow", 1, 3);
+  });
+  SetLog(nullptr);
+  ASSERT_GE(lines.size(), 2u);
+  EXPECT_EQ(lines[0],
+            "all_reduce \"slow\": rank 0 (127.0.0.1:10000) has waited 0 s for rank 1 (127.0.0.1:10001), rank 2 "
+            "(127.0.0.1:10002), cluster version 7");
+  EXPECT_NE(lines[1].find(" s for rank 2 (127.0.0.1:10002), cluster version 7"), std::string::npos) << lines[1];
 }
 
 // ---- mismatches ----

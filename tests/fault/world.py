@@ -271,7 +271,7 @@ class Segment:
 
     # What the launcher does.
 
-    def mark_lost(self, rank, reason, recover):
+    def mark_lost(self, rank, reason, recover, reaped):
         process = self.attached.get(rank)
         if process is not None and process.alive and process.fatal is None:
             raise Violation(f"{process.name}, rank {rank} of version {self.version}, is marked dead and lives")

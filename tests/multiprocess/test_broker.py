@@ -32,7 +32,7 @@ class MemorySegment:
         self.beats = {}
         self.closed = False
 
-    def mark_lost(self, rank, reason, recover):
+    def mark_lost(self, rank, reason, recover, reaped):
         self.told.append((rank, reason, "recover") if recover else (rank, reason))
 
     def heartbeat(self, rank):

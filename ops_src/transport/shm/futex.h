@@ -12,6 +12,8 @@
 #include <climits>
 #include <cstdint>
 
+#include "runtime/fault_point.h"
+
 namespace kungfu::shm {
 
 // One busy-wait turn: lets the other hardware thread run and lowers the cost of leaving the loop.
@@ -23,66 +25,75 @@ inline void Pause() {
 #endif
 }
 
-// A counter with one writer that only grows (modulo 2^31), a fence in its highest bit, and the flag by which sleepers
-// ask to be woken. All live in one cache line, which the writer owns except for that flag.
+// A counter with one writer that only grows (modulo 2^30), with two flags in its highest bits: a fence, and that
+// somebody sleeps. All changes of the word are atomic read-modify-writes, so they have one order, and everything
+// follows from it.
 //
-// No wake-up is lost: the writer stores the value and then reads `sleepers`, a waiter stores `sleepers` and then reads
-// the value, all sequentially consistent, so that at least one of them sees the other. A waiter that read the old value
-// just before the store is turned back by the kernel, which compares again. A writer that dies between store and
-// wake-up leaves sleepers asleep for one slice: every sleep has an end, after which the waiter looks around.
+// No wake-up is lost. A waiter sets the flag (Arm), then looks at whatever else could end its wait, then sleeps on the
+// word *with* the flag. Say somebody changes what it waits for:
+//   - the writer steps on: its step takes the flag away and says whether it was there. If it was, the writer wakes; a
+//     waiter that does not sleep yet finds the word changed, and the kernel turns it back. If it was not, the waiter
+//     sets it in the new value, which Arm gives it.
+//   - somebody changes another word (a death, say), then Stirs this one. If the flag was there, Stir takes it away, and
+//     the same follows. If not, Arm comes after Stir in the order of the word, hence sees, acquiring, what was written
+//     before it, and the waiter's look around finds that.
+// Only a writer that dies between its step and the wake-up leaves sleepers asleep: until it is marked lost, or for one
+// slice: every sleep has an end, after which the waiter looks around.
 //
-// A fenced counter never advances again: Advance and Fence change the same word by compare-and-swap and fetch-or, so
-// exactly one of them comes first, and a writer that came second learns it. What was counted before stays readable.
+// A fenced counter never advances again: Advance and Fence change the same word, so exactly one of them comes first,
+// and a writer that came second learns it. What was counted before stays readable.
 struct Counter {
   static constexpr uint32_t kFence = 0x80000000u;
+  static constexpr uint32_t kSleeps = 0x40000000u;
+  static constexpr uint32_t kMask = kSleeps - 1;  // of the count
 
   std::atomic<uint32_t> value;
-  std::atomic<uint32_t> sleepers;
 
-  // The fence is shifted out, and the sign of the difference modulo 2^31 tells which is ahead.
-  static bool Reached(uint32_t value, uint32_t target) { return static_cast<int32_t>((value - target) << 1) >= 0; }
+  // The flags are shifted out, and the sign of the difference modulo 2^30 tells which is ahead.
+  static bool Reached(uint32_t value, uint32_t target) { return static_cast<int32_t>((value - target) << 2) >= 0; }
   bool Reached(uint32_t target) const { return Reached(value.load(std::memory_order_acquire), target); }
-  uint32_t Count() const { return value.load(std::memory_order_relaxed) & ~kFence; }
+  // Of the writer's own, or as a hint: nothing that it announces may be read after it.
+  uint32_t Count() const { return value.load(std::memory_order_relaxed) & kMask; }
 
-  // The writer's step to `next`. False if it has been fenced: nobody sees the step then.
+  // The writer's step to `next`. False if it has been fenced: nobody sees the step then, and the writer sees what was
+  // written before the fence.
   [[nodiscard]] bool Advance(uint32_t next) {
-    uint32_t seen = value.load(std::memory_order_relaxed);
-    // As dear as a sequentially consistent store. Fails only when the fence came in between.
-    if ((seen & kFence) != 0 ||
-        !value.compare_exchange_strong(seen, next & ~kFence, std::memory_order_seq_cst, std::memory_order_relaxed)) {
-      return false;
+    uint32_t seen = value.load(std::memory_order_acquire);
+    do {
+      if ((seen & kFence) != 0) return false;
+      // Fails only when the fence, or a waiter's flag, came in between.
+    } while (!value.compare_exchange_weak(seen, next & kMask, std::memory_order_acq_rel, std::memory_order_acquire));
+    if ((seen & kSleeps) != 0) {
+      KUNGFU_FAULT_POINT("between a publish and its wake-up");
+      WakeAll();
     }
-    Wake();
     return true;
   }
 
   // From now on the counter stays where it is.
   void Fence() {
-    value.fetch_or(kFence, std::memory_order_seq_cst);
-    Wake();
+    if ((value.fetch_or(kFence, std::memory_order_acq_rel) & kSleeps) != 0) Stir();
   }
 
   // Back to 0, while nobody else looks at it. A fence stays.
   void Clear() { value.fetch_and(kFence, std::memory_order_relaxed); }
 
-  void Wake() {
-    if (sleepers.load(std::memory_order_seq_cst) != 0) {
-      sleepers.store(0, std::memory_order_relaxed);
-      syscall(SYS_futex, &value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-    }
+  // Wakes whoever waits for this word, to look around.
+  void Stir() {
+    if ((value.fetch_and(~kSleeps, std::memory_order_acq_rel) & kSleeps) != 0) WakeAll();
   }
+  void WakeAll() { syscall(SYS_futex, &value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
-  // Sleeps until the value may have changed from what is not yet `target` or somebody calls Wake, at most for `slice`.
-  void Sleep(uint32_t target, std::chrono::nanoseconds slice) {
-    sleepers.store(1, std::memory_order_seq_cst);
-    const uint32_t seen = value.load(std::memory_order_seq_cst);
-    if (Reached(seen, target)) return;
+  // Says that somebody is about to sleep; returns what to sleep on, after a last look around.
+  uint32_t Arm() { return value.fetch_or(kSleeps, std::memory_order_acq_rel) | kSleeps; }
+  // Sleeps while the word is `armed`, at most for `slice`.
+  void Sleep(uint32_t armed, std::chrono::nanoseconds slice) {
     const timespec timeout{static_cast<time_t>(slice.count() / 1000000000),
                            static_cast<long>(slice.count() % 1000000000)};
-    syscall(SYS_futex, &value, FUTEX_WAIT, seen, &timeout, nullptr, 0);
+    syscall(SYS_futex, &value, FUTEX_WAIT, armed, &timeout, nullptr, 0);
   }
 };
-static_assert(sizeof(Counter) == 8 && std::atomic<uint32_t>::is_always_lock_free);
+static_assert(sizeof(Counter) == 4 && std::atomic<uint32_t>::is_always_lock_free);
 
 }  // namespace kungfu::shm
 

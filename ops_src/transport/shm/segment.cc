@@ -16,7 +16,7 @@ namespace kungfu::shm {
 namespace {
 
 constexpr uint64_t kMagic = 0x6b756e6766755348;  // "kungfuSH"
-constexpr uint32_t kLayoutVersion = 4;
+constexpr uint32_t kLayoutVersion = 5;
 constexpr size_t kPage = 4096;
 
 size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -67,12 +67,6 @@ int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores, boo
     header->cores = std::max(1u, cores);
     header->recovers = recovers ? 1 : 0;
     header->total_bytes = layout.total;
-    pthread_mutexattr_t attributes;
-    pthread_mutexattr_init(&attributes);
-    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-    pthread_mutex_init(&header->table_lock, &attributes);
-    pthread_mutexattr_destroy(&attributes);
     header->magic = kMagic;
     munmap(map, sizeof(Header));
   } catch (...) {
@@ -109,8 +103,10 @@ Segment::~Segment() { munmap(base_, layout_.total); }
 // among them: a channel or lane may be bound at any moment.
 template <typename Visit>
 void Segment::EachWordOf(uint32_t rank, bool used_only, const Visit& visit) {
+  // First of all: what follows from another word's fence is not to make the others give up, too.
+  visit(status(rank).gave_up);
   for (uint32_t c = 0; c < kChannels; c++) {
-    if (used_only && channel(c).key.load(std::memory_order_relaxed) == 0) continue;
+    if (used_only && !channel(c).IsBound()) continue;
     visit(post(c, rank, 0).sequence);
     visit(post(c, rank, 1).sequence);
     visit(complaint(c, rank).sequence);
@@ -124,26 +120,43 @@ void Segment::EachWordOf(uint32_t rank, bool used_only, const Visit& visit) {
   }
 }
 
-void Segment::MarkLost(uint32_t rank, const std::string& reason, bool recover) {
+void Segment::MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped) {
   if (rank >= size()) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size()));
   if (recover && header().recovers == 0) throw Error(KF_INVALID, "this segment's members don't recover from a loss");
   RankStatus& lost = status(rank);
-  if (lost.state.Reached(static_cast<uint32_t>(RankState::kLost))) return;
-  CopyText(lost.lost_reason, reason);
-  if (recover) EachWordOf(rank, /*used_only=*/false, [](Counter& word) { word.Fence(); });
-  lost.state.value.store(static_cast<uint32_t>(RankState::kLost) | Counter::kFence, std::memory_order_seq_cst);
-  lost.state.Wake();
-  if (!recover) {
-    header().lost.fetch_add(1);
-    return;
+  if (!lost.state.Reached(static_cast<uint32_t>(RankState::kLost))) {
+    CopyText(lost.lost_reason, reason);
+    if (recover) EachWordOf(rank, /*used_only=*/false, [](Counter& word) { word.Fence(); });
+    lost.state.value.exchange(static_cast<uint32_t>(RankState::kLost) | Counter::kFence, std::memory_order_acq_rel);
+    lost.state.WakeAll();
+    if (recover) {
+      const uint32_t deaths = header().deaths.load(std::memory_order_relaxed);
+      header().death_order[deaths] = static_cast<uint8_t>(rank);
+      header().deaths.store(deaths + 1, std::memory_order_seq_cst);
+    } else {
+      header().lost.fetch_add(1);
+    }
+    // Before it is looked which words are in use: who binds one later, looks around later (ChannelHead::SetUser).
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    // Whoever waits for a survivor has to look around, too: that one may be doing the operation again.
+    for (uint32_t r = 0; r < size(); r++) {
+      EachWordOf(r, /*used_only=*/true, [](Counter& word) { word.Stir(); });
+    }
+    // It may have died between a step and the wake-up, which then nobody owes any more.
+    EachWordOf(rank, /*used_only=*/true, [](Counter& word) { word.WakeAll(); });
+    header().lane_waiters.Stir();
   }
-  const uint32_t deaths = header().deaths.load(std::memory_order_relaxed);
-  header().death_order[deaths] = static_cast<uint8_t>(rank);
-  header().deaths.store(deaths + 1, std::memory_order_seq_cst);
-  // Whoever waits for a survivor has to look around, too: that one may be doing the operation again.
-  for (uint32_t r = 0; r < size(); r++) {
-    EachWordOf(r, /*used_only=*/true, [](Counter& word) { word.Wake(); });
+  if (!reaped) return;
+  for (uint32_t c = 0; c < kChannels; c++) {
+    if ((channel(c).users[rank / 64].load(std::memory_order_relaxed) >> rank % 64 & 1) != 0) channel(c).ClearUser(rank);
   }
+}
+
+std::string Segment::GaveUpAlone(uint32_t rank) const {
+  const RankStatus& its = status(rank);
+  const uint32_t word = its.gave_up.value.load(std::memory_order_acquire) & Counter::kMask;
+  if (word != static_cast<uint32_t>(GaveUp::kAlone)) return "";
+  return {its.gave_up_text, strnlen(its.gave_up_text, sizeof its.gave_up_text)};
 }
 
 }  // namespace kungfu::shm

@@ -8,8 +8,6 @@
 #ifndef KUNGFU_TRANSPORT_SHM_SEGMENT_H_
 #define KUNGFU_TRANSPORT_SHM_SEGMENT_H_
 
-#include <pthread.h>
-
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -30,15 +28,22 @@ inline constexpr size_t kInlineBytes = 40;  // an operation of this size travels
 
 enum class RankState : uint32_t { kAbsent = 0, kAttached = 1, kLeft = 2, kLost = 3 };
 
+// Of a rank that can't go on: kAlone says that it is out by itself, and the others wait until the launcher has ended
+// it; kForAll that the communicator is finished at every rank.
+enum class GaveUp : uint32_t { kNo = 0, kAlone = 1, kForAll = 2 };
+
 // Written by the rank itself, except for the move to kLost, which only the launcher makes.
 struct alignas(kLine) RankStatus {
   Counter state;       // a RankState; it only grows, and is fenced at kLost
   uint32_t has_state;  // this rank already carries the training state (it is no newcomer)
-  char address[kLine * 2 - 12];
+  char address[kLine * 2 - 8];
   char lost_reason[kLine * 2];                     // written by the launcher before the move to kLost
   alignas(kLine) std::atomic<uint32_t> heartbeat;  // counted up by a thread of its own, however busy the others are
   std::atomic<int32_t> core;                       // on which it was when it last waited; a hint
   std::atomic<uint32_t> busy;                      // it has said that the others' deadlines are to wait for it
+  alignas(kLine) Counter gave_up;                  // a GaveUp, set once; what follows is written before it
+  uint32_t gave_up_status;
+  char gave_up_text[8 * kLine - 8];
 };
 
 // What a rank brings to operation number `sequence` of a channel. Two of them alternate: post k+1 may overwrite post
@@ -62,11 +67,22 @@ struct alignas(kLine) Complaint {
 
 // Shared by the ranks of a channel.
 struct alignas(kLine) ChannelHead {
-  std::atomic<uint64_t> key;      // hash of the name, 0: free; changed under the table lock
-  uint32_t bound;                 // ranks that have it bound; under the table lock
+  std::atomic<uint64_t> key;  // hash of the name; counts only while somebody has it bound; changed under the table lock
+  // A bit for each rank that has it bound. A rank sets its own under the table lock and clears it at any time; the
+  // launcher clears that of a process that it has reaped.
+  std::atomic<uint64_t> users[kMaxRanks / 64];
   std::atomic<uint32_t> left[2];  // ranks that are through with the operation of this parity
   std::atomic<uint64_t> lane[2];  // (sequence << 32 | lane + 1) of the operation of this parity
+
+  bool IsBound() const {
+    uint64_t any = 0;
+    for (const auto& word : users) any |= word.load(std::memory_order_acquire);
+    return any != 0;
+  }
+  void SetUser(uint32_t rank) { users[rank / 64].fetch_or(uint64_t{1} << rank % 64, std::memory_order_seq_cst); }
+  void ClearUser(uint32_t rank) { users[rank / 64].fetch_and(~(uint64_t{1} << rank % 64), std::memory_order_acq_rel); }
 };
+static_assert(sizeof(ChannelHead) == kLine);
 
 struct alignas(kLine) LaneCounter {
   Counter counter;
@@ -94,12 +110,14 @@ struct alignas(kLine) Header {
   static_assert(kMaxRanks - 1 <= UINT8_MAX);
 
   alignas(kLine) std::atomic<uint32_t> lost;  // number of ranks that ended and can't be gone on without
-  std::atomic<uint32_t> abort;                // 0 no, 1 being written, 2 yes
-  uint32_t abort_status;
-  char abort_text[8 * kLine];
+  std::atomic<uint32_t> gave_up;              // not 0: some rank's `gave_up` may have been set
 
   alignas(kLine) std::atomic<uint64_t> lanes;  // bit set: lane in use
-  alignas(kLine) pthread_mutex_t table_lock;   // robust, process-shared
+  Counter lane_waiters;  // stays at 0; stirred when a lane is given back, or bound, while some wait
+
+  // See channel_table.h: who changes the table, and which channel.
+  alignas(kLine) std::atomic<uint32_t> table_lock;
+  std::atomic<uint64_t> retired[kChannels / 64];  // channels that a dead rank may still be writing to
 };
 
 class Segment {
@@ -136,9 +154,13 @@ class Segment {
   }
 
   // Launcher only, from one thread at a time: says that `rank` is out, with the reason that the survivors will read.
-  // With `recover` they go on without it, else whoever waits fails. Idempotent; the first word counts. The process
-  // should have been reaped. If it can't be (it hangs in the kernel), the fence keeps it from publishing anything more.
-  void MarkLost(uint32_t rank, const std::string& reason, bool recover);
+  // With `recover` they go on without it, else whoever waits fails. Idempotent; the first word counts. The process may
+  // still live (it hangs in the kernel, in a frozen cgroup): the fence keeps it from publishing anything more, wherever
+  // it is, see communicator.cc. With `reaped` no thread of it runs any more, and what it has bound is free for others;
+  // that may be said later, by calling this once more.
+  void MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped = false);
+  // The text of a rank that can't go on (GaveUp::kAlone), which is to be ended; empty for others.
+  std::string GaveUpAlone(uint32_t rank) const;
 
  private:
   struct Layout {
