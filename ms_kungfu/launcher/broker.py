@@ -444,8 +444,8 @@ class Broker:
     ) -> None:
         """A process has ended: tells the members of every version that it belongs to, also of those to come.
 
-        With `recover` they go on without it. It must have been `reaped`, or not have answered SIGKILL: what it publishes
-        then is taken from nobody, and it can't come back.
+        With `recover` they go on without it. It must have been `reaped`, or not have answered SIGKILL: what it
+        publishes then is taken from nobody, and it can't come back.
         """
         with self._changed:
             self._membership.bury(peer, incarnation)
