@@ -108,6 +108,7 @@ def main():
     args = parser.parse_args()
 
     ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_seed(1)  # all workers begin with the same weights
     kf.init()
     rows = measure(args)
     if kf.current_rank() != 0:

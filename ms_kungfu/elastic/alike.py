@@ -14,10 +14,8 @@ from ms_kungfu import _core
 from ms_kungfu.comm import Array
 from ms_kungfu.elastic import membership
 
-_REMEDY = (
-    "begin alike: KungFuElasticCallback, ElasticTraining, BroadcastCallback, sync_net_parameters, or the same "
-    "mindspore.set_seed"
-)
+# Short: what differs otherwise comes behind it, in a message with an end.
+_REMEDY = "all begin alike by KungFuElasticCallback, ElasticTraining or sync_net_parameters"
 
 _alike: dict[int, weakref.ref[Any]] = {}
 _claims: list[tuple[Sequence[Any], int]] = []  # of this process: parameters, and what they were when it began
@@ -79,4 +77,4 @@ def claim(parameters: Iterable[Any]) -> None:
 
 def _tell() -> None:
     whole = hashlib.blake2b(repr([value for _, value in _claims]).encode(), digest_size=4).hexdigest()
-    _core.set_claim(f"for parameters that were {whole} at first ({_REMEDY}), " if _claims else "")
+    _core.set_claim(f"on parameters {whole} ({_REMEDY}), " if _claims else "")

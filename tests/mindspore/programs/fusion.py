@@ -22,6 +22,7 @@ from ms_kungfu.ops import KungFuAllGather, KungFuAllReduce, KungFuReduceScatter
 from ms_kungfu.optimizers import KungFuAdam, KungFuGradReducer, KungFuMomentum
 
 ms.set_context(mode=ms.GRAPH_MODE if sys.argv[1] == "graph" else ms.PYNATIVE_MODE)
+ms.set_seed(1)
 kf.init()
 RANK, SIZE = kf.current_rank(), kf.current_cluster_size()
 LOCAL_BATCH, STEPS = 4, 3

@@ -18,6 +18,7 @@ import ms_kungfu as kf
 from ms_kungfu.optimizers import KungFuMomentum
 
 ms.set_context(mode=ms.GRAPH_MODE)
+ms.set_seed(1)
 LAYERS, STEPS, WARM_UP = 4, 12, 2
 
 
