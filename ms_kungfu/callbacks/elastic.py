@@ -318,12 +318,6 @@ class KungFuElasticCallback(Callback):
         if training.asynchronous:
             return  # who comes to its end ends the call for all
 
-        def request_stop() -> None:
-            if runtime.current_cluster_size() == 1:
-                RunContext.request_stop(run_context)
-            else:
-                training.request_stop()
-
         def get_stop_requested() -> bool:
             # The loop asks when all callbacks have been called. Those after this one may have asked for a stop at the
             # end of an epoch, which ends training there and not a step later.
@@ -332,7 +326,8 @@ class KungFuElasticCallback(Callback):
                 RunContext.request_stop(run_context)
             return bool(RunContext.get_stop_requested(run_context))
 
-        run_context.request_stop, run_context.get_stop_requested = request_stop, get_stop_requested
+        # In a cluster of one, too: somebody may join in this step, who would train on alone.
+        run_context.request_stop, run_context.get_stop_requested = training.request_stop, get_stop_requested
 
     def _refuse_ordinary(self, kind: str) -> None:
         given = {"global_batch_size": self._global_batch_size is not None, "resume": self._options["resume"]}

@@ -13,6 +13,7 @@ from mindspore.train import Callback, Model
 from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback, sync_net_parameters
 from ms_kungfu.callbacks.elastic import _averages, compile_step
 from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.elastic import membership
 from ms_kungfu.errors import ResizeError
 from ms_kungfu.ops import KungFuAllReduce
 from ms_kungfu.optimizers import KungFuGradReducer, KungFuMomentum, PairAveragingOptimizer
@@ -61,6 +62,31 @@ def test_one_callback_serves_several_calls():
         model.train(1, data, callbacks=[elastic, steps], dataset_sink_mode=False)
     assert [step for _, step, _ in steps.seen] == [1, 2, 3, 4, 5] * 2
     assert elastic.training.step == 10
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before the elastic one", "after it"])
+def test_a_stop_in_a_cluster_of_one_is_settled_before_the_cluster_changes(monkeypatch, first):
+    """Whoever joined in the step that one alone stops after would train on for ever without it."""
+    stops = []
+
+    def step(size=None, wait=False, word=0, settle=None):
+        if settle is not None:
+            stops.append(settle(True))
+        return membership.no_change()
+
+    class Stop(Steps):
+        def on_train_step_end(self, run_context):
+            super().on_train_step_end(run_context)
+            if len(self.seen) == 2:
+                run_context.request_stop()
+
+    monkeypatch.setattr(membership, "step", step)
+    model, _ = make_model()
+    elastic, stop = KungFuElasticCallback(), Stop()
+    callbacks = [stop, elastic] if first else [elastic, stop]
+    model.train(2, ElasticDataset(make_source(), 4), callbacks=callbacks, dataset_sink_mode=False)
+    assert stops == ([False, True] if first else [False, False, True])
+    assert len(stop.seen) == len(stops)
 
 
 def test_sink_mode_is_refused():
