@@ -17,6 +17,7 @@ from .elastic import membership, model_store
 
 _lock = threading.Lock()
 _initialized = False
+_alone = 0  # blocks of keep_waiting that this process is in
 
 
 def init(device: str | None = None) -> None:
@@ -144,15 +145,26 @@ def keep_waiting() -> Iterator[None]:
     """``with keep_waiting(): evaluate()``: what this worker does alone may take long, and the others wait for it.
 
     They come to the next collective before it, and would give up after ``KUNGFU_COLLECTIVE_TIMEOUT``; their time counts
-    from the end of the block then. No collective in the block. Not collective; without effect in a process alone. If
-    this worker dies meanwhile, they go on as ever; if it hangs, they wait.
+    from the end of the block then, of the outermost where there is one in another. No collective in the block. Not
+    collective; without effect in a process alone, at one that has left, and at one that has not joined yet, for which
+    nobody waits. If this worker dies meanwhile, they go on as ever; if it hangs, they wait.
     """
+    global _alone
     init()
-    _core.set_busy(True)
+    if membership.is_parked() or membership.is_detached():
+        yield  # to tell others would be to join them
+        return
+    with _lock:
+        _alone += 1
+        if _alone == 1:
+            _core.set_busy(True)
     try:
         yield
     finally:
-        _core.set_busy(False)
+        with _lock:
+            _alone -= 1
+            if _alone == 0:
+                _core.set_busy(False)
 
 
 def run_barrier() -> None:

@@ -293,13 +293,14 @@ class KungFuElasticCallback(Callback):
         training = self.training
         alone = runtime.detached() or membership.is_joiner() or is_behind() or runtime.current_cluster_size() == 1
         if alone or (training is not None and training.asynchronous):
-            return Model._eval_process(model, dataset, callbacks, params, add_eval_loss)
+            # Also where the others are further on: they wait for this worker at their next step or meeting.
+            return self._evaluate_alone(model, dataset, callbacks, params, add_eval_loss)
         averaged = state.moving_statistics([model._network]) if training is None else training.averaged
         return evaluation.Evaluation(model, dataset, callbacks, params, add_eval_loss).run(averaged)
 
     @staticmethod
     def _evaluate_alone(model: Any, *arguments: Any, **options: Any) -> Any:
-        """Of a ``Model.eval`` that a callback of the program's makes by itself, maybe at one worker."""
+        """Of a ``Model.eval`` that this worker makes by itself, such as one of a callback of the program's."""
         with runtime.keep_waiting():
             return Model._eval_process(model, *arguments, **options)
 

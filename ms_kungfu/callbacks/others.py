@@ -172,7 +172,7 @@ def agree_on_outputs(params: Any, rows: int) -> None:
 
     A loss (the only, or the first, output, of one element) is the mean over the workers, weighted by the samples of
     their last batches. Who had no step in this epoch, because it joined after the last one, gets all outputs of the
-    lowest rank that had one.
+    lowest rank that had one; None where all of these have died.
     """
     outputs = params.get("net_outputs")
     first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
@@ -186,7 +186,10 @@ def agree_on_outputs(params: Any, rows: int) -> None:
             text = json.dumps(pack(outputs)) if runtime.current_rank() == root else ""
             return unpack(json.loads(state.broadcast_text(text, root)))
 
-        received = state.from_lowest_rank(receive, able=outputs is not None)
+        try:
+            received = state.from_lowest_rank(receive, able=outputs is not None)
+        except state.StateLostError:
+            return  # this worker has the state nevertheless, and goes on with no outputs of that step
         if outputs is None:
             outputs = params.net_outputs = received
             first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs

@@ -394,16 +394,21 @@ def share_state(state: TrainingState) -> bool:
     return joiner
 
 
+class StateLostError(KungFuError):
+    """Nobody lives who could hand over what the others need."""
+
+
 def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, preferred: int | None = None) -> Received:
     """Collective: `receive` from the lowest living rank that is `able`, or from the `preferred` one among them; where
     it dies meanwhile, from the next one.
 
-    All survivors go through the same attempts: a broadcast whose root has died fails at each of them.
+    All survivors go through the same attempts: a broadcast whose root has died fails at each of them. StateLostError,
+    at all of them, where none is able.
     """
     while True:
         roots = [rank for rank, answer in gather_living(np.array(able), "kungfu/state/root").items() if answer]
         if not roots:
-            raise KungFuError("every worker that had the training state has died")
+            raise StateLostError("every worker that had the training state has died")
         root = preferred if preferred in roots else roots[0]
         try:
             return receive(root)

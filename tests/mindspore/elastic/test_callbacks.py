@@ -10,7 +10,9 @@ import pytest
 from mindspore import nn
 from mindspore.train import Callback, Model
 
-from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback, sync_net_parameters
+from ms_kungfu import keep_waiting, runtime
+from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback, others, sync_net_parameters
+from ms_kungfu.callbacks import elastic as elastic_module
 from ms_kungfu.callbacks.elastic import _averages, compile_step
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import membership
@@ -212,3 +214,60 @@ def test_sync_net_parameters_takes_cells_and_parameters():
 def test_a_wrong_root_is_refused(root):
     with pytest.raises(ValueError, match="rank from 0 to 0"):
         BroadcastCallback(root)
+
+
+class Outputs(dict):
+    """What Model keeps for callbacks, as far as outputs go."""
+
+    net_outputs = None
+
+
+def test_the_outputs_of_an_epoch_may_die_with_those_who_had_them(monkeypatch):
+    """All that they had told is the loss; who joined after the epoch's last step lives, has the state, and goes on."""
+    told = {0: {"has": True, "loss": 2.0, "rows": 4}, 1: {"has": False, "loss": None, "rows": 0}}
+    monkeypatch.setattr(others, "gather", lambda row: told)
+    params = Outputs()
+    others.agree_on_outputs(params, 0)  # the one that lives is the only one to answer the question who has them
+    assert params.net_outputs is None
+
+
+@pytest.fixture
+def busy(monkeypatch):
+    told = []
+    monkeypatch.setattr(runtime._core, "set_busy", told.append)
+    return told
+
+
+def test_the_others_wait_to_the_end_of_the_outermost_block(busy):
+    with keep_waiting():
+        with keep_waiting():
+            assert busy == [True]
+        assert busy == [True]
+    assert busy == [True, False]
+    with pytest.raises(RuntimeError), keep_waiting():
+        raise RuntimeError
+    assert busy == [True, False] * 2
+
+
+@pytest.mark.parametrize("state", ["is_parked", "is_detached"])
+def test_to_have_the_others_wait_joins_nobody(busy, monkeypatch, state):
+    monkeypatch.setattr(membership, state, lambda: True)
+    with keep_waiting():
+        pass
+    assert busy == []
+
+
+def test_who_is_behind_the_others_has_them_wait_while_it_evaluates(busy, monkeypatch):
+    """A joiner passes the calls that the others have made before, and each evaluation between them."""
+    monkeypatch.setattr(elastic_module, "is_behind", lambda: True)
+    during = []
+
+    class Look(Callback):
+        def on_eval_step_end(self, run_context):
+            during.extend(busy)
+
+    _, net = make_model()
+    model = Model(net, nn.MSELoss(), metrics={"mae"})
+    assert model.eval(make_source().batch(20), callbacks=[KungFuElasticCallback(), Look()], dataset_sink_mode=False)
+    assert during == [True]
+    assert busy == [True, False]
