@@ -106,6 +106,11 @@ STORIES = [
         Setup(size=2, recover=Recover.REPLACE, external=True),
         (Happening(0.9, "resize", 1), Happening(0.91, "kill member", 1)),
     ),
+    # Newcomers of a wish don't take the place of one who has died, which is in that wish.
+    (
+        Setup(size=3, recover=Recover.REPLACE, external=True),
+        (Happening(0.9, "kill member", 1), Happening(0.88, "resize", 5)),
+    ),
     # A wish that was a mistake, and one that has no room at all.
     (Setup(size=2), (Happening(0.5, "resize", 8), Happening(0.6, "resize", 2), Happening(0.9, "resize", 3))),
     (Setup(size=2), (Happening(0.5, "resize", 9), Happening(0.6, "resize", 3))),
