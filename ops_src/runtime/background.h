@@ -58,6 +58,8 @@ class Background {
   // Ends the thread, after what is queued; whoever is in a hurry closes the communicators first. A Start meanwhile
   // waits until it has ended.
   void Stop() noexcept;
+  // Whether it is a forked child's, which is of no use.
+  bool IsCopy() const { return process_.IsCopy(); }
 
  private:
   struct Pending;

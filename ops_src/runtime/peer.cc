@@ -11,7 +11,14 @@ Peer& Peer::Get() {
   return *peer;
 }
 
-Peer::Peer() : current_(std::make_shared<Communicator>()) {
+namespace {
+
+// When the library is loaded, so that no fork meets it half made.
+[[maybe_unused]] const Peer& made = Peer::Get();
+
+}  // namespace
+
+Peer::Peer() : current_(std::make_shared<Communicator>()), background_(new Background) {
   // A forked child may ask for its rank: it finds the lock free. Nobody waits for anything else while he has it.
   pthread_atfork([] { Get().mutex_.lock(); }, [] { Get().mutex_.unlock(); }, [] { Get().mutex_.unlock(); });
 }
@@ -76,7 +83,12 @@ void Peer::Leave(const std::string& reason) {
 
 void Peer::Reset() {
   Install(std::make_shared<Communicator>(), "the runtime has been finalized");
-  background_.Stop();  // at once: the communicator of what is queued is closed
+  TheBackground().Stop();  // at once: the communicator of what is queued is closed
+}
+
+Background& Peer::TheBackground() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return *background_;
 }
 
 void Peer::Install(std::shared_ptr<Communicator> next, const std::string& why_stale) {
@@ -87,6 +99,7 @@ void Peer::Install(std::shared_ptr<Communicator> next, const std::string& why_st
     current_ = std::move(next);
     claim_.clear();
     heartbeat_.Follow(current_);
+    if (background_->IsCopy() && current_->is_member()) background_ = new Background;
   }
   previous->Close(KF_STALE, why_stale);
   previous->Leave();

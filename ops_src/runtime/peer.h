@@ -38,8 +38,8 @@ class Peer {
   void SetJoinHandler(JoinHandler handler);
 
   // See Background. An operation goes on with the communicator that was current at its start.
-  uint64_t Start(const Operation& operation) { return background_.Start(Current(), operation); }
-  void Wait(const kf_started* started, size_t num_started) { background_.Wait(started, num_started); }
+  uint64_t Start(const Operation& operation) { return TheBackground().Start(Current(), operation); }
+  void Wait(const kf_started* started, size_t num_started) { TheBackground().Wait(started, num_started); }
 
   // How many samples this rank brings to the gradient reductions that begin from now on; see Operation.
   void SetWeight(uint32_t weight) { weight_.store(weight, std::memory_order_relaxed); }
@@ -68,6 +68,7 @@ class Peer {
 
  private:
   Peer();
+  Background& TheBackground();
   void Install(std::shared_ptr<Communicator> next, const std::string& why_stale);
 
   mutable std::mutex mutex_;
@@ -77,7 +78,9 @@ class Peer {
   std::atomic<bool> joins_later_{false};   // there is a join handler
   std::atomic<uint32_t> weight_{1};
   std::string claim_;  // guarded by mutex_
-  Background background_;
+  // Guarded by mutex_. Never destroyed: a forked child that becomes a member by itself gets another one, and leaves its
+  // parent's as it is.
+  Background* background_;
   Heartbeat heartbeat_;  // guarded by mutex_
 };
 
