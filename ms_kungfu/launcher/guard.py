@@ -103,6 +103,12 @@ class Guard:
         with contextlib.suppress(OSError):
             self._channel.send(_encode({"signal": number, "key": key}))
 
+    def wake(self) -> None:
+        """Has it go on where somebody has stopped it: it couldn't end the workers, nor itself."""
+        if not self._reaped:
+            with contextlib.suppress(OSError):
+                os.kill(self._pid, signal.SIGCONT)
+
     def remove_at_end(self, path: Path, inode: int) -> None:
         """The file is removed when the launcher is gone, if it is still the same one."""
         with contextlib.suppress(OSError):
@@ -123,10 +129,16 @@ class Guard:
         """Kills all that is left of the workers and waits until it is gone."""
         if self._reaped:
             return
+        self.wake()
         self._reaped = True
         self._channel.close()
+        # It has no patience for longer; where it hangs itself its workers die with it.
+        deadline = time.monotonic() + 1.5 * _PATIENCE_S
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
+            while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+                if time.monotonic() >= deadline:
+                    os.kill(self._pid, signal.SIGKILL)
+                time.sleep(_POLL_S)
         # Finds something only where the guard was killed, or has had no more patience.
         for pid in kill_descendants(_PATIENCE_S / 10):
             _log.warning("process %d can't be killed now (it hangs in the kernel) and is left behind", pid)

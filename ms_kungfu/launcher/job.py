@@ -148,6 +148,7 @@ class Job:
         self._join_timeout_s = 0.0
         self._revising: asyncio.Future[None] | None = None
         self._trouble = ""  # the last with a version's shared memory
+        self._retry: asyncio.TimerHandle | None = None  # of what it has kept from being announced
         self._closers = contextlib.AsyncExitStack()
 
     async def run(self) -> int:
@@ -471,7 +472,7 @@ class Job:
             self._finishing = self._finishing or finished
         if process.dismissed:
             code = 0  # the launcher's own doing, and told already
-        if not self._verdict.done() and code == 0 and process.peer is not None:
+        elif not self._verdict.done() and code == 0 and process.peer is not None:
             _log.info("%s %s", process.who, how_it_ended(code))
         logs = self._output.log_paths(process.log_name)
         where = ", ".join(map(str, logs)) if logs is not None else ""
@@ -485,7 +486,8 @@ class Job:
             if code != 0 and standing in (Standing.MEMBER, Standing.JOINING):
                 failure = Failure(f"{who} {error or how_it_ended(code)}", exit_code_of(code))
                 self._first_failure = self._first_failure or failure
-                if fails_by_itself(code) and self._program_failure is None:
+                # Who could not be started, or was killed, has an `error`: no program failed there.
+                if not error and fails_by_itself(code) and self._program_failure is None:
                     named = f", see {where}" if where else ""
                     self._program_failure = Failure(f"{failure.reason}{named}", failure.exit_code)
                     _log.warning("the program of %s failed; the job will end with %d", who, failure.exit_code)
@@ -650,7 +652,12 @@ class Job:
         if trouble != self._trouble:
             self._trouble = trouble
             _log.warning("%s; the workers go on as before, and it is tried again", trouble)
-        asyncio.get_running_loop().call_later(_RETRY_S, self._broker.announce)
+        if self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(_RETRY_S, self._announce_again)
+
+    def _announce_again(self) -> None:
+        self._retry = None
+        self._broker.announce()
 
     def _warn_of_crowd(self, cluster: Cluster) -> None:
         cores = len(self._cores)
@@ -910,6 +917,7 @@ class Job:
     async def _end(self, verdict: Verdict | None) -> None:
         """Whatever the state: ends the workers, waits for their last words, closes everything."""
         failed = verdict is None or verdict.decision is Decision.FAIL
+        self._guard.wake()
         if self._processes:
             self._broker.end()  # whoever asks to leave because of the signal is told to go
             number = verdict.signal_to_workers if verdict is not None else signal.SIGTERM
@@ -925,7 +933,8 @@ class Job:
         last_words = None
         if verdict is not None and verdict.decision is Decision.FAIL:
             last_words = f"kungfu-run: {verdict.reason}"
-        self._output.close(_OUTPUT_GRACE_S if failed else None, last_words)
+        # Who couldn't be killed keeps its pipes open for as long as it hangs.
+        self._output.close(_OUTPUT_GRACE_S if failed or self._processes else None, last_words)
 
 
 async def _in_thread(function: Callable[[], T]) -> T:

@@ -1373,6 +1373,9 @@ class Guard:
             if key in (None, process.key) and number in (signal.SIGKILL, signal.SIGTERM):
                 self._world.kill(process, -number)
 
+    def wake(self):
+        pass
+
     def remove_at_end(self, path, inode):
         pass
 

@@ -184,6 +184,16 @@ def test_killed_guard_ends_the_job(kungfu_run, script, watch):
     assert "guard process was killed" in job.stderr[-1]
 
 
+def test_a_stopped_guard_does_not_keep_the_job_from_ending(kungfu_run, script):
+    job = kungfu_run("-np", 2, *script(DEAF))
+    started(job, 2)
+    begin = time.monotonic()
+    os.kill(guard_of(job), signal.SIGSTOP)
+    job.signal(signal.SIGINT)
+    job.assert_exit(128 + signal.SIGINT)
+    job.assert_gone(begin)
+
+
 def test_killed_grandchild_is_the_workers_own_affair(kungfu_run):
     job = kungfu_run("bash", "-c", "sleep 1000 & echo child=$!; wait $!; echo status=$?; exit 5")
     os.kill(int(job.wait_for(r"child=(\d+)")[0][1]), signal.SIGKILL)

@@ -247,6 +247,19 @@ def test_a_bad_put_is_refused_and_the_job_goes_on(watch, document, status, told)
     job.finish()
 
 
+def test_a_worker_that_could_not_be_started_is_no_failure_of_the_program(kungfu_run, start_module, tmp_path):
+    os.mkfifo(tmp_path / "end")
+    worker = tmp_path / "worker"
+    worker.write_text('#!/bin/sh\nrm -- "$0"\necho runs\nread -r line <"$1"\n')
+    worker.chmod(0o700)
+    job = Job(kungfu_run("-np", 1, "-w", "-builtin-config-port", 0, worker, tmp_path / "end"), start_module)
+    job.wait_for(r"runs")
+    assert job.resize("2")[0] == 0
+    job.wait_for(r"worker 1 \(\S+\) can't run")
+    (tmp_path / "end").write_text("now\n")
+    job.program.assert_exit(0)
+
+
 def test_resize_without_a_url_finds_the_only_job_of_this_user(watch, start_module, tmp_path):
     def resize(size):
         # Not the folder of other jobs on this machine.
