@@ -345,7 +345,7 @@ class KungFuElasticCallback(Callback):
             self._last_step = captured
             return
         self._last_step, self._steps = captured["last_step"], captured["steps"]
-        Others.received = captured["callbacks"]
+        Others.received, Others.resumed = captured["callbacks"], not membership.is_joiner()
 
     @staticmethod
     def _elastic_data(run_context: Any) -> bool:

@@ -10,7 +10,9 @@ The rule, which docs/elastic-training.md has as a table:
   ends.
 
 What a joiner receives: of MindSpore's own callbacks all attributes that are values; of the program's own what
-``state_dict()`` returns, which it gives to ``load_state_dict(state)``.
+``state_dict()`` returns, which it gives to ``load_state_dict(state)``. A job that resumes from a checkpoint
+may be another program: it receives what MindSpore's callbacks have learnt, that is what has changed since they were
+first used. What it has given to them itself (a folder, a patience) stays.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ WRITERS = (ModelCheckpoint, SummaryCollector, BackupAndRestore, OnRequestExit, F
 
 _CLOCKS = (TimeMonitor, FlopsUtilizationCollector)  # what they keep are times of their own process
 _ENDS = ("on_train_epoch_end", "on_train_end")
+_AT_FIRST = "_kungfu_at_first"  # the attribute of a callback that says what the others were
 _STEPS = ("on_train_epoch_begin", "on_train_step_begin", "on_train_step_end")
 Hook = Callable[[Any], None]
 
@@ -54,7 +57,8 @@ Hook = Callable[[Any], None]
 class Others:
     """The callbacks beside an elastic one in a call of training."""
 
-    received: dict[str, Any] | None = None  # the state that a joiner got, until it has come to the call that it is of
+    received: dict[str, Any] | None = None  # the state that was handed over, until the call that it is of has come
+    resumed = False  # it is from a checkpoint
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
         counts: dict[str, itertools.count[int]] = {}
@@ -67,6 +71,11 @@ class Others:
         self._restored: dict[str, Any] = {}
         self._traces = {key: _trace(c) for key, c in self._callbacks.items() if not is_carried(c)}
         self._warned = False
+        self._new: set[str] = set()  # those that have never been used before
+        for key, callback in self._callbacks.items():
+            if is_carried(callback) and not _has_state_dict(callback) and _AT_FIRST not in vars(callback):
+                self._new.add(key)
+                vars(callback)[_AT_FIRST] = _values(callback)
         for callback in self._callbacks.values():
             if _has_state_dict(callback):
                 _capture(callback)  # what can't be carried is said now rather than when somebody joins
@@ -105,6 +114,8 @@ class Others:
         def around(callback: Any, begin: Hook) -> Hook:
             def begin_and_restore(run_context: Any) -> None:
                 begin(run_context)
+                if key in self._new:
+                    vars(callback)[_AT_FIRST] = _values(callback)
                 if key in self._restored:
                     _restore(callback, self._restored[key])
 
@@ -125,10 +136,11 @@ class Others:
             return
         own = {key for key, callback in self._callbacks.items() if is_carried(callback)}
         if own != set(captured):
-            _log.warning(
-                "the callbacks differ between workers (%s); start all with the same program",
-                ", ".join(sorted(own ^ set(captured))),
-            )
+            if Others.resumed:
+                text = "the checkpoint is of a program with other callbacks (%s); those that both have go on from it"
+            else:
+                text = "the callbacks differ between workers (%s); start all with the same program"
+            _log.warning(text, ", ".join(sorted(own ^ set(captured))))
         self._restored = {key: captured[key] for key in own & set(captured)}
         for key, found in self._restored.items():
             _restore(self._callbacks[key], found)
@@ -242,20 +254,33 @@ def _capture(callback: Any) -> Any:
             return pack(found)
         except TypeError as error:
             raise TypeError(f"{type(callback).__name__}.state_dict: {error}") from None
-    captured = {}
+    at_first, unknown = vars(callback).get(_AT_FIRST, {}), object()
+    captured: dict[str, Any] = {"given": {}, "learnt": {}}
+    for name, value in _values(callback).items():
+        captured["given" if at_first.get(name, unknown) == value else "learnt"][name] = value
+    return captured
+
+
+def _values(callback: Any) -> dict[str, Any]:
+    """The attributes that can be carried, packed."""
+    found = {}
     for name, value in vars(callback).items():
+        if name == _AT_FIRST:
+            continue
         try:
-            captured[name] = pack(value)
+            found[name] = pack(value)
         except TypeError:
             continue  # a cell, a lock, a writer: each worker's own
-    return captured
+    return found
 
 
 def _restore(callback: Any, captured: Any) -> None:
     if _has_state_dict(callback):
         callback.load_state_dict(unpack(captured))
         return
-    for name, packed in captured.items():
+    # What a program gives to a ModelCheckpoint isn't all that it has at first: its prefix depends on the files there.
+    given = {} if Others.resumed else captured.get("given", {})
+    for name, packed in {**given, **captured.get("learnt", {})}.items():
         value, present = unpack(packed), vars(callback).get(name)
         if isinstance(present, dict) and isinstance(value, dict):
             present.clear()  # in place, since it may be of a kind of its own

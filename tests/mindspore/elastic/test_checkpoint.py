@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
-from mindspore.train import Callback, Model
+from mindspore.train import Callback, CheckpointConfig, EarlyStopping, History, Model, ModelCheckpoint
 
 from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
@@ -253,8 +254,8 @@ class Stop(Callback):
             run_context.request_stop()
 
 
-def train(stop_at=None, seed=1, calls=1, **options):
-    """Trains 4 epochs of 5 steps, in as many calls."""
+def train(stop_at=None, seed=1, calls=1, before=(), after=(), **options):
+    """Trains 4 epochs of 5 steps, in as many calls, with callbacks before and after the elastic one."""
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(seed)
     net = nn.SequentialCell(nn.Dense(1, 3), nn.BatchNorm1d(3), nn.Dense(3, 1))
@@ -264,7 +265,7 @@ def train(stop_at=None, seed=1, calls=1, **options):
     model, stop = Model(net, nn.MSELoss(), optimizer), Stop(stop_at)
     elastic = KungFuElasticCallback(**options)
     for _ in range(calls):
-        model.train(4 // calls, data, callbacks=[stop, elastic], dataset_sink_mode=False)
+        model.train(4 // calls, data, callbacks=[stop, *before, elastic, *after], dataset_sink_mode=False)
     if elastic.training._checkpoints is not None:
         elastic.training._checkpoints.wait()
     return stop.seen
@@ -281,6 +282,44 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, new_process, calls):
         newer.unlink()
     new_process()
     assert train(seed=2, **options) == whole[12:]
+
+
+@pytest.mark.parametrize("calls", [1, 4])
+@pytest.mark.parametrize("first", [True, False], ids=["they stand first", "they stand last"])
+def test_a_resume_takes_on_what_mindspores_callbacks_have_learnt_not_what_the_program_gave_them(
+    tmp_path, new_process, first, calls
+):
+    """The first loss is the best, and epochs 2 and 3 don't better it by 100. Until step 12 every second was saved."""
+
+    def go(folder, every, patience, **options):
+        config = CheckpointConfig(save_checkpoint_steps=every)
+        stopping = EarlyStopping("loss", patience=patience, min_delta=100)
+        callbacks = [ModelCheckpoint(folder, str(tmp_path / folder), config), stopping]
+        options["before" if first else "after"] = callbacks
+        seen = train(checkpoint_dir=tmp_path / "elastic", checkpoint_every=3, resume=True, calls=calls, **options)
+        return [step for (_, step), *_ in seen], stopping
+
+    go("old", every=2, patience=50)
+    for newer in (tmp_path / "elastic").glob("step-0000001[58].ckpt"):
+        newer.unlink()
+    shutil.rmtree(tmp_path / "old")
+    new_process()
+    steps, stopping = go("new", every=3, patience=2)
+    assert not (tmp_path / "old").exists()
+    assert stopping.patience == 2
+    if calls == 1:  # each call begins anew, with its steps and what callbacks have learnt
+        assert steps == [13, 14, 15]
+        saved = ["new-3_5.ckpt"] if first else ["new-3_3.ckpt", "new-3_5.ckpt"]  # those that stand last saw 11 steps
+        assert [name for name in files(tmp_path / "new") if name.endswith(".ckpt")] == saved
+
+
+def test_a_resume_with_other_callbacks_says_what_differs(tmp_path, new_process, caplog):
+    options = {"checkpoint_dir": tmp_path, "checkpoint_every": 10, "resume": True}
+    train(after=[EarlyStopping("loss", patience=50)], **options)
+    new_process()
+    train(after=[History()], **options)
+    assert "the checkpoint is of a program with other callbacks (EarlyStopping/0, History/0)" in caplog.text
+    assert "differ between workers" not in caplog.text
 
 
 def test_checkpoints_are_written_at_the_steps_asked_for(tmp_path, new_process):
