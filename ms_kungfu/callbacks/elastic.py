@@ -291,7 +291,8 @@ class KungFuElasticCallback(Callback):
         """Of ``Model.fit``, and of a ``Model.eval`` that has this callback."""
         runtime.init()
         training = self.training
-        alone = runtime.detached() or membership.is_joiner() or is_behind() or runtime.current_cluster_size() == 1
+        # One worker does it so, too: MindSpore's `eval_loss` is that of the last batch, and no mean.
+        alone = runtime.detached() or membership.is_joiner() or is_behind()
         if alone or (training is not None and training.asynchronous):
             # Also where the others are further on: they wait for this worker at their next step or meeting.
             return self._evaluate_alone(model, dataset, callbacks, params, add_eval_loss)

@@ -57,6 +57,27 @@ def test_a_cluster_of_one_trains_as_without_it():
     np.testing.assert_array_equal(weights[0][0], weights[1][0])
 
 
+def test_the_loss_of_an_evaluation_is_the_mean_at_one_worker_too():
+    """As at several; MindSpore's own is the last batch's, so a change of the size would look like progress."""
+
+    class Losses(Callback):
+        def on_eval_begin(self, run_context):
+            self.batches = []
+
+        def on_eval_step_end(self, run_context):
+            self.batches.append(float(run_context.original_args().net_outputs[0]))
+
+        def on_train_epoch_end(self, run_context):
+            self.told = run_context.original_args().eval_results["eval_loss"]
+
+    net = nn.Dense(1, 1)
+    model = Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.01, 0.9), metrics={"mse"})
+    losses, data, valid = Losses(), ElasticDataset(make_source(), 4), make_source().batch(4)
+    model.fit(1, data, valid, callbacks=[KungFuElasticCallback(), losses], dataset_sink_mode=False)
+    assert len(set(losses.batches)) == 5
+    assert losses.told == pytest.approx(np.mean(losses.batches))
+
+
 def test_one_callback_serves_several_calls():
     model, _ = make_model()
     elastic, steps, data = KungFuElasticCallback(), Steps(), ElasticDataset(make_source(), 4)
