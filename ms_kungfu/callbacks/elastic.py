@@ -58,7 +58,8 @@ class KungFuElasticCallback(Callback):
     others' `cur_step_num` and, in callbacks that come after this one, `cur_epoch_num`; it stops after the same step as
     they do. A worker that leaves has `request_stop` called: its ``Model.train`` returns after that step as it always
     does, and ``ms_kungfu.detached()`` is true from then on, so that a program can leave out what it does at the end.
-    `batch_num` is set anew at each change: the steps of the present epoch, as far as they are known.
+    `batch_num` is the steps of the present epoch, as far as they are known, and ``(cur_step_num - 1) % batch_num + 1``,
+    by which MindSpore's callbacks name files and steps, is the step in the epoch, whatever the epochs before had.
     In GRAPH mode a worker that joins compiles the training step for its first batch before the others wait for it.
 
     Give it an `ElasticDataset`: an ordinary dataset is not dealt out anew, and each worker keeps the share that it
@@ -222,7 +223,9 @@ class KungFuElasticCallback(Callback):
         self._agree_on_stops(run_context)
 
     def on_train_epoch_begin(self, run_context: Any) -> None:
-        run_context.original_args().cur_epoch_num += self._epochs_before
+        params = run_context.original_args()
+        params.cur_epoch_num += self._epochs_before
+        self._steps_of_epoch(params)
         if self.training is not None:
             self.training.epoch_begin()
 
@@ -245,8 +248,7 @@ class KungFuElasticCallback(Callback):
         params.cur_step_num += training.step - step
         params.cur_epoch_num += training.epoch - epoch
         self._epochs_before += training.epoch - epoch
-        if change.changed or training.step > step:
-            self._steps_of_epoch(params)
+        self._steps_of_epoch(params)
         # An ordinary dataset at a joiner doesn't know where the others' ends.
         if training.should_stop or (not self._elastic_data(run_context) and training.step >= self._last_step):
             RunContext.request_stop(run_context)
@@ -353,8 +355,27 @@ class KungFuElasticCallback(Callback):
         return isinstance(run_context.original_args().train_dataset, ElasticDataset)
 
     def _steps_of_epoch(self, params: Any) -> None:
-        elastic_data = isinstance(params.train_dataset, ElasticDataset)
-        params.batch_num = params.train_dataset.get_dataset_size() if elastic_data else self._steps
+        data = params.train_dataset
+        if isinstance(data, ElasticDataset):
+            params.batch_num = _StepsOfEpoch(data.get_dataset_size(), params.cur_step_num - data.steps)
+        else:
+            params.batch_num = self._steps
+
+
+class _StepsOfEpoch(int):
+    """`batch_num` where epochs have different numbers of steps. MindSpore takes ``(cur_step_num - 1) % batch_num + 1``
+    for the step in the epoch, which would count those of the epochs before as if they had been as long as this one; a
+    `ModelCheckpoint` would write over its files of this epoch."""
+
+    _before: int
+
+    def __new__(cls, steps: int, before: int = 0) -> _StepsOfEpoch:
+        self = super().__new__(cls, steps)
+        self._before = before
+        return self
+
+    def __rmod__(self, steps: int, /) -> int:
+        return (steps - self._before) % int(self)
 
 
 class _AgreedSteps:

@@ -119,6 +119,11 @@ class ElasticDataset(ds.Dataset):
         return self._total - self._walk.left
 
     @property
+    def steps(self) -> int:
+        """Steps of this epoch that are trained."""
+        return self._walk.steps
+
+    @property
     def weight(self) -> int:
         """Samples of this worker's own in the batches handed out since the last step: what its gradients count. 0 for
         a batch that repeats a sample because the step has fewer samples than there are workers."""

@@ -114,6 +114,27 @@ def test_one_worker_writes_and_the_next_one_goes_on(fit):
     assert len(records) == 3, records
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["elastic callback first", "elastic callback last"])
+def test_files_and_steps_are_numbered_within_their_epoch(fit, last):
+    """A worker joins in step 4 of 10 and one more in step 11, and rank 0 dies in step 13; an epoch is shorter so."""
+    options = {"train": "per worker", "batch": 4, "callbacks": ["ModelCheckpoint"], "save": 1, "keep": 99}
+    reports = fit(1, schedule="4:2,11:3", epochs=4, deaths=[[13, 0]], last=last, **options)
+    steps = reports.by_step("step")
+    epochs_of = {step: rows[0]["epoch"] for step, rows in steps.items()}
+    first = {epoch: min(s for s in epochs_of if epochs_of[s] == epoch) for epoch in range(1, 5)}
+    lengths = [list(epochs_of.values()).count(epoch) for epoch in range(1, 5)]
+    assert len(set(lengths)) > 1, lengths
+    named = set()
+    for step, rows in steps.items():
+        epoch, (within,) = epochs_of[step], {row["step_in_epoch"] for row in rows}
+        assert within == step - first[epoch] + 1
+        named.add(f"net-{epoch}_{within}.ckpt")
+    # Of each step, under its own name; the one that its writer died in, the step's survivors may lack.
+    saved = {path.name for path in (reports.folder / "saved").glob("*.ckpt")}
+    assert saved <= named
+    assert len(named - saved) <= 1
+
+
 def test_an_ordinary_dataset_ends_at_one_step(fit):
     """A share of one of two, and one of three, beside whole ones of those who began alone."""
     reports = fit(1, train="sharded", schedule="13:2,24:3", epochs=3, batch=4)

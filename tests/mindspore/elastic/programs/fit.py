@@ -1,7 +1,7 @@
 """OUT OPTIONS: Model.fit of a network with moving statistics, beside MindSpore's own callbacks.
 
 Each worker reports every step and epoch. OPTIONS is JSON: mode, schedule, epochs, total, batch, valid (same, shuffled,
-sharded, elastic), train (elastic, sharded), callbacks (names), deaths ([step or "eval:EPOCH:BATCH", rank]).
+sharded, elastic), train (elastic, per worker, sharded), callbacks (names), deaths ([step or "eval:EPOCH:BATCH", rank]).
 """
 
 import json
@@ -66,6 +66,7 @@ class Watch(Callback):
             step=params.cur_step_num,
             epoch=params.cur_epoch_num,
             batch_num=params.batch_num,
+            step_in_epoch=(params.cur_step_num - 1) % params.batch_num + 1,
             detached=kf.detached(),
             samples=numbers(params.train_dataset_element[1]),
             rate=float(params.optimizer.learning_rate.asnumpy()),
@@ -152,13 +153,15 @@ def train_dataset(kind):
     total, batch = options.get("total", 40), options.get("batch", 8)
     if kind == "elastic":
         return ElasticDataset(numbered(total), global_batch_size=batch, seed=3)
+    if kind == "per worker":
+        return ElasticDataset(numbered(total), batch, seed=3)
     rank, size = kf.current_rank(), kf.current_cluster_size()
     return ds.GeneratorDataset(Numbered(total), ["x", "y"], shuffle=False, num_shards=size, shard_id=rank).batch(batch)
 
 
 make = {
     "ModelCheckpoint": lambda: ModelCheckpoint(
-        "net", str(out / "saved"), CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=2)
+        "net", str(out / "saved"), CheckpointConfig(options.get("save", 2), keep_checkpoint_max=options.get("keep", 2))
     ),
     "SummaryCollector": lambda: SummaryCollector(str(out / "summary"), collect_freq=1),
     "EarlyStopping": lambda: EarlyStopping(patience=4, min_delta=options.get("min_delta", 0.0)),
