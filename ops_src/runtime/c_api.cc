@@ -107,4 +107,22 @@ kf_status kf_cluster(uint32_t* rank, uint32_t* size, uint64_t* version) {
   });
 }
 
+uint32_t kf_rank(void) {
+  uint32_t rank = 0;
+  (void)kf_cluster(&rank, nullptr, nullptr);
+  return rank;
+}
+
+uint32_t kf_size(void) {
+  uint32_t size = 0;
+  (void)kf_cluster(nullptr, &size, nullptr);
+  return size;
+}
+
+uint64_t kf_cluster_version(void) {
+  uint64_t version = 0;
+  (void)kf_cluster(nullptr, nullptr, &version);
+  return version;
+}
+
 const char* kf_last_error(void) { return kungfu::LastFailureOfThread(); }

@@ -29,12 +29,14 @@ def test_a_join_that_fails_is_a_status_and_a_text(failing_join):
     assert runtime.kf_cluster(None, ctypes.byref(size), None) == timeout
     assert runtime.kf_last_error() == b"CollectiveTimeoutError: nobody has come"
     assert size.value == 7
+    assert runtime.kf_size() == 0
     assert runtime.kf_barrier(b"x") == timeout
     with pytest.raises(CollectiveTimeoutError, match="nobody has come"):
         _core.size()
     _core.set_join_handler(None)
     assert runtime.kf_cluster(None, ctypes.byref(size), None) == 0
     assert size.value == 1
+    assert (runtime.kf_rank(), runtime.kf_size(), runtime.kf_cluster_version()) == (0, 1, 0)
 
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, SystemExit])

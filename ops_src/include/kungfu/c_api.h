@@ -115,6 +115,11 @@ KF_API kf_status kf_resize(uint32_t size, int* changed, int* detached);
 // The present cluster, and this process's rank in it; what is NULL isn't asked for. A process that has yet to join does
 // so now, which may fail.
 KF_API kf_status kf_cluster(uint32_t* rank, uint32_t* size, uint64_t* version);
+
+// One of these alone, as older programs ask for it; 0 where kf_cluster fails.
+KF_API uint32_t kf_rank(void);
+KF_API uint32_t kf_size(void);
+KF_API uint64_t kf_cluster_version(void);
 // Of the last all-reduce of this process that has ended: how many ranks took part, and a number that changes whenever
 // others do than before: the cluster version, with the deaths within it in its highest bits. The same at all of them.
 KF_API kf_status kf_participants(uint32_t* count, uint64_t* stamp);
