@@ -87,7 +87,7 @@ def main():
         )
         callbacks = [BroadcastCallback(), KungFuElasticCallback(args.elastic or None, monitor=monitor, wait=True)]
     if args.steps:
-        callbacks.append(StopAfter(args.steps))
+        callbacks.insert(0, StopAfter(args.steps))  # what comes after the elastic one is heard a step later
     if kf.current_rank() == 0:
         print(str(optimizer.fusion_plan()).splitlines()[0], flush=True)
     model.train(args.epochs, train_data, callbacks=callbacks, dataset_sink_mode=False)
