@@ -551,7 +551,7 @@ TEST(WithoutOne, AMismatchIsStillAMismatchWhereTheDeadHadPosted) {
   std::atomic<bool> posted{false}, gone_on{false};
   Story told([&](uint32_t rank, const std::string& place) {
     if (rank == 2 && place == "after the post") {
-      ranks.segment().MarkLost(2, "was killed by SIGKILL", /*recover=*/true, /*reaped=*/true);
+      ranks.segment().MarkLost(2, "was killed by SIGKILL", /*recover=*/true);  // and its post stays where it is
       posted = true;
       throw Died{};
     }
