@@ -72,7 +72,8 @@ class CentralModel(nn.Cell):
     """The central model z of SMA: the mean of the workers' models, with a momentum of its own where one is asked for.
 
     ``z = mean + momentum * (z - z_before)``. A change of membership, or a death, moves the mean by itself, so the first
-    step in which others take part takes the mean alone and begins a new velocity, and so does a cluster of one.
+    step after one takes the mean alone and begins a new velocity, and so does a cluster of one. (A death is two such
+    steps: the one in which it happens, and the first of the version without the dead.)
     """
 
     def __init__(self, parameters: Any, momentum: float, name: str) -> None:

@@ -306,9 +306,11 @@ class Cluster {
     }
     for (int slot = 0; slot < work_.results; slot++) {
       std::set<uint32_t> outcomes;
+      // Who was frozen may come to the next barrier, where nobody waits for it, while the others look who has come.
+      const uint32_t counted = work_.name == "barrier" ? alive : ~0u;
       for (uint32_t r = 0; r < size_; r++) {
         if ((alive >> r & 1) == 0) continue;
-        outcomes.insert(board->ranks[r].took_part[slot]);
+        outcomes.insert(board->ranks[r].took_part[slot] & counted);
         if (board->ranks[r].participants[slot] != board->ranks[r].took_part[slot]) {
           complaint += Text("operation ", slot, ": rank ", r, " has the parts of ", board->ranks[r].took_part[slot],
                             " but takes ", board->ranks[r].participants[slot], " for those who took part; ");

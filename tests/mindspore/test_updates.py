@@ -60,7 +60,7 @@ class SMA:
     def __init__(self, alpha, inner_momentum, momentum):
         self.alpha, self.inner_momentum, self.momentum = alpha, inner_momentum, momentum
         self.z = self.velocity = None
-        self.size = 0
+        self.sizes = 0, 0
 
     def worker(self):
         return Worker(self.inner_momentum)
@@ -68,12 +68,14 @@ class SMA:
     def step(self, members, step, sources, peers):
         gradients = [gradient(m.w, rank, step) for rank, m in enumerate(members)]
         z = np.mean([m.w for m in members], axis=0)
-        if len(peers) == self.size > 1:
+        # A death begins the momentum anew, and so does the version without the dead in the next step.
+        sizes = len(peers), len(members)
+        if sizes == self.sizes and len(members) > 1:
             z = z + self.momentum * self.velocity
             self.velocity = z - self.z
         else:
             self.velocity = np.zeros_like(z)
-        self.z, self.size = z, len(peers)
+        self.z, self.sizes = z, sizes
         for m, g in zip(members, gradients):
             m.w = m.w - self.alpha * (m.w - z)
             m.update(g)
