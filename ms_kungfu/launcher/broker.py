@@ -233,17 +233,26 @@ class Membership:
     def announceable(self) -> int | None:
         """The newest version that its members could go over to at once: all its newcomers are ready.
 
-        Whoever has ended holds up nobody: such a version has a dead rank until the next one. But where nobody who has
-        the state would be left, the next one has to be waited for.
+        A member that has ended holds up nobody: such a version has a dead rank as the present one has, until the next.
+        But a version whose newcomer has ended, or in which nobody who has the state would be left, never comes true:
+        the next one, which the launcher is about to write, has to be waited for, while the members train on.
         """
         for version in sorted(self.clusters, reverse=True):
             if self.chosen is not None and version <= self.chosen:
                 return self.chosen
-            if self._keeps_the_state(self.clusters[version]) and all(
+            if self._may_come_true(self.clusters[version]) and all(
                 self._is_here(peer, version) for peer in self.clusters[version].workers
             ):
                 return version
         return None
+
+    def _may_come_true(self, cluster: Cluster) -> bool:
+        """Whether a member may choose it: if not, nobody ever does, for what is dead stays so. All members get the same
+        answer therefore: whoever asks before a death that matters has chosen it for all."""
+        return self._keeps_the_state(cluster) and not any(
+            self._has_ended(peer, cluster.version) and not self._was_member(peer, cluster.version)
+            for peer in cluster.workers
+        )
 
     def _keeps_the_state(self, cluster: Cluster) -> bool:
         return self.chosen is None or any(self._is_member(peer) for peer in cluster.workers)
@@ -252,6 +261,16 @@ class Membership:
         if self._has_ended(peer, version) or self._is_member(peer):
             return True
         return any(who == peer and self.belongs(who, incarnation, version) for who, incarnation in self.ready)
+
+    def _was_member(self, peer: PeerID, version: int) -> bool:
+        """Whether the process that `version` means by `peer`, and that has ended, was in the chosen cluster: its death
+        leaves nothing there that was counted on for `version`."""
+        current = self.current
+        return (
+            current is not None
+            and peer in current.workers
+            and any(version in known and current.version in known for known in self.ended.get(peer, ()))
+        )
 
     def would_choose(self, request: Request) -> Cluster | None:
         """The cluster that an answer to `request` makes the chosen one.
@@ -292,7 +311,7 @@ class Membership:
             if self.newest is None or request.version > self.newest.version:
                 return Wait(unknown=request.version)
             wanted = self.clusters.get(request.version)
-            if wanted is None or not self._keeps_the_state(wanted):
+            if wanted is None or not self._may_come_true(wanted):
                 return Stay()
             if self.would_choose(request) is None:
                 return Wait()  # for one who stays

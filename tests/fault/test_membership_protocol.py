@@ -111,6 +111,15 @@ STORIES = [
         Setup(size=3, recover=Recover.REPLACE, external=True),
         (Happening(0.9, "kill member", 1), Happening(0.88, "resize", 5)),
     ),
+    # A newcomer dies when the members have agreed on it, or are about to.
+    (
+        Setup(size=2, step_s=0.6),
+        (Happening(0.286, "resize", 3), Happening(0.796, "kill lone", 2), Happening(0.847, "kill newcomer", 2)),
+    ),
+    (
+        Setup(size=2, recover=Recover.REPLACE, external=True),
+        (Happening(0.286, "resize", 4), Happening(0.8, "server away", 0, 2.0), Happening(0.85, "kill newcomer", 1)),
+    ),
     # A wish that was a mistake, and one that has no room at all.
     (Setup(size=2), (Happening(0.5, "resize", 8), Happening(0.6, "resize", 2), Happening(0.9, "resize", 3))),
     (Setup(size=2), (Happening(0.5, "resize", 9), Happening(0.6, "resize", 3))),

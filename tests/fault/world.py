@@ -1290,7 +1290,20 @@ class Broker(broker.Broker):
             return Segment(world, size, version, recovers)
 
         self._world = world
+        self._chosen_before = None
         super().__init__(*args, make_segment=make_segment, **options)
+
+    def _after_choice(self):
+        """Who is let in anew is not known to be dead: its place would count as filled, and a step miss its samples."""
+        before, self._chosen_before = self._chosen_before, self._membership.current
+        if before is not None:
+            there = {p.peer for p in self._world.job._processes.values() if not p.given_up}
+            for peer in self._chosen_before.workers:
+                if peer not in before.workers and peer not in there:
+                    raise Violation(
+                        f"version {self._chosen_before.version} is chosen with {peer}, a newcomer that died"
+                    )
+        super()._after_choice()
 
     def refuse(self, version, reason):
         # Told in the launcher's log: an external config server takes wishes that can't come true.

@@ -143,14 +143,38 @@ def test_an_older_version_that_is_ready_is_announced_while_a_newer_one_is_not():
     assert membership.announceable() == 1
 
 
-def test_the_dead_hold_up_nobody():
+def test_a_dead_member_holds_up_nobody():
     membership = started(cluster(0, A, B), cluster(1, A, B, C))
     membership.ready.add((C, 1))
     membership.bury(B, 0)
     assert membership.announceable() == 1
+    assert membership.ended_in(cluster(1, A, B, C)) == [B]
+    assert membership.answer(member(A, 0, 1)) == Grant(cluster(1, A, B, C), 0)
+
+
+def test_a_newcomer_that_has_died_is_not_let_in():
+    """Its place would count as filled, and a step would be trained without its samples."""
+    membership = started(cluster(0, A, B), cluster(1, A, B, C))
+    membership.ready.add((C, 1))
+    assert membership.announceable() == 1  # all agree on it, and then:
     membership.bury(C, 1)
-    assert membership.announceable() == 1
-    assert membership.ended_in(cluster(1, A, B, C)) == [B, C]
+    assert membership.announceable() == 0
+    assert membership.answer(member(A, 0, 1)) == Stay()
+    assert membership.answer(member(B, 0, 1)) == Stay()
+    membership.admit(cluster(2, A, B))
+    membership.admit(cluster(3, A, B, C))  # another process
+    assert membership.announceable() == 2
+    membership.ready.add((C, 3))
+    assert membership.announceable() == 3
+    assert membership.answer(member(A, 0, 3)) == Grant(cluster(3, A, B, C), 0)
+
+
+def test_a_newcomer_that_dies_when_the_first_member_has_gone_over_is_dead_for_all():
+    membership = started(cluster(0, A, B), cluster(1, A, B, C))
+    membership.ready.add((C, 1))
+    assert membership.answer(member(A, 0, 1)) == Grant(cluster(1, A, B, C), 0)
+    membership.bury(C, 1)
+    assert membership.answer(member(B, 0, 1)) == Grant(cluster(1, A, B, C), 1)
 
 
 def test_a_dead_worker_stays_dead_in_versions_whose_writers_had_not_heard_of_it():
@@ -275,4 +299,6 @@ def test_a_process_is_dead_only_in_versions_that_mean_it():
     for version in (2, 3):
         known = membership.clusters[version]
         assert (B in membership.ended_in(known)) == membership.belongs(B, 3, version), version
-    assert membership.announceable() == 3
+    assert membership.announceable() == 1
+    membership.admit(cluster(4, A, C))  # what the launcher writes of its death
+    assert membership.announceable() == 4
