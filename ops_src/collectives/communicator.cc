@@ -30,11 +30,12 @@
 // only, and all ranks have the same (in a split because each element is reduced once).
 //
 // If a rank gives up at its deadline, it says so in its status and the others follow: the ranks are at different places
-// then and the communicator is finished. The same where a rank fails for a reason of its own (no memory, its
-// communicator was closed under it) and the policy is to fail. Where it is to recover, such a rank is out alone: it
-// says so, its heart stands still, and the others wait for the launcher, which ends its process, if it has not ended
-// itself, and then marks it lost like any that dies. No waiter relies on being woken: each sleep ends by itself after
-// kSlice. What a caller brings is only read, unless it asked for in place.
+// then and the communicator is finished. The same where a rank fails for a reason of its own (no memory, Ctrl-C) and
+// the policy is to fail. Where it is to recover, such a rank is out alone: it says so, its heart stands still, and the
+// others wait for the launcher, which ends its process, if it has not ended itself, and then marks it lost like any
+// that dies. A rank whose communicator was closed under it, by another of its threads, says nothing: that one has. No
+// waiter relies on being woken: each sleep ends by itself after kSlice. What a caller brings is only read, unless it
+// asked for in place.
 //
 // When a rank dies, and the launcher's policy is to fail, whoever waits for anybody throws PeerLostError when it next
 // looks around. When the policy is to recover, the others go on without it, all of them alike:
@@ -161,6 +162,12 @@ struct Expelled : Error {
 
 // The operation failed at all ranks alike, and the communicator goes on.
 struct FailedEverywhere : Error {
+  using Error::Error;
+};
+
+// This rank's communicator was closed before, or meanwhile, by another of its threads perhaps. Nothing to tell the
+// others: whoever closed it has told them what they are to know.
+struct Closed : Error {
   using Error::Error;
 };
 
@@ -329,9 +336,14 @@ Communicator::Communicator(std::shared_ptr<shm::Segment> segment, uint32_t rank,
 
 Communicator::~Communicator() = default;
 
+// Fails as an operation does: who is interrupted in it is out alone where the others recover, and so on.
 void Communicator::Assemble() {
   if (segment_ == nullptr) return;
   process_.Refuse("join");
+  OrGiveUp([&] { AwaitMembers(); });
+}
+
+void Communicator::AwaitMembers() {
   KUNGFU_FAULT_POINT("before the others have come");
   Patience patience(options_.join_timeout, options_.tell_after);
   const auto attached = static_cast<uint32_t>(shm::RankState::kAttached);
@@ -344,6 +356,7 @@ void Communicator::Assemble() {
       ThrowIfClosed();
       ThrowIfLost("barrier \"join\": ");
       if (IsDead(rank_)) ThrowExpelled();
+      ThrowIfGivenUp();
       const auto now = std::chrono::steady_clock::now();
       if (patience.Ended(now)) {
         throw Error(KF_TIMEOUT, Text("cluster version ", cluster_version_, " has not assembled ", patience.Limit(),
@@ -392,10 +405,16 @@ uint32_t Communicator::StateRoot() const {
 void Communicator::Close(kf_status status, const std::string& reason) {
   if (process_.IsCopy()) return;  // it refuses everything anyway
   std::lock_guard<std::mutex> guard(close_mutex_);
-  if (close_status_ != KF_OK) return;
+  (void)CloseFirst(status, reason);
+}
+
+// close_mutex_ is held. False: it is closed already.
+bool Communicator::CloseFirst(kf_status status, const std::string& reason) {
+  if (close_status_ != KF_OK) return false;
   close_status_ = status;
   close_reason_ = reason;
   closed_.store(true, std::memory_order_release);
+  return true;
 }
 
 void Communicator::Leave() {
@@ -413,6 +432,8 @@ void Communicator::OrGiveUp(const Body& body) {
   try {
     body();
   } catch (const FailedEverywhere&) {
+    throw;
+  } catch (const Closed&) {
     throw;
   } catch (const Expelled& error) {
     Close(error.status(), error.what());
@@ -1157,7 +1178,7 @@ void Communicator::ThrowIfClosed() const {
   if (segment_ != nullptr) process_.Refuse("take part in collectives");
   if (!closed_.load(std::memory_order_acquire)) return;
   std::lock_guard<std::mutex> guard(close_mutex_);
-  throw Error(close_status_, close_reason_);
+  throw Closed(close_status_, close_reason_);
 }
 
 void Communicator::ThrowIfLost(const std::string& who) const {
@@ -1186,12 +1207,16 @@ void Communicator::ThrowIfGivenUp() const {
 // After a failure the ranks are at different places and this communicator is finished: at the others as well, or else,
 // where they recover and the reason is this rank's own, they wait until it is marked lost. Nobody follows one who was
 // fenced before it has said anything, or dies while it says it: the others find out by themselves.
+//
+// What finishes the communicator is what the others are told, and nothing else: it is closed and told under one hold of
+// the mutex, by the first of this rank's threads that fails. To the rest of them it is closed; they fail because of
+// that first failure, or for a reason that has come too late to matter: a rank that is out alone stays out alone.
 void Communicator::GiveUp(const Error& error) {
   if (segment_ == nullptr || process_.IsCopy()) return;
-  Close(error.status(), error.what());
   std::lock_guard<std::mutex> guard(close_mutex_);
+  if (!CloseFirst(error.status(), error.what())) return;
+  KUNGFU_FAULT_POINT("when it has closed its communicator");
   shm::RankStatus& mine = segment_->status(rank_);
-  if (mine.gave_up.Count() != 0) return;
   const kf_status status = error.status();
   const bool recovers = segment_->header().recovers != 0;
   if (recovers && status == KF_STALE) return;  // it leaves, and says that

@@ -72,6 +72,7 @@ class Communicator {
   uint32_t rank() const { return rank_; }
   uint32_t size() const { return size_; }
   uint64_t cluster_version() const { return cluster_version_; }
+  bool recovers() const { return segment_ != nullptr && segment_->header().recovers != 0; }  // from deaths
   bool is_member() const { return segment_ != nullptr; }  // and not a cluster of one that nobody knows of
   // In which the last all-reduce of this rank ended: the number of deaths that it was done without.
   uint32_t last_generation() const { return last_generation_.load(std::memory_order_relaxed); }
@@ -106,6 +107,8 @@ class Communicator {
   void RunAlone(const Operation& operation) const;
   template <typename Body>
   void OrGiveUp(const Body& body);
+  void AwaitMembers();
+  bool CloseFirst(kf_status status, const std::string& reason);
   uint32_t RunShared(const Operation& operation, uint32_t from_generation);
   uint32_t SettleShared(const Operation* operations, uint32_t* generations, size_t num_operations);
   void NoteGeneration(const Operation& operation, uint32_t generation);

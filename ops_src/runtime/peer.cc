@@ -64,6 +64,10 @@ void Peer::Join(int fd, uint32_t rank, const std::string& address, bool has_stat
   try {
     next->Assemble();
   } catch (...) {
+    // Where the members recover from deaths they wait for this rank's, and for nothing else: had it "left", all of them
+    // would give up. Its heart stays in the version that it is lost in, and stands still there (see GiveUp), so that
+    // the launcher ends the process if it doesn't end by itself.
+    if (next->recovers()) throw;
     {
       std::lock_guard<std::mutex> guard(mutex_);
       heartbeat_.Follow(current_);

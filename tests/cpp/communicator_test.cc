@@ -555,6 +555,8 @@ TEST(Closing, EndsAnOperationUnderWayAndLaterOnes) {
   EXPECT_EQ(ErrorOf(errors[0]).status(), KF_STALE);
   EXPECT_STREQ(ErrorOf(errors[0]).what(), "the cluster is at version 8");
   EXPECT_THROW(Sum(ranks.at(0), "x", 1, 2), Error);
+  // Whoever closes it tells the others what they are to know.
+  EXPECT_EQ(ranks.segment().status(0).gave_up.Count(), 0u);
 }
 
 TEST(Assembling, TellsWhoIsMissing) {

@@ -17,6 +17,9 @@
 #include "ranks.h"
 #include "runtime/background.h"
 #include "runtime/fault_point.h"
+#include "runtime/interrupt.h"
+#include "runtime/log.h"
+#include "runtime/peer.h"
 
 namespace kungfu::testing {
 namespace {
@@ -629,7 +632,123 @@ TEST(WithoutOne, OneThatIsFrozenWithTheTableKeepsNobodyWaitingAndHarmsNobodyLate
     EXPECT_EQ(ErrorOf(errors[1]).status(), KF_PEER_LOST) << ErrorOf(errors[1]).what();
   }
 }
+
+// Its other thread finds the communicator closed, and that is no failure which the others have to follow.
+TEST(WithoutOne, AnInterruptedOneIsOutAloneWhateverItsOtherThreadIsAt) {
+  Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
+  constexpr uint32_t kOther = 11;  // the second thread of rank 1
+  static std::atomic<bool> interrupted;
+  interrupted = false;
+  std::atomic<bool> other_gives_up{false};
+  Story told([&](uint32_t rank, const std::string& place) {
+    if (rank == kOther && place == "after the post") interrupted = true;
+    if (rank == kOther && place == "before it gives up") other_gives_up = true;
+    if (rank != 1 || place != "when it has closed its communicator") return;
+    // The other one looks around every 20 ms. Where it can come between, it does.
+    for (const auto end = Clock::now() + 500ms; !other_gives_up && Clock::now() < end;) std::this_thread::yield();
+  });
+  const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
+    rank_of_thread = rank;
+    float x = float(rank + 1), y = 0;
+    if (rank != 1) {
+      communicator.Run(Op(Kind::kAllReduce, "x", {{&x, &y, 1}}, KF_FLOAT32));
+      EXPECT_EQ(y, 4);
+      return;
+    }
+    std::thread other([&] {
+      rank_of_thread = kOther;
+      float in = 1, out = 0;
+      try {
+        communicator.Run(Op(Kind::kAllReduce, "of the other thread", {{&in, &out, 1}}, KF_FLOAT32));
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.status(), KF_ABORTED);
+        EXPECT_STREQ(error.what(), "the wait was interrupted by KeyboardInterrupt");
+      }
+    });
+    const InterruptCheck check([] {
+      if (interrupted) throw Interrupted("KeyboardInterrupt");
+    });
+    EXPECT_THROW(communicator.Run(Op(Kind::kAllReduce, "of the first", {{&x, &y, 1}}, KF_FLOAT32)), Interrupted);
+    other.join();
+    EXPECT_EQ(ranks.segment().status(1).gave_up.Count(), uint32_t(shm::GaveUp::kAlone));
+    ranks.segment().MarkLost(1, "has ended with 130", /*recover=*/true);
+  });
+  ExpectNoErrors(errors);
+}
+
 #endif
+
+// As a process that is to become a member, which its peer is.
+TEST(WithoutOne, OneThatIsInterruptedWhileItJoinsIsOutAloneAndHasNotLeft) {
+  const int before = shm::Segment::Create(1, 7, 2, /*recovers=*/true);
+  const int fd = shm::Segment::Create(3, 8, 2, /*recovers=*/true);
+  Peer::Get().Join(before, 0, "", true, {10s, 10s});
+  const auto segment = std::make_shared<shm::Segment>(fd);
+  const CommunicatorOptions options{10s, 10s, /*tell_after=*/20ms};
+  Communicator zero(segment, 0, "", true, options);
+  {
+    const InterruptCheck check([] { throw Interrupted("KeyboardInterrupt"); });
+    EXPECT_THROW(Peer::Get().Join(fd, 1, "", true, options), Interrupted);
+  }
+  EXPECT_EQ(segment->GaveUpAlone(1), "CollectiveAbortedError: the wait was interrupted by KeyboardInterrupt");
+  Communicator two(segment, 2, "", true, options);
+
+  SetLog([&](const std::string& line) {  // one of the two waits, and knows for what
+    if (line.find("rank 1 (which is out and will be ended: ") != std::string::npos) {
+      segment->MarkLost(1, "has ended with 130", /*recover=*/true);
+    }
+  });
+  std::vector<std::exception_ptr> errors(2);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < 2; i++) {
+    threads.emplace_back([&, i] {
+      try {
+        Communicator& communicator = i == 0 ? zero : two;
+        communicator.Assemble();
+        float x = float(i + 1), y = 0;
+        communicator.Run(Op(Kind::kAllReduce, "x", {{&x, &y, 1}}, KF_FLOAT32));
+        EXPECT_EQ(y, 3);
+      } catch (...) {
+        errors[i] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  SetLog(nullptr);
+  ExpectNoErrors(errors);
+
+  // Nor does its heart beat in the version that it comes from: the launcher can see that it hangs.
+  const shm::Segment old(before);
+  const uint32_t beats = old.status(0).heartbeat;
+  std::this_thread::sleep_for(350ms);  // three beats
+  EXPECT_EQ(old.status(0).heartbeat, beats);
+  Peer::Get().Reset();
+  close(before);
+  close(fd);
+}
+
+// Where nobody recovers it is gone for good, and who meets it in an operation hears why.
+TEST(Joining, OneThatIsInterruptedTakesTheOthersAlongWhereNobodyRecovers) {
+  const int fd = shm::Segment::Create(2, 8, 2);
+  const auto segment = std::make_shared<shm::Segment>(fd);
+  {
+    const InterruptCheck check([] { throw Interrupted("KeyboardInterrupt"); });
+    EXPECT_THROW(Peer::Get().Join(fd, 1, "", true, {10s, 10s}), Interrupted);
+  }
+  close(fd);
+  EXPECT_EQ(segment->status(1).state.Count(), uint32_t(shm::RankState::kLeft));
+  Communicator zero(segment, 0, "", true, {10s, 10s});
+  zero.Assemble();
+  float x = 1, y = 0;
+  try {
+    zero.Run(Op(Kind::kAllReduce, "x", {{&x, &y, 1}}, KF_FLOAT32));
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), KF_ABORTED);
+    EXPECT_STREQ(error.what(), "rank 1 gave up: the wait was interrupted by KeyboardInterrupt");
+  }
+}
 
 TEST(WithoutOne, AMismatchIsStillAMismatch) {
   Ranks ranks(4, {10s, 10s}, 2, /*recovers=*/true);
@@ -679,8 +798,10 @@ TEST(WithoutOne, WhatItHadBoundIsFreeOnceItIsReaped) {
     }
   }));
   EXPECT_EQ(bound(), 800u) << "it may still write there";
-  ranks.segment().MarkLost(1, "", /*recover=*/true, /*reaped=*/true);
+  ranks.segment().MarkLost(1, "is gone at last", /*recover=*/true, /*reaped=*/true);
   EXPECT_EQ(bound(), 400u);
+  EXPECT_EQ(ranks.segment().header().deaths, 1u) << "it has died once";
+  EXPECT_STREQ(ranks.segment().status(1).lost_reason, "was killed by SIGKILL") << "the first word counts";
 }
 
 TEST(WithoutOne, ManyNamesGoOnForMoreStepsThanTheTableHolds) {
