@@ -41,19 +41,24 @@ bool IsRetired(const shm::Header& header, uint32_t channel) {
 
 class ChannelTable::Lock {
  public:
-  Lock(ChannelTable& table, const Operation& operation)
-      : table_(table), operation_(operation), one_(table.binding_), word_(LockWord(table.rank_, 0)) {
+  Lock(ChannelTable& table, const Operation& operation) : table_(table), operation_(operation), one_(table.binding_) {
     shm::Header& header = table_.segment_.header();
     const auto began = std::chrono::steady_clock::now();
     auto looked = began;
     for (;;) {
       uint32_t seen = header.table_lock.load(std::memory_order_relaxed);
       const bool dead = seen != 0 && IsDead(header, HolderOf(seen));
-      // Whoever died with it has said which channel it was at; nobody can change that any more once this has succeeded.
-      if ((seen == 0 || dead) && header.table_lock.compare_exchange_strong(seen, word_, std::memory_order_seq_cst)) {
+      // Whoever died with it has said which channel it was at; nobody can change that any more once this has succeeded,
+      // and the word goes on saying it until the channel is retired, should this rank die meanwhile.
+      const uint32_t declared = DeclaredBy(seen);
+      const uint32_t taken = LockWord(table_.rank_, declared);
+      if ((seen == 0 || dead) && header.table_lock.compare_exchange_strong(seen, taken, std::memory_order_seq_cst)) {
+        word_ = taken;
         KUNGFU_FAULT_POINT("with the lock of the table");
-        if (const uint32_t declared = DeclaredBy(seen); declared != 0) {
+        if (declared != 0) {
           header.retired[(declared - 1) / 64].fetch_or(uint64_t{1} << (declared - 1) % 64, std::memory_order_relaxed);
+          KUNGFU_FAULT_POINT("when it has retired a channel");
+          Must(Step(LockWord(table_.rank_, 0)));
         }
         return;
       }
@@ -94,7 +99,7 @@ class ChannelTable::Lock {
   ChannelTable& table_;
   const Operation& operation_;  // for which it is bound
   std::lock_guard<std::mutex> one_;
-  uint32_t word_;  // as this rank has left it; 0: it doesn't have it
+  uint32_t word_ = 0;  // as this rank has left it; 0: it doesn't have it
 };
 
 ChannelTable::Use ChannelTable::Acquire(const Operation& operation) {

@@ -42,9 +42,10 @@ struct Channel {
 //     the list of deaths takes it over, after which all further steps of the old holder fail. (It can't come to hold it
 //     again, so that the word would look as before: within a process one thread at a time asks for it.)
 //   - Between taking and giving back the lock a holder writes plainly to one channel only, free, and declared in the
-//   lock
-//     before. Who takes the lock over retires that channel: nobody ever looks it up or binds it again. Those who have
-//     bound it under the old holder's name know it by its number and are not in the way of anything.
+//     lock before. Who takes the lock over retires that channel: nobody ever looks it up or binds it again. Those who
+//     have bound it under the old holder's name know it by its number and are not in the way of anything. The one who
+//     takes over keeps the declaration in the word until the channel is retired; if it dies before that, the next one
+//     does the same, and so on; if it is expelled and goes on, it retires what is to be retired anyway.
 //   - If the old holder did bind that channel to a name, another one may now be bound to it as well. No harm: the dead
 //     rank has posted nothing in either, so all survivors leave this generation of the name, wherever they are.
 //   - Its own bits, in channels that it had bound or found bound, keep these channels from being used for other names

@@ -633,6 +633,48 @@ TEST(WithoutOne, OneThatIsFrozenWithTheTableKeepsNobodyWaitingAndHarmsNobodyLate
   }
 }
 
+// Two deaths in a row at the lock. The first one, which is only frozen, had declared a channel; the second one dies
+// when it has taken the lock over and not retired that channel yet. The first one goes on when the others have used the
+// table for a while.
+TEST(WithoutOne, WhatTheDeadHadDeclaredIsRetiredThoughTheNextOneDiesWithTheTable) {
+  Ranks ranks(4, {10s, 10s}, 2, /*recovers=*/true);
+  std::atomic<bool> frozen{false}, taken_over{false}, go_on{false};
+  std::atomic<int> through{0};
+  Story told([&](uint32_t rank, const std::string& place) {
+    std::atomic<bool>* there = nullptr;
+    if (rank == 1 && place == "after a channel is declared" && !frozen) there = &frozen;
+    if (rank == 2 && place == "with the lock of the table" && !taken_over) there = &taken_over;
+    if (there == nullptr) return;
+    ranks.segment().MarkLost(rank, "can't be killed", /*recover=*/true);
+    *there = true;
+    while (!go_on) std::this_thread::yield();
+  });
+  const auto retired = [&] {
+    int count = 0;
+    for (const auto& word : ranks.segment().header().retired) count += __builtin_popcountll(word.load());
+    return count;
+  };
+  const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
+    rank_of_thread = rank;
+    while (rank == 2 && !frozen) std::this_thread::yield();
+    while (rank % 3 == 0 && !taken_over) std::this_thread::yield();
+    try {
+      for (int i = 0; i < 200; i++) {
+        float x = float(rank + 1), y = 0;
+        communicator.Run(Op(Kind::kAllReduce, ("n" + std::to_string(i)).c_str(), {{&x, &y, 1}}, KF_FLOAT32));
+        EXPECT_EQ(y, 5);
+        EXPECT_EQ(retired(), 1);
+        if (i == 100 && ++through == 2) go_on = true;
+      }
+    } catch (...) {
+      go_on = true;
+      throw;
+    }
+  });
+  for (const uint32_t r : {0u, 3u}) EXPECT_FALSE(errors[r]) << ErrorOf(errors[r]).what();
+  for (const uint32_t r : {1u, 2u}) EXPECT_EQ(ErrorOf(errors[r]).status(), KF_PEER_LOST) << ErrorOf(errors[r]).what();
+}
+
 // Its other thread finds the communicator closed, and that is no failure which the others have to follow.
 TEST(WithoutOne, AnInterruptedOneIsOutAloneWhateverItsOtherThreadIsAt) {
   Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
