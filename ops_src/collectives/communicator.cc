@@ -325,8 +325,11 @@ Communicator::Communicator(std::shared_ptr<shm::Segment> segment, uint32_t rank,
   shm::RankStatus& mine = segment_->status(rank_);
   const auto state = mine.state.Count();
   if (state != static_cast<uint32_t>(shm::RankState::kAbsent)) {
-    throw Error(KF_INTERNAL,
-                Text("rank ", rank, " of cluster version ", cluster_version_, " is taken (state ", state, ")"));
+    throw Error(KF_STALE,
+                Text("the place of rank ", rank, " in cluster version ", cluster_version_,
+                     " has been taken by another program of this worker, or by this process before: in one "
+                     "worker one program joins the cluster, once. Start the second one by a kungfu-run of its "
+                     "own, and initialize after the last exec, not before"));
   }
   mine.has_state = has_state ? 1 : 0;
   mine.core.store(sched_getcpu(), std::memory_order_relaxed);
