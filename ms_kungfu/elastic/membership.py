@@ -249,7 +249,8 @@ def evict(rank: int) -> None:
 
     Raises:
         ValueError: where there is no such rank.
-        ResizeError: if it can't leave: it is the last one, or the launcher does not follow changes (``-w``).
+        ResizeError: if it can't leave: it is the last one, fewer than ``-min-np`` would be left, or the launcher does
+            not follow changes (``-w``). The job goes on as it is.
     """
     join()
     cluster = _state.cluster
@@ -300,7 +301,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
 def _ask_to_leave() -> None:
     try:
         assert _state.self_id is not None
-        rendezvous.request_leave(*_broker(), _state.self_id, _GIVE_UP_MARGIN_S)
+        rendezvous.request_leave(*_broker(), _state.self_id, _GIVE_UP_MARGIN_S, terminated=True)
     except (KungFuError, AssertionError):
         # The job is ending, or there is nobody to go on: SIGTERM does what it would do without a handler.
         os.kill(os.getpid(), signal.SIGTERM)

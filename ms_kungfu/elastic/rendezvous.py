@@ -85,12 +85,13 @@ def request_identity(address: str, secret: bytes, standby: int, line: Line | Non
     return answer
 
 
-def request_leave(address: str, secret: bytes, peer: PeerID, timeout: float) -> None:
-    """Asks that the cluster go on without `peer`. Returns when the wish is known: the next version follows.
+def request_leave(address: str, secret: bytes, peer: PeerID, timeout: float, terminated: bool = False) -> None:
+    """Asks that the cluster go on without `peer`, because it was `terminated` perhaps. Returns when the wish is known:
+    the next version follows.
 
     Raises PeerLostError where the launcher is gone, CollectiveTimeoutError, and ResizeError where it is refused.
     """
-    answer = _ask(address, secret, {"leave": str(peer)}, str(peer), "leaving", timeout)
+    answer = _ask(address, secret, {"leave": str(peer), "terminated": terminated}, str(peer), "leaving", timeout)
     if isinstance(answer, str):
         raise ResizeError(answer)
 

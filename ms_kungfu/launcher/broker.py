@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Callable, Protocol
 
@@ -87,9 +88,10 @@ class StandbyRequest:
 
 @dataclass(frozen=True)
 class LeaveRequest:
-    """A worker asks that the cluster go on without `peer`, itself perhaps."""
+    """A worker asks that the cluster go on without `peer`, itself perhaps; `terminated`: because it got a SIGTERM."""
 
     peer: PeerID
+    terminated: bool = False
 
 
 @dataclass(frozen=True)
@@ -257,6 +259,11 @@ class Membership:
     def _keeps_the_state(self, cluster: Cluster) -> bool:
         return self.chosen is None or any(self._is_member(peer) for peer in cluster.workers)
 
+    def staying_without(self, peer: PeerID, leaving: Collection[PeerID]) -> int:
+        """How many members of the newest version would be left if `peer` went, and those who are `leaving`."""
+        stay = set() if self.newest is None else {*self.newest.workers} - {peer, *leaving}
+        return sum(map(self._is_member, stay))
+
     def _is_here(self, peer: PeerID, version: int) -> bool:
         if self._has_ended(peer, version) or self._is_member(peer):
             return True
@@ -341,11 +348,11 @@ class Broker:
     """Listens on an abstract Unix socket, `address`, from construction to `close`. Every method is thread-safe.
 
     `on_unknown_version` is called when a member asks for a version that has not been admitted, `on_chosen` when a
-    version has become the chosen one by a member's request, `on_leave` when a worker asks that a peer of the newest
-    version leave it, `on_ready` when a newcomer (peer ID and incarnation) or a standby (its number) is ready to join;
-    all from the broker's threads, without its lock. `on_trouble` is told why the shared memory of a version can't be
-    made: `announce` tries it again. It may be called with the lock held, and must not come back here.
-    `recovers`: members go on without those who die.
+    version has become the chosen one by a member's request, `on_ready` when a newcomer (peer ID and incarnation) or a
+    standby (its number) is ready to join; all from the broker's threads, without its lock. `on_leave` is told who of
+    the newest version has been granted to leave it; `on_trouble` why the shared memory of a version can't be made:
+    `announce` tries it again. These two may be called with the lock held, and must not come back here.
+    `recovers`: members go on without those who die. Fewer than `min_size` members are never left by a leave.
     """
 
     def __init__(
@@ -354,6 +361,7 @@ class Broker:
         cores: int,
         *,
         recovers: bool = False,
+        min_size: int = 1,
         make_segment: Callable[[int, int, int, bool], Segment] = CoreSegment,
         on_unknown_version: Callable[[int], None] | None = None,
         on_chosen: Callable[[Cluster], None] | None = None,
@@ -364,6 +372,7 @@ class Broker:
         self._secret = secret
         self._cores = cores
         self._recovers = recovers
+        self._min_size = min_size
         self._make_segment = make_segment
         self._on_unknown_version = on_unknown_version
         self._on_chosen = on_chosen
@@ -377,6 +386,8 @@ class Broker:
         self._segments: dict[int, Segment] = {}
         self._losses: list[_Loss] = []
         self._announced = -1
+        self._leaving: set[PeerID] = set()  # those of the newest version that may leave it, and haven't yet
+        self._told_to_end: set[PeerID] = set()  # members that may leave because they got a SIGTERM
         self._holders: dict[tuple[PeerID, int], int] = {}  # process -> process ID that came with its name
         self._counting: set[tuple[PeerID, int]] = set()  # processes of which a heartbeat has been seen
         self._ready_standbys: set[int] = set()
@@ -395,6 +406,7 @@ class Broker:
         """A version is known: members may choose it, and are told that it is wanted once its newcomers are ready."""
         with self._changed:
             self._membership.admit(cluster)
+            self._leaving &= set(cluster.workers)
             self._close_segments()
             self._stores.drop(self._membership.is_out)
             self._announce()
@@ -576,7 +588,7 @@ class Broker:
             channel.send({"error": str(error)})
             return False
         if isinstance(request, LeaveRequest):
-            refusal = self._let_leave(request.peer)
+            refusal = self._let_leave(request)
             channel.send({"error": refusal} if refusal else {"leaving": True})
         else:
             self._answer(channel, request, pid)
@@ -658,20 +670,42 @@ class Broker:
                 channel.send({"error": answer.reason})
             return
 
-    def _let_leave(self, peer: PeerID) -> str:
-        """Passes the wish on; the reason where it can't be granted."""
+    def _let_leave(self, request: LeaveRequest) -> str:
+        """Grants the wish and passes it on; the reason where it can't be granted. Of several who ask at once those are
+        granted who came first."""
+        peer = request.peer
         with self._changed:
             newest = self._membership.newest
             if self._ending or newest is None:
                 return "the job is ending"
-            if peer not in newest.workers:
-                return ""  # it is leaving already
-            if len(newest.workers) - len(self._membership.ended_in(newest)) <= 1:
+            if peer not in newest.workers:  # it is leaving already
+                if request.terminated:
+                    self._told_to_end.add(peer)
+                return ""
+            left = self._membership.staying_without(peer, self._leaving)
+            if left == 0:
                 return f"{peer} is the last worker"
-        if self._on_leave is None:
-            return "this launcher does not follow changes of the cluster (-w)"
-        self._on_leave(peer)
+            if left < self._min_size:
+                count = f"{left} worker{'' if left == 1 else 's'} would be left"
+                return f"{peer} can't leave: {count}, -min-np is {self._min_size}"
+            if self._on_leave is None:
+                return "this launcher does not follow changes of the cluster (-w)"
+            self._leaving.add(peer)
+            if request.terminated:
+                self._told_to_end.add(peer)
+            # With the lock: before whoever asks next is refused, and ends because of it.
+            self._on_leave(peer)
         return ""
+
+    def stays(self, peer: PeerID) -> None:
+        """Whoever was granted to leave stays after all: too few would be left by now."""
+        with self._changed:
+            self._leaving.discard(peer)
+
+    def told_to_end(self) -> set[PeerID]:
+        """The members that have been granted to leave because each of them got a SIGTERM."""
+        with self._changed:
+            return set(self._told_to_end)
 
     # ---- with the lock held ----
 
@@ -766,6 +800,8 @@ class Broker:
         ]
         self._holders = {who: pid for who, pid in self._holders.items() if not self._membership.is_out(*who)}
         self._counting &= set(self._holders)
+        current = self._membership.current
+        self._told_to_end &= set() if current is None else set(current.workers)
         # What was ready to be gone over to from the version before need not be so from this one: a peer in it may have
         # been a member that this choice has excluded, and is another process from now on.
         self._announced = -1
@@ -784,7 +820,7 @@ def _unmakeable(cluster: Cluster, error: Exception) -> str:
 
 def _request_from(message: dict[str, Any]) -> Request | StandbyRequest | LeaveRequest:
     if "leave" in message:
-        return LeaveRequest(PeerID.parse(message["leave"]))
+        return LeaveRequest(PeerID.parse(message["leave"]), message.get("terminated") is True)
     numbers: dict[str, int | None] = {}
     for name in ("incarnation", "member_of", "version", "standby"):
         value = message.get(name)

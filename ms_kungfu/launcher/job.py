@@ -136,6 +136,7 @@ class Job:
         self._server: ConfigServer | None = None
         self._first_failure: Failure | None = None  # of those that the job has survived
         self._program_failure: Failure | None = None  # the first of those in which a program failed by itself
+        self._first_to_finish = ""  # the member that came to its program's end before all others
         self._leaving: set[PeerID] = set()
         self._places = itertools.count()
         self._vacant: list[int] = []  # places that a new worker is to take
@@ -207,6 +208,7 @@ class Job:
             on_chosen=lambda cluster: self._from_thread(loop, self._on_chosen, cluster),
             on_ready=lambda who: self._from_thread(loop, self._on_ready, who),
             on_trouble=lambda trouble: self._from_thread(loop, self._on_trouble, trouble),
+            min_size=options.min_size,
             on_leave=(lambda peer: self._from_thread(loop, self._on_leave, peer)) if options.watch else None,
         )
         self._closers.callback(self._broker.close)
@@ -398,10 +400,13 @@ class Job:
         if self._verdict.done():
             return None
         options = self._options
-        standings = [self._standing(p) for p in self._processes.values() if not p.is_not_waited_for]
+        waited_for = [p for p in self._processes.values() if not p.is_not_waited_for]
+        standings = [self._standing(p) for p in waited_for]
+        told = self._broker.told_to_end() if waited_for else ()
         state = JobState(
             members=standings.count(Standing.MEMBER),
             leaving=standings.count(Standing.LEAVING),
+            terminated=sum(p.peer in told and s is Standing.MEMBER for p, s in zip(waited_for, standings)),
             keep=options.keep,
             recover=options.recover,
             min_size=options.min_size,
@@ -409,6 +414,7 @@ class Job:
             first_failure=self._first_failure,
             program_failure=self._program_failure,
             finished=self._finishing,
+            first_to_finish=self._first_to_finish,
         )
         verdict = decide(event, state)
         if verdict.decision in (Decision.FINISH, Decision.FAIL):
@@ -474,6 +480,8 @@ class Job:
             code = 0  # the launcher's own doing, and told already
         elif not self._verdict.done() and code == 0 and process.peer is not None:
             _log.info("%s %s", process.who, how_it_ended(code))
+        if standing is Standing.MEMBER and code == 0:
+            self._first_to_finish = self._first_to_finish or process.who
         logs = self._output.log_paths(process.log_name)
         where = ", ".join(map(str, logs)) if logs is not None else ""
         who = process.who
@@ -591,6 +599,7 @@ class Job:
             self._broker.forget_the_ended()
             self._vacant.clear()
             self._first_failure = self._program_failure = None
+            self._first_to_finish = ""
         joining = [p for p in self._processes.values() if self._standing(p) is Standing.JOINING]
         self._broker.admit(cluster)
         if self._resting:
@@ -668,14 +677,20 @@ class Job:
             )  # fmt: skip
 
     def _on_leave(self, peer: PeerID) -> None:
-        """A worker asks that `peer` leave."""
+        """A worker has asked that `peer` leave, and was granted it."""
         for process in list(self._processes.values()):
             if process.peer == peer and self._standing(process) in (Standing.MEMBER, Standing.JOINING):
+                if peer in self._leaving:  # and was told to end beside
+                    return
                 left = [other for other in self._living_members() if other != peer and other not in self._leaving]
                 verdict = self._happened(WorkerLeaves(process.who, len(left)))
-                if verdict is not None and verdict.decision is Decision.SHRINK:
+                if verdict is None:
+                    return
+                if verdict.decision is Decision.SHRINK:
                     self._leaving.add(peer)
                     self._revise()
+                else:
+                    self._broker.stays(peer)
                 return
 
     def _revise(self) -> None:

@@ -99,12 +99,14 @@ class JobState:
     members: int
     leaving: int
     keep: bool
+    terminated: int = 0  # of the members: those that are about to leave because each was told to end (SIGTERM)
     recover: Recover = Recover.FAIL
     min_size: int = 1
     max_restarts: int = 0
     first_failure: Failure | None = None  # of those that the job has survived
     program_failure: Failure | None = None  # the first of those in which a program failed by itself
     finished: bool = False  # a member has come to the end of its program
+    first_to_finish: str = ""  # the first one that has, before this event
 
 
 class Decision(enum.Enum):
@@ -135,7 +137,10 @@ def decide(event: Event, state: JobState) -> Verdict:
         return Verdict(Decision.FAIL, "the guard process was killed, and the workers with it", 1)
     if isinstance(event, WorkerLeaves):
         if event.left < state.min_size:
-            return _too_few(Failure(f"{event.who} is leaving", 1), event.left, state)
+            # It was granted, and others have died since.
+            return Verdict(
+                Decision.CONTINUE, f"{event.who} stays: {_count_left(event.left)}, -min-np is {state.min_size}"
+            )
         return Verdict(Decision.SHRINK, f"{event.who} is leaving; the others go on")
 
     if isinstance(event, WorkerWorksOn):
@@ -185,14 +190,22 @@ def _after_end(reason: str, state: JobState) -> Verdict | None:
 
 
 def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verdict:
+    # Whoever ends first leaves the others in an operation that can't end; theirs is not the cause.
+    before = f"; {state.first_to_finish} was the first to end, with code 0" if state.first_to_finish else ""
     if state.recover is Recover.FAIL:
-        return Verdict(Decision.FAIL, failure.reason, failure.exit_code)
+        return Verdict(Decision.FAIL, failure.reason + before, failure.exit_code)
     first = state.first_failure or failure
-    if state.members == 0:
-        before = "" if first == failure else f"; no worker is left, the first that failed: {first.reason}"
+    by_sigterm = exit_code_of(event.code) == 128 + signal.SIGTERM
+    terminated = state.terminated if by_sigterm else 0
+    if state.members == terminated:
+        # Or all were told to end at once: whoever has been granted to leave would stay alone otherwise, and train on.
+        if first != failure:
+            before = f"; no worker is left, the first that failed: {first.reason}{before}"
+        elif by_sigterm:
+            before = f"; no worker is left that was not told to end{before}"
         return Verdict(Decision.FAIL, failure.reason + before, first.exit_code)
-    if state.members < state.min_size:
-        return _too_few(failure, state.members, replace(state, first_failure=first))
+    if state.members - terminated < state.min_size:
+        return _too_few(failure, state.members - terminated, replace(state, first_failure=first))
     if state.recover is Recover.REPLACE:
         if event.restarts < state.max_restarts:
             return Verdict(Decision.REPLACE, f"{failure.reason}; the others go on, and a new worker is started")
@@ -207,8 +220,12 @@ def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verd
 
 def _too_few(failure: Failure, left: int, state: JobState) -> Verdict:
     first = state.first_failure or failure
-    count = f"{left} worker{'' if left == 1 else 's'} would be left"
-    return Verdict(Decision.FAIL, f"{failure.reason}; {count}, -min-np is {state.min_size}", first.exit_code)
+    reason = f"{failure.reason}; {_count_left(left)}, -min-np is {state.min_size}"
+    return Verdict(Decision.FAIL, reason, first.exit_code)
+
+
+def _count_left(left: int) -> str:
+    return f"{left} worker{'' if left == 1 else 's'} would be left"
 
 
 def peers_to_start(

@@ -120,6 +120,9 @@ STORIES = [
         Setup(size=2, recover=Recover.REPLACE, external=True),
         (Happening(0.286, "resize", 4), Happening(0.8, "server away", 0, 2.0), Happening(0.85, "kill newcomer", 1)),
     ),
+    # Workers are told to leave where others die, and all but one.
+    (Setup(size=4, min_size=2), (Happening(0.3, "terminate", 0), Happening(0.31, "kill member", 1))),
+    (Setup(size=3), (Happening(0.3, "terminate", 0), Happening(0.3, "terminate", 1))),
     # A wish that was a mistake, and one that has no room at all.
     (Setup(size=2), (Happening(0.5, "resize", 8), Happening(0.6, "resize", 2), Happening(0.9, "resize", 3))),
     (Setup(size=2), (Happening(0.5, "resize", 9), Happening(0.6, "resize", 3))),
@@ -148,6 +151,20 @@ def test_what_was_wrong_once_is_right() -> None:
     for schedule in stories(12):
         violation = violation_of(schedule)
         assert violation is None, f"{violation}\n{story(schedule)}"
+
+
+@pytest.mark.parametrize("recover", [Recover.SHRINK, Recover.REPLACE])
+def test_a_job_whose_workers_are_all_told_to_end_ends_in_one_way(recover: Recover) -> None:
+    for seed in range(120):
+        rng = random.Random(seed)
+        happenings = [Happening(0.5 + rng.uniform(0, 0.1), "terminate all")]
+        if seed % 3 == 0:
+            happenings.append(Happening(happenings[0].at + rng.uniform(-0.3, 0.0), "resize", rng.randrange(1, 5)))
+        setup = Setup(size=1 + seed % 4, recover=recover, min_size=2 if seed % 4 == 3 else 1)
+        schedule = Schedule(seed, setup, tuple(sorted(happenings, key=lambda h: h.at)))
+        outcome = run(schedule)
+        assert outcome.exit_code == 143, f"{outcome.reason}\n{story(schedule)}"
+        assert "was killed by SIGTERM; " in outcome.reason
 
 
 # ---- a protocol that is broken is found out, in few schedules and with a short story ----

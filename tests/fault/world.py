@@ -231,6 +231,7 @@ class Process:
         self.fatal = None  # the signal that waits
         self.held = []  # threads that would run if it was not stopped
         self.slow = 1.0
+        self.terminated = False  # told to end, from outside
         self.state = membership._State()
         self.core = Core(world, self)
         self.training = None
@@ -942,7 +943,7 @@ class World:
         def serve():
             try:
                 if isinstance(asked, broker.LeaveRequest):
-                    refusal = self.broker._let_leave(asked.peer)
+                    refusal = self.broker._let_leave(asked)
                     channel.send({"error": refusal} if refusal else {"leaving": True})
                 else:
                     self.broker._answer(channel, asked, process.pid)
@@ -980,8 +981,8 @@ class World:
             raise KungFuError(answer)
         return answer
 
-    def _request_leave(self, address, secret, peer, timeout):
-        answer = self._ask(broker.LeaveRequest(peer), timeout)
+    def _request_leave(self, address, secret, peer, timeout, terminated=False):
+        answer = self._ask(broker.LeaveRequest(peer, terminated), timeout)
         if isinstance(answer, str):
             raise ResizeError(answer)
 
@@ -1028,6 +1029,7 @@ class World:
                 target.slow = 20.0
                 self.loop.at(happening.more, setattr, target, "slow", 1.0)
             elif kind == "terminate":
+                target.terminated = True
                 target.start("leave", lambda: self._leave_or_die(target))
             else:
                 self.stop(target)
@@ -1038,6 +1040,11 @@ class World:
             self.say("do", "-- kill all")
             for target in members:
                 self.kill(target, -signal.SIGKILL)
+        elif kind == "terminate all":
+            self.say("do", "-- terminate all")
+            for target in members:
+                target.terminated = True
+                target.start("leave", lambda target=target: self._leave_or_die(target))
         elif kind == "resize":
             self.outside.start("resize", lambda: self._from_outside(lambda c: c.resized(who, _PORTS)))
         elif kind == "evict":
@@ -1067,7 +1074,7 @@ class World:
         try:
             if process.granted is None:
                 raise ResizeError("not in the cluster yet")
-            self._request_leave("", b"", process.granted[0], 10.0)
+            self._request_leave("", b"", process.granted[0], 10.0, terminated=True)
         except KungFuError:
             self.kill(process, -signal.SIGTERM)
 
@@ -1278,7 +1285,9 @@ class Launcher(job.Job):
         verdict = super()._happened(event)
         if not before and self._verdict.done():
             self._world.verdict = self._verdict.result()
-            self._world.survivors_at_verdict = sum(process.state.received for process in self._world.members())
+            self._world.survivors_at_verdict = sum(
+                process.state.received and not process.terminated for process in self._world.members()
+            )
         return verdict
 
 

@@ -49,7 +49,7 @@ class MemorySegment:
 class Host:
     """A broker, and what it has asked for."""
 
-    def __init__(self, *clusters, recovers=False):
+    def __init__(self, *clusters, **options):
         self.leaving = []
         self.trouble = []
         self.ready = []
@@ -59,7 +59,7 @@ class Host:
         self.broker = Broker(
             SECRET,
             2,
-            recovers=recovers,
+            **options,
             on_leave=self.leaving.append,
             on_trouble=self.trouble.append,
             on_ready=self.ready.append,
@@ -536,6 +536,18 @@ def test_who_wants_to_leave_is_heard_unless_it_is_the_last(host):
     one.broker.end()
     with pytest.raises(ResizeError, match="the job is ending"):
         rendezvous.request_leave(one.broker.address, SECRET, A, 20)
+
+
+def test_fewer_than_the_smallest_size_are_never_left(host):
+    """The caller is told, also of those who are leaving already; the job goes on."""
+    one = host(cluster(0, A, B, C), min_size=2)
+    rendezvous.request_leave(one.broker.address, SECRET, C, 20)
+    with pytest.raises(ResizeError, match=r"10001 can't leave: 1 worker would be left, -min-np is 2$"):
+        rendezvous.request_leave(one.broker.address, SECRET, B, 20)
+    assert one.leaving == [C]
+    one.broker.stays(C)  # its wish was dropped
+    rendezvous.request_leave(one.broker.address, SECRET, B, 20)
+    assert one.leaving == [C, B]
 
 
 def test_heartbeats_are_a_processs_own(host):

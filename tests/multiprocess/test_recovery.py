@@ -225,6 +225,23 @@ def test_a_worker_that_gets_sigterm_leaves_and_exits_with_0(job):
     one.program.assert_gone(time.monotonic())
 
 
+@pytest.mark.parametrize("flags", [(), ("-recover", "replace")], ids=["shrink", "replace"])
+def test_when_all_workers_get_sigterm_the_job_ends_in_one_way(job, flags):
+    one = job("-np", 3, *flags)
+    for pid in one.in_version(0, 3).values():
+        os.kill(pid, signal.SIGTERM)
+    one.program.assert_exit(143)
+    one.program.assert_gone(time.monotonic())
+    assert one.program.stderr[-1].endswith("was killed by SIGTERM; no worker is left that was not told to end")
+
+
+def test_a_policy_that_evicts_too_many_is_told_so_and_the_job_goes_on(job):
+    one = job("-np", 2, "-min-np", 2, program=["evict=5:1"])
+    pids = one.in_version(0, 2)
+    one.wait_for(r"not evicted: \S+ can't leave: 1 worker would be left, -min-np is 2$")
+    assert one.finish(2) == {pids[0], pids[1]}
+
+
 def test_the_launchers_own_signal_still_ends_the_job_at_once(job):
     one = job("-np", 2)
     one.in_version(0, 2)
@@ -334,6 +351,42 @@ def test_who_fails_inside_of_a_context_is_gone_on_without(kungfu_run, script):
     assert len(job.wait_for(r"^finished with 2$", 2)) == 2
     job.wait()
     assert "has finished and left" not in job.output
+
+
+TWICE = """
+import sys
+import numpy as np
+import ms_kungfu as kf
+print(sys.argv[1], int(kf.comm.all_reduce(np.ones(1))[0]), flush=True)
+"""
+
+
+def test_two_programs_in_one_worker_are_told_what_is_wrong(kungfu_run, script):
+    python, program = script(TWICE)
+    job = kungfu_run("-np", 2, "sh", "-c", f"{python} {program} first && {python} {program} second")
+    assert len(job.wait_for(r"^first 2$", 2)) == 2
+    job.wait_for(
+        r"StaleClusterError: the place of rank \d in cluster version 0 has been taken by another program of this worker"
+    )
+    job.assert_exit(1)
+
+
+EARLY = """
+import sys
+import numpy as np
+import ms_kungfu as kf
+for step in range(9):
+    kf.comm.all_reduce(np.ones(1))
+    if step == 4 and kf.current_rank() == 1:
+        sys.exit()
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("-w",)], ids=["fixed", "watch"])
+def test_who_has_left_the_others_alone_is_named_at_the_end(kungfu_run, script, flags):
+    job = kungfu_run("-np", 3, *flags, *script(EARLY))
+    job.assert_exit(1)
+    assert re.search(r"exited with code 1; worker 1 \(.*\) was the first to end, with code 0$", job.stderr[-1])
 
 
 BY_HAND = """

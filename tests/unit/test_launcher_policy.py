@@ -158,8 +158,31 @@ def test_the_job_ends_below_its_smallest_size():
     assert (verdict.decision, verdict.exit_code) == (Decision.FAIL, 137)
     assert verdict.reason.endswith("was killed by SIGKILL; 1 worker would be left, -min-np is 2")
     leaves = decide(WorkerLeaves("worker 0", left=1), surviving(Recover.SHRINK, min_size=2))
-    assert (leaves.decision, leaves.exit_code) == (Decision.FAIL, 1)
+    assert leaves.decision is Decision.CONTINUE  # it was granted, and others have died since
+    assert leaves.reason == "worker 0 stays: 1 worker would be left, -min-np is 2"
     assert decide(WorkerLeaves("worker 0", left=2), surviving(Recover.SHRINK, min_size=2)).decision is Decision.SHRINK
+
+
+def test_the_job_ends_when_all_workers_were_told_to_end():
+    """The last to ask may not leave and ends by the signal; those before are still on their way out, or out already."""
+    for recover in (Recover.SHRINK, Recover.REPLACE):
+        for members, code in ((0, -15), (1, -15), (2, 128 + 15)):
+            verdict = decide(exited(code), surviving(recover, members=members, terminated=members))
+            assert (verdict.decision, verdict.exit_code) == (Decision.FAIL, 143)
+            assert verdict.reason.endswith("; no worker is left that was not told to end")
+        # Who stays has the state. Nor is a death of another kind the end, as whoever was to leave stays then.
+        assert decide(exited(-15), surviving(recover, members=2, terminated=1)).decision is not Decision.FAIL
+        assert decide(exited(-9), surviving(recover, members=1, terminated=1)).decision is not Decision.FAIL
+    few = decide(exited(-15), surviving(Recover.REPLACE, members=2, terminated=1, min_size=2))
+    assert few.reason.endswith("was killed by SIGTERM; 1 worker would be left, -min-np is 2")
+
+
+def test_whoever_left_the_others_alone_is_named():
+    for recover, members in ((Recover.FAIL, 1), (Recover.SHRINK, 0)):
+        state = surviving(recover, members=members, finished=True, first_to_finish="worker 0 (a:1)")
+        assert decide(exited(1), state).reason.endswith(
+            "exited with code 1; worker 0 (a:1) was the first to end, with code 0"
+        )
 
 
 def test_standbys_are_kept_up_but_not_for_ever():

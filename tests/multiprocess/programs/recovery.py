@@ -75,7 +75,10 @@ while True:
     step += 1
     time.sleep(0.005)
     if step == int(evict_step) and kf.current_rank() == 0:
-        membership.evict(int(evict_rank))
+        try:
+            membership.evict(int(evict_rank))
+        except kf.ResizeError as error:
+            print(f"not evicted: {error}", flush=True)
     change = membership.step(size_after(step), wait="wait" in options)
     if change.detached:
         print(f"left pid {os.getpid()} step {step}", flush=True)
