@@ -201,6 +201,17 @@ class ElasticDataset(ds.Dataset):
             for step, share in zip(steps, delivered):
                 self._ledger.step(epoch, step, dealt.rank, share, common)
 
+    def take_back(self, participants: Sequence[int]) -> None:
+        """Hand out again what was handed out, to these ranks alone: the step has been undone.
+
+        Called at all workers with the same ranks, before the membership changes.
+        """
+        self._put_back()
+        self._weight = 0
+        membership.set_weight(1)
+        self._dealt = replace(self._dealt, members=tuple(r for r in self._dealt.members if r in participants))
+        self._deals += 1
+
     def _put_back(self) -> None:
         """What was handed out and doesn't count is handed out again."""
         self._walk.put_back()
@@ -423,6 +434,12 @@ class _Batches:
 def _participants() -> list[int]:
     """Who took part in the step that is over. What PyNative mode has queued belongs to it."""
     wait_for_queue()
+    partly = membership.partly()
+    if partly:
+        raise KungFuError(
+            f"rank {', '.join(map(str, partly))} died between two gradient reductions of a step, so its samples are in "
+            "the first update and not in the last; ElasticTraining undoes such a step, a loop without it can't go on"
+        )
     return membership.take_participants()
 
 

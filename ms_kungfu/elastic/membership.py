@@ -663,6 +663,12 @@ def partly() -> list[int]:
     return list(_core.partly())
 
 
+def commits() -> int:
+    """How many gradient reductions there were since the last :func:`take_participants`. Those of a plan's groups, which
+    are of one mind, are one."""
+    return int(_core.commits())
+
+
 def set_weight(samples: int) -> None:
     """How many samples the next gradients of this worker stand for: means over the workers are weighted by it."""
     _core.set_weight(samples)

@@ -22,6 +22,7 @@ code.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -319,11 +320,30 @@ def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
     runtime.init()
     turn, _ = _meet(_FOR_PARAMETERS, False, parameters)
     if turn:
-        from_lowest_rank(
-            lambda giver: broadcast_parameters(list(parameters), giver, "kungfu/state/parameters"), preferred=root
-        )
+
+        def receive(giver: int) -> None:
+            with _whole_or_not_at_all(parameters):
+                broadcast_parameters(list(parameters), giver, "kungfu/state/parameters")
+
+        from_lowest_rank(receive, preferred=root)
         alike.mark(parameters)
         membership.state_received()  # what such a program calls its state
+
+
+@contextlib.contextmanager
+def _whole_or_not_at_all(tensors: Sequence[Any]) -> Iterator[None]:
+    """Has their own values back where the worker dies whose values are being written into them: the next one to give
+    its own must not give a mixture."""
+    for tensor in tensors:
+        if getattr(tensor, "has_init", False):
+            tensor.init_data()
+    before = [tensor.asnumpy().copy() for tensor in tensors]
+    try:
+        yield
+    except Exception:
+        for tensor, values in zip(tensors, before):
+            assign(tensor, values)
+        raise
 
 
 def begin_alike(state: TrainingState) -> None:
@@ -350,7 +370,12 @@ def begin_alike(state: TrainingState) -> None:
             (),
             {name: buffer for name, buffer in state.buffers.items() if id(buffer) in sent},
         )
-        from_lowest_rank(lambda root: broadcast_tensors(part, root))
+
+        def receive(root: int) -> None:
+            with _whole_or_not_at_all([*part.parameters, *part.buffers.values()]):
+                broadcast_tensors(part, root)
+
+        from_lowest_rank(receive)
         if runtime.current_rank() == min(rows):
             _log.info("the workers' parameters differed: training begins from this one's")
     alike.mark(tensors)

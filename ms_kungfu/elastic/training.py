@@ -22,6 +22,7 @@ from ms_kungfu.elastic.policy import Policies, Policy, as_policy
 from ms_kungfu.elastic.sameness import Sameness, check, pieces_of
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
 from ms_kungfu.elastic.state import TrainingState
+from ms_kungfu.elastic.undo import LastStep
 from ms_kungfu.errors import KungFuError, PeerLostError
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ class ElasticTraining:
         """This worker has no part in the training any more, or not yet (see `begin`), or somebody has asked for a stop.
         """
         self._sameness: Sameness | None = None  # once training began
+        self._last_step = LastStep()
         self._stop_asked = False  # at this worker
         self._stopped = False  # all know of it
         self._steps_here = 0  # since the cluster changed, or the call began
@@ -268,7 +270,6 @@ class ElasticTraining:
             self._begin_monitor()
             self._ask("before_train")
             self._change_to(self._size_after(0) if self.step == 0 else None)
-            self._ask("before_step")
         else:
             self.step, self.first_step, self.epoch = resume["step"], resume["first_step"], resume["epoch"]
             _Process.resuming = True
@@ -277,7 +278,7 @@ class ElasticTraining:
                 self._make_up_for_a_checkpoint()
             if not self.should_stop:
                 self._begin_monitor()
-                self._ask("before_step")
+        self._step_begins()
 
     def step_end(self, loss: Any = None, samples: int | None = None) -> Change:
         """Count a step, and follow a change of the cluster that is due. Collective, once a step at every worker.
@@ -300,15 +301,9 @@ class ElasticTraining:
         self._steps_here += 1
         if self.asynchronous:
             return self._step_end_alone()
+        if not self._last_step.ended(self.step):
+            return self._do_again()
         self._measure(loss, samples)
-        partly = membership.partly()
-        if partly:
-            _log.warning(
-                "step %d: rank %s died between two reductions of the step: the updates before have its samples, those "
-                "after don't; they are trained again, so no update misses any",
-                self.step,
-                ", ".join(map(str, partly)),
-            )
         if self._dataset is not None:
             self._dataset.commit(membership.take_participants())
         self._ask("after_step")
@@ -316,8 +311,25 @@ class ElasticTraining:
         if self._checkpoint_every is not None and self.step % self._checkpoint_every == 0:
             self._write_checkpoint()
         change = self._change_to(self._size_after(self.step), self._sameness)
-        if not self.should_stop:
-            self._ask("before_step")
+        self._step_begins()
+        return change
+
+    def _step_begins(self) -> None:
+        if self.should_stop:
+            return
+        self._ask("before_step")
+        if not self.asynchronous:
+            self._last_step.begins(self.training_state)
+
+    def _do_again(self) -> Change:
+        """The step at hand is undone: nothing of it counts."""
+        self.step -= 1
+        self._steps_here -= 1
+        participants = membership.take_participants()
+        if self._dataset is not None:
+            self._dataset.take_back(participants)
+        change = self._change_to(None, self._sameness)
+        self._step_begins()
         return change
 
     def request_stop(self) -> None:

@@ -253,6 +253,8 @@ PYBIND11_MODULE(_core, m) {
       "Ranks that took part in the first of several commits of gradients since take_participants, and not in the "
       "last.");
   m.def(
+      "commits", [] { return Peer::Get().Current()->commits(); }, "Commits of gradients since take_participants.");
+  m.def(
       "set_weight",
       [](uint32_t weight) {
         if (weight >> shm::kWeightBits != 0) {

@@ -483,6 +483,7 @@ uint32_t Communicator::RunAll(const Operation* operations, size_t num_operations
   }
   if (size_ == 1) {
     for (size_t k = 0; k < num_operations; k++) Run(operations[k]);
+    NoteCommit(operations[0], 0);
     return 0;
   }
   ThrowIfClosed();
@@ -545,6 +546,7 @@ void Communicator::NoteGeneration(const Operation& operation, uint32_t generatio
 
 void Communicator::NoteCommit(const Operation& operation, uint32_t generation) {
   if (!operation.weighted) return;
+  commits_.fetch_add(1, std::memory_order_relaxed);
   uint32_t none = 0;
   first_commit_.compare_exchange_strong(none, generation + 1, std::memory_order_relaxed);
   last_commit_.store(generation + 1, std::memory_order_relaxed);
@@ -561,6 +563,7 @@ Members Communicator::Partly() const {
 Members Communicator::TakeParticipants() {
   first_commit_.store(0, std::memory_order_relaxed);
   last_commit_.store(0, std::memory_order_relaxed);
+  commits_.store(0, std::memory_order_relaxed);
   const uint32_t gradient = gradient_generation_.exchange(0, std::memory_order_relaxed);
   const uint32_t any = reduce_generation_.exchange(0, std::memory_order_relaxed);
   const uint32_t generation = gradient > 0 ? gradient - 1 : any > 0 ? any - 1 : 0;

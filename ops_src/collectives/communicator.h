@@ -65,6 +65,8 @@ class Communicator {
   // Who took part in the first commit of gradients since TakeParticipants, and not in the last: where a step has
   // several (two optimizers, one after the other), a rank may die between them, when the first update is done.
   Members Partly() const;
+  // Commits of gradients since TakeParticipants: operations that are of one mind are one.
+  uint32_t commits() const { return commits_.load(std::memory_order_relaxed); }
   // The ranks that are not known to be dead.
   Members Living() const;
   void Beat();  // "this process runs"
@@ -166,6 +168,7 @@ class Communicator {
   std::atomic<uint32_t> gradient_generation_{0};
   std::atomic<uint32_t> reduce_generation_{0};
   std::atomic<uint32_t> last_generation_{0};
+  std::atomic<uint32_t> commits_{0};
   // Of the first and the last operations that were of one mind, likewise.
   std::atomic<uint32_t> first_commit_{0};
   std::atomic<uint32_t> last_commit_{0};

@@ -152,6 +152,11 @@ def test_where_the_root_dies_the_next_one_shares_its_parameters(run_elastic):
     assert [row["parameters"] for row in reports.of("shared")] == [before[0]] * 2
 
 
+def test_parameters_are_never_a_mixture_of_two_roots(run_elastic):
+    reports = run_elastic("deaths.py", "half", "-", np=3, ledger=False)
+    assert [row["values"] for row in reports.of("shared")] == [[[0.0] * 3, [0] * 3]] * 2
+
+
 def test_what_pynative_mode_has_queued_decides_whose_samples_count(run_elastic):
     reports = run_elastic("queued.py", np=3)
     assert samples_by_epoch(reports, key=lambda row: 0)[0] == collections.Counter(range(36))
@@ -166,15 +171,29 @@ def test_the_momentum_of_model_averaging_begins_anew_after_a_death(run_elastic):
     assert {row["version"] for row in reports.of("step")} == {0}
 
 
-def test_a_death_between_two_updates_of_a_step_is_told_and_no_update_misses_a_sample(run_elastic):
+def test_a_step_in_which_a_worker_dies_between_two_updates_is_undone(run_elastic):
     reports = run_elastic("deaths.py", "between", "-", np=3)
+    undone = reports.of("undone")
+    assert [row["step"] for row in undone] == [3, 3]
+    states = {row["before"] for row in undone} | {row["after"] for row in undone}
+    assert len(states) == 1
+    steps = reports.by_step("step")
+    assert {row["after"] for row in steps[2]} == states == {row["before"] for row in steps[3]}
+    assert len({row["after"] for row in steps[3]} - states) == 1
     assert len({row["parameters"] for row in reports.of("end")}) == 1
     assert len(reports.of("end")) == 2
-    assert samples_by_epoch(reports, key=lambda row: 0)[0] == collections.Counter(range(60)), "of the second update"
+    assert samples_by_epoch(reports, key=lambda row: 0)[0] == collections.Counter(range(60)), "of both updates"
     proof = reports.audit()
     assert proof.exact, audit.to_text(proof)
-    assert proof.epochs[0].given_back == 2
-    assert "step 3: rank 2 died between two reductions of the step" in reports.output
+    assert proof.epochs[0].given_back == 0
+    assert "step 3: rank 2 died between two gradient reductions" in reports.output
+
+
+def test_a_loop_that_can_not_undo_such_a_step_ends_with_the_reason(run_elastic):
+    reports = run_elastic("deaths.py", "loop", "-", np=3, status=137)
+    assert [row["step"] for row in reports.of("step")].count(3) == 2
+    assert max(row["step"] for row in reports.of("step")) == 3
+    assert reports.output.count("KungFuError: rank 2 died between two gradient reductions of a step") == 2
 
 
 def test_a_resize_from_outside_is_followed(run_elastic):

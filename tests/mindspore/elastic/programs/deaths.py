@@ -1,8 +1,8 @@
 """OUT PLACE FOLDER: a worker dies while the workers share their parameters by hand, where PLACE is "sync" (the root, as
-it is about to give its own), in a step of model averaging ("average"), between the
-updates of two optimizers ("between"), or in a checkpoint: "texts" (the last rank, between the two meetings in which
-the workers' own states are gathered), "first" (the lowest rank, likewise) or "write" (the lowest rank, in the thread
-that writes)."""
+it is about to give its own) or "half" (the root, when it has given a part of them), in a step of model averaging
+("average"), between the updates of two optimizers ("between", or "loop" without ElasticTraining), or in a checkpoint:
+"texts" (the last rank, between the two meetings in which the workers' own states are gathered), "first" (the lowest
+rank, likewise) or "write" (the lowest rank, in the thread that writes)."""
 
 import os
 import signal
@@ -38,6 +38,24 @@ def gather_living(row, name):
     return found
 
 
+if place == "half":
+    # What a large broadcast leaves at those who have received a part of it when its root dies.
+    own = [ms.Parameter(ms.Tensor([1.5 * kf.current_rank()] * 3, ms.float32), name="float")]
+    own.append(ms.Parameter(ms.Tensor([kf.current_rank()] * 3, ms.int32), name="integer"))
+    broadcast_parameters = _sync.broadcast_parameters
+
+    def broadcast_half(params, root, *arguments):
+        if kf.current_rank() == 2:
+            die()
+        if root == 2:
+            params[0].set_data(ms.Tensor([3.0] * 3, ms.float32))
+        broadcast_parameters(params, root, *arguments)
+
+    _sync.broadcast_parameters = broadcast_half
+    sync_net_parameters(own, root=2)
+    report("shared", step=0, values=[p.asnumpy().tolist() for p in own])
+    sys.exit()
+
 if place == "sync":
     ms.set_seed(kf.current_rank())
     own = nn.Dense(2, 1)
@@ -48,22 +66,34 @@ if place == "sync":
     report("shared", step=0, parameters=digest(own.get_parameters()))
     sys.exit()
 
-if place == "between":
+if place in ("between", "loop"):
     # Two optimizers, as a GAN has them; the last rank dies when the first one's update of step 3 is done.
     nets = nn.Dense(4, 2), nn.Dense(4, 2)
     optimizers = [KungFuMomentum(each.trainable_params(), 0.1, 0.9) for each in nets]
     loss_fn = Loss()
     grads = [ms.grad(lambda x, y, each=each: loss_fn(each(x), y), None, each.trainable_params()) for each in nets]
     data = ElasticDataset(numbered(60), global_batch_size=6)
+    if place == "loop":
+        sync_net_parameters(nets[0])
+        sync_net_parameters(nets[1])
+        for step, (x, y) in enumerate(data):
+            optimizers[0](grads[0](x, y))
+            if (kf.current_rank(), step) == (2, 2):
+                die()
+            optimizers[1](grads[1](x, y))
+            report("step", step=step + 1)
+        sys.exit()
     elastic = ElasticTraining(*nets, *optimizers, dataset=data)
     for _ in elastic.epochs(1):
         for x, y in data:
+            step, before = elastic.step, digest(elastic.parameters)
             optimizers[0](grads[0](x, y))
             if (kf.current_rank(), elastic.step) == (2, 2):
                 die()
             optimizers[1](grads[1](x, y))
-            report("step", step=elastic.step + 1, samples=numbers(y))
             elastic.step_end()
+            kind = "step" if elastic.step > step else "undone"
+            report(kind, step=step + 1, samples=numbers(y), before=before, after=digest(elastic.parameters))
     report("end", step=elastic.step, parameters=digest(elastic.parameters))
     sys.exit()
 
