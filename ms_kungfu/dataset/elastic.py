@@ -383,6 +383,8 @@ class _Batches:
             raise StopIteration
         if walk.taken and not (dataset.driven and dataset._dealt.version == runtime.cluster_version()):
             dataset.commit(_participants())
+        elif not dataset.driven:
+            membership.take_commits()  # of nobody's step
         wanted = (runtime.cluster_version(), walk.epoch, dataset._deals)
         if wanted != self._dealt_for:
             self.stop()
@@ -434,7 +436,7 @@ class _Batches:
 def _participants() -> list[int]:
     """Who took part in the step that is over. What PyNative mode has queued belongs to it."""
     wait_for_queue()
-    partly = membership.partly()
+    _, partly = membership.take_commits()
     if partly:
         raise KungFuError(
             f"rank {', '.join(map(str, partly))} died between two gradient reductions of a step, so its samples are in "

@@ -657,16 +657,12 @@ def participants_of(version: int) -> list[int] | None:
     return _state.outcomes.get(version)
 
 
-def partly() -> list[int]:
-    """The ranks that died between two gradient reductions since the last :func:`take_participants`: they took part in
-    the first of them, whose update is done, and not in the last."""
-    return list(_core.partly())
-
-
-def commits() -> int:
-    """How many gradient reductions there were since the last :func:`take_participants`. Those of a plan's groups, which
-    are of one mind, are one."""
-    return int(_core.commits())
+def take_commits() -> tuple[int, list[int]]:
+    """How many gradient reductions there were since the last call, and the ranks that died between them: they took part
+    in the first, whose update is done, and not in the last. The reductions of a plan's groups, which are of one mind,
+    are one."""
+    count, partly = _core.take_commits()
+    return count, list(partly)
 
 
 def set_weight(samples: int) -> None:

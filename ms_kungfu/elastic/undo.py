@@ -2,7 +2,7 @@
 
 Each reduction is whole, and the same at all survivors. Where an update follows each (a GAN's two optimizers), a worker
 that dies between them has its part in the first update and none in the second, so its samples are neither trained nor
-left. All survivors see that alike when the step is over: `membership.partly` goes by the generations in which its
+left. All survivors see that alike when the step is over: `membership.take_commits` goes by the generations in which its
 reductions ended, which they share. They take back the Parameters and buffers that they had before the step, its samples
 are handed out again, and it doesn't count.
 
@@ -34,14 +34,15 @@ class LastStep:
     def begins(self, now: TrainingState) -> None:
         """A step follows: keep what may have to be taken back."""
         self._kept = []
+        membership.take_commits()  # of nobody's step
         if self._several is not False and runtime.current_cluster_size() > 1:
             # asnumpy shares the memory that the step writes to.
             self._kept = [(t, t.asnumpy().copy()) for t in (*now.parameters, *now.buffers.values())]
 
     def ended(self, step: int) -> bool:
         """Whether it stands; where it doesn't, everything is as it was before it. The same at all workers."""
-        self._several = bool(self._several) or membership.commits() > 1
-        partly = membership.partly()
+        commits, partly = membership.take_commits()
+        self._several = bool(self._several) or commits > 1
         if not partly:
             return True
         ranks = ", ".join(map(str, partly))

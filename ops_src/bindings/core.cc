@@ -249,11 +249,13 @@ PYBIND11_MODULE(_core, m) {
       "take_participants", [] { return Peer::Get().Current()->TakeParticipants(); },
       "Ranks that took part in the gradient reductions since the last call; the same at all of them.");
   m.def(
-      "partly", [] { return Peer::Get().Current()->Partly(); },
-      "Ranks that took part in the first of several commits of gradients since take_participants, and not in the "
-      "last.");
-  m.def(
-      "commits", [] { return Peer::Get().Current()->commits(); }, "Commits of gradients since take_participants.");
+      "take_commits",
+      [] {
+        auto [count, partly] = Peer::Get().Current()->TakeCommits();
+        return std::make_pair(count, std::move(partly));
+      },
+      "How many commits of gradients there were since the last call, and the ranks that took part in the first of them "
+      "and not in the last.");
   m.def(
       "set_weight",
       [](uint32_t weight) {

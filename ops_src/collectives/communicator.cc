@@ -552,18 +552,16 @@ void Communicator::NoteCommit(const Operation& operation, uint32_t generation) {
   last_commit_.store(generation + 1, std::memory_order_relaxed);
 }
 
-Members Communicator::Partly() const {
-  const uint32_t first = first_commit_.load(std::memory_order_relaxed);
-  const uint32_t last = last_commit_.load(std::memory_order_relaxed);
-  Members partly;
-  for (uint32_t g = first; g < last; g++) partly.push_back(segment_->header().death_order[g - 1]);
-  return partly;
+Communicator::Commits Communicator::TakeCommits() {
+  Commits taken;
+  taken.count = commits_.exchange(0, std::memory_order_relaxed);
+  const uint32_t first = first_commit_.exchange(0, std::memory_order_relaxed);
+  const uint32_t last = last_commit_.exchange(0, std::memory_order_relaxed);
+  for (uint32_t g = first; g < last; g++) taken.partly.push_back(segment_->header().death_order[g - 1]);
+  return taken;
 }
 
 Members Communicator::TakeParticipants() {
-  first_commit_.store(0, std::memory_order_relaxed);
-  last_commit_.store(0, std::memory_order_relaxed);
-  commits_.store(0, std::memory_order_relaxed);
   const uint32_t gradient = gradient_generation_.exchange(0, std::memory_order_relaxed);
   const uint32_t any = reduce_generation_.exchange(0, std::memory_order_relaxed);
   const uint32_t generation = gradient > 0 ? gradient - 1 : any > 0 ? any - 1 : 0;

@@ -62,11 +62,14 @@ class Communicator {
   // Who took part in the gradient reductions (operations that are `weighted`; where there was none, in all-reduces)
   // since the last call: the same answer at all who took part. Everybody where there was none.
   Members TakeParticipants();
-  // Who took part in the first commit of gradients since TakeParticipants, and not in the last: where a step has
-  // several (two optimizers, one after the other), a rank may die between them, when the first update is done.
-  Members Partly() const;
-  // Commits of gradients since TakeParticipants: operations that are of one mind are one.
-  uint32_t commits() const { return commits_.load(std::memory_order_relaxed); }
+  // The commits of gradients since the last call, where operations of one mind are one commit, and who took part in the
+  // first and not in the last: where a step has several (two optimizers, one after the other), a rank may die between
+  // them, when the first update is done. The same answer at all who took part in the last.
+  struct Commits {
+    uint32_t count = 0;
+    Members partly;
+  };
+  Commits TakeCommits();
   // The ranks that are not known to be dead.
   Members Living() const;
   void Beat();  // "this process runs"
