@@ -24,6 +24,7 @@ from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError,
 MAX_MESSAGE_BYTES = 64 * 1024
 _NONCE_BYTES = 16
 _MAX_FDS = 4
+_CROWDED_S = 60.0  # six times what a stranger may be silent at the broker
 
 
 @dataclass(frozen=True)
@@ -158,11 +159,8 @@ class Line:
         if self._channel is not None and self._owner != os.getpid():
             self.close()
         if self._channel is None:
-            self._channel = channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout)
+            self._channel = _connected(address, secret, timeout)
             self._owner = os.getpid()
-            channel.socket.settimeout(timeout)
-            channel.socket.connect("\0" + address)
-            prove(channel, secret)
         self._channel.extend(timeout)
         return self._channel
 
@@ -170,6 +168,32 @@ class Line:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+
+def _connected(address: str, secret: bytes, timeout: float | None) -> Channel:
+    """A connection to the broker, both ends of which have proved who they are.
+
+    A broker that is crowded by strangers lets a connection wait, or ends it before anything is proved; that isn't the
+    launcher's end, after which nobody listens at the address (ECONNREFUSED).
+    """
+    deadline = time.monotonic() + (_CROWDED_S if timeout is None else min(timeout, _CROWDED_S))
+    pause = 0.05
+    while True:
+        channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout)
+        try:
+            channel.socket.settimeout(timeout)
+            channel.socket.connect("\0" + address)
+            prove(channel, secret)
+            return channel
+        except (BlockingIOError, ConnectionError) as error:
+            channel.close()
+            if isinstance(error, ConnectionRefusedError) or time.monotonic() + pause > deadline:
+                raise
+        except BaseException:
+            channel.close()
+            raise
+        time.sleep(pause)
+        pause = min(2 * pause, 1.0)
 
 
 class Channel:
@@ -278,8 +302,11 @@ def prove(channel: Channel, secret: bytes) -> None:
     nonce = new_nonce()
     challenge = text_field(channel.receive(), "nonce")
     channel.send({"nonce": nonce, "proof": proof_of(secret, "worker", challenge, nonce)})
+    answer = channel.receive()
+    if "error" in answer:
+        raise ProtocolError(text_field(answer, "error"))
     if not hmac.compare_digest(
-        text_field(channel.receive(), "proof").encode(), proof_of(secret, "broker", challenge, nonce).encode()
+        text_field(answer, "proof").encode(), proof_of(secret, "broker", challenge, nonce).encode()
     ):
         raise ProtocolError("the broker does not know the job's secret (KUNGFU_JOB_SECRET)")
 

@@ -14,8 +14,9 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Protocol
 
 from ms_kungfu.elastic.cluster import Cluster, PeerID
@@ -26,6 +27,9 @@ _log = logging.getLogger(__name__)
 _HANDSHAKE_TIMEOUT_S = 10.0
 _ACCEPT_RETRY_S = 0.2
 _MAX_CONNECTIONS = 1024
+# Of them, those that have proved nothing yet: more than a host's workers, which may all connect in one moment.
+_MAX_UNPROVED = 512
+_SILENT_S = 1.0  # a worker proves itself within milliseconds; one that is taken for a stranger comes again
 
 
 class Segment(Protocol):
@@ -393,6 +397,7 @@ class Broker:
         self._ready_standbys: set[int] = set()
         self._identities: dict[int, tuple[PeerID, int]] = {}  # of standbys that are needed
         self._connections: set[socket.socket] = set()
+        self._unproved: dict[socket.socket, float] = {}  # of these, oldest first: when they were accepted
         self._ending = False
         self._closed = False
 
@@ -488,6 +493,15 @@ class Broker:
             self._announce()  # a version may have waited for it alone
             self._changed.notify_all()
 
+    def mark_reaped(self, peer: PeerID, incarnation: int) -> None:
+        """A process that was marked lost without being reaped is gone at last: what it has bound is free."""
+        with self._changed:
+            for place, loss in enumerate(self._losses):
+                if (loss.peer, loss.incarnation) == (peer, incarnation) and not loss.reaped:
+                    self._losses[place] = loss = replace(loss, reaped=True)
+                    for version, segment in self._segments.items():
+                        self._tell(segment, self._membership.clusters[version], loss)
+
     def heartbeat(self, peer: PeerID, incarnation: int) -> tuple[int, ...]:
         """Counts that move for as long as the process runs; none before it has a place, or once it has left."""
         with self._changed:
@@ -541,6 +555,7 @@ class Broker:
                     if str(error) != trouble:
                         trouble = str(error)
                         _log.warning("a worker can't be heard for now: %s", error)
+                    self._send_strangers_away()
                     self._changed.wait(_ACCEPT_RETRY_S)
                 continue
             if not self._take(connection):
@@ -553,21 +568,37 @@ class Broker:
             with self._changed:
                 if self._closed or len(self._connections) >= _MAX_CONNECTIONS:
                     return False
+                if len(self._unproved) >= _MAX_UNPROVED:
+                    self._send_strangers_away()
                 self._connections.add(connection)
+                self._unproved[connection] = time.monotonic()
             try:
                 threading.Thread(target=self._serve, args=(connection,), name="kungfu-broker", daemon=True).start()
                 return True
             except BaseException:
                 with self._changed:
                     self._connections.discard(connection)
+                    self._unproved.pop(connection, None)
                 raise
         return False
+
+    def _send_strangers_away(self) -> None:
+        """Makes room: ends the connections that have proved nothing for long, the oldest in any case. Their threads
+        close them. Called with the lock held."""
+        now = time.monotonic()
+        strangers = [c for n, (c, since) in enumerate(self._unproved.items()) if n == 0 or now - since > _SILENT_S]
+        for connection in strangers:
+            del self._unproved[connection]
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, connection: socket.socket) -> None:
         channel = Channel(connection, _HANDSHAKE_TIMEOUT_S)
         try:
             with contextlib.suppress(OSError, ProtocolError):
                 pid = self._authenticate(channel)
+                with self._changed:
+                    self._unproved.pop(connection, None)
                 while self._serve_one(channel, pid):
                     channel.extend(None)  # the next one may come after hours of training
         finally:
@@ -575,6 +606,7 @@ class Broker:
             channel.close()
             with self._changed:
                 self._connections.discard(connection)
+                self._unproved.pop(connection, None)
 
     def _serve_one(self, channel: Channel, pid: int) -> bool:
         """Answers a request. Whether there may be another one."""
@@ -601,6 +633,8 @@ class Broker:
         reply = channel.receive()
         nonce, proof = text_field(reply, "nonce"), text_field(reply, "proof")
         if not hmac.compare_digest(proof.encode(), proof_of(self._secret, "worker", challenge, nonce).encode()):
+            # Said, lest it be taken for a crowded broker. It tells nothing that the end of the connection doesn't.
+            channel.send({"error": "the job's broker has another secret (KUNGFU_JOB_SECRET)"})
             raise ProtocolError("wrong proof")
         channel.send({"proof": proof_of(self._secret, "broker", challenge, nonce)})
         return pid

@@ -459,6 +459,8 @@ class Job:
                 timer.cancel()
         if process.given_up:
             _log.info("%s is gone at last", process.who)
+            if process.peer is not None:
+                self._broker.mark_reaped(process.peer, process.incarnation)
             self._revise()  # its port is free
             return
         self._has_ended(process, standing, event.code, process.killed_because or event.error)

@@ -260,6 +260,7 @@ class Segment:
         self.announced = version
         self.meetings = 0
         self.deaths = []
+        self.reaped = set()
         self.lost = {}  # rank -> reason, where nobody goes on
         self.attached = {}  # rank -> process
         self.words = {}  # (name, generation, number) -> {rank: what it brings}
@@ -276,6 +277,8 @@ class Segment:
         process = self.attached.get(rank)
         if process is not None and process.alive and process.fatal is None:
             raise Violation(f"{process.name}, rank {rank} of version {self.version}, is marked dead and lives")
+        if reaped:
+            self.reaped.add(rank)
         if rank in self.deaths or rank in self.lost:
             return
         if recover:
@@ -1279,6 +1282,13 @@ class Launcher(job.Job):
 
     def _leave_secret(self, url):
         pass
+
+    def _on_exit(self, process, event):
+        super()._on_exit(process, event)
+        for segment in self._broker._segments.values():
+            for rank, holder in segment.attached.items():
+                if holder.key == process.key and rank in segment.deaths and rank not in segment.reaped:
+                    raise Violation(f"{holder.name} is reaped, and version {segment.version} doesn't hear of it")
 
     def _happened(self, event):
         before = self._verdict.done()

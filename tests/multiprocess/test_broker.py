@@ -15,6 +15,7 @@ from ms_kungfu.elastic import rendezvous
 from ms_kungfu.elastic.cluster import Cluster, PeerID
 from ms_kungfu.elastic.rendezvous import Detached, Granted, request_segment
 from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
+from ms_kungfu.launcher import broker as broker_module
 from ms_kungfu.launcher.broker import Broker
 
 pytestmark = pytest.mark.timeout(60)
@@ -29,11 +30,14 @@ class MemorySegment:
         self.fd = os.memfd_create("test")
         os.write(self.fd, f"{size} {cluster_version} {cores}".encode())
         self.told = []
+        self.reaped = set()
         self.beats = {}
         self.closed = False
 
     def mark_lost(self, rank, reason, recover, reaped):
         self.told.append((rank, reason, "recover") if recover else (rank, reason))
+        if reaped:
+            self.reaped.add(rank)
 
     def heartbeat(self, rank):
         return self.beats.get(rank, 0)
@@ -286,6 +290,51 @@ def test_a_moment_without_descriptors_does_not_make_the_broker_deaf(host, monkey
     assert one.ask(A) == (0, 0, "1 0 2")
 
 
+def test_strangers_of_this_user_make_way_for_workers(host, monkeypatch):
+    """Those who say nothing are sent away, and not whoever comes last; a kept connection stays."""
+    monkeypatch.setattr(broker_module, "_MAX_UNPROVED", 20)
+    one = host(cluster(0, A, B))
+    line = rendezvous.Line()
+    granted = request_segment(one.broker.address, SECRET, A, 0, None, None, 20, line)
+    os.close(granted.fd)
+    with contextlib.ExitStack() as stack:
+        for _ in range(70):
+            stranger = stack.enter_context(socket.socket(socket.AF_UNIX))
+            stranger.connect("\0" + one.broker.address)
+        assert one.ask(B, timeout=5)[1] == 1  # half of what strangers have for a word
+        assert len(one.broker._unproved) <= 20
+        granted = request_segment(one.broker.address, SECRET, A, 0, None, None, 20, line)
+        os.close(granted.fd)
+        line.close()
+
+
+def test_a_worker_that_is_taken_for_a_stranger_comes_again(host, monkeypatch):
+    one = host(cluster(0, A))
+    turned_away = []
+
+    def take(connection):
+        if len(turned_away) < 3:
+            turned_away.append(connection)
+            return False
+        return real(connection)
+
+    real = one.broker._take
+    monkeypatch.setattr(one.broker, "_take", take)
+    assert one.ask(A)[1] == 0
+    assert len(turned_away) == 3
+
+
+def test_who_is_reaped_later_is_told_later(host):
+    one = host(cluster(0, A, B), cluster(1, A, B))
+    one.broker.mark_lost(B, "hangs", 0, recover=True, reaped=False)
+    one.broker.mark_reaped(A, 0)
+    assert one.segments[0].reaped == set()
+    one.broker.mark_reaped(B, 0)
+    assert one.segments[0].reaped == {1}
+    assert one.ask(A, 0, 0, 1)[0] == 1
+    assert one.segments[-1].reaped == {1}  # one that was made afterwards
+
+
 def test_other_users_cost_no_thread(host, monkeypatch):
     one = host(cluster(0, A))
     before = threading.active_count()
@@ -298,13 +347,14 @@ def test_other_users_cost_no_thread(host, monkeypatch):
 
 def test_wrong_secret_gets_nothing(host):
     one = host(cluster(0, A))
-    with pytest.raises(KungFuError):
+    with pytest.raises(KungFuError, match="the job's broker has another secret"):
         one.ask(A, secret=b"x" * 32)
     channel = rendezvous.Channel(socket.socket(socket.AF_UNIX), 10)
     channel.socket.connect("\0" + one.broker.address)
     channel.receive()
     channel.send({"nonce": "1" * 32, "proof": "0" * 64})
-    with pytest.raises(ConnectionError):  # not even the broker's own proof
+    assert set(channel.receive()) == {"error"}  # not even the broker's own proof
+    with pytest.raises(ConnectionError):
         channel.receive()
     channel.close()
     assert not one.broker._holders
@@ -512,7 +562,7 @@ def test_a_standby_becomes_who_is_needed(host):
     granted = spare.result()
     os.close(granted.fd)
     assert (granted.peer, granted.incarnation, granted.rank, granted.cluster) == (B, 3, 1, cluster(3, A, B))
-    assert one.broker.ready_standbys() == set()
+    one.wait_until(lambda: one.broker.ready_standbys() == set())
     assert one.ask(B, 3, timeout=5)[1] == 1  # it has a name now; the same process may ask again
 
 
