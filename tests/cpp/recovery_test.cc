@@ -398,8 +398,9 @@ class Recovery : public ::testing::Test {
 };
 
 // One rank dies, or freezes, is taken for dead and goes on, at each place, which takes long, with
-// KUNGFU_KILL_EVERYWHERE in the environment; else at as many as there is time for, some of each kind of work in turn.
-// At least two are left, so that two outcomes could differ.
+// KUNGFU_KILL_EVERYWHERE in the environment; else at some places of each kind of work, however long that takes (10 s on
+// two cores), and then of as many more numbers of ranks and cores as there is time for. At least two are left, so that
+// two outcomes could differ.
 void ExpectOneOutcomeWhereverOne(bool freezes) {
   struct Case {
     const Work* work;
@@ -407,18 +408,26 @@ void ExpectOneOutcomeWhereverOne(bool freezes) {
     uint32_t cores;
   };
   const std::vector<Work> works = Works();
-  std::vector<Case> cases;
-  for (const Work& work : works) {
-    for (const uint32_t size : {3u, 4u}) {
-      for (const uint32_t cores : {2u, 8u}) cases.push_back({&work, size, cores});
-    }
-  }
   std::mt19937 random(Seed());
-  std::shuffle(cases.begin(), cases.end(), random);
+  std::vector<Case> cases, more;  // the first of each kind, the others
+  for (const Work& work : works) {
+    std::vector<Case> all;
+    for (const uint32_t size : {3u, 4u}) {
+      for (const uint32_t cores : {2u, 8u}) all.push_back({&work, size, cores});
+    }
+    std::shuffle(all.begin(), all.end(), random);
+    cases.push_back(all[0]);
+    more.insert(more.end(), all.begin() + 1, all.end());
+  }
+  std::shuffle(more.begin(), more.end(), random);
+  cases.insert(cases.end(), more.begin(), more.end());
   const auto deadline = Clock::now() + 10s;
-  int kills = 0, places = 0, kinds = 0;
+  std::set<std::string> struck;  // kinds of work in which somebody was
+  int kills = 0, places = 0, tried = 0;
   for (const Case& each : cases) {
-    if (!Everywhere() && Clock::now() > deadline) break;
+    const bool first = tried < int(works.size());
+    if (!Everywhere() && !first && Clock::now() > deadline) break;
+    tried++;
     Cluster undisturbed(each.size, *each.work, {}, each.cores);
     ASSERT_EQ(undisturbed.Supervise(), "") << each.work->name;
     std::vector<Victim> victims;
@@ -427,20 +436,23 @@ void ExpectOneOutcomeWhereverOne(bool freezes) {
       for (int place = 0; place < board->ranks[r].points; place++) victims.push_back({r, place, freezes});
     }
     std::shuffle(victims.begin(), victims.end(), random);
-    kinds++;
     places += int(victims.size());
-    for (size_t i = 0; i < victims.size() && (Everywhere() || i < 6); i++) {
+    const int enough = first ? 2 : 6;  // a place that it doesn't come to this time doesn't count
+    int here = 0;
+    for (size_t i = 0; i < victims.size() && (Everywhere() || here < enough); i++) {
       const unsigned seed = random();
       Cluster cluster(each.size, *each.work, {victims[i]}, each.cores, seed);
       ASSERT_EQ(cluster.Supervise(), "") << each.work->name << ", " << each.size << " ranks on " << each.cores
                                          << " cores, rank " << victims[i].rank << " at place " << victims[i].place
                                          << ", seed " << seed;
-      kills += board->ranks[victims[i].rank].stopped;
+      here += board->ranks[victims[i].rank].stopped;
     }
+    if (here > 0) struck.insert(each.work->name);
+    kills += here;
   }
-  std::printf("%s at %d of %d places in %d of %zu kinds of work\n", freezes ? "frozen" : "killed", kills, places, kinds,
-              cases.size());
-  EXPECT_GT(kills, 5);
+  std::printf("%s at %d of %d places in %zu kinds of work, %d of %zu with numbers of ranks and cores\n",
+              freezes ? "frozen" : "killed", kills, places, struck.size(), tried, cases.size());
+  EXPECT_EQ(struck.size(), works.size()) << "every kind of work";
 }
 
 TEST_F(Recovery, SurvivorsEndEveryOperationAlikeWhereverOneDies) { ExpectOneOutcomeWhereverOne(/*freezes=*/false); }
@@ -452,17 +464,27 @@ TEST_F(Recovery, SurvivorsEndEveryOperationAlikeWhereverOneIsGivenUpAndGoesOn) {
 TEST_F(Recovery, SurvivorsEndEveryOperationAlikeWhereverTwoDie) {
   std::mt19937 random(Seed());
   const std::vector<Work> works = Works();
+  // Each kind of work once, whatever time it takes.
+  std::vector<const Work*> order;
+  for (const Work& work : works) order.push_back(&work);
+  std::shuffle(order.begin(), order.end(), random);
+  while (order.size() < (Everywhere() ? 3000 : 150)) order.push_back(&works[random() % works.size()]);
   const auto deadline = Clock::now() + 10s;
-  for (int round = 0; round < (Everywhere() ? 3000 : 150) && (Everywhere() || Clock::now() < deadline); round++) {
+  int both = 0;
+  for (size_t round = 0; round < order.size(); round++) {
+    if (!Everywhere() && round >= works.size() && Clock::now() > deadline) break;
     const uint32_t size = 4 + random() % 2;
-    const Work& work = works[random() % works.size()];
+    const Work& work = *order[round];
     const uint32_t first = random() % size, second = (first + 1 + random() % (size - 1)) % size;
     const Victim one{first, int(random() % 40), random() % 4 == 0}, two{second, int(random() % 40), random() % 4 == 0};
     Cluster cluster(size, work, {one, two}, 1 + random() % 8, random());
     ASSERT_EQ(cluster.Supervise(), "") << "round " << round << ": " << work.name << ", " << size << " ranks, " << first
                                        << " at " << one.place << (one.freezes ? " (frozen), " : ", ") << second
                                        << " at " << two.place << (two.freezes ? " (frozen)" : "");
+    both += board->ranks[first].stopped != 0 && board->ranks[second].stopped != 0 ? 1 : 0;
   }
+  std::printf("two struck in one work %d times\n", both);
+  EXPECT_GT(both, 0);
 }
 
 // ---- what single operations give, with the dead marked by hand ----
