@@ -2,7 +2,8 @@
 
 Python alone hides INFO, and so each resize, death and checkpoint. Under ``kungfu-run`` they are lines on stderr, with
 time and rank, from ``KUNGFU_LOG_LEVEL`` on. A program that gives a handler to the root logger or to ``ms_kungfu``,
-before or after, has them in its own way instead, and its levels hold.
+before or after, has them in its own way instead, and its levels hold. What the runtime has to tell meanwhile (who has
+waited long for whom) is a warning among them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import sys
 from typing import Callable
 
-from . import env
+from . import _core, env
 
 _logger = logging.getLogger("ms_kungfu")
 _FORMAT = "%(asctime)s ms_kungfu[%(rank)s] %(levelname)s: %(message)s"
@@ -52,3 +53,6 @@ def set_up(rank: Callable[[], int]) -> None:
         _logger.setLevel(level)
     if not _logger.handlers and not _programs_handlers():
         _logger.addHandler(_UntilTheProgramLogs(rank))
+    # Called on a thread of the runtime's own, for which no collective waits. It needs the GIL, which no collective and
+    # no kernel of MindSpore holds while it waits.
+    _core.set_log(lambda line: _logger.warning("%s", line))

@@ -43,6 +43,24 @@ def test_ctrl_c_ends_a_collective_that_waits(run_program: Run, manner: str) -> N
     assert output.count("fine") == (2 if manner == "recover" else 3)
 
 
+# Not for the modes' sake: the line comes through Python, which a kernel that waits must not keep from running.
+@pytest.mark.parametrize("manner", ["comm", "graph", "pynative"])
+def test_who_waits_long_says_so_in_the_workers_log(start_module, tmp_path: Path, manner: str) -> None:
+    if manner != "comm":
+        pytest.importorskip("mindspore")
+    told = tmp_path / "told"
+    program = PROGRAMS / "late.py"
+    job = start_module("ms_kungfu.launcher", "-q", "-np", 2, sys.executable, program, manner, told)
+    job.wait_for(
+        r"\d\d:\d\d:\d\d ms_kungfu\[rank 0\] WARNING: all_reduce \"\w+\": "
+        r"rank 0 \(\S+\) has waited \d\d s for rank 1 \(\S+\), cluster version 0$",
+        timeout=120,
+    )
+    told.touch()
+    job.assert_exit(0)
+    assert job.output.count("the sum is [1.]") == 2
+
+
 def test_a_plan_of_resizes_is_followed_with_right_sums(run_program: Run) -> None:
     plan = [2, 4, 4, 1, 3, 2, 7, 1, 2]
     output = run_program(PROGRAMS / "resizes.py", *plan, np=1, watch=True)
