@@ -41,6 +41,8 @@ class Segment(Protocol):
 
     def heartbeat(self, rank: int) -> int: ...
 
+    def gave_up(self, rank: int) -> str: ...
+
     def announce(self, version: int) -> None: ...
 
     def close(self) -> None: ...
@@ -65,6 +67,9 @@ class CoreSegment:
 
     def heartbeat(self, rank: int) -> int:
         return int(self._control.heartbeat(rank))
+
+    def gave_up(self, rank: int) -> str:
+        return str(self._control.gave_up(rank))
 
     def announce(self, version: int) -> None:
         self._control.announce(version)
@@ -516,6 +521,17 @@ class Broker:
             elif process in self._counting or process not in self._holders:
                 return ()  # it has left, or has no place yet
             return tuple(beats)
+
+    def gave_up(self, peer: PeerID, incarnation: int) -> str:
+        """Why a process that lives can't go on, and its end is what the other members wait for; "" where it can."""
+        with self._changed:
+            for version, segment in self._segments.items():
+                rank = self._membership.clusters[version].rank_of(peer)
+                if rank is not None and self._membership.belongs(peer, incarnation, version):
+                    reason = segment.gave_up(rank)
+                    if reason:
+                        return reason
+            return ""
 
     def end(self) -> None:
         """The job is about to end: nobody may leave any more, or become somebody."""

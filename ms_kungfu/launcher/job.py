@@ -11,6 +11,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import math
 import os
 import secrets
 import signal
@@ -69,6 +70,7 @@ _RESTART_WINDOW_S = 300.0
 _STANDBY_DELAY_S = 2.0  # whoever has just joined is busy, and a new process would be in its way
 _RETRY_S = 0.2
 _CANT_RUN = 126  # as a shell has it
+_OUT_GRACE_S = 10.0  # for whoever can't go on, to end by itself
 _UNANSWERED_KILL_S = 10.0  # whoever doesn't run for so long, not even to die, is gone without
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
@@ -93,6 +95,7 @@ class Process:
     join_timer: asyncio.TimerHandle | None = None
     leave_timer: asyncio.TimerHandle | None = None
     killed_because: str = ""
+    is_out: bool = False  # it has said that it can't go on
     given_up: bool = False  # it did not even answer SIGKILL
     works_on: bool = False  # it has left, and its grace is over
     dismissed: bool = False  # ended by the launcher, which has said why
@@ -223,8 +226,7 @@ class Job:
             loop.call_later(options.timeout_s, self._happened, TimedOut(options.timeout_s))
         self._start_missing(first)
         self._keep_standbys()
-        if options.peer_timeout_s is not None:
-            self._look_for_hangs(HangWatch(options.peer_timeout_s))
+        self._look_for_hangs(HangWatch(options.peer_timeout_s or math.inf))
         if options.watch and options.builtin_port is None and options.config_server is not None:
             self._follower = Follower(
                 ConfigClient(options.config_server, self._secret),
@@ -544,7 +546,24 @@ class Job:
                 self._processes[key],
                 f"stood still for {self._options.peer_timeout_s:g} s (-peer-timeout) and was killed",
             )
+        for process in watched.values():
+            self._look_whether_it_is_out(process)
         loop.call_later(watch.period_s, self._look_for_hangs, watch)
+
+    def _look_whether_it_is_out(self, process: Process) -> None:
+        """A worker that has failed alone in a collective or a join (Ctrl-C, no memory) has no part in anything any more,
+        whatever its program does: the others wait for its end (docs/recovery.md)."""
+        if process.is_out or process.peer is None or process.killed_because:
+            return
+        reason = self._broker.gave_up(process.peer, process.incarnation)
+        if reason:
+            process.is_out = True
+            _log.warning("%s can't go on: %s; the others wait for its end", process.who, reason)
+            asyncio.get_running_loop().call_later(_OUT_GRACE_S, self._end_one_that_is_out, process, reason)
+
+    def _end_one_that_is_out(self, process: Process, reason: str) -> None:
+        if process.key in self._processes and not process.killed_because and not self._verdict.done():
+            self._kill(process, f"could not go on ({reason}), had not ended after {_OUT_GRACE_S:g} s, and was killed")
 
     def _kill(self, process: Process, reason: str) -> None:
         """Its end follows as an event like any other, or it is gone without."""

@@ -1,4 +1,4 @@
-"""fail|recover: rank 1 gets signals while it waits for rank 0, who comes when it has been interrupted."""
+"""fail|recover|stay: rank 1 gets signals while it waits for rank 0, who comes when it has been interrupted."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import ms_kungfu as kf
 from ms_kungfu import comm
 
 rank, size = kf.current_rank(), kf.current_cluster_size()
-recovers = sys.argv[1] == "recover"
+recovers = sys.argv[1] != "fail"
 # More than fits at once: rank 1 has not brought all of it when it waits.
 mine = np.full(1 << 20, rank, np.float32)
 
@@ -46,6 +46,8 @@ if rank == 1:
         assert "interrupted by KeyboardInterrupt" in str(error), error
     else:
         raise AssertionError("the communicator should be finished")
+    while sys.argv[1] == "stay":
+        signal.pause()  # until the launcher ends it
     if recovers:
         os.kill(os.getpid(), signal.SIGKILL)
     comm.save("done", np.ones(1))
