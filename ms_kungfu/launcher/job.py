@@ -551,7 +551,7 @@ class Job:
         loop.call_later(watch.period_s, self._look_for_hangs, watch)
 
     def _look_whether_it_is_out(self, process: Process) -> None:
-        """A worker that has failed alone in a collective or a join (Ctrl-C, no memory) has no part in anything any more,
+        """A worker that has failed alone in a collective or a join (Ctrl-C, no memory) has no part in anything more,
         whatever its program does: the others wait for its end (docs/recovery.md)."""
         if process.is_out or process.peer is None or process.killed_because:
             return
