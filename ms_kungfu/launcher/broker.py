@@ -470,6 +470,11 @@ class Broker:
             process = (peer, incarnation)
             return process in self._membership.ready or process in self._holders
 
+    def connections(self) -> int:
+        """How many processes have come; each keeps its connection."""
+        with self._changed:
+            return len(self._connections) - len(self._unproved)
+
     def ready_standbys(self) -> set[int]:
         with self._changed:
             return set(self._ready_standbys)

@@ -13,6 +13,7 @@ import itertools
 import logging
 import math
 import os
+import resource
 import secrets
 import signal
 import threading
@@ -69,6 +70,10 @@ _CONFIG_SERVER_START_S = 10.0
 _RESTART_WINDOW_S = 300.0
 _STANDBY_DELAY_S = 2.0  # whoever has just joined is busy, and a new process would be in its way
 _RETRY_S = 0.2
+# Before another process is tried in the place of one that couldn't even be started: doubled each time.
+_START_PAUSE_S = 0.1
+_MAX_START_PAUSE_S = 5.0
+_SPARE_DESCRIPTORS = 8  # for requests to the config server, the memory of versions, logs
 _CANT_RUN = 126  # as a shell has it
 _OUT_GRACE_S = 10.0  # for whoever can't go on, to end by itself
 _UNANSWERED_KILL_S = 10.0  # whoever doesn't run for so long, not even to die, is gone without
@@ -143,6 +148,8 @@ class Job:
         self._leaving: set[PeerID] = set()
         self._places = itertools.count()
         self._vacant: list[int] = []  # places that a new worker is to take
+        self._pausing: list[int] = []  # places that are vacant after a pause, for all of them the same
+        self._pause: asyncio.TimerHandle | None = None
         self._filled: dict[int, list[float]] = {}  # place -> when it was filled anew
         self._standby_numbers = itertools.count(1)
         self._standbys_wanted = options.standbys
@@ -507,16 +514,35 @@ class Job:
 
     def _go_on(self, process: Process, standing: Standing, verdict: Verdict, listed: bool) -> None:
         """The job goes on; `listed`: the newest cluster counts on the process that has ended."""
+        loop = asyncio.get_running_loop()
+        pause_s = 0.0
+        if process.pid is None:  # it couldn't be started, and most likely the next one can't either, at once
+            pause_s = min(_START_PAUSE_S * 2 ** self._restarts_of(process.place), _MAX_START_PAUSE_S)
         if standing is Standing.STANDBY:
             if verdict.decision is Decision.REPLACE:
                 self._count_restart(process.place)
             else:
                 self._standbys_wanted -= 1
-            self._keep_standbys()
+            loop.call_later(pause_s, self._keep_standbys)
         elif verdict.decision in (Decision.SHRINK, Decision.REPLACE):
             if verdict.decision is Decision.REPLACE and listed:
-                self._vacant.append(process.place)
+                if pause_s:
+                    self._pausing.append(process.place)
+                    self._pause = self._pause or loop.call_later(pause_s, self._on_pause_over)
+                else:
+                    self._vacant.append(process.place)
             self._revise()
+
+    def _on_pause_over(self) -> None:
+        self._end_pause()
+        self._revise()
+
+    def _end_pause(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        self._vacant += self._pausing
+        self._pausing.clear()
 
     def _restarts_of(self, place: int) -> int:
         now = asyncio.get_running_loop().time()
@@ -618,6 +644,7 @@ class Job:
         before, self._newest = self._newest, cluster
         if self._resting:
             self._broker.forget_the_ended()
+            self._end_pause()
             self._vacant.clear()
             self._first_failure = self._program_failure = None
             self._first_to_finish = ""
@@ -638,6 +665,7 @@ class Job:
         replacing: list[PeerID] = []
         if cluster != self._writing:
             # Whoever wrote it wants this size: only those that it still lists are to be replaced.
+            self._end_pause()
             del self._vacant[: max(0, len(self._vacant) - len(ended))]
         else:
             # A member that was to go, and stays because nobody else has the state, is in the place of one that died.
@@ -880,6 +908,8 @@ class Job:
         self._processes[process.key] = process
         self._emptied.clear()
         try:
+            if environment[env.PARKED.name] is not None:
+                self._check_descriptors()
             stdout, stderr = self._output.attach(process.log_name, process.rank, held=process.peer is None)
         except OSError as error:
             # As one that could not be run: what a death leads to is for the policy to say.
@@ -891,6 +921,13 @@ class Job:
         finally:
             os.close(stdout)
             os.close(stderr)
+
+    def _check_descriptors(self) -> None:
+        """OSError where another newcomer would take the last descriptors: nobody would hear those who are starting
+        already, nor whoever takes a mistaken size back."""
+        unheard = max(0, len(self._processes) - self._broker.connections())
+        if _spare_descriptors() < 4 + unheard + _SPARE_DESCRIPTORS:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def _give_up(self, process: Process, version: int) -> None:
         """A newcomer has had its time."""
@@ -971,6 +1008,16 @@ class Job:
             last_words = f"kungfu-run: {verdict.reason}"
         # Who couldn't be killed keeps its pipes open for as long as it hangs.
         self._output.close(_OUTPUT_GRACE_S if failed or self._processes else None, last_words)
+
+
+def _spare_descriptors() -> float:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        return float("inf") if limit == resource.RLIM_INFINITY else limit - len(os.listdir("/proc/self/fd"))
+    except FileNotFoundError:  # no /proc
+        return float("inf")
+    except OSError:  # there is none to look with
+        return 0
 
 
 async def _in_thread(function: Callable[[], T]) -> T:

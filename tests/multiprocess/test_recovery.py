@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 import sys
 import time
@@ -223,6 +224,28 @@ def test_a_worker_that_gets_sigterm_leaves_and_exits_with_0(job):
     os.kill(pids[1], signal.SIGTERM)  # nobody is left to go on
     one.program.assert_exit(143)
     one.program.assert_gone(time.monotonic())
+
+
+def test_with_few_descriptors_some_join_others_are_tried_in_growing_pauses_and_it_can_be_taken_back(
+    kungfu_run, start_module
+):
+    def few_descriptors():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+
+    flags = ["-np", 1, "-w", "-recover", "replace", "-max-restarts", 100]
+    one = Job(kungfu_run(*flags, sys.executable, PROGRAM, preexec_fn=few_descriptors), start_module)
+    one.in_version(0, 1)
+    assert one.command("resize", "16")[0] == 0
+    one.wait_for(r"worker 15 .* was not started: .*Too many open files; the others go on, and a new worker is started")
+    joined = one.wait_for(r"^in version (\d+) rank 1 of (\d+) pid", timeout=60)[0]
+    assert 1 < int(joined[2]) < 16
+    code, output = one.command("resize", "1")
+    assert code == 0, output
+    version = re.match(r"cluster version (\d+)", output)[1]
+    one.wait_for(rf"^in version {version} rank 0 of 1 ")
+    assert "-max-restarts" not in one.program.output  # 100 pauses of up to 5 s take 8 minutes
+    assert "was killed" not in one.program.output
+    one.finish(1)
 
 
 @pytest.mark.parametrize("flags", [(), ("-recover", "replace")], ids=["shrink", "replace"])
