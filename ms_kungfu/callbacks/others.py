@@ -52,6 +52,7 @@ _ENDS = ("on_train_epoch_end", "on_train_end")
 _AT_FIRST = "_kungfu_at_first"  # the attribute of a callback that says what the others were
 _STEPS = ("on_train_epoch_begin", "on_train_step_begin", "on_train_step_end")
 Hook = Callable[[Any], None]
+Around = Callable[[Any, Hook], Hook]
 
 
 class Others:
@@ -86,9 +87,12 @@ class Others:
         """Let the rule hold from now on."""
         for key, callback in self._callbacks.items():
             if isinstance(callback, WRITERS):
-                for hook in (*_STEPS, *_ENDS):
-                    notes = isinstance(callback, ModelCheckpoint) and hook == "on_train_step_end"
-                    self._replace(callback, hook, _write_or_note if notes else _at_the_writer)
+                files = _Files()
+                around: dict[str, Around] = dict.fromkeys((*_STEPS, *_ENDS), _at_the_writer)
+                if isinstance(callback, ModelCheckpoint):
+                    around.update(on_train_step_end=files.write_or_note, on_train_end=files.write_last)
+                for hook, how in around.items():
+                    self._replace(callback, hook, how)
             elif is_mindspores(callback):
                 for hook in _ENDS:
                     self._replace(callback, hook, _where_training_is)
@@ -104,7 +108,7 @@ class Others:
                 vars(callback)[hook] = before
         self._hooked.clear()
 
-    def _replace(self, callback: Any, hook: str, around: Callable[[Any, Hook], Hook]) -> None:
+    def _replace(self, callback: Any, hook: str, around: Around) -> None:
         self._hooked.append((callback, hook, vars(callback).get(hook)))
         vars(callback)[hook] = around(callback, getattr(callback, hook))
 
@@ -230,17 +234,47 @@ def _where_training_is(callback: Any, call: Hook) -> Hook:
     return lambda run_context: call(run_context) if _takes_part() else None
 
 
-def _write_or_note(callback: Any, save: Hook) -> Hook:
-    """A ModelCheckpoint that doesn't write knows when the other's last one was written, to go on in its turn."""
+class _Files:
+    """What the workers know of a ModelCheckpoint's files, of which one worker writes each."""
 
-    def save_or_note(run_context: Any) -> None:
-        params = run_context.original_args()
-        if _takes_part() and _is_lowest():
-            save(run_context)
-        elif _takes_part() and callback._check_save_ckpt(params, False):
-            callback._last_triggered_step = params.cur_step_num
+    def __init__(self) -> None:
+        self._ended = -1  # the step of the last one that this worker has ended writing
 
-    return save_or_note
+    def write_or_note(self, callback: Any, save: Hook) -> Hook:
+        """Who doesn't write knows when the other's last one was written, to go on in its turn."""
+
+        def save_or_note(run_context: Any) -> None:
+            params = run_context.original_args()
+            if _takes_part() and _is_lowest():
+                self._write(callback, save, run_context)
+            elif _takes_part() and callback._check_save_ckpt(params, False):
+                callback._last_triggered_step = params.cur_step_num
+
+        return save_or_note
+
+    def write_last(self, callback: Any, save: Hook) -> Hook:
+        """Collective: the last file is there though its writer dies in it, as the next one then writes it anew."""
+
+        def save_for_all(run_context: Any) -> None:
+            if not _takes_part():
+                return
+            at_end = False
+            while True:
+                told = gather({"ended": self._ended, "at_end": at_end}).values()
+                if any(row["at_end"] for row in told):
+                    return
+                # Of a later one it is only known that it was begun.
+                callback._last_triggered_step = min(callback._last_triggered_step, max(row["ended"] for row in told))
+                if _is_lowest():
+                    with runtime.keep_waiting():
+                        self._write(callback, save, run_context)
+                    at_end = True
+
+        return save_for_all
+
+    def _write(self, callback: Any, save: Hook, run_context: Any) -> None:
+        save(run_context)
+        self._ended = callback._last_triggered_step
 
 
 def _has_state_dict(callback: Any) -> bool:

@@ -403,7 +403,7 @@ class ElasticTraining:
 
     def _make_up_for_a_checkpoint(self) -> None:
         """Where the worker that wrote the last checkpoint may have died in it: look, and write another one. Collective,
-        after a change of the cluster, when all have the state."""
+        after a change of the cluster, when all have the state, and when training is over."""
         step = _Process.checkpoint
         if self._checkpoints is None or step is None:
             return
@@ -434,10 +434,13 @@ class ElasticTraining:
             self._ask("after_epoch")
 
     def end(self) -> None:
-        """The call of training is over: tell the policies, close the monitor's files; where the workers are
-        asynchronous, end it for all. `epochs` does so itself."""
+        """The call of training is over: tell the policies, close the monitor's files, look whether the last checkpoint
+        was lost with its writer; where the workers are asynchronous, end it for all. Collective. `epochs` does so
+        itself."""
         if self.asynchronous:
             self._end_together()
+        elif not runtime.detached() and not is_behind():
+            self._make_up_for_a_checkpoint()
         if self._steering is not None and not is_behind():
             self._steering.after_train(self)
         if self.monitor is not None:

@@ -367,6 +367,12 @@ def test_bad_arguments_are_one_sentence(options, sentence):
         KungFuElasticCallback(**options)
 
 
+def test_the_last_checkpoint_is_written_anew_where_its_writer_dies(run_elastic, tmp_path):
+    reports = run_elastic("deaths.py", "end", str(tmp_path / "checkpoints"), np=3, ledger=False)
+    assert files(tmp_path / "checkpoints") == ["step-00000001.ckpt"]
+    assert "the checkpoint of step 1 was lost with the worker that wrote it" in reports.output
+
+
 @pytest.mark.parametrize("place", ["texts", "first", "write"])
 def test_a_death_during_a_checkpoint_costs_neither_a_worker_nor_the_checkpoint(run_elastic, tmp_path, place):
     folder = tmp_path / "checkpoints"

@@ -74,6 +74,18 @@ def test_the_next_one_tells_when_the_one_that_tells_dies(fit, valid):
 OWN = ["ReduceLROnPlateau", "EarlyStopping", "History", "LossMonitor", "TimeMonitor"]
 
 
+@pytest.mark.parametrize("every", [5, 3], ids=["in the last step", "when training is over"])
+def test_the_last_file_is_there_though_its_writer_died_in_it(fit, every):
+    reports = fit(
+        3, epochs=2, callbacks=["ModelCheckpoint"], save=every, keep=9, deaths=[["save:10", 0], ["save:10", 1]]
+    )
+    assert [row["rank"] for row in reports.of("end")] == [2]
+    saved = {path.name for path in (reports.folder / "saved").glob("*.ckpt")}
+    assert saved == ({"net-1_5.ckpt"} if every == 5 else {f"net-{n}.ckpt" for n in ("1_3", "2_1", "2_4")}) | {
+        "net-2_5.ckpt"
+    }
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["elastic callback first", "elastic callback last"])
 def test_a_joiner_decides_as_the_others_do(fit, last):
     """It joins after the last step of epoch 2, and so does another one in the midst of epoch 4."""
@@ -103,12 +115,12 @@ def test_one_worker_writes_and_the_next_one_goes_on(fit):
     callbacks = ["ModelCheckpoint", "SummaryCollector"]
     reports = fit(3, epochs=3, callbacks=callbacks, deaths=[[6, 0], [11, 0]], mode="graph")
     assert len(reports.of("end")) == 1
-    # Every second step was saved, under one name, and two files stay.
+    # Every second step is saved, under one name, and the end; two files stay.
     saved = sorted(path.name for path in (reports.folder / "saved").glob("*.ckpt"))
     last = max(row["step"] for row in reports.of("step"))
-    assert len(saved) == 2
-    assert saved[-1] == f"net-3_{last - 10}.ckpt" or saved[-1].startswith("net-3_")
-    assert all(name.startswith("net-") for name in saved)
+    begins = min(row["step"] for row in reports.of("step") if row["epoch"] == 3)
+    assert last % 2 == 1
+    assert saved == [f"net-3_{last - begins}.ckpt", f"net-3_{last - begins + 1}.ckpt"], "the last due, and the end's"
     # One file of records for each of those that wrote.
     records = [path.name for path in (reports.folder / "summary").glob("*.summary.*_MS")]
     assert len(records) == 3, records

@@ -2,7 +2,7 @@
 it is about to give its own) or "half" (the root, when it has given a part of them), in a step of model averaging
 ("average"), between the updates of two optimizers ("between", or "loop" without ElasticTraining), or in a checkpoint:
 "texts" (the last rank, between the two meetings in which the workers' own states are gathered), "first" (the lowest
-rank, likewise) or "write" (the lowest rank, in the thread that writes)."""
+rank, likewise), "write" (the lowest rank, in the thread that writes) or "end" (likewise, when training is over)."""
 
 import os
 import signal
@@ -111,12 +111,20 @@ if place == "average":
     sys.exit()
 
 gather = gathering.gather_living
-if place == "write" and kf.current_rank() == 0:
+if place in ("write", "end") and kf.current_rank() == 0:
     checkpoint.CheckpointFolder._write = die
 elif (place, kf.current_rank()) in (("texts", 2), ("first", 0)):
     gathering.gather_living = gather_living
 
 elastic.begin()
+if place == "end":
+    optimizer(tuple(ms.ops.ones_like(p) for p in net.trainable_params()))
+    elastic.step_end()
+    elastic.checkpoint()
+    if kf.current_rank() == 0:
+        signal.pause()
+    elastic.end()
+    sys.exit()
 while elastic.step < 8 or kf.current_cluster_size() == 3:  # until the survivors have changed over
     optimizer(tuple(ms.ops.ones_like(p) for p in net.trainable_params()))
     elastic.step_end()

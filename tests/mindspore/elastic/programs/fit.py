@@ -1,7 +1,8 @@
 """OUT OPTIONS: Model.fit of a network with moving statistics, beside MindSpore's own callbacks.
 
 Each worker reports every step and epoch. OPTIONS is JSON: mode, schedule, epochs, total, batch, valid (same, shuffled,
-sharded, elastic), train (elastic, per worker, sharded), callbacks (names), deaths ([step or "eval:EPOCH:BATCH", rank]).
+sharded, elastic), train (elastic, per worker, sharded), callbacks (names), deaths ([step, "eval:EPOCH:BATCH" or
+"save:STEP", rank]).
 """
 
 import json
@@ -27,6 +28,7 @@ from mindspore.train import (
     SummaryCollector,
     TimeMonitor,
 )
+from mindspore.train.callback import _checkpoint
 from reporting import Loss, Numbered, digest, numbered, numbers, report
 
 import ms_kungfu as kf
@@ -102,6 +104,15 @@ class Watch(Callback):
                 rate=float(params.optimizer.learning_rate.asnumpy()),
                 state=found,
             )
+
+
+def save_checkpoint(*arguments, **keywords):
+    if [f"save:{elastic.training.step}", kf.current_rank()] in deaths:
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(*arguments, **keywords)
+
+
+save, _checkpoint.save_checkpoint = _checkpoint.save_checkpoint, save_checkpoint
 
 
 class Alone(Callback):
