@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <optional>
 
 #include "collectives/dtype.h"
 #include "collectives/reduce.h"
@@ -14,6 +15,7 @@
 #include "monitoring/gradient_norms.h"
 #include "monitoring/traffic.h"
 #include "runtime/failure.h"
+#include "runtime/forks.h"
 #include "runtime/interrupt.h"
 #include "runtime/log.h"
 #include "runtime/peer.h"
@@ -98,10 +100,18 @@ void CheckSignals() {
   throw Interrupted(reinterpret_cast<PyTypeObject*>(PyErr_Occurred())->tp_name);
 }
 
-void (*CheckOfThread())() {
-  const bool is_main = static_cast<pid_t>(syscall(SYS_gettid)) == getpid();
-  return is_main ? &CheckSignals : nullptr;
+// Asked around every operation, so the kernel is asked once a thread; a fork makes its thread the main one.
+bool IsMainThread() {
+  struct Known {
+    OneProcess in;
+    bool is_main = static_cast<pid_t>(syscall(SYS_gettid)) == getpid();
+  };
+  thread_local std::optional<Known> known;
+  if (!known || known->in.IsCopy()) known.emplace();
+  return known->is_main;
 }
+
+void (*CheckOfThread())() { return IsMainThread() ? &CheckSignals : nullptr; }
 
 // Runs what may wait, with the GIL released. A signal's handler runs meanwhile, and what it raises ends the wait.
 template <typename Body>
