@@ -6,12 +6,12 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from ms_kungfu import comm, runtime
+from ms_kungfu import comm, env, runtime
 from ms_kungfu.elastic import membership
 from ms_kungfu.elastic.gathering import gather_living
 from ms_kungfu.elastic.policy import HOOKS, Decision, Policies, Policy, Quantities
@@ -29,6 +29,16 @@ Evict = Callable[[Sequence[int]], None]
 
 # Workers of one host reduce in shared memory, which has no topology to choose.
 _STRATEGIES = ("AUTO", "SHM")
+
+
+@dataclass(frozen=True)
+class _Eviction:
+    """Workers that are to leave, and who has asked for it, by their uids. The same at all workers."""
+
+    job: str | None
+    version: int  # of the cluster in which they were there
+    sender: int
+    leaving: list[int]
 
 
 class Steering:
@@ -51,7 +61,7 @@ class Steering:
         self._pending_size: int | None = None  # passed on and not come true yet
         self._keeps_local_batch = False  # when the size that was decided on comes true
         self._steps_at_size = 0
-        self._eviction: list[str] | None = None  # who has asked for it, and who is to leave
+        self._eviction: _Eviction | None = None
         self._began = time.monotonic()
         self._resize_time: float | None = None
         self._step_time: float | None = None  # before the change
@@ -65,7 +75,7 @@ class Steering:
             "pending": self._pending_size,
             "keeps_local_batch": self._keeps_local_batch,
             "total_samples": self.total_samples,
-            "eviction": self._eviction,
+            "eviction": None if self._eviction is None else list(astuple(self._eviction)),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -74,7 +84,10 @@ class Steering:
         self._resize_time, self._wanted_size = state["resize_time"], state["size"]
         self._pending_size, self._keeps_local_batch = state["pending"], state["keeps_local_batch"]
         self.total_samples = state["total_samples"]
-        self._eviction = state.get("eviction")  # not in files of older versions
+        held = state.get("eviction")  # not in files of older versions, and in some with host and port
+        self._eviction = None
+        if held is not None and held[0] == env.BROKER.get():  # else a checkpoint's, of other processes
+            self._eviction = _Eviction(*held)
 
     def stepped(self, record: StepRecord | None) -> None:
         """A step is done, and measured where there is a record."""
@@ -98,7 +111,6 @@ class Steering:
         self._steps_at_size = 0
         self._resize_time = seconds
         self._pending_size, self._keeps_local_batch = None, False
-        self._renew_eviction()
 
     def take_size(self) -> int | None:
         """The size that has been decided on since the last call."""
@@ -119,6 +131,7 @@ class Steering:
         """
         if hook not in self._asked:
             return
+        self._renew_eviction()
         decision = self.policies.decide(hook, self.quantities(training))
         if decision is not None and decision.size is not None:
             # Policies go on asking while the new workers get ready.
@@ -144,7 +157,9 @@ class Steering:
                 if hasattr(optimizer, "switch_to"):
                     optimizer.switch_to(decision.optimizer)
         if decision.evict:
-            self._eviction = [_peers()[rank] for rank in (decider, *decision.evict)]
+            uids = _uids()
+            leaving = [uids[rank] for rank in decision.evict if rank in uids]
+            self._eviction = _Eviction(env.BROKER.get(), membership.cluster_version(), uids.get(decider, 0), leaving)
             if runtime.current_rank() == decider:
                 self._send_away(decision.evict)
 
@@ -207,19 +222,20 @@ class Steering:
             raise ValueError(f"a policy asked to evict the ranks {list(decision.evict)} of {size} workers")
 
     def _renew_eviction(self) -> None:
-        """Where the worker that asked for an eviction is gone, it may have died before: the lowest rank asks again. Who
-        is asked for twice leaves once."""
-        if self._eviction is None:
+        """Collective, before the first question in a new cluster, as joiners have got what the others hold: where the
+        worker that asked for an eviction is gone, it may have died before, and the lowest rank asks again. Who is asked
+        for twice leaves once."""
+        held = self._eviction
+        if held is None or held.version == membership.cluster_version():
             return
-        sender, *leaving = self._eviction
-        peers = _peers()
-        ranks = [rank for rank, peer in enumerate(peers) if peer in leaving]
-        if not ranks:
-            self._eviction = None
-        elif sender not in peers:
-            self._eviction = [peers[rank] for rank in (0, *ranks)]
-            if runtime.current_rank() == 0:
-                self._send_away(ranks)
+        uids = _uids()
+        ranks = [rank for rank, uid in uids.items() if uid in held.leaving]
+        asks_again = bool(ranks) and held.sender not in uids.values()
+        sender = uids[min(uids)] if asks_again else held.sender
+        leaving = [uids[rank] for rank in ranks]
+        self._eviction = _Eviction(held.job, membership.cluster_version(), sender, leaving) if ranks else None
+        if asks_again and runtime.current_rank() == min(uids):
+            self._send_away(ranks)
 
     def _send_away(self, ranks: Sequence[int]) -> None:
         try:
@@ -232,8 +248,11 @@ class Steering:
             _log.error("can't evict the ranks %s: %s: %s", list(ranks), type(error).__name__, error)
 
 
-def _peers() -> list[str]:
-    return [str(membership.peer_of(rank)) for rank in range(runtime.current_cluster_size())]
+def _uids() -> dict[int, int]:
+    """Collective: the living ranks' processes. Addresses won't do: they are used again."""
+    return {
+        rank: int(uid[0]) for rank, uid in gather_living(np.array([membership.uid()]), "kungfu/policy/uids").items()
+    }
 
 
 def agree(mine: Decision | None) -> tuple[Decision | None, int]:

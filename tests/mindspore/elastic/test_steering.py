@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from types import SimpleNamespace
 
@@ -234,22 +235,70 @@ def test_a_batch_that_a_policy_changes_is_dealt_anew():
     assert other.global_batch_size == 8
 
 
+class Ranks:
+    """This worker is "b"; the others are told of by name."""
+
+    def __init__(self, monkeypatch, *names):
+        self.names, self.version = list(names), 0
+        uids = {name: (ord(name[0]) << 16) + len(name) for name in ("a", "b", "c", "d", "cc")}
+        monkeypatch.setattr(steering.runtime, "current_cluster_size", lambda: len(self.names))
+        monkeypatch.setattr(steering.runtime, "current_rank", lambda: self.names.index("b"))
+        monkeypatch.setattr(steering.membership, "cluster_version", lambda: self.version)
+        there = lambda: {rank: uids[name] for rank, name in enumerate(self.names)}  # noqa: E731
+        monkeypatch.setattr(steering, "_uids", there, raising=False)
+        monkeypatch.setattr(steering, "agree", lambda decision: (decision, 0))
+        self.training = SimpleNamespace(step=1, epoch=0, dataset=None, optimizers=[])
+        self.sent = []
+
+    def steering(self):
+        once = as_policy(Once(evict=(2,)))
+        return steering.Steering(once, Monitor(update_ratio_interval=0), self.sent.append, None)
+
+    def change(self, *names):
+        self.names, self.version = list(names), self.version + 1
+
+    def ask(self, steers):
+        steers.hook("after_step", self.training)
+        self.training.step += 1
+
+
 def test_an_eviction_is_asked_for_again_where_the_one_who_asked_has_died(monkeypatch):
-    peers = ["a", "b", "c", "d"]  # this worker is "b"
-    monkeypatch.setattr(steering.runtime, "current_cluster_size", lambda: len(peers))
-    monkeypatch.setattr(steering.runtime, "current_rank", lambda: peers.index("b"))
-    monkeypatch.setattr(steering.membership, "peer_of", lambda rank: peers[rank])
-    monkeypatch.setattr(steering, "agree", lambda decision: (decision, 0))
-    sent = []
-    steers = steering.Steering(as_policy(Once(evict=(2,))), Monitor(update_ratio_interval=0), sent.append, None)
-    training = SimpleNamespace(step=1, epoch=0, dataset=None, optimizers=[])
-    steers.hook("after_step", training)
-    assert sent == [], "rank 0 asks"
-    peers.remove("a")
-    steers.resized(0.1)
-    assert sent == [[1]], "rank 0 was gone before anybody left"
-    peers.remove("c")
-    steers.resized(0.1)
-    peers.remove("d")
-    steers.resized(0.1)
-    assert sent == [[1]]
+    ranks = Ranks(monkeypatch, "a", "b", "c", "d")
+    steers = ranks.steering()
+    ranks.ask(steers)
+    assert ranks.sent == [], "rank 0 asks"
+    for names in (("b", "c", "d"), ("b", "d"), ("b",)):
+        ranks.change(*names)
+        steers.resized(0.1)
+        ranks.ask(steers)
+        assert ranks.sent == [[1]], "rank 0 was gone before anybody left"
+
+
+def test_a_joiner_evicts_nobody_who_has_only_the_address_of_one_that_was_evicted(monkeypatch):
+    """It gets the state before the others have drawn their conclusions from the change, and may be the lowest rank."""
+    ranks = Ranks(monkeypatch, "a", "c", "d", "b")
+    monkeypatch.setattr(steering.membership, "peer_of", lambda rank: ranks.names[rank][0])  # cc has c's address
+    steers = ranks.steering()
+    monkeypatch.setattr(steering, "agree", lambda decision: (Decision("slow", evict=(1,)), 0))
+    ranks.ask(steers)  # rank 0 sends c away
+    held = json.loads(json.dumps(steers.state()))
+    monkeypatch.setattr(steering, "agree", lambda decision: (None, 0))
+    ranks.change("b", "cc", "d")
+    joiner = ranks.steering()
+    joiner.restore(held)
+    joiner.resized(0.1)
+    ranks.ask(joiner)
+    assert ranks.sent == []
+    assert joiner.state()["eviction"] is None
+
+
+def test_an_eviction_is_not_taken_along_into_another_job(monkeypatch):
+    ranks = Ranks(monkeypatch, "a", "b", "c", "d")
+    monkeypatch.setenv("KUNGFU_BROKER", "one")
+    steers = ranks.steering()
+    ranks.ask(steers)
+    held = steers.state()
+    assert held["eviction"] is not None
+    monkeypatch.setenv("KUNGFU_BROKER", "another")
+    steers.restore(held)
+    assert steers.state()["eviction"] is None
