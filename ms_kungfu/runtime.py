@@ -183,6 +183,7 @@ def resize(size: int) -> tuple[bool, bool]:
     Raises:
         ValueError: for a size below 1.
         CollectiveMismatchError: if the ranks ask for different sizes.
+        CollectiveTimeoutError: where not all ranks call it; the others, who train on, wait as well.
         ResizeError: if the change isn't possible; the cluster is as before.
     """
     change = membership.resize(size)

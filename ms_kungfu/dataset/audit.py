@@ -333,7 +333,7 @@ def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, C
             if where[-1] not in recorded:
                 report.notes.append(
                     f"{_name(data, *where[-1])}: no record of rank {rank}, whose last step of version {version} it is: "
-                    "it died before it wrote, and the others tell its share"
+                    "it died before it wrote, or could not write (its log says so), and the others tell its share"
                 )
 
 

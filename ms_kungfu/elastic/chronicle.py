@@ -78,7 +78,8 @@ def changed(step: int, change: Change) -> None:
         _log.info("step %d: left the cluster of %s, as asked for", step, workers(change.old_size))
         _state.pending = None
         return
-    reason = "as asked for"
+    # Nobody here knows whether a newcomer was asked for, or takes the place of one that died long ago.
+    reason = "as its new workers are ready" if change.new_size > change.old_size else "as asked for"
     if change.lost:
         reason = f"without {', '.join(f'rank {rank}' for rank in change.lost)}, dead"
     if _state.pending is not None and _state.pending.size == change.new_size:

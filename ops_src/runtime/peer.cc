@@ -116,7 +116,7 @@ ResizeOutcome Peer::Resize(uint32_t size) {
   const kf_tensor tensor{&size, wanted.data(), 1};
   Operation exchange;
   exchange.kind = Kind::kAllGather;
-  exchange.name = "kungfu/resize";
+  exchange.name = "kungfu/resize (all ranks have to call it)";  // whoever waits here alone reads it
   exchange.tensors = &tensor;
   exchange.num_tensors = 1;
   exchange.dtype = KF_UINT32;

@@ -412,6 +412,21 @@ def test_who_has_left_the_others_alone_is_named_at_the_end(kungfu_run, script, f
     assert re.search(r"exited with code 1; worker 1 \(.*\) was the first to end, with code 0$", job.stderr[-1])
 
 
+ALONE = """
+import numpy as np
+import ms_kungfu as kf
+if kf.current_rank() == 0:
+    kf.resize(1)
+kf.comm.all_reduce(np.ones(1), name="work")
+"""
+
+
+def test_who_resizes_alone_is_told_that_all_have_to(kungfu_run, script):
+    job = kungfu_run("-np", 2, "-w", *script(ALONE), environment={"KUNGFU_COLLECTIVE_TIMEOUT": "2"})
+    job.wait_for(r"CollectiveTimeoutError: .*kungfu/resize \(all ranks have to call it\)")
+    assert job.wait() != 0
+
+
 BY_HAND = """
 import os, signal
 import numpy as np

@@ -81,6 +81,17 @@ def test_a_death_is_told_once_and_is_the_reason_of_the_change_that_follows(lines
     assert lines() == ["step 9: 4 -> 2 workers, cluster version 3, without rank 1, rank 3, dead"]
 
 
+def test_a_replacement_is_not_called_asked_for(lines, monkeypatch):
+    cluster(monkeypatch, size=3, version=5)
+    chronicle.changed(15, Change(True, False, 2, 3))
+    cluster(monkeypatch, size=2, version=6)
+    chronicle.changed(16, Change(True, False, 3, 2))
+    assert lines() == [
+        "step 15: 2 -> 3 workers, cluster version 5, as its new workers are ready",
+        "step 16: 3 -> 2 workers, cluster version 6, as asked for",
+    ]
+
+
 def test_who_leaves_and_who_joins_says_so(lines, monkeypatch):
     chronicle.changed(12, Change(True, True, 2, 2))
     assert lines() == ["step 12: left the cluster of 2 workers, as asked for"]
