@@ -150,7 +150,8 @@ def recorded(tmp_path):
                 worker.commit(0, 2, rank, [0, 1], True, common)
         for rank, worker in enumerate(workers):
             worker.end_epoch(0, 2, rank, common)
-    return sorted(tmp_path.glob("*.jsonl"))
+    # Not by name: whose is the greater one is chance.
+    return sorted(tmp_path.glob("*.jsonl"), key=lambda path: json.loads(path.read_text().splitlines()[1])["rank"])
 
 
 def change(path, edit, where=lambda line: True):
