@@ -100,6 +100,7 @@ class _State:
     given_up: int = 0  # the newest version that was announced and that nobody goes over to any more
     met: int = 0  # meetings of this cluster version that this process has come to
     line: rendezvous.Line = field(default_factory=rendezvous.Line)  # to the broker
+    training_step: int | None = None  # for the launcher's lines
     outcomes: dict[int, list[int]] = field(default_factory=dict)  # see participants_of; some bytes for each version
     row: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(5, np.uint64))
 
@@ -124,7 +125,15 @@ def _segment(
     address, secret = _broker()
     assert _state.self_id is not None
     return rendezvous.request_segment(
-        address, secret, _state.self_id, _state.incarnation, member_of, version, timeout, _state.line
+        address,
+        secret,
+        _state.self_id,
+        _state.incarnation,
+        member_of,
+        version,
+        timeout,
+        _state.line,
+        _state.training_step,
     )
 
 
@@ -583,6 +592,11 @@ def no_change() -> Change:
 
 
 # ---- without meeting once a step ----
+
+
+def note_step(number: int) -> None:
+    """The training is at this step: a change of the cluster is told with it."""
+    _state.training_step = number
 
 
 def meeting_is_due(size: int | None = None, call: bool = False) -> bool:

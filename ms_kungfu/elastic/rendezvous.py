@@ -61,17 +61,19 @@ def request_segment(
     version: int | None,
     timeout: float | None,
     line: Line | None = None,
+    step: int | None = None,
 ) -> Granted | Detached | Stay:
     """Asks the broker at the abstract socket `address` for a place; waits up to `timeout` seconds, None: for ever.
 
     A member of cluster version `member_of` asks for the agreed `version`; a newcomer passes None for both, which says
     that it is ready, and is answered once a version that contains it has been chosen. Only a member is told to stay.
+    `step` is where its training is, for the launcher's lines.
 
     Raises PeerLostError where the launcher is gone, CollectiveTimeoutError, ResizeError where a member's request is
     refused, and KungFuError where a newcomer's is or where the other end does not know the job's secret.
     """
     wanted = "a cluster that contains it" if version is None else f"cluster version {version}"
-    request = {"peer": str(peer), "incarnation": incarnation, "member_of": member_of, "version": version}
+    request = {"peer": str(peer), "incarnation": incarnation, "member_of": member_of, "version": version, "step": step}
     answer = _ask(address, secret, request, str(peer), wanted, timeout, line)
     if isinstance(answer, str):
         raise ResizeError(answer) if member_of is not None else KungFuError(answer)

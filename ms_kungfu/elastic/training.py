@@ -515,6 +515,7 @@ class ElasticTraining:
             return membership.no_change()
         if checkpoint:
             self._write_checkpoint()
+        membership.note_step(self.step)
         return self._follow(membership.follow_meeting(wanted))
 
     def _go_to_the_furthest(self, wanted: int | None, checkpoint: bool, ended: bool) -> tuple[int | None, bool, bool]:
@@ -595,6 +596,7 @@ class ElasticTraining:
             chronicle.scheduled(self.step, scheduled, self._wait)
         size = self._steering.take_size() if self._steering is not None else None
         wanted = scheduled if size is None else size
+        membership.note_step(self.step)
         if sameness is None:
             change = self._follow(membership.step(wanted, self._wait))
         else:

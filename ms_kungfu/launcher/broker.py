@@ -80,12 +80,14 @@ class CoreSegment:
 
 @dataclass(frozen=True)
 class Request:
-    """What a worker asks: a member names the version it comes from and the agreed one, a newcomer neither."""
+    """What a worker asks: a member names the version it comes from and the agreed one, a newcomer neither. `step`: the
+    one that its training is at, for the launcher's lines."""
 
     peer: PeerID
     incarnation: int
     member_of: int | None
     version: int | None
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -373,7 +375,7 @@ class Broker:
         min_size: int = 1,
         make_segment: Callable[[int, int, int, bool], Segment] = CoreSegment,
         on_unknown_version: Callable[[int], None] | None = None,
-        on_chosen: Callable[[Cluster], None] | None = None,
+        on_chosen: Callable[[Cluster, int | None], None] | None = None,
         on_leave: Callable[[PeerID], None] | None = None,
         on_ready: Callable[[tuple[PeerID, int] | int], None] | None = None,
         on_trouble: Callable[[str], None] | None = None,
@@ -709,7 +711,7 @@ class Broker:
                         if _is_closed(channel.socket):
                             return
             if chosen is not None and self._on_chosen is not None:
-                self._on_chosen(chosen)
+                self._on_chosen(chosen, asked.step if isinstance(asked, Request) else None)
             if news and self._on_ready is not None:
                 self._on_ready(asked.number if isinstance(asked, StandbyRequest) else (asked.peer, asked.incarnation))
             if isinstance(answer, Wait):
@@ -877,7 +879,7 @@ def _request_from(message: dict[str, Any]) -> Request | StandbyRequest | LeaveRe
     if "leave" in message:
         return LeaveRequest(PeerID.parse(message["leave"]), message.get("terminated") is True)
     numbers: dict[str, int | None] = {}
-    for name in ("incarnation", "member_of", "version", "standby"):
+    for name in ("incarnation", "member_of", "version", "standby", "step"):
         value = message.get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
             raise ProtocolError(f"{name} must be a number or null, got {value!r}")
@@ -886,7 +888,13 @@ def _request_from(message: dict[str, Any]) -> Request | StandbyRequest | LeaveRe
         return StandbyRequest(numbers["standby"])
     if numbers["incarnation"] is None:
         raise ProtocolError("a request names its incarnation")
-    return Request(PeerID.parse(message.get("peer")), numbers["incarnation"], numbers["member_of"], numbers["version"])
+    return Request(
+        PeerID.parse(message.get("peer")),
+        numbers["incarnation"],
+        numbers["member_of"],
+        numbers["version"],
+        numbers["step"],
+    )
 
 
 def _is_alive(pid: int) -> bool:

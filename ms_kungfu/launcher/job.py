@@ -215,7 +215,7 @@ class Job:
             len(self._cores),
             recovers=options.recover is not Recover.FAIL,
             on_unknown_version=self._on_unknown_version,
-            on_chosen=lambda cluster: self._from_thread(loop, self._on_chosen, cluster),
+            on_chosen=lambda *chosen: self._from_thread(loop, self._on_chosen, chosen),
             on_ready=lambda who: self._from_thread(loop, self._on_ready, who),
             on_trouble=lambda trouble: self._from_thread(loop, self._on_trouble, trouble),
             min_size=options.min_size,
@@ -676,9 +676,11 @@ class Job:
             self._revise()
         self._start_missing(cluster, replacing)
 
-    def _on_chosen(self, cluster: Cluster) -> None:
-        """The members have agreed on a version and are going over to it."""
-        _log.info("cluster version %d has been chosen: %d workers", cluster.version, cluster.size)
+    def _on_chosen(self, chosen: tuple[Cluster, int | None]) -> None:
+        """The members have agreed on a version and are going over to it, after a step where they have told of any."""
+        cluster, step = chosen
+        after = "" if step is None else f", after step {step}"
+        _log.info("cluster version %d has been chosen: %d workers%s", cluster.version, cluster.size, after)
         loop = asyncio.get_running_loop()
         for process in self._processes.values():
             standing = self._standing(process)

@@ -975,7 +975,7 @@ class World:
             return rendezvous.Stay()
         return rendezvous.Detached() if "error" not in answer else answer["error"]
 
-    def _request_segment(self, address, secret, peer, incarnation, member_of, version, timeout, line):
+    def _request_segment(self, address, secret, peer, incarnation, member_of, version, timeout, line, step):
         answer = self._ask(broker.Request(peer, incarnation, member_of, version), timeout)
         if isinstance(answer, str):
             raise ResizeError(answer) if member_of is not None else KungFuError(answer)

@@ -72,7 +72,7 @@ class Host:
             on_ready=self.ready.append,
             make_segment=self.make_segment,
             on_unknown_version=self.on_unknown_version,
-            on_chosen=self.chosen.append,
+            on_chosen=lambda *chosen: self.chosen.append(chosen),
         )
         self.to_admit = {}
         for cluster in clusters:
@@ -183,8 +183,15 @@ def test_newcomer_waits_for_the_members_choice_and_leaver_is_detached(host):
     assert one.ask(A, 0, 0, 1) == (1, 0, "2 1 2")
     assert leaver.result() == Detached()
     assert newcomer.result() == (1, 1, "2 1 2")
-    assert one.chosen == [cluster(1, A, C)]
+    assert one.chosen == [(cluster(1, A, C), None)]
     assert one.ready == [(C, 1)]  # by incarnation: an earlier process of that peer ID may be on its way out
+
+
+def test_the_step_of_who_chooses_a_version_is_told(host):
+    one = host(cluster(0, A), cluster(1, A))
+    granted = request_segment(one.broker.address, SECRET, A, 0, 0, 1, 20, step=120)
+    os.close(granted.fd)
+    assert one.chosen == [(cluster(1, A), 120)]
 
 
 def test_unknown_version_is_looked_for_at_once_and_only_once(host):

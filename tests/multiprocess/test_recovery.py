@@ -210,7 +210,8 @@ def test_a_policy_evicts_a_rank(job):
     one = job("-np", 3, program=["evict=5:1"])
     pids = one.in_version(0, 3)
     assert one.in_version(1, 2) == {0: pids[0], 1: pids[2]}
-    one.wait_for(rf"^left pid {pids[1]}")
+    told = one.wait_for(r"cluster version 1 has been chosen: 2 workers, after step (\d+)$")[0]
+    assert one.wait_for(rf"^left pid {pids[1]} step (\d+)")[0][1] == told[1]
     assert one.finish(2) == {pids[0], pids[2]}
 
 

@@ -79,6 +79,7 @@ while True:
             membership.evict(int(evict_rank))
         except kf.ResizeError as error:
             print(f"not evicted: {error}", flush=True)
+    membership.note_step(step)
     change = membership.step(size_after(step), wait="wait" in options)
     if change.detached:
         print(f"left pid {os.getpid()} step {step}", flush=True)
