@@ -211,9 +211,12 @@ def restore_tensors(state: TrainingState, entries: Mapping[str, Any], path: Path
     for name, tensor in wanted.items():
         entry = entries[name]
         if tuple(entry.shape) != tuple(tensor.shape) or entry.dtype != tensor.dtype:
+            rates = ""
+            if name.startswith("learning_rate"):
+                rates = "; go on with the list that it began with, whose last entry counts for all steps beyond it"
             raise KungFuError(
                 f"checkpoint {path} is of another training: {name!r} is {entry.dtype}{tuple(entry.shape)} there and "
-                f"{tensor.dtype}{tuple(tensor.shape)} in this program"
+                f"{tensor.dtype}{tuple(tensor.shape)} in this program{rates}"
             )
     for name, tensor in wanted.items():
         assign(tensor, entries[name].asnumpy())

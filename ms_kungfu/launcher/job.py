@@ -410,8 +410,9 @@ class Job:
             return None
         options = self._options
         waited_for = [p for p in self._processes.values() if not p.is_not_waited_for]
-        standings = [self._standing(p) for p in waited_for]
+        # First: a choice meanwhile makes members leaving, and forgets that they were told to.
         told = self._broker.told_to_end() if waited_for else ()
+        standings = [self._standing(p) for p in waited_for]
         state = JobState(
             members=standings.count(Standing.MEMBER),
             leaving=standings.count(Standing.LEAVING),
@@ -477,6 +478,10 @@ class Job:
     def _has_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
         listed = standing in (Standing.MEMBER, Standing.JOINING) and process.peer in self._newest_known().workers
         if process.peer is not None:
+            reason = self._broker.gave_up(process.peer, process.incarnation) if code == 0 and not error else ""
+            if reason and self._options.recover is not Recover.FAIL:
+                # It hasn't finished, whatever it says: the others wait in what it was interrupted in.
+                code, error = 1, f"could not go on ({reason}) and {how_it_ended(code)}"
             # First of all, because the survivors wait for it. One that has finished is missed rather than gone without.
             finished = standing is Standing.MEMBER and code == 0
             self._broker.mark_lost(

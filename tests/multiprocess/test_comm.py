@@ -33,7 +33,7 @@ def test_who_waits_for_a_late_rank_leaves_the_cores_alone(run_program: Run, np: 
     assert run_program(PROGRAMS / "idle_wait.py", np=np).count("fine") == np
 
 
-@pytest.mark.parametrize("manner", ["fail", "recover", "stay"])
+@pytest.mark.parametrize("manner", ["fail", "recover", "stay", "quit"])
 def test_ctrl_c_ends_a_collective_that_waits(run_program: Run, manner: str) -> None:
     recovers = manner != "fail"
     # Who is out is ended also where nobody looks for hangs.

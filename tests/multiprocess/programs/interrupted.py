@@ -1,4 +1,4 @@
-"""fail|recover|stay: rank 1 gets signals while it waits for rank 0, who comes when it has been interrupted."""
+"""fail|recover|stay|quit: rank 1 gets signals while it waits for rank 0, who comes when it has been interrupted."""
 
 import os
 import signal
@@ -48,6 +48,8 @@ if rank == 1:
         raise AssertionError("the communicator should be finished")
     while sys.argv[1] == "stay":
         signal.pause()  # until the launcher ends it
+    if sys.argv[1] == "quit":
+        sys.exit(0)
     if recovers:
         os.kill(os.getpid(), signal.SIGKILL)
     comm.save("done", np.ones(1))
