@@ -248,7 +248,8 @@ LOG_LEVEL: Variable[int] = Variable(
     "DEBUG, INFO, WARNING, ERROR or CRITICAL",
     "user",
     "From which level on a worker's log (stderr) has the lines of ms_kungfu: each resize, death and checkpoint is one "
-    "at INFO or above. Where the program configures Python's logging itself, its levels hold.",
+    "at INFO or above, a wait of 10 s and more a WARNING. Where the program configures Python's logging itself, its "
+    "levels hold.",
 )
 TEST_COMM_DELAY_MS: Variable[int] = Variable(
     "KUNGFU_TEST_COMM_DELAY_MS",

@@ -202,7 +202,7 @@ class KungFuElasticCallback(Callback):
         if not training.should_stop:
             others.take_over()
         if self._bound:
-            others.hook()
+            others.hook(training.asynchronous)
         if not elastic_data:
             _log.warning(
                 "train_dataset is a %s, not an ElasticDataset: unless the program shards it, each worker trains all of "
@@ -229,6 +229,10 @@ class KungFuElasticCallback(Callback):
         if self.training is not None:
             self.training.epoch_begin()
 
+    def on_train_step_begin(self, run_context: Any) -> None:
+        if self.training is not None and not self._elastic_data(run_context):
+            self.training.step_begin()
+
     def on_train_step_end(self, run_context: Any) -> None:
         training = self.training
         assert training is not None
@@ -244,6 +248,8 @@ class KungFuElasticCallback(Callback):
             )
         elif change.changed and self._others is not None:
             self._others.warn_of_what_is_not_carried()
+        if change.undone and self._others is not None:
+            self._others.undone(params.cur_step_num)
         # An asynchronous worker may have been moved to where the furthest is.
         params.cur_step_num += training.step - step
         params.cur_epoch_num += training.epoch - epoch
@@ -266,7 +272,8 @@ class KungFuElasticCallback(Callback):
     def on_train_end(self, run_context: Any) -> None:
         if self.training is not None:
             self.training.end()
-            if not self.training.asynchronous:
+            # Where each worker has a model of its own, the statistics are of that one until the models are merged.
+            if not self.training.asynchronous and not state.models_differ([run_context.original_args().train_network]):
                 self.training.average_statistics()
 
     def _exec_preprocess(self, model: Any, is_train: bool, dataset: Any, *arguments: Any, **options: Any) -> Any:

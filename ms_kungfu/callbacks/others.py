@@ -83,14 +83,16 @@ class Others:
 
     # -- who runs -----------------------------------------------------------------------------------------------------
 
-    def hook(self) -> None:
-        """Let the rule hold from now on."""
+    def hook(self, asynchronous: bool = False) -> None:
+        """Let the rule hold from now on. Workers that are `asynchronous` don't come to the end together."""
         for key, callback in self._callbacks.items():
             if isinstance(callback, WRITERS):
                 files = _Files()
                 around: dict[str, Around] = dict.fromkeys((*_STEPS, *_ENDS), _at_the_writer)
                 if isinstance(callback, ModelCheckpoint):
-                    around.update(on_train_step_end=files.write_or_note, on_train_end=files.write_last)
+                    around["on_train_step_end"] = files.write_or_note
+                    if not asynchronous:
+                        around["on_train_end"] = files.write_last
                 for hook, how in around.items():
                     self._replace(callback, hook, how)
             elif is_mindspores(callback):
@@ -98,6 +100,12 @@ class Others:
                     self._replace(callback, hook, _where_training_is)
             if is_carried(callback):
                 self._replace(callback, "on_train_begin", self._then_restore(key))
+
+    def undone(self, step: int) -> None:
+        """The step is done again: what was written of it is written anew."""
+        for callback in self._callbacks.values():
+            if isinstance(callback, ModelCheckpoint) and callback._last_triggered_step == step:
+                callback._last_triggered_step -= callback._config.save_checkpoint_steps or 1
 
     def unhook(self) -> None:
         """Give the callbacks back as they were."""

@@ -19,6 +19,7 @@ from ms_kungfu import env, runtime
 from ms_kungfu.dataset import dealing
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
 from ms_kungfu.elastic import membership
+from ms_kungfu.elastic.undo import LastStep
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.ops import wait_for_queue
 
@@ -94,6 +95,7 @@ class ElasticDataset(ds.Dataset):
         self._shuffle, self._seed = bool(shuffle), index(seed)
         self._walk = dealing.Walk(self._total, drop_remainder)
         self._dealt = _Dealt(-1, 0, 0, ())  # until the first step
+        self._reductions = membership.Reductions()
         self._deals = 0  # how often what was dealt lost its validity, other than by a new cluster version or epoch
         self._order: tuple[tuple[int, int], Any] = ((-1, -1), None)  # (seed, epoch) and its permutation
         self._weight = 0
@@ -103,7 +105,7 @@ class ElasticDataset(ds.Dataset):
         self._ledger = None if folder is None else Ledger(Path(folder), ElasticDataset._made, ledger_errors)
         self._delivered: list[tuple[dealing.Range, ...]] = []  # to this worker, of the first of the steps taken
         ElasticDataset._made += 1
-        self.driven = False  # an ElasticTraining calls `commit`
+        self.driven: LastStep | None = None  # by an ElasticTraining, which calls `commit`; the step that it is at
         self.suspended = False  # iterators end at once
 
     # -- where training is --------------------------------------------------------------------------------------------
@@ -211,6 +213,20 @@ class ElasticDataset(ds.Dataset):
         membership.set_weight(1)
         self._dealt = replace(self._dealt, members=tuple(r for r in self._dealt.members if r in participants))
         self._deals += 1
+
+    def _participants(self) -> list[int]:
+        """Who took part in the step that is over. What PyNative mode has queued belongs to it."""
+        wait_for_queue()
+        if self.driven is not None:
+            return self.driven.take_participants()
+        _, partly = self._reductions.take_commits()
+        if partly:
+            raise KungFuError(
+                f"rank {', '.join(map(str, partly))} died between two gradient reductions of a step, so its samples "
+                "are in the first update and not in the last; ElasticTraining undoes such a step, a loop without it "
+                "can't go on"
+            )
+        return self._reductions.take_participants()
 
     def _put_back(self) -> None:
         """What was handed out and doesn't count is handed out again."""
@@ -382,9 +398,9 @@ class _Batches:
             self.stop()
             raise StopIteration
         if walk.taken and not (dataset.driven and dataset._dealt.version == runtime.cluster_version()):
-            dataset.commit(_participants())
-        elif not dataset.driven:
-            membership.take_commits()  # of nobody's step
+            dataset.commit(dataset._participants())
+        elif dataset.driven is None:
+            dataset._reductions.take_commits()  # of no step
         wanted = (runtime.cluster_version(), walk.epoch, dataset._deals)
         if wanted != self._dealt_for:
             self.stop()
@@ -395,7 +411,7 @@ class _Batches:
             self._dealt_for = wanted
         step = dataset._take()
         if step is None and walk.taken:  # gradients accumulated to the end of the epoch, which have been applied
-            dataset.commit(_participants())
+            dataset.commit(dataset._participants())
             return next(self)  # what a worker that died had taken is still to be trained
         if step is None:
             return self._end_epoch()
@@ -412,6 +428,8 @@ class _Batches:
         if dataset.keeps_ledger:
             dataset._delivered.append(dealing.ranges(self._coming[:given]))
             self._coming = self._coming[given:]
+        if dataset.driven is not None:
+            dataset.driven.begins()
         return batch
 
     def _end_epoch(self) -> Any:
@@ -431,18 +449,6 @@ class _Batches:
         inner, self._inner, self._dealt_for = self._inner, None, ()
         if inner is not None:
             inner.stop()  # type: ignore[attr-defined]
-
-
-def _participants() -> list[int]:
-    """Who took part in the step that is over. What PyNative mode has queued belongs to it."""
-    wait_for_queue()
-    _, partly = membership.take_commits()
-    if partly:
-        raise KungFuError(
-            f"rank {', '.join(map(str, partly))} died between two gradient reductions of a step, so its samples are in "
-            "the first update and not in the last; ElasticTraining undoes such a step, a loop without it can't go on"
-        )
-    return membership.take_participants()
 
 
 def _positive(value: Any, what: str) -> int:

@@ -44,6 +44,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Callable
@@ -81,6 +82,7 @@ class Change:
     old_size: int
     new_size: int
     lost: tuple[int, ...] = ()  # ranks of the old cluster that had died
+    undone: bool = False  # the step at hand doesn't count, and is done again (`ElasticTraining.step_end`)
 
 
 @dataclass
@@ -502,7 +504,7 @@ def _adopt(version: int) -> Change | None:
         return None
     lost = tuple(lost_ranks())
     _drop_proposal()
-    _state.outcomes[old_version] = take_participants()
+    _state.outcomes[old_version] = Reductions.take_outcome()
     if isinstance(granted, rendezvous.Detached):
         _detach(version)
         return Change(True, True, old_size, old_size, lost)
@@ -660,23 +662,73 @@ def _file_wish() -> int:
 # ---- what this process is ----
 
 
+class Reductions:
+    """What came of the reductions of this process since its owner last asked, in one cluster version.
+
+    Each owner has its own: a training isn't told less because a dataset has asked meanwhile."""
+
+    def __init__(self) -> None:
+        self._gradient = self._any = self._commits = self._first = self._last = 0
+        _reductions.add(self)
+
+    @staticmethod
+    def _look() -> None:
+        gradient, latest, commits, first, last = _core.take_reductions()
+        for each in _reductions:
+            each._gradient, each._any = max(each._gradient, gradient), max(each._any, latest)
+            each._commits, each._first, each._last = each._commits + commits, each._first or first, last or each._last
+
+    @property
+    def latest(self) -> int:
+        """The generation in which the last gradient reduction ended; where there was none, the last all-reduce."""
+        self._look()
+        return max((self._gradient or self._any) - 1, 0)
+
+    def take_participants(self) -> list[int]:
+        """See the function of this name."""
+        latest = self.latest
+        self._gradient = self._any = 0
+        return list(_core.members_of(latest))
+
+    def take_commits(self) -> tuple[int, list[int]]:
+        """How many gradient reductions there were, and the ranks that died between them: they took part in the first,
+        whose update is done, and not in the last. The reductions of a plan's groups, which are of one mind, are one."""
+        self._look()
+        commits, first, last = self._commits, self._first, self._last
+        self._commits = self._first = self._last = 0
+        if first == last:
+            return commits, []
+        stayed = _core.members_of(last - 1)
+        return commits, [rank for rank in _core.members_of(first - 1) if rank not in stayed]
+
+    @classmethod
+    def take_outcome(cls) -> list[int]:
+        """Who took part in the last reductions that somebody has not asked for, as the cluster version ends."""
+        latest = max(each.latest for each in _reductions)
+        participants = list(_core.members_of(latest))
+        for each in _reductions:
+            each._gradient = each._any = each._commits = each._first = each._last = 0
+        return participants
+
+
+_reductions: weakref.WeakSet[Reductions] = weakref.WeakSet()
+_of_nobody = Reductions()
+
+
 def take_participants() -> list[int]:
     """The ranks of the present cluster that took part in the gradient reductions since the last call, sorted; all where
     there was none. The same at all of these ranks."""
-    return list(_core.take_participants())
+    return _of_nobody.take_participants()
+
+
+def take_commits() -> tuple[int, list[int]]:
+    """How many gradient reductions there were since the last call, and the ranks that died between them."""
+    return _of_nobody.take_commits()
 
 
 def participants_of(version: int) -> list[int] | None:
     """What `take_participants` had to tell when the cluster left this version; None where this process wasn't in it."""
     return _state.outcomes.get(version)
-
-
-def take_commits() -> tuple[int, list[int]]:
-    """How many gradient reductions there were since the last call, and the ranks that died between them: they took part
-    in the first, whose update is done, and not in the last. The reductions of a plan's groups, which are of one mind,
-    are one."""
-    count, partly = _core.take_commits()
-    return count, list(partly)
 
 
 def set_weight(samples: int) -> None:

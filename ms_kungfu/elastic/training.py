@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -156,12 +157,13 @@ class ElasticTraining:
         """This worker has no part in the training any more, or not yet (see `begin`), or somebody has asked for a stop.
         """
         self._sameness: Sameness | None = None  # once training began
-        self._last_step = LastStep()
         self._stop_asked = False  # at this worker
         self._stopped = False  # all know of it
         self._steps_here = 0  # since the cluster changed, or the call began
+        self._last_step = LastStep(lambda: self.training_state)
+        self._told_of_steps = False  # by who knows when a step begins
         if dataset is not None:
-            dataset.driven = True
+            dataset.driven = self._last_step
         self.optimizers = state.collect_optimizers(trained)
         """The optimizers of MindSpore among what is trained; of those in one another the outer one."""
         if self.optimizers:
@@ -222,8 +224,9 @@ class ElasticTraining:
 
     def average_statistics(self) -> None:
         """What differs between the workers by nature becomes its mean, so that an evaluation has the same result at
-        each. Collective, between steps; not where each worker trains a model of its own."""
-        if not runtime.detached() and not is_behind() and not state.models_differ(self._trained):
+        each. Collective, between steps. Where each worker trains a model of its own, the statistics are that model's:
+        call it once the optimizer's `merge` has made the models one."""
+        if not runtime.detached() and not is_behind():
             state.average(self.averaged)
 
     def begin(self) -> None:
@@ -278,7 +281,9 @@ class ElasticTraining:
                 self._make_up_for_a_checkpoint()
             if not self.should_stop:
                 self._begin_monitor()
-        self._step_begins()
+        if not self.asynchronous:
+            self._last_step.watch(self._trained)
+        self._step_follows()
 
     def step_end(self, loss: Any = None, samples: int | None = None) -> Change:
         """Count a step, and follow a change of the cluster that is due. Collective, once a step at every worker.
@@ -286,8 +291,8 @@ class ElasticTraining:
         `loss` (this worker's, a number or a tensor) and `samples` (that this worker has trained in the step; the
         dataset knows it otherwise) are for the monitor and the policies.
 
-        Returns what changed. On return from a change the workers that joined have the state, and this one's dataset
-        goes on with its new share.
+        Returns what changed, and whether the step was undone (docs/recovery.md). On return from a change the workers
+        that joined have the state, and this one's dataset goes on with its new share.
         """
         if self.should_stop:
             return membership.no_change()
@@ -305,32 +310,40 @@ class ElasticTraining:
             return self._do_again()
         self._measure(loss, samples)
         if self._dataset is not None:
-            self._dataset.commit(membership.take_participants())
+            self._dataset.commit(self._last_step.take_participants())
         self._ask("after_step")
         # Before a change: it takes all workers, and those who join by the change know nothing of it.
         if self._checkpoint_every is not None and self.step % self._checkpoint_every == 0:
             self._write_checkpoint()
         change = self._change_to(self._size_after(self.step), self._sameness)
-        self._step_begins()
+        self._step_follows()
         return change
 
-    def _step_begins(self) -> None:
+    def step_begin(self) -> None:
+        """What the program has set between the steps (a rate, weights that it clips) belongs to what was before the
+        next one, in case that is undone. With an `ElasticDataset` a step begins when it hands out the first batch;
+        without one where the `step_end` before returns, unless the loop calls this."""
+        self._told_of_steps = True
+        if not self.should_stop:
+            self._last_step.begins()
+
+    def _step_follows(self) -> None:
         if self.should_stop:
             return
         self._ask("before_step")
-        if not self.asynchronous:
-            self._last_step.begins(self.training_state)
+        if not self._told_of_steps and self._dataset is None:
+            self._last_step.begins()
 
     def _do_again(self) -> Change:
         """The step at hand is undone: nothing of it counts."""
         self.step -= 1
         self._steps_here -= 1
-        participants = membership.take_participants()
+        participants = self._last_step.take_participants()
         if self._dataset is not None:
             self._dataset.take_back(participants)
         change = self._change_to(None, self._sameness)
-        self._step_begins()
-        return change
+        self._step_follows()
+        return replace(change, undone=True)
 
     def request_stop(self) -> None:
         """Have training end at all workers after the same step: the present one, or the next where this one's

@@ -2,18 +2,18 @@
 
 Each reduction is whole, and the same at all survivors. Where an update follows each (a GAN's two optimizers), a worker
 that dies between them has its part in the first update and none in the second, so its samples are neither trained nor
-left. All survivors see that alike when the step is over: `membership.take_commits` goes by the generations in which its
-reductions ended, which they share. They take back the Parameters and buffers that they had before the step, its samples
-are handed out again, and it doesn't count.
+left. All survivors see that alike when the step is over, by the generations in which its reductions ended, which they
+share. They take back the Parameters and buffers that they had before the step, its samples are handed out again, and it
+doesn't count.
 
-That takes a copy before each step, which only programs pay whose steps have several reductions. How many there are is
-known after the first step, before which everybody makes a copy.
+That takes a copy before each step, for which only those pay who train with several gradient reducers, or whose steps
+were seen to have several reductions.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Callable
 
 from ms_kungfu import runtime
 from ms_kungfu.comm import Array
@@ -27,32 +27,49 @@ _log = logging.getLogger(__name__)
 class LastStep:
     """What a training was before its last step."""
 
-    def __init__(self) -> None:
-        self._several: bool | None = None  # reductions in a step; None as long as it isn't known
+    def __init__(self, now: Callable[[], TrainingState]) -> None:
+        self._now = now
+        self._reductions = membership.Reductions()
+        self._several = False  # reductions in a step
+        self._begun = False
         self._kept: list[tuple[Any, Array]] = []
+        self._host: list[tuple[Callable[[Any], None], Any]] = []
 
-    def begins(self, now: TrainingState) -> None:
-        """A step follows: keep what may have to be taken back."""
-        self._kept = []
-        membership.take_commits()  # of nobody's step
-        if self._several is not False and runtime.current_cluster_size() > 1:
+    def watch(self, trained: Any) -> None:
+        """This is what is trained."""
+        reducers = [c for c in state.collect_cells(trained).values() if getattr(c, "reduces_gradients", False)]
+        self._several = len(reducers) > 1
+
+    def begins(self) -> None:
+        """A step begins, if it hasn't already: keep what may have to be taken back."""
+        if self._begun:
+            return
+        self._begun = True
+        self._reductions.take_commits()  # of no step
+        if self._several and runtime.current_cluster_size() > 1:
+            now = self._now()
             # asnumpy shares the memory that the step writes to.
             self._kept = [(t, t.asnumpy().copy()) for t in (*now.parameters, *now.buffers.values())]
+            self._host = [(c.restore, c.capture()) for c in now.components if c.name == "loss_scale"]
 
     def ended(self, step: int) -> bool:
         """Whether it stands; where it doesn't, everything is as it was before it. The same at all workers."""
-        commits, partly = membership.take_commits()
-        self._several = bool(self._several) or commits > 1
+        commits, partly = self._reductions.take_commits()
+        self._several = self._several or commits > 1
+        kept, host = (self._kept, self._host) if self._begun else ([], [])
+        self._begun, self._kept, self._host = False, [], []
         if not partly:
             return True
         ranks = ", ".join(map(str, partly))
-        if not self._kept:
+        if not kept:
             raise KungFuError(
                 f"step {step}: rank {ranks} died between two gradient reductions, in the first step that had several; "
                 "what was before it isn't kept. Resume from a checkpoint"
             )
-        for tensor, values in self._kept:
+        for tensor, values in kept:
             state.assign(tensor, values)
+        for restore, captured in host:
+            restore(captured)
         _log.warning(
             "step %d: rank %s died between two gradient reductions, so the step is undone and its samples are trained "
             "again",
@@ -60,3 +77,7 @@ class LastStep:
             ranks,
         )
         return False
+
+    def take_participants(self) -> list[int]:
+        """The ranks whose samples are in the step."""
+        return self._reductions.take_participants()

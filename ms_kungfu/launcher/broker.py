@@ -497,6 +497,7 @@ class Broker:
         """
         with self._changed:
             self._membership.bury(peer, incarnation)
+            self._told_to_end.discard(peer)
             self._stores.drop(self._membership.is_out)
             loss = _Loss(peer, incarnation, reason, recover and self._recovers, reaped)
             self._losses.append(loss)
@@ -736,8 +737,9 @@ class Broker:
             if self._ending or newest is None:
                 return "the job is ending"
             if peer not in newest.workers:  # it is leaving already
-                if request.terminated:
+                if request.terminated and self._on_leave is not None:
                     self._told_to_end.add(peer)
+                    self._on_leave(peer)  # it may have been taken back in meanwhile
                 return ""
             left = self._membership.staying_without(peer, self._leaving)
             if left == 0:
@@ -758,6 +760,7 @@ class Broker:
         """Whoever was granted to leave stays after all: too few would be left by now."""
         with self._changed:
             self._leaving.discard(peer)
+            self._told_to_end.discard(peer)
 
     def told_to_end(self) -> set[PeerID]:
         """The members that have been granted to leave because each of them got a SIGTERM."""

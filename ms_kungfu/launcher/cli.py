@@ -41,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: Options) -> int:
+    # What is opened next must not become standard output, where that is closed.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
     # Before any thread exists, and before the imports below: the guard stays small.
     guard = Guard.fork(options.command)
     try:

@@ -101,6 +101,7 @@ class Process:
     leave_timer: asyncio.TimerHandle | None = None
     killed_because: str = ""
     is_out: bool = False  # it has said that it can't go on
+    reminded: bool = False  # it got a SIGTERM, was granted to leave, and can't: another one has been sent
     given_up: bool = False  # it did not even answer SIGKILL
     works_on: bool = False  # it has left, and its grace is over
     dismissed: bool = False  # ended by the launcher, which has said why
@@ -737,6 +738,7 @@ class Job:
         for process in list(self._processes.values()):
             if process.peer == peer and self._standing(process) in (Standing.MEMBER, Standing.JOINING):
                 if peer in self._leaving:  # and was told to end beside
+                    self._end_who_is_kept()
                     return
                 left = [other for other in self._living_members() if other != peer and other not in self._leaving]
                 verdict = self._happened(WorkerLeaves(process.who, len(left)))
@@ -746,8 +748,21 @@ class Job:
                     self._leaving.add(peer)
                     self._revise()
                 else:
+                    self._end_who_is_kept(peer)
                     self._broker.stays(peer)
                 return
+
+    def _end_who_is_kept(self, peer: PeerID | None = None) -> None:
+        """Whoever got a SIGTERM and was granted to leave, and can't after all, because of those who have died since,
+        ends by it, like one that isn't granted it. All who are left, or `peer`."""
+        living = self._living_members()
+        kept = {peer} if peer is not None else set(living) if self._leaving.issuperset(living) else set()
+        kept &= self._broker.told_to_end()
+        for process in self._processes.values():
+            if process.peer in kept and not process.reminded and self._standing(process) is Standing.MEMBER:
+                process.reminded = True
+                _log.warning("%s was told to end, and nobody else is left to go on: it ends now", process.who)
+                self._guard.signal(signal.SIGTERM, process.key)
 
     def _revise(self) -> None:
         """Writes what has to be written to the config server because workers have gone, in the background."""
@@ -768,6 +783,7 @@ class Job:
         gone = {*self._broker.ended_in(newest)}
         if not self._leaving.issuperset(living):  # else whoever wanted to leave is the last by now, and stays
             gone |= self._leaving
+        self._end_who_is_kept()
         # Whoever is on its way out has its port until it is gone, or has had its time.
         taken = {p.peer.port for p in self._processes.values() if p.peer is not None and not p.works_on}
         ports = [port for port in self._options.ports.ports() if port not in taken]

@@ -43,6 +43,8 @@ class KungFuGradReducer(nn.Cell):
     it has to be the same at all ranks.
     """
 
+    reduces_gradients = True  # ms_kungfu.elastic.undo counts those that do
+
     def __init__(
         self,
         parameters: Any = None,

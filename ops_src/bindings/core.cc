@@ -259,13 +259,16 @@ PYBIND11_MODULE(_core, m) {
       "take_participants", [] { return Peer::Get().Current()->TakeParticipants(); },
       "Ranks that took part in the gradient reductions since the last call; the same at all of them.");
   m.def(
-      "take_commits",
+      "take_reductions",
       [] {
-        auto [count, partly] = Peer::Get().Current()->TakeCommits();
-        return std::make_pair(count, std::move(partly));
+        const auto taken = Peer::Get().Current()->TakeReductions();
+        return std::make_tuple(taken.gradient, taken.any, taken.commits, taken.first, taken.last);
       },
-      "How many commits of gradients there were since the last call, and the ranks that took part in the first of them "
-      "and not in the last.");
+      "What came of the reductions since the last call, in generations plus one: the latest of gradients and of all, "
+      "how many commits of gradients, the first and the last of them.");
+  m.def(
+      "members_of", [](uint32_t generation) { return Peer::Get().Current()->MembersOf(generation); },
+      "Ranks that took part in what ended in this generation.");
   m.def(
       "set_weight",
       [](uint32_t weight) {

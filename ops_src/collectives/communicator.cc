@@ -552,23 +552,20 @@ void Communicator::NoteCommit(const Operation& operation, uint32_t generation) {
   last_commit_.store(generation + 1, std::memory_order_relaxed);
 }
 
-Communicator::Commits Communicator::TakeCommits() {
-  Commits taken;
-  taken.count = commits_.exchange(0, std::memory_order_relaxed);
-  const uint32_t first = first_commit_.exchange(0, std::memory_order_relaxed);
-  const uint32_t last = last_commit_.exchange(0, std::memory_order_relaxed);
-  for (uint32_t g = first; g < last; g++) taken.partly.push_back(segment_->header().death_order[g - 1]);
-  return taken;
+Communicator::Reductions Communicator::TakeReductions() {
+  const auto take = [](std::atomic<uint32_t>& word) { return word.exchange(0, std::memory_order_relaxed); };
+  return {take(gradient_generation_), take(reduce_generation_), take(commits_), take(first_commit_),
+          take(last_commit_)};
 }
 
 Members Communicator::TakeParticipants() {
-  const uint32_t gradient = gradient_generation_.exchange(0, std::memory_order_relaxed);
-  const uint32_t any = reduce_generation_.exchange(0, std::memory_order_relaxed);
-  const uint32_t generation = gradient > 0 ? gradient - 1 : any > 0 ? any - 1 : 0;
-  return segment_ == nullptr ? Members{0} : MembersOf(generation);
+  const Reductions taken = TakeReductions();
+  const uint32_t latest = taken.gradient > 0 ? taken.gradient : taken.any;
+  return MembersOf(latest > 0 ? latest - 1 : 0);
 }
 
 Members Communicator::MembersOf(uint32_t generation) const {
+  if (segment_ == nullptr) return Members{0};
   Members members = everyone_;
   for (uint32_t d = 0; d < generation; d++) {
     const uint32_t dead = segment_->header().death_order[d];

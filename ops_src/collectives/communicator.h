@@ -62,14 +62,16 @@ class Communicator {
   // Who took part in the gradient reductions (operations that are `weighted`; where there was none, in all-reduces)
   // since the last call: the same answer at all who took part. Everybody where there was none.
   Members TakeParticipants();
-  // The commits of gradients since the last call, where operations of one mind are one commit, and who took part in the
-  // first and not in the last: where a step has several (two optimizers, one after the other), a rank may die between
-  // them, when the first update is done. The same answer at all who took part in the last.
-  struct Commits {
-    uint32_t count = 0;
-    Members partly;
+  // What came of the reductions since the last call, in generations plus one; 0: there was none. Operations of one mind
+  // are one commit. A step may have several (two optimizers, one after the other), and a rank may die between them,
+  // when the first update is done: `first` is less than `last` then. The same answer at all who took part in the last.
+  struct Reductions {
+    uint32_t gradient, any;         // the latest of the gradients', and of all all-reduces
+    uint32_t commits, first, last;  // of gradients
   };
-  Commits TakeCommits();
+  Reductions TakeReductions();
+  // Who took part in what ended in this generation.
+  Members MembersOf(uint32_t generation) const;
   // The ranks that are not known to be dead.
   Members Living() const;
   void Beat();  // "this process runs"
@@ -118,7 +120,6 @@ class Communicator {
   uint32_t SettleShared(const Operation* operations, uint32_t* generations, size_t num_operations);
   void NoteGeneration(const Operation& operation, uint32_t generation);
   void NoteCommit(const Operation& operation, uint32_t generation);
-  Members MembersOf(uint32_t generation) const;
   bool IsDead(uint32_t rank) const;
   bool HasFinished(uint32_t rank, const Flight& flight) const;
   void CheckDeaths(const Flight& flight) const;

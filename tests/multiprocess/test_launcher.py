@@ -7,6 +7,8 @@ import re
 import resource
 import shlex
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -131,6 +133,17 @@ def test_first_failing_worker_gives_its_code_and_its_name(kungfu_run, script, co
     job.assert_exit(code)
     job.assert_gone(begin)
     assert job.stderr[-1] == f"kungfu-run: worker 1 (127.0.0.1:10001, pid {pid}) exited with code {code}"
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_closed_standard_output_is_no_ones_channel(closed):
+    """As a daemon, or cron, may start it."""
+    lines = [f"os.write({3 - closed}, b'fine')", f"print('gone', file=open({closed}, 'w'))"]
+    program = "; ".join(["import os, ms_kungfu as kf", "kf.init()", *lines])
+    job = [sys.executable, "-m", "ms_kungfu.launcher", "-q", "-np", "1", sys.executable, "-c", program]
+    command = shlex.join(job)
+    done = subprocess.run(["bash", "-c", f"exec {command} {closed}>&-"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, (done.stdout, done.stderr)[2 - closed].strip()) == (0, "fine")
 
 
 def test_quiet_silences_the_launcher_but_neither_workers_nor_the_cause(kungfu_run):

@@ -259,6 +259,29 @@ def test_when_all_workers_get_sigterm_the_job_ends_in_one_way(job, flags):
     assert one.program.stderr[-1].endswith("was killed by SIGTERM; no worker is left that was not told to end")
 
 
+def test_sigterm_to_all_ends_the_job_though_one_dies_otherwise(job):
+    """Both that can leave are granted it while the third is thought to go on."""
+    one = job("-np", 3, "-peer-timeout", "1s")
+    pids = one.in_version(0, 3)
+    os.kill(pids[2], signal.SIGSTOP)
+    for pid in pids.values():
+        os.kill(pid, signal.SIGTERM)
+    one.program.assert_exit(137)
+    one.program.assert_gone(time.monotonic())
+    assert any("was told to end, and nobody else is left to go on: it ends now" in line for line in one.program.stderr)
+
+
+def test_sigterm_ends_a_worker_that_was_evicted_and_is_needed_again(job):
+    one = job("-np", 2)
+    pids = one.in_version(0, 2)
+    os.kill(pids[1], signal.SIGSTOP)  # so the step doesn't end
+    assert one.command("evict", "0")[0] == 0
+    one.wait_for("cluster version 1 is wanted: 1 workers")
+    os.kill(pids[0], signal.SIGTERM)
+    os.kill(pids[1], signal.SIGKILL)  # before or after the other one has asked to leave
+    one.program.assert_exit(137)
+
+
 def test_a_policy_that_evicts_too_many_is_told_so_and_the_job_goes_on(job):
     one = job("-np", 2, "-min-np", 2, program=["evict=5:1"])
     pids = one.in_version(0, 2)
@@ -414,17 +437,18 @@ def test_who_has_left_the_others_alone_is_named_at_the_end(kungfu_run, script, f
 
 
 ALONE = """
-import numpy as np
+import signal
 import ms_kungfu as kf
 if kf.current_rank() == 0:
     kf.resize(1)
-kf.comm.all_reduce(np.ones(1), name="work")
+signal.pause()  # its own wait would end at the same deadline, and who says so first is heard by all
 """
 
 
 def test_who_resizes_alone_is_told_that_all_have_to(kungfu_run, script):
     job = kungfu_run("-np", 2, "-w", *script(ALONE), environment={"KUNGFU_COLLECTIVE_TIMEOUT": "2"})
     job.wait_for(r"CollectiveTimeoutError: .*kungfu/resize \(all ranks have to call it\)")
+    job.signal(signal.SIGTERM)
     assert job.wait() != 0
 
 

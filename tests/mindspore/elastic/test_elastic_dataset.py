@@ -46,6 +46,15 @@ class FakeRuntime:
     def take_participants(self):
         return list(range(self.size)) if self.participants is None else self.participants
 
+    def Reductions(self):
+        return self
+
+    def take_commits(self):
+        return 1, []
+
+    def begins(self):
+        """As the step of the training that drives a dataset."""
+
     def participants_of(self, version):
         return self.outcomes.get(version)
 
@@ -103,7 +112,7 @@ def train(cluster, source, resizes=(), deaths=(), epochs=2, numbers=sample_numbe
         monkey, ElasticDataset._made = ElasticDataset._made, 0  # each rank is a program of its own
         data = ElasticDataset(source, **options)
         ElasticDataset._made = monkey
-        data.driven = True
+        data.driven = cluster
         return data, data.create_tuple_iterator(num_epochs=epochs, output_numpy=True)
 
     workers = {rank: make() for rank in range(cluster.size)}
@@ -222,7 +231,7 @@ def test_a_resize_by_hand_after_a_death_in_the_same_step_loses_nothing(cluster, 
     for cluster.rank in range(3):
         ElasticDataset._made = 0
         data = ElasticDataset(generator(48), global_batch_size=12, ledger=tmp_path)
-        data.driven = driven
+        data.driven = cluster if driven else None
         workers.append((data, data.create_tuple_iterator(num_epochs=1, output_numpy=True)))
     seen = [collections.Counter(), collections.Counter()]
     for step in range(10):
@@ -250,7 +259,7 @@ def test_a_death_in_the_last_reduction_of_an_epoch_loses_nothing(cluster):
     """Gradients accumulated to the end of the epoch: nobody counts the step before the iterator ends."""
     cluster.size = 2
     data = ElasticDataset(generator(8), global_batch_size=8)
-    data.driven = True
+    data.driven = cluster
     iterator = data.create_tuple_iterator(num_epochs=1, output_numpy=True)
     first = sample_numbers(next(iterator))
     cluster.participants = [0]
@@ -277,7 +286,7 @@ def test_what_was_delivered_is_recorded_not_what_should_have_been(cluster, tmp_p
 def test_a_survivor_that_the_others_think_dead_stops(cluster):
     cluster.size = 2
     data = ElasticDataset(generator(40), batch_size=4)
-    data.driven = True
+    data.driven = cluster
     next(iter(data))
     with pytest.raises(KungFuError, match="rank 0 lives but took no part in the step of ranks"):
         data.commit([1])
@@ -291,7 +300,7 @@ def test_gradients_count_by_the_samples_they_stand_for(cluster):
     weights = []
     for cluster.rank in range(3):
         data = ElasticDataset(generator(34), global_batch_size=32)
-        data.driven = True
+        data.driven = cluster
         batches = data.create_tuple_iterator(num_epochs=1, output_numpy=True)
         next(batches)
         first = cluster.weights[cluster.rank]
@@ -352,7 +361,7 @@ def test_mindspore_prefetches_and_what_it_prefetched_is_not_consumed(cluster):
 
     source = ds.GeneratorDataset(Watched(400), ["x"], shuffle=False, python_multiprocessing=False)
     data = ElasticDataset(source, batch_size=4)
-    data.driven = True
+    data.driven = cluster
     iterator = data.create_tuple_iterator(num_epochs=1, output_numpy=True)
     next(iterator)
     next(iterator)

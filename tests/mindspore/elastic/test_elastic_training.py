@@ -174,19 +174,36 @@ def test_the_momentum_of_model_averaging_begins_anew_after_a_death(run_elastic):
 def test_a_step_in_which_a_worker_dies_between_two_updates_is_undone(run_elastic):
     reports = run_elastic("deaths.py", "between", "-", np=3)
     undone = reports.of("undone")
-    assert [row["step"] for row in undone] == [3, 3]
-    states = {row["before"] for row in undone} | {row["after"] for row in undone}
-    assert len(states) == 1
+    assert sorted(row["step"] for row in undone) == [3, 3, 11]
     steps = reports.by_step("step")
-    assert {row["after"] for row in steps[2]} == states == {row["before"] for row in steps[3]}
-    assert len({row["after"] for row in steps[3]} - states) == 1
-    assert len({row["parameters"] for row in reports.of("end")}) == 1
-    assert len(reports.of("end")) == 2
-    assert samples_by_epoch(reports, key=lambda row: 0)[0] == collections.Counter(range(60)), "of both updates"
+    for step in (3, 11):
+        rows = [row for row in undone if row["step"] == step]
+        states = {row["before"] for row in rows} | {row["after"] for row in rows}
+        assert len(states) == 1
+        assert states == {row["before"] for row in steps[step]}
+        assert len({row["after"] for row in steps[step]} - states) == 1
+    assert {row["after"] for row in steps[2]} == {row["before"] for row in steps[3]}
+    # The rate is set before the step: it isn't the step's to take back.
+    assert {row["rate"] for row in reports.of("step") if row["epoch"] == 1} == {0.05}
+    assert len(reports.of("end")) == 1
+    epochs = samples_by_epoch(reports)
+    assert epochs == dict.fromkeys((0, 1), collections.Counter(range(60))), "of both updates"
     proof = reports.audit()
     assert proof.exact, audit.to_text(proof)
-    assert proof.epochs[0].given_back == 0
+    assert [epoch.given_back for epoch in proof.epochs if epoch.data == 0] == [0, 0]
     assert "step 3: rank 2 died between two gradient reductions" in reports.output
+
+
+def test_files_of_a_step_that_is_undone_are_written_anew(run_elastic):
+    reports = run_elastic("gan.py", np=3)
+    (end,) = reports.of("end")
+    assert end["step"] == 10
+    assert end["kept"] == end["parameters"]
+    assert {path.name for path in (reports.folder / "saved").glob("*.ckpt")} == {
+        f"net-1_{n}.ckpt" for n in range(1, 11)
+    }
+    assert reports.output.count("so the step is undone") == 3
+    assert reports.audit().exact
 
 
 def test_a_loop_that_can_not_undo_such_a_step_ends_with_the_reason(run_elastic):

@@ -67,7 +67,8 @@ if place == "sync":
     sys.exit()
 
 if place in ("between", "loop"):
-    # Two optimizers, as a GAN has them; the last rank dies when the first one's update of step 3 is done.
+    # Two optimizers, as a GAN has them; the last rank dies when the first one's update is done: of step 3, and of step
+    # 11, before which the program has set a rate, as programs do when an epoch begins.
     nets = nn.Dense(4, 2), nn.Dense(4, 2)
     optimizers = [KungFuMomentum(each.trainable_params(), 0.1, 0.9) for each in nets]
     loss_fn = Loss()
@@ -84,16 +85,21 @@ if place in ("between", "loop"):
             report("step", step=step + 1)
         sys.exit()
     elastic = ElasticTraining(*nets, *optimizers, dataset=data)
-    for _ in elastic.epochs(1):
+    others = iter(ElasticDataset(numbered(600), global_batch_size=6).create_tuple_iterator())
+    for epoch in elastic.epochs(2):
+        optimizers[0].learning_rate.set_data(ms.Tensor(0.1 / (epoch + 1), ms.float32))
         for x, y in data:
             step, before = elastic.step, digest(elastic.parameters)
             optimizers[0](grads[0](x, y))
-            if (kf.current_rank(), elastic.step) == (2, 2):
+            if (kf.current_rank(), elastic.step) in ((2, 2), (1, 10)):
                 die()
+            next(others)
             optimizers[1](grads[1](x, y))
             elastic.step_end()
             kind = "step" if elastic.step > step else "undone"
-            report(kind, step=step + 1, samples=numbers(y), before=before, after=digest(elastic.parameters))
+            rate = round(float(optimizers[0].learning_rate.asnumpy()), 6)
+            told = {"samples": numbers(y), "before": before, "after": digest(elastic.parameters), "rate": rate}
+            report(kind, step=step + 1, epoch=epoch, **told)
     report("end", step=elastic.step, parameters=digest(elastic.parameters))
     sys.exit()
 
