@@ -157,6 +157,13 @@ def test_parameters_are_never_a_mixture_of_two_roots(run_elastic):
     assert [row["values"] for row in reports.of("shared")] == [[[0.0] * 3, [0] * 3]] * 2
 
 
+def test_models_of_their_own_become_one_with_their_statistics(run_elastic):
+    reports = run_elastic("merged.py", np=2, ledger=False)
+    for what in ("weights", "statistics"):
+        assert len({row[what] for row in reports.of("own")}) == 2
+        assert len({row[what] for row in reports.of("merged")}) == 1
+
+
 def test_what_pynative_mode_has_queued_decides_whose_samples_count(run_elastic):
     reports = run_elastic("queued.py", np=3)
     assert samples_by_epoch(reports, key=lambda row: 0)[0] == collections.Counter(range(36))

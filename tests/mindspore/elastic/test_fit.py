@@ -80,6 +80,8 @@ def test_the_last_file_is_there_though_its_writer_died_in_it(fit, every):
         3, epochs=2, callbacks=["ModelCheckpoint"], save=every, keep=9, deaths=[["save:10", 0], ["save:10", 1]]
     )
     assert [row["rank"] for row in reports.of("end")] == [2]
+    (kept,), (trained,) = reports.of("kept"), reports.of("trained")
+    assert (kept["file"], kept["parameters"]) == ("net-2_5.ckpt", trained["parameters"])
     saved = {path.name for path in (reports.folder / "saved").glob("*.ckpt")}
     assert saved == ({"net-1_5.ckpt"} if every == 5 else {f"net-{n}.ckpt" for n in ("1_3", "2_1", "2_4")}) | {
         "net-2_5.ckpt"
