@@ -75,8 +75,10 @@ def joined(step: int) -> None:
 def changed(step: int, change: Change) -> None:
     """The cluster is another one now, or has left this worker behind."""
     if change.detached:
-        _log.info("step %d: left the cluster of %s, as asked for", step, workers(change.old_size))
-        _state.pending = None
+        entry, _state.pending = _state.pending, None
+        scheduled = entry is not None and entry.size < change.old_size
+        reason = f"as the schedule has it from step {entry.step} on" if entry and scheduled else "as asked for"
+        _log.info("step %d: left the cluster of %s, %s", step, workers(change.old_size), reason)
         return
     # Nobody here knows whether a newcomer was asked for, or takes the place of one that died long ago.
     reason = "as its new workers are ready" if change.new_size > change.old_size else "as asked for"

@@ -92,6 +92,13 @@ def test_a_replacement_is_not_called_asked_for(lines, monkeypatch):
     ]
 
 
+def test_who_leaves_by_the_schedule_says_so(lines, monkeypatch):
+    cluster(monkeypatch, size=3)
+    chronicle.scheduled(8, 1, wait=False)
+    chronicle.changed(9, Change(True, True, 3, 3))
+    assert lines()[-1] == "step 9: left the cluster of 3 workers, as the schedule has it from step 8 on"
+
+
 def test_who_leaves_and_who_joins_says_so(lines, monkeypatch):
     chronicle.changed(12, Change(True, True, 2, 2))
     assert lines() == ["step 12: left the cluster of 2 workers, as asked for"]
