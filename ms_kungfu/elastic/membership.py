@@ -85,6 +85,55 @@ class Change:
     undone: bool = False  # the step at hand doesn't count, and is done again (`ElasticTraining.step_end`)
 
 
+class Reductions:
+    """What came of the reductions of this process since its owner last asked, in one cluster version.
+
+    Each owner has its own: a training isn't told less because a dataset has asked meanwhile."""
+
+    def __init__(self, of: _State | None = None) -> None:
+        self._gradient = self._any = self._commits = self._first = self._last = 0
+        (_state if of is None else of).reductions.add(self)
+
+    @staticmethod
+    def _look() -> None:
+        gradient, latest, commits, first, last = _core.take_reductions()
+        for each in _state.reductions:
+            each._gradient, each._any = max(each._gradient, gradient), max(each._any, latest)
+            each._commits, each._first, each._last = each._commits + commits, each._first or first, last or each._last
+
+    @property
+    def latest(self) -> int:
+        """The generation in which the last gradient reduction ended; where there was none, the last all-reduce."""
+        self._look()
+        return max((self._gradient or self._any) - 1, 0)
+
+    def take_participants(self) -> list[int]:
+        """See the function of this name."""
+        latest = self.latest
+        self._gradient = self._any = 0
+        return list(_core.members_of(latest))
+
+    def take_commits(self) -> tuple[int, list[int]]:
+        """How many gradient reductions there were, and the ranks that died between them: they took part in the first,
+        whose update is done, and not in the last. The reductions of a plan's groups, which are of one mind, are one."""
+        self._look()
+        commits, first, last = self._commits, self._first, self._last
+        self._commits = self._first = self._last = 0
+        if first == last:
+            return commits, []
+        stayed = _core.members_of(last - 1)
+        return commits, [rank for rank in _core.members_of(first - 1) if rank not in stayed]
+
+    @staticmethod
+    def take_outcome() -> list[int]:
+        """Who took part in the last reductions that somebody has not asked for, as the cluster version ends."""
+        latest = max(each.latest for each in _state.reductions)
+        participants = list(_core.members_of(latest))
+        for each in _state.reductions:
+            each._gradient = each._any = each._commits = each._first = each._last = 0
+        return participants
+
+
 @dataclass
 class _State:
     """What this process knows of its membership; None and False before :func:`join` or :func:`park`."""
@@ -103,8 +152,12 @@ class _State:
     met: int = 0  # meetings of this cluster version that this process has come to
     line: rendezvous.Line = field(default_factory=rendezvous.Line)  # to the broker
     training_step: int | None = None  # for the launcher's lines
+    reductions: weakref.WeakSet[Reductions] = field(default_factory=weakref.WeakSet)  # all owners' of this process
     outcomes: dict[int, list[int]] = field(default_factory=dict)  # see participants_of; some bytes for each version
     row: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(5, np.uint64))
+
+    def __post_init__(self) -> None:
+        self.of_nobody = Reductions(self)  # for those who have none of their own
 
 
 _state = _State()
@@ -662,68 +715,15 @@ def _file_wish() -> int:
 # ---- what this process is ----
 
 
-class Reductions:
-    """What came of the reductions of this process since its owner last asked, in one cluster version.
-
-    Each owner has its own: a training isn't told less because a dataset has asked meanwhile."""
-
-    def __init__(self) -> None:
-        self._gradient = self._any = self._commits = self._first = self._last = 0
-        _reductions.add(self)
-
-    @staticmethod
-    def _look() -> None:
-        gradient, latest, commits, first, last = _core.take_reductions()
-        for each in _reductions:
-            each._gradient, each._any = max(each._gradient, gradient), max(each._any, latest)
-            each._commits, each._first, each._last = each._commits + commits, each._first or first, last or each._last
-
-    @property
-    def latest(self) -> int:
-        """The generation in which the last gradient reduction ended; where there was none, the last all-reduce."""
-        self._look()
-        return max((self._gradient or self._any) - 1, 0)
-
-    def take_participants(self) -> list[int]:
-        """See the function of this name."""
-        latest = self.latest
-        self._gradient = self._any = 0
-        return list(_core.members_of(latest))
-
-    def take_commits(self) -> tuple[int, list[int]]:
-        """How many gradient reductions there were, and the ranks that died between them: they took part in the first,
-        whose update is done, and not in the last. The reductions of a plan's groups, which are of one mind, are one."""
-        self._look()
-        commits, first, last = self._commits, self._first, self._last
-        self._commits = self._first = self._last = 0
-        if first == last:
-            return commits, []
-        stayed = _core.members_of(last - 1)
-        return commits, [rank for rank in _core.members_of(first - 1) if rank not in stayed]
-
-    @classmethod
-    def take_outcome(cls) -> list[int]:
-        """Who took part in the last reductions that somebody has not asked for, as the cluster version ends."""
-        latest = max(each.latest for each in _reductions)
-        participants = list(_core.members_of(latest))
-        for each in _reductions:
-            each._gradient = each._any = each._commits = each._first = each._last = 0
-        return participants
-
-
-_reductions: weakref.WeakSet[Reductions] = weakref.WeakSet()
-_of_nobody = Reductions()
-
-
 def take_participants() -> list[int]:
     """The ranks of the present cluster that took part in the gradient reductions since the last call, sorted; all where
     there was none. The same at all of these ranks."""
-    return _of_nobody.take_participants()
+    return _state.of_nobody.take_participants()
 
 
 def take_commits() -> tuple[int, list[int]]:
     """How many gradient reductions there were since the last call, and the ranks that died between them."""
-    return _of_nobody.take_commits()
+    return _state.of_nobody.take_commits()
 
 
 def participants_of(version: int) -> list[int] | None:

@@ -382,9 +382,12 @@ class Core:
                 return rank
         return segment.size
 
-    def take_participants(self):
-        generation = (self.committed_in or self.reduced_in or 1) - 1
+    def take_reductions(self):
+        gradient, latest = self.committed_in, self.reduced_in
         self.committed_in = self.reduced_in = 0
+        return gradient, latest, int(gradient > 0), gradient, gradient
+
+    def members_of(self, generation):
         return self.segment.members(generation)
 
     def all_reduce(self, name, input, output, op, dtype=-1):
