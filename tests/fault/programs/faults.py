@@ -44,7 +44,7 @@ RARE_PLACES = (
     "before_a_channel_is_declared", "after_a_channel_is_declared", "before_a_channel_has_its_key",
     "before_it_gives_a_channel_back", "with_the_lock_of_the_table", "before_the_lock_of_the_table_is_given_back",
     "between_taking_a_lane_and_binding_it", "between_a_lane's_change_and_the_wake-up",
-    "between_a_publish_and_its_wake-up",
+    "between_a_publish_and_its_wake-up", "when_it_has_closed_its_communicator", "when_it_has_retired_a_channel",
 )  # fmt: skip
 CONNECTIONS = ("broker", "broker_answer", "config", "config_answer")
 _PLACED = ("kill", "stop", "slow")
