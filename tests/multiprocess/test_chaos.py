@@ -6,13 +6,13 @@ pytestmark = pytest.mark.timeout(90)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "every", "told"),
     [
-        (1000, "the program has no workers: nobody followed a change"),
-        (0, "nothing was done to the job before it ended"),
+        (1000, 1, "the program has no workers: nobody followed a change"),
+        (0, 1000, "nothing was done to the job before it ended"),  # however long the job takes to start
     ],
 )
-def test_a_program_without_workers_is_not_well(start_module, script, seconds, told):
+def test_a_program_without_workers_is_not_well(start_module, script, seconds, every, told):
     # Ends once it has been killed and started again, or resized, so often that a change was wanted.
     text = f"""
 import os, sys, time
@@ -21,7 +21,7 @@ while time.monotonic() < deadline and int(os.environ["KUNGFU_INCARNATION"]) < 1:
     time.sleep(0.05)
 """
     chaos = start_module(
-        "ms_kungfu.chaos", "-seed", 1, "-for", 20, "-every", 1, "-resize", "3:3", "-finish", 5, "--", "-np", 2,
+        "ms_kungfu.chaos", "-seed", 1, "-for", 20, "-every", every, "-resize", "3:3", "-finish", 5, "--", "-np", 2,
         *script(text),
     )  # fmt: skip
     assert chaos.wait(60) == 1
