@@ -101,15 +101,14 @@ class Reductions:
             each._gradient, each._any = max(each._gradient, gradient), max(each._any, latest)
             each._commits, each._first, each._last = each._commits + commits, each._first or first, last or each._last
 
-    @property
-    def latest(self) -> int:
+    def _latest(self) -> int:
         """The generation in which the last gradient reduction ended; where there was none, the last all-reduce."""
-        self._look()
         return max((self._gradient or self._any) - 1, 0)
 
     def take_participants(self) -> list[int]:
         """See the function of this name."""
-        latest = self.latest
+        self._look()
+        latest = self._latest()
         self._gradient = self._any = 0
         return list(_core.members_of(latest))
 
@@ -127,7 +126,8 @@ class Reductions:
     @staticmethod
     def take_outcome() -> list[int]:
         """Who took part in the last reductions that somebody has not asked for, as the cluster version ends."""
-        latest = max(each.latest for each in _state.reductions)
+        Reductions._look()
+        latest = max(each._latest() for each in _state.reductions)
         participants = list(_core.members_of(latest))
         for each in _state.reductions:
             each._gradient = each._any = each._commits = each._first = each._last = 0
@@ -719,11 +719,6 @@ def take_participants() -> list[int]:
     """The ranks of the present cluster that took part in the gradient reductions since the last call, sorted; all where
     there was none. The same at all of these ranks."""
     return _state.of_nobody.take_participants()
-
-
-def take_commits() -> tuple[int, list[int]]:
-    """How many gradient reductions there were since the last call, and the ranks that died between them."""
-    return _state.of_nobody.take_commits()
 
 
 def participants_of(version: int) -> list[int] | None:

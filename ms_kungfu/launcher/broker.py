@@ -21,6 +21,7 @@ from typing import Any, Callable, Protocol
 
 from ms_kungfu.elastic.cluster import Cluster, PeerID
 from ms_kungfu.elastic.rendezvous import Channel, ProtocolError, new_nonce, proof_of, text_field
+from ms_kungfu.launcher.policy import would_be_left
 from ms_kungfu.launcher.stores import Stores
 
 _log = logging.getLogger(__name__)
@@ -745,8 +746,7 @@ class Broker:
             if left == 0:
                 return f"{peer} is the last worker"
             if left < self._min_size:
-                count = f"{left} worker{'' if left == 1 else 's'} would be left"
-                return f"{peer} can't leave: {count}, -min-np is {self._min_size}"
+                return f"{peer} can't leave: {would_be_left(left, self._min_size)}"
             if self._on_leave is None:
                 return "this launcher does not follow changes of the cluster (-w)"
             self._leaving.add(peer)

@@ -138,9 +138,7 @@ def decide(event: Event, state: JobState) -> Verdict:
     if isinstance(event, WorkerLeaves):
         if event.left < state.min_size:
             # It was granted, and others have died since.
-            return Verdict(
-                Decision.CONTINUE, f"{event.who} stays: {_count_left(event.left)}, -min-np is {state.min_size}"
-            )
+            return Verdict(Decision.CONTINUE, f"{event.who} stays: {would_be_left(event.left, state.min_size)}")
         return Verdict(Decision.SHRINK, f"{event.who} is leaving; the others go on")
 
     if isinstance(event, WorkerWorksOn):
@@ -220,12 +218,13 @@ def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verd
 
 def _too_few(failure: Failure, left: int, state: JobState) -> Verdict:
     first = state.first_failure or failure
-    reason = f"{failure.reason}; {_count_left(left)}, -min-np is {state.min_size}"
+    reason = f"{failure.reason}; {would_be_left(left, state.min_size)}"
     return Verdict(Decision.FAIL, reason, first.exit_code)
 
 
-def _count_left(left: int) -> str:
-    return f"{left} worker{'' if left == 1 else 's'} would be left"
+def would_be_left(left: int, min_size: int) -> str:
+    """Why somebody may not leave, or the job ends."""
+    return f"{left} worker{'' if left == 1 else 's'} would be left, -min-np is {min_size}"
 
 
 def peers_to_start(
