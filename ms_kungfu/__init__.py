@@ -17,8 +17,10 @@ from ._checkout import use_installed_build as _use_installed_build
 _use_installed_build(globals())
 
 from ._alias import register as _register_alias  # noqa: E402
+from ._moved import register as _register_moved  # noqa: E402
 
 _register_alias()
+_register_moved()
 
 from .errors import (  # noqa: E402
     CollectiveAbortedError,
@@ -54,8 +56,6 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
-
-_register_alias()
 
 _MODULES = ("callbacks", "comm", "dataset", "elastic", "fusion", "monitoring", "ops", "optimizers")
 _RUNTIME = (

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Iterator
 from types import TracebackType
 
-from . import _core, _device, _logging, env, errors
-from .elastic import membership, model_store
+from . import _core, _device, _logging, env, errors, membership
+from .membership import model_store
 
 _lock = threading.Lock()
 _initialized = False

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from ms_kungfu import comm, runtime
+from ms_kungfu import comm, membership, runtime
 from ms_kungfu.dataset import dealing
 from ms_kungfu.dataset.ledger import Ledger
-from ms_kungfu.elastic import membership, state
+from ms_kungfu.elastic import state
 
 ROW = struct.Struct("=qddd")
 """A step's number, its begin, the end of its gradients' reduction, and its end, in seconds of CLOCK_MONOTONIC."""

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ms_kungfu import comm, runtime
-from ms_kungfu.elastic import membership
+from ms_kungfu import comm, membership, runtime
 
 _STEPS = 5  # between two changes
 

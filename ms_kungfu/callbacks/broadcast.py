@@ -6,9 +6,8 @@ from typing import Any
 
 from mindspore.train import Callback
 
-from ms_kungfu import runtime
+from ms_kungfu import membership, runtime
 from ms_kungfu.callbacks.elastic import KungFuElasticCallback
-from ms_kungfu.elastic import membership
 from ms_kungfu.elastic.state import collect_parameters, share_parameters
 from ms_kungfu.elastic.training import is_behind, is_resuming
 

@@ -14,12 +14,12 @@ import mindspore as ms
 import numpy as np
 from mindspore.train import Callback, Model, RunContext
 
-from ms_kungfu import runtime
+from ms_kungfu import membership, runtime
 from ms_kungfu.callbacks import evaluation
 from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
 from ms_kungfu.callbacks.others import Others, agree_on_outputs
 from ms_kungfu.dataset.elastic import ElasticDataset, _positive
-from ms_kungfu.elastic import membership, state
+from ms_kungfu.elastic import state
 from ms_kungfu.elastic.checkpoint import open_folder
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
 from ms_kungfu.elastic.policy import Policy, as_policy

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from ms_kungfu._flags import FlagParser, UsageError, duration, integer
 from ms_kungfu._processes import raise_descriptor_limit
+from ms_kungfu.cluster import Cluster
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, read_secret, write_secret
 from ms_kungfu.config_server.server import ConfigServer, serve_until
 from ms_kungfu.config_server.store import ConfigStore, parse_document
-from ms_kungfu.elastic.cluster import Cluster
 
 PROGRAM = "kungfu-config-server"
 

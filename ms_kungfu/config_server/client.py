@@ -12,8 +12,8 @@ import socket
 import time
 from urllib.parse import urlsplit
 
+from ms_kungfu.cluster import Cluster
 from ms_kungfu.config_server.store import parse_document
-from ms_kungfu.elastic.cluster import Cluster
 from ms_kungfu.errors import ConfigServerError
 
 _MAX_ANSWER_BYTES = 1024 * 1024

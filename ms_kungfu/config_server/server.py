@@ -35,8 +35,8 @@ from typing import Any, Callable, TypeVar
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from ms_kungfu.cluster import Cluster
 from ms_kungfu.config_server.store import ConfigStore, StaleVersionError, parse_document
-from ms_kungfu.elastic.cluster import Cluster
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Callable
 
-from ms_kungfu.elastic.cluster import Cluster
+from ms_kungfu.cluster import Cluster
 
 
 class StaleVersionError(Exception):

@@ -15,10 +15,9 @@ import numpy as np
 from mindspore.dataset.engine.datasets import MapDataset, ProjectDataset, RenameDataset
 from numpy.typing import NDArray
 
-from ms_kungfu import env, runtime
+from ms_kungfu import env, membership, runtime
 from ms_kungfu.dataset import dealing
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
-from ms_kungfu.elastic import membership
 from ms_kungfu.elastic.undo import LastStep
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.ops import wait_for_queue

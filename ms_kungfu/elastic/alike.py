@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ms_kungfu import _core
+from ms_kungfu import _core, membership
 from ms_kungfu.comm import Array
-from ms_kungfu.elastic import membership
 
 # Short: what differs otherwise comes behind it, in a message with an end.
 _REMEDY = "all begin alike by KungFuElasticCallback, ElasticTraining or sync_net_parameters"

@@ -10,8 +10,8 @@ import atexit
 import logging
 from dataclasses import dataclass
 
-from ms_kungfu.elastic import membership
-from ms_kungfu.elastic.membership import Change
+from ms_kungfu import membership
+from ms_kungfu.membership import Change
 
 _log = logging.getLogger(__name__)
 

@@ -34,9 +34,9 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
-from ms_kungfu import comm, runtime
+from ms_kungfu import comm, membership, runtime
 from ms_kungfu.comm import Array
-from ms_kungfu.elastic import alike, membership
+from ms_kungfu.elastic import alike
 from ms_kungfu.elastic.gathering import gather_living
 from ms_kungfu.errors import KungFuError, PeerLostError
 

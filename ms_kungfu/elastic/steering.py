@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from ms_kungfu import comm, env, runtime
-from ms_kungfu.elastic import membership
+from ms_kungfu import comm, env, membership, runtime
 from ms_kungfu.elastic.gathering import gather_living
 from ms_kungfu.elastic.policy import HOOKS, Decision, Policies, Policy, Quantities
 from ms_kungfu.errors import PeerLostError

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from ms_kungfu import comm, runtime
-from ms_kungfu.elastic import chronicle, membership, state
+from ms_kungfu import comm, membership, runtime
+from ms_kungfu.elastic import chronicle, state
 from ms_kungfu.elastic.checkpoint import CheckpointFolder, open_folder, restore_tensors, take_snapshot
 from ms_kungfu.elastic.gathering import gather_living, gather_texts
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
-from ms_kungfu.elastic.membership import Change
 from ms_kungfu.elastic.policy import Policies, Policy, as_policy
 from ms_kungfu.elastic.sameness import Sameness, check, pieces_of
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
 from ms_kungfu.elastic.state import TrainingState
 from ms_kungfu.elastic.undo import LastStep
 from ms_kungfu.errors import KungFuError, PeerLostError
+from ms_kungfu.membership import Change
 
 if TYPE_CHECKING:
     from ms_kungfu.dataset import ElasticDataset
@@ -105,7 +105,7 @@ class ElasticTraining:
 
     *Asynchronous*: each worker makes its steps at its own speed. They meet, each after its present step, for a change
     of the cluster, an entry of the schedule (which counts once one worker has come to it), a checkpoint, and the end of
-    a call; `ms_kungfu.elastic.membership` has the argument. In a meeting all take on the step, the epoch and the
+    a call; `ms_kungfu.membership` has the argument. In a meeting all take on the step, the epoch and the
     position in the data of the worker that is furthest. The first to come to its end ends the call for all, so call
     `end` where `epochs` isn't used; the others find `should_stop` true. No two workers that live train the same sample
     in an epoch; what the slower ones hadn't come to is left out. So a ledger, and what takes all workers at every step

@@ -15,9 +15,9 @@ from __future__ import annotations
 import logging
 from typing import Any, Callable
 
-from ms_kungfu import runtime
+from ms_kungfu import membership, runtime
 from ms_kungfu.comm import Array
-from ms_kungfu.elastic import membership, state
+from ms_kungfu.elastic import state
 from ms_kungfu.elastic.state import TrainingState
 from ms_kungfu.errors import KungFuError
 

@@ -19,8 +19,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Protocol
 
-from ms_kungfu.elastic.cluster import Cluster, PeerID
-from ms_kungfu.elastic.rendezvous import Channel, ProtocolError, new_nonce, proof_of, text_field
+from ms_kungfu.broker_protocol import Channel, ProtocolError, new_nonce, proof_of, text_field
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.policy import would_be_left
 from ms_kungfu.launcher.stores import Stores
 

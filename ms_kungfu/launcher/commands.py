@@ -9,9 +9,9 @@ from typing import Callable
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError
+from ms_kungfu.cluster import Cluster
 from ms_kungfu.config_server.client import ConfigClient, StaleConfigError
 from ms_kungfu.config_server.secret_file import secret_from, servers_of_this_user
-from ms_kungfu.elastic.cluster import Cluster
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.hosts import MANY_PER_CORE, PortRange
 from ms_kungfu.launcher.options import PROGRAM

@@ -7,8 +7,8 @@ import threading
 import time
 from typing import Callable
 
+from ms_kungfu.cluster import Cluster
 from ms_kungfu.config_server.client import ConfigClient, ConfigServerUnreachableError
-from ms_kungfu.elastic.cluster import Cluster
 from ms_kungfu.errors import ConfigServerError
 
 _log = logging.getLogger(__name__)

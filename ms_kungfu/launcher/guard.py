@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ms_kungfu.elastic.rendezvous import receive_fds
+from ms_kungfu.broker_protocol import receive_fds
 
 _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ms_kungfu.elastic.cluster import MAX_WORKERS, Cluster, PeerID
+from ms_kungfu.cluster import MAX_WORKERS, Cluster, PeerID
 
 MANY_PER_CORE = 4  # workers, before a resize looks like a mistake
 DEFAULT_HOST = "127.0.0.1"

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar, cast
 from urllib.parse import urlsplit
 
 from ms_kungfu import env
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.config_server.client import ConfigClient, ConfigServerUnreachableError, StaleConfigError
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, secret_from, write_secret
 from ms_kungfu.devices.rank_table import RankTableError
-from ms_kungfu.elastic.cluster import Cluster, PeerID
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import affinity, devices
 from ms_kungfu.launcher.broker import Broker

@@ -6,8 +6,8 @@ import os
 import threading
 from typing import Any, Callable
 
-from ms_kungfu.elastic.cluster import PeerID
-from ms_kungfu.elastic.rendezvous import Channel, ProtocolError
+from ms_kungfu.broker_protocol import Channel, ProtocolError
+from ms_kungfu.cluster import PeerID
 
 _Process = tuple[PeerID, int]  # a peer ID and the version that the process was started for
 

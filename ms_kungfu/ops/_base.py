@@ -8,8 +8,7 @@ from typing import Any
 from mindspore import dtype as mstype
 from mindspore.ops import PrimitiveWithInfer
 
-from ms_kungfu import runtime
-from ms_kungfu.elastic import membership
+from ms_kungfu import membership, runtime
 from ms_kungfu.fusion._mindspore import mode_of
 from ms_kungfu.fusion.mode import MB
 from ms_kungfu.ops import _plugin, _reparse

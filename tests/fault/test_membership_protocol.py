@@ -16,8 +16,8 @@ import pytest
 
 pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: pip install ms-kungfu[test]")
 
+from ms_kungfu import membership
 from ms_kungfu.dataset import dealing
-from ms_kungfu.elastic import membership
 from ms_kungfu.launcher import broker, job
 from ms_kungfu.launcher.policy import Recover
 from tests.fault import world

@@ -1,7 +1,7 @@
 """A job without processes, on a virtual clock: kungfu-run, its broker, a config server and workers in one thread.
 
 What runs is the code of the package: the launcher's `Job` with its policy, the `Broker` with its `Membership`, the
-`Follower`, the config server's store, and a worker's side, `ms_kungfu.elastic.membership`. What it would block in or
+`Follower`, the config server's store, and a worker's side, `ms_kungfu.membership`. What it would block in or
 ask the kernel for is replaced: processes and threads are greenlets, asyncio's loop is `Loop`, messages take a random
 time, and the collectives of the runtime are `Core`, which does what `docs/recovery.md` argues for: final words,
 generations, steps that settle. A worker may die wherever it waits, and it waits at each place that matters.
@@ -27,11 +27,10 @@ import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
 import ms_kungfu.config_server.server as server_module
-from ms_kungfu import env, runtime
+from ms_kungfu import broker_protocol, env, membership, runtime
 from ms_kungfu.config_server.client import ConfigServerUnreachableError, StaleConfigError
 from ms_kungfu.config_server.store import ConfigStore, StaleVersionError
 from ms_kungfu.dataset import audit, dealing
-from ms_kungfu.elastic import membership, rendezvous
 from ms_kungfu.errors import CollectiveTimeoutError, ConfigServerError, KungFuError, PeerLostError, ResizeError
 from ms_kungfu.launcher import affinity, broker, commands, follow, hosts, job
 from ms_kungfu.launcher.devices import Devices
@@ -872,9 +871,9 @@ class World:
         client = lambda url, secret=None, timeout_s=10.0: Client(self)  # noqa: E731
         environment = _Environment(self)
         wire = SimpleNamespace(
-            Granted=rendezvous.Granted,
-            Detached=rendezvous.Detached,
-            Stay=rendezvous.Stay,
+            Granted=broker_protocol.Granted,
+            Detached=broker_protocol.Detached,
+            Stay=broker_protocol.Stay,
             Line=lambda: SimpleNamespace(close=lambda: None),
             request_segment=self._request_segment,
             request_identity=self._request_identity,
@@ -886,7 +885,7 @@ class World:
             (membership, "env", environment),
             (membership, "time", clock),
             (membership, "threading", threads),
-            (membership, "rendezvous", wire),
+            (membership, "broker_protocol", wire),
             (membership, "ConfigClient", client),
             (membership, "os", SimpleNamespace(close=lambda fd: None)),
             (membership, "_leave_on_sigterm", lambda: None),
@@ -970,13 +969,13 @@ class World:
         if answer is None:
             raise PeerLostError("the launcher is gone")
         if "cluster" in answer:
-            cluster = rendezvous.Cluster.from_json(answer["cluster"])
-            peer = rendezvous.PeerID.parse(answer["peer"])
+            cluster = broker_protocol.Cluster.from_json(answer["cluster"])
+            peer = broker_protocol.PeerID.parse(answer["peer"])
             process.granted = (peer, answer["incarnation"])
-            return rendezvous.Granted(cluster, answer["rank"], channel.fd, peer, answer["incarnation"])
+            return broker_protocol.Granted(cluster, answer["rank"], channel.fd, peer, answer["incarnation"])
         if "stay" in answer:
-            return rendezvous.Stay()
-        return rendezvous.Detached() if "error" not in answer else answer["error"]
+            return broker_protocol.Stay()
+        return broker_protocol.Detached() if "error" not in answer else answer["error"]
 
     def _request_segment(self, address, secret, peer, incarnation, member_of, version, timeout, line, step):
         answer = self._ask(broker.Request(peer, incarnation, member_of, version), timeout)

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from ms_kungfu.elastic import rendezvous
-from ms_kungfu.elastic.cluster import Cluster, PeerID
-from ms_kungfu.elastic.rendezvous import Detached, Granted, request_segment
+from ms_kungfu import broker_protocol
+from ms_kungfu.broker_protocol import Detached, Granted, request_segment
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
 from ms_kungfu.launcher import broker as broker_module
 from ms_kungfu.launcher.broker import Broker
@@ -304,7 +304,7 @@ def test_strangers_of_this_user_make_way_for_workers(host, monkeypatch):
     """Those who say nothing are sent away, and not whoever comes last; a kept connection stays."""
     monkeypatch.setattr(broker_module, "_MAX_UNPROVED", 20)
     one = host(cluster(0, A, B))
-    line = rendezvous.Line()
+    line = broker_protocol.Line()
     granted = request_segment(one.broker.address, SECRET, A, 0, None, None, 20, line)
     os.close(granted.fd)
     with contextlib.ExitStack() as stack:
@@ -348,7 +348,7 @@ def test_who_is_reaped_later_is_told_later(host):
 def test_other_users_cost_no_thread(host, monkeypatch):
     one = host(cluster(0, A))
     before = threading.active_count()
-    monkeypatch.setattr(rendezvous.os, "geteuid", lambda: 12345678)
+    monkeypatch.setattr(broker_protocol.os, "geteuid", lambda: 12345678)
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect("\0" + one.broker.address)
         assert stranger.recv(1) == b""
@@ -359,7 +359,7 @@ def test_wrong_secret_gets_nothing(host):
     one = host(cluster(0, A))
     with pytest.raises(KungFuError, match="the job's broker has another secret"):
         one.ask(A, secret=b"x" * 32)
-    channel = rendezvous.Channel(socket.socket(socket.AF_UNIX), 10)
+    channel = broker_protocol.Channel(socket.socket(socket.AF_UNIX), 10)
     channel.socket.connect("\0" + one.broker.address)
     channel.receive()
     channel.send({"nonce": "1" * 32, "proof": "0" * 64})
@@ -376,7 +376,7 @@ def test_worker_does_not_trust_a_broker_without_the_secret():
     listener.listen()
 
     def pretend():
-        channel = rendezvous.Channel(listener.accept()[0], 10)
+        channel = broker_protocol.Channel(listener.accept()[0], 10)
         channel.send({"nonce": "0" * 32})
         reply = channel.receive()
         channel.send({"proof": reply["proof"]})  # sends back what it has heard
@@ -420,10 +420,10 @@ def test_waiting_worker_learns_that_the_launcher_is_gone(host):
 
 
 def _proven(one):
-    channel = rendezvous.Channel(socket.socket(socket.AF_UNIX), 10)
+    channel = broker_protocol.Channel(socket.socket(socket.AF_UNIX), 10)
     channel.socket.connect("\0" + one.broker.address)
     nonce = channel.receive()["nonce"]
-    channel.send({"nonce": "1" * 32, "proof": rendezvous.proof_of(SECRET, "worker", nonce, "1" * 32)})
+    channel.send({"nonce": "1" * 32, "proof": broker_protocol.proof_of(SECRET, "worker", nonce, "1" * 32)})
     channel.receive()
     return channel
 
@@ -508,7 +508,7 @@ def test_the_segment_of_a_version_is_there_before_its_members_ask_and_goes_if_th
 
 def test_a_member_keeps_its_connection_and_a_forked_child_proves_for_itself(host):
     one = host(cluster(0, A, B), cluster(1, A))
-    line = rendezvous.Line()
+    line = broker_protocol.Line()
 
     def ask(member_of, version):
         answer = request_segment(one.broker.address, SECRET, A, 0, member_of, version, 20, line)
@@ -563,7 +563,7 @@ def test_a_newcomer_that_has_gone_away_is_not_ready(host):
 def test_a_standby_becomes_who_is_needed(host):
     one = host(cluster(0, A))
     one.ask(A)
-    spare = one.later(lambda: rendezvous.request_identity(one.broker.address, SECRET, 7))
+    spare = one.later(lambda: broker_protocol.request_identity(one.broker.address, SECRET, 7))
     one.wait_until(lambda: one.broker.ready_standbys() == {7})
     one.broker.admit(cluster(3, A, B))
     one.broker.assign(7, B, 3)
@@ -578,7 +578,7 @@ def test_a_standby_becomes_who_is_needed(host):
 
 def test_a_standby_whose_version_is_overtaken_is_detached(host):
     one = host(cluster(0, A), cluster(1, A, B), cluster(2, A))
-    spare = one.later(lambda: rendezvous.request_identity(one.broker.address, SECRET, 1))
+    spare = one.later(lambda: broker_protocol.request_identity(one.broker.address, SECRET, 1))
     one.broker.assign(1, B, 1)
     one.ask(A, 0, 0, 2)
     assert spare.result() == Detached()
@@ -586,27 +586,27 @@ def test_a_standby_whose_version_is_overtaken_is_detached(host):
 
 def test_who_wants_to_leave_is_heard_unless_it_is_the_last(host):
     one = host(cluster(0, A, B))
-    rendezvous.request_leave(one.broker.address, SECRET, A, 20)
+    broker_protocol.request_leave(one.broker.address, SECRET, A, 20)
     assert one.leaving == [A]
-    rendezvous.request_leave(one.broker.address, SECRET, C, 20)  # is not in it any more
+    broker_protocol.request_leave(one.broker.address, SECRET, C, 20)  # is not in it any more
     assert one.leaving == [A]
     one.broker.mark_lost(B, "exited with code 1", 0)
     with pytest.raises(ResizeError, match=r"127\.0\.0\.1:10000 is the last worker"):
-        rendezvous.request_leave(one.broker.address, SECRET, A, 20)
+        broker_protocol.request_leave(one.broker.address, SECRET, A, 20)
     one.broker.end()
     with pytest.raises(ResizeError, match="the job is ending"):
-        rendezvous.request_leave(one.broker.address, SECRET, A, 20)
+        broker_protocol.request_leave(one.broker.address, SECRET, A, 20)
 
 
 def test_fewer_than_the_smallest_size_are_never_left(host):
     """The caller is told, also of those who are leaving already; the job goes on."""
     one = host(cluster(0, A, B, C), min_size=2)
-    rendezvous.request_leave(one.broker.address, SECRET, C, 20)
+    broker_protocol.request_leave(one.broker.address, SECRET, C, 20)
     with pytest.raises(ResizeError, match=r"10001 can't leave: 1 worker would be left, -min-np is 2$"):
-        rendezvous.request_leave(one.broker.address, SECRET, B, 20)
+        broker_protocol.request_leave(one.broker.address, SECRET, B, 20)
     assert one.leaving == [C]
     one.broker.stays(C)  # its wish was dropped
-    rendezvous.request_leave(one.broker.address, SECRET, B, 20)
+    broker_protocol.request_leave(one.broker.address, SECRET, B, 20)
     assert one.leaving == [C, B]
 
 
@@ -628,10 +628,10 @@ def test_heartbeats_are_a_processs_own(host):
 
 def about_stores(host, request, fd=None, secret=SECRET):
     """The answer to a request about model stores, and the text behind the descriptor that came with it."""
-    channel = rendezvous.Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), 20)
+    channel = broker_protocol.Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), 20)
     try:
         channel.socket.connect("\0" + host.broker.address)
-        rendezvous.prove(channel, secret)
+        broker_protocol.prove(channel, secret)
         channel.send({"store": request[0], "peer": str(request[1]), **({"incarnation": request[2]} if fd else {})})
         if fd is not None:
             channel.send({}, (fd,))
@@ -668,7 +668,7 @@ def test_a_store_is_handed_on_until_its_process_is_out_or_has_ended(host):
     assert "no member any more" in answer["error"]
     os.close(fd)
     assert about_stores(one, ("get", A)) == ({"store": True}, ["a"])
-    with pytest.raises((OSError, rendezvous.ProtocolError)):
+    with pytest.raises((OSError, broker_protocol.ProtocolError)):
         about_stores(one, ("get", A), secret=b"x" * 32)
     answer, _ = about_stores(one, ("take", A))
     assert "put with an incarnation, or a get" in answer["error"]

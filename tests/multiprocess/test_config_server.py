@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.config_server.client import ConfigClient, ConfigServerUnreachableError, StaleConfigError
 from ms_kungfu.config_server.secret_file import read_secret
-from ms_kungfu.elastic.cluster import Cluster, PeerID
 from ms_kungfu.errors import ConfigServerError
 
 pytestmark = pytest.mark.timeout(60)

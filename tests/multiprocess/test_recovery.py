@@ -456,7 +456,7 @@ BY_HAND = """
 import os, signal
 import numpy as np
 import ms_kungfu as kf
-from ms_kungfu.elastic import membership
+from ms_kungfu import membership
 kf.init()
 for step in range(3):
     if step == 2 and kf.current_rank() == 2:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import ms_kungfu.config_server.server as server_module
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.config_server.client import ConfigClient
 from ms_kungfu.config_server.server import ConfigServer
 from ms_kungfu.config_server.store import ConfigStore
-from ms_kungfu.elastic.cluster import Cluster, PeerID
 
 pytestmark = pytest.mark.timeout(180)
 PROGRAMS = Path(__file__).parent / "programs"

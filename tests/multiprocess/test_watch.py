@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.config_server.client import ConfigClient
-from ms_kungfu.elastic.cluster import Cluster, PeerID
 from tests.conftest import free_port
 
 pytestmark = pytest.mark.timeout(90)
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.timeout(90)
 WORKER = """
 import os, signal, sys, time
 from ms_kungfu.config_server.client import ConfigClient, ConfigServerUnreachableError
-from ms_kungfu.elastic.cluster import PeerID
-from ms_kungfu.elastic.rendezvous import Detached, request_segment
+from ms_kungfu.cluster import PeerID
+from ms_kungfu.broker_protocol import Detached, request_segment
 
 me, secret = PeerID.parse(os.environ["KUNGFU_SELF"]), os.environ["KUNGFU_JOB_SECRET"]
 incarnation = int(os.environ["KUNGFU_INCARNATION"])

@@ -1,6 +1,6 @@
 """What the broker answers, without sockets."""
 
-from ms_kungfu.elastic.cluster import Cluster, PeerID
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.broker import Detach, Grant, Membership, Refuse, Request, Stay, Wait
 
 A, B, C = (PeerID("127.0.0.1", 10000 + i) for i in range(3))

@@ -4,8 +4,9 @@ import logging
 
 import pytest
 
-from ms_kungfu.elastic import chronicle, membership
-from ms_kungfu.elastic.membership import Change
+from ms_kungfu import membership
+from ms_kungfu.elastic import chronicle
+from ms_kungfu.membership import Change
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ms_kungfu.elastic.cluster import Cluster, PeerID
+from ms_kungfu.cluster import Cluster, PeerID
 
 
 def cluster_of(size: int, version: int = 0) -> Cluster:

@@ -1,7 +1,7 @@
 import pytest
 
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.config_server.store import ConfigStore, StaleVersionError, parse_document
-from ms_kungfu.elastic.cluster import Cluster, PeerID
 
 
 def document(size, **more):

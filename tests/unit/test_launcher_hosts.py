@@ -1,6 +1,6 @@
 import pytest
 
-from ms_kungfu.elastic.cluster import Cluster, PeerID
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.hosts import Host, HostError, PortRange, parse_hosts
 
 

@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from ms_kungfu.elastic.cluster import Cluster, PeerID
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.policy import (
     Decision,
     Failure,

@@ -15,8 +15,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 import ms_kungfu as kf
-from ms_kungfu import _device, comm
-from ms_kungfu.elastic import membership
+from ms_kungfu import _device, comm, membership
 from ms_kungfu.ops import KungFuAllReduce, KungFuResize
 from ms_kungfu.ops._sync import broadcast_parameters
 

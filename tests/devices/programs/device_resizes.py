@@ -12,8 +12,7 @@ import numpy as np
 from device_api import Array
 
 import ms_kungfu as kf
-from ms_kungfu import _device, comm
-from ms_kungfu.elastic import membership
+from ms_kungfu import _device, comm, membership
 
 target, engine = sys.argv[1:3]
 plan = [int(size) for size in sys.argv[3:]]

@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 
 import ms_kungfu as kf
-from ms_kungfu import comm
+from ms_kungfu import comm, membership
 from ms_kungfu.dataset import dealing
 from ms_kungfu.dataset.ledger import Ledger
-from ms_kungfu.elastic import membership, state
+from ms_kungfu.elastic import state
 from ms_kungfu.elastic.gathering import gather_texts
 
 NOW = struct.Struct("=qqdd")

@@ -168,7 +168,7 @@ class Faults:
         return None
 
     def _evict(self, number: int, fault: Fault) -> None:
-        from ms_kungfu.elastic import membership
+        from ms_kungfu import membership
         from ms_kungfu.errors import ResizeError
 
         # It may be the last one that lives, or leaving already.
@@ -232,12 +232,12 @@ def _on_connections(refuse: Callable[[str], bool]) -> None:
     """From now on each request of this process to broker and config server asks `refuse` first."""
     import http.client
 
-    from ms_kungfu.elastic import rendezvous
+    from ms_kungfu import broker_protocol
 
-    open_channel, receive = rendezvous.Line.channel, rendezvous.Channel.receive_with_fds
+    open_channel, receive = broker_protocol.Line.channel, broker_protocol.Channel.receive_with_fds
     connect, getresponse = http.client.HTTPConnection.connect, http.client.HTTPConnection.getresponse
 
-    def refusing_channel(self: rendezvous.Line, *args: Any) -> rendezvous.Channel:
+    def refusing_channel(self: broker_protocol.Line, *args: Any) -> broker_protocol.Channel:
         if refuse("broker"):
             self.close()
             raise ConnectionRefusedError("refused by a fault")
@@ -245,7 +245,7 @@ def _on_connections(refuse: Callable[[str], bool]) -> None:
         channel.proven = True
         return channel
 
-    def refusing_receive(self: rendezvous.Channel) -> tuple[dict[str, Any], list[int]]:
+    def refusing_receive(self: broker_protocol.Channel) -> tuple[dict[str, Any], list[int]]:
         message, fds = receive(self)
         if getattr(self, "proven", False) and refuse("broker_answer"):
             for fd in fds:
@@ -265,5 +265,5 @@ def _on_connections(refuse: Callable[[str], bool]) -> None:
             raise ConnectionResetError("lost by a fault")
         return response
 
-    rendezvous.Line.channel, rendezvous.Channel.receive_with_fds = refusing_channel, refusing_receive
+    broker_protocol.Line.channel, broker_protocol.Channel.receive_with_fds = refusing_channel, refusing_receive
     http.client.HTTPConnection.connect, http.client.HTTPConnection.getresponse = refusing_connect, refusing_response

@@ -22,11 +22,11 @@ library = load_runtime(runtime_path)
 import numpy as np  # noqa: E402
 
 import ms_kungfu as kf  # noqa: E402
-from ms_kungfu import comm  # noqa: E402
+from ms_kungfu import comm, membership  # noqa: E402
 from ms_kungfu.bench.pauses_worker import digest  # noqa: E402
 from ms_kungfu.dataset import dealing  # noqa: E402
 from ms_kungfu.dataset.ledger import Ledger  # noqa: E402
-from ms_kungfu.elastic import membership, state  # noqa: E402
+from ms_kungfu.elastic import state  # noqa: E402
 
 SAMPLES, BATCH, STEP_S = 480, 24, 0.003
 PATIENCE_S = 20.0

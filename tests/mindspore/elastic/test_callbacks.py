@@ -10,12 +10,11 @@ import pytest
 from mindspore import nn
 from mindspore.train import Callback, Model
 
-from ms_kungfu import keep_waiting, runtime
+from ms_kungfu import keep_waiting, membership, runtime
 from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback, others, sync_net_parameters
 from ms_kungfu.callbacks import elastic as elastic_module
 from ms_kungfu.callbacks.elastic import _averages, compile_step
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import membership
 from ms_kungfu.errors import ResizeError
 from ms_kungfu.ops import KungFuAllReduce
 from ms_kungfu.optimizers import KungFuGradReducer, KungFuMomentum, PairAveragingOptimizer

@@ -12,9 +12,10 @@ import pytest
 from mindspore import nn
 from mindspore.train import Callback, Model
 
+from ms_kungfu import membership
 from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import membership, state, training
+from ms_kungfu.elastic import state, training
 from ms_kungfu.optimizers import KungFuMomentum
 from tests.mindspore.elastic.test_state import capture, restore
 

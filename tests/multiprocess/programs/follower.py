@@ -6,8 +6,7 @@ import time
 import numpy as np
 
 import ms_kungfu as kf
-from ms_kungfu import comm
-from ms_kungfu.elastic import membership
+from ms_kungfu import comm, membership
 
 kf.init()
 print(f"rank {kf.current_rank()} of {kf.current_cluster_size()} began", flush=True)

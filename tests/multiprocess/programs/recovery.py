@@ -13,8 +13,7 @@ import time
 import numpy as np
 
 import ms_kungfu as kf
-from ms_kungfu import comm
-from ms_kungfu.elastic import membership
+from ms_kungfu import comm, membership
 from ms_kungfu.elastic.schedule import parse_schedule
 
 options = dict(word.partition("=")[::2] for word in sys.argv[1:])

@@ -5,8 +5,7 @@ import sys
 import numpy as np
 
 import ms_kungfu as kf
-from ms_kungfu import comm
-from ms_kungfu.elastic import membership
+from ms_kungfu import comm, membership
 
 plan = [int(size) for size in sys.argv[1:]]
 kf.init()

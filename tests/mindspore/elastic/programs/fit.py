@@ -32,9 +32,9 @@ from mindspore.train.callback import _checkpoint
 from reporting import Loss, Numbered, digest, numbered, numbers, report
 
 import ms_kungfu as kf
+from ms_kungfu import membership
 from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import membership
 from ms_kungfu.optimizers import KungFuMomentum
 
 out, options = Path(sys.argv[1]), json.loads(sys.argv[2])

@@ -6,9 +6,9 @@ from mindspore.train import Callback, Model
 from reporting import Loss, digest, numbered, numbers, report
 
 import ms_kungfu as kf
+from ms_kungfu import membership
 from ms_kungfu.callbacks import BroadcastCallback, sync_net_parameters
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import membership
 from ms_kungfu.optimizers import KungFuMomentum
 
 ms.set_context(mode=ms.PYNATIVE_MODE)

@@ -52,11 +52,10 @@ from typing import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _core, env
-from ..config_server.client import ConfigClient, ConfigServerUnreachableError, StaleConfigError
-from ..errors import KungFuError, PeerLostError, ResizeError
-from . import rendezvous
-from .cluster import MAX_WORKERS, Cluster, PeerID
+from ms_kungfu import _core, broker_protocol, env
+from ms_kungfu.cluster import MAX_WORKERS, Cluster, PeerID
+from ms_kungfu.config_server.client import ConfigClient, ConfigServerUnreachableError, StaleConfigError
+from ms_kungfu.errors import KungFuError, PeerLostError, ResizeError
 
 _log = logging.getLogger(__name__)
 _FIRST_PORT, _LAST_PORT = 10000, 10999  # KungFu's default range
@@ -150,7 +149,7 @@ class _State:
     proposal: _Proposal | None = None  # at the rank that files the wish
     given_up: int = 0  # the newest version that was announced and that nobody goes over to any more
     met: int = 0  # meetings of this cluster version that this process has come to
-    line: rendezvous.Line = field(default_factory=rendezvous.Line)  # to the broker
+    line: broker_protocol.Line = field(default_factory=broker_protocol.Line)  # to the broker
     training_step: int | None = None  # for the launcher's lines
     reductions: weakref.WeakSet[Reductions] = field(default_factory=weakref.WeakSet)  # all owners' of this process
     outcomes: dict[int, list[int]] = field(default_factory=dict)  # see participants_of; some bytes for each version
@@ -176,10 +175,10 @@ def _broker() -> tuple[str, bytes]:
 
 def _segment(
     member_of: int | None, version: int | None, timeout: float | None
-) -> rendezvous.Granted | rendezvous.Detached | rendezvous.Stay:
+) -> broker_protocol.Granted | broker_protocol.Detached | broker_protocol.Stay:
     address, secret = _broker()
     assert _state.self_id is not None
-    return rendezvous.request_segment(
+    return broker_protocol.request_segment(
         address,
         secret,
         _state.self_id,
@@ -192,7 +191,7 @@ def _segment(
     )
 
 
-def _enter(granted: rendezvous.Granted, has_state: bool) -> None:
+def _enter(granted: broker_protocol.Granted, has_state: bool) -> None:
     try:
         _core.join(
             granted.fd,
@@ -208,8 +207,8 @@ def _enter(granted: rendezvous.Granted, has_state: bool) -> None:
     _state.given_up = _state.met = 0
 
 
-def _enter_first(granted: rendezvous.Granted | rendezvous.Detached | rendezvous.Stay) -> None:
-    if not isinstance(granted, rendezvous.Granted):
+def _enter_first(granted: broker_protocol.Granted | broker_protocol.Detached | broker_protocol.Stay) -> None:
+    if not isinstance(granted, broker_protocol.Granted):
         # The cluster shrank again before this process was ready.
         _detach(None)
         return
@@ -281,7 +280,7 @@ def join() -> None:
         if standby is None:
             granted = _segment(member_of=None, version=None, timeout=None)
         else:
-            granted = rendezvous.request_identity(*_broker(), standby, _state.line)
+            granted = broker_protocol.request_identity(*_broker(), standby, _state.line)
         # Other threads that come to a collective meanwhile wait for the lock; this one passes through.
         _state.entering = True
         try:
@@ -323,7 +322,7 @@ def evict(rank: int) -> None:
         raise ValueError(f"there is no rank {rank} in a cluster of {size}")
     if cluster is None:
         raise ResizeError("a cluster that kungfu-run has not started stays at 1 rank")
-    rendezvous.request_leave(*_broker(), cluster.workers[rank], env.JOIN_TIMEOUT.get())
+    broker_protocol.request_leave(*_broker(), cluster.workers[rank], env.JOIN_TIMEOUT.get())
 
 
 # ---- SIGTERM: leave at the next step ----
@@ -365,7 +364,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
 def _ask_to_leave() -> None:
     try:
         assert _state.self_id is not None
-        rendezvous.request_leave(*_broker(), _state.self_id, _GIVE_UP_MARGIN_S, terminated=True)
+        broker_protocol.request_leave(*_broker(), _state.self_id, _GIVE_UP_MARGIN_S, terminated=True)
     except (KungFuError, AssertionError):
         # The job is ending, or there is nobody to go on: SIGTERM does what it would do without a handler.
         os.kill(os.getpid(), signal.SIGTERM)
@@ -552,13 +551,13 @@ def _adopt(version: int) -> Change | None:
     was superseded meanwhile, or those who would have carried the state over are dead."""
     old_size, old_version = int(_core.size()), int(_core.cluster_version())
     granted = _segment(old_version, version, env.JOIN_TIMEOUT.get())
-    if isinstance(granted, rendezvous.Stay):
+    if isinstance(granted, broker_protocol.Stay):
         _state.given_up = version
         return None
     lost = tuple(lost_ranks())
     _drop_proposal()
     _state.outcomes[old_version] = Reductions.take_outcome()
-    if isinstance(granted, rendezvous.Detached):
+    if isinstance(granted, broker_protocol.Detached):
         _detach(version)
         return Change(True, True, old_size, old_size, lost)
     _enter(granted, has_state=_state.received)
@@ -586,7 +585,7 @@ def change_size(size: int) -> tuple[bool, bool]:
 
 def resize(size: int) -> Change:
     """Collective: changes the cluster to `size` ranks; see :func:`ms_kungfu.runtime.resize`."""
-    from .. import runtime
+    from ms_kungfu import runtime
 
     runtime.init()
     join()
@@ -617,7 +616,7 @@ def step(size: int | None = None, wait: bool = False, word: int = 0, settle: Set
     Raises:
         ResizeError: at every rank, if the change isn't possible; the cluster is as before.
     """
-    from .. import runtime
+    from ms_kungfu import runtime
 
     runtime.init()
     join()
@@ -665,7 +664,7 @@ def meeting_is_due(size: int | None = None, call: bool = False) -> bool:
     Raises:
         ResizeError: where there is nobody who could change the size.
     """
-    from .. import runtime
+    from ms_kungfu import runtime
 
     runtime.init()
     join()

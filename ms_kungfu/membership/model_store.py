@@ -6,10 +6,9 @@ import os
 import socket
 from typing import Any
 
-from .. import _core, env
-from ..errors import KungFuError
-from . import membership
-from .rendezvous import Channel, ProtocolError, prove
+from ms_kungfu import _core, env, membership
+from ms_kungfu.broker_protocol import Channel, ProtocolError, prove
+from ms_kungfu.errors import KungFuError
 
 _TIMEOUT_S = 10.0
 

@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ms_kungfu.elastic.cluster import Cluster, PeerID
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
 
 MAX_MESSAGE_BYTES = 64 * 1024
