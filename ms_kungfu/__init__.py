@@ -22,6 +22,7 @@ from ._moved import register as _register_moved  # noqa: E402
 _register_alias()
 _register_moved()
 
+from ._version import VERSION as __version__  # noqa: E402
 from .errors import (  # noqa: E402
     CollectiveAbortedError,
     CollectiveMismatchError,
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
         uid,
         using_kungfu,
     )
-
-__version__ = "0.1.0"
 
 _MODULES = ("callbacks", "comm", "dataset", "elastic", "fusion", "monitoring", "ops", "optimizers")
 _RUNTIME = (

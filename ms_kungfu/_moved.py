@@ -14,10 +14,13 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
+    "ms_kungfu.bench.shapes": "ms_kungfu.fusion.shapes",
     "ms_kungfu.elastic.cluster": "ms_kungfu.cluster",
+    "ms_kungfu.elastic.gathering": "ms_kungfu.agreement",
     "ms_kungfu.elastic.membership": "ms_kungfu.membership",
     "ms_kungfu.elastic.model_store": "ms_kungfu.membership.model_store",
     "ms_kungfu.elastic.rendezvous": "ms_kungfu.broker_protocol",
+    "ms_kungfu.monitoring.optimizers": "ms_kungfu.optimizers.monitored",
 }
 
 

@@ -186,6 +186,7 @@ def resize(size: int) -> tuple[bool, bool]:
         CollectiveTimeoutError: where not all ranks call it; the others, who train on, wait as well.
         ResizeError: if the change isn't possible; the cluster is as before.
     """
+    init()
     change = membership.resize(size)
     return change.changed, change.detached
 

@@ -14,8 +14,8 @@ from ms_kungfu._processes import ended_by_signals
 from ms_kungfu.bench import contenders
 from ms_kungfu.bench.group import GroupError
 from ms_kungfu.bench.report import Report, read
-from ms_kungfu.bench.shapes import GRADIENTS
 from ms_kungfu.bench.workload import DTYPES, OPS
+from ms_kungfu.fusion.shapes import GRADIENTS
 
 _SIZES = "4,64K,1M,16M,64M,256M"
 
@@ -236,7 +236,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.command == "all":
         from ms_kungfu.bench import everything
 
-        return everything.run(arguments.out, arguments.quick)
+        return everything.run(arguments.out, arguments.quick, main)
     out = Report()
     try:
         names = _check(arguments)

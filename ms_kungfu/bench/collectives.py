@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ms_kungfu.bench import contenders, machine, report, rounds
 from ms_kungfu.bench.group import Group
-from ms_kungfu.bench.shapes import GRADIENTS
 from ms_kungfu.bench.workload import DTYPES, Task, bucketed
+from ms_kungfu.fusion.shapes import GRADIENTS
 
 _KIB, _MIB = 1 << 10, 1 << 20
 

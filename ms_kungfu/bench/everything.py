@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Callable
 
-from ms_kungfu.bench import cli, contenders, machine
+from ms_kungfu.bench import contenders, machine
 
 _OVERVIEW = ("all_reduce-2", "all_reduce-4", "gradients-2")
 _PEERS = ("mpi", "gloo", "mindspore", "memcpy")
@@ -42,8 +44,9 @@ def _plan(peers: list[str], quick: bool) -> list[tuple[str, list[str]]]:
     ]
 
 
-def run(out: Path, quick: bool) -> int:
-    """Writes NAME.jsonl and NAME.png of each, and commands.txt; goes on where one fails. Exit status as that of cli."""
+def run(out: Path, quick: bool, command: Callable[[Sequence[str]], int]) -> int:
+    """Writes NAME.jsonl and NAME.png of each, and commands.txt; goes on where one fails. The greatest exit status that
+    `command`, the command line, returned."""
     out.mkdir(parents=True, exist_ok=True)
     peers = []
     for name in _PEERS:
@@ -59,11 +62,11 @@ def run(out: Path, quick: bool) -> int:
         words = [*words, "--json", f"{out / name}.jsonl", "--plot", f"{out / name}.png"]
         commands.append(f"python -m ms_kungfu.bench {shlex.join(words)}".replace(f"{out}/", ""))
         print(f"\n$ {commands[-1]}", flush=True)
-        status = max(status, cli.main(words))
+        status = max(status, command(words))
     shown = [str(out / f"{name}.jsonl") for name in _OVERVIEW if (out / f"{name}.jsonl").exists()]
     if shown:
         words = ["plot", *shown, "--plot", f"{out / 'overview'}.png"]
         commands.append(f"python -m ms_kungfu.bench {shlex.join(words)}".replace(f"{out}/", ""))
-        status = max(status, cli.main(words))
+        status = max(status, command(words))
     (out / "commands.txt").write_text("\n".join(commands) + "\n")
     return status

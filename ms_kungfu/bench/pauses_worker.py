@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ms_kungfu import comm, membership, runtime
+from ms_kungfu.agreement import broadcast_text
 from ms_kungfu.dataset import dealing
 from ms_kungfu.dataset.ledger import Ledger
 from ms_kungfu.elastic import state
@@ -144,7 +145,7 @@ class _Synthetic:
 
         def receive(root: int) -> Any:
             progress = json.dumps({"step": self.step, "walk": self._walk.state()})
-            received = json.loads(state.broadcast_text(progress if runtime.current_rank() == root else "", root))
+            received = json.loads(broadcast_text(progress if runtime.current_rank() == root else "", root))
             comm.broadcast(self.weights, root, "weights", self.weights)
             return received
 

@@ -15,6 +15,7 @@ import numpy as np
 from mindspore.train import Callback, Model, RunContext
 
 from ms_kungfu import membership, runtime
+from ms_kungfu.agreement import broadcast_text
 from ms_kungfu.callbacks import evaluation
 from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
 from ms_kungfu.callbacks.others import Others, agree_on_outputs
@@ -427,7 +428,7 @@ def _agreed(steps: int) -> int:
         return steps  # a joiner hears of it with the rest of the state
 
     def receive(root: int) -> int:
-        return int(state.broadcast_text(json.dumps(steps) if runtime.current_rank() == root else "", root))
+        return int(broadcast_text(json.dumps(steps) if runtime.current_rank() == root else "", root))
 
     return state.from_lowest_rank(receive)
 

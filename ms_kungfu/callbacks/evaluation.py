@@ -32,10 +32,10 @@ from mindspore.train.callback import RunContext
 from mindspore.train.metrics import get_metric_fn
 
 from ms_kungfu import runtime
+from ms_kungfu.agreement import gather_texts
 from ms_kungfu.callbacks.codec import pack, unpack
 from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic import state
-from ms_kungfu.elastic.gathering import gather_texts
 
 _log = logging.getLogger(__name__)
 _SHARED, _DEALT, _JOINED, _TOLD = "shared", "dealt", "joined", "told"

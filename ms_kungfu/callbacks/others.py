@@ -37,6 +37,7 @@ from mindspore.train.callback import (
 )
 
 from ms_kungfu import _core, runtime
+from ms_kungfu.agreement import broadcast_text
 from ms_kungfu.callbacks.codec import pack, unpack
 from ms_kungfu.callbacks.evaluation import gather
 from ms_kungfu.elastic import state
@@ -208,7 +209,7 @@ def agree_on_outputs(params: Any, rows: int) -> None:
 
         def receive(root: int) -> Any:
             text = json.dumps(pack(outputs)) if runtime.current_rank() == root else ""
-            return unpack(json.loads(state.broadcast_text(text, root)))
+            return unpack(json.loads(broadcast_text(text, root)))
 
         try:
             received = state.from_lowest_rank(receive, able=outputs is not None)

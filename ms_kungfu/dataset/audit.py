@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-import ms_kungfu
+from ms_kungfu._version import VERSION
 from ms_kungfu.dataset import dealing, ledger
 from ms_kungfu.dataset.dealing import Range, Step
 from ms_kungfu.errors import KungFuError
@@ -233,7 +233,7 @@ def _header(name: str, line: bytes) -> dict[str, Any] | None:
     if type(number) is int and number > ledger.FORMAT:
         writer = header.get("written_by", "of an unknown version")
         raise KungFuError(
-            f"{name} has ledger format {number}, written by ms_kungfu {writer}; ms_kungfu {ms_kungfu.__version__} "
+            f"{name} has ledger format {number}, written by ms_kungfu {writer}; ms_kungfu {VERSION} "
             f"reads formats 1 to {ledger.FORMAT}: audit it with the version that wrote it, or a newer one"
         )
     return dict(header)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
-from typing import Any, Callable, Union
+from typing import Any, Callable, Protocol, Union
 
 import mindspore.dataset as ds
 import numpy as np
@@ -18,11 +18,20 @@ from numpy.typing import NDArray
 from ms_kungfu import env, membership, runtime
 from ms_kungfu.dataset import dealing
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
-from ms_kungfu.elastic.undo import LastStep
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.ops import wait_for_queue
 
 Source = Union[ds.Dataset, Callable[[list[int]], ds.Dataset]]
+
+
+class Driver(Protocol):
+    """Who counts the steps that are trained of an `ElasticDataset`, and may undo one: `ElasticTraining`."""
+
+    def begins(self) -> None:
+        """A step begins, if it hasn't already."""
+
+    def take_participants(self) -> list[int]:
+        """The ranks whose samples are in the step that is over."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,7 @@ class ElasticDataset(ds.Dataset):
         self._ledger = None if folder is None else Ledger(Path(folder), ElasticDataset._made, ledger_errors)
         self._delivered: list[tuple[dealing.Range, ...]] = []  # to this worker, of the first of the steps taken
         ElasticDataset._made += 1
-        self.driven: LastStep | None = None  # by an ElasticTraining, which calls `commit`; the step that it is at
+        self.driven: Driver | None = None  # which calls `commit`
         self.suspended = False  # iterators end at once
 
     # -- where training is --------------------------------------------------------------------------------------------

@@ -38,8 +38,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import ms_kungfu
 from ms_kungfu import env, runtime
+from ms_kungfu._version import VERSION
 from ms_kungfu.dataset.dealing import Range, Step, Walk
 
 FORMAT = 2
@@ -129,7 +129,7 @@ class Ledger:
         line, _ = seal(
             {
                 "ledger": FORMAT,
-                "written_by": ms_kungfu.__version__,
+                "written_by": VERSION,
                 "job": job(),
                 "data": self._data,
                 "uid": f"{runtime.uid():x}",

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ms_kungfu
+from ms_kungfu._version import VERSION
 from ms_kungfu.comm import Array
 from ms_kungfu.elastic.state import TrainingState, assign
 from ms_kungfu.errors import KungFuError
@@ -120,7 +120,7 @@ class CheckpointFolder:
         entries = [
             {"name": name, "data": ms.Tensor(values, dtype=dtype)} for name, (values, dtype) in snapshot.arrays.items()
         ]
-        text = json.dumps({"format": FORMAT, "written_by": ms_kungfu.__version__, **snapshot.host})
+        text = json.dumps({"format": FORMAT, "written_by": VERSION, **snapshot.host})
         try:
             ms.save_checkpoint(entries, str(unfinished), append_dict={_ENTRY: text}, crc_check=True)
             _flush(unfinished)
@@ -169,7 +169,7 @@ class CheckpointFolder:
                     return path, entries, host
                 raise KungFuError(
                     f"checkpoint {path} has format {number}, written by ms_kungfu {writer}; ms_kungfu "
-                    f"{ms_kungfu.__version__} reads formats 1 to {FORMAT}: resume with the version that wrote it, or a "
+                    f"{VERSION} reads formats 1 to {FORMAT}: resume with the version that wrote it, or a "
                     "newer one"
                 )
             except (ValueError, KeyError, OSError) as error:

@@ -35,10 +35,10 @@ from typing import Any, Callable, TypeVar
 import numpy as np
 
 from ms_kungfu import comm, membership, runtime
+from ms_kungfu.agreement import broadcast_text, gather_living, told_by_one
 from ms_kungfu.comm import Array
 from ms_kungfu.elastic import alike
-from ms_kungfu.elastic.gathering import gather_living
-from ms_kungfu.errors import KungFuError, PeerLostError
+from ms_kungfu.errors import KungFuError
 
 _log = logging.getLogger(__name__)
 Received = TypeVar("Received")
@@ -425,23 +425,18 @@ class StateLostError(KungFuError):
 
 def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, preferred: int | None = None) -> Received:
     """Collective: `receive` from the lowest living rank that is `able`, or from the `preferred` one among them; where
-    it dies meanwhile, from the next one.
-
-    All survivors go through the same attempts: a broadcast whose root has died fails at each of them. StateLostError,
-    at all of them, where none is able.
+    it dies meanwhile, from the next one. StateLostError, at all of them, where none is able.
     """
-    while True:
-        roots = [rank for rank, answer in gather_living(np.array(able), "kungfu/state/root").items() if answer]
+
+    def choose(answers: Mapping[int, Array]) -> int:
+        roots = [rank for rank, answer in answers.items() if answer]
         if not roots:
             raise StateLostError("every worker that had the training state has died")
-        root = preferred if preferred in roots else roots[0]
-        try:
-            return receive(root)
-        except (PeerLostError, RuntimeError) as error:
-            # MindSpore turns what its kernels raise into a RuntimeError that begins with the error's name.
-            if not isinstance(error, PeerLostError) and PeerLostError.__name__ not in str(error):
-                raise
-            _log.warning("rank %d died while it handed over the training state", root)
+        return preferred if preferred in roots else roots[0]
+
+    return told_by_one(
+        np.array(able), "kungfu/state/root", choose, lambda root, _: receive(root), "handed over the training state"
+    )
 
 
 def restore_components(components: Sequence[Component], received: Mapping[str, Any]) -> None:
@@ -484,12 +479,3 @@ def broadcast_tensors(state: TrainingState, root: int, keep: bool = False) -> No
         received = comm.broadcast(content, root=root, name=f"kungfu/state/buffer/{name}")
         if runtime.current_rank() != root:
             assign(buffer, np.frombuffer(received, dtype=values.dtype).reshape(values.shape))
-
-
-def broadcast_text(text: str, root: int) -> str:
-    """Collective: the root's text at every worker; `text` counts there only."""
-    at_root = runtime.current_rank() == root
-    content = np.frombuffer(text.encode(), dtype=np.uint8)
-    length = comm.broadcast(np.array([content.size], dtype=np.int64), root=root, name="kungfu/state/length")
-    buffer = content if at_root else np.zeros(int(length[0]), dtype=np.uint8)
-    return bytes(comm.broadcast(buffer, root=root, name="kungfu/state/host")).decode()

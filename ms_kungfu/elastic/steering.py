@@ -7,18 +7,16 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 import numpy as np
 
-from ms_kungfu import comm, env, membership, runtime
-from ms_kungfu.elastic.gathering import gather_living
+from ms_kungfu import env, membership, runtime
+from ms_kungfu.agreement import gather_living, told_by_lowest
 from ms_kungfu.elastic.policy import HOOKS, Decision, Policies, Policy, Quantities
-from ms_kungfu.errors import PeerLostError
 
 if TYPE_CHECKING:
     from ms_kungfu.dataset import ElasticDataset
-    from ms_kungfu.elastic.training import ElasticTraining
     from ms_kungfu.monitoring.monitor import Monitor
     from ms_kungfu.monitoring.record import StepRecord
 
@@ -28,6 +26,17 @@ Evict = Callable[[Sequence[int]], None]
 
 # Workers of one host reduce in shared memory, which has no topology to choose.
 _STRATEGIES = ("AUTO", "SHM")
+
+
+class Steered(Protocol):
+    """What policies see of a training, and change about it."""
+
+    step: int
+    epoch: int
+    optimizers: list[Any]
+
+    @property
+    def dataset(self) -> ElasticDataset | None: ...
 
 
 @dataclass(frozen=True)
@@ -123,7 +132,7 @@ class Steering:
         """The size that was decided on and hasn't come true yet."""
         return self._pending_size
 
-    def hook(self, hook: str, training: ElasticTraining) -> None:
+    def hook(self, hook: str, training: Steered) -> None:
         """Ask the policies and do what they say; a new size is left for `take_size`. Collective.
 
         Raises ValueError, at every worker, for a decision that can't be carried out here.
@@ -162,11 +171,11 @@ class Steering:
             if runtime.current_rank() == decider:
                 self._send_away(decision.evict)
 
-    def after_train(self, training: ElasticTraining) -> None:
+    def after_train(self, training: Steered) -> None:
         """Tell the policies that a call of training has ended. Not collective: those who left are told as well."""
         self.policies.after_train(self.quantities(training))
 
-    def quantities(self, training: ElasticTraining) -> Quantities:
+    def quantities(self, training: Steered) -> Quantities:
         record, dataset = self.monitor.last, training.dataset
         if dataset is not None:
             batch = dataset.global_batch_size
@@ -198,7 +207,7 @@ class Steering:
         )
 
     @staticmethod
-    def _check(decision: Decision, training: ElasticTraining) -> None:
+    def _check(decision: Decision, training: Steered) -> None:
         size = runtime.current_cluster_size()
         if decision.strategy is not None and decision.strategy.upper() not in _STRATEGIES:
             raise ValueError(
@@ -256,21 +265,10 @@ def _uids() -> dict[int, int]:
 
 def agree(mine: Decision | None) -> tuple[Decision | None, int]:
     """Collective: the decision of the lowest living rank, at every worker, and which rank that is."""
-    text = b"" if mine is None else json.dumps(mine.to_json()).encode()
     if runtime.current_cluster_size() == 1:
         return mine, 0
-    while True:
-        lengths = gather_living(np.array([len(text)]), "kungfu/policy")
-        decider = min(lengths)
-        length = int(lengths[decider][0])
-        if length == 0:
-            return None, decider
-        content = np.frombuffer(text.ljust(length, b"\0")[:length], np.uint8)
-        try:
-            told = comm.broadcast(content, root=decider, name="kungfu/policy/decision")
-        except PeerLostError:
-            continue  # it died while it told; whoever is the lowest now decides. Or this fails as well, for good.
-        return Decision.from_json(json.loads(told.tobytes())), decider
+    told, decider = told_by_lowest("" if mine is None else json.dumps(mine.to_json()), "kungfu/policy")
+    return Decision.from_json(json.loads(told)) if told else None, decider
 
 
 def describe(decision: Decision) -> str:

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 
 from ms_kungfu import comm, membership, runtime
+from ms_kungfu.agreement import broadcast_text, gather_texts, told_by_one
+from ms_kungfu.comm import Array
 from ms_kungfu.elastic import chronicle, state
 from ms_kungfu.elastic.checkpoint import CheckpointFolder, open_folder, restore_tensors, take_snapshot
-from ms_kungfu.elastic.gathering import gather_living, gather_texts
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
 from ms_kungfu.elastic.policy import Policies, Policy, as_policy
 from ms_kungfu.elastic.sameness import Sameness, check, pieces_of
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
 from ms_kungfu.elastic.state import TrainingState
 from ms_kungfu.elastic.undo import LastStep
-from ms_kungfu.errors import KungFuError, PeerLostError
+from ms_kungfu.errors import KungFuError
 from ms_kungfu.membership import Change
 
 if TYPE_CHECKING:
@@ -296,6 +297,7 @@ class ElasticTraining:
         """
         if self.should_stop:
             return membership.no_change()
+        runtime.init()
         _Process.resuming = False
         from ms_kungfu.ops import wait_for_queue  # loads MindSpore, which importing this module doesn't
 
@@ -426,7 +428,7 @@ class ElasticTraining:
             # Who wrote it is the lowest rank for as long as it is a member. One that has been sent away ends its
             # writing first; then there is one checkpoint more.
             mine = "writing" if _Process.writes_checkpoint else "there" if folder.has(step) else "lost"
-            return state.broadcast_text(mine if runtime.current_rank() == root else "", root)
+            return broadcast_text(mine if runtime.current_rank() == root else "", root)
 
         found = state.from_lowest_rank(look)
         if found != "writing":
@@ -536,19 +538,15 @@ class ElasticTraining:
         # Of those at the same step one may have come to the end of its epoch, and another not yet.
         epoch = self.epoch if self._dataset is None else self._dataset.epoch
         row = np.array([self.step, epoch, wanted or 0, checkpoint, ended], np.int64)
-        while True:
-            present = gather_living(row, "kungfu/meeting")
-            root = max(present, key=lambda rank: tuple(present[rank][:2]))
-            try:
-                told = state.broadcast_text(
-                    json.dumps(self._position()) if runtime.current_rank() == root else "", root
-                )
-            except PeerLostError:
-                continue
-            break
-        if runtime.current_rank() != root:
-            self._take_position(json.loads(told))
-        rows = np.array(list(present.values()))
+
+        def receive(root: int, rows: Mapping[int, Array]) -> Array:
+            at_root = runtime.current_rank() == root
+            told = broadcast_text(json.dumps(self._position()) if at_root else "", root)
+            if not at_root:
+                self._take_position(json.loads(told))
+            return np.array(list(rows.values()))
+
+        rows = told_by_one(row, "kungfu/meeting", _furthest, receive)
         sizes = rows[rows[:, 2] > 0]
         size = int(sizes[sizes[:, 0].argmax(), 2]) if sizes.size else None
         return size, bool(rows[:, 3].any()), bool(rows[:, 4].any())
@@ -658,7 +656,7 @@ class ElasticTraining:
 
         def receive(root: int) -> Any:
             text = json.dumps(self._open(folder, now)) if rank == root else ""
-            answer = json.loads(state.broadcast_text(text, root))
+            answer = json.loads(broadcast_text(text, root))
             if answer["host"] is not None:
                 state.broadcast_tensors(now, root)
             return answer
@@ -715,3 +713,8 @@ class ElasticTraining:
     def _resume(progress: dict[str, Any]) -> None:
         _Process.resume = progress
         _Process.checkpoint = progress.get("checkpoint")  # not in files of older versions
+
+
+def _furthest(rows: Mapping[int, Array]) -> int:
+    """The lowest rank of those that have come to the latest step, and among these to the latest epoch."""
+    return max(rows, key=lambda rank: tuple(rows[rank][:2]))

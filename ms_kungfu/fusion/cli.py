@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ms_kungfu.bench.shapes import GRADIENTS
 from ms_kungfu.fusion.mode import AUTO, Mode, parse
 from ms_kungfu.fusion.plan import Gradient, Plan, make_plan
+from ms_kungfu.fusion.shapes import GRADIENTS
 
 _TARGETS = f"""\
 TARGET is one of

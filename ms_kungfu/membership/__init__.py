@@ -585,9 +585,6 @@ def change_size(size: int) -> tuple[bool, bool]:
 
 def resize(size: int) -> Change:
     """Collective: changes the cluster to `size` ranks; see :func:`ms_kungfu.runtime.resize`."""
-    from ms_kungfu import runtime
-
-    runtime.init()
     join()
     if size < 1:
         raise ValueError(f"a cluster has at least 1 rank, got size {size}")
@@ -616,9 +613,6 @@ def step(size: int | None = None, wait: bool = False, word: int = 0, settle: Set
     Raises:
         ResizeError: at every rank, if the change isn't possible; the cluster is as before.
     """
-    from ms_kungfu import runtime
-
-    runtime.init()
     join()
     if size is not None and not 1 <= size <= 0xFFFF:
         raise ValueError(f"a cluster has at least 1 rank, got size {size}")
@@ -664,9 +658,6 @@ def meeting_is_due(size: int | None = None, call: bool = False) -> bool:
     Raises:
         ResizeError: where there is nobody who could change the size.
     """
-    from ms_kungfu import runtime
-
-    runtime.init()
     join()
     if _has_no_cluster(size):
         return call

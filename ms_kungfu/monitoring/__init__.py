@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from ms_kungfu.monitoring.endpoint import MetricsEndpoint
     from ms_kungfu.monitoring.monitor import Monitor
     from ms_kungfu.monitoring.noise_scale import NoiseScaleEstimator
-    from ms_kungfu.monitoring.optimizers import (
+    from ms_kungfu.monitoring.record import StepRecord
+    from ms_kungfu.optimizers.monitored import (
         MonitorGradientNoiseScaleOptimizer,
         MonitorGradientVarianceOptimizer,
     )
-    from ms_kungfu.monitoring.record import StepRecord
 
 _WHERE = {
-    "MetricsEndpoint": "endpoint",
-    "Monitor": "monitor",
-    "MonitorGradientNoiseScaleOptimizer": "optimizers",
-    "MonitorGradientVarianceOptimizer": "optimizers",
-    "NoiseScaleEstimator": "noise_scale",
-    "StepRecord": "record",
+    "MetricsEndpoint": "monitoring.endpoint",
+    "Monitor": "monitoring.monitor",
+    "MonitorGradientNoiseScaleOptimizer": "optimizers.monitored",
+    "MonitorGradientVarianceOptimizer": "optimizers.monitored",
+    "NoiseScaleEstimator": "monitoring.noise_scale",
+    "StepRecord": "monitoring.record",
 }
 
 __all__ = [
@@ -41,7 +41,7 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         from importlib import import_module
 
-        return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+        return getattr(import_module(f"ms_kungfu.{_WHERE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import composite
 
 from ms_kungfu import runtime
-from ms_kungfu.elastic.gathering import gather_living
+from ms_kungfu.agreement import gather_living
 from ms_kungfu.errors import CollectiveMismatchError
 from ms_kungfu.fusion import Plan
 from ms_kungfu.ops import wait_for_queue

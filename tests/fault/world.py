@@ -27,7 +27,7 @@ import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
 import ms_kungfu.config_server.server as server_module
-from ms_kungfu import broker_protocol, env, membership, runtime
+from ms_kungfu import broker_protocol, env, membership
 from ms_kungfu.config_server.client import ConfigServerUnreachableError, StaleConfigError
 from ms_kungfu.config_server.store import ConfigStore, StaleVersionError
 from ms_kungfu.dataset import audit, dealing
@@ -894,7 +894,6 @@ class World:
             (membership, "MAX_WORKERS", MAX_WORKERS),
             (membership, "_POLL_S", 0.05),
             (membership._Proposal, "start", lambda own: self.current.process.start("proposal", own.run)),
-            (runtime, "init", lambda: None),
             (job, "env", environment),
             (job, "threading", threads),
             (job, "ConfigClient", client),

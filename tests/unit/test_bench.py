@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ms_kungfu.bench import cli, collectives, machine, report, rounds
-from ms_kungfu.bench.shapes import GRADIENTS
 from ms_kungfu.bench.workload import DTYPES, OPS, Task, Workload, bucketed
+from ms_kungfu.fusion.shapes import GRADIENTS
 
 
 def task(**changes: Any) -> Task:

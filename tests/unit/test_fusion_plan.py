@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from ms_kungfu.bench.shapes import GRADIENTS
 from ms_kungfu.fusion import Gradient, Mode, configured, make_plan, parse
 from ms_kungfu.fusion.mode import MB
+from ms_kungfu.fusion.shapes import GRADIENTS
 
 
 def gradients(*sizes_mb, ids=None, dtypes=None):

@@ -22,10 +22,10 @@ import numpy as np
 
 import ms_kungfu as kf
 from ms_kungfu import comm, membership
+from ms_kungfu.agreement import broadcast_text, gather_texts
 from ms_kungfu.dataset import dealing
 from ms_kungfu.dataset.ledger import Ledger
 from ms_kungfu.elastic import state
-from ms_kungfu.elastic.gathering import gather_texts
 
 NOW = struct.Struct("=qqdd")
 """Steps done, the cluster version, and when the last step's change of membership began and ended (CLOCK_MONOTONIC)."""
@@ -161,7 +161,7 @@ class Counting:
 
         def receive(root: int) -> dict:
             told = json.dumps({"step": self.step, "stop": self.stop, "walk": self.walk.state()})
-            received = json.loads(state.broadcast_text(told if kf.current_rank() == root else "", root))
+            received = json.loads(broadcast_text(told if kf.current_rank() == root else "", root))
             weights = comm.broadcast(self.weights, root, "weights")
             if not joiner and (weights != self.weights).any():
                 self.wrong("shared", own=self.weights.tolist(), received=weights.tolist())

@@ -23,6 +23,7 @@ import numpy as np  # noqa: E402
 
 import ms_kungfu as kf  # noqa: E402
 from ms_kungfu import comm, membership  # noqa: E402
+from ms_kungfu.agreement import broadcast_text  # noqa: E402
 from ms_kungfu.bench.pauses_worker import digest  # noqa: E402
 from ms_kungfu.dataset import dealing  # noqa: E402
 from ms_kungfu.dataset.ledger import Ledger  # noqa: E402
@@ -160,7 +161,7 @@ class Training:
 
         def receive(root: int) -> dict:
             progress = json.dumps({"step": self.step, "walk": self.walk.state()})
-            received = json.loads(state.broadcast_text(progress if kf.current_rank() == root else "", root))
+            received = json.loads(broadcast_text(progress if kf.current_rank() == root else "", root))
             for weights in self.weights:
                 comm.broadcast(weights, root, f"weights/{weights.size}", weights)
             return received

@@ -11,6 +11,7 @@ import pytest
 from mindspore import nn
 from mindspore.amp import DynamicLossScaleManager
 
+from ms_kungfu import agreement
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import state, training
 from ms_kungfu.elastic.training import ElasticTraining
@@ -215,7 +216,7 @@ def meetings(monkeypatch):
     def script(*rows):
         answers = iter(rows)
         monkeypatch.setattr(
-            state,
+            agreement,
             "gather_living",
             lambda row, name: {rank: able for rank, able in enumerate(next(answers)) if able is not None},
         )

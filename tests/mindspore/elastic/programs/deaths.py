@@ -13,9 +13,10 @@ from mindspore import nn
 from reporting import Loss, digest, numbered, numbers, report
 
 import ms_kungfu as kf
+from ms_kungfu import agreement
 from ms_kungfu.callbacks import sync_net_parameters
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import ElasticTraining, checkpoint, gathering
+from ms_kungfu.elastic import ElasticTraining, checkpoint
 from ms_kungfu.ops import _sync
 from ms_kungfu.optimizers import KungFuMomentum, SynchronousAveragingOptimizer
 
@@ -116,11 +117,11 @@ if place == "average":
         report("step", step=step, moving=moving, version=kf.cluster_version())
     sys.exit()
 
-gather = gathering.gather_living
+gather = agreement.gather_living
 if place in ("write", "end") and kf.current_rank() == 0:
     checkpoint.CheckpointFolder._write = die
 elif (place, kf.current_rank()) in (("texts", 2), ("first", 0)):
-    gathering.gather_living = gather_living
+    agreement.gather_living = gather_living
 
 elastic.begin()
 if place == "end":

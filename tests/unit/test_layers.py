@@ -1,0 +1,216 @@
+"""The tables of rooms in docs/architecture.md hold: who imports whom, in Python and in C++, and nobody in a circle."""
+
+import ast
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "architecture.md"
+COMPILED = ("ms_kungfu._core", "ms_kungfu._build_info")  # modules without a file of Python's
+
+
+@dataclass(frozen=True)
+class Room:
+    name: str
+    paths: tuple[str, ...]
+    may_import: frozenset[str]
+
+
+def rooms(heading, page=None):
+    """The rows of the table under this heading, from the ground up."""
+    text = (PAGE.read_text() if page is None else page).split(f"### {heading}", 1)[1]
+    found = []
+    for line in text.splitlines()[1:]:
+        if line.startswith("#"):
+            break
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|") or cells[0] in ("room", "---"):
+            continue
+        name, files, _, allowed = cells
+        names = [room.name for room in found]
+        may = {"everything": names, "-": []}.get(allowed)
+        may = [each.strip() for each in allowed.split(",")] if may is None else may
+        assert set(may) <= set(names), f"{name}: {sorted(set(may) - set(names))} don't stand above it"
+        found.append(Room(name, tuple(path.rstrip("/") for path in re.findall(r"`([^`]+)`", files)), frozenset(may)))
+    assert found, heading
+    return found
+
+
+def room_of(path, table):
+    """The room of a file: the longest path that it is, or lies in."""
+    fits = [(len(own), room) for room in table for own in room.paths if path == own or path.startswith(own + "/")]
+    return max(fits, key=lambda fit: fit[0])[1] if fits else None
+
+
+def module_of(path):
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@functools.cache
+def imports(source):
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
+def imported(source, path, modules):
+    """The modules among `modules` that a file of Python imports anywhere, late or for type checkers alone, too.
+
+    `from package import name` imports the module of this name where there is one, else the package.
+    """
+    package = list(path.with_suffix("").parts[:-1])
+    for node in imports(source):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from [alias.name] if alias.name in modules else []
+        else:
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                if full in modules or base in modules:
+                    yield full if full in modules else base
+
+
+def python_arrows(files):
+    """{file: files it imports}, of {path below the root: source}."""
+    modules = {module_of(path): path for path in files}
+    modules |= {name: Path(*name.split(".")) for name in COMPILED}
+    return {path: {modules[name] for name in imported(source, path, modules)} for path, source in files.items()}
+
+
+def included(source, path, files):
+    """The files of ours that a file of C++ includes: beside it, from ops_src, or from ops_src/include."""
+    for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', source, re.MULTILINE):
+        for folder in (path.parent, Path("kernels"), Path("ops_src"), Path("ops_src/include")):
+            if folder / name in files:
+                yield folder / name
+                break
+
+
+def cpp_arrows(files):
+    return {path: set(included(source, path, files)) for path, source in files.items()}
+
+
+def below_package(path):
+    return path.relative_to("ms_kungfu").as_posix()
+
+
+def violations(arrows, table, key):
+    """What the table doesn't allow, as sentences."""
+    found = []
+    for path, targets in sorted(arrows.items()):
+        room = room_of(key(path), table)
+        if room is None:
+            found.append(f"{path} is in no room")
+            continue
+        for target in sorted(targets):
+            other = room_of(key(target), table)
+            if other is None:
+                found.append(f"{target} is in no room")
+            elif other is not room and other.name not in room.may_import:
+                found.append(f"{path} imports {target}: {room.name} may not import {other.name}")
+    return found
+
+
+def circle(arrows):
+    """Files that import each other in a circle, one after another; none: an empty list."""
+    finished, under_way = set(), []
+
+    def visit(path):
+        if path in under_way:
+            return [*under_way[under_way.index(path) :], path]
+        if path in finished:
+            return []
+        under_way.append(path)
+        for target in sorted(arrows.get(path, ())):
+            found = visit(target)
+            if found:
+                return found
+        finished.add(under_way.pop())
+        return []
+
+    return next((found for path in sorted(arrows) if (found := visit(path))), [])
+
+
+def python_files():
+    return {path.relative_to(ROOT): path.read_text() for path in sorted((ROOT / "ms_kungfu").rglob("*.py"))}
+
+
+def cpp_files():
+    found = [path for folder in ("ops_src", "kernels") for path in sorted((ROOT / folder).rglob("*"))]
+    return {path.relative_to(ROOT): path.read_text() for path in found if path.suffix in (".h", ".cc")}
+
+
+def check(files, arrows_of, table, key):
+    arrows = arrows_of(files)
+    assert violations(arrows, table, key) == []
+    assert circle(arrows) == []
+    empty = [path for room in table for path in room.paths if not any(room_of(key(f), [room]) for f in files)]
+    assert [path for path in empty if f"ms_kungfu.{path}" not in COMPILED] == [], "no such files"
+
+
+def test_python_imports_downwards_only():
+    check(python_files(), python_arrows, rooms("Python"), below_package)
+
+
+def test_cpp_includes_downwards_only():
+    if not (ROOT / "ops_src" / "base").exists():
+        pytest.skip("the rooms of C++ are being moved")
+    check(cpp_files(), cpp_arrows, rooms("C++"), Path.as_posix)
+
+
+# ---- the test can fail -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("membership/__init__.py", "def f():\n    from ms_kungfu import runtime"),
+        ("runtime.py", "from . import comm"),
+        ("comm.py", "if TYPE_CHECKING:\n    from ms_kungfu.elastic import ElasticTraining"),
+        ("dataset/elastic.py", "import ms_kungfu.elastic.undo"),
+        ("elastic/training.py", "from ms_kungfu import __version__"),
+        ("monitoring/monitor.py", "from ..optimizers import monitored"),
+    ],
+)
+def test_an_arrow_upwards_is_seen(path, line):
+    files = python_files()
+    files[Path("ms_kungfu", path)] += "\n" + line + "\n"
+    (told,) = violations(python_arrows(files), rooms("Python"), below_package)
+    assert told.startswith(f"ms_kungfu/{path} imports ")
+
+
+def test_a_circle_within_a_room_is_seen():
+    files = python_files()
+    files[Path("ms_kungfu/elastic/schedule.py")] += "\ndef f():\n    from ms_kungfu.elastic import training\n"
+    found = circle(python_arrows(files))
+    assert found[0] == found[-1]
+    assert Path("ms_kungfu/elastic/schedule.py") in found
+
+
+def test_a_file_of_no_room_is_seen():
+    files = python_files()
+    files[Path("ms_kungfu/attic.py")] = ""
+    assert violations(python_arrows(files), rooms("Python"), below_package) == ["ms_kungfu/attic.py is in no room"]
+
+
+def test_an_include_upwards_is_seen():
+    files = {
+        Path("ops_src/base/error.cc"): '#include "runtime/peer.h"\n',
+        Path("ops_src/runtime/peer.h"): '#include "peer_words.h"\n',
+        Path("ops_src/runtime/peer_words.h"): '#include "runtime/peer.h"\n',
+    }
+    assert violations(cpp_arrows(files), rooms("C++"), Path.as_posix) == [
+        "ops_src/base/error.cc imports ops_src/runtime/peer.h: base may not import runtime"
+    ]
+    assert len(circle(cpp_arrows(files))) == 3
+
+
+def test_a_row_can_only_name_rows_above_it():
+    page = "### X\n| room | files | what | may |\n| a | `a.py` | - | b |\n| b | `b.py` | - | - |"
+    with pytest.raises(AssertionError, match="don't stand above"):
+        rooms("X", page)
