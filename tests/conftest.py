@@ -1,14 +1,16 @@
-"""Starting programs under kungfu-run: the one way in which the tests do it."""
+"""Which tests run (`tests/README.md`), and starting programs under kungfu-run: the one way in which the tests do it."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Callable
 
@@ -20,6 +22,44 @@ settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
 Run = Callable[..., str]
+
+
+def long(*values: object) -> object:
+    """One of a test's parameters that only `--all` tries."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also what takes long: the tests marked `long`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what takes long, unless it is asked for: by `--all`, by a mark (`-m`) or by its own name."""
+    if config.getoption("--all") or config.option.markexpr:
+        return
+    named = [arg for arg in config.args if "::" in arg]
+    left_out = [
+        item for item in items if item.get_closest_marker("long") and not any(item.nodeid.startswith(n) for n in named)
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session")
+def everything(request: pytest.FixtureRequest) -> bool:
+    """Whether all is to be tried, however long it takes."""
+    return bool(request.config.getoption("--all"))
+
+
+@contextlib.contextmanager
+def one_at_a_time(name: str) -> Iterator[None]:
+    """Holds off the other processes of this run, of this checkout, that do the same: builds in one folder."""
+    folder = Path(__file__).resolve().parents[1] / "build"
+    folder.mkdir(exist_ok=True)
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _busy_cores(seconds: float = 1.0) -> float:

@@ -1,7 +1,12 @@
 #!/usr/bin/env bash
-# tests/run.sh [pytest arguments]: sets everything up on a bare machine and runs the whole suite, or what the arguments
-# select. Tests of times (`-m timing`) are skipped where other processes have the cores; .ci/run has them in a part of
-# their own, after the rest (`-m "not timing"`). Uses the active virtual environment if ms_kungfu is installed in it, else .venv in the checkout.
+# tests/run.sh [--all] [pytest arguments]: sets everything up on a bare machine and runs the tests.
+#
+#   tests/run.sh             all that can break in a user's hands
+#   tests/run.sh --all       the rest, too: long jobs and sweeps, compilations for each device, limits on time
+#   tests/run.sh ARGUMENTS   what pytest's arguments select (README.md beside this file)
+#
+# Without arguments as many tests run at a time as there are cores; then those that need the machine for themselves, one
+# after the other. Uses the active virtual environment if ms_kungfu is installed in it, else .venv in the checkout.
 set -euo pipefail
 
 export PATH="${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -18,4 +23,22 @@ if [ "$(id -u)" = 0 ]; then apt=(--apt); fi
 
 cd -- "$root"
 export VIRTUAL_ENV=$venv PATH="$venv/bin:$PATH"
-exec "$venv/bin/python" -m pytest "$@"
+if command -v ccache >/dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER-ccache}; fi
+pytest=("$venv/bin/python" -m pytest)
+all=() marks="not timing and not long"
+if [ "${1:-}" = --all ]; then all=(--all) marks="not timing" && shift; fi
+if [ $# -gt 0 ]; then exec "${pytest[@]}" "${all[@]}" "$@"; fi
+
+cores=$(nproc)
+failed=0
+part() { # NAME PYTEST ARGUMENTS...
+  local name=$1
+  shift
+  printf '\n=== %s\n' "$name"
+  # 5: nothing is selected
+  "${pytest[@]}" "${all[@]}" --durations=20 --durations-min=1 "$@" || [ $? = 5 ] || failed=1
+}
+part "side by side" -n "$((cores < 8 ? cores : 8))" --dist worksteal -m "$marks and not alone"
+part "one at a time" -m "$marks and alone"
+if [ ${#all[@]} -gt 0 ]; then part "timing" -m timing; fi
+exit $failed

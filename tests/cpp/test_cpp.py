@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import one_at_a_time
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "cpp-tests"
 
@@ -20,7 +22,8 @@ def run(*command: object) -> str:
 
 @pytest.mark.timeout(600)
 def test_the_cpp_tests_pass() -> None:
-    run("cmake", "-G", "Ninja", "-S", ROOT, "-B", BUILD, "-DKUNGFU_BUILD_TESTS=ON", "-DKUNGFU_BUILD_PYTHON=OFF")
-    run("cmake", "--build", BUILD, "--parallel", os.cpu_count() or 1)
+    with one_at_a_time("cpp-tests"):
+        run("cmake", "-G", "Ninja", "-S", ROOT, "-B", BUILD, "-DKUNGFU_BUILD_TESTS=ON", "-DKUNGFU_BUILD_PYTHON=OFF")
+        run("cmake", "--build", BUILD, "--parallel", os.cpu_count() or 1)
     output = run("ctest", "--test-dir", BUILD, "--output-on-failure", "--no-tests=error", "--timeout", 300)
     print(output)

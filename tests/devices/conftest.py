@@ -14,7 +14,7 @@ import pytest
 
 import ms_kungfu
 from ms_kungfu import _core
-from tests.conftest import Run
+from tests.conftest import Run, one_at_a_time
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -52,8 +52,9 @@ def build(name: str, **options: object) -> Path:
     """The folder in which the CMake project in the folder `name` has been built."""
     folder = ROOT / "build" / "devices" / name
     definitions = [f"-D{option}={value}" for option, value in {"Python_EXECUTABLE": sys.executable, **options}.items()]
-    execute("cmake", "-G", "Ninja", "-S", HERE / name, "-B", folder, *definitions)
-    execute("cmake", "--build", folder, "--parallel", os.cpu_count() or 1)
+    with one_at_a_time(f"devices-{name}"):
+        execute("cmake", "-G", "Ninja", "-S", HERE / name, "-B", folder, *definitions)
+        execute("cmake", "--build", folder, "--parallel", os.cpu_count() or 1)
     return folder
 
 

@@ -19,6 +19,8 @@ from ms_kungfu.devices.libraries import CUDA_DRIVER, MINDSPORE_GPU, candidates
 from tests.conftest import Run
 from tests.devices.conftest import HERE
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def run_in_mindspore(

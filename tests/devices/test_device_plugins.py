@@ -14,6 +14,7 @@ from ms_kungfu import _device
 from tests.devices.conftest import HERE, ROOT, cuda_headers, execute
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("target", ["GPU", "Ascend"])
 def test_kernels_made_by_mindspores_factory_work(

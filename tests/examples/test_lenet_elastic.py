@@ -82,6 +82,7 @@ def test_bad_input_is_one_sentence(arguments, sentence, tmp_path):
     assert not (tmp_path / "training.jsonl").exists()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) is None, reason="not installed")
 def test_a_run_that_was_cut_off_resumes(tmp_path):
     needs("mindspore", "sklearn", "matplotlib", "tqdm")

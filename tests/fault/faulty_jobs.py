@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from ms_kungfu.dataset import audit, dealing
+from tests.conftest import one_at_a_time
 from tests.fault.programs.faults import (
     COLLECTIVE_PLACES,
     CONNECTIONS,
@@ -47,13 +48,14 @@ _FD_SLACK = 2
 
 def build_runtime() -> Path:
     """The runtime with the places of its collectives marked, built beside the C++ tests, of which it is a part."""
-    for command in (
-        ["cmake", "-G", "Ninja", "-S", ROOT, "-B", BUILD, "-DKUNGFU_BUILD_TESTS=ON", "-DKUNGFU_BUILD_PYTHON=OFF"],
-        ["cmake", "--build", BUILD, "--target", "kungfu_runtime", "--parallel", str(os.cpu_count() or 1)],
-    ):
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if done.returncode != 0:
-            raise AssertionError(f"{' '.join(map(str, command))}\n{done.stdout}")
+    with one_at_a_time("cpp-tests"):
+        for command in (
+            ["cmake", "-G", "Ninja", "-S", ROOT, "-B", BUILD, "-DKUNGFU_BUILD_TESTS=ON", "-DKUNGFU_BUILD_PYTHON=OFF"],
+            ["cmake", "--build", BUILD, "--target", "kungfu_runtime", "--parallel", str(os.cpu_count() or 1)],
+        ):
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+            if done.returncode != 0:
+                raise AssertionError(f"{' '.join(map(str, command))}\n{done.stdout}")
     return BUILD / "ops_src" / "libkungfu_runtime.so"
 
 

@@ -19,7 +19,7 @@ from tests.fault import faulty_jobs
 from tests.fault.faulty_jobs import ROOT, BrokenError, Script, build_runtime, run, script_of
 from tests.fault.programs.faults import COLLECTIVE_PLACES, RARE_PLACES, Fault, parse, to_text
 
-COUNT = int(os.environ.get("KUNGFU_FAULT_SCRIPTS", "10"))
+COUNT = os.environ.get("KUNGFU_FAULT_SCRIPTS")
 SEED = int(os.environ.get("KUNGFU_FAULT_SEED", random.SystemRandom().randrange(1 << 31)))
 pytestmark = pytest.mark.timeout(600)
 
@@ -68,10 +68,11 @@ def test_survivors_go_on_in_the_same_processes(name: str, runtime: Path) -> None
     assert run(SCRIPTS[name], runtime) == list(range(len(SCRIPTS[name].faults)))
 
 
-def test_random_faults_break_no_promise(runtime: Path) -> None:
+def test_random_faults_break_no_promise(runtime: Path, everything: bool) -> None:
+    count = int(COUNT or (10 if everything else 3))
     print(f"KUNGFU_FAULT_SEED={SEED}")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        running = {seed: pool.submit(run, script_of(seed), runtime) for seed in range(SEED, SEED + COUNT)}
+        running = {seed: pool.submit(run, script_of(seed), runtime) for seed in range(SEED, SEED + count)}
         broken = [f"seed {seed}: {error}" for seed, job in running.items() if (error := job.exception())]
     assert not broken, "\n\n".join(broken)
 

@@ -34,6 +34,7 @@ def test_survivors_go_on_through_kills_and_the_ledger_is_exact(tmp_path: Path) -
     assert kill["median_step_ms"] >= 5
 
 
+@pytest.mark.long
 def test_chaos_finds_a_job_that_minds_and_one_that_does_not(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ms_kungfu.chaos", "-seed", "3", "-every", "1.5", "-for", "12", "-finish", "60"]
     for program, status in ((["good"], 0), (["bad"], 1)):

@@ -14,7 +14,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "lenet-elastic"
 SECONDS = int(os.environ.get("KUNGFU_SOAK_SECONDS", "120"))
 
 
-@pytest.mark.soak
+@pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.timeout(4 * SECONDS + 300)
 def test_lenet_minds_nothing(tmp_path: Path) -> None:
     for module in ("mindspore", "sklearn", "matplotlib", "tqdm"):

@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import long
 from tests.mindspore.programs import rounding
 
 HERE = Path(__file__).parent
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 
-@pytest.mark.parametrize("args", [("graph",), ("graph", "1"), ("graph", "2"), ("pynative",)], ids=" ".join)
+@pytest.mark.parametrize("args", [("graph",), ("pynative",), long(("graph", "1")), long(("graph", "2"))], ids=" ".join)
 def test_n_workers_train_as_one_and_errors_reach_python(run_workers, args):
     run_workers("overlap.py", 2, *args, timeout_s=280)
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [3, long(1)])
 def test_a_single_worker_and_more_workers_than_cores(run_workers, n):
     run_workers("overlap.py", n, "graph", timeout_s=280)
 

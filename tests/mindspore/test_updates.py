@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.conftest import long
 from tests.mindspore.programs import rounding
 
 PROGRAM = Path(__file__).with_name("programs") / "updates.py"
@@ -219,7 +220,7 @@ def agree(folder, sizes, death=None):
 
 
 @MODES
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [2, long(1), long(3), long(4)])
 def test_updates_agree_with_numpy(run_program, tmp_path, mode, n):
     (tmp_path / "out").mkdir()
     run_program(PROGRAM, tmp_path / "out", "none", mode, np=n)

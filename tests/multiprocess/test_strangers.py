@@ -18,7 +18,7 @@ from ms_kungfu.config_server.client import ConfigClient
 from ms_kungfu.config_server.server import ConfigServer
 from ms_kungfu.config_server.store import ConfigStore
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.alone]  # of descriptors and connections
 PROGRAMS = Path(__file__).parent / "programs"
 STRANGERS, EACH = 10, 500
 LIMIT = 1024  # descriptors of the launcher or the server

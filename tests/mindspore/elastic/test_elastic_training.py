@@ -14,6 +14,7 @@ from ms_kungfu.dataset import ElasticDataset, audit
 from ms_kungfu.elastic import ElasticTraining, SchedulePolicy
 from ms_kungfu.monitoring import Monitor
 from ms_kungfu.optimizers import PairAveragingOptimizer, SynchronousSGDOptimizer
+from tests.conftest import long
 from tests.mindspore.programs import rounding
 
 
@@ -232,7 +233,7 @@ def losses(reports):
     return np.array([rows[0]["loss"] for rows in reports.by_step("step").values()])
 
 
-@pytest.mark.parametrize("samples", [24, 26])
+@pytest.mark.parametrize("samples", [24, long(26)])
 def test_a_global_batch_held_by_the_callback_trains_as_one_worker_does(run_elastic, samples):
     options = json.dumps({"global_batch_size": samples})
     alone = run_elastic("through_changes.py", "plain", "none", options, np=0)
@@ -305,7 +306,8 @@ def test_averages_and_rates_follow_changes_and_checkpoints_resume(run_elastic, t
             assert rows == expected, f"{kind} {step}"
 
 
-@pytest.mark.parametrize("mode", ["graph", "pynative"])
+@pytest.mark.alone
+@pytest.mark.parametrize("mode", ["pynative", long("graph")])
 def test_asynchronous_workers_meet_only_for_a_change(run_elastic, mode):
 
     def pace(rows, slow):

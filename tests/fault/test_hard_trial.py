@@ -18,6 +18,7 @@ def test_a_short_trial_breaks_nothing() -> None:
     assert counts.killed >= 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("right", "wrong", "found"),
     [

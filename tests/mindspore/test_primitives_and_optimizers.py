@@ -5,17 +5,19 @@ import re
 
 import pytest
 
+from tests.conftest import long
+
 MODES = pytest.mark.parametrize("mode", ["graph", "pynative"])
 
 
 @MODES
-@pytest.mark.parametrize(("n", "dtypes"), [(1, "few"), (2, "all"), (3, "few"), (4, "few"), (7, "few")])
+@pytest.mark.parametrize(("n", "dtypes"), [(2, "all"), (3, "few"), long(1, "few"), long(4, "few"), long(7, "few")])
 def test_collectives_agree_with_numpy(run_workers, mode, n, dtypes):
     run_workers("collectives.py", n, mode, dtypes)
 
 
 @MODES
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [3, long(1)])
 def test_semantics(run_workers, mode, n):
     run_workers("semantics.py", n, mode)
 
@@ -31,7 +33,7 @@ def test_a_single_worker_trains_as_with_the_plain_optimizer(run_workers, mode):
 
 
 @MODES
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [2, long(1)])
 def test_a_loop_for_the_older_integration(run_workers, mode, n):
     run_workers("older_loop.py", n, mode)
 
