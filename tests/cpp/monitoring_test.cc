@@ -1,6 +1,8 @@
 // What is counted of the collectives, and the norms of gradients.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <thread>
@@ -117,19 +119,31 @@ TEST(TrafficTest, WhatGoesOnInTheBackgroundIsHiddenAsLongAsNobodyWaits) {
   EXPECT_LE(counted.exposed_s(), counted.busy_s() / 2);
 }
 
-TEST(TrafficTest, CountingCostsLessThan50Nanoseconds) {
+// Against what it is made of, on this machine and in this moment: a processor that is slow, or shared, is so for both.
+TEST(TrafficTest, CountingCostsWhatItsAdditionsCost) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "sanitizers take their own time";
 #endif
-  double best_ns = 1e9;
-  for (int round = 0; round < 50; round++) {
+  constexpr int kCalls = 2000;
+  static std::atomic<uint64_t> sums[4];
+  const auto best_of = [best = 1e9](const auto& call) mutable {
     const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < 2000; i++) Traffic::Get().Count(monitoring::Ticks(), 8, 8);
+    for (int i = 0; i < kCalls; i++) call();
     const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
-    best_ns = std::min(best_ns, took.count() / 2000);
+    return best = std::min(best, took.count() / kCalls);
+  };
+  auto counting = best_of, additions = best_of;
+  double counting_ns = 0, additions_ns = 0;
+  for (int round = 0; round < 100; round++) {
+    counting_ns = counting([] { Traffic::Get().Count(monitoring::Ticks(), 8, 8); });
+    additions_ns = additions([] {
+      const uint64_t began = monitoring::Ticks();
+      sums[0].fetch_add(monitoring::Ticks() - began, std::memory_order_relaxed);
+      for (int i = 1; i < 4; i++) sums[i].fetch_add(8, std::memory_order_relaxed);
+    });
   }
-  RecordProperty("nanoseconds", std::to_string(best_ns));
-  EXPECT_LT(best_ns, 50.0);
+  RecordProperty("nanoseconds", std::to_string(counting_ns));
+  EXPECT_LT(counting_ns, 1.5 * additions_ns);  // a slower clock, or a system call, takes as much again
 }
 
 TEST(GradientNormsTest, OfWhatIsBroughtAndOfTheMean) {
