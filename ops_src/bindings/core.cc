@@ -9,15 +9,15 @@
 #include <cstring>
 #include <optional>
 
+#include "base/forks.h"
+#include "base/interrupt.h"
+#include "base/log.h"
+#include "c_api/failure.h"
 #include "collectives/dtype.h"
 #include "collectives/reduce.h"
+#include "collectives/traffic.h"
 #include "kungfu/device.h"
 #include "monitoring/gradient_norms.h"
-#include "monitoring/traffic.h"
-#include "runtime/failure.h"
-#include "runtime/forks.h"
-#include "runtime/interrupt.h"
-#include "runtime/log.h"
 #include "runtime/peer.h"
 
 namespace py = pybind11;
@@ -414,7 +414,7 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "traffic",
       [] {
-        const monitoring::Totals all = monitoring::Traffic::Get().Read();
+        const TrafficTotals all = Traffic::Get().Read();
         const auto communicator = Peer::Get().Current();
         std::vector<uint64_t> received(communicator->size());
         for (uint32_t r = 0; r < received.size(); r++) {

@@ -2,8 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "runtime/error.h"
-#include "store/peer_store.h"
+#include "base/error.h"
+#include "runtime/peer.h"
 
 namespace py = pybind11;
 
@@ -51,7 +51,7 @@ void RegisterStore(py::module_& m) {
             if (!refusal.empty()) throw Error(KF_PEER_LOST, refusal);
           };
         }
-        PeerStore::Get().SetHandlers(std::move(told), FunctionFrom<int, uint32_t>(find));
+        Peer::Get().store().SetHandlers(std::move(told), FunctionFrom<int, uint32_t>(find));
       },
       py::arg("announce"), py::arg("find"),
       "How others learn of this process's store (its descriptor in, the text of a refusal out), and how a rank's store "
@@ -60,7 +60,7 @@ void RegisterStore(py::module_& m) {
       "reset_store",
       [] {
         py::gil_scoped_release release;
-        PeerStore::Get().Reset();
+        Peer::Get().store().Reset();
       },
       "Forgets what was saved, and the others' stores.");
   m.def(
@@ -69,14 +69,14 @@ void RegisterStore(py::module_& m) {
         const py::buffer_info info = buffer.request();
         const kf_blob blob = BlobOf(info);
         py::gil_scoped_release release;
-        return PeerStore::Get().Save(name, layout, &blob, 1);
+        return Peer::Get().store().Save(name, layout, &blob, 1);
       },
       py::arg("name"), py::arg("layout"), py::arg("buffer"));
   m.def(
       "describe_saved",
       [](uint32_t rank, const std::string& name) {
         py::gil_scoped_release release;
-        const auto description = PeerStore::Get().Describe(rank, name);
+        const auto description = Peer::Get().store().Describe(rank, name);
         return std::make_tuple(description.layout, description.bytes, description.version);
       },
       py::arg("rank"), py::arg("name"), "(layout, bytes, latest version); version 0: there is none.");
@@ -86,7 +86,7 @@ void RegisterStore(py::module_& m) {
         const py::buffer_info info = buffer.request(/*writable=*/true);
         const kf_blob blob = BlobOf(info);
         py::gil_scoped_release release;
-        return PeerStore::Get().Request(rank, name, layout, &blob, 1);
+        return Peer::Get().store().Request(rank, name, layout, &blob, 1);
       },
       py::arg("rank"), py::arg("name"), py::arg("layout"), py::arg("buffer"));
 }

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <thread>
 
-#include "runtime/error.h"
-#include "runtime/fault_point.h"
+#include "base/error.h"
+#include "base/fault_point.h"
 
 namespace kungfu {
 namespace {

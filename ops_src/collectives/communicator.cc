@@ -102,13 +102,13 @@
 #include <optional>
 #include <utility>
 
+#include "base/fault_point.h"
+#include "base/interrupt.h"
+#include "base/log.h"
+#include "base/memory.h"
 #include "collectives/dtype.h"
-#include "monitoring/gradient_norms.h"
-#include "monitoring/traffic.h"
-#include "runtime/fault_point.h"
-#include "runtime/interrupt.h"
-#include "runtime/log.h"
-#include "runtime/memory.h"
+#include "collectives/observer.h"
+#include "collectives/traffic.h"
 
 namespace kungfu {
 
@@ -453,10 +453,10 @@ void Communicator::OrGiveUp(const Body& body) {
 uint32_t Communicator::Run(const Operation& operation) {
   ThrowIfClosed();
   Validate(operation);
-  monitoring::GradientNorms::Scope norms(operation);
+  const auto observed = Observer::Observe(operation);
   if (segment_ == nullptr || size_ == 1) {
     RunAlone(operation);
-    norms.Done(size_);
+    if (observed) observed->Done(size_);
     return 0;
   }
   uint32_t generation = 0;
@@ -471,7 +471,7 @@ uint32_t Communicator::Run(const Operation& operation) {
     }
   });
   NoteGeneration(operation, generation);
-  norms.Done(size_);
+  if (observed) observed->Done(size_);
   return generation;
 }
 
@@ -488,7 +488,8 @@ uint32_t Communicator::RunAll(const Operation* operations, size_t num_operations
   }
   ThrowIfClosed();
   for (size_t k = 0; k < num_operations; k++) Validate(operations[k]);
-  std::vector<monitoring::GradientNorms::Scope> norms(operations, operations + num_operations);
+  std::vector<std::unique_ptr<Observer::Observation>> observed;
+  for (size_t k = 0; k < num_operations; k++) observed.push_back(Observer::Observe(operations[k]));
   uint32_t generation = 0;
   OrGiveUp([&] {
     std::optional<KeptInputs> kept;
@@ -503,7 +504,9 @@ uint32_t Communicator::RunAll(const Operation* operations, size_t num_operations
     }
     generation = SettleShared(operations, generations.data(), num_operations);
   });
-  for (auto& each : norms) each.Done(size_);
+  for (const auto& each : observed) {
+    if (each) each->Done(size_);
+  }
   return generation;
 }
 
@@ -617,7 +620,7 @@ void Communicator::RunAlone(const Operation& operation) const {
 }
 
 uint32_t Communicator::RunShared(const Operation& operation, uint32_t from_generation) {
-  const uint64_t began = monitoring::Ticks();
+  const uint64_t began = Ticks();
   ChannelTable::Use use = channels_->Acquire(operation);
   Channel& channel = *use.channel;
   if (channel.generation < from_generation) channels_->MoveTo(from_generation, operation, channel);
@@ -660,7 +663,7 @@ void Communicator::CountTraffic(const Flight& flight, uint64_t began) const {
   const bool broadcast = flight.operation.kind == Kind::kBroadcast;
   const uint64_t brought = flight.Brings(rank_) ? flight.count * flight.unit : 0;
   const uint64_t received = broadcast && flight.operation.root == rank_ ? 0 : flight.ReadFromEach();
-  monitoring::Traffic::Get().Count(began, brought, received, broadcast ? static_cast<int>(flight.operation.root) : -1);
+  Traffic::Get().Count(began, brought, received, broadcast ? static_cast<int>(flight.operation.root) : -1);
 }
 
 // Everything that this rank brings is in place before its post: whoever has seen all posts has all he needs.

@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
+#include "base/forks.h"
 #include "collectives/channel_table.h"
 #include "collectives/operation.h"
 #include "collectives/staging_choice.h"
 #include "collectives/transfer.h"
-#include "runtime/error.h"
-#include "runtime/forks.h"
 #include "transport/shm/segment.h"
 
 namespace kungfu {
@@ -23,7 +23,7 @@ namespace kungfu {
 struct CommunicatorOptions {
   std::chrono::milliseconds collective_timeout{600000};
   std::chrono::milliseconds join_timeout{300000};
-  // After this, and after twice, four times ... as much, a wait says whom it waits for; see runtime/log.h.
+  // After this, and after twice, four times ... as much, a wait says whom it waits for; see base/log.h.
   std::chrono::milliseconds tell_after{10000};
 };
 
@@ -33,7 +33,7 @@ struct CommunicatorOptions {
 // other; under one name they take turns. Nothing is reordered: the k-th operation under a name meets the k-th of the
 // other ranks.
 //
-// A forked child has a copy that refuses whatever would speak in its parent's name; see runtime/forks.h.
+// A forked child has a copy that refuses whatever would speak in its parent's name; see base/forks.h.
 class Communicator {
  public:
   // A cluster of one, which needs no memory shared with anybody.

@@ -1,7 +1,7 @@
 #include "collectives/operation.h"
 
+#include "base/error.h"
 #include "collectives/dtype.h"
-#include "runtime/error.h"
 
 namespace kungfu {
 namespace {

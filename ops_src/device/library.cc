@@ -4,7 +4,7 @@
 
 #include <sstream>
 
-#include "runtime/error.h"
+#include "base/error.h"
 
 namespace kungfu::device {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/communicator.h"
+#include "base/error.h"
 
 namespace kungfu::monitoring {
 namespace {
@@ -85,7 +85,7 @@ void GradientNorms::Watch(const std::string& name) {
   const std::lock_guard<std::mutex> guard(mutex_);
   name_ = name;
   sums_ = {};
-  watching_.store(!name.empty(), std::memory_order_relaxed);
+  Install(name.empty() ? nullptr : this);
 }
 
 Norms GradientNorms::Take() {
@@ -107,32 +107,41 @@ bool GradientNorms::Matches(const Operation& operation) {
   return false;
 }
 
-void GradientNorms::Scope::Begin(const Operation& operation) {
-  if (!Get().Matches(operation)) return;
-  operation_ = &operation;
-  const double began = ThreadCpuSeconds();
-  // Before the operation, which may be in place.
-  for (size_t i = 0; i < operation.num_tensors; i++) {
-    const kf_tensor& tensor = operation.tensors[i];
-    norms_.brought += SquaredNorm(tensor.input, tensor.count, operation.dtype);
-    norms_.elements += tensor.count;
+// The gradients of one operation, measured before and after it.
+class GradientNorms::Measured : public Observation {
+ public:
+  Measured(GradientNorms& all, const Operation& operation) : all_(all), operation_(operation) {
+    const double began = ThreadCpuSeconds();
+    for (size_t i = 0; i < operation.num_tensors; i++) {
+      const kf_tensor& tensor = operation.tensors[i];
+      norms_.brought += SquaredNorm(tensor.input, tensor.count, operation.dtype);
+      norms_.elements += tensor.count;
+    }
+    norms_.cpu_s = ThreadCpuSeconds() - began;
   }
-  norms_.cpu_s = ThreadCpuSeconds() - began;
-}
 
-void GradientNorms::Scope::End(uint32_t size) {
-  const double began = ThreadCpuSeconds();
-  for (size_t i = 0; i < operation_->num_tensors; i++) {
-    norms_.reduced += SquaredNorm(operation_->tensors[i].output, operation_->tensors[i].count, operation_->dtype);
+  void Done(uint32_t size) override {
+    const double began = ThreadCpuSeconds();
+    for (size_t i = 0; i < operation_.num_tensors; i++) {
+      norms_.reduced += SquaredNorm(operation_.tensors[i].output, operation_.tensors[i].count, operation_.dtype);
+    }
+    if (operation_.op == KF_SUM) norms_.reduced /= static_cast<double>(size) * size;
+    norms_.cpu_s += ThreadCpuSeconds() - began;
+    const std::lock_guard<std::mutex> guard(all_.mutex_);
+    all_.sums_.brought += norms_.brought;
+    all_.sums_.reduced += norms_.reduced;
+    all_.sums_.elements += norms_.elements;
+    all_.sums_.cpu_s += norms_.cpu_s;
   }
-  if (operation_->op == KF_SUM) norms_.reduced /= static_cast<double>(size) * size;
-  norms_.cpu_s += ThreadCpuSeconds() - began;
-  GradientNorms& all = Get();
-  const std::lock_guard<std::mutex> guard(all.mutex_);
-  all.sums_.brought += norms_.brought;
-  all.sums_.reduced += norms_.reduced;
-  all.sums_.elements += norms_.elements;
-  all.sums_.cpu_s += norms_.cpu_s;
+
+ private:
+  GradientNorms& all_;
+  const Operation& operation_;
+  Norms norms_;
+};
+
+std::unique_ptr<Observer::Observation> GradientNorms::Begin(const Operation& operation) {
+  return Matches(operation) ? std::make_unique<Measured>(*this, operation) : nullptr;
 }
 
 }  // namespace kungfu::monitoring

@@ -3,18 +3,14 @@
 #ifndef KUNGFU_MONITORING_GRADIENT_NORMS_H_
 #define KUNGFU_MONITORING_GRADIENT_NORMS_H_
 
-#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 
-#include "kungfu/c_api.h"
+#include "collectives/observer.h"
 
-namespace kungfu {
-
-struct Operation;
-
-namespace monitoring {
+namespace kungfu::monitoring {
 
 struct Norms {
   double brought = 0;  // squared norm of this rank's gradients
@@ -23,8 +19,8 @@ struct Norms {
   double cpu_s = 0;  // of this thread, spent on the above
 };
 
-// Thread-safe. While nothing is watched it costs a collective one load.
-class GradientNorms {
+// Thread-safe. Installed as the collectives' observer while something is watched.
+class GradientNorms : public Observer {
  public:
   static GradientNorms& Get();
 
@@ -34,30 +30,14 @@ class GradientNorms {
   // What was seen since the last call, or since Watch.
   Norms Take();
 
-  // Around one operation.
-  class Scope {
-   public:
-    explicit Scope(const Operation& operation) {
-      if (Get().watching_.load(std::memory_order_relaxed)) Begin(operation);
-    }
-    // The operation has succeeded among `size` ranks.
-    void Done(uint32_t size) {
-      if (operation_ != nullptr) End(size);
-    }
-
-   private:
-    void Begin(const Operation& operation);
-    void End(uint32_t size);
-
-    const Operation* operation_ = nullptr;  // null: not watched
-    Norms norms_;
-  };
+  std::unique_ptr<Observation> Begin(const Operation& operation) override;
 
  private:
+  class Measured;
+
   GradientNorms() = default;
   bool Matches(const Operation& operation);
 
-  std::atomic<bool> watching_{false};
   std::mutex mutex_;
   std::string name_;  // guarded by mutex_
   Norms sums_;        // guarded by mutex_
@@ -67,7 +47,6 @@ class GradientNorms {
 // bits for the same elements.
 double SquaredNorm(const void* data, uint64_t count, kf_dtype dtype);
 
-}  // namespace monitoring
-}  // namespace kungfu
+}  // namespace kungfu::monitoring
 
 #endif  // KUNGFU_MONITORING_GRADIENT_NORMS_H_

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/memory.h"
 #include "collectives/dtype.h"
-#include "monitoring/traffic.h"
-#include "runtime/memory.h"
+#include "collectives/traffic.h"
 
 namespace kungfu {
 namespace {
@@ -78,9 +78,9 @@ struct Background::Pending {
         }
       }
       DelayForTests();
-      const uint64_t began = monitoring::Ticks();
+      const uint64_t began = Ticks();
       generation = communicator->Run(operation);
-      monitoring::Traffic::Get().CountHidden(began);
+      Traffic::Get().CountHidden(began);
     } catch (const Error& thrown) {
       error = thrown;
     } catch (const std::exception& thrown) {
@@ -240,10 +240,10 @@ std::optional<Error> Background::Settle(const std::vector<PendingPtr>& all) {
 }
 
 void Background::WaitFor(Pending& pending) {
-  const uint64_t began = monitoring::Ticks();
+  const uint64_t began = Ticks();
   std::unique_lock<std::mutex> lock(mutex_);
   ended_.wait(lock, [&] { return pending.state == Pending::State::kEnded; });
-  monitoring::Traffic::Get().CountWait(began);
+  Traffic::Get().CountWait(began);
 }
 
 // `lock` is of mutex_. While a Stop is under way the thread before has to end first: two of them would run operations

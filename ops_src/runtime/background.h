@@ -15,8 +15,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/forks.h"
 #include "collectives/communicator.h"
-#include "runtime/forks.h"
 
 namespace kungfu {
 

@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
+#include "base/forks.h"
 #include "collectives/communicator.h"
-#include "runtime/forks.h"
 
 namespace kungfu {
 

@@ -54,6 +54,15 @@ std::string Peer::WithClaim(const char* layout) {
   return claim_ + (layout == nullptr ? "" : layout);
 }
 
+// Never destroyed, like the peer. Made at its first use, which may be a forked child's.
+store::PeerStore& Peer::store() {
+  static auto* const store = new store::PeerStore([] {
+    const auto communicator = Get().Current();
+    return store::Position{communicator->cluster_version(), communicator->rank(), communicator->size()};
+  });
+  return *store;
+}
+
 void Peer::Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options) {
   auto next = std::make_shared<Communicator>(std::make_shared<shm::Segment>(fd), rank, address, has_state, options);
   {

@@ -11,6 +11,7 @@
 #include "collectives/communicator.h"
 #include "runtime/background.h"
 #include "runtime/heartbeat.h"
+#include "store/peer_store.h"
 
 namespace kungfu {
 
@@ -51,6 +52,9 @@ class Peer {
   void SetClaim(const std::string& claim);
   // `layout` with the claim before it.
   std::string WithClaim(const char* layout);
+
+  // The models of this process and of the others in its cluster.
+  store::PeerStore& store();
 
   // Becomes rank `rank` of the segment behind `fd` and waits for the other members; the communicator so far is
   // finished. The descriptor stays the caller's.

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <new>
 
-#include "runtime/error.h"
+#include "base/error.h"
 
 namespace kungfu::store {
 

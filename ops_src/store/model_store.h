@@ -30,8 +30,8 @@
 #include <string>
 #include <vector>
 
+#include "base/forks.h"
 #include "kungfu/store.h"
-#include "runtime/forks.h"
 
 namespace kungfu::store {
 

@@ -6,8 +6,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "runtime/error.h"
-#include "runtime/peer.h"
+#include "base/error.h"
 
 namespace kungfu::store {
 
@@ -47,17 +46,17 @@ void Exchange::AwaitIdle(std::unique_lock<std::mutex>& lock) {
   changed_.wait(lock, [this] { return !busy_; });
 }
 
-void Exchange::Begin(uint64_t cluster_version, uint32_t rank, uint32_t size, const Views& views,
-                     const std::string& layout, const std::vector<uint64_t>& sizes) {
+void Exchange::Begin(const Position& here, const Views& views, const std::string& layout,
+                     const std::vector<uint64_t>& sizes) {
   std::unique_lock<std::mutex> lock(mutex_);
   AwaitIdle(lock);
-  begun_in_ = cluster_version;
+  begun_in_ = here.cluster_version;
   source_ = {};
   layout_ = layout;
   buffer_.resize(sizes.size());
   for (size_t i = 0; i < sizes.size(); i++) buffer_[i].resize(sizes[i]);
   // Here and not on the thread, since it may call into Python.
-  source_.rank = choice_.Choose(rank, size, [&](uint32_t other) {
+  source_.rank = choice_.Choose(here.rank, here.size, [&](uint32_t other) {
     from_ = views(other);
     return from_ != nullptr;
   });
@@ -67,17 +66,17 @@ void Exchange::Begin(uint64_t cluster_version, uint32_t rank, uint32_t size, con
   changed_.notify_all();
 }
 
-Source Exchange::Take(uint64_t cluster_version, uint32_t rank, uint32_t size, const Views& views,
-                      const std::string& layout, const kf_blob* blobs, size_t num_blobs) {
+Source Exchange::Take(const Position& here, const Views& views, const std::string& layout, const kf_blob* blobs,
+                      size_t num_blobs) {
   std::vector<uint64_t> sizes(num_blobs);
   for (size_t i = 0; i < num_blobs; i++) sizes[i] = blobs[i].nbytes;
   std::unique_lock<std::mutex> lock(mutex_);
   AwaitIdle(lock);
-  const bool usable = begun_in_ == cluster_version && source_.version != 0 && layout_ == layout;
+  const bool usable = begun_in_ == here.cluster_version && source_.version != 0 && layout_ == layout;
   if (!usable) {
     // In particular before the first fetch, and for what was fetched in a cluster that is over.
     lock.unlock();
-    Begin(cluster_version, rank, size, views, layout, sizes);
+    Begin(here, views, layout, sizes);
     lock.lock();
     AwaitIdle(lock);
   }
@@ -113,11 +112,6 @@ void Exchange::Serve() {
     busy_ = false;
     changed_.notify_all();
   }
-}
-
-PeerStore& PeerStore::Get() {
-  static PeerStore* const store = new PeerStore;
-  return *store;
 }
 
 void PeerStore::SetHandlers(Announce announce, Find find) {
@@ -204,37 +198,35 @@ uint64_t PeerStore::Save(const std::string& name, const std::string& layout, con
   if (next != nullptr) {
     std::lock_guard<std::mutex> guard(next->mutex);
     if (next->ahead) {
-      const auto communicator = Peer::Get().Current();
-      next->exchange->Begin(communicator->cluster_version(), communicator->rank(), communicator->size(),
-                            Others(communicator->cluster_version(), communicator->rank(), name), next->layout,
-                            next->sizes);
+      const Position here = here_();
+      next->exchange->Begin(here, Others(here, name), next->layout, next->sizes);
     }
   }
   return version;
 }
 
+// Null where its process has ended, or has saved nothing yet.
+std::shared_ptr<StoreView> PeerStore::LivingViewOf(uint32_t rank) {
+  const Position here = here_();
+  if (rank >= here.size) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", here.size));
+  auto view = ViewOf(here.cluster_version, rank, here.rank);
+  return view != nullptr && view->OwnerLives() ? view : nullptr;
+}
+
 Description PeerStore::Describe(uint32_t rank, const std::string& name) {
-  const auto communicator = Peer::Get().Current();
-  if (rank >= communicator->size()) {
-    throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", communicator->size()));
-  }
-  const auto view = ViewOf(communicator->cluster_version(), rank, communicator->rank());
-  return view == nullptr || !view->OwnerLives() ? Description{} : view->Describe(name);
+  const auto view = LivingViewOf(rank);
+  return view == nullptr ? Description{} : view->Describe(name);
 }
 
 uint64_t PeerStore::Request(uint32_t rank, const std::string& name, const std::string& layout, const kf_blob* blobs,
                             size_t num_blobs) {
-  const auto communicator = Peer::Get().Current();
-  if (rank >= communicator->size()) {
-    throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", communicator->size()));
-  }
-  const auto view = ViewOf(communicator->cluster_version(), rank, communicator->rank());
-  return view == nullptr || !view->OwnerLives() ? 0 : view->Request(name, layout, blobs, num_blobs);
+  const auto view = LivingViewOf(rank);
+  return view == nullptr ? 0 : view->Request(name, layout, blobs, num_blobs);
 }
 
-Exchange::Views PeerStore::Others(uint64_t cluster_version, uint32_t own_rank, const std::string& name) {
-  return [this, cluster_version, own_rank, name](uint32_t rank) -> std::shared_ptr<StoreView> {
-    auto view = ViewOf(cluster_version, rank, own_rank);
+Exchange::Views PeerStore::Others(const Position& here, const std::string& name) {
+  return [this, here, name](uint32_t rank) -> std::shared_ptr<StoreView> {
+    auto view = ViewOf(here.cluster_version, rank, here.rank);
     if (view == nullptr || !view->OwnerLives() || view->Describe(name).version == 0) return nullptr;
     return view;
   };
@@ -257,10 +249,8 @@ Source PeerStore::RequestNeighbour(const std::string& name, const std::string& l
   next->sizes.resize(num_blobs);
   for (size_t i = 0; i < num_blobs; i++) next->sizes[i] = blobs[i].nbytes;
   next->ahead = ahead;
-  const auto communicator = Peer::Get().Current();
-  return next->exchange->Take(communicator->cluster_version(), communicator->rank(), communicator->size(),
-                              Others(communicator->cluster_version(), communicator->rank(), name), layout, blobs,
-                              num_blobs);
+  const Position here = here_();
+  return next->exchange->Take(here, Others(here, name), layout, blobs, num_blobs);
 }
 
 }  // namespace kungfu::store

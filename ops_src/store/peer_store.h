@@ -17,6 +17,12 @@
 
 namespace kungfu::store {
 
+// Where this process stands: the ranks are those of this cluster version.
+struct Position {
+  uint64_t cluster_version;
+  uint32_t rank, size;
+};
+
 struct Source {
   int64_t rank = -1;     // -1: nobody had a model
   uint64_t version = 0;  // of that rank's model; 0 likewise
@@ -48,12 +54,11 @@ class Exchange {
   Exchange& operator=(const Exchange&) = delete;
 
   // Chooses a neighbour and begins to fetch its model in the background. What was fetched before is dropped.
-  void Begin(uint64_t cluster_version, uint32_t rank, uint32_t size, const Views& views, const std::string& layout,
-             const std::vector<uint64_t>& sizes);
+  void Begin(const Position& here, const Views& views, const std::string& layout, const std::vector<uint64_t>& sizes);
   // The model that was begun, once it is here, into the blobs; begins and waits where there is none that belongs to
   // this cluster version. Where nobody has a model the blobs stay untouched.
-  Source Take(uint64_t cluster_version, uint32_t rank, uint32_t size, const Views& views, const std::string& layout,
-              const kf_blob* blobs, size_t num_blobs);
+  Source Take(const Position& here, const Views& views, const std::string& layout, const kf_blob* blobs,
+              size_t num_blobs);
 
  private:
   void Serve();
@@ -82,8 +87,8 @@ class PeerStore {
   // A descriptor of rank `rank`'s store in the present cluster, which the caller owns; -1: it has none (yet).
   using Find = std::function<int(uint32_t rank)>;
 
-  // The one of this process, never destroyed, like the peer.
-  static PeerStore& Get();
+  // `here` may have to join the cluster first, so it is asked only where others are.
+  explicit PeerStore(std::function<Position()> here) : here_(std::move(here)) {}
 
   // Without them the store is for this process alone.
   void SetHandlers(Announce announce, Find find);
@@ -111,8 +116,10 @@ class PeerStore {
   };
   std::shared_ptr<ModelStore> OwnStore();
   std::shared_ptr<StoreView> ViewOf(uint64_t cluster_version, uint32_t rank, uint32_t own_rank);
-  Exchange::Views Others(uint64_t cluster_version, uint32_t own_rank, const std::string& name);
+  std::shared_ptr<StoreView> LivingViewOf(uint32_t rank);
+  Exchange::Views Others(const Position& here, const std::string& name);
 
+  const std::function<Position()> here_;
   const OneProcess process_;
   std::mutex mutex_;
   Announce announce_;                                     // guarded by mutex_

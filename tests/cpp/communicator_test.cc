@@ -12,8 +12,8 @@
 #include <cstring>
 #include <random>
 
+#include "base/log.h"
 #include "ranks.h"
-#include "runtime/log.h"
 #include "runtime/peer.h"
 
 namespace kungfu::testing {

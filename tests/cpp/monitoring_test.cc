@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "collectives/traffic.h"
 #include "monitoring/gradient_norms.h"
-#include "monitoring/traffic.h"
 #include "ranks.h"
 #include "runtime/background.h"
 
@@ -18,8 +18,6 @@ namespace {
 
 using monitoring::GradientNorms;
 using monitoring::Norms;
-using monitoring::Totals;
-using monitoring::Traffic;
 
 // The counters are the process's, and so those of all ranks here together.
 class Counted {
@@ -32,8 +30,8 @@ class Counted {
   double exposed_s() const { return now().exposed_s - before_.exposed_s; }
 
  private:
-  static Totals now() { return Traffic::Get().Read(); }
-  const Totals before_ = now();
+  static TrafficTotals now() { return Traffic::Get().Read(); }
+  const TrafficTotals before_ = now();
 };
 
 void AllReduce(Communicator& communicator, const char* name, std::vector<float>& values, kf_op op = KF_SUM) {
@@ -135,10 +133,10 @@ TEST(TrafficTest, CountingCostsWhatItsAdditionsCost) {
   auto counting = best_of, additions = best_of;
   double counting_ns = 0, additions_ns = 0;
   for (int round = 0; round < 100; round++) {
-    counting_ns = counting([] { Traffic::Get().Count(monitoring::Ticks(), 8, 8); });
+    counting_ns = counting([] { Traffic::Get().Count(Ticks(), 8, 8); });
     additions_ns = additions([] {
-      const uint64_t began = monitoring::Ticks();
-      sums[0].fetch_add(monitoring::Ticks() - began, std::memory_order_relaxed);
+      const uint64_t began = Ticks();
+      sums[0].fetch_add(Ticks() - began, std::memory_order_relaxed);
       for (int i = 1; i < 4; i++) sums[i].fetch_add(8, std::memory_order_relaxed);
     });
   }

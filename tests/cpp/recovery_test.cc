@@ -14,11 +14,11 @@
 #include <random>
 #include <set>
 
+#include "base/fault_point.h"
+#include "base/interrupt.h"
+#include "base/log.h"
 #include "ranks.h"
 #include "runtime/background.h"
-#include "runtime/fault_point.h"
-#include "runtime/interrupt.h"
-#include "runtime/log.h"
 #include "runtime/peer.h"
 
 namespace kungfu::testing {

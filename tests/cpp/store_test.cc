@@ -14,7 +14,8 @@
 #include <set>
 #include <thread>
 
-#include "runtime/error.h"
+#include "base/error.h"
+#include "runtime/peer.h"
 #include "store/peer_store.h"
 
 namespace kungfu::store {
@@ -60,7 +61,7 @@ TEST(ModelStore, AForkedChildSavesNothingInItsParentsName) {
   ModelStore store;
   Model model(1);
   ASSERT_EQ(Save(store, "m", model), 1u);
-  (void)PeerStore::Get();  // the parent's
+  (void)Peer::Get().store();  // the parent's
   const pid_t child = fork();
   if (child == 0) {
     alarm(20);
@@ -68,7 +69,7 @@ TEST(ModelStore, AForkedChildSavesNothingInItsParentsName) {
     const bool own = ErrorOf([&] { Save(store, "m", other); }).status() == KF_INVALID;
     const auto blobs = other.Blobs();
     const bool all =
-        ErrorOf([&] { PeerStore::Get().Save("m", "three", blobs.data(), blobs.size()); }).status() == KF_INVALID;
+        ErrorOf([&] { Peer::Get().store().Save("m", "three", blobs.data(), blobs.size()); }).status() == KF_INVALID;
     _exit(own && all ? 0 : 1);
   }
   int status = -1;
@@ -267,13 +268,13 @@ struct Group {
   }
   Source Take(Exchange& exchange, Model& into, uint64_t cluster_version = 1) {
     const auto blobs = into.Blobs();
-    return exchange.Take(cluster_version, 0, uint32_t(stores.size()), Views(), "three", blobs.data(), blobs.size());
+    return exchange.Take({cluster_version, 0, uint32_t(stores.size())}, Views(), "three", blobs.data(), blobs.size());
   }
   void Begin(Exchange& exchange, uint64_t cluster_version = 1) {
     std::vector<uint64_t> sizes;
     Model model;
     for (const kf_blob& blob : model.Blobs()) sizes.push_back(blob.nbytes);
-    exchange.Begin(cluster_version, 0, uint32_t(stores.size()), Views(), "three", sizes);
+    exchange.Begin({cluster_version, 0, uint32_t(stores.size())}, Views(), "three", sizes);
   }
   std::vector<std::unique_ptr<ModelStore>> stores;
   std::vector<std::shared_ptr<StoreView>> views;

@@ -12,7 +12,7 @@
 #include <climits>
 #include <cstdint>
 
-#include "runtime/fault_point.h"
+#include "base/fault_point.h"
 
 namespace kungfu::shm {
 

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <new>
 
-#include "runtime/error.h"
+#include "base/error.h"
 
 namespace kungfu::shm {
 namespace {

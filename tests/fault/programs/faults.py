@@ -49,7 +49,7 @@ RARE_PLACES = (
 CONNECTIONS = ("broker", "broker_answer", "config", "config_answer")
 _PLACED = ("kill", "stop", "slow")
 _KINDS = {"refuse": CONNECTIONS, "leave": ("",), "evict": ("",), "resize": ("",)}
-_HOOK = "_ZN6kungfu10fault_hookE"  # kungfu::fault_hook, see ops_src/runtime/fault_point.h
+_HOOK = "_ZN6kungfu10fault_hookE"  # kungfu::fault_hook, see ops_src/base/fault_point.h
 
 
 @dataclass(frozen=True)

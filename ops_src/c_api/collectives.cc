@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/failure.h"
+#include "c_api/failure.h"
 #include "runtime/peer.h"
 
 namespace {

@@ -1,6 +1,6 @@
 // Tells an object that it is a forked child's copy of its parent's.
-#ifndef KUNGFU_RUNTIME_FORKS_H_
-#define KUNGFU_RUNTIME_FORKS_H_
+#ifndef KUNGFU_BASE_FORKS_H_
+#define KUNGFU_BASE_FORKS_H_
 
 #include <atomic>
 #include <cstdint>
@@ -32,4 +32,4 @@ class OneProcess {
 
 }  // namespace kungfu
 
-#endif  // KUNGFU_RUNTIME_FORKS_H_
+#endif  // KUNGFU_BASE_FORKS_H_

@@ -1,4 +1,4 @@
-#include "runtime/interrupt.h"
+#include "base/interrupt.h"
 
 namespace kungfu {
 namespace {

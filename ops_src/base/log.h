@@ -1,6 +1,6 @@
 // What the runtime has to tell a person while it goes on: one line at a time, rarely.
-#ifndef KUNGFU_RUNTIME_LOG_H_
-#define KUNGFU_RUNTIME_LOG_H_
+#ifndef KUNGFU_BASE_LOG_H_
+#define KUNGFU_BASE_LOG_H_
 
 #include <functional>
 #include <string>
@@ -20,4 +20,4 @@ void LogSometimes(const std::string& line) noexcept;
 
 }  // namespace kungfu
 
-#endif  // KUNGFU_RUNTIME_LOG_H_
+#endif  // KUNGFU_BASE_LOG_H_

@@ -1,8 +1,8 @@
 // How a thread that waits in the runtime learns that its program wants to end: Python's signals, to the bindings.
-#ifndef KUNGFU_RUNTIME_INTERRUPT_H_
-#define KUNGFU_RUNTIME_INTERRUPT_H_
+#ifndef KUNGFU_BASE_INTERRUPT_H_
+#define KUNGFU_BASE_INTERRUPT_H_
 
-#include "runtime/error.h"
+#include "base/error.h"
 
 namespace kungfu {
 
@@ -31,4 +31,4 @@ class InterruptCheck {
 
 }  // namespace kungfu
 
-#endif  // KUNGFU_RUNTIME_INTERRUPT_H_
+#endif  // KUNGFU_BASE_INTERRUPT_H_

@@ -1,21 +1,21 @@
-#include "monitoring/traffic.h"
+#include "collectives/traffic.h"
 
 #include <algorithm>
 
-namespace kungfu::monitoring {
+namespace kungfu {
 
 Traffic& Traffic::Get() {
   static Traffic* const traffic = new Traffic;  // threads may outlive static destructors
   return *traffic;
 }
 
-Totals Traffic::Read() const {
+TrafficTotals Traffic::Read() const {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   const double ticks = static_cast<double>(Ticks() - first_tick_);
   const auto in_seconds = [&](uint64_t counted) {
     return ticks > 0 ? static_cast<double>(counted) * (seconds / ticks) : 0.0;
   };
-  Totals totals;
+  TrafficTotals totals;
   const uint64_t busy = busy_.load(std::memory_order_relaxed);
   const uint64_t hidden = std::min(busy, hidden_.load(std::memory_order_relaxed));
   totals.busy_s = in_seconds(busy);
@@ -29,4 +29,4 @@ Totals Traffic::Read() const {
   return totals;
 }
 
-}  // namespace kungfu::monitoring
+}  // namespace kungfu

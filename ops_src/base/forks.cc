@@ -1,8 +1,8 @@
-#include "runtime/forks.h"
+#include "base/forks.h"
 
 #include <pthread.h>
 
-#include "runtime/error.h"
+#include "base/error.h"
 
 namespace kungfu {
 

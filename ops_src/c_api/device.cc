@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
+#include "c_api/failure.h"
 #include "device/device.h"
 #include "kungfu/device.h"
 #include "runtime/background.h"
-#include "runtime/failure.h"
 #include "runtime/peer.h"
 
 namespace {

@@ -1,12 +1,12 @@
 // The last failure, for those who can't be given an exception: callers of the C ABI, and Python above MindSpore, to
 // which a kernel can raise nothing but a RuntimeError.
-#ifndef KUNGFU_RUNTIME_FAILURE_H_
-#define KUNGFU_RUNTIME_FAILURE_H_
+#ifndef KUNGFU_C_API_FAILURE_H_
+#define KUNGFU_C_API_FAILURE_H_
 
 #include <exception>
 #include <string>
 
-#include "runtime/error.h"
+#include "base/error.h"
 
 namespace kungfu {
 
@@ -31,4 +31,4 @@ std::string LastFailureOfProcess();  // empty: none yet
 
 }  // namespace kungfu
 
-#endif  // KUNGFU_RUNTIME_FAILURE_H_
+#endif  // KUNGFU_C_API_FAILURE_H_

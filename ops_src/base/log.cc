@@ -1,4 +1,4 @@
-#include "runtime/log.h"
+#include "base/log.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -11,8 +11,8 @@
 #include <thread>
 #include <utility>
 
-#include "runtime/error.h"
-#include "runtime/forks.h"
+#include "base/error.h"
+#include "base/forks.h"
 
 namespace kungfu {
 namespace {

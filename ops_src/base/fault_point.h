@@ -1,6 +1,6 @@
 // Places at which tests let a process die, stop or wait. They cost nothing where the tests aren't built.
-#ifndef KUNGFU_RUNTIME_FAULT_POINT_H_
-#define KUNGFU_RUNTIME_FAULT_POINT_H_
+#ifndef KUNGFU_BASE_FAULT_POINT_H_
+#define KUNGFU_BASE_FAULT_POINT_H_
 
 #ifdef KUNGFU_FAULT_POINTS
 
@@ -19,4 +19,4 @@ __attribute__((visibility("default"))) inline void (*fault_hook)(const char* pla
 #define KUNGFU_FAULT_POINT(place) static_cast<void>(0)
 #endif
 
-#endif  // KUNGFU_RUNTIME_FAULT_POINT_H_
+#endif  // KUNGFU_BASE_FAULT_POINT_H_

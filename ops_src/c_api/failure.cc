@@ -1,4 +1,4 @@
-#include "runtime/failure.h"
+#include "c_api/failure.h"
 
 #include <mutex>
 

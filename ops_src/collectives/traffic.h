@@ -1,36 +1,20 @@
 // What the collectives of this process have moved and how long they took, since it began. Costs a collective two reads
 // of the processor's counter and a few relaxed additions: about 30 ns.
-#ifndef KUNGFU_MONITORING_TRAFFIC_H_
-#define KUNGFU_MONITORING_TRAFFIC_H_
+#ifndef KUNGFU_COLLECTIVES_TRAFFIC_H_
+#define KUNGFU_COLLECTIVES_TRAFFIC_H_
 
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 
+#include "base/clock.h"
 #include "transport/shm/segment.h"
 
-#if defined(__x86_64__)
-#include <x86intrin.h>
-#endif
-
-namespace kungfu::monitoring {
-
-// Ticks of a counter that runs at a constant rate; std::chrono's clock would take longer than all the rest.
-inline uint64_t Ticks() {
-#if defined(__x86_64__)
-  return __rdtsc();
-#elif defined(__aarch64__)
-  uint64_t ticks;
-  asm volatile("mrs %0, cntvct_el0" : "=r"(ticks));
-  return ticks;
-#else
-  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-#endif
-}
+namespace kungfu {
 
 // All of it only grows; readers take differences.
-struct Totals {
+struct TrafficTotals {
   uint64_t operations = 0;
   uint64_t brought_bytes = 0;
   double busy_s = 0;     // inside collectives, on whatever thread: moving data and waiting for the other ranks
@@ -58,7 +42,7 @@ class Traffic {
   // The program waited for that thread from `began` until now.
   void CountWait(uint64_t began) { waited_.fetch_add(Ticks() - began, std::memory_order_relaxed); }
 
-  Totals Read() const;
+  TrafficTotals Read() const;
 
  private:
   Traffic() = default;
@@ -70,6 +54,6 @@ class Traffic {
   std::array<std::atomic<uint64_t>, shm::kMaxRanks> from_root_ = {};
 };
 
-}  // namespace kungfu::monitoring
+}  // namespace kungfu
 
-#endif  // KUNGFU_MONITORING_TRAFFIC_H_
+#endif  // KUNGFU_COLLECTIVES_TRAFFIC_H_

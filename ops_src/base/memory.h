@@ -1,12 +1,12 @@
 // Working memory for copies of tensors.
-#ifndef KUNGFU_RUNTIME_MEMORY_H_
-#define KUNGFU_RUNTIME_MEMORY_H_
+#ifndef KUNGFU_BASE_MEMORY_H_
+#define KUNGFU_BASE_MEMORY_H_
 
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
 
-#include "runtime/error.h"
+#include "base/error.h"
 
 namespace kungfu {
 
@@ -38,4 +38,4 @@ inline size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAl
 
 }  // namespace kungfu
 
-#endif  // KUNGFU_RUNTIME_MEMORY_H_
+#endif  // KUNGFU_BASE_MEMORY_H_

@@ -1,6 +1,6 @@
 // Errors inside the runtime: one exception type that carries the status of the C ABI.
-#ifndef KUNGFU_RUNTIME_ERROR_H_
-#define KUNGFU_RUNTIME_ERROR_H_
+#ifndef KUNGFU_BASE_ERROR_H_
+#define KUNGFU_BASE_ERROR_H_
 
 #include <sstream>
 #include <stdexcept>
@@ -48,4 +48,4 @@ void CopyText(char (&field)[kSize], const std::string& text) {
 
 }  // namespace kungfu
 
-#endif  // KUNGFU_RUNTIME_ERROR_H_
+#endif  // KUNGFU_BASE_ERROR_H_

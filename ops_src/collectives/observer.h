@@ -1,0 +1,42 @@
+// Who looks at what passes through this process's collectives. The collectives know nobody above them: monitoring
+// installs itself here.
+#ifndef KUNGFU_COLLECTIVES_OBSERVER_H_
+#define KUNGFU_COLLECTIVES_OBSERVER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "collectives/operation.h"
+
+namespace kungfu {
+
+class Observer {
+ public:
+  // One operation under way; destroyed without Done where it fails.
+  class Observation {
+   public:
+    virtual ~Observation() = default;
+    // It has succeeded among `size` ranks, and its outputs are written.
+    virtual void Done(uint32_t size) = 0;
+  };
+
+  virtual ~Observer() = default;
+  // Before an operation, which may be in place. Null: of no interest. Called from any thread.
+  virtual std::unique_ptr<Observation> Begin(const Operation& operation) = 0;
+
+  // `observer` is never freed; null takes it away. One that is installed already may be called for a little longer.
+  static void Install(Observer* observer) { installed_.store(observer, std::memory_order_release); }
+  // What a communicator calls before each operation. Costs one load where nobody looks.
+  static std::unique_ptr<Observation> Observe(const Operation& operation) {
+    Observer* const observer = installed_.load(std::memory_order_acquire);
+    return observer == nullptr ? nullptr : observer->Begin(operation);
+  }
+
+ private:
+  static inline std::atomic<Observer*> installed_{nullptr};
+};
+
+}  // namespace kungfu
+
+#endif  // KUNGFU_COLLECTIVES_OBSERVER_H_
