@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 MAX_WORKERS = 256  # of one host: what a segment has room for (ops_src/transport/shm/segment.h)
@@ -40,6 +40,7 @@ class Cluster:
     workers: tuple[PeerID, ...]
     runners: tuple[PeerID, ...] = field(default=())
     version: int = 0
+    writer: str = field(default="", compare=False)  # who has written this version to the cluster store, if he said so
 
     @property
     def size(self) -> int:
@@ -64,14 +65,18 @@ class Cluster:
             if port is None:
                 raise ValueError(f"the port range is too small for {size} workers; give a larger -port-range")
             grown.append(PeerID(host, port))
-        return replace(self, workers=tuple(grown), version=self.version + 1)
+        return self.following(grown)
 
     def without(self, leaving: Collection[PeerID]) -> Cluster:
         """The next version without these workers. ValueError where nobody would be left."""
         keep = tuple(worker for worker in self.workers if worker not in leaving)
         if not keep:
             raise ValueError(f"a cluster has at least 1 worker, and {self.workers[0]} is the last of this one")
-        return replace(self, workers=keep, version=self.version + 1)
+        return self.following(keep)
+
+    def following(self, workers: Iterable[PeerID]) -> Cluster:
+        """The next version, with these workers."""
+        return Cluster(tuple(workers), self.runners, self.version + 1)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -84,8 +89,8 @@ class Cluster:
         return json.dumps(self.to_json())
 
     @classmethod
-    def from_json(cls, document: object, version: int | None = None) -> Cluster:
-        """Checks and converts KungFu's JSON; `version` overrides the document's. ValueError says what is wrong."""
+    def from_json(cls, document: object, *, writer: str = "") -> Cluster:
+        """Checks and converts KungFu's JSON. ValueError says what is wrong."""
         if not isinstance(document, dict):
             raise ValueError(f"a cluster is a JSON object with Runners and Workers, got {type(document).__name__}")
         unknown = sorted(set(document) - {"Runners", "Workers", "Version"})
@@ -102,7 +107,17 @@ class Cluster:
                 raise ValueError(f"{key} names {twice[0]} twice")
         if not peers["Workers"]:
             raise ValueError("Workers is empty; a cluster has at least 1 worker")
-        given = document.get("Version", 0) if version is None else version
+        given = document.get("Version", 0)
         if not isinstance(given, int) or isinstance(given, bool) or given < 0:
             raise ValueError(f"Version must be a non-negative integer, got {given!r}")
-        return cls(workers=peers["Workers"], runners=peers["Runners"], version=given)
+        return cls(peers["Workers"], peers["Runners"], given, writer)
+
+
+def parse_json(body: bytes) -> object:
+    """JSON from the network; ValueError for whatever is not JSON."""
+    try:
+        return json.loads(body.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("the document is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"the document is not JSON: {error}") from None

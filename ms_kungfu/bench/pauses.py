@@ -175,10 +175,10 @@ class _Run:
 
     def resize(self, size: int) -> None:
         """What ``kungfu-run resize`` does, but for the start of a process, which takes cores from what is measured."""
-        from ms_kungfu.config_server.client import ConfigClient
+        from ms_kungfu.cluster_store import open_store
         from ms_kungfu.launcher.commands import write_size
 
-        write_size(ConfigClient(self._environ(env.CONFIG_SERVER.name), self._environ(env.JOB_SECRET.name)), size)
+        write_size(open_store(self._environ(env.CONFIG_SERVER.name), self._environ(env.JOB_SECRET.name)), size)
 
     def _environ(self, name: str) -> str:
         """What the launcher has told its workers."""

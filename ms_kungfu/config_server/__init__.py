@@ -1,1 +1,1 @@
-"""The config server holds the wanted cluster of a job: a store, its HTTP server, and a client."""
+"""The config server holds the wanted cluster of a job: a store and its HTTP server (client: `cluster_store`)."""

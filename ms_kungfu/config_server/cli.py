@@ -13,10 +13,10 @@ from pathlib import Path
 
 from ms_kungfu._flags import FlagParser, UsageError, duration, integer
 from ms_kungfu._processes import raise_descriptor_limit
-from ms_kungfu.cluster import Cluster
+from ms_kungfu.cluster import Cluster, parse_json
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, read_secret, write_secret
 from ms_kungfu.config_server.server import ConfigServer, serve_until
-from ms_kungfu.config_server.store import ConfigStore, parse_document
+from ms_kungfu.config_server.store import ConfigStore
 
 PROGRAM = "kungfu-config-server"
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _read_cluster(path: Path) -> Cluster:
     try:
-        return Cluster.from_json(parse_document(path.read_bytes()))
+        return Cluster.from_json(parse_json(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise UsageError(f"-init: {path}: {error.strerror if isinstance(error, OSError) else error}") from None
 

@@ -3,6 +3,7 @@
 ``GET /config`` answers ``{"Runners": [...], "Workers": [...], "Version": n}``, 404 where there is no cluster, and with
 ``?newer_than=V&timeout=S`` as soon as there is a newer version than V (304 after S seconds, at most 60). ``PUT``, and
 ``POST`` with a body, store a cluster and answer it as stored; ``DELETE``, and ``POST`` without a body, forget it.
+``Kungfu-Writer: <id>`` beside a write is answered with what is read, for as long as that version holds.
 Reading is free; writing needs ``Authorization: Bearer <secret>``: 401 without, 403 with a wrong one. 400 says what is
 wrong with a document, 409 that its Version is stale, 413 that it is too long. A write that is refused changes nothing.
 
@@ -26,6 +27,7 @@ import contextlib
 import hmac
 import logging
 import math
+import re
 import resource
 import socket
 import threading
@@ -35,12 +37,15 @@ from typing import Any, Callable, TypeVar
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from ms_kungfu.cluster import Cluster
-from ms_kungfu.config_server.store import ConfigStore, StaleVersionError, parse_document
+from ms_kungfu.cluster import Cluster, parse_json
+from ms_kungfu.cluster_store import StaleVersionError
+from ms_kungfu.cluster_store.http import WRITER_HEADER
+from ms_kungfu.config_server.store import ConfigStore
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _MAX_BODY_BYTES = 256 * 1024
+_WRITER = re.compile(r"[0-9A-Za-z]{0,64}")
 _MAX_WAIT_S = 60.0
 _MAX_MESSAGE = 500
 _MAX_CONNECTIONS = 128
@@ -118,9 +123,9 @@ class ConfigServer:
             listener.close()
         self._listeners.clear()
 
-    def put(self, document: object) -> Cluster:
+    def put(self, document: object, writer: str = "") -> Cluster:
         """Stores on behalf of this process, as a PUT does, and tells everyone who waits."""
-        cluster = self._store.put(document)
+        cluster = self._store.put(document, writer)
         self._changed(cluster)
         return cluster
 
@@ -152,10 +157,12 @@ class ConfigServer:
         """The cluster, for the face: one reference, which another thread may replace but not change."""
         return self._store.cluster
 
-    async def write(self, body: bytes) -> Cluster:
+    async def write(self, body: bytes, writer: str) -> Cluster:
         """`put` on behalf of a client."""
-        document = parse_document(body)
-        return await self._in_owner(lambda: self.put(document))
+        document = parse_json(body)
+        if not _WRITER.fullmatch(writer):
+            raise ValueError(f"{WRITER_HEADER} is at most 64 letters and digits")
+        return await self._in_owner(lambda: self.put(document, writer))
 
     async def forget(self) -> None:
         await self._in_owner(self._clear)
@@ -339,7 +346,7 @@ class _Face:
             cluster = await self._newer(request, newer_than, min(max(wait_s, 0.0), _MAX_WAIT_S))
             if cluster is not None and cluster.version <= newer_than:
                 return web.Response(status=304)
-        return _none() if cluster is None else web.json_response(cluster.to_json())
+        return _sentence(404, "there is no cluster yet") if cluster is None else _answer(cluster)
 
     async def _newer(self, request: web.Request, newer_than: int, wait_s: float) -> Cluster | None:
         """The cluster once it is newer than `newer_than`, or after `wait_s` as it is."""
@@ -371,7 +378,7 @@ class _Face:
             if not body and request.method == "POST":
                 await self._server.forget()
                 return web.json_response({})
-            return web.json_response((await self._server.write(body)).to_json())
+            return _answer(await self._server.write(body, request.headers.get(WRITER_HEADER, "")))
         except ValueError as error:
             return _sentence(400, str(error))
         except StaleVersionError as error:
@@ -396,8 +403,8 @@ def _sentence(status: int, text: str) -> web.Response:
     return web.json_response({"error": shown}, status=status)
 
 
-def _none() -> web.Response:
-    return _sentence(404, "there is no cluster yet")
+def _answer(cluster: Cluster) -> web.Response:
+    return web.json_response(cluster.to_json(), headers={WRITER_HEADER: cluster.writer} if cluster.writer else None)
 
 
 async def serve_until(server: ConfigServer, stop: asyncio.Event, timeout_s: float | None = None) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Callable
 
 from ms_kungfu.cluster import Cluster
-
-
-class StaleVersionError(Exception):
-    """A write that names another version than the next one: somebody else was faster, or the writer has not read it."""
+from ms_kungfu.cluster_store import StaleVersionError
 
 
 class ConfigStore:
@@ -35,9 +31,9 @@ class ConfigStore:
         """The last version that was in use, -1 before the first; it does not go back when the cluster is deleted."""
         return self._last
 
-    def put(self, document: object) -> Cluster:
+    def put(self, document: object, writer: str = "") -> Cluster:
         """Stores the document and returns it as stored. ValueError (bad input) and StaleVersionError change nothing."""
-        wanted = Cluster.from_json(document)
+        wanted = Cluster.from_json(document, writer=writer)
         assert isinstance(document, dict)
         if "Version" not in document:
             wanted = replace(wanted, version=self._last + 1)
@@ -58,13 +54,3 @@ class ConfigStore:
     def clear(self) -> None:
         """Forgets the cluster, not its version."""
         self._cluster = None
-
-
-def parse_document(body: bytes) -> object:
-    """JSON from the network; ValueError for whatever is not JSON."""
-    try:
-        return json.loads(body.decode("utf-8"))
-    except RecursionError:
-        raise ValueError("the document is nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"the document is not JSON: {error}") from None

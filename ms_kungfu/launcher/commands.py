@@ -10,7 +10,7 @@ from typing import Callable
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError
 from ms_kungfu.cluster import Cluster
-from ms_kungfu.config_server.client import ConfigClient, StaleConfigError
+from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, open_store
 from ms_kungfu.config_server.secret_file import secret_from, servers_of_this_user
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.hosts import MANY_PER_CORE, PortRange
@@ -26,9 +26,9 @@ def resize(arguments: Sequence[str]) -> int:
     return _main("resize", "SIZE", "Changes the number of workers of a running job (-w).", 1, _resized, arguments)
 
 
-def write_size(client: ConfigClient, size: int) -> str:
+def write_size(store: ClusterStore, size: int) -> str:
     """What ``kungfu-run resize SIZE`` does, and what it says. ConfigServerError and ValueError where it can't."""
-    return _write(client, lambda cluster: _resized(cluster, size, None))
+    return _write(store, lambda cluster: _resized(cluster, size, None))
 
 
 def _resized(cluster: Cluster, size: int, given: PortRange | None) -> Cluster | str:
@@ -90,7 +90,7 @@ def _main(
         url = flags.config_server or os.environ.get(env.CONFIG_SERVER.name) or _only_job(program)
         try:
             secret = secret_from(os.environ, url)
-            client = ConfigClient(url, secret)
+            store = open_store(url, secret)
         except ValueError as error:
             raise UsageError(f"-config-server: {error}") from None
         if secret is None:
@@ -99,7 +99,7 @@ def _main(
                 "For one of another user or machine set KUNGFU_JOB_SECRET"
             )
         number, ports = int(words[0]), getattr(flags, "port_range", None)
-        print(_write(client, lambda cluster: next_cluster(cluster, number, ports)))
+        print(_write(store, lambda cluster: next_cluster(cluster, number, ports)))
         cores = len(os.sched_getaffinity(0))
         if command == "resize" and number > MANY_PER_CORE * cores:
             print(
@@ -121,7 +121,7 @@ def _only_job(program: str) -> str:
     found = []
     for url in servers_of_this_user():
         try:
-            cluster = ConfigClient(url, timeout_s=_LOOK_S).get()
+            cluster = open_store(url, timeout_s=_LOOK_S).get()
         except ConfigServerError:  # was killed, and has left its secret
             continue
         if cluster is not None:
@@ -143,17 +143,17 @@ def _ports(text: str) -> PortRange:
     return PortRange.parse(text)
 
 
-def _write(client: ConfigClient, next_cluster: Callable[[Cluster], Cluster | str]) -> str:
+def _write(store: ClusterStore, next_cluster: Callable[[Cluster], Cluster | str]) -> str:
     for _ in range(_MAX_TRIES):
-        cluster = client.get()
+        cluster = store.get()
         if cluster is None:
-            raise ValueError(f"{client.url} holds no cluster; is the job running?")
+            raise ValueError(f"{store.url} holds no cluster; is the job running?")
         wanted = next_cluster(cluster)
         if isinstance(wanted, str):
             return wanted
         try:
-            written = client.put(wanted)
-        except StaleConfigError:
+            written = store.put(wanted)
+        except StaleVersionError:
             continue  # the job, or somebody else, was faster
         change = f"{cluster.size} -> {written.size} workers"
         newcomers = [str(worker) for worker in written.workers if worker not in cluster.workers]
@@ -161,4 +161,4 @@ def _write(client: ConfigClient, next_cluster: Callable[[Cluster], Cluster | str
         follows = "as soon as the new workers are ready" if newcomers else "at its next step"
         who = f" without {', '.join(leavers)}" if leavers and not newcomers else ""
         return f"cluster version {written.version}: {change}{who}; the job follows {follows}"
-    raise ValueError(f"{client.url} changed {_MAX_TRIES} times while it was asked; try again")
+    raise ValueError(f"{store.url} changed {_MAX_TRIES} times while it was asked; try again")

@@ -8,7 +8,7 @@ import time
 from typing import Callable
 
 from ms_kungfu.cluster import Cluster
-from ms_kungfu.config_server.client import ConfigClient, ConfigServerUnreachableError
+from ms_kungfu.cluster_store import ClusterStore, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 
 _log = logging.getLogger(__name__)
@@ -24,9 +24,9 @@ class Follower:
     """
 
     def __init__(
-        self, client: ConfigClient, newest: Callable[[], Cluster], on_cluster: Callable[[Cluster], None]
+        self, store: ClusterStore, newest: Callable[[], Cluster], on_cluster: Callable[[Cluster], None]
     ) -> None:
-        self._client = client
+        self._store = store
         self._newest = newest
         self._on_cluster = on_cluster
         self._stopped = threading.Event()
@@ -42,7 +42,7 @@ class Follower:
 
     def _look(self) -> None:
         try:
-            found = self._client.get()
+            found = self._store.get()
         except ConfigServerError:
             return  # the loop below says so
         if found is not None and found.version > self._newest().version:
@@ -58,12 +58,12 @@ class Follower:
                 if not reachable:
                     self._restore(known)
                     reachable, trouble = True, ""
-                    _log.info("the config server %s is back", self._client.url)
-                found = self._client.wait_newer(known.version, _LONG_POLL_S)
+                    _log.info("the config server %s is back", self._store.url)
+                found = self._store.watch(known.version, _LONG_POLL_S)
                 if found is not None and not self._stopped.is_set():
                     self._on_cluster(found)
             except ConfigServerError as error:
-                reachable = reachable and not isinstance(error, ConfigServerUnreachableError)
+                reachable = reachable and not isinstance(error, StoreUnreachableError)
                 if str(error) != trouble and not self._stopped.is_set():
                     trouble = str(error)
                     _log.warning("%s; the job goes on, changes of the cluster have to wait", error)
@@ -73,9 +73,9 @@ class Follower:
                 self._stopped.wait(_RETRY_S)  # a server that knows no long poll
 
     def _restore(self, known: Cluster) -> None:
-        found = self._client.get()
+        found = self._store.get()
         if found is not None and found.version >= known.version:
             return
         if found is not None:
-            self._client.delete()  # started again with an older cluster
-        self._client.put(known)
+            self._store.delete()  # started again with an older cluster
+        self._store.put(known)

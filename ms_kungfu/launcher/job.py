@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from ms_kungfu import env
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.config_server.client import ConfigClient, ConfigServerUnreachableError, StaleConfigError
+from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError, open_store
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, secret_from, write_secret
 from ms_kungfu.devices.rank_table import RankTableError
 from ms_kungfu.errors import ConfigServerError
@@ -154,9 +154,7 @@ class Job:
         self._filled: dict[int, list[float]] = {}  # place -> when it was filled anew
         self._standby_numbers = itertools.count(1)
         self._standbys_wanted = options.standbys
-        self._writing: Cluster | None = None
-        self._asking = False  # it is on its way to a config server of its own
-        self._unsure = False  # an answer from there was lost
+        self._writer = secrets.token_hex(8)  # tells this launcher's writes from others', also where an answer is lost
         self._join_timeout_s = 0.0
         self._revising: asyncio.Future[None] | None = None
         self._trouble = ""  # the last with a version's shared memory
@@ -237,9 +235,9 @@ class Job:
         self._look_for_hangs(HangWatch(options.peer_timeout_s or math.inf))
         if options.watch and options.builtin_port is None and options.config_server is not None:
             self._follower = Follower(
-                ConfigClient(options.config_server, self._secret),
+                open_store(options.config_server, self._secret),
                 self._newest_known,
-                lambda cluster: self._from_thread(loop, self._on_followed, cluster),
+                lambda cluster: self._from_thread(loop, self._on_cluster, cluster),
             )
             self._closers.callback(self._follower.stop)
 
@@ -316,7 +314,7 @@ class Job:
         # Who lists only workers that have just died did not know it: `revised` sees to it that the state is kept.
         members = [*self._living_members(), *self._broker.ended_in(self._newest_known())]
         options.host.check(cluster, members if not self._resting else ())
-        if cluster.size < options.min_size and cluster != self._writing:
+        if cluster.size < options.min_size and cluster.writer != self._writer:
             raise HostError(f"a cluster of {cluster.size} is below -min-np {options.min_size}")
 
     def _living_members(self) -> list[PeerID]:
@@ -338,29 +336,29 @@ class Job:
         except ValueError:
             raise StartError(f"the secret of {url} is not in hexadecimal digits") from None
         self._secret, self._url = secret, url
-        client = ConfigClient(url, secret)
+        store = open_store(url, secret)
         deadline = asyncio.get_running_loop().time() + _CONFIG_SERVER_START_S
         told = False
         while True:
             try:
-                first = await _in_thread(lambda: self._first_from(client))
+                first = await _in_thread(lambda: self._first_from(store))
                 if first is not None:
                     return first
                 if not told:
                     told = True
                     _log.info("waiting for %s to hold a cluster (-init-version -1)", url)
-            except ConfigServerUnreachableError as error:
+            except StoreUnreachableError as error:
                 if asyncio.get_running_loop().time() > deadline:
                     raise StartError(f"{error}; is it running? -builtin-config-port runs one with the job") from None
-            except StaleConfigError:
+            except StaleVersionError:
                 continue
             except (ConfigServerError, HostError) as error:
                 raise StartError(str(error)) from None
             await asyncio.sleep(0.2)
 
-    def _first_from(self, client: ConfigClient) -> Cluster | None:
+    def _first_from(self, store: ClusterStore) -> Cluster | None:
         """The first cluster, which the config server holds when this returns; None: it has to be waited for."""
-        held = client.get()
+        held = store.get()
         wanted = self._options.init_version
         if wanted == -1:
             if held is not None:
@@ -371,12 +369,12 @@ class Job:
         if wanted is not None:
             if held is not None and wanted < version:
                 raise HostError(
-                    f"-init-version {wanted}: {client.url} is at version {held.version} already; leave the flag out"
+                    f"-init-version {wanted}: {store.url} is at version {held.version} already; leave the flag out"
                 )
             if held is not None and wanted > version:
-                client.delete()
+                store.delete()
             version = wanted
-        return client.put(self._first_cluster(version))
+        return store.put(self._first_cluster(version))
 
     # ---- what happens ----
 
@@ -625,11 +623,6 @@ class Job:
         if cluster is not None:
             self._on_cluster(cluster)
 
-    def _on_followed(self, cluster: Cluster) -> None:
-        """News from a config server of its own. What may be this launcher's own write is told by the answer to it."""
-        if not (self._asking and cluster == self._writing):
-            self._on_cluster(cluster)
-
     def _on_cluster(self, cluster: Cluster) -> None:
         """A newer cluster is wanted. Its workers start now; the members go over to it when they have agreed to."""
         if self._newest is None or cluster.version <= self._last_version or self._verdict.done():
@@ -669,7 +662,7 @@ class Job:
                 self._dismiss(process)
         ended = self._broker.ended_in(cluster)
         replacing: list[PeerID] = []
-        if cluster != self._writing:
+        if cluster.writer != self._writer:
             # Whoever wrote it wants this size: only those that it still lists are to be replaced.
             self._end_pause()
             del self._vacant[: max(0, len(self._vacant) - len(ended))]
@@ -797,11 +790,11 @@ class Job:
     async def _write_revisions(self) -> None:
         trouble = ""
         while not self._verdict.done() and not self._finishing and not self._resting:
-            self._writing = self._revision()
-            if self._writing is None:
+            revision = self._revision()
+            if revision is None:
                 return
             try:
-                await self._write(self._writing)
+                await self._write(revision)
             except HostError as error:
                 _log.error("no new worker is started: %s", error)
                 self._vacant.clear()
@@ -813,29 +806,19 @@ class Job:
 
     async def _write(self, cluster: Cluster) -> None:
         if self._server is not None:
-            self._server.put(cluster.to_json())  # calls _on_change
+            self._server.put(cluster.to_json(), self._writer)  # calls _on_change
             return
         assert self._url is not None
-        client = ConfigClient(self._url, self._secret)
-        self._asking = True
+        store = open_store(self._url, self._secret, writer=self._writer)
         try:
-            written = await _in_thread(lambda: client.put(cluster))
-        except StaleConfigError:
-            found = await _in_thread(client.get)
+            written = await _in_thread(lambda: store.put(cluster))
+        except StaleVersionError:
+            found = await _in_thread(store.get)
             if found is None or found.version <= self._last_version:
                 raise  # it has come back without what it knew, and the follower is about to tell it
-            if not self._unsure:
-                self._writing = None  # somebody else's wish, even where it looks the same: its size is to be kept
-            self._unsure = False
             self._on_cluster(found)
-        except ConfigServerUnreachableError:
-            self._unsure = True
-            raise
         else:
-            self._unsure = False
             self._on_cluster(written)
-        finally:
-            self._asking = False
 
     def _on_grace_over(self, process: Process, version: int) -> None:
         """A worker that has left has had its time: nobody waits for it any more, and its place may be taken."""

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, duration, integer
+from ms_kungfu.cluster_store import open_store
 from ms_kungfu.launcher.hosts import Host, HostError, PortRange, parse_hosts
 from ms_kungfu.launcher.policy import Recover
 
@@ -262,16 +263,14 @@ def _is_runnable(program: str) -> bool:
 
 def _check_url(url: str, builtin_port: int | None) -> None:
     try:
-        parts = urlsplit(url)
-        port = parts.port
-        good = parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:
-        good = False
-    if not good:
-        raise UsageError(f"-config-server: {url!r} is not a URL like http://127.0.0.1:9100/config")
-    if builtin_port and port != builtin_port:
+        open_store(url)
+    except ValueError as error:
+        raise UsageError(f"-config-server: {error}") from None
+    parts = urlsplit(url)
+    if builtin_port and parts.port != builtin_port:
         raise UsageError(
-            f"-config-server {url} names port {port or 80}, but -builtin-config-port {builtin_port}; give both the same"
+            f"-config-server {url} names port {parts.port or 80}, but -builtin-config-port {builtin_port}; "
+            "give both the same"
         )
     if builtin_port is not None and parts.scheme != "http":
         raise UsageError("-builtin-config-port serves http, not https; write -config-server http://...")

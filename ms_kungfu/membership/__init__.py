@@ -54,7 +54,7 @@ from numpy.typing import NDArray
 
 from ms_kungfu import _core, broker_protocol, env
 from ms_kungfu.cluster import MAX_WORKERS, Cluster, PeerID
-from ms_kungfu.config_server.client import ConfigClient, ConfigServerUnreachableError, StaleConfigError
+from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError, open_store
 from ms_kungfu.errors import KungFuError, PeerLostError, ResizeError
 
 _log = logging.getLogger(__name__)
@@ -392,7 +392,7 @@ class _Proposal(threading.Thread):
         while not self.cancelled:
             try:
                 self.version = _propose(self._cluster, self.size, self._dead)
-            except ConfigServerUnreachableError as error:
+            except StoreUnreachableError as error:
                 if not self.trouble:
                     self.trouble = str(error)
                     _log.warning("%s; the change to %d workers waits, training goes on", error, self.size)
@@ -422,15 +422,15 @@ def _propose(cluster: Cluster, size: int, dead: list[PeerID]) -> int:
         given = ",".join(f"{host}:{count}" for host, count in (hosts or {}).items())
         raise ResizeError(f"{size} workers were asked for, -H {given} has {slots} slots")
     ports = env.PORT_RANGE.get() or range(_FIRST_PORT, _LAST_PORT + 1)
-    client = ConfigClient(url, secret)
+    store = open_store(url, secret)
     while True:
         # The server may hold a newer version than this cluster has adopted; a wish for a size builds on the newest.
-        newest = client.get() or cluster
+        newest = store.get() or cluster
         if newest.version > cluster.version and newest.size == size:
             return newest.version
         try:
-            return client.put(newest.resized(size, ports, without=dead)).version
-        except StaleConfigError:
+            return store.put(newest.resized(size, ports, without=dead)).version
+        except StaleVersionError:
             continue  # somebody else wrote in between, so there was progress
 
 

@@ -28,8 +28,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 import ms_kungfu.config_server.server as server_module
 from ms_kungfu import broker_protocol, env, membership
-from ms_kungfu.config_server.client import ConfigServerUnreachableError, StaleConfigError
-from ms_kungfu.config_server.store import ConfigStore, StaleVersionError
+from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError
+from ms_kungfu.config_server.store import ConfigStore
 from ms_kungfu.dataset import audit, dealing
 from ms_kungfu.errors import CollectiveTimeoutError, ConfigServerError, KungFuError, PeerLostError, ResizeError
 from ms_kungfu.launcher import affinity, broker, commands, follow, hosts, job
@@ -868,7 +868,7 @@ class World:
             current_thread=lambda: None,
         )
         clock = SimpleNamespace(monotonic=lambda: self.loop.now, sleep=self.sleep, time=lambda: self.loop.now)
-        client = lambda url, secret=None, timeout_s=10.0: Client(self)  # noqa: E731
+        store = lambda url, secret=None, writer="", timeout_s=10.0: Store(self, writer)  # noqa: E731
         environment = _Environment(self)
         wire = SimpleNamespace(
             Granted=broker_protocol.Granted,
@@ -886,7 +886,7 @@ class World:
             (membership, "time", clock),
             (membership, "threading", threads),
             (membership, "broker_protocol", wire),
-            (membership, "ConfigClient", client),
+            (membership, "open_store", store),
             (membership, "os", SimpleNamespace(close=lambda fd: None)),
             (membership, "_leave_on_sigterm", lambda: None),
             (membership, "_step_back", lambda: None),
@@ -896,7 +896,7 @@ class World:
             (membership._Proposal, "start", lambda own: self.current.process.start("proposal", own.run)),
             (job, "env", environment),
             (job, "threading", threads),
-            (job, "ConfigClient", client),
+            (job, "open_store", store),
             (job, "Broker", lambda *args, **options: self._make_broker(*args, **options)),
             (job, "secret_from", lambda environ, url: "00"),
             (job, "is_stopped", self._is_stopped),
@@ -910,7 +910,7 @@ class World:
             (broker, "_is_alive", lambda pid: any(p.pid == pid and p.alive for p in self.processes.values())),
             (broker, "_is_closed", lambda connection: not connection.alive),
             (hosts, "MAX_WORKERS", MAX_WORKERS),
-            (commands, "ConfigClient", client),
+            (commands, "open_store", store),
             (server_module, "ConfigServer", self.server.embed),
         ]
         old = [(module, name, getattr(module, name)) for module, name, _ in new]
@@ -1099,7 +1099,7 @@ class World:
             return following or "nothing to do"
 
         try:
-            self.say("do", "-- from outside: " + commands._write(Client(self), next_cluster))
+            self.say("do", "-- from outside: " + commands._write(Store(self), next_cluster))
             if following is not None and self.setup.min_size <= following.size <= MAX_WORKERS:
                 self.wished.append(following)
         except (ConfigServerError, ValueError) as error:
@@ -1462,8 +1462,8 @@ class Server:
     def version(self):
         return self.store.version
 
-    def put(self, document):
-        cluster = self.store.put(document)
+    def put(self, document, writer=""):
+        cluster = self.store.put(document, writer)
         self.changed.notify_all()
         if self._on_change is not None:
             self._on_change(cluster)
@@ -1479,11 +1479,11 @@ class Server:
         self.away -= 1
 
 
-class Client:
-    """`ConfigClient`: a request takes time on its way there and back, and the answer may be lost."""
+class Store:
+    """A `ClusterStore`: a request takes time on its way there and back, and the answer may be lost."""
 
-    def __init__(self, world):
-        self._world = world
+    def __init__(self, world, writer=""):
+        self._world, self._writer = world, writer
         self.url = "http://server/config"
 
     def _request(self, act):
@@ -1493,7 +1493,7 @@ class Client:
         try:
             result = act(server)
         except StaleVersionError as error:
-            result = StaleConfigError(str(error))
+            result = error
         except ValueError as error:
             result = ConfigServerError(str(error))
         world.place("is answered by the config server")
@@ -1504,18 +1504,18 @@ class Client:
 
     def _reach(self):
         if self._world.server.away:
-            raise ConfigServerUnreachableError("config server http://server/config: Connection refused")
+            raise StoreUnreachableError("config server http://server/config: Connection refused")
 
     def get(self):
         return self._request(lambda server: server.store.cluster)
 
     def put(self, cluster):
-        return self._request(lambda server: server.put(cluster.to_json()))
+        return self._request(lambda server: server.put(cluster.to_json(), self._writer))
 
     def delete(self):
         self._request(lambda server: server.store.clear())
 
-    def wait_newer(self, version, timeout_s):
+    def watch(self, version, timeout_s):
         world, server = self._world, self._world.server
         deadline = world.loop.now + timeout_s
         world.place("polls", takes_time=True)

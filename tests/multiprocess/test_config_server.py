@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.config_server.client import ConfigClient, ConfigServerUnreachableError, StaleConfigError
+from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError, open_store
 from ms_kungfu.config_server.secret_file import read_secret
 from ms_kungfu.errors import ConfigServerError
 
@@ -51,7 +51,7 @@ class Server:
         return self.request(method, body, Authorization=f"Bearer {secret}")
 
     def client(self):
-        return ConfigClient(self.url, SECRET)
+        return open_store(self.url, SECRET)
 
 
 @pytest.fixture
@@ -77,6 +77,17 @@ def test_a_cluster_is_stored_read_replaced_and_forgotten(server):
     assert one.request("GET")[0] == 404
 
 
+def test_a_write_says_whose_it_is_for_as_long_as_its_version_holds(server):
+    one = server()
+    writer = open_store(one.url, SECRET, writer="launcher1")
+    assert writer.put(cluster(1, 0)).writer == "launcher1"
+    assert one.client().get().writer == one.client().watch(-1, 20).writer == "launcher1"
+    assert one.write("PUT", one.request("GET")[1] | {"Version": 1})[0] == 200  # by hand, the document edited
+    assert one.client().get().writer == ""
+    assert one.request("PUT", workers(1), **{"Authorization": f"Bearer {SECRET}", "Kungfu-Writer": "a b"})[0] == 400
+    assert one.client().get().version == 1
+
+
 def test_a_stale_write_is_a_409_and_changes_nothing(server):
     one = server()
     one.write("PUT", workers(1))
@@ -95,7 +106,7 @@ def test_of_many_writers_exactly_one_wins_each_version(server):
     def write_until_version_20(size):
         client = one.client()
         while (version := client.get().version) < 20:
-            with contextlib.suppress(StaleConfigError):
+            with contextlib.suppress(StaleVersionError):
                 wins.append((client.put(cluster(size, version + 1)).version, size))
 
     threads = [threading.Thread(target=write_until_version_20, args=(2 + i,)) for i in range(4)]
@@ -165,7 +176,7 @@ def test_long_poll_answers_when_there_is_something_newer(server):
     assert one.request("GET", query="?newer_than=-1")[1]["Version"] == 0
     assert one.request("GET", query="?newer_than=0&timeout=0.05")[0] == 304
     answers = []
-    waiting = threading.Thread(target=lambda: answers.append(one.client().wait_newer(0, 20)))
+    waiting = threading.Thread(target=lambda: answers.append(one.client().watch(0, 20)))
     waiting.start()
     one.write("PUT", workers(4))
     waiting.join(10)
@@ -269,18 +280,20 @@ def test_client_raises_typed_errors_with_the_servers_words(server):
     one = server()
     assert one.client().get() is None
     one.client().put(cluster(2, 0))
-    with pytest.raises(StaleConfigError, match="409 Version 0 is not the next one"):
+    with pytest.raises(StaleVersionError, match="409 Version 0 is not the next one"):
         one.client().put(cluster(2, 0))
     with pytest.raises(ConfigServerError, match="403 this is not the secret"):
-        ConfigClient(one.url, "wrong").put(cluster(2, 1))
+        open_store(one.url, "wrong").put(cluster(2, 1))
     with pytest.raises(ConfigServerError, match="401 writing needs"):
-        ConfigClient(one.url).put(cluster(2, 1))
+        open_store(one.url).put(cluster(2, 1))
     one.program.kill_all()
-    with pytest.raises(ConfigServerUnreachableError, match="refused"):
+    with pytest.raises(StoreUnreachableError, match="refused"):
         one.client().get()
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:9100", "ftp://a/config", "http://", "http://a:b/config"])
-def test_client_refuses_what_is_no_url(url):
-    with pytest.raises(ValueError, match="http://host:port/config"):
-        ConfigClient(url)
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:9100", "ftp://a/config", "http://", "http://a:b/config", "http://[::1/config"]
+)
+def test_a_store_is_refused_whose_url_is_none(url):
+    with pytest.raises(ValueError, match="is not a URL like http://"):
+        open_store(url)

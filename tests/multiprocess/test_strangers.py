@@ -14,7 +14,7 @@ import pytest
 
 import ms_kungfu.config_server.server as server_module
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.config_server.client import ConfigClient
+from ms_kungfu.cluster_store import open_store
 from ms_kungfu.config_server.server import ConfigServer
 from ms_kungfu.config_server.store import ConfigStore
 
@@ -83,10 +83,10 @@ def test_a_config_server_of_its_own_serves_whoever_asks_among_five_thousand_stra
     server = start_module(
         "ms_kungfu.config_server", "-port", 0, environment={"KUNGFU_JOB_SECRET": secret}, preexec_fn=few_descriptors
     )
-    client = ConfigClient(server.wait_for(r"serving (http://\S+/config)")[0][1], secret)
+    client = open_store(server.wait_for(r"serving (http://\S+/config)")[0][1], secret)
     client.put(Cluster((PeerID("127.0.0.1", 10000),), (), 0))
     found = []
-    follower = threading.Thread(target=lambda: found.append(client.wait_newer(0, 60)))
+    follower = threading.Thread(target=lambda: found.append(client.watch(0, 60)))
     follower.start()  # has begun to wait before the strangers come
     strangers(port_of(client.url))
     assert descriptors_of(server.process.pid) < server_module._MAX_CONNECTIONS + SLACK
@@ -110,7 +110,7 @@ async def serving(**options):
 
 
 async def answer_of(url):
-    return await asyncio.get_running_loop().run_in_executor(None, ConfigClient(url).get)
+    return await asyncio.get_running_loop().run_in_executor(None, open_store(url).get)
 
 
 def test_a_face_that_fails_is_begun_again_on_its_port_and_the_store_has_forgotten_nothing(monkeypatch, caplog):

@@ -10,14 +10,14 @@ import time
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.config_server.client import ConfigClient
+from ms_kungfu.cluster_store import open_store
 from tests.conftest import free_port
 
 pytestmark = pytest.mark.timeout(90)
 
 WORKER = """
 import os, signal, sys, time
-from ms_kungfu.config_server.client import ConfigClient, ConfigServerUnreachableError
+from ms_kungfu.cluster_store import StoreUnreachableError, open_store
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.broker_protocol import Detached, request_segment
 
@@ -42,13 +42,13 @@ def enter(member_of, version):
 
 print(f"broker={os.environ['KUNGFU_BROKER']}", flush=True)
 cluster = enter(None, None)
-client = ConfigClient(os.environ["KUNGFU_CONFIG_SERVER"])
+client = open_store(os.environ["KUNGFU_CONFIG_SERVER"])
 while "STAYS" in os.environ:  # in a long step
     time.sleep(1)
 while True:
     try:
-        newer = client.wait_newer(cluster.version, 20)
-    except ConfigServerUnreachableError:
+        newer = client.watch(cluster.version, 20)
+    except StoreUnreachableError:
         time.sleep(0.05)
         continue
     if newer is not None:
@@ -386,7 +386,7 @@ class ExternalServer:
         self.port = port
         self.environment = {"XDG_RUNTIME_DIR": str(runtime_dir), "KUNGFU_JOB_SECRET": "abcdef"}
         self.url = f"http://127.0.0.1:{port}/config"
-        self.client = ConfigClient(self.url, "abcdef")
+        self.client = open_store(self.url, "abcdef")
         self.start()
 
     def start(self, *arguments):

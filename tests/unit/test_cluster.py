@@ -93,8 +93,12 @@ def test_json_is_read_as_it_was_written() -> None:
     assert Cluster.from_json(json.loads(cluster.dumps())) == cluster
 
 
-def test_a_version_from_elsewhere_overrides_the_documents() -> None:
-    assert Cluster.from_json(cluster_of(1, version=7).to_json(), version=9).version == 9
+def test_who_wrote_a_cluster_is_not_part_of_it_and_not_of_the_next_one() -> None:
+    cluster = Cluster.from_json(cluster_of(2).to_json(), writer="me")
+    assert cluster.writer == "me"
+    assert cluster == cluster_of(2)
+    assert "me" not in cluster.dumps()
+    assert cluster.resized(1, ()).writer == cluster.without(cluster.workers[:1]).writer == ""
 
 
 def test_runners_and_version_may_be_left_out() -> None:

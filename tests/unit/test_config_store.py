@@ -1,7 +1,8 @@
 import pytest
 
-from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.config_server.store import ConfigStore, StaleVersionError, parse_document
+from ms_kungfu.cluster import Cluster, PeerID, parse_json
+from ms_kungfu.cluster_store import StaleVersionError
+from ms_kungfu.config_server.store import ConfigStore
 
 
 def document(size, **more):
@@ -94,4 +95,4 @@ def test_check_can_refuse_a_cluster():
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"1" * 10_000])
 def test_bytes_that_are_not_json_are_a_value_error(body):
     with pytest.raises(ValueError, match="the document is"):
-        parse_document(body)
+        parse_json(body)

@@ -1,4 +1,4 @@
-"""A client of the config server: synchronous, with deadlines, for workers, the launcher and the command line.
+"""The cluster store that a config server keeps, over HTTP.
 
 On http.client and not urllib: no proxy variables of the environment and no redirects, neither of which should ever see
 the job's secret.
@@ -12,78 +12,61 @@ import socket
 import time
 from urllib.parse import urlsplit
 
-from ms_kungfu.cluster import Cluster
-from ms_kungfu.config_server.store import parse_document
+from ms_kungfu.cluster import Cluster, parse_json
+from ms_kungfu.cluster_store.store import StaleVersionError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 
+WRITER_HEADER = "Kungfu-Writer"  # not in the document: whoever edits one and sends it back is another writer
 _MAX_ANSWER_BYTES = 1024 * 1024
 
 
-class ConfigServerUnreachableError(ConfigServerError):
-    """Nobody answers, or not in time. Trying again later is reasonable."""
+class HttpClusterStore:
+    """See :class:`ClusterStore`. Each call opens its own connection. The URL has been checked."""
 
-
-class StaleConfigError(ConfigServerError):
-    """The compare-and-swap failed: somebody else has written since. Read again, then decide."""
-
-
-class ConfigClient:
-    """Talks to one config server. Each call opens its own connection and may come from any thread.
-
-    `timeout_s` bounds each call as a whole. Raises ValueError for a URL that is none.
-    """
-
-    def __init__(self, url: str, secret: str | None = None, timeout_s: float = 10.0) -> None:
+    def __init__(self, url: str, secret: str | None, writer: str, timeout_s: float) -> None:
         parts = urlsplit(url)
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise ValueError(f"the config server is given as http://host:port/config, got {url!r}")
         self.url = url
         self._https = parts.scheme == "https"
-        self._host, self._port = parts.hostname, port
+        self._host, self._port = str(parts.hostname), parts.port
         self._path = parts.path if parts.path not in ("", "/") else "/config"
         self._secret = secret
+        self._writer = writer
         self._timeout_s = timeout_s
 
     def get(self) -> Cluster | None:
-        """The wanted cluster, None where there is none."""
         return self._cluster(*self._request("GET", self._path, None, self._timeout_s))
 
-    def wait_newer(self, version: int, timeout_s: float) -> Cluster | None:
-        """As soon as there is a cluster of a newer version than `version`: that one; None after `timeout_s`."""
+    def watch(self, version: int, timeout_s: float) -> Cluster | None:
         path = f"{self._path}?newer_than={version}&timeout={timeout_s}"
         found = self._cluster(*self._request("GET", path, None, timeout_s + self._timeout_s))
         return found if found is not None and found.version > version else None
 
     def put(self, cluster: Cluster) -> Cluster:
-        """Writes `cluster`, whose version must be the next one. StaleConfigError where somebody else was faster."""
         written = self._cluster(*self._request("PUT", self._path, cluster.dumps().encode(), self._timeout_s))
         if written is None:
             raise ConfigServerError(f"{self.url} did not answer the PUT with a cluster")
         return written
 
     def delete(self) -> None:
-        """Makes the server forget the cluster."""
         self._request("DELETE", self._path, None, self._timeout_s)
 
-    def _cluster(self, status: int, body: bytes) -> Cluster | None:
+    def _cluster(self, status: int, body: bytes, writer: str) -> Cluster | None:
         if status in (304, 404):
             return None
         try:
-            return Cluster.from_json(parse_document(body))
+            return Cluster.from_json(parse_json(body), writer=writer)
         except ValueError as error:
             raise ConfigServerError(f"{self.url} did not answer with a cluster: {error}") from None
 
-    def _request(self, method: str, path: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes]:
+    def _request(self, method: str, path: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes, str]:
         kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
         deadline = time.monotonic() + timeout_s
         connection = kind(self._host, self._port, timeout=timeout_s)
         headers = {"Connection": "close"}
         if body is not None:
             headers["Content-Type"] = "application/json"
+            if self._writer:
+                headers[WRITER_HEADER] = self._writer
         if self._secret and method != "GET":
             headers["Authorization"] = f"Bearer {self._secret}"
         try:
@@ -104,13 +87,13 @@ class ConfigClient:
                 if len(received) > _MAX_ANSWER_BYTES:
                     raise ConfigServerError(f"{self.url} answered more than {_MAX_ANSWER_BYTES} bytes")
         except (OSError, http.client.HTTPException) as error:
-            raise ConfigServerUnreachableError(f"config server {self.url}: {error or type(error).__name__}") from None
+            raise StoreUnreachableError(f"config server {self.url}: {error or type(error).__name__}") from None
         finally:
             connection.close()
         if response.status < 400 or (response.status == 404 and method == "GET"):
-            return response.status, bytes(received)
+            return response.status, bytes(received), response.getheader(WRITER_HEADER, "")
         what = f"{method} {self.url}: {response.status} {_text_of(bytes(received))}"
-        raise (StaleConfigError if response.status == 409 else ConfigServerError)(what)
+        raise (StaleVersionError if response.status == 409 else ConfigServerError)(what)
 
 
 def _text_of(body: bytes) -> str:
