@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from ms_kungfu import env
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
 
@@ -52,127 +53,151 @@ class ProtocolError(Exception):
     """The other end does not speak the protocol, or is not who it should be."""
 
 
-def request_segment(
-    address: str,
-    secret: bytes,
-    peer: PeerID,
-    incarnation: int,
-    member_of: int | None,
-    version: int | None,
-    timeout: float | None,
-    line: Line | None = None,
-    step: int | None = None,
-) -> Granted | Detached | Stay:
-    """Asks the broker at the abstract socket `address` for a place; waits up to `timeout` seconds, None: for ever.
-
-    A member of cluster version `member_of` asks for the agreed `version`; a newcomer passes None for both, which says
-    that it is ready, and is answered once a version that contains it has been chosen. Only a member is told to stay.
-    `step` is where its training is, for the launcher's lines.
-
-    Raises PeerLostError where the launcher is gone, CollectiveTimeoutError, ResizeError where a member's request is
-    refused, and KungFuError where a newcomer's is or where the other end does not know the job's secret.
-    """
-    wanted = "a cluster that contains it" if version is None else f"cluster version {version}"
-    request = {"peer": str(peer), "incarnation": incarnation, "member_of": member_of, "version": version, "step": step}
-    answer = _ask(address, secret, request, str(peer), wanted, timeout, line)
-    if isinstance(answer, str):
-        raise ResizeError(answer) if member_of is not None else KungFuError(answer)
-    return answer
-
-
-def request_identity(address: str, secret: bytes, standby: int, line: Line | None = None) -> Granted | Detached:
-    """Standby number `standby` is ready: waits, however long, until it is needed and its first version is chosen."""
-    answer = _ask(address, secret, {"standby": standby}, f"standby {standby}", "its place", None, line)
-    if not isinstance(answer, (Granted, Detached)):
-        raise KungFuError(f"the broker told standby {standby}: {answer}")
-    return answer
-
-
-def request_leave(address: str, secret: bytes, peer: PeerID, timeout: float, terminated: bool = False) -> None:
-    """Asks that the cluster go on without `peer`, because it was `terminated` perhaps. Returns when the wish is known:
-    the next version follows.
-
-    Raises PeerLostError where the launcher is gone, CollectiveTimeoutError, and ResizeError where it is refused.
-    """
-    answer = _ask(address, secret, {"leave": str(peer), "terminated": terminated}, str(peer), "leaving", timeout)
-    if isinstance(answer, str):
-        raise ResizeError(answer)
-
-
-def _ask(
-    address: str,
-    secret: bytes,
-    request: dict[str, Any],
-    who: str,
-    about: str,
-    timeout: float | None,
-    line: Line | None = None,
-) -> Granted | Detached | Stay | str:
-    """The answer, or the text of an error."""
-    own = Line() if line is None else line
-    answered = False
-    try:
-        channel = own.channel(address, secret, timeout)
-        channel.send(request)
-        answer, fds = channel.receive_with_fds()
-        try:
-            if "cluster" in answer and len(fds) == 1:
-                cluster, rank = Cluster.from_json(answer["cluster"]), answer.get("rank")
-                peer, incarnation = PeerID.parse(answer.get("peer")), answer.get("incarnation")
-                if rank is None or rank != cluster.rank_of(peer) or request.get("peer", str(peer)) != str(peer):
-                    raise ProtocolError(f"the broker gave rank {rank!r} in {cluster.dumps()} and name {peer} to {who}")
-                if not isinstance(incarnation, int):
-                    raise ProtocolError(f"the broker gave incarnation {incarnation!r} to {who}")
-                answered = True
-                return Granted(cluster, rank, fds.pop(), peer, incarnation)
-        finally:
-            for fd in fds:
-                os.close(fd)
-        if answer.get("detached") is True or answer.get("leaving") is True:
-            return Detached()
-        if answer.get("stay") is True:
-            answered = True
-            return Stay()
-        return text_field(answer, "error")
-    except socket.timeout:
-        raise CollectiveTimeoutError(f"{who}: no answer from the launcher about {about} within {timeout:g} s") from None
-    except OSError as error:
-        raise PeerLostError(f"{who}: the launcher is gone ({error.strerror or error})") from None
-    except (ProtocolError, ValueError) as error:
-        raise KungFuError(f"{who}: {error}") from None
-    finally:
-        if line is None or not answered:
-            own.close()
-
-
-class Line:
-    """A member's connection to the broker, kept from one request to the next: in a change of the cluster, for which all
+class BrokerClient:
+    """A worker's end. Keeps its connection from one request to the next: in a change of the cluster, for which all
     wait, nobody has to be found and to prove anything any more.
 
-    Belongs to one thread at a time, and to the process that has opened it: a forked child opens one of its own.
+    The connection belongs to one thread at a time, and to the process that has opened it: a forked child opens one of
+    its own. :meth:`request_leave` and :meth:`exchange_store` have each their own, and may be called from any thread.
     """
 
-    def __init__(self) -> None:
-        self._channel: Channel | None = None
+    def __init__(self, address: str, secret: bytes) -> None:
+        self._address = address
+        self._secret = secret
+        self._connection: Connection | None = None
         self._owner = 0
 
-    def channel(self, address: str, secret: bytes, timeout: float | None) -> Channel:
-        """The open connection, or a new one; with a new deadline."""
-        if self._channel is not None and self._owner != os.getpid():
-            self.close()
-        if self._channel is None:
-            self._channel = _connected(address, secret, timeout)
-            self._owner = os.getpid()
-        self._channel.extend(timeout)
-        return self._channel
+    @classmethod
+    def from_environment(cls) -> BrokerClient:
+        """Of the broker that this process was started with. ResizeError where kungfu-run has not started it."""
+        address, secret = env.BROKER.get(), env.JOB_SECRET.get()
+        if address is None or secret is None:
+            raise ResizeError("this process was not started by kungfu-run, so it can't join a cluster")
+        return cls(address, bytes.fromhex(secret))
+
+    def request_segment(
+        self,
+        peer: PeerID,
+        incarnation: int,
+        member_of: int | None,
+        version: int | None,
+        timeout: float | None,
+        step: int | None = None,
+    ) -> Granted | Detached | Stay:
+        """Asks for a place; waits up to `timeout` seconds, None: for ever.
+
+        A member of cluster version `member_of` asks for the agreed `version`; a newcomer passes None for both, which
+        says that it is ready, and is answered once a version that contains it has been chosen. Only a member is told to
+        stay. `step` is where its training is, for the launcher's lines.
+
+        Raises PeerLostError where the launcher is gone, CollectiveTimeoutError, ResizeError where a member's request is
+        refused, and KungFuError where a newcomer's is or where the other end does not know the job's secret.
+        """
+        wanted = "a cluster that contains it" if version is None else f"cluster version {version}"
+        request = {
+            "peer": str(peer), "incarnation": incarnation, "member_of": member_of, "version": version, "step": step
+        }  # fmt: skip
+        answer = self._ask(request, str(peer), wanted, timeout)
+        if isinstance(answer, str):
+            raise ResizeError(answer) if member_of is not None else KungFuError(answer)
+        return answer
+
+    def request_identity(self, standby: int) -> Granted | Detached:
+        """Standby number `standby` is ready: waits, however long, until it is needed and in its first version."""
+        answer = self._ask({"standby": standby}, f"standby {standby}", "its place", None)
+        if not isinstance(answer, (Granted, Detached)):
+            raise KungFuError(f"the broker told standby {standby}: {answer}")
+        return answer
+
+    def request_leave(self, peer: PeerID, timeout: float, terminated: bool = False) -> None:
+        """Asks that the cluster go on without `peer`, because it was `terminated` perhaps. Returns when the wish is
+        known: the next version follows.
+
+        Raises PeerLostError where the launcher is gone, CollectiveTimeoutError, and ResizeError where it is refused.
+        """
+        once = BrokerClient(self._address, self._secret)
+        try:
+            answer = once._ask({"leave": str(peer), "terminated": terminated}, str(peer), "leaving", timeout)
+        finally:
+            once.close()
+        if isinstance(answer, str):
+            raise ResizeError(answer)
+
+    def exchange_store(
+        self, request: dict[str, Any], timeout: float, fd: int | None = None
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Asks about a model store, and hands over `fd`: the answer, and the descriptors that the caller owns then.
+
+        Raises OSError and ProtocolError.
+        """
+        connection = _connected(self._address, self._secret, timeout)
+        try:
+            connection.send(request)
+            if fd is not None:
+                connection.send({}, (fd,))
+            return connection.receive_with_fds()
+        finally:
+            connection.close()
 
     def close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _open(self, timeout: float | None) -> Connection:
+        """The open connection, or a new one; with a new deadline."""
+        if self._connection is not None and self._owner != os.getpid():
+            self.close()
+        if self._connection is None:
+            self._connection = _connected(self._address, self._secret, timeout)
+            self._owner = os.getpid()
+        self._connection.extend(timeout)
+        return self._connection
+
+    def _ask(
+        self, request: dict[str, Any], who: str, about: str, timeout: float | None
+    ) -> Granted | Detached | Stay | str:
+        """The answer, or the text of an error. The connection is kept where there may be more to ask."""
+        kept = False
+        try:
+            connection = self._open(timeout)
+            connection.send(request)
+            answer, fds = connection.receive_with_fds()
+            try:
+                if "cluster" in answer and len(fds) == 1:
+                    cluster, rank = Cluster.from_json(answer["cluster"]), answer.get("rank")
+                    peer, incarnation = PeerID.parse(answer.get("peer")), answer.get("incarnation")
+                    if rank is None or rank != cluster.rank_of(peer) or request.get("peer", str(peer)) != str(peer):
+                        raise ProtocolError(
+                            f"the broker gave rank {rank!r} in {cluster.dumps()} and name {peer} to {who}"
+                        )
+                    if not isinstance(incarnation, int):
+                        raise ProtocolError(f"the broker gave incarnation {incarnation!r} to {who}")
+                    kept = True
+                    return Granted(cluster, rank, fds.pop(), peer, incarnation)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            if answer.get("detached") is True or answer.get("leaving") is True:
+                return Detached()
+            if answer.get("stay") is True:
+                kept = True
+                return Stay()
+            return text_field(answer, "error")
+        except socket.timeout:
+            raise CollectiveTimeoutError(
+                f"{who}: no answer from the launcher about {about} within {timeout:g} s"
+            ) from None
+        except OSError as error:
+            raise PeerLostError(f"{who}: the launcher is gone ({error.strerror or error})") from None
+        except (ProtocolError, ValueError) as error:
+            raise KungFuError(f"{who}: {error}") from None
+        finally:
+            if not kept:
+                self.close()
 
 
-def _connected(address: str, secret: bytes, timeout: float | None) -> Channel:
+def _connected(address: str, secret: bytes, timeout: float | None) -> Connection:
     """A connection to the broker, both ends of which have proved who they are.
 
     A broker that is crowded by strangers lets a connection wait, or ends it before anything is proved; that isn't the
@@ -181,24 +206,24 @@ def _connected(address: str, secret: bytes, timeout: float | None) -> Channel:
     deadline = time.monotonic() + (_CROWDED_S if timeout is None else min(timeout, _CROWDED_S))
     pause = 0.05
     while True:
-        channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout)
+        connection = Connection(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout)
         try:
-            channel.socket.settimeout(timeout)
-            channel.socket.connect("\0" + address)
-            prove(channel, secret)
-            return channel
+            connection.socket.settimeout(timeout)
+            connection.socket.connect("\0" + address)
+            prove(connection, secret)
+            return connection
         except (BlockingIOError, ConnectionError) as error:
-            channel.close()
+            connection.close()
             if isinstance(error, ConnectionRefusedError) or time.monotonic() + pause > deadline:
                 raise
         except BaseException:
-            channel.close()
+            connection.close()
             raise
         time.sleep(pause)
         pause = min(2 * pause, 1.0)
 
 
-class Channel:
+class Connection:
     """One end of a connection with a deadline over all of it. It owns the socket."""
 
     def __init__(self, connection: socket.socket, timeout: float | None) -> None:
@@ -207,6 +232,16 @@ class Channel:
 
     def close(self) -> None:
         self.socket.close()
+
+    def is_closed(self) -> bool:
+        """Whether the other end has gone, when nothing is to be read from it."""
+        try:
+            self.socket.setblocking(False)
+            return self.socket.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def extend(self, timeout: float | None) -> None:
         """A new deadline, counted from now; None is none."""
@@ -298,13 +333,13 @@ def proof_of(secret: bytes, role: str, broker_nonce: str, worker_nonce: str) -> 
     return hmac.new(secret, (role + broker_nonce + worker_nonce).encode(), "sha256").hexdigest()
 
 
-def prove(channel: Channel, secret: bytes) -> None:
+def prove(connection: Connection, secret: bytes) -> None:
     """The worker's end of the handshake. ProtocolError where the other end isn't the job's broker."""
-    channel.check_same_user()
+    connection.check_same_user()
     nonce = new_nonce()
-    challenge = text_field(channel.receive(), "nonce")
-    channel.send({"nonce": nonce, "proof": proof_of(secret, "worker", challenge, nonce)})
-    answer = channel.receive()
+    challenge = text_field(connection.receive(), "nonce")
+    connection.send({"nonce": nonce, "proof": proof_of(secret, "worker", challenge, nonce)})
+    answer = connection.receive()
     if "error" in answer:
         raise ProtocolError(text_field(answer, "error"))
     if not hmac.compare_digest(

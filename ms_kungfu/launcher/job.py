@@ -30,6 +30,7 @@ from ms_kungfu.devices.rank_table import RankTableError
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import affinity, devices
 from ms_kungfu.launcher.broker import Broker
+from ms_kungfu.launcher.broker_server import BrokerServer
 from ms_kungfu.launcher.follow import Follower
 from ms_kungfu.launcher.guard import Exited, Guard
 from ms_kungfu.launcher.hangs import HangWatch, is_stopped
@@ -141,6 +142,7 @@ class Job:
         self._hurry: asyncio.Event
         self._emptied: asyncio.Event
         self._broker: Broker
+        self._broker_server: BrokerServer
         self._follower: Follower | None = None
         self._server: ConfigServer | None = None
         self._first_failure: Failure | None = None  # of those that the job has survived
@@ -210,7 +212,6 @@ class Job:
             first = self._first_cluster(max(options.init_version or 0, 0))
         loop = asyncio.get_running_loop()
         self._broker = Broker(
-            bytes.fromhex(self._secret),
             len(self._cores),
             recovers=options.recover is not Recover.FAIL,
             on_unknown_version=self._on_unknown_version,
@@ -221,6 +222,8 @@ class Job:
             on_leave=(lambda peer: self._from_thread(loop, self._on_leave, peer)) if options.watch else None,
         )
         self._closers.callback(self._broker.close)
+        self._broker_server = BrokerServer(self._broker, bytes.fromhex(self._secret))
+        self._closers.callback(self._broker_server.close)
         self._newest, self._last_version = first, first.version
         self._broker.admit(first)
         try:
@@ -931,7 +934,7 @@ class Job:
     def _check_descriptors(self) -> None:
         """OSError where another newcomer would take the last descriptors: nobody would hear those who are starting
         already, nor whoever takes a mistaken size back."""
-        unheard = max(0, len(self._processes) - self._broker.connections())
+        unheard = max(0, len(self._processes) - self._broker_server.connections())
         if _spare_descriptors() < 4 + unheard + _SPARE_DESCRIPTORS:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -976,7 +979,7 @@ class Job:
             env.INCARNATION.name: None if standby else str(process.incarnation),
             env.PARKED.name: "1" if joins_later else None,
             env.STANDBY.name: str(process.standby) if standby else None,
-            env.BROKER.name: self._broker.address,
+            env.BROKER.name: self._broker_server.address,
             env.JOB_SECRET.name: self._secret,
             env.CONFIG_SERVER.name: self._url,
             env.WATCH.name: "1" if options.watch else None,

@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Any, Callable
 
-from ms_kungfu.broker_protocol import Channel, ProtocolError
+from ms_kungfu.broker_protocol import Connection, ProtocolError
 from ms_kungfu.cluster import PeerID
 
 _Process = tuple[PeerID, int]  # a peer ID and the version that the process was started for
@@ -19,14 +19,14 @@ class Stores:
         self._lock = threading.Lock()
         self._fds: dict[_Process, int] = {}
 
-    def serve(self, channel: Channel, message: dict[str, Any], is_out: Callable[[PeerID, int], bool]) -> None:
+    def serve(self, connection: Connection, message: dict[str, Any], is_out: Callable[[PeerID, int], bool]) -> None:
         """Answers a request: ``{"store": "put", "peer", "incarnation"}``, after which the descriptor comes with a
         message of its own, or ``{"store": "get", "peer"}``."""
         peer = PeerID.parse(message.get("peer"))
         if message.get("store") == "get":
             fd = self._newest(peer)
             try:
-                channel.send({"store": fd is not None}, () if fd is None else (fd,))
+                connection.send({"store": fd is not None}, () if fd is None else (fd,))
             finally:
                 if fd is not None:
                     os.close(fd)
@@ -34,21 +34,21 @@ class Stores:
         incarnation = message.get("incarnation")
         if message.get("store") != "put" or not isinstance(incarnation, int):
             raise ProtocolError("a request to the stores is a put with an incarnation, or a get")
-        _, fds = channel.receive_with_fds()
+        _, fds = connection.receive_with_fds()
         if len(fds) != 1:
             for fd in fds:
                 os.close(fd)
             raise ProtocolError(f"a store is one descriptor, got {len(fds)}")
         if is_out(peer, incarnation):
             os.close(fds[0])
-            channel.send({"error": f"{peer} is no member any more"})
+            connection.send({"error": f"{peer} is no member any more"})
             return
         with self._lock:
             before = self._fds.get((peer, incarnation))
             self._fds[peer, incarnation] = fds[0]
         if before is not None:
             os.close(before)
-        channel.send({"store": True})
+        connection.send({"store": True})
 
     def _newest(self, peer: PeerID) -> int | None:
         with self._lock:

@@ -52,7 +52,8 @@ from typing import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ms_kungfu import _core, broker_protocol, env
+from ms_kungfu import _core, env
+from ms_kungfu.broker_protocol import BrokerClient, Detached, Granted, Stay
 from ms_kungfu.cluster import MAX_WORKERS, Cluster, PeerID
 from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError, open_store
 from ms_kungfu.errors import KungFuError, PeerLostError, ResizeError
@@ -149,7 +150,7 @@ class _State:
     proposal: _Proposal | None = None  # at the rank that files the wish
     given_up: int = 0  # the newest version that was announced and that nobody goes over to any more
     met: int = 0  # meetings of this cluster version that this process has come to
-    line: broker_protocol.Line = field(default_factory=broker_protocol.Line)  # to the broker
+    broker: BrokerClient | None = None
     training_step: int | None = None  # for the launcher's lines
     reductions: weakref.WeakSet[Reductions] = field(default_factory=weakref.WeakSet)  # all owners' of this process
     outcomes: dict[int, list[int]] = field(default_factory=dict)  # see participants_of; some bytes for each version
@@ -166,32 +167,23 @@ _joining = threading.RLock()
 # ---- joining and leaving ----
 
 
-def _broker() -> tuple[str, bytes]:
-    address, secret = env.BROKER.get(), env.JOB_SECRET.get()
-    if address is None or secret is None:
-        raise ResizeError("this process was not started by kungfu-run, so it can't join a cluster")
-    return address, bytes.fromhex(secret)
+def _broker() -> BrokerClient:
+    if _state.broker is None:
+        _state.broker = BrokerClient.from_environment()
+    return _state.broker
 
 
-def _segment(
-    member_of: int | None, version: int | None, timeout: float | None
-) -> broker_protocol.Granted | broker_protocol.Detached | broker_protocol.Stay:
-    address, secret = _broker()
-    assert _state.self_id is not None
-    return broker_protocol.request_segment(
-        address,
-        secret,
-        _state.self_id,
-        _state.incarnation,
-        member_of,
-        version,
-        timeout,
-        _state.line,
-        _state.training_step,
-    )
+def _hang_up() -> None:
+    if _state.broker is not None:
+        _state.broker.close()
 
 
-def _enter(granted: broker_protocol.Granted, has_state: bool) -> None:
+def _segment(member_of: int | None, version: int | None, timeout: float | None) -> Granted | Detached | Stay:
+    peer, incarnation = identity()
+    return _broker().request_segment(peer, incarnation, member_of, version, timeout, _state.training_step)
+
+
+def _enter(granted: Granted, has_state: bool) -> None:
     try:
         _core.join(
             granted.fd,
@@ -207,8 +199,8 @@ def _enter(granted: broker_protocol.Granted, has_state: bool) -> None:
     _state.given_up = _state.met = 0
 
 
-def _enter_first(granted: broker_protocol.Granted | broker_protocol.Detached | broker_protocol.Stay) -> None:
-    if not isinstance(granted, broker_protocol.Granted):
+def _enter_first(granted: Granted | Detached | Stay) -> None:
+    if not isinstance(granted, Granted):
         # The cluster shrank again before this process was ready.
         _detach(None)
         return
@@ -222,7 +214,7 @@ def _enter_first(granted: broker_protocol.Granted | broker_protocol.Detached | b
 
 def _detach(version: int | None) -> None:
     _state.detached = True
-    _state.line.close()
+    _hang_up()
     _step_back()
     _tell_who_works_on()
     _core.leave("this process has been detached from the cluster" + (f" at version {version}" if version else ""))
@@ -280,7 +272,7 @@ def join() -> None:
         if standby is None:
             granted = _segment(member_of=None, version=None, timeout=None)
         else:
-            granted = broker_protocol.request_identity(*_broker(), standby, _state.line)
+            granted = _broker().request_identity(standby)
         # Other threads that come to a collective meanwhile wait for the lock; this one passes through.
         _state.entering = True
         try:
@@ -300,7 +292,7 @@ def forget() -> None:
     """Back to a process without a cluster."""
     global _state
     _core.set_join_handler(None)
-    _state.line.close()
+    _hang_up()
     _state = _State()
 
 
@@ -322,7 +314,7 @@ def evict(rank: int) -> None:
         raise ValueError(f"there is no rank {rank} in a cluster of {size}")
     if cluster is None:
         raise ResizeError("a cluster that kungfu-run has not started stays at 1 rank")
-    broker_protocol.request_leave(*_broker(), cluster.workers[rank], env.JOIN_TIMEOUT.get())
+    _broker().request_leave(cluster.workers[rank], env.JOIN_TIMEOUT.get())
 
 
 # ---- SIGTERM: leave at the next step ----
@@ -364,7 +356,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
 def _ask_to_leave() -> None:
     try:
         assert _state.self_id is not None
-        broker_protocol.request_leave(*_broker(), _state.self_id, _GIVE_UP_MARGIN_S, terminated=True)
+        _broker().request_leave(_state.self_id, _GIVE_UP_MARGIN_S, terminated=True)
     except (KungFuError, AssertionError):
         # The job is ending, or there is nobody to go on: SIGTERM does what it would do without a handler.
         os.kill(os.getpid(), signal.SIGTERM)
@@ -551,13 +543,13 @@ def _adopt(version: int) -> Change | None:
     was superseded meanwhile, or those who would have carried the state over are dead."""
     old_size, old_version = int(_core.size()), int(_core.cluster_version())
     granted = _segment(old_version, version, env.JOIN_TIMEOUT.get())
-    if isinstance(granted, broker_protocol.Stay):
+    if isinstance(granted, Stay):
         _state.given_up = version
         return None
     lost = tuple(lost_ranks())
     _drop_proposal()
     _state.outcomes[old_version] = Reductions.take_outcome()
-    if isinstance(granted, broker_protocol.Detached):
+    if isinstance(granted, Detached):
         _detach(version)
         return Change(True, True, old_size, old_size, lost)
     _enter(granted, has_state=_state.received)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 from typing import Any
 
-from ms_kungfu import _core, env, membership
-from ms_kungfu.broker_protocol import Channel, ProtocolError, prove
+from ms_kungfu import _core, membership
+from ms_kungfu.broker_protocol import BrokerClient, ProtocolError
 from ms_kungfu.errors import KungFuError
 
 _TIMEOUT_S = 10.0
@@ -47,20 +46,7 @@ def _find(rank: int) -> int:
 
 
 def _ask(request: dict[str, Any], fd: int | None = None) -> tuple[dict[str, Any], list[int]]:
-    broker, secret = env.BROKER.get(), env.JOB_SECRET.get()
-    if broker is None or secret is None:
-        raise KungFuError("this process was not started by kungfu-run")
-    channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), _TIMEOUT_S)
-    try:
-        channel.socket.settimeout(_TIMEOUT_S)
-        channel.socket.connect("\0" + broker)
-        prove(channel, bytes.fromhex(secret))
-        channel.send(request)
-        if fd is not None:
-            channel.send({}, (fd,))
-        return channel.receive_with_fds()
-    finally:
-        channel.close()
+    return BrokerClient.from_environment().exchange_store(request, _TIMEOUT_S, fd)
 
 
 def _close(fds: list[int]) -> int:

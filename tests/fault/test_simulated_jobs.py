@@ -18,7 +18,7 @@ pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: p
 
 from ms_kungfu import membership
 from ms_kungfu.dataset import dealing
-from ms_kungfu.launcher import broker, job
+from ms_kungfu.launcher import broker, job, versions
 from ms_kungfu.launcher.policy import Recover
 from tests.fault import world
 from tests.fault.schedules import Schedule, run, schedule_of, shrunk, story, violation_of
@@ -233,19 +233,19 @@ def go_over_to_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     def would_choose(self, request):
         return self.clusters.get(request.version) if request.member_of == self.chosen else None
 
-    monkeypatch.setattr(broker.Membership, "would_choose", would_choose)
-    monkeypatch.setattr(broker.Membership, "_keeps_the_state", lambda self, cluster: True)
-    monkeypatch.setattr(broker.Membership, "_supersede", lambda self: None)
+    monkeypatch.setattr(versions.ClusterVersions, "would_choose", would_choose)
+    monkeypatch.setattr(versions.ClusterVersions, "_keeps_the_state", lambda self, cluster: True)
+    monkeypatch.setattr(versions.ClusterVersions, "_supersede", lambda self: None)
 
 
 def choose_first_and_make_the_segment_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members hear of a version before it has shared memory."""
 
     def announce(self):
-        version, chosen = self._membership.announceable(), self._membership.chosen
+        version, chosen = self._versions.announceable(), self._versions.chosen
         if version is not None and chosen is not None and version > max(chosen, self._announced):
             self._announced = version
-            self._segments[chosen].announce(version)
+            self._segments.open[chosen].announce(version)
 
     monkeypatch.setattr(broker.Broker, "_announce", announce)
 

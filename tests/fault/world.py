@@ -870,22 +870,13 @@ class World:
         clock = SimpleNamespace(monotonic=lambda: self.loop.now, sleep=self.sleep, time=lambda: self.loop.now)
         store = lambda url, secret=None, writer="", timeout_s=10.0: Store(self, writer)  # noqa: E731
         environment = _Environment(self)
-        wire = SimpleNamespace(
-            Granted=broker_protocol.Granted,
-            Detached=broker_protocol.Detached,
-            Stay=broker_protocol.Stay,
-            Line=lambda: SimpleNamespace(close=lambda: None),
-            request_segment=self._request_segment,
-            request_identity=self._request_identity,
-            request_leave=self._request_leave,
-        )
         new = [
             (membership, "_core", _Current(self)),
             (membership, "_state", None),
             (membership, "env", environment),
             (membership, "time", clock),
             (membership, "threading", threads),
-            (membership, "broker_protocol", wire),
+            (membership, "BrokerClient", SimpleNamespace(from_environment=lambda: BrokerClient(self))),
             (membership, "open_store", store),
             (membership, "os", SimpleNamespace(close=lambda fd: None)),
             (membership, "_leave_on_sigterm", lambda: None),
@@ -905,10 +896,7 @@ class World:
             (affinity, "allowed_cores", lambda: [0, 1]),
             (follow, "threading", threads),
             (follow, "time", clock),
-            (broker, "socket", SimpleNamespace(socket=lambda *_: _Listener(), AF_UNIX=0, SOCK_STREAM=0)),
-            (broker, "threading", SimpleNamespace(Condition=lambda: Condition(self), Thread=lambda **_: _Listener())),
-            (broker, "_is_alive", lambda pid: any(p.pid == pid and p.alive for p in self.processes.values())),
-            (broker, "_is_closed", lambda connection: not connection.alive),
+            (job, "BrokerServer", lambda broker, secret: BrokerServer()),
             (hosts, "MAX_WORKERS", MAX_WORKERS),
             (commands, "open_store", store),
             (server_module, "ConfigServer", self.server.embed),
@@ -940,58 +928,6 @@ class World:
     def _make_broker(self, *args, **options):
         self.broker = Broker(self, *args, **options)
         return self.broker
-
-    def _ask(self, asked, timeout):
-        """What the broker sends, or None where it closes the connection."""
-        process = self.current.process
-        channel = Channel(self, process)
-        self.place("asks", takes_time=True)
-
-        def serve():
-            try:
-                if isinstance(asked, broker.LeaveRequest):
-                    refusal = self.broker._let_leave(asked)
-                    channel.send({"error": refusal} if refusal else {"leaving": True})
-                else:
-                    self.broker._answer(channel, asked, process.pid)
-            finally:
-                channel.close()
-
-        self.launcher.start("broker", serve, self.short(self.current.random))
-        deadline = None if timeout is None else self.loop.now + timeout
-        while not channel.ended:
-            channel.news.wait(None if deadline is None else deadline - self.loop.now)
-            if deadline is not None and self.loop.now >= deadline:
-                raise CollectiveTimeoutError("no answer from the launcher")
-        self.place("is answered")
-        answer = channel.sent
-        if answer is None:
-            raise PeerLostError("the launcher is gone")
-        if "cluster" in answer:
-            cluster = broker_protocol.Cluster.from_json(answer["cluster"])
-            peer = broker_protocol.PeerID.parse(answer["peer"])
-            process.granted = (peer, answer["incarnation"])
-            return broker_protocol.Granted(cluster, answer["rank"], channel.fd, peer, answer["incarnation"])
-        if "stay" in answer:
-            return broker_protocol.Stay()
-        return broker_protocol.Detached() if "error" not in answer else answer["error"]
-
-    def _request_segment(self, address, secret, peer, incarnation, member_of, version, timeout, line, step):
-        answer = self._ask(broker.Request(peer, incarnation, member_of, version), timeout)
-        if isinstance(answer, str):
-            raise ResizeError(answer) if member_of is not None else KungFuError(answer)
-        return answer
-
-    def _request_identity(self, address, secret, standby, line):
-        answer = self._ask(broker.StandbyRequest(standby), None)
-        if isinstance(answer, str):
-            raise KungFuError(answer)
-        return answer
-
-    def _request_leave(self, address, secret, peer, timeout, terminated=False):
-        answer = self._ask(broker.LeaveRequest(peer, terminated), timeout)
-        if isinstance(answer, str):
-            raise ResizeError(answer)
 
     # -- what happens to the job --
 
@@ -1081,7 +1017,7 @@ class World:
         try:
             if process.granted is None:
                 raise ResizeError("not in the cluster yet")
-            self._request_leave("", b"", process.granted[0], 10.0, terminated=True)
+            BrokerClient(self).request_leave(process.granted[0], 10.0, terminated=True)
         except KungFuError:
             self.kill(process, -signal.SIGTERM)
 
@@ -1251,7 +1187,7 @@ class World:
 
     def _check_size(self):
         """Whatever was asked for has come true, as there was time."""
-        chosen, newest = self.broker.current(), self.broker._membership.newest
+        chosen, newest = self.broker.current(), self.broker._versions.newest
         if newest.version != chosen.version:
             raise Violation(f"version {newest.version} was never chosen, {chosen.version} was the last")
         setup, kinds = self.setup, {h.kind for h in self.happenings}
@@ -1289,7 +1225,7 @@ class Launcher(job.Job):
 
     def _on_exit(self, process, event):
         super()._on_exit(process, event)
-        for segment in self._broker._segments.values():
+        for segment in self._broker._segments.open.values():
             for rank, holder in segment.attached.items():
                 if holder.key == process.key and rank in segment.deaths and rank not in segment.reaped:
                     raise Violation(f"{holder.name} is reaped, and version {segment.version} doesn't hear of it")
@@ -1306,19 +1242,22 @@ class Launcher(job.Job):
 
 
 class Broker(broker.Broker):
-    """The real one without its socket: a request is a thread of the launcher."""
+    """The real one; a request is a thread of the launcher."""
 
     def __init__(self, world, *args, **options):
-        def make_segment(size, version, cores, recovers):
-            return Segment(world, size, version, recovers)
-
         self._world = world
         self._chosen_before = None
-        super().__init__(*args, make_segment=make_segment, **options)
+        super().__init__(
+            *args,
+            make_segment=lambda size, version, cores, recovers: Segment(world, size, version, recovers),
+            condition=lambda: Condition(world),
+            is_alive=lambda pid: any(p.pid == pid and p.alive for p in world.processes.values()),
+            **options,
+        )
 
     def _after_choice(self):
         """Who is let in anew is not known to be dead: its place would count as filled, and a step miss its samples."""
-        before, self._chosen_before = self._chosen_before, self._membership.current
+        before, self._chosen_before = self._chosen_before, self._versions.current
         if before is not None:
             there = {p.peer for p in self._world.job._processes.values() if not p.given_up}
             for peer in self._chosen_before.workers:
@@ -1333,44 +1272,90 @@ class Broker(broker.Broker):
         self._world.refused.add(version)
         super().refuse(version, reason)
 
+
+class BrokerServer:
+    """The broker's socket: nobody connects."""
+
+    address = "broker"
+
+    def connections(self):
+        return 0
+
     def close(self):
-        self._closed = True
-        self._changed.notify_all()
-
-
-class _Listener:
-    """The broker's socket, and the thread that accepts at it: nobody connects."""
-
-    def bind(self, address):
-        pass
-
-    def listen(self, backlog):
-        pass
-
-    def start(self):
         pass
 
 
-class Channel:
-    """A connection to the broker, at the broker's end."""
+class Connection:
+    """A connection to the broker, at the broker's end, for one request."""
 
-    def __init__(self, world, process):
+    def __init__(self, world, process, request):
+        self._process, self._request = process, request
         self.news = Condition(world)
-        self.socket = process  # for broker._is_closed
         self.sent = self.fd = None
         self.ended = False
+
+    def receive(self):
+        return self._request
+
+    def is_closed(self):
+        return not self._process.alive
 
     def extend(self, timeout):
         pass
 
     def send(self, message, fds=()):
         self.sent, self.fd = message, fds[0] if fds else None
-        if fds and self.socket.alive and self.socket.state.received:
-            self.socket.world.holders.setdefault(message["cluster"]["Version"], []).append(self.socket)
+        if fds and self._process.alive and self._process.state.received:
+            self._process.world.holders.setdefault(message["cluster"]["Version"], []).append(self._process)
 
     def close(self):
         self.ended = True
         self.news.notify_all()
+
+
+class BrokerClient(broker_protocol.BrokerClient):
+    """A worker's end: the real one, whose messages take a while."""
+
+    def __init__(self, world):
+        self._world = world
+
+    def close(self):
+        pass
+
+    def request_leave(self, peer, timeout, terminated=False):
+        answer = self._ask({"leave": str(peer), "terminated": terminated}, str(peer), "leaving", timeout)
+        if isinstance(answer, str):
+            raise ResizeError(answer)
+
+    def _ask(self, request, who, about, timeout):
+        world, process = self._world, self._world.current.process
+        connection = Connection(world, process, request)
+        world.place("asks", takes_time=True)
+
+        def serve():
+            try:
+                world.broker.serve(connection, process.pid)
+            finally:
+                connection.close()
+
+        world.launcher.start("broker", serve, world.short(world.current.random))
+        deadline = None if timeout is None else world.loop.now + timeout
+        while not connection.ended:
+            connection.news.wait(None if deadline is None else deadline - world.loop.now)
+            if deadline is not None and world.loop.now >= deadline:
+                raise CollectiveTimeoutError("no answer from the launcher")
+        world.place("is answered")
+        answer = connection.sent
+        if answer is None:
+            raise PeerLostError("the launcher is gone")
+        if "cluster" in answer:
+            cluster = broker_protocol.Cluster.from_json(answer["cluster"])
+            peer = broker_protocol.PeerID.parse(answer["peer"])
+            process.granted = (peer, answer["incarnation"])
+            return broker_protocol.Granted(cluster, answer["rank"], connection.fd, peer, answer["incarnation"])
+        if "stay" in answer:
+            return broker_protocol.Stay()
+        return broker_protocol.Detached() if "error" not in answer else answer["error"]
 
 
 class Guard:

@@ -12,11 +12,12 @@ import time
 import pytest
 
 from ms_kungfu import broker_protocol
-from ms_kungfu.broker_protocol import Detached, Granted, request_segment
+from ms_kungfu.broker_protocol import BrokerClient, Connection, Detached, Granted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
-from ms_kungfu.launcher import broker as broker_module
+from ms_kungfu.launcher import broker_server
 from ms_kungfu.launcher.broker import Broker
+from ms_kungfu.launcher.broker_server import BrokerServer
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = b"s" * 32
@@ -64,7 +65,6 @@ class Host:
         self.unknown = []
         self.chosen = []
         self.broker = Broker(
-            SECRET,
             2,
             **options,
             on_leave=self.leaving.append,
@@ -74,6 +74,7 @@ class Host:
             on_unknown_version=self.on_unknown_version,
             on_chosen=lambda *chosen: self.chosen.append(chosen),
         )
+        self.server = BrokerServer(self.broker, SECRET)
         self.to_admit = {}
         for cluster in clusters:
             self.broker.admit(cluster)
@@ -88,8 +89,23 @@ class Host:
         if version in self.to_admit:
             self.broker.admit(self.to_admit[version])
 
+    def client(self, secret=SECRET):
+        return BrokerClient(self.server.address, secret)
+
+    def grant(self, *asked, secret=SECRET, **more):
+        with contextlib.closing(self.client(secret)) as client:
+            return client.request_segment(*asked, **more)
+
+    def identity(self, standby):
+        with contextlib.closing(self.client()) as client:
+            return client.request_identity(standby)
+
+    def close(self):
+        self.server.close()
+        self.broker.close()
+
     def ask(self, peer, incarnation=0, member_of=None, version=None, timeout=20, secret=SECRET):
-        answer = request_segment(self.broker.address, secret, peer, incarnation, member_of, version, timeout)
+        answer = self.grant(peer, incarnation, member_of, version, timeout, secret=secret)
         if isinstance(answer, Granted):
             text = os.pread(answer.fd, 100, 0).decode()
             os.close(answer.fd)
@@ -109,7 +125,7 @@ class Host:
             time.sleep(0.001)
 
     def wait_for_connections(self, count):
-        while len(self.broker._connections) != count:
+        while len(self.server._connections) != count:
             time.sleep(0.001)
 
 
@@ -150,7 +166,7 @@ def host():
     descriptors = len(os.listdir("/proc/self/fd"))
     yield make
     for one in made:
-        one.broker.close()
+        one.close()
         one.wait_for_connections(0)
         assert all(segment.closed for segment in one.segments)
     assert len(os.listdir("/proc/self/fd")) == descriptors
@@ -165,7 +181,7 @@ def test_workers_share_the_segment_of_their_version(host):
 
 def test_descriptor_is_closed_on_exec(host):
     one = host(cluster(0, A))
-    granted = request_segment(one.broker.address, SECRET, A, 0, None, None, 20)
+    granted = one.grant(A, 0, None, None, 20)
     assert not os.get_inheritable(granted.fd)
     os.close(granted.fd)
 
@@ -189,7 +205,7 @@ def test_newcomer_waits_for_the_members_choice_and_leaver_is_detached(host):
 
 def test_the_step_of_who_chooses_a_version_is_told(host):
     one = host(cluster(0, A), cluster(1, A))
-    granted = request_segment(one.broker.address, SECRET, A, 0, 0, 1, 20, step=120)
+    granted = one.grant(A, 0, 0, 1, 20, step=120)
     os.close(granted.fd)
     assert one.chosen == [(cluster(1, A), 120)]
 
@@ -246,11 +262,11 @@ def test_nobody_hears_of_a_version_whose_segment_cannot_be_made_until_it_can(hos
     def fail(*_):
         raise OSError("no memory")
 
-    one.broker._make_segment = fail
+    one.broker._segments.make = fail
     one.broker.admit(cluster(1, A))
     assert one.trouble == ["the shared memory of cluster version 1 (1 workers) can't be made: no memory"]
     assert one.segments[0].told == [0]
-    one.broker._make_segment = one.make_segment
+    one.broker._segments.make = one.make_segment
     one.broker.announce()
     assert one.segments[0].told == [0, 1]
     assert one.ask(A, 0, 0, 1) == (1, 0, "1 1 2")
@@ -262,12 +278,12 @@ def test_a_version_is_not_chosen_before_its_segment_exists(host):
     def fail(*_):
         raise OSError("no memory")
 
-    one.broker._make_segment = fail
+    one.broker._segments.make = fail
     one.broker.admit(cluster(1, A, B))
     for peer in (A, B):  # both are told so, whatever was free meanwhile
         with pytest.raises(ResizeError, match="version 1 is refused: the shared memory .* can't be made: no memory"):
             one.ask(peer, 0, 0, 1)
-        one.broker._make_segment = one.make_segment
+        one.broker._segments.make = one.make_segment
     assert one.broker.current() == cluster(0, A, B)
     one.broker.admit(cluster(2, A, B))
     assert one.ask(A, 0, 0, 2) == (2, 0, "2 2 2")
@@ -292,7 +308,7 @@ def test_a_moment_without_descriptors_does_not_make_the_broker_deaf(host, monkey
         def __getattr__(self, name):
             return getattr(self._listener, name)
 
-    one.broker._listener = Listener(one.broker._listener)
+    one.server._listener = Listener(one.server._listener)
     for _ in range(4):  # the first is still heard by the socket itself
         with contextlib.suppress(PeerLostError, CollectiveTimeoutError):
             one.ask(A, timeout=5)
@@ -302,20 +318,20 @@ def test_a_moment_without_descriptors_does_not_make_the_broker_deaf(host, monkey
 
 def test_strangers_of_this_user_make_way_for_workers(host, monkeypatch):
     """Those who say nothing are sent away, and not whoever comes last; a kept connection stays."""
-    monkeypatch.setattr(broker_module, "_MAX_UNPROVED", 20)
+    monkeypatch.setattr(broker_server, "_MAX_UNPROVED", 20)
     one = host(cluster(0, A, B))
-    line = broker_protocol.Line()
-    granted = request_segment(one.broker.address, SECRET, A, 0, None, None, 20, line)
+    client = one.client()
+    granted = client.request_segment(A, 0, None, None, 20)
     os.close(granted.fd)
     with contextlib.ExitStack() as stack:
         for _ in range(70):
             stranger = stack.enter_context(socket.socket(socket.AF_UNIX))
-            stranger.connect("\0" + one.broker.address)
+            stranger.connect("\0" + one.server.address)
         assert one.ask(B, timeout=5)[1] == 1  # half of what strangers have for a word
-        assert len(one.broker._unproved) <= 20
-        granted = request_segment(one.broker.address, SECRET, A, 0, None, None, 20, line)
+        assert len(one.server._unproved) <= 20
+        granted = client.request_segment(A, 0, None, None, 20)
         os.close(granted.fd)
-        line.close()
+        client.close()
 
 
 def test_a_worker_that_is_taken_for_a_stranger_comes_again(host, monkeypatch):
@@ -328,8 +344,8 @@ def test_a_worker_that_is_taken_for_a_stranger_comes_again(host, monkeypatch):
             return False
         return real(connection)
 
-    real = one.broker._take
-    monkeypatch.setattr(one.broker, "_take", take)
+    real = one.server._take
+    monkeypatch.setattr(one.server, "_take", take)
     assert one.ask(A)[1] == 0
     assert len(turned_away) == 3
 
@@ -350,7 +366,7 @@ def test_other_users_cost_no_thread(host, monkeypatch):
     before = threading.active_count()
     monkeypatch.setattr(broker_protocol.os, "geteuid", lambda: 12345678)
     with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.connect("\0" + one.broker.address)
+        stranger.connect("\0" + one.server.address)
         assert stranger.recv(1) == b""
     assert threading.active_count() == before
 
@@ -359,14 +375,14 @@ def test_wrong_secret_gets_nothing(host):
     one = host(cluster(0, A))
     with pytest.raises(KungFuError, match="the job's broker has another secret"):
         one.ask(A, secret=b"x" * 32)
-    channel = broker_protocol.Channel(socket.socket(socket.AF_UNIX), 10)
-    channel.socket.connect("\0" + one.broker.address)
-    channel.receive()
-    channel.send({"nonce": "1" * 32, "proof": "0" * 64})
-    assert set(channel.receive()) == {"error"}  # not even the broker's own proof
+    connection = Connection(socket.socket(socket.AF_UNIX), 10)
+    connection.socket.connect("\0" + one.server.address)
+    connection.receive()
+    connection.send({"nonce": "1" * 32, "proof": "0" * 64})
+    assert set(connection.receive()) == {"error"}  # not even the broker's own proof
     with pytest.raises(ConnectionError):
-        channel.receive()
-    channel.close()
+        connection.receive()
+    connection.close()
     assert not one.broker._holders
 
 
@@ -376,15 +392,15 @@ def test_worker_does_not_trust_a_broker_without_the_secret():
     listener.listen()
 
     def pretend():
-        channel = broker_protocol.Channel(listener.accept()[0], 10)
-        channel.send({"nonce": "0" * 32})
-        reply = channel.receive()
-        channel.send({"proof": reply["proof"]})  # sends back what it has heard
-        channel.close()
+        connection = Connection(listener.accept()[0], 10)
+        connection.send({"nonce": "0" * 32})
+        reply = connection.receive()
+        connection.send({"proof": reply["proof"]})  # sends back what it has heard
+        connection.close()
 
     threading.Thread(target=pretend, daemon=True).start()
     with pytest.raises(KungFuError, match="does not know the job's secret"):
-        request_segment("kungfu-test-impostor", SECRET, A, 0, None, None, 10)
+        BrokerClient("kungfu-test-impostor", SECRET).request_segment(A, 0, None, None, 10)
     listener.close()
 
 
@@ -412,7 +428,7 @@ def test_waiting_worker_learns_that_the_launcher_is_gone(host):
     one = host(cluster(0, A), cluster(1, A, B))
     waiting = one.ask_later(B, 1)
     one.wait_for_connections(1)
-    one.broker.close()
+    one.close()
     with pytest.raises(PeerLostError, match="the launcher is gone"):
         waiting.result()
     with pytest.raises(PeerLostError, match="the launcher is gone"):
@@ -420,12 +436,12 @@ def test_waiting_worker_learns_that_the_launcher_is_gone(host):
 
 
 def _proven(one):
-    channel = broker_protocol.Channel(socket.socket(socket.AF_UNIX), 10)
-    channel.socket.connect("\0" + one.broker.address)
-    nonce = channel.receive()["nonce"]
-    channel.send({"nonce": "1" * 32, "proof": broker_protocol.proof_of(SECRET, "worker", nonce, "1" * 32)})
-    channel.receive()
-    return channel
+    connection = Connection(socket.socket(socket.AF_UNIX), 10)
+    connection.socket.connect("\0" + one.server.address)
+    nonce = connection.receive()["nonce"]
+    connection.send({"nonce": "1" * 32, "proof": broker_protocol.proof_of(SECRET, "worker", nonce, "1" * 32)})
+    connection.receive()
+    return connection
 
 
 @pytest.mark.parametrize(
@@ -441,10 +457,10 @@ def _proven(one):
 )
 def test_requests_that_make_no_sense_are_answered_by_a_sentence(host, request_, told):
     one = host(cluster(0, A))
-    channel = _proven(one)
-    channel.send(request_)
-    assert told in channel.receive()["error"]
-    channel.close()
+    connection = _proven(one)
+    connection.send(request_)
+    assert told in connection.receive()["error"]
+    connection.close()
 
 
 @pytest.mark.parametrize(
@@ -463,7 +479,7 @@ def test_requests_that_make_no_sense_are_answered_by_a_sentence(host, request_, 
 def test_garbage_closes_the_connection_and_harms_nobody(host, garbage):
     one = host(cluster(0, A))
     with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.connect("\0" + one.broker.address)
+        stranger.connect("\0" + one.server.address)
         stranger.sendall(garbage)
         stranger.shutdown(socket.SHUT_WR)
         stranger.settimeout(10)
@@ -508,28 +524,28 @@ def test_the_segment_of_a_version_is_there_before_its_members_ask_and_goes_if_th
 
 def test_a_member_keeps_its_connection_and_a_forked_child_proves_for_itself(host):
     one = host(cluster(0, A, B), cluster(1, A))
-    line = broker_protocol.Line()
+    client = one.client()
 
     def ask(member_of, version):
-        answer = request_segment(one.broker.address, SECRET, A, 0, member_of, version, 20, line)
+        answer = client.request_segment(A, 0, member_of, version, 20)
         os.close(answer.fd)
         return answer.cluster.version
 
     assert ask(None, None) == 0
-    connection = line._channel
+    connection = client._connection
     assert ask(0, 1) == 1
-    assert line._channel is connection
+    assert client._connection is connection
     one.wait_for_connections(1)
     child = os.fork()
     if child == 0:
         try:
             ask(0, 1)
         except ResizeError as error:
-            os._exit(0 if "has no place of its own" in str(error) and line._channel is None else 2)
+            os._exit(0 if "has no place of its own" in str(error) and client._connection is None else 2)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert ask(0, 1) == 1
-    line.close()
+    client.close()
     one.wait_for_connections(0)
 
 
@@ -563,7 +579,7 @@ def test_a_newcomer_that_has_gone_away_is_not_ready(host):
 def test_a_standby_becomes_who_is_needed(host):
     one = host(cluster(0, A))
     one.ask(A)
-    spare = one.later(lambda: broker_protocol.request_identity(one.broker.address, SECRET, 7))
+    spare = one.later(lambda: one.identity(7))
     one.wait_until(lambda: one.broker.ready_standbys() == {7})
     one.broker.admit(cluster(3, A, B))
     one.broker.assign(7, B, 3)
@@ -578,7 +594,7 @@ def test_a_standby_becomes_who_is_needed(host):
 
 def test_a_standby_whose_version_is_overtaken_is_detached(host):
     one = host(cluster(0, A), cluster(1, A, B), cluster(2, A))
-    spare = one.later(lambda: broker_protocol.request_identity(one.broker.address, SECRET, 1))
+    spare = one.later(lambda: one.identity(1))
     one.broker.assign(1, B, 1)
     one.ask(A, 0, 0, 2)
     assert spare.result() == Detached()
@@ -586,27 +602,27 @@ def test_a_standby_whose_version_is_overtaken_is_detached(host):
 
 def test_who_wants_to_leave_is_heard_unless_it_is_the_last(host):
     one = host(cluster(0, A, B))
-    broker_protocol.request_leave(one.broker.address, SECRET, A, 20)
+    one.client().request_leave(A, 20)
     assert one.leaving == [A]
-    broker_protocol.request_leave(one.broker.address, SECRET, C, 20)  # is not in it any more
+    one.client().request_leave(C, 20)  # is not in it any more
     assert one.leaving == [A]
     one.broker.mark_lost(B, "exited with code 1", 0)
     with pytest.raises(ResizeError, match=r"127\.0\.0\.1:10000 is the last worker"):
-        broker_protocol.request_leave(one.broker.address, SECRET, A, 20)
+        one.client().request_leave(A, 20)
     one.broker.end()
     with pytest.raises(ResizeError, match="the job is ending"):
-        broker_protocol.request_leave(one.broker.address, SECRET, A, 20)
+        one.client().request_leave(A, 20)
 
 
 def test_fewer_than_the_smallest_size_are_never_left(host):
     """The caller is told, also of those who are leaving already; the job goes on."""
     one = host(cluster(0, A, B, C), min_size=2)
-    broker_protocol.request_leave(one.broker.address, SECRET, C, 20)
+    one.client().request_leave(C, 20)
     with pytest.raises(ResizeError, match=r"10001 can't leave: 1 worker would be left, -min-np is 2$"):
-        broker_protocol.request_leave(one.broker.address, SECRET, B, 20)
+        one.client().request_leave(B, 20)
     assert one.leaving == [C]
     one.broker.stays(C)  # its wish was dropped
-    broker_protocol.request_leave(one.broker.address, SECRET, B, 20)
+    one.client().request_leave(B, 20)
     assert one.leaving == [C, B]
 
 
@@ -628,20 +644,20 @@ def test_heartbeats_are_a_processs_own(host):
 
 def about_stores(host, request, fd=None, secret=SECRET):
     """The answer to a request about model stores, and the text behind the descriptor that came with it."""
-    channel = broker_protocol.Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), 20)
+    connection = Connection(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), 20)
     try:
-        channel.socket.connect("\0" + host.broker.address)
-        broker_protocol.prove(channel, secret)
-        channel.send({"store": request[0], "peer": str(request[1]), **({"incarnation": request[2]} if fd else {})})
+        connection.socket.connect("\0" + host.server.address)
+        broker_protocol.prove(connection, secret)
+        connection.send({"store": request[0], "peer": str(request[1]), **({"incarnation": request[2]} if fd else {})})
         if fd is not None:
-            channel.send({}, (fd,))
-        answer, fds = channel.receive_with_fds()
+            connection.send({}, (fd,))
+        answer, fds = connection.receive_with_fds()
         texts = [os.pread(each, 100, 0).decode() for each in fds]
         for each in fds:
             os.close(each)
         return answer, texts
     finally:
-        channel.close()
+        connection.close()
 
 
 def store_of(text):

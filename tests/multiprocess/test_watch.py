@@ -19,7 +19,7 @@ WORKER = """
 import os, signal, sys, time
 from ms_kungfu.cluster_store import StoreUnreachableError, open_store
 from ms_kungfu.cluster import PeerID
-from ms_kungfu.broker_protocol import Detached, request_segment
+from ms_kungfu.broker_protocol import BrokerClient, Detached
 
 me, secret = PeerID.parse(os.environ["KUNGFU_SELF"]), os.environ["KUNGFU_JOB_SECRET"]
 incarnation = int(os.environ["KUNGFU_INCARNATION"])
@@ -27,7 +27,9 @@ signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))
 
 def enter(member_of, version):
     broker = os.environ["KUNGFU_BROKER"]
-    answer = request_segment(broker, bytes.fromhex(secret), me, incarnation, member_of, version, 60)
+    client = BrokerClient(broker, bytes.fromhex(secret))
+    answer = client.request_segment(me, incarnation, member_of, version, 60)
+    client.close()
     if isinstance(answer, Detached):
         print(f"detached {me} incarnation={incarnation}", flush=True)
         if "STUBBORN" in os.environ:

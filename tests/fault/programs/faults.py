@@ -234,10 +234,10 @@ def _on_connections(refuse: Callable[[str], bool]) -> None:
 
     from ms_kungfu import broker_protocol
 
-    open_channel, receive = broker_protocol.Line.channel, broker_protocol.Channel.receive_with_fds
+    open_channel, receive = broker_protocol.BrokerClient._open, broker_protocol.Connection.receive_with_fds
     connect, getresponse = http.client.HTTPConnection.connect, http.client.HTTPConnection.getresponse
 
-    def refusing_channel(self: broker_protocol.Line, *args: Any) -> broker_protocol.Channel:
+    def refusing_channel(self: broker_protocol.BrokerClient, *args: Any) -> broker_protocol.Connection:
         if refuse("broker"):
             self.close()
             raise ConnectionRefusedError("refused by a fault")
@@ -245,7 +245,7 @@ def _on_connections(refuse: Callable[[str], bool]) -> None:
         channel.proven = True
         return channel
 
-    def refusing_receive(self: broker_protocol.Channel) -> tuple[dict[str, Any], list[int]]:
+    def refusing_receive(self: broker_protocol.Connection) -> tuple[dict[str, Any], list[int]]:
         message, fds = receive(self)
         if getattr(self, "proven", False) and refuse("broker_answer"):
             for fd in fds:
@@ -265,5 +265,5 @@ def _on_connections(refuse: Callable[[str], bool]) -> None:
             raise ConnectionResetError("lost by a fault")
         return response
 
-    broker_protocol.Line.channel, broker_protocol.Channel.receive_with_fds = refusing_channel, refusing_receive
+    broker_protocol.BrokerClient._open, broker_protocol.Connection.receive_with_fds = refusing_channel, refusing_receive
     http.client.HTTPConnection.connect, http.client.HTTPConnection.getresponse = refusing_connect, refusing_response

@@ -1,0 +1,144 @@
+"""The shared memory of each cluster version: made before anybody hears of it, told of the dead, closed at last."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Protocol
+
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.versions import ClusterVersions
+
+
+class Segment(Protocol):
+    """The shared memory of a cluster version, as the launcher holds it."""
+
+    fd: int
+
+    def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None: ...
+
+    def heartbeat(self, rank: int) -> int: ...
+
+    def gave_up(self, rank: int) -> str: ...
+
+    def announce(self, version: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class CoreSegment:
+    """A segment of the runtime. Closes its descriptor; the mapping goes with the object."""
+
+    def __init__(self, size: int, cluster_version: int, cores: int, recovers: bool) -> None:
+        # Not at the top: a job whose workers never ask for a segment starts without loading the runtime.
+        import ms_kungfu._core as _core
+
+        self.fd: int = _core.create_segment(size, cluster_version, cores, recovers)
+        try:
+            self._control: Any = _core.SegmentControl(self.fd)
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
+        self._control.mark_lost(rank, reason, recover, reaped)
+
+    def heartbeat(self, rank: int) -> int:
+        return int(self._control.heartbeat(rank))
+
+    def gave_up(self, rank: int) -> str:
+        return str(self._control.gave_up(rank))
+
+    def announce(self, version: int) -> None:
+        self._control.announce(version)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+MakeSegment = Callable[[int, int, int, bool], Segment]  # size, cluster version, cores, whether members outlive others
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """A process that has ended; with `recover` the members go on without it."""
+
+    peer: PeerID
+    incarnation: int
+    reason: str
+    recover: bool
+    reaped: bool
+
+
+class Segments:
+    """Those of the `versions` that are known. Used by one thread at a time."""
+
+    def __init__(self, versions: ClusterVersions, cores: int, recovers: bool, make: MakeSegment = CoreSegment) -> None:
+        self._versions = versions
+        self._cores = cores
+        self._recovers = recovers
+        self.make = make
+        self.open: dict[int, Segment] = {}
+        self._losses: list[_Loss] = []
+
+    def of(self, cluster: Cluster) -> Segment:
+        """The segment of a version. Made before the members hear of it, so that they needn't wait for it, and before it
+        is chosen, so that nobody is without one. Raises what the runtime or the kernel has against it."""
+        segment = self.open.get(cluster.version)
+        if segment is None:
+            segment = self.make(cluster.size, cluster.version, self._cores, self._recovers)
+            self.open[cluster.version] = segment
+            segment.announce(cluster.version)
+            for loss in self._losses:
+                self._tell(segment, cluster, loss)
+        return segment
+
+    def mark_lost(self, peer: PeerID, incarnation: int, reason: str, recover: bool, reaped: bool) -> None:
+        """Tells all members whose version means this process, also in segments that are made later."""
+        self._losses.append(_Loss(peer, incarnation, reason, recover and self._recovers, reaped))
+        self._tell_all(self._losses[-1])
+
+    def mark_reaped(self, peer: PeerID, incarnation: int) -> None:
+        for place, loss in enumerate(self._losses):
+            if (loss.peer, loss.incarnation) == (peer, incarnation) and not loss.reaped:
+                self._losses[place] = replace(loss, reaped=True)
+                self._tell_all(self._losses[place])
+
+    def places_of(self, peer: PeerID, incarnation: int) -> Iterator[tuple[Segment, int]]:
+        """The segments in which the process has a rank, and that rank."""
+        for version, segment in self.open.items():
+            rank = self._versions.clusters[version].rank_of(peer)
+            if rank is not None and self._versions.belongs(peer, incarnation, version):
+                yield segment, rank
+
+    def forget_the_lost(self) -> None:
+        self._losses.clear()
+
+    def drop_unknown(self) -> None:
+        """Closes the segments of versions that are not known any more."""
+        for version in set(self.open) - set(self._versions.clusters):
+            self.open.pop(version).close()
+
+    def drop_unlisted_losses(self) -> None:
+        """Forgets the dead whom no known version means: nobody is to be told of them."""
+        known, belongs = self._versions.clusters, self._versions.belongs
+        self._losses = [
+            loss
+            for loss in self._losses
+            if any(belongs(loss.peer, loss.incarnation, v) for v, c in known.items() if loss.peer in c.workers)
+        ]
+
+    def close(self) -> None:
+        for segment in self.open.values():
+            segment.close()
+        self.open.clear()
+
+    def _tell_all(self, loss: _Loss) -> None:
+        for version, segment in self.open.items():
+            self._tell(segment, self._versions.clusters[version], loss)
+
+    def _tell(self, segment: Segment, cluster: Cluster, loss: _Loss) -> None:
+        rank = cluster.rank_of(loss.peer)
+        if rank is not None and self._versions.belongs(loss.peer, loss.incarnation, cluster.version):
+            segment.mark_lost(rank, loss.reason, loss.recover, loss.reaped)

@@ -1,0 +1,277 @@
+"""Which cluster versions there are, which one is chosen, and what each worker that asks is answered. Pure.
+
+This is the part of the coordinator that the members rely on: nothing here knows of sockets, processes or clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from ms_kungfu.cluster import Cluster, PeerID
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a worker asks: a member names the version it comes from and the agreed one, a newcomer neither. `step`: the
+    one that its training is at, for the launcher's lines."""
+
+    peer: PeerID
+    incarnation: int
+    member_of: int | None
+    version: int | None
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class StandbyRequest:
+    """A spare process is ready to become whoever is needed. `number` is its name at the launcher."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class LeaveRequest:
+    """A worker asks that the cluster go on without `peer`, itself perhaps; `terminated`: because it got a SIGTERM."""
+
+    peer: PeerID
+    terminated: bool = False
+
+
+@dataclass(frozen=True)
+class Grant:
+    cluster: Cluster
+    rank: int
+
+
+@dataclass(frozen=True)
+class Detach:
+    pass
+
+
+@dataclass(frozen=True)
+class Stay:
+    """The version that was agreed on has been given up, and nobody went over to it: the members stay where they are."""
+
+
+@dataclass(frozen=True)
+class Refuse:
+    reason: str
+
+
+@dataclass(frozen=True)
+class Wait:
+    """There is no answer yet; `unknown` is a version that the launcher should look for."""
+
+    unknown: int | None = None
+
+
+@dataclass
+class ClusterVersions:
+    """Which cluster versions are known, which one is chosen, who is out and who has ended.
+
+    A process is named by its peer ID and its incarnation, the version it was started for: a peer that left and came
+    back is another process, and the old one must not get the place of the new one.
+
+    The newest version is what is wanted. Of those between it and the chosen one only such are kept as lead there (see
+    `_leads_to`); the others are *superseded*: nobody is told of them any more, processes that they alone needed are
+    out, and a member that has agreed on one stays where it is. As this holds for ever once it does, and all members of
+    the chosen version have agreed on the same one, all of them get the same answer: either somebody has gone over to
+    it and so do all, or nobody ever does. It also means that a process is only ever started for the newest version,
+    and that every version which is still to be chosen means that same process by its peer ID.
+    """
+
+    clusters: dict[int, Cluster] = field(default_factory=dict)
+    chosen: int | None = None
+    refused: dict[int, str] = field(default_factory=dict)  # versions that the launcher can't run, and why
+    # Versions without the peer, at which its processes that were started before were out for good.
+    excluded: dict[PeerID, list[int]] = field(default_factory=dict)
+    # Peers of whom processes have ended: from which incarnation on to which version the peer ID means such a process.
+    ended: dict[PeerID, list[range]] = field(default_factory=dict)
+    # Processes that have come and wait for their first version.
+    ready: set[tuple[PeerID, int]] = field(default_factory=set)
+
+    @property
+    def current(self) -> Cluster | None:
+        return None if self.chosen is None else self.clusters[self.chosen]
+
+    @property
+    def newest(self) -> Cluster | None:
+        return self.clusters[max(self.clusters)] if self.clusters else None
+
+    def admit(self, cluster: Cluster) -> None:
+        """A version is known from now on, and is the one that is wanted. A version is never redefined."""
+        newest = self.newest
+        if newest is not None and cluster.version <= newest.version:
+            return
+        if newest is not None:
+            # Whoever wrote it may not have heard of a process's end: a peer that is still listed is the one that ended.
+            # One that a version has left out and that is listed again is a newcomer.
+            for peer in set(cluster.workers) & set(self.ended_in(newest)):
+                self.ended[peer][-1] = range(self.ended[peer][-1].start, cluster.version + 1)
+        self.clusters[cluster.version] = cluster
+        self._supersede()
+
+    def _supersede(self) -> None:
+        newest, chosen = self.newest, self.chosen
+        if newest is None or chosen is None:
+            return
+        for version in [v for v in self.clusters if chosen < v < newest.version]:
+            if not self._leads_to(self.clusters[version], newest):
+                for peer in self.clusters.pop(version).workers:
+                    if peer not in newest.workers and not self._is_member(peer):
+                        self.excluded.setdefault(peer, []).append(newest.version)
+
+    def _leads_to(self, cluster: Cluster, newest: Cluster) -> bool:
+        """Whether going over to `cluster` first undoes nothing: it takes in nobody whom the newest version leaves out,
+        and lets no member go that the newest one keeps."""
+        return all(
+            self._is_member(peer) or peer in newest.workers or self._has_ended(peer, cluster.version)
+            for peer in cluster.workers
+        ) and all(peer in cluster.workers for peer in newest.workers if self._is_member(peer))
+
+    def choose(self, version: int) -> None:
+        cluster = self.clusters[version]
+        for known in self.clusters.values():
+            for peer in known.workers:
+                if peer not in cluster.workers and not self.is_out(peer, version):
+                    self.excluded.setdefault(peer, []).append(version)
+        # The one before is kept: its members are still in it until each of them has asked for this one.
+        self.clusters = {v: c for v, c in self.clusters.items() if v >= version or v == self.chosen}
+        self.refused = {v: reason for v, reason in self.refused.items() if v > version}
+        self.chosen = version
+
+    def record_end(self, peer: PeerID, incarnation: int) -> None:
+        """A process has ended: every known version, and those written before their writer knew, means it by `peer`."""
+        newest = self.newest
+        if newest is not None and not self.is_out(peer, incarnation):
+            oldest = min(self.clusters)
+            before = [known for known in self.ended.get(peer, ()) if oldest < known.stop]
+            self.ended[peer] = [*before, range(incarnation, newest.version + 1)]
+
+    def ended_in(self, cluster: Cluster) -> list[PeerID]:
+        """The workers of `cluster` whose processes have ended."""
+        return [peer for peer in cluster.workers if self._has_ended(peer, cluster.version)]
+
+    def _has_ended(self, peer: PeerID, version: int) -> bool:
+        """Whether the process that `version` means by `peer` has ended."""
+        return any(version in known for known in self.ended.get(peer, ()))
+
+    def _is_member(self, peer: PeerID) -> bool:
+        """Whether `peer` is in the chosen cluster and lives, as far as is known: it has the state, or is getting it."""
+        current = self.current
+        return current is not None and peer in current.workers and not self._has_ended(peer, current.version)
+
+    def is_out(self, peer: PeerID, incarnation: int) -> bool:
+        """Whether this process has been excluded, or has ended. It can't come back."""
+        return any(incarnation <= version for version in self.excluded.get(peer, ())) or any(
+            incarnation < known.stop for known in self.ended.get(peer, ())
+        )
+
+    def belongs(self, peer: PeerID, incarnation: int, version: int) -> bool:
+        """Whether the process is the one that `version` means by its peer ID, and not an earlier or later one."""
+        return (
+            incarnation <= version
+            and not any(incarnation <= v <= version for v in self.excluded.get(peer, []))
+            and not any(incarnation < known.stop <= version for known in self.ended.get(peer, ()))
+        )
+
+    def announceable(self) -> int | None:
+        """The newest version that its members could go over to at once: all its newcomers are ready.
+
+        A member that has ended holds up nobody: such a version has a dead rank as the present one has, until the next.
+        But a version whose newcomer has ended, or in which nobody who has the state would be left, never comes true:
+        the next one, which the launcher is about to write, has to be waited for, while the members train on.
+        """
+        for version in sorted(self.clusters, reverse=True):
+            if self.chosen is not None and version <= self.chosen:
+                return self.chosen
+            if self._may_come_true(self.clusters[version]) and all(
+                self._is_here(peer, version) for peer in self.clusters[version].workers
+            ):
+                return version
+        return None
+
+    def _may_come_true(self, cluster: Cluster) -> bool:
+        """Whether a member may choose it: if not, nobody ever does, for what is dead stays so. All members get the same
+        answer therefore: whoever asks before a death that matters has chosen it for all."""
+        return self._keeps_the_state(cluster) and not any(
+            self._has_ended(peer, cluster.version) and not self._was_member(peer, cluster.version)
+            for peer in cluster.workers
+        )
+
+    def _keeps_the_state(self, cluster: Cluster) -> bool:
+        return self.chosen is None or any(self._is_member(peer) for peer in cluster.workers)
+
+    def staying_without(self, peer: PeerID, leaving: Collection[PeerID]) -> int:
+        """How many members of the newest version would be left if `peer` went, and those who are `leaving`."""
+        stay = set() if self.newest is None else {*self.newest.workers} - {peer, *leaving}
+        return sum(map(self._is_member, stay))
+
+    def _is_here(self, peer: PeerID, version: int) -> bool:
+        if self._has_ended(peer, version) or self._is_member(peer):
+            return True
+        return any(who == peer and self.belongs(who, incarnation, version) for who, incarnation in self.ready)
+
+    def _was_member(self, peer: PeerID, version: int) -> bool:
+        """Whether the process that `version` means by `peer`, and that has ended, was in the chosen cluster: its death
+        leaves nothing there that was counted on for `version`."""
+        current = self.current
+        return (
+            current is not None
+            and peer in current.workers
+            and any(version in known and current.version in known for known in self.ended.get(peer, ()))
+        )
+
+    def would_choose(self, request: Request) -> Cluster | None:
+        """The cluster that an answer to `request` makes the chosen one.
+
+        Only who is in it can do so: it lives, and has the state. If all those die who have agreed on a version and are
+        in it, before one of them has asked for it, nobody goes over, and those who were to leave are still there.
+        """
+        current = self.current
+        if current is None or request.version is None or request.version <= current.version:
+            return None
+        cluster = self.clusters.get(request.version)
+        is_next = request.member_of == current.version and request.version not in self.refused
+        may = is_next and self._is_member(request.peer) and not self.is_out(request.peer, request.incarnation)
+        return cluster if may and cluster is not None and request.peer in cluster.workers else None
+
+    def answer(self, request: Request) -> Grant | Detach | Stay | Refuse | Wait:
+        """The answer to `request` now. May choose the version that a member asks for."""
+        if self.is_out(request.peer, request.incarnation):
+            return Detach()
+        current = self.current
+        if request.member_of is None:
+            if current is None or request.incarnation > current.version:
+                return Wait()
+            rank = current.rank_of(request.peer)
+            return Wait() if rank is None else Grant(current, rank)
+        if request.version is None:
+            return Refuse("a member must name the version that its cluster has agreed on")
+        if current is None:
+            return Refuse(f"no cluster version has been chosen yet, so {request.peer} is no member")
+        if request.version > current.version:
+            if request.member_of != current.version or request.peer not in current.workers:
+                return Refuse(
+                    f"{request.peer}, member of cluster version {request.member_of}, asks for version "
+                    f"{request.version}, but version {current.version} is the chosen one"
+                )
+            if request.version in self.refused:
+                return Refuse(f"cluster version {request.version} is refused: {self.refused[request.version]}")
+            if self.newest is None or request.version > self.newest.version:
+                return Wait(unknown=request.version)
+            wanted = self.clusters.get(request.version)
+            if wanted is None or not self._may_come_true(wanted):
+                return Stay()
+            if self.would_choose(request) is None:
+                return Wait()  # for one who stays
+            self.choose(request.version)
+            return self.answer(request)
+        rank = current.rank_of(request.peer)
+        if request.version < current.version or rank is None:
+            return Refuse(
+                f"{request.peer} asks for cluster version {request.version}, but version {current.version} has been "
+                "chosen since"
+            )
+        return Grant(current, rank)

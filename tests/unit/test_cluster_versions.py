@@ -1,0 +1,304 @@
+"""What the broker answers, without sockets."""
+
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.versions import ClusterVersions, Detach, Grant, Refuse, Request, Stay, Wait
+
+A, B, C = (PeerID("127.0.0.1", 10000 + i) for i in range(3))
+
+
+def cluster(version, *workers):
+    return Cluster(tuple(workers), (), version)
+
+
+def started(*clusters):
+    """Versions that know `clusters`, the first of which has been chosen."""
+    versions = ClusterVersions()
+    for one in clusters:
+        versions.admit(one)
+    versions.choose(clusters[0].version)
+    return versions
+
+
+def newcomer(peer, incarnation):
+    return Request(peer, incarnation, None, None)
+
+
+def member(peer, of, version, incarnation=0):
+    return Request(peer, incarnation, of, version)
+
+
+def test_first_workers_get_the_version_that_the_launcher_chose():
+    versions = started(cluster(3, A, B))
+    assert versions.answer(newcomer(B, 3)) == Grant(cluster(3, A, B), 1)
+
+
+def test_nobody_gets_in_before_a_version_is_chosen():
+    versions = ClusterVersions()
+    versions.admit(cluster(0, A))
+    assert versions.answer(newcomer(A, 0)) == Wait()
+    assert isinstance(versions.answer(member(A, 0, 1)), Refuse)
+
+
+def test_newcomer_waits_until_members_choose_its_version():
+    versions = started(cluster(0, A), cluster(1, A, B))
+    assert versions.answer(newcomer(B, 1)) == Wait()
+    assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A, B), 0)
+    assert versions.answer(newcomer(B, 1)) == Grant(cluster(1, A, B), 1)
+
+
+def test_members_may_skip_a_version():
+    versions = started(cluster(0, A), cluster(1, A, B), cluster(2, A, C))
+    assert versions.answer(member(A, 0, 2)) == Grant(cluster(2, A, C), 0)
+    assert versions.answer(newcomer(B, 1)) == Detach()  # its version was never chosen
+    assert versions.answer(newcomer(C, 2)) == Grant(cluster(2, A, C), 1)
+
+
+def test_a_member_leaves_when_one_that_stays_has_gone_over():
+    versions = started(cluster(0, A, B), cluster(1, A))
+    assert versions.answer(member(B, 0, 1)) == Wait()
+    assert versions.chosen == 0
+    assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A), 0)
+    assert versions.answer(member(B, 0, 1)) == Detach()
+
+
+def test_a_slow_leaver_is_detached_even_when_the_others_are_far_ahead():
+    versions = started(cluster(0, A, B), cluster(1, A), cluster(2, A, C))
+    versions.answer(member(A, 0, 1))
+    versions.answer(member(A, 1, 2))
+    assert versions.answer(member(B, 0, 1)) == Detach()
+
+
+def test_a_peer_that_comes_back_is_another_process():
+    versions = started(cluster(0, A, B), cluster(1, A))
+    versions.answer(member(A, 0, 1))
+    versions.admit(cluster(2, A, B))
+    assert versions.is_out(B, 0)
+    assert not versions.is_out(B, 2)
+    assert versions.answer(newcomer(B, 2)) == Wait()
+    versions.answer(member(A, 1, 2))
+    assert versions.answer(newcomer(B, 2)) == Grant(cluster(2, A, B), 1)
+    assert versions.answer(newcomer(B, 0)) == Detach()
+    assert versions.answer(member(B, 0, 2, incarnation=0)) == Detach()
+
+
+def test_unknown_version_has_to_be_looked_for():
+    versions = started(cluster(0, A))
+    assert versions.answer(member(A, 0, 5)) == Wait(unknown=5)
+    versions.admit(cluster(5, A, B))
+    assert isinstance(versions.answer(member(A, 0, 5)), Grant)
+
+
+def test_a_version_that_the_host_cannot_run_is_refused_with_the_reason():
+    versions = started(cluster(0, A))
+    versions.refused[1] = "2 slots"
+    assert versions.answer(member(A, 0, 1)) == Refuse("cluster version 1 is refused: 2 slots")
+
+
+def test_who_is_not_a_member_of_the_chosen_version_cannot_choose():
+    versions = started(cluster(0, A), cluster(1, A, B), cluster(2, B))
+    assert isinstance(versions.answer(member(C, 0, 2)), Refuse)
+    versions.answer(member(A, 0, 1))
+    assert isinstance(versions.answer(member(A, 0, 2)), Refuse)  # it never came to version 1
+    assert versions.chosen == 1
+
+
+def test_a_version_that_is_over_is_refused():
+    versions = started(cluster(0, A, B), cluster(1, A, B), cluster(2, A, B))
+    versions.answer(member(A, 0, 1))
+    versions.answer(member(A, 1, 2))
+    answer = versions.answer(member(B, 0, 1))
+    assert isinstance(answer, Refuse)
+    assert "version 2 has been chosen since" in answer.reason
+
+
+def test_versions_are_never_redefined_and_old_ones_are_forgotten():
+    versions = started(cluster(0, A))
+    for version in range(1, 100):
+        versions.admit(cluster(version, A, B))
+        versions.admit(cluster(version, A, C))
+        assert versions.answer(member(A, version - 1, version)) == Grant(cluster(version, A, B), 0)
+    assert len(versions.clusters) == 2
+
+
+# ---- deaths and newcomers ----
+
+
+def test_a_version_is_announced_when_its_newcomers_are_ready():
+    versions = started(cluster(0, A), cluster(1, A, B, C))
+    assert versions.announceable() == 0
+    versions.ready.add((B, 1))
+    assert versions.announceable() == 0
+    versions.ready.add((C, 1))
+    assert versions.announceable() == 1
+
+
+def test_a_newer_version_that_needs_nobody_new_does_not_wait():
+    versions = started(cluster(0, A, B), cluster(1, A, B, C), cluster(2, B))
+    assert versions.announceable() == 2
+
+
+def test_an_older_version_that_is_ready_is_announced_while_a_newer_one_is_not():
+    versions = started(cluster(0, A), cluster(1, A, B), cluster(2, A, B, C))
+    versions.ready.add((B, 1))
+    assert versions.announceable() == 1
+
+
+def test_a_dead_member_holds_up_nobody():
+    versions = started(cluster(0, A, B), cluster(1, A, B, C))
+    versions.ready.add((C, 1))
+    versions.record_end(B, 0)
+    assert versions.announceable() == 1
+    assert versions.ended_in(cluster(1, A, B, C)) == [B]
+    assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A, B, C), 0)
+
+
+def test_a_newcomer_that_has_died_is_not_let_in():
+    """Its place would count as filled, and a step would be trained without its samples."""
+    versions = started(cluster(0, A, B), cluster(1, A, B, C))
+    versions.ready.add((C, 1))
+    assert versions.announceable() == 1  # all agree on it, and then:
+    versions.record_end(C, 1)
+    assert versions.announceable() == 0
+    assert versions.answer(member(A, 0, 1)) == Stay()
+    assert versions.answer(member(B, 0, 1)) == Stay()
+    versions.admit(cluster(2, A, B))
+    versions.admit(cluster(3, A, B, C))  # another process
+    assert versions.announceable() == 2
+    versions.ready.add((C, 3))
+    assert versions.announceable() == 3
+    assert versions.answer(member(A, 0, 3)) == Grant(cluster(3, A, B, C), 0)
+
+
+def test_a_newcomer_that_dies_when_the_first_member_has_gone_over_is_dead_for_all():
+    versions = started(cluster(0, A, B), cluster(1, A, B, C))
+    versions.ready.add((C, 1))
+    assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A, B, C), 0)
+    versions.record_end(C, 1)
+    assert versions.answer(member(B, 0, 1)) == Grant(cluster(1, A, B, C), 1)
+
+
+def test_a_dead_worker_stays_dead_in_versions_whose_writers_had_not_heard_of_it():
+    versions = started(cluster(0, A, B))
+    versions.record_end(B, 0)
+    versions.admit(cluster(1, A, B, C))
+    assert versions.ended_in(cluster(1, A, B, C)) == [B]
+    assert versions.belongs(B, 0, 1)
+    versions.admit(cluster(2, A, C))
+    versions.admit(cluster(3, A, C, B))  # its peer ID is taken again
+    assert versions.ended_in(cluster(3, A, C, B)) == []
+    assert not versions.belongs(B, 0, 3)
+    assert versions.is_out(B, 0)
+    assert not versions.is_out(B, 3)
+
+
+def test_the_replacement_waits_for_its_own_version():
+    versions = started(cluster(0, A, B))
+    versions.record_end(B, 0)
+    versions.admit(cluster(1, A))
+    versions.admit(cluster(2, A, B))
+    assert versions.announceable() == 1
+    assert versions.answer(newcomer(B, 2)) == Wait()
+    assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A), 0)
+    assert versions.announceable() == 1
+    versions.ready.add((B, 2))
+    assert versions.announceable() == 2
+    assert versions.answer(member(A, 1, 2)) == Grant(cluster(2, A, B), 0)
+    assert versions.answer(newcomer(B, 2)) == Grant(cluster(2, A, B), 1)
+    versions.record_end(B, 2)
+    assert versions.ended_in(cluster(2, A, B)) == [B]
+
+
+def test_survivors_follow_one_another_although_a_newer_version_is_known():
+    versions = started(cluster(0, A, B, C))
+    versions.record_end(C, 0)
+    versions.admit(cluster(1, A, B))
+    assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A, B), 0)
+    versions.admit(cluster(2, A, B, C))
+    assert versions.answer(member(B, 0, 1)) == Grant(cluster(1, A, B), 1)
+
+
+def test_a_peer_that_ended_long_ago_does_not_end_its_successor():
+    versions = started(cluster(0, A, B), cluster(1, A))
+    versions.answer(member(A, 0, 1))
+    versions.admit(cluster(2, A, B))
+    versions.answer(member(A, 1, 2))
+    versions.record_end(B, 0)  # the old process has lingered
+    assert versions.ended_in(cluster(2, A, B)) == []
+    assert versions.belongs(B, 2, 2)
+
+
+def test_a_version_that_would_lose_the_state_is_not_announced():
+    versions = started(cluster(0, A, B), cluster(1, B))
+    versions.record_end(B, 0)
+    assert versions.announceable() == 0
+    versions.admit(cluster(2, A))
+    assert versions.announceable() == 2
+
+
+# ---- several wishes outstanding ----
+
+
+def test_the_newest_wish_wins_at_once():
+    versions = started(cluster(0, A), cluster(1, A, B, C))
+    versions.ready.add((B, 1))
+    versions.admit(cluster(2, A, B))  # the first was a mistake
+    assert versions.announceable() == 2
+    assert versions.is_out(C, 1)  # who is not needed any more
+    assert versions.answer(newcomer(C, 1)) == Detach()
+    assert not versions.is_out(B, 1)
+    assert versions.answer(member(A, 0, 2)) == Grant(cluster(2, A, B), 0)
+    assert versions.answer(newcomer(B, 1)) == Grant(cluster(2, A, B), 1)
+
+
+def test_who_was_not_needed_for_a_moment_comes_back_as_another_process():
+    versions = started(cluster(0, A))
+    for wanted in (cluster(1, A, B), cluster(2, A), cluster(3, A, B)):
+        versions.admit(wanted)
+    assert versions.is_out(B, 1)
+    versions.record_end(B, 1)  # it was ended, and that is no death of the one that is wanted now
+    assert versions.ended_in(cluster(3, A, B)) == []
+    versions.ready.add((B, 3))
+    assert versions.announceable() == 3
+
+
+def test_members_stay_where_what_they_agreed_on_has_been_superseded():
+    versions = started(cluster(0, A, B), cluster(1, A))
+    assert versions.announceable() == 1
+    versions.admit(cluster(2, A, B, C))  # keeps B, who would have left
+    assert versions.announceable() == 0
+    assert versions.answer(member(A, 0, 1)) == Stay()
+    assert versions.answer(member(B, 0, 1)) == Stay()
+    assert versions.chosen == 0
+    versions.ready.add((C, 2))
+    assert versions.announceable() == 2
+    assert versions.answer(member(B, 0, 2)) == Grant(cluster(2, A, B, C), 1)
+
+
+def test_one_death_does_not_lose_the_job_while_others_have_the_state():
+    """`resize 1`, and rank 0 dies when all have agreed on it: ranks 1 and 2 don't go over to a cluster of the dead."""
+    versions = started(cluster(0, A, B, C), cluster(1, A))
+    assert versions.announceable() == 1
+    versions.record_end(A, 0)
+    assert versions.answer(member(B, 0, 1)) == Stay()
+    assert versions.answer(member(C, 0, 1)) == Stay()
+    assert versions.chosen == 0
+    versions.admit(cluster(2, B))
+    assert versions.answer(member(C, 0, 2)) == Wait()
+    assert versions.answer(member(B, 0, 2)) == Grant(cluster(2, B), 0)
+
+
+def test_a_process_is_dead_only_in_versions_that_mean_it():
+    """`resize 1` has been chosen, 3 and 4 are wanted; the new B was started for version 3 and dies while it starts. A
+    version 2 would wait for it for ever: its loss was never marked there."""
+    versions = started(cluster(0, A, B), cluster(1, A))
+    versions.answer(member(A, 0, 1))
+    versions.clusters[2] = cluster(2, A, B, C)
+    versions.admit(cluster(3, A, B, C))
+    versions.record_end(B, 3)
+    versions.ready.add((C, 2))
+    for version in (2, 3):
+        known = versions.clusters[version]
+        assert (B in versions.ended_in(known)) == versions.belongs(B, 3, version), version
+    assert versions.announceable() == 1
+    versions.admit(cluster(4, A, C))  # what the launcher writes of its death
+    assert versions.announceable() == 4
