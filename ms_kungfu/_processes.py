@@ -55,5 +55,5 @@ def end_launcher(process: subprocess.Popen[Any]) -> None:
         try:
             process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
-            process.kill()  # its guard ends the rest
+            process.kill()  # its supervisor ends the rest
             process.wait()

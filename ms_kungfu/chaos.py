@@ -188,8 +188,8 @@ class _Job:
             self.members |= set(workers)
 
     def workers(self) -> list[int]:
-        guards = _children(self.process.pid)
-        return [worker for guard in guards for worker in _children(guard)]
+        supervisors = _children(self.process.pid)
+        return [worker for supervisor in supervisors for worker in _children(supervisor)]
 
     def look(self) -> None:
         workers = self.workers()

@@ -13,15 +13,15 @@ from typing import Any
 
 from ms_kungfu.launcher import cli
 from ms_kungfu.launcher.broker import Broker
-from ms_kungfu.launcher.guard import Guard
+from ms_kungfu.launcher.supervisor import Supervisor
 
 
 def main(path: str, arguments: list[str]) -> int:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     heard: list[float] = [0.0]
-    next_event, mark_lost = Guard.next_event, Broker.mark_lost
+    next_event, mark_lost = Supervisor.next_event, Broker.mark_lost
 
-    def timed_event(self: Guard) -> Any:
+    def timed_event(self: Supervisor) -> Any:
         event = next_event(self)
         heard[0] = time.monotonic()
         return event
@@ -30,7 +30,7 @@ def main(path: str, arguments: list[str]) -> int:
         mark_lost(self, *args, **options)
         os.write(file, json.dumps({"heard": heard[0], "marked": time.monotonic()}).encode() + b"\n")
 
-    Guard.next_event = timed_event  # type: ignore[method-assign]
+    Supervisor.next_event = timed_event  # type: ignore[method-assign]
     Broker.mark_lost = timed_mark  # type: ignore[method-assign]
     return cli.main(arguments)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from ms_kungfu._flags import UsageError
 from ms_kungfu._processes import raise_descriptor_limit
 from ms_kungfu.launcher.commands import evict, resize
-from ms_kungfu.launcher.guard import Guard, set_process_name
 from ms_kungfu.launcher.options import PROGRAM, Options, build_parser, parse_options
 from ms_kungfu.launcher.output import Output
+from ms_kungfu.launcher.supervisor import Supervisor, set_process_name
 
 _COMMANDS = {"resize": resize, "evict": evict}
 _SWITCH_INTERVAL_S = 5e-4
@@ -45,10 +45,11 @@ def _run(options: Options) -> int:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
-    # Before any thread exists, and before the imports below: the guard stays small.
-    guard = Guard.fork(options.command)
+    # Before any thread exists, and before the imports below: the supervisor stays small.
+    supervisor = Supervisor.fork(options.command)
     try:
-        from ms_kungfu.launcher.job import Job, StartError
+        from ms_kungfu.launcher.job import Job
+        from ms_kungfu.launcher.startup import StartError
 
         set_process_name(PROGRAM)
         raise_descriptor_limit()  # after the fork: the workers keep the user's
@@ -57,7 +58,7 @@ def _run(options: Options) -> int:
         output = Output(options.logdir, quiet=not options.show_workers)
         _set_up_log(options, output)
         try:
-            return asyncio.run(Job(options, guard, output).run())
+            return asyncio.run(Job(options, supervisor, output).run())
         except StartError as error:
             print(f"{PROGRAM}: {error}", file=sys.stderr)
             return 1
@@ -70,7 +71,7 @@ def _run(options: Options) -> int:
         )
         return 1
     finally:
-        guard.close()
+        supervisor.close()
 
 
 class _ToOutput(logging.Handler):

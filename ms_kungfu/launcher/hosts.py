@@ -42,10 +42,11 @@ class PortRange:
 
 @dataclass(frozen=True)
 class Host:
-    """This host as the workers' addresses name it. `slots` None: as many workers as are asked for."""
+    """This host as the workers' addresses name it. `slots` None: as many workers as are asked for, and have room."""
 
     name: str = DEFAULT_HOST
     slots: int | None = None
+    max_workers: int = MAX_WORKERS
 
     @property
     def limit(self) -> str | None:
@@ -59,8 +60,8 @@ class Host:
                 f"-np {size} is more than the {self.slots} slots of -H {self.limit}; ask for fewer workers or give "
                 "the host more slots"
             )
-        if size > MAX_WORKERS:
-            raise HostError(f"-np {size} is more than the {MAX_WORKERS} workers that one host can have")
+        if size > self.max_workers:
+            raise HostError(f"-np {size} is more than the {self.max_workers} workers that one host can have")
         if size > len(ports.ports()):
             raise HostError(f"-port-range {ports} is too small for {size} workers; give a larger one")
         workers = tuple(PeerID(self.name, port) for port in ports.ports()[:size])
@@ -74,8 +75,8 @@ class Host:
             raise HostError(f"worker {strangers[0]} is not on {self.name}: this job has one host only so far")
         if self.slots is not None and cluster.size > self.slots:
             raise HostError(f"{cluster.size} workers are more than the {self.slots} slots that -H {self.limit} gives")
-        if cluster.size > MAX_WORKERS:
-            raise HostError(f"{cluster.size} workers are more than the {MAX_WORKERS} that one host can have")
+        if cluster.size > self.max_workers:
+            raise HostError(f"{cluster.size} workers are more than the {self.max_workers} that one host can have")
         if members and not set(cluster.workers) & set(members):
             raise HostError(
                 "the new cluster keeps none of the present workers, so their state would be lost; keep one of "

@@ -74,11 +74,11 @@ class TimedOut:
 
 
 @dataclass(frozen=True)
-class GuardLost:
+class SupervisorLost:
     """The process that starts and reaps workers is gone, and so are they."""
 
 
-Event = Union[WorkerExited, WorkerLeaves, WorkerWorksOn, Interrupted, TimedOut, GuardLost]
+Event = Union[WorkerExited, WorkerLeaves, WorkerWorksOn, Interrupted, TimedOut, SupervisorLost]
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,15 @@ class Failure:
 
     reason: str
     exit_code: int
+
+
+@dataclass(frozen=True)
+class Headcount:
+    """The members, those who leave, and of the members those who were told to end (SIGTERM)."""
+
+    members: int
+    leaving: int
+    terminated: int
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,7 @@ class JobState:
     first_to_finish: str = ""  # the first one that has, before this event
 
 
-class Decision(enum.Enum):
+class Action(enum.Enum):
     CONTINUE = "continue"
     FINISH = "finish"  # everybody is done
     REST = "rest"  # everybody is done, and the job waits for the next cluster (-k)
@@ -120,7 +129,7 @@ class Decision(enum.Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    decision: Decision
+    action: Action
     reason: str
     exit_code: int = 0
     signal_to_workers: int = signal.SIGTERM
@@ -130,40 +139,40 @@ def decide(event: Event, state: JobState) -> Verdict:
     """What to do about `event`, and the sentence that says why. An empty reason is not worth a line."""
     if isinstance(event, Interrupted):
         name = signal_name(event.number)
-        return Verdict(Decision.FAIL, f"interrupted by {name}", 128 + event.number, event.number)
+        return Verdict(Action.FAIL, f"interrupted by {name}", 128 + event.number, event.number)
     if isinstance(event, TimedOut):
-        return Verdict(Decision.FAIL, f"the job was still running after -timeout {event.limit_s:g} s", EXIT_TIMEOUT)
-    if isinstance(event, GuardLost):
-        return Verdict(Decision.FAIL, "the guard process was killed, and the workers with it", 1)
+        return Verdict(Action.FAIL, f"the job was still running after -timeout {event.limit_s:g} s", EXIT_TIMEOUT)
+    if isinstance(event, SupervisorLost):
+        return Verdict(Action.FAIL, "the guard process was killed, and the workers with it", 1)
     if isinstance(event, WorkerLeaves):
         if event.left < state.min_size:
             # It was granted, and others have died since.
-            return Verdict(Decision.CONTINUE, f"{event.who} stays: {would_be_left(event.left, state.min_size)}")
-        return Verdict(Decision.SHRINK, f"{event.who} is leaving; the others go on")
+            return Verdict(Action.CONTINUE, f"{event.who} stays: {would_be_left(event.left, state.min_size)}")
+        return Verdict(Action.SHRINK, f"{event.who} is leaving; the others go on")
 
     if isinstance(event, WorkerWorksOn):
         reason = (
             f"{event.who} is not in cluster version {event.version} any more and still works after {event.grace_s:g} s "
             "(-leave-grace); nobody waits for it, and it is ended when its place is needed or the job ends"
         )
-        return (None if event.resting else _after_end(reason, state)) or Verdict(Decision.CONTINUE, reason)
+        return (None if event.resting else _after_end(reason, state)) or Verdict(Action.CONTINUE, reason)
 
     how = event.error or how_it_ended(event.code)
     named = f", see {event.logs}" if event.logs else ""
     if event.standing is Standing.STANDBY:
         reason = f"{event.who} {how} before it was needed"
         if event.restarts < state.max_restarts:
-            return Verdict(Decision.REPLACE, f"{reason}; another one is started")
-        return Verdict(Decision.SHRINK, f"{reason}, like {event.restarts} others lately; it was the last{named}")
+            return Verdict(Action.REPLACE, f"{reason}; another one is started")
+        return Verdict(Action.SHRINK, f"{reason}, like {event.restarts} others lately; it was the last{named}")
     if event.standing is Standing.JOINING and event.code == 0:
         reason = f"{event.who} exited before it joined the cluster; does the program call ms_kungfu.init()?"
-        return _after_end(reason, state) or Verdict(Decision.SHRINK, reason)
+        return _after_end(reason, state) or Verdict(Action.SHRINK, reason)
     if event.code == 0:
-        return _after_end("", state) or Verdict(Decision.CONTINUE, "")
+        return _after_end("", state) or Verdict(Action.CONTINUE, "")
     if event.standing is Standing.LEAVING:
         # The cluster goes on without it anyway.
         reason = f"{event.who} had left the cluster and then {how}"
-        return _after_end(reason, state) or Verdict(Decision.CONTINUE, reason)
+        return _after_end(reason, state) or Verdict(Action.CONTINUE, reason)
     return _after_death(event, Failure(f"{event.who} {how}", exit_code_of(event.code)), state)
 
 
@@ -174,24 +183,24 @@ def _after_end(reason: str, state: JobState) -> Verdict | None:
     if state.first_failure is not None and not state.finished:
         # A worker that was leaving is the last to go: the others died before they could go on without it.
         return Verdict(
-            Decision.FAIL,
+            Action.FAIL,
             f"no worker is left, the first that failed: {state.first_failure.reason}",
             state.first_failure.exit_code,
         )
     done = f"{reason}; " if reason else ""
     if state.program_failure is not None and not state.keep:
         failed = state.program_failure
-        return Verdict(Decision.FAIL, f"{done}the other workers have finished, but {failed.reason}", failed.exit_code)
+        return Verdict(Action.FAIL, f"{done}the other workers have finished, but {failed.reason}", failed.exit_code)
     if state.keep:
-        return Verdict(Decision.REST, f"{done}all workers have finished; waiting for the next cluster (-k)")
-    return Verdict(Decision.FINISH, f"{done}all workers have finished")
+        return Verdict(Action.REST, f"{done}all workers have finished; waiting for the next cluster (-k)")
+    return Verdict(Action.FINISH, f"{done}all workers have finished")
 
 
 def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verdict:
     # Whoever ends first leaves the others in an operation that can't end; theirs is not the cause.
     before = f"; {state.first_to_finish} was the first to end, with code 0" if state.first_to_finish else ""
     if state.recover is Recover.FAIL:
-        return Verdict(Decision.FAIL, failure.reason + before, failure.exit_code)
+        return Verdict(Action.FAIL, failure.reason + before, failure.exit_code)
     first = state.first_failure or failure
     by_sigterm = exit_code_of(event.code) == 128 + signal.SIGTERM
     terminated = state.terminated if by_sigterm else 0
@@ -201,25 +210,25 @@ def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verd
             before = f"; no worker is left, the first that failed: {first.reason}{before}"
         elif by_sigterm:
             before = f"; no worker is left that was not told to end{before}"
-        return Verdict(Decision.FAIL, failure.reason + before, first.exit_code)
+        return Verdict(Action.FAIL, failure.reason + before, first.exit_code)
     if state.members - terminated < state.min_size:
         return _too_few(failure, state.members - terminated, replace(state, first_failure=first))
     if state.recover is Recover.REPLACE:
         if event.restarts < state.max_restarts:
-            return Verdict(Decision.REPLACE, f"{failure.reason}; the others go on, and a new worker is started")
+            return Verdict(Action.REPLACE, f"{failure.reason}; the others go on, and a new worker is started")
         named = f", see {event.logs}" if event.logs else ""
         return Verdict(
-            Decision.SHRINK,
+            Action.SHRINK,
             f"{failure.reason}; the others go on without it: its place was filled {event.restarts} times lately "
             f"(-max-restarts {state.max_restarts}){named}",
         )
-    return Verdict(Decision.SHRINK, f"{failure.reason}; the others go on without it")
+    return Verdict(Action.SHRINK, f"{failure.reason}; the others go on without it")
 
 
 def _too_few(failure: Failure, left: int, state: JobState) -> Verdict:
     first = state.first_failure or failure
     reason = f"{failure.reason}; {would_be_left(left, state.min_size)}"
-    return Verdict(Decision.FAIL, reason, first.exit_code)
+    return Verdict(Action.FAIL, reason, first.exit_code)
 
 
 def would_be_left(left: int, min_size: int) -> str:

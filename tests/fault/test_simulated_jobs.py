@@ -18,7 +18,7 @@ pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: p
 
 from ms_kungfu import membership
 from ms_kungfu.dataset import dealing
-from ms_kungfu.launcher import broker, job, versions
+from ms_kungfu.launcher import agent, broker, versions
 from ms_kungfu.launcher.policy import Recover
 from tests.fault import world
 from tests.fault.schedules import Schedule, run, schedule_of, shrunk, story, violation_of
@@ -251,7 +251,7 @@ def choose_first_and_make_the_segment_then(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def wait_for_who_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job.Job, "_give_up_on", lambda self, process: None)
+    monkeypatch.setattr(agent.HostAgent, "_give_up_on", lambda self, process: None)
 
 
 def count_meetings_over_versions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,22 +26,21 @@ from types import SimpleNamespace
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
-import ms_kungfu.config_server.server as server_module
 from ms_kungfu import broker_protocol, env, membership
 from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError
 from ms_kungfu.config_server.store import ConfigStore
 from ms_kungfu.dataset import audit, dealing
 from ms_kungfu.errors import CollectiveTimeoutError, ConfigServerError, KungFuError, PeerLostError, ResizeError
-from ms_kungfu.launcher import affinity, broker, commands, follow, hosts, job
+from ms_kungfu.launcher import broker, commands, job, machine
 from ms_kungfu.launcher.devices import Devices
-from ms_kungfu.launcher.guard import Exited, Started
 from ms_kungfu.launcher.hosts import Host, PortRange
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.policy import Decision, Recover, Verdict
+from ms_kungfu.launcher.policy import Action, Recover, Verdict
+from ms_kungfu.launcher.supervisor import Exited, Started
 
 JOIN_TIMEOUT_S = 15.0
 PEER_TIMEOUT_S = 1.0
-UNANSWERED_KILL_S = 10.0
+UNANSWERED_KILL_S = 10.0  # of launcher.agent
 MAX_WORKERS = 8  # a segment has no room for more
 _PORTS = range(10000, 10100)
 
@@ -818,7 +817,7 @@ class World:
     def _run(self):
         options = self._options()
         guard, output = Guard(self), Output()
-        self.job = Launcher(options, guard, output)
+        self.job = Launcher(options, guard, output, Machine(self))
         self.job._world = self
         if self.setup.external:
             self.server.store = ConfigStore()
@@ -842,13 +841,14 @@ class World:
             process.alive = False
         with contextlib.suppress(Exception):
             if not self.job._verdict.done():
-                self.job._verdict.set_result(Verdict(Decision.FAIL, "", 1))
+                self.job._verdict.set_result(Verdict(Action.FAIL, "", 1))
             self.loop.run(self.loop.now + 30.0, task.done)
 
     def _options(self):
         setup = self.setup
         return Options(
-            command=("program",), size=setup.size, host=Host(), ports=PortRange(_PORTS[0], _PORTS[-1]),
+            command=("program",), size=setup.size, host=Host(max_workers=MAX_WORKERS),
+            ports=PortRange(_PORTS[0], _PORTS[-1]),
             runner_port=38080, watch=True, keep=False, quiet=True, show_workers=False, logdir=None, logfile=None,
             config_server="http://server/config" if setup.external else None,
             builtin_port=None if setup.external else 0, timeout_s=None, delay_s=0.0, init_version=None,
@@ -885,21 +885,6 @@ class World:
             (membership, "MAX_WORKERS", MAX_WORKERS),
             (membership, "_POLL_S", 0.05),
             (membership._Proposal, "start", lambda own: self.current.process.start("proposal", own.run)),
-            (job, "env", environment),
-            (job, "threading", threads),
-            (job, "open_store", store),
-            (job, "Broker", lambda *args, **options: self._make_broker(*args, **options)),
-            (job, "secret_from", lambda environ, url: "00"),
-            (job, "is_stopped", self._is_stopped),
-            (job, "_STANDBY_DELAY_S", 0.5),
-            (job, "_UNANSWERED_KILL_S", UNANSWERED_KILL_S),
-            (affinity, "allowed_cores", lambda: [0, 1]),
-            (follow, "threading", threads),
-            (follow, "time", clock),
-            (job, "BrokerServer", lambda broker, secret: BrokerServer()),
-            (hosts, "MAX_WORKERS", MAX_WORKERS),
-            (commands, "open_store", store),
-            (server_module, "ConfigServer", self.server.embed),
         ]
         old = [(module, name, getattr(module, name)) for module, name, _ in new]
         log = logging.getLogger("ms_kungfu")
@@ -923,12 +908,6 @@ class World:
     def _thread_owner(self):
         return self.launcher if self.current is None else self.current.process
 
-    # -- the broker --
-
-    def _make_broker(self, *args, **options):
-        self.broker = Broker(self, *args, **options)
-        return self.broker
-
     # -- what happens to the job --
 
     def members(self):
@@ -936,7 +915,7 @@ class World:
         current = self.broker.current() if self.broker is not None else None
         if current is None:
             return []
-        running = [p for p in self.job._processes.values() if p.key in self.processes]
+        running = [p for p in self.job._agent.processes if p.key in self.processes]
         found = {p.peer: self.processes[p.key] for p in running if self._is_in(p, current.version)}
         return [found[peer] for peer in current.workers if peer in found and found[peer].alive]
 
@@ -1059,11 +1038,6 @@ class World:
     def stop(self, process):
         if process.stopped_at is None:
             process.stopped_at = self.loop.now
-
-    def _is_stopped(self, pid):
-        return any(
-            p.pid == pid and p.alive and p.stopped_at is not None and not p.frozen for p in self.processes.values()
-        )
 
     def go_on(self, process):
         process.frozen = False
@@ -1214,18 +1188,68 @@ class _Told(logging.Handler):
         self._world.say("log", f"[{record.name.rpartition('.')[2]}] {record.getMessage()}")
 
 
-class Launcher(job.Job):
-    """The real one, but for what it asks the machine for."""
+class Machine(machine.Machine):
+    """What a job asks the machine for."""
 
-    def _find_devices(self):
+    standby_delay_s = 0.5
+
+    def __init__(self, world):
+        self._world = world
+        self.environ = world.launcher.environ
+        self.sleep = world.sleep
+
+    def start_thread(self, name, function):
+        self._world.launcher.start(name, function)
+
+    def monotonic(self):
+        return self._world.loop.now
+
+    def allowed_cores(self):
+        return [0, 1]
+
+    def find_devices(self, host, **wanted):
         return Devices()
 
-    def _leave_secret(self, url):
-        pass
+    def is_stopped(self, pid):
+        return any(
+            p.pid == pid and p.alive and p.stopped_at is not None and not p.frozen
+            for p in self._world.processes.values()
+        )
 
-    def _on_exit(self, process, event):
-        super()._on_exit(process, event)
-        for segment in self._broker._segments.open.values():
+    def make_broker(self, cores, **options):
+        self._world.broker = Broker(self._world, cores, **options)
+        return self._world.broker
+
+    def serve_broker(self, broker, secret):
+        return BrokerServer()
+
+    def open_store(self, url, secret, writer):
+        return Store(self._world, writer)
+
+    def make_config_server(self, store, secret, **options):
+        return self._world.server.embed(store, options["on_change"])
+
+    def secret_of(self, url):
+        return "00"
+
+    def leave_secret(self, url, secret):
+        return SimpleNamespace(path=None, inode=0, remove=lambda: None)
+
+
+class Launcher(job.Job):
+    """The real one, watched."""
+
+    def worker_ended(self, process, standing, code, error):
+        super().worker_ended(process, standing, code, error)
+        if not process.given_up:
+            self._check_reaped(process)
+
+    def worker_is_gone(self, process):
+        super().worker_is_gone(process)
+        self._check_reaped(process)
+
+    def _check_reaped(self, process):
+        for segment in self._agent.broker._segments.open.values():
             for rank, holder in segment.attached.items():
                 if holder.key == process.key and rank in segment.deaths and rank not in segment.reaped:
                     raise Violation(f"{holder.name} is reaped, and version {segment.version} doesn't hear of it")
@@ -1259,7 +1283,7 @@ class Broker(broker.Broker):
         """Who is let in anew is not known to be dead: its place would count as filled, and a step miss its samples."""
         before, self._chosen_before = self._chosen_before, self._versions.current
         if before is not None:
-            there = {p.peer for p in self._world.job._processes.values() if not p.given_up}
+            there = {p.peer for p in self._world.job._agent.processes if not p.given_up}
             for peer in self._chosen_before.workers:
                 if peer not in before.workers and peer not in there:
                     raise Violation(
@@ -1433,7 +1457,7 @@ class Server:
         self._on_change = None
         self.url = "http://server/config"
 
-    def embed(self, store, secret, *, host, port, path, on_change):
+    def embed(self, store, on_change):
         self.store, self._on_change = store, on_change
         return self
 

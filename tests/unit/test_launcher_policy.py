@@ -4,13 +4,13 @@ import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.policy import (
-    Decision,
+    Action,
     Failure,
-    GuardLost,
     Interrupted,
     JobState,
     Recover,
     Standing,
+    SupervisorLost,
     TimedOut,
     WorkerExited,
     WorkerLeaves,
@@ -29,18 +29,18 @@ def exited(code, standing=Standing.MEMBER, error=""):
 
 
 def test_the_job_ends_well_when_its_last_worker_has():
-    assert decide(exited(0), RUNNING).decision is Decision.CONTINUE
+    assert decide(exited(0), RUNNING).action is Action.CONTINUE
     verdict = decide(exited(0), DONE)
-    assert (verdict.decision, verdict.exit_code) == (Decision.FINISH, 0)
+    assert (verdict.action, verdict.exit_code) == (Action.FINISH, 0)
 
 
 def test_a_detached_worker_is_waited_for():
-    assert decide(exited(0), JobState(members=0, leaving=1, keep=False)).decision is Decision.CONTINUE
-    assert decide(exited(0, Standing.LEAVING), DONE).decision is Decision.FINISH
+    assert decide(exited(0), JobState(members=0, leaving=1, keep=False)).action is Action.CONTINUE
+    assert decide(exited(0, Standing.LEAVING), DONE).action is Action.FINISH
 
 
 def test_keep_waits_for_the_next_cluster():
-    assert decide(exited(0), JobState(members=0, leaving=0, keep=True)).decision is Decision.REST
+    assert decide(exited(0), JobState(members=0, leaving=0, keep=True)).action is Action.REST
 
 
 @pytest.mark.parametrize("standing", [Standing.MEMBER, Standing.JOINING])
@@ -50,19 +50,19 @@ def test_keep_waits_for_the_next_cluster():
 )
 def test_a_failing_worker_ends_the_job_with_its_code_and_its_name(standing, code, exit_code, how):
     verdict = decide(exited(code, standing), RUNNING)
-    assert (verdict.decision, verdict.exit_code) == (Decision.FAIL, exit_code)
+    assert (verdict.action, verdict.exit_code) == (Action.FAIL, exit_code)
     assert verdict.reason == f"worker 2 (127.0.0.1:10002, pid 7) {how}"
 
 
 def test_a_worker_that_has_left_may_fail_without_harm():
     verdict = decide(exited(-9, Standing.LEAVING), RUNNING)
-    assert verdict.decision is Decision.CONTINUE
+    assert verdict.action is Action.CONTINUE
     assert "had left the cluster and then was killed by SIGKILL" in verdict.reason
 
 
 def test_a_program_that_cannot_be_run_says_so():
     verdict = decide(exited(127, error="can't run 'x': No such file or directory"), RUNNING)
-    assert (verdict.decision, verdict.exit_code) == (Decision.FAIL, 127)
+    assert (verdict.action, verdict.exit_code) == (Action.FAIL, 127)
     assert "can't run 'x'" in verdict.reason
 
 
@@ -73,7 +73,7 @@ def test_a_newcomer_that_never_joined_is_told_about():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_goes_on_to_the_workers(number):
     verdict = decide(Interrupted(number), RUNNING)
-    assert (verdict.decision, verdict.exit_code) == (Decision.FAIL, 128 + number)
+    assert (verdict.action, verdict.exit_code) == (Action.FAIL, 128 + number)
     assert verdict.signal_to_workers == number
     assert signal.Signals(number).name in verdict.reason
 
@@ -81,7 +81,7 @@ def test_a_signal_goes_on_to_the_workers(number):
 def test_other_ends_name_their_cause():
     assert decide(TimedOut(5), RUNNING).exit_code == 124
     assert "-timeout 5 s" in decide(TimedOut(5), RUNNING).reason
-    assert decide(GuardLost(), RUNNING).decision is Decision.FAIL
+    assert decide(SupervisorLost(), RUNNING).action is Action.FAIL
 
 
 def test_newcomers_are_started_unless_the_job_is_ending():
@@ -103,22 +103,22 @@ def surviving(recover, members=2, **more):
 @pytest.mark.parametrize("standing", [Standing.MEMBER, Standing.JOINING])
 def test_the_others_go_on_without_a_worker_that_died(standing):
     verdict = decide(exited(-9, standing), surviving(Recover.SHRINK))
-    assert verdict.decision is Decision.SHRINK
+    assert verdict.action is Action.SHRINK
     assert verdict.reason == "worker 2 (127.0.0.1:10002, pid 7) was killed by SIGKILL; the others go on without it"
     verdict = decide(exited(1, standing), surviving(Recover.REPLACE))
-    assert verdict.decision is Decision.REPLACE
+    assert verdict.action is Action.REPLACE
     assert "a new worker is started" in verdict.reason
 
 
 def test_a_newcomer_that_exits_before_it_joined_is_not_waited_for():
     for recover in Recover:
-        assert decide(exited(0, Standing.JOINING), surviving(recover)).decision is Decision.SHRINK
+        assert decide(exited(0, Standing.JOINING), surviving(recover)).action is Action.SHRINK
 
 
 def test_a_place_is_filled_anew_only_so_often():
     died = WorkerExited("worker 1", Standing.MEMBER, 3, logs="a.stdout.log, a.stderr.log", restarts=3)
     verdict = decide(died, surviving(Recover.REPLACE))
-    assert verdict.decision is Decision.SHRINK
+    assert verdict.action is Action.SHRINK
     assert "filled 3 times lately (-max-restarts 3), see a.stdout.log, a.stderr.log" in verdict.reason
 
 
@@ -126,7 +126,7 @@ def test_a_place_is_filled_anew_only_so_often():
 def test_when_all_have_died_the_first_failure_is_named_and_gives_the_exit_code(recover):
     first = Failure("worker 0 exited with code 7", 7)
     verdict = decide(exited(-9), surviving(recover, members=0, first_failure=first))
-    assert (verdict.decision, verdict.exit_code) == (Decision.FAIL, 7)
+    assert (verdict.action, verdict.exit_code) == (Action.FAIL, 7)
     assert verdict.reason == (
         "worker 2 (127.0.0.1:10002, pid 7) was killed by SIGKILL; no worker is left, the first that failed: "
         "worker 0 exited with code 7"
@@ -148,19 +148,19 @@ def test_a_program_that_failed_is_told_when_the_others_have_finished():
     failed = Failure("worker 0 exited with code 3, see w.stderr.log", 3)
     state = JobState(members=0, leaving=0, keep=False, program_failure=failed, first_failure=failed, finished=True)
     verdict = decide(exited(0), state)
-    assert (verdict.decision, verdict.exit_code) == (Decision.FAIL, 3)
+    assert (verdict.action, verdict.exit_code) == (Action.FAIL, 3)
     assert verdict.reason == "the other workers have finished, but worker 0 exited with code 3, see w.stderr.log"
 
 
 def test_the_job_ends_below_its_smallest_size():
-    assert decide(exited(-9), surviving(Recover.SHRINK, min_size=2)).decision is Decision.SHRINK
+    assert decide(exited(-9), surviving(Recover.SHRINK, min_size=2)).action is Action.SHRINK
     verdict = decide(exited(-9), surviving(Recover.REPLACE, members=1, min_size=2))
-    assert (verdict.decision, verdict.exit_code) == (Decision.FAIL, 137)
+    assert (verdict.action, verdict.exit_code) == (Action.FAIL, 137)
     assert verdict.reason.endswith("was killed by SIGKILL; 1 worker would be left, -min-np is 2")
     leaves = decide(WorkerLeaves("worker 0", left=1), surviving(Recover.SHRINK, min_size=2))
-    assert leaves.decision is Decision.CONTINUE  # it was granted, and others have died since
+    assert leaves.action is Action.CONTINUE  # it was granted, and others have died since
     assert leaves.reason == "worker 0 stays: 1 worker would be left, -min-np is 2"
-    assert decide(WorkerLeaves("worker 0", left=2), surviving(Recover.SHRINK, min_size=2)).decision is Decision.SHRINK
+    assert decide(WorkerLeaves("worker 0", left=2), surviving(Recover.SHRINK, min_size=2)).action is Action.SHRINK
 
 
 def test_the_job_ends_when_all_workers_were_told_to_end():
@@ -168,11 +168,11 @@ def test_the_job_ends_when_all_workers_were_told_to_end():
     for recover in (Recover.SHRINK, Recover.REPLACE):
         for members, code in ((0, -15), (1, -15), (2, 128 + 15)):
             verdict = decide(exited(code), surviving(recover, members=members, terminated=members))
-            assert (verdict.decision, verdict.exit_code) == (Decision.FAIL, 143)
+            assert (verdict.action, verdict.exit_code) == (Action.FAIL, 143)
             assert verdict.reason.endswith("; no worker is left that was not told to end")
         # Who stays has the state. Nor is a death of another kind the end, as whoever was to leave stays then.
-        assert decide(exited(-15), surviving(recover, members=2, terminated=1)).decision is not Decision.FAIL
-        assert decide(exited(-9), surviving(recover, members=1, terminated=1)).decision is not Decision.FAIL
+        assert decide(exited(-15), surviving(recover, members=2, terminated=1)).action is not Action.FAIL
+        assert decide(exited(-9), surviving(recover, members=1, terminated=1)).action is not Action.FAIL
     few = decide(exited(-15), surviving(Recover.REPLACE, members=2, terminated=1, min_size=2))
     assert few.reason.endswith("was killed by SIGTERM; 1 worker would be left, -min-np is 2")
 
@@ -188,10 +188,10 @@ def test_whoever_left_the_others_alone_is_named():
 def test_standbys_are_kept_up_but_not_for_ever():
     for code in (0, 1, -9):
         died = WorkerExited("standby 1 (pid 8)", Standing.STANDBY, code, restarts=2)
-        assert decide(died, surviving(Recover.SHRINK)).decision is Decision.REPLACE
+        assert decide(died, surviving(Recover.SHRINK)).action is Action.REPLACE
     died = WorkerExited("standby 4 (pid 8)", Standing.STANDBY, 1, logs="s.log", restarts=3)
     verdict = decide(died, surviving(Recover.SHRINK))
-    assert verdict.decision is Decision.SHRINK
+    assert verdict.action is Action.SHRINK
     assert verdict.reason.endswith("like 3 others lately; it was the last, see s.log")
 
 
@@ -232,7 +232,7 @@ def test_a_leaver_that_is_the_last_to_go_does_not_end_the_job_well():
     died = Failure("worker 0 was killed by SIGKILL", 137)
     state = JobState(members=0, leaving=0, keep=False, recover=Recover.REPLACE, first_failure=died)
     verdict = decide(exited(0, Standing.LEAVING), state)
-    assert (verdict.decision, verdict.exit_code) == (Decision.FAIL, 137)
+    assert (verdict.action, verdict.exit_code) == (Action.FAIL, 137)
     assert verdict.reason == f"no worker is left, the first that failed: {died.reason}"
     finished = JobState(members=0, leaving=0, keep=False, first_failure=died, finished=True)
-    assert decide(exited(0), finished).decision is Decision.FINISH
+    assert decide(exited(0), finished).action is Action.FINISH

@@ -1,17 +1,17 @@
-"""The guard: a small process between the launcher and its workers, which sees to it that nothing outlives the launcher.
+"""The supervisor: a small process between launcher and workers, which sees to it that nothing outlives the launcher.
 
 It is forked before the launcher has any thread, it is the parent of all workers, and it holds one end of a socket pair.
 When the other end closes, because the launcher is done with it or was killed, it kills everything below it and exits.
 
 Why a process of its own, and why it is the parent:
 - A killed launcher can't clean up. PR_SET_PDEATHSIG alone reaches only direct children, not the python below a
-  ``bash -c "python train.py"``, and it fires when the forking *thread* ends. The guard has one thread.
+  ``bash -c "python train.py"``, and it fires when the forking *thread* ends. The supervisor has one thread.
 - It is a child subreaper: whatever loses its parent becomes its child, even what has left its process group by setsid.
   Killing children until there are none therefore reaches every descendant.
 - It alone forks, reaps and signals workers, so that no signal ever goes to a recycled process ID, and between fork and
   exec no lock of another thread can be held.
-If the guard itself is killed, the kernel kills the workers (PR_SET_PDEATHSIG) and the launcher, a subreaper as well,
-the rest. Only who kills launcher and guard in the same instant can leave a grandchild behind.
+If the supervisor itself is killed, the kernel kills the workers (PR_SET_PDEATHSIG) and the launcher, a subreaper as
+well, the rest. Only who kills launcher and supervisor in the same instant can leave a grandchild behind.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Exited:
     error: str = ""
 
 
-class Guard:
+class Supervisor:
     """The launcher's end. Used from one thread."""
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
@@ -70,8 +70,8 @@ class Guard:
         self._reaped = False
 
     @classmethod
-    def fork(cls, command: Sequence[str]) -> Guard:
-        """Forks the guard, for workers that run `command`. Must be called while the process has a single thread."""
+    def fork(cls, command: Sequence[str]) -> Supervisor:
+        """Forks it, for workers that run `command`. Must be called while the process has a single thread."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         pid = os.fork()
@@ -79,7 +79,7 @@ class Guard:
             status = 1
             try:
                 ours.close()
-                _GuardProcess(theirs, list(command)).run()
+                _SupervisorProcess(theirs, list(command)).run()
                 status = 0
             finally:
                 os._exit(status)  # never back into the launcher's code, nor its atexit handlers
@@ -87,7 +87,7 @@ class Guard:
         return cls(pid, ours)
 
     def fileno(self) -> int:
-        """Readable when there is an event or the guard is gone."""
+        """Readable when there is an event or the supervisor is gone."""
         return self._channel.fileno()
 
     def start(
@@ -95,7 +95,7 @@ class Guard:
     ) -> None:
         """Starts a worker with these changes to the launcher's environment; no `cores`: all. An event answers."""
         message = {"start": key, "environment": dict(environment), "cores": sorted(cores)}
-        with contextlib.suppress(OSError):  # the guard is gone; next_event says so
+        with contextlib.suppress(OSError):  # the supervisor is gone; next_event says so
             socket.send_fds(self._channel, [_encode(message)], [stdout, stderr])
 
     def signal(self, number: int, key: int | None = None) -> None:
@@ -115,7 +115,7 @@ class Guard:
             self._channel.send(_encode({"remove": str(path), "inode": inode}))
 
     def next_event(self) -> Started | Exited | None:
-        """Blocks for the next event. None: the guard is gone."""
+        """Blocks for the next event. None: the supervisor is gone."""
         try:
             message = self._channel.recv(_MAX_MESSAGE)
         except OSError:
@@ -139,7 +139,7 @@ class Guard:
                 if time.monotonic() >= deadline:
                     os.kill(self._pid, signal.SIGKILL)
                 time.sleep(_POLL_S)
-        # Finds something only where the guard was killed, or has had no more patience.
+        # Finds something only where the supervisor was killed, or has had no more patience.
         for pid in kill_descendants(_PATIENCE_S / 10):
             _log.warning("process %d can't be killed now (it hangs in the kernel) and is left behind", pid)
 
@@ -183,8 +183,8 @@ def _children() -> list[int]:
         return found
 
 
-class _GuardProcess:
-    """What runs in the guard: one loop over requests of the launcher and deaths of children."""
+class _SupervisorProcess:
+    """What runs in the supervisor: one loop over requests of the launcher and deaths of children."""
 
     def __init__(self, channel: socket.socket, command: list[str]) -> None:
         self._channel = channel
@@ -257,12 +257,12 @@ class _GuardProcess:
                 environment.pop(name, None)
             else:
                 environment[name] = value
-        guard = os.getpid()
+        supervisor = os.getpid()
 
         def become_worker() -> None:
             os.setpgid(0, 0)
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != guard:  # killed before the line above
+            if os.getppid() != supervisor:  # killed before the line above
                 os._exit(1)
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's "&" ignores it; the launcher passes it on
             if cores:
@@ -325,6 +325,6 @@ def _prctl(option: int, value: int) -> None:
 
 
 def set_process_name(name: str) -> None:
-    """The name that ps and top show, so that a person finds launcher and guard among many pythons."""
+    """The name that ps and top show, so that a person finds launcher and supervisor among many pythons."""
     with contextlib.suppress(OSError):
         _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)

@@ -1,22 +1,22 @@
-"""What can be tried of the guard in one process; the rest is in tests/multiprocess/test_launcher.py."""
+"""What can be tried of the supervisor in one process; the rest is in tests/multiprocess/test_launcher.py."""
 
 import os
 import subprocess
 import sys
 
-from ms_kungfu.launcher import guard
+from ms_kungfu.launcher import supervisor
 
 PROGRAM = """
 import os, subprocess, sys
-from ms_kungfu.launcher import guard
-guard._prctl(guard._PR_SET_CHILD_SUBREAPER, 1)
+from ms_kungfu.launcher import supervisor
+supervisor._prctl(supervisor._PR_SET_CHILD_SUBREAPER, 1)
 children = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
 really_kill = os.kill
 os.kill = lambda pid, number: really_kill(pid, number) if pid == children[0].pid else None  # the other one is frozen
-left = guard.kill_descendants(0.3)
+left = supervisor.kill_descendants(0.3)
 print([children.index(next(c for c in children if c.pid == pid)) for pid in left])
 os.kill = really_kill
-print(guard.kill_descendants(60))
+print(supervisor.kill_descendants(60))
 """
 
 
@@ -25,4 +25,4 @@ def test_who_cannot_be_killed_does_not_hold_up_the_end_for_ever():
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True, env=os.environ
     )
     assert done.stdout == "[1]\n[]\n"
-    assert guard._PATIENCE_S >= 5
+    assert supervisor._PATIENCE_S >= 5

@@ -1,0 +1,468 @@
+"""What one host does for a job: it starts, watches and ends its worker processes, and says what becomes of them.
+
+It has what only this host can know: processes (by the supervisor), places and segments (by the broker), heartbeats.
+What is to be done about a report, and which cluster is wanted, is the coordinator's.
+
+Everything here runs in the launcher's event loop; the news of the broker's threads is handed over to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import logging
+import math
+import os
+import signal
+from collections.abc import Collection
+from typing import Callable, Protocol, TypeVar
+
+from ms_kungfu import env
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher import affinity
+from ms_kungfu.launcher.coordinator import Coordinator
+from ms_kungfu.launcher.devices import Devices
+from ms_kungfu.launcher.hangs import HangWatch
+from ms_kungfu.launcher.hosts import MANY_PER_CORE
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.output import Output
+from ms_kungfu.launcher.policy import Recover, Standing, how_it_ended, peers_to_start
+from ms_kungfu.launcher.processes import Process, ProcessTable
+from ms_kungfu.launcher.startup import StartError
+from ms_kungfu.launcher.supervisor import Exited, Supervisor
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+# Everything has to be gone within 2 s of a death or a signal: what is left of them is for SIGKILL and for reaping.
+GRACE_S = 1.0
+_RETRY_S = 0.2
+_SPARE_DESCRIPTORS = 8  # for requests to the config server, the memory of versions, logs
+_CANT_RUN = 126  # as a shell has it
+_OUT_GRACE_S = 10.0  # for whoever can't go on, to end by itself
+_UNANSWERED_KILL_S = 10.0  # whoever doesn't run for so long, not even to die, is gone without
+
+
+class Reports(Protocol):
+    """Who is told. All calls come in the event loop."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job is ending: nobody wants to hear anything more, nor has anybody started."""
+        ...
+
+    def supervisor_lost(self) -> None:
+        """The workers are gone with it."""
+
+    def worker_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
+        """It has, or is as good as dead. `error`: why it never ran, or was killed."""
+
+    def worker_is_gone(self, process: Process) -> None:
+        """One that had been given up: its port is free."""
+
+    def worker_works_on(self, process: Process, version: int) -> None:
+        """It left the cluster with `version`, and its grace is over."""
+
+    def worker_leaves(self, peer: PeerID) -> None:
+        """Somebody has asked that `peer` leave, and was granted it."""
+
+    def version_unknown(self, version: int) -> None:
+        """A member asks for one that has not been admitted."""
+
+
+class HostAgent:
+    """This host's, from `start` to `close`."""
+
+    def __init__(
+        self,
+        options: Options,
+        machine: Machine,
+        supervisor: Supervisor,
+        output: Output,
+        devices: Devices,
+        coordinator: Coordinator,
+        reports: Reports,
+        *,
+        secret: str,
+        url: str | None,
+        join_timeout_s: float,
+    ) -> None:
+        self._options = options
+        self._machine = machine
+        self._supervisor = supervisor
+        self._output = output
+        self._devices = devices
+        self._coordinator = coordinator
+        self._reports = reports
+        self._secret = secret
+        self._url = url
+        self._join_timeout_s = join_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._cores = machine.allowed_cores()
+        self._keys = itertools.count()
+        self._places = itertools.count()
+        self._standby_numbers = itertools.count(1)
+        self.standbys_wanted = options.standbys
+        self._trouble = ""  # the last with a version's shared memory
+        self._retry: asyncio.TimerHandle | None = None  # of what it has kept from being announced
+        self.emptied = asyncio.Event()  # no process is left
+        leaves = None if not options.watch else lambda peer: self.from_thread(reports.worker_leaves, peer)
+        self.broker = machine.make_broker(
+            len(self._cores),
+            recovers=options.recover is not Recover.FAIL,
+            min_size=options.min_size,
+            on_unknown_version=lambda version: self.from_thread(reports.version_unknown, version),
+            on_chosen=lambda cluster, step: self.from_thread(self._on_chosen, (cluster, step)),
+            on_ready=lambda who: self.from_thread(self._on_ready, who),
+            on_trouble=lambda trouble: self.from_thread(self._on_trouble, trouble),
+            on_leave=leaves,
+        )
+        self._server = machine.serve_broker(self.broker, bytes.fromhex(secret))
+        self.processes = ProcessTable(self.broker, devices, self._cores)
+
+    def start(self) -> None:
+        """Chooses the first cluster and starts its workers. StartError where it can't have shared memory."""
+        first = self._coordinator.newest
+        self.broker.admit(first)
+        try:
+            self.broker.choose(first.version)
+        except Exception as error:  # whatever the runtime or the kernel has against it
+            raise StartError(f"the shared memory of {first.size} workers can't be made: {error}") from error
+        self._loop.add_reader(self._supervisor.fileno(), self._on_supervisor)
+        self.start_missing(first)
+        self.keep_standbys()
+        self._look_for_hangs(HangWatch(self._options.peer_timeout_s or math.inf))
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._supervisor.fileno())
+        self._server.close()
+        self.broker.close()
+
+    def tell_to_end(self, number: int) -> bool:
+        """Sends all workers a signal. Whether there are any; `emptied` tells when they are gone."""
+        if not len(self.processes):
+            return False
+        self.broker.end()  # whoever asks to leave because of the signal is told to go
+        self._supervisor.signal(number)
+        self._supervisor.signal(signal.SIGCONT)  # a stopped process has to run to end
+        return True
+
+    def logs_of(self, process: Process) -> str:
+        """Names its log files; "" without -logdir."""
+        logs = self._output.log_paths(process.log_name)
+        return ", ".join(map(str, logs)) if logs is not None else ""
+
+    def warn_of_crowd(self, cluster: Cluster) -> None:
+        """Before `cluster` is wanted."""
+        if cluster.size > max(MANY_PER_CORE * len(self._cores), self._coordinator.newest.size):
+            _log.warning(
+                "%d workers are far more than the %d cores of the job: if that was a mistake, a resize to another size "
+                "takes it back at once", cluster.size, len(self._cores),
+            )  # fmt: skip
+
+    # ---- what happens ----
+
+    def from_thread(self, function: Callable[[T], None], argument: T) -> None:
+        """Has it called in the event loop."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            self._loop.call_soon_threadsafe(function, argument)
+
+    def _on_supervisor(self) -> None:
+        event = self._supervisor.next_event()
+        if event is None:
+            self._loop.remove_reader(self._supervisor.fileno())
+            self.processes.clear()
+            self.emptied.set()
+            self._reports.supervisor_lost()
+            return
+        process = self.processes.get(event.key)
+        if isinstance(event, Exited):
+            assert process is not None
+            self._on_exit(process, event)
+        elif process is not None:
+            process.pid = event.pid
+            _log.info("%s started", process.who)
+
+    def _on_exit(self, process: Process, event: Exited) -> None:
+        standing = self.processes.standing(process)
+        self.processes.remove(process)
+        if not len(self.processes):
+            self.emptied.set()
+        for timer in (process.join_timer, process.leave_timer):
+            if timer is not None:
+                timer.cancel()
+        if process.given_up:
+            _log.info("%s is gone at last", process.who)
+            if process.peer is not None:
+                self.broker.mark_reaped(process.peer, process.incarnation)
+            self._reports.worker_is_gone(process)
+            return
+        self._has_ended(process, standing, event.code, process.killed_because or event.error)
+
+    def _has_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
+        if process.peer is not None:
+            reason = self.broker.gave_up(process.peer, process.incarnation) if code == 0 and not error else ""
+            if reason and self._options.recover is not Recover.FAIL:
+                # It hasn't finished, whatever it says: the others wait in what it was interrupted in.
+                code, error = 1, f"could not go on ({reason}) and {how_it_ended(code)}"
+            # First of all, because the survivors wait for it. One that has finished is missed rather than gone without.
+            self.broker.mark_lost(
+                process.peer,
+                error or how_it_ended(code),
+                process.incarnation,
+                recover=standing is not Standing.MEMBER or code != 0,
+                reaped=not process.given_up,
+            )
+        self._reports.worker_ended(process, standing, code, error)
+
+    def _on_chosen(self, chosen: tuple[Cluster, int | None]) -> None:
+        """The members have agreed on a version and are going over to it, after a step where they have told of any."""
+        cluster, step = chosen
+        after = "" if step is None else f", after step {step}"
+        _log.info("cluster version %d has been chosen: %d workers%s", cluster.version, cluster.size, after)
+        for process in self.processes:
+            standing = self.processes.standing(process)
+            if process.leave_timer is None and standing is Standing.LEAVING:
+                process.leave_timer = self._loop.call_later(
+                    self._options.leave_grace_s, self._on_grace_over, process, cluster.version
+                )
+            elif standing is Standing.MEMBER and process.peer in cluster.workers:
+                process.rank = cluster.workers.index(process.peer)
+        staying = self.processes.of_standing(Standing.MEMBER, Standing.JOINING, Standing.STANDBY)
+        self._coordinator.leaving &= {p.peer for p in staying if p.peer is not None}
+        # Whoever could not be started, for want of a descriptor perhaps, is tried again.
+        self.start_missing(self._coordinator.newest)
+        if self._options.affinity:
+            for process, cores in self.processes.shares(cluster):
+                if process.pid is not None:
+                    self._machine.pin(process.pid, cores)
+        self._loop.call_later(self._machine.standby_delay_s, self.keep_standbys)
+
+    def _on_ready(self, who: tuple[PeerID, int] | int) -> None:
+        """A newcomer (peer ID and incarnation), or standby number `who`, would join at once."""
+        for process in self.processes.of_standing(Standing.JOINING, Standing.STANDBY):
+            if who == (process.standby if process.peer is None else (process.peer, process.incarnation)):
+                _log.info("%s is ready", process.who)
+
+    def _on_trouble(self, trouble: str) -> None:
+        """The shared memory of a version can't be made. The cluster is as before, until it can."""
+        if self._reports.is_over:
+            return
+        if trouble != self._trouble:
+            self._trouble = trouble
+            _log.warning("%s; the workers go on as before, and it is tried again", trouble)
+        if self._retry is None:
+            self._retry = self._loop.call_later(_RETRY_S, self._announce_again)
+
+    def _announce_again(self) -> None:
+        self._retry = None
+        self.broker.announce()
+
+    def _on_grace_over(self, process: Process, version: int) -> None:
+        """A worker that has left has had its time: nobody waits for it any more, and its place may be taken."""
+        if self._is_gone(process) or process.dismissed or process.given_up or self._reports.is_over:
+            return
+        process.works_on = True
+        self._reports.worker_works_on(process, version)
+        self._clear_places()
+
+    def _is_gone(self, process: Process) -> bool:
+        return self.processes.get(process.key) is None
+
+    # ---- who hangs ----
+
+    def _look_for_hangs(self, watch: HangWatch) -> None:
+        if self._reports.is_over:
+            return
+        watched = {process.key: process for process in self.processes if not process.killed_because}
+        beats = {
+            key: () if process.peer is None else self.broker.heartbeat(process.peer, process.incarnation)
+            for key, process in watched.items()
+        }
+        stopped = [
+            key
+            for key, process in watched.items()
+            if not beats[key] and process.pid is not None and self._machine.is_stopped(process.pid)
+        ]
+        for key in watch.hung(self._loop.time(), beats, stopped):
+            self._kill(
+                watched[key], f"stood still for {self._options.peer_timeout_s:g} s (-peer-timeout) and was killed"
+            )
+        for process in watched.values():
+            self._look_whether_it_is_out(process)
+        self._loop.call_later(watch.period_s, self._look_for_hangs, watch)
+
+    def _look_whether_it_is_out(self, process: Process) -> None:
+        """A worker that has failed alone in a collective or a join (Ctrl-C, no memory) has no part in anything more,
+        whatever its program does: the others wait for its end (docs/recovery.md)."""
+        if process.is_out or process.peer is None or process.killed_because:
+            return
+        reason = self.broker.gave_up(process.peer, process.incarnation)
+        if reason:
+            process.is_out = True
+            _log.warning("%s can't go on: %s; the others wait for its end", process.who, reason)
+            self._loop.call_later(_OUT_GRACE_S, self._end_one_that_is_out, process, reason)
+
+    def _end_one_that_is_out(self, process: Process, reason: str) -> None:
+        if not self._is_gone(process) and not process.killed_because and not self._reports.is_over:
+            self._kill(process, f"could not go on ({reason}), had not ended after {_OUT_GRACE_S:g} s, and was killed")
+
+    # ---- ending processes ----
+
+    def _kill(self, process: Process, reason: str) -> None:
+        """Its end follows as an event like any other, or it is gone without."""
+        process.killed_because = reason
+        self._supervisor.signal(signal.SIGKILL, process.key)
+        self._loop.call_later(_UNANSWERED_KILL_S, self._give_up_on, process)
+
+    def _give_up_on(self, process: Process) -> None:
+        """SIGKILL has found no answer: the process hangs in the kernel, or its cgroup is frozen. The signal stays with
+        it: should it run again it dies before its next instruction. To the others it is dead from now on: it has no way
+        to publish any more (docs/recovery.md), and as one who has ended it is not let in anywhere."""
+        if self._is_gone(process) or self._reports.is_over:
+            return
+        standing = self.processes.standing(process)
+        process.given_up = True
+        process.killed_because += f", but hangs in the kernel: SIGKILL has had no effect for {_UNANSWERED_KILL_S:g} s"
+        self._has_ended(process, standing, -signal.SIGKILL, process.killed_because)
+
+    def tell_again_to_end(self, peers: Collection[PeerID]) -> None:
+        """Whoever got a SIGTERM and was granted to leave, and can't after all, because of those who have died since,
+        ends by it, like one that isn't granted it."""
+        told = self.broker.told_to_end()
+        for process in self.processes.of_standing(Standing.MEMBER):
+            if process.peer in peers and process.peer in told and not process.told_again:
+                process.told_again = True
+                _log.warning("%s was told to end, and nobody else is left to go on: it ends now", process.who)
+                self._supervisor.signal(signal.SIGTERM, process.key)
+
+    def dismiss_who_is_left_out(self, joining: Collection[Process]) -> None:
+        """Of those who were `joining`: a newer version does without them."""
+        for process in joining:
+            if self.processes.standing(process) is Standing.LEAVING and not process.killed_because:
+                _log.info("%s is not needed any more", process.who)
+                self._dismiss(process)
+
+    def _clear_places(self) -> None:
+        for process in self.processes.in_the_way():
+            _log.warning("%s, which has left the cluster, is ended: its place is needed", process.who)
+            self._dismiss(process)
+
+    def _dismiss(self, process: Process) -> None:
+        process.dismissed = True
+        self._supervisor.signal(signal.SIGTERM, process.key)
+        self._supervisor.signal(signal.SIGCONT, process.key)
+        self._loop.call_later(GRACE_S, self._supervisor.signal, signal.SIGKILL, process.key)
+
+    # ---- starting processes ----
+
+    def start_missing(self, cluster: Cluster, replacing: Collection[PeerID] = ()) -> None:
+        """Starts who is new in `cluster`; those in `replacing` take the places of workers that have died."""
+        coordinator = self._coordinator
+        present = {p.peer for p in self.processes if p.peer is not None and self.processes.is_current(p)}
+        shares = affinity.divide(self._cores, cluster.size)
+        current = self.broker.current()
+        joins_later = current is not None and current.version < cluster.version
+        for peer in peers_to_start(cluster, present, self.broker.ended_in(cluster), coordinator.finishing):
+            rank = cluster.workers.index(peer)
+            if coordinator.vacant and peer in replacing:
+                place = coordinator.vacant.pop(0)
+                coordinator.count_restart(place, self._loop.time())
+            else:
+                place = next(self._places)
+            process = self.processes.farthest_standby() if joins_later else None
+            if process is not None:
+                _log.info("standby %s becomes worker %d (%s, pid %s)", process.standby, rank, peer, process.pid)
+            else:
+                device = self.processes.choose_device(cluster)
+                process = Process(next(self._keys), f"{peer.host}.{peer.port}", device=device)
+            process.peer, process.incarnation, process.rank, process.place = peer, cluster.version, rank, place
+            if process.standby is not None:
+                self._output.release(process.log_name)
+                self.broker.assign(process.standby, peer, cluster.version)
+            else:
+                self._launch(process, self._environment(process, cluster, joins_later), shares[rank])
+            if joins_later:
+                process.join_timer = self._loop.call_later(
+                    self._join_timeout_s, self._end_one_that_is_late, process, cluster.version
+                )
+        self._clear_places()
+
+    def keep_standbys(self) -> None:
+        """Starts standbys in the places of those that were needed."""
+        if self._reports.is_over or self._coordinator.starts_nobody:
+            return
+        newest = self._coordinator.newest
+        present = sum(p.peer is None and not p.given_up for p in self.processes)
+        for _ in range(self.standbys_wanted - present):
+            number = next(self._standby_numbers)
+            process = Process(next(self._keys), f"standby.{number}", rank=newest.size, standby=number)
+            process.device = self.processes.choose_device(newest)
+            environment = self._environment(process, newest, True)
+            if self._options.affinity and "OMP_NUM_THREADS" not in self._machine.environ:
+                # As many as its share of the cores will be; until then it may use all of them.
+                environment["OMP_NUM_THREADS"] = str(len(affinity.divide(self._cores, newest.size + 1)[-1]))
+            self._launch(process, environment, list(self._cores))
+
+    def _launch(self, process: Process, environment: dict[str, str | None], cores: list[int]) -> None:
+        """The supervisor tells what came of it."""
+        cores = cores if self._options.affinity else []
+        if cores and "OMP_NUM_THREADS" not in self._machine.environ:
+            environment.setdefault("OMP_NUM_THREADS", str(len(cores)))
+        self.processes.add(process)
+        self.emptied.clear()
+        try:
+            if environment[env.PARKED.name] is not None:
+                self._check_descriptors()
+            stdout, stderr = self._output.attach(process.log_name, process.rank, held=process.peer is None)
+        except OSError as error:
+            # As one that could not be run: what a death leads to is for the policy to say.
+            never = Exited(process.key, _CANT_RUN, f"was not started: no pipe for its output: {error.strerror}")
+            self._loop.call_soon(self._on_exit, process, never)
+            return
+        try:
+            self._supervisor.start(process.key, environment, cores, stdout, stderr)
+        finally:
+            os.close(stdout)
+            os.close(stderr)
+
+    def _check_descriptors(self) -> None:
+        """OSError where another newcomer would take the last descriptors: nobody would hear those who are starting
+        already, nor whoever takes a mistaken size back."""
+        unheard = max(0, len(self.processes) - self._server.connections())
+        if self._machine.spare_descriptors() < 4 + unheard + _SPARE_DESCRIPTORS:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def _end_one_that_is_late(self, process: Process, version: int) -> None:
+        """A newcomer has had its time."""
+        if process.dismissed or process.killed_because:
+            return
+        if process.peer is not None and not self.broker.is_ready(process.peer, process.incarnation):
+            limit = f"{self._join_timeout_s:g} s (KUNGFU_JOIN_TIMEOUT)"
+            self._kill(process, f"was not ready to join cluster version {version} within {limit} and was killed")
+
+    def _environment(self, process: Process, cluster: Cluster, joins_later: bool) -> dict[str, str | None]:
+        """Changes to the launcher's own environment; None removes what an outer job may have set."""
+        options = self._options
+        standby = process.peer is None
+        changes: dict[str, str | None] = {
+            env.SELF.name: None if standby else str(process.peer),
+            env.INCARNATION.name: None if standby else str(process.incarnation),
+            env.PARKED.name: "1" if joins_later else None,
+            env.STANDBY.name: str(process.standby) if standby else None,
+            env.BROKER.name: self._server.address,
+            env.JOB_SECRET.name: self._secret,
+            env.CONFIG_SERVER.name: self._url,
+            env.WATCH.name: "1" if options.watch else None,
+            env.HOSTS.name: options.host.limit,
+            env.PORT_RANGE.name: str(options.ports),
+            env.RANK_ID.name: str(process.rank),
+            env.RANK_SIZE.name: str(cluster.size + standby),
+            **self._devices.environment(process.device),
+        }
+        if "PYTHONUNBUFFERED" not in self._machine.environ:
+            # Output goes to a pipe: without this it comes in blocks, late, and not at all from a worker that is killed.
+            changes["PYTHONUNBUFFERED"] = "1"
+        return changes

@@ -1,0 +1,144 @@
+"""What is decided for a job as a whole. Pure: reports come in from its hosts, decisions with reasons go out.
+
+Beside it stand `policy` (what an event leads to), and `versions` (who goes over to which cluster, and when).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.policy import (
+    Action,
+    Event,
+    Failure,
+    Headcount,
+    JobState,
+    Verdict,
+    decide,
+    exit_code_of,
+    fails_by_itself,
+    how_it_ended,
+    revised,
+)
+
+_RESTART_WINDOW_S = 300.0
+
+
+class Coordinator:
+    """The wanted cluster, what has become of the job's workers so far, and the places that are to be filled anew.
+
+    Times are seconds of the caller's clock.
+    """
+
+    def __init__(self, options: Options, first: Cluster) -> None:
+        self._options = options
+        self.newest = first  # that can be run
+        self.last_version = first.version  # the newest that anybody has written, also if this host can't run it
+        self.finishing = False  # a member has finished its program
+        self.resting = False  # everybody has, and the job waits for the next cluster (-k)
+        self.leaving: set[PeerID] = set()  # those who have been granted to leave
+        self.vacant: list[int] = []  # places that a new worker is to take
+        self.pausing: list[int] = []  # places that are vacant after a pause, for all of them the same
+        self._filled: dict[int, list[float]] = {}  # place -> when it was filled anew
+        self._first_failure: Failure | None = None  # of those that the job has survived
+        self._program_failure: Failure | None = None  # the first of those in which a program failed by itself
+        self._first_to_finish = ""  # the member that came to its program's end before all others
+
+    @property
+    def starts_nobody(self) -> bool:
+        return self.finishing or self.resting
+
+    def decide(self, event: Event, count: Headcount) -> Verdict:
+        """What to do about `event`. What that means for the job as a whole is noted."""
+        options = self._options
+        state = JobState(
+            members=count.members,
+            leaving=count.leaving,
+            terminated=count.terminated,
+            keep=options.keep,
+            recover=options.recover,
+            min_size=options.min_size,
+            max_restarts=options.max_restarts,
+            first_failure=self._first_failure,
+            program_failure=self._program_failure,
+            finished=self.finishing,
+            first_to_finish=self._first_to_finish,
+        )
+        verdict = decide(event, state)
+        self.resting = self.resting or verdict.action is Action.REST
+        return verdict
+
+    # ---- what workers have come to ----
+
+    def member_finished(self, who: str) -> None:
+        self._first_to_finish = self._first_to_finish or who
+
+    def member_failed(self, who: str, code: int, error: str, logs: str) -> bool:
+        """Whether it is the first whose program failed by itself: the job will end with its code."""
+        failure = Failure(f"{who} {error or how_it_ended(code)}", exit_code_of(code))
+        self._first_failure = self._first_failure or failure
+        # Who could not be started, or was killed, has an `error`: no program failed there.
+        if error or not fails_by_itself(code) or self._program_failure is not None:
+            return False
+        named = f", see {logs}" if logs else ""
+        self._program_failure = Failure(f"{failure.reason}{named}", failure.exit_code)
+        return True
+
+    def begin_anew(self) -> None:
+        """After a rest: what happened before it is over."""
+        self.end_pause()
+        self.vacant.clear()
+        self._first_failure = self._program_failure = None
+        self._first_to_finish = ""
+
+    # ---- places ----
+
+    def restarts_of(self, place: int, now: float) -> int:
+        """How often it was filled anew lately."""
+        recent = [when for when in self._filled.get(place, ()) if now - when < _RESTART_WINDOW_S]
+        self._filled[place] = recent
+        return len(recent)
+
+    def count_restart(self, place: int, now: float) -> None:
+        self._filled.setdefault(place, []).append(now)
+
+    def end_pause(self) -> None:
+        self.vacant += self.pausing
+        self.pausing.clear()
+
+    # ---- the wanted cluster ----
+
+    def members_to_leave(self, living: Collection[PeerID]) -> set[PeerID]:
+        """Of those who were granted it; none where nobody else is left: the last one stays."""
+        return set() if self.leaving.issuperset(living) else set(self.leaving)
+
+    def revision(
+        self, last_version: int, ended: Collection[PeerID], living: Sequence[PeerID], taken_ports: Collection[int]
+    ) -> Cluster | None:
+        """What has to be written now; see `revised`. ValueError where no port is free for a new worker."""
+        gone = {*ended, *self.members_to_leave(living)}
+        ports = [port for port in self._options.ports.ports() if port not in taken_ports]
+        last_version = max(last_version, self.last_version)
+        return revised(self.newest, last_version, gone, living, len(self.vacant), ports)
+
+    def accept(
+        self, cluster: Cluster, own: bool, ended: Collection[PeerID], living: Collection[PeerID]
+    ) -> list[PeerID]:
+        """`cluster` is wanted from now on. Its newcomers who take the places of those who have died.
+
+        Args:
+            own: it is a revision of the launcher's. Anybody else has written the size that he wants.
+            ended: its workers who have died; `living`: the members who live.
+        """
+        before, self.newest = self.newest, cluster
+        if not own:
+            # Only those that it still lists are to be replaced.
+            self.end_pause()
+            del self.vacant[: max(0, len(self.vacant) - len(ended))]
+            return []
+        newcomers = [peer for peer in cluster.workers if peer not in before.workers]
+        # A member that was to go, and stays because nobody else has the state, is in the place of one that died.
+        del self.vacant[: sum(peer in living for peer in newcomers)]
+        return [peer for peer in newcomers if peer not in living]

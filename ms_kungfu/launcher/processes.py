@@ -1,0 +1,159 @@
+"""The worker processes of this host: what each is, and what is asked about all of them. Nothing here acts on them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher import affinity
+from ms_kungfu.launcher.broker import Broker
+from ms_kungfu.launcher.devices import Devices
+from ms_kungfu.launcher.policy import Headcount, Standing
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Process:
+    """A worker process that has not been seen to exit yet."""
+
+    key: int
+    log_name: str
+    peer: PeerID | None = None  # None: a standby that has not been needed yet
+    incarnation: int = 0
+    rank: int = 0  # in the last version that it was in, at first in the one that it was started for
+    place: int = -1  # what its replacement inherits
+    standby: int | None = None
+    pid: int | None = None
+    join_timer: asyncio.TimerHandle | None = None
+    leave_timer: asyncio.TimerHandle | None = None
+    killed_because: str = ""
+    is_out: bool = False  # it has said that it can't go on
+    told_again: bool = False  # it got a SIGTERM, was granted to leave, and can't: another one has been sent
+    given_up: bool = False  # it did not even answer SIGKILL
+    works_on: bool = False  # it has left, and its grace is over
+    dismissed: bool = False  # ended by the launcher, which has said why
+    device: int = 0  # its place in Devices, for life
+
+    @property
+    def is_not_waited_for(self) -> bool:
+        """Whether the job's end doesn't wait for it."""
+        return self.given_up or self.works_on or self.dismissed
+
+    @property
+    def who(self) -> str:
+        if self.peer is None:
+            return f"standby {self.standby}" + ("" if self.pid is None else f" (pid {self.pid})")
+        pid = "" if self.pid is None else f", pid {self.pid}"
+        return f"worker {self.rank} ({self.peer}{pid})"
+
+
+class ProcessTable:
+    """The processes by their keys."""
+
+    def __init__(self, broker: Broker, devices: Devices, cores: Sequence[int]) -> None:
+        self._broker = broker
+        self._devices = devices
+        self._cores = cores
+        self._by_key: dict[int, Process] = {}
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(list(self._by_key.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def add(self, process: Process) -> None:
+        self._by_key[process.key] = process
+
+    def get(self, key: int) -> Process | None:
+        return self._by_key.get(key)
+
+    def remove(self, process: Process) -> None:
+        del self._by_key[process.key]
+
+    def clear(self) -> None:
+        self._by_key.clear()
+
+    def is_current(self, process: Process) -> bool:
+        """Whether it has a name, and is the one that versions to come mean by it."""
+        return process.peer is not None and not self._broker.is_out(process.peer, process.incarnation)
+
+    def standing(self, process: Process) -> Standing:
+        if process.peer is None:
+            return Standing.STANDBY
+        if not self.is_current(process):
+            return Standing.LEAVING
+        current = self._broker.current()
+        member = current is not None and process.peer in current.workers and process.incarnation <= current.version
+        return Standing.MEMBER if member else Standing.JOINING
+
+    def of_standing(self, *standings: Standing) -> list[Process]:
+        return [p for p in self if self.standing(p) in standings]
+
+    def living_members(self) -> list[PeerID]:
+        """The members of the chosen cluster whose processes run, in the order of their ranks."""
+        current = self._broker.current()
+        members = {p.peer for p in self.of_standing(Standing.MEMBER)}
+        return [peer for peer in current.workers if peer in members] if current is not None else []
+
+    def headcount(self) -> Headcount:
+        waited_for = [p for p in self if not p.is_not_waited_for]
+        # First: a choice meanwhile makes members leaving, and forgets that they were told to.
+        told = self._broker.told_to_end() if waited_for else ()
+        standings = [self.standing(p) for p in waited_for]
+        return Headcount(
+            members=standings.count(Standing.MEMBER),
+            leaving=standings.count(Standing.LEAVING),
+            terminated=sum(p.peer in told and s is Standing.MEMBER for p, s in zip(waited_for, standings)),
+        )
+
+    def taken_ports(self) -> set[int]:
+        """Whoever is on its way out has its port until it is gone, or has had its time."""
+        return {p.peer.port for p in self if p.peer is not None and not p.works_on}
+
+    def spare(self) -> list[Process]:
+        """The standbys."""
+        return [p for p in self if p.peer is None and not p.killed_because]
+
+    def farthest_standby(self) -> Process | None:
+        ready = self._broker.ready_standbys()
+        return min(self.spare(), key=lambda p: (p.standby not in ready, p.key), default=None)
+
+    def shares(self, cluster: Cluster) -> Iterator[tuple[Process, list[int]]]:
+        """The running processes of `cluster`'s workers with their cores."""
+        shares = dict(zip(cluster.workers, affinity.divide(self._cores, cluster.size)))
+        for process in self:
+            if process.peer in shares and self.is_current(process):
+                yield process, shares[process.peer]
+
+    def choose_device(self, cluster: Cluster) -> int:
+        """The device of a process that is about to be started for `cluster`."""
+        staying: list[int] = []
+        leaving: list[int] = []
+        for other in self:
+            # A standby is about to be in a cluster.
+            stays = other.peer is None or (other.peer in cluster.workers and self.is_current(other))
+            (staying if stays else leaving).append(other.device)
+        chosen = self._devices.choose(staying, leaving)
+        name = self._devices.name_of(chosen)
+        if name is not None and chosen in staying:
+            _log.warning(
+                "%s is shared by %d workers: the job has %d devices for %d workers",
+                name, staying.count(chosen) + 1, len(self._devices.slots), cluster.size,
+            )  # fmt: skip
+        return chosen
+
+    def in_the_way(self) -> list[Process]:
+        """Those who have left and still work, where another one has got their name or device."""
+        current = [p for p in self if self.is_current(p)]
+        found = []
+        for process in self:
+            if process.works_on and not process.dismissed:
+                device = self._devices.name_of(process.device)
+                if any(p.peer == process.peer or (device is not None and p.device == process.device) for p in current):
+                    found.append(process)
+        return found

@@ -1,0 +1,182 @@
+"""What a job has before its first worker starts: devices, a secret, its first cluster, and who keeps the wanted one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Callable
+from urllib.parse import urlsplit
+
+from ms_kungfu import env
+from ms_kungfu.cluster import Cluster
+from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError
+from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError
+from ms_kungfu.config_server.store import ConfigStore
+from ms_kungfu.devices.rank_table import RankTableError
+from ms_kungfu.errors import ConfigServerError
+from ms_kungfu.launcher.devices import GPU, DeviceListError, Devices
+from ms_kungfu.launcher.hosts import HostError
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.options import Options
+
+if TYPE_CHECKING:
+    from ms_kungfu.config_server.server import ConfigServer
+
+_log = logging.getLogger(__name__)
+_CONFIG_SERVER_START_S = 10.0
+_RETRY_S = 0.2
+
+
+class StartError(Exception):
+    """The job can't start; the message is a sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The first cluster, and where whoever wants another one writes it: in a `server` of this process, or in a `store`
+    elsewhere; in a job that can't change, nowhere."""
+
+    first: Cluster
+    secret: str
+    writer: str  # whose the launcher's own writes are
+    url: str | None = None
+    server: ConfigServer | None = None
+    store: ClusterStore | None = None
+
+
+def find_devices(options: Options, machine: Machine) -> Devices:
+    try:
+        found = machine.find_devices(
+            options.host.name, single=options.size == 1 and not options.watch, allow_nvlink=options.allow_nvlink
+        )
+    except (DeviceListError, RankTableError) as error:
+        raise StartError(str(error)) from None
+    if options.allow_nvlink and found.kind is not GPU:
+        _log.warning("-allow-nvlink changes nothing: the job has no GPUs")
+    return found
+
+
+def join_timeout(machine: Machine) -> float:
+    try:
+        return env.JOIN_TIMEOUT.get(machine.environ)
+    except ValueError as error:
+        raise StartError(str(error)) from None
+
+
+async def find_wanted(
+    options: Options,
+    machine: Machine,
+    closers: contextlib.AsyncExitStack,
+    check: Callable[[Cluster], None],
+    on_change: Callable[[Cluster | None], None],
+    on_secret_left: Callable[[SecretFile], None],
+) -> Wanted:
+    """Where a config server is embedded, it asks `check` before it takes a cluster, and calls `on_change` then.
+
+    What is begun here is ended by `closers`. `on_secret_left` is told of the file that has the job's secret.
+    """
+    writer = secrets.token_hex(8)
+    if options.builtin_port is None and options.config_server is not None:
+        return await _elsewhere(options, machine, options.config_server, writer)
+    secret = _given_secret(machine) or secrets.token_hex(32)
+    first = _first_cluster(options, max(options.init_version or 0, 0))
+    if options.builtin_port is None:
+        return Wanted(first, secret, writer)
+    parts = urlsplit(options.config_server or "http://127.0.0.1/config")
+    host = "127.0.0.1" if parts.hostname in (None, "localhost") else str(parts.hostname)
+    server = machine.make_config_server(
+        ConfigStore(first, check),
+        secret,
+        host=host,
+        port=options.builtin_port,
+        path=parts.path if parts.path not in ("", "/") else "/config",
+        on_change=on_change,
+    )
+    try:
+        await server.start()
+    except OSError as error:
+        taken = "is taken" if error.errno == errno.EADDRINUSE else f"can't be used: {error.strerror}"
+        raise StartError(
+            f"port {options.builtin_port} (-builtin-config-port) on {host} {taken}; give another port, or 0 for any "
+            "free one"
+        ) from None
+    closers.push_async_callback(server.stop)
+    try:
+        file = machine.leave_secret(server.url, secret)
+        on_secret_left(file)
+        closers.callback(file.remove)
+    except SecretFileError as error:
+        _log.warning("%s; kungfu-run resize needs KUNGFU_JOB_SECRET then", error)
+    _log.info("config server: %s", server.url)
+    return Wanted(first, secret, writer, server.url, server)
+
+
+async def _elsewhere(options: Options, machine: Machine, url: str, writer: str) -> Wanted:
+    """With a config server that is there without the job."""
+    secret = _given_secret(machine) or machine.secret_of(url)
+    if secret is None:
+        raise StartError(
+            f"no secret for {url} was left by a config server of this user on this machine; start one first "
+            "(kungfu-config-server), have the job embed it (-builtin-config-port), or set KUNGFU_JOB_SECRET to "
+            "that of one elsewhere"
+        )
+    try:
+        bytes.fromhex(secret)
+    except ValueError:
+        raise StartError(f"the secret of {url} is not in hexadecimal digits") from None
+    store = machine.open_store(url, secret, writer)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _CONFIG_SERVER_START_S
+    told = False
+    while True:
+        try:
+            first = await machine.in_thread(lambda: _first_of(options, store))
+            if first is not None:
+                return Wanted(first, secret, writer, url, store=store)
+            if not told:
+                told = True
+                _log.info("waiting for %s to hold a cluster (-init-version -1)", url)
+        except StoreUnreachableError as error:
+            if loop.time() > deadline:
+                raise StartError(f"{error}; is it running? -builtin-config-port runs one with the job") from None
+        except StaleVersionError:
+            continue
+        except (ConfigServerError, HostError) as error:
+            raise StartError(str(error)) from None
+        await asyncio.sleep(_RETRY_S)
+
+
+def _first_of(options: Options, store: ClusterStore) -> Cluster | None:
+    """The first cluster, which the store holds when this returns; None: it has to be waited for."""
+    held = store.get()
+    wanted = options.init_version
+    if wanted == -1:
+        if held is not None:
+            options.host.check(held, ())
+        return held
+    # One that was forgotten by DELETE still counts; the server says so with 409.
+    version = held.version + 1 if held is not None else 0
+    if wanted is not None:
+        if held is not None and wanted < version:
+            raise HostError(
+                f"-init-version {wanted}: {store.url} is at version {held.version} already; leave the flag out"
+            )
+        if held is not None and wanted > version:
+            store.delete()
+        version = wanted
+    return store.put(_first_cluster(options, version))
+
+
+def _first_cluster(options: Options, version: int) -> Cluster:
+    return options.host.first_cluster(options.size, options.ports, options.runner_port, version)
+
+
+def _given_secret(machine: Machine) -> str | None:
+    try:
+        return env.JOB_SECRET.get(machine.environ)
+    except ValueError as error:
+        raise StartError(str(error)) from None
