@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,23 +50,39 @@ class Cluster:
     def rank_of(self, peer: PeerID) -> int | None:
         return self.workers.index(peer) if peer in self.workers else None
 
-    def resized(self, size: int, ports: Iterable[int], without: Collection[PeerID] = ()) -> Cluster:
-        """The next version with `size` workers: those in `without` go first, then the last ranks; newcomers take the
-        lowest free ports."""
+    def resized(
+        self,
+        size: int,
+        ports: Collection[int],
+        without: Collection[PeerID] = (),
+        slots: Mapping[str, int] | None = None,
+    ) -> Cluster:
+        """The next version with `size` workers: those in `without` go first, then the last ranks.
+
+        A newcomer goes to the first host that has one of its `slots` free, as ``-H`` gives them; without slots, to the
+        host with the fewest workers. It takes the lowest free port there. ValueError where there is no room.
+        """
         if size < 1:
             raise ValueError(f"a cluster has at least 1 worker, got size {size}")
-        keep = [worker for worker in self.workers if worker not in without][:size]
-        host = self.workers[0].host if self.workers else "127.0.0.1"
+        workers = [worker for worker in self.workers if worker not in without][:size]
+        present = Counter(worker.host for worker in workers)
+        hosts = list(slots or dict.fromkeys(worker.host for worker in self.workers))
         # Ports of workers that are about to leave are not handed out: the leaver may still be on its way out.
-        taken = {w.port for w in self.workers if w.host == host}
-        free = (p for p in ports if p not in taken)
-        grown = list(keep)
-        for _ in range(size - len(keep)):
-            port = next(free, None)
-            if port is None:
+        taken = {*self.workers}
+        while len(workers) < size:
+            if slots is not None:
+                hosts = [host for host in hosts if present[host] < slots[host]]
+                if not hosts:
+                    raise ValueError(f"{size} workers are more than the {sum(slots.values())} slots that -H gives")
+            host = hosts[0] if slots is not None else min(hosts, key=lambda host: present[host])
+            free = (PeerID(host, port) for port in ports if PeerID(host, port) not in taken)
+            newcomer = next(free, None)
+            if newcomer is None:
                 raise ValueError(f"the port range is too small for {size} workers; give a larger -port-range")
-            grown.append(PeerID(host, port))
-        return self.following(grown)
+            workers.append(newcomer)
+            taken.add(newcomer)
+            present[host] += 1
+        return self.following(workers)
 
     def without(self, leaving: Collection[PeerID]) -> Cluster:
         """The next version without these workers. ValueError where nobody would be left."""

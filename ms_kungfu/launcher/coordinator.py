@@ -121,7 +121,9 @@ class Coordinator:
         gone = {*ended, *self.members_to_leave(living)}
         ports = [port for port in self._options.ports.ports() if port not in taken_ports]
         last_version = max(last_version, self.last_version)
-        return revised(self.newest, last_version, gone, living, len(self.vacant), ports)
+        return revised(
+            self.newest, last_version, gone, living, len(self.vacant), ports, self._options.host.slots_by_host
+        )
 
     def accept(
         self, cluster: Cluster, own: bool, ended: Collection[PeerID], living: Collection[PeerID]

@@ -53,6 +53,10 @@ class Host:
         """As KUNGFU_HOSTS has it."""
         return None if self.slots is None else f"{self.name}:{self.slots}"
 
+    @property
+    def slots_by_host(self) -> dict[str, int] | None:
+        return None if self.slots is None else {self.name: self.slots}
+
     def first_cluster(self, size: int, ports: PortRange, runner_port: int, version: int) -> Cluster:
         """The cluster a job starts with. HostError where there is no room for it."""
         if self.slots is not None and size > self.slots:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Union
 
@@ -254,6 +254,7 @@ def revised(
     living: Sequence[PeerID],
     newcomers: int,
     ports: Sequence[int],
+    slots: Mapping[str, int] | None = None,
 ) -> Cluster | None:
     """What the launcher has to write to the config server, or None: first the newest cluster without those that are
     `gone` (dead or leaving), then `newcomers` more in their places.
@@ -272,7 +273,7 @@ def revised(
     following = replace(newest, workers=tuple(keep), version=last_version + 1)
     if following.workers != newest.workers or last_version > newest.version:
         return following
-    return newest.resized(newest.size + newcomers, ports) if newcomers else None
+    return newest.resized(newest.size + newcomers, ports, slots=slots) if newcomers else None
 
 
 def exit_code_of(code: int) -> int:

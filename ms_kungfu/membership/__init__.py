@@ -421,7 +421,7 @@ def _propose(cluster: Cluster, size: int, dead: list[PeerID]) -> int:
         if newest.version > cluster.version and newest.size == size:
             return newest.version
         try:
-            return store.put(newest.resized(size, ports, without=dead)).version
+            return store.put(newest.resized(size, ports, dead, hosts)).version
         except StaleVersionError:
             continue  # somebody else wrote in between, so there was progress
 

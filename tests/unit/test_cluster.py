@@ -71,6 +71,28 @@ def test_newcomers_take_the_lowest_free_ports() -> None:
     assert {w.host for w in grown.workers} == {"h"}
 
 
+def hosts_of(cluster: Cluster) -> str:
+    return "".join(worker.host for worker in cluster.workers)
+
+
+def test_newcomers_fill_the_hosts_slots_in_their_order() -> None:
+    start = Cluster((PeerID("a", 10000), PeerID("b", 10000)))
+    slots = {"a": 2, "b": 3, "c": 1}
+    grown = start.resized(6, range(10000, 10100), slots=slots)
+    assert hosts_of(grown) == "ababbc"
+    assert [w.port for w in grown.workers] == [10000, 10000, 10001, 10001, 10002, 10000]  # a port is a host's own
+    with pytest.raises(ValueError, match="7 workers are more than the 6 slots that -H gives"):
+        start.resized(7, range(10000, 10100), slots=slots)
+    leaving = grown.resized(6, range(10000, 10100), without=[PeerID("a", 10000)], slots=slots)
+    assert hosts_of(leaving) == "babbca"  # the leaver's slot is free, its port is not
+    assert leaving.workers[-1].port == 10002
+
+
+def test_newcomers_go_where_the_fewest_are_if_nobody_says_how_many_there_may_be() -> None:
+    start = Cluster((PeerID("a", 10000), PeerID("a", 10001), PeerID("b", 10000)))
+    assert hosts_of(start.resized(6, range(10000, 10100))) == "aabbab"
+
+
 def test_a_port_range_that_is_too_small_is_refused() -> None:
     with pytest.raises(ValueError, match="-port-range"):
         cluster_of(2).resized(4, range(10000, 10003))
