@@ -1,0 +1,99 @@
+"""What the coordinator knows of a job, without processes: places, failures, and what is to be written next."""
+
+import pytest
+
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.coordinator import Coordinator
+from ms_kungfu.launcher.options import parse_options
+from ms_kungfu.launcher.policy import Action, Headcount, Standing, WorkerExited
+
+A, B, C, D = (PeerID("127.0.0.1", 10000 + i) for i in range(4))
+
+
+def cluster(version, *workers):
+    return Cluster(tuple(workers), (), version)
+
+
+def coordinator(*workers, flags=("-recover", "replace")):
+    options = parse_options(["-w", "-port-range", "10000-10009", *flags, "sh"])
+    return Coordinator(options, cluster(0, *workers))
+
+
+def exited(code):
+    return WorkerExited("worker 1", Standing.MEMBER, code)
+
+
+def test_the_dead_are_left_out_first_and_replaced_in_the_next_version():
+    job = coordinator(A, B)
+    job.vacant = [1]
+    first = job.revision(-1, ended=[B], living=[A], taken_ports={10000})
+    assert first == cluster(1, A)
+    assert job.accept(first, own=True, ended=[], living=[A]) == []
+    job.last_version = 1
+    second = job.revision(-1, ended=[], living=[A], taken_ports={10000, 10001})
+    assert second == cluster(2, A, C)  # the port of who has died may not be free yet
+    assert job.accept(second, own=True, ended=[], living=[A]) == [C]
+
+
+def test_a_size_that_somebody_asks_for_is_not_filled_up_by_those_who_died_before():
+    job = coordinator(A, B, C)
+    job.vacant, job.pausing = [1], [2]
+    assert job.accept(cluster(1, A, D), own=False, ended=[], living=[A]) == []
+    assert (job.vacant, job.pausing) == ([], [])
+
+
+def test_who_is_listed_and_has_died_is_replaced_whoever_has_written_it():
+    job = coordinator(A, B, C)
+    job.vacant = [1, 2]
+    job.accept(cluster(1, A, B), own=False, ended=[B], living=[A])
+    assert len(job.vacant) == 1
+
+
+def test_a_member_that_was_to_go_takes_the_place_of_one_that_died():
+    job = coordinator(A)
+    job.vacant = [0]
+    assert job.accept(cluster(1, B), own=True, ended=[], living=[B]) == []
+    assert job.vacant == []
+
+
+def test_the_last_ones_stay_although_all_were_granted_to_leave():
+    job = coordinator(A, B)
+    job.leaving = {A, B}
+    assert job.members_to_leave([A, B]) == set()
+    assert job.members_to_leave([A, B, C]) == {A, B}
+
+
+def test_a_version_that_somebody_else_has_written_meanwhile_is_counted():
+    job = coordinator(A, B)
+    assert job.revision(7, ended=[B], living=[A], taken_ports=()).version == 8
+
+
+def test_restarts_are_counted_for_five_minutes():
+    job = coordinator(A)
+    job.count_restart(0, 10.0)
+    job.count_restart(0, 200.0)
+    assert [job.restarts_of(0, now) for now in (200.0, 309.0, 311.0, 501.0)] == [2, 2, 1, 0]
+    assert job.restarts_of(1, 200.0) == 0
+
+
+@pytest.mark.parametrize(("error", "code", "is_the_programs"), [("", 3, True), ("", -9, False), ("hung", 1, False)])
+def test_only_a_programs_own_failure_decides_the_exit_code_of_a_job_that_survives(error, code, is_the_programs):
+    job = coordinator(A, B, flags=())
+    assert job.member_failed("worker 1", code, error, "") is is_the_programs
+    assert not job.member_failed("worker 2", 4, "", "") or not is_the_programs  # the first one counts
+    job.finishing = True
+    verdict = job.decide(exited(0), Headcount(0, 0, 0))
+    assert (verdict.action, verdict.exit_code) == (Action.FAIL, 3 if is_the_programs else 4)
+
+
+def test_after_a_rest_nothing_of_before_counts():
+    job = coordinator(A, flags=("-k",))
+    job.member_failed("worker 1", 3, "", "")
+    job.member_finished("worker 0")
+    job.vacant, job.pausing, job.finishing = [1], [2], True
+    assert job.decide(exited(0), Headcount(0, 0, 0)).action is Action.REST
+    assert job.starts_nobody
+    job.begin_anew()
+    job.resting = job.finishing = False
+    assert (job.vacant, job.pausing) == ([], [])
+    assert "first that failed" not in job.decide(exited(1), Headcount(0, 0, 0)).reason
