@@ -23,7 +23,6 @@ from ms_kungfu import env
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher import affinity
 from ms_kungfu.launcher.coordinator import Coordinator
-from ms_kungfu.launcher.devices import Devices
 from ms_kungfu.launcher.hangs import HangWatch
 from ms_kungfu.launcher.hosts import MANY_PER_CORE
 from ms_kungfu.launcher.machine import Machine
@@ -31,7 +30,7 @@ from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import Recover, Standing, how_it_ended, peers_to_start
 from ms_kungfu.launcher.processes import Process, ProcessTable
-from ms_kungfu.launcher.startup import StartError
+from ms_kungfu.launcher.startup import Start, StartError
 from ms_kungfu.launcher.supervisor import Exited, Supervisor
 
 T = TypeVar("T")
@@ -81,24 +80,17 @@ class HostAgent:
         machine: Machine,
         supervisor: Supervisor,
         output: Output,
-        devices: Devices,
+        start: Start,
         coordinator: Coordinator,
         reports: Reports,
-        *,
-        secret: str,
-        url: str | None,
-        join_timeout_s: float,
     ) -> None:
         self._options = options
         self._machine = machine
         self._supervisor = supervisor
         self._output = output
-        self._devices = devices
+        self._start = start
         self._coordinator = coordinator
         self._reports = reports
-        self._secret = secret
-        self._url = url
-        self._join_timeout_s = join_timeout_s
         self._loop = asyncio.get_running_loop()
         self._cores = machine.allowed_cores()
         self._keys = itertools.count()
@@ -119,8 +111,8 @@ class HostAgent:
             on_trouble=lambda trouble: self.from_thread(self._on_trouble, trouble),
             on_leave=leaves,
         )
-        self._server = machine.serve_broker(self.broker, bytes.fromhex(secret))
-        self.processes = ProcessTable(self.broker, devices, self._cores)
+        self._server = machine.serve_broker(self.broker, bytes.fromhex(start.secret))
+        self.processes = ProcessTable(self.broker, start.devices, self._cores)
 
     def start(self) -> None:
         """Chooses the first cluster and starts its workers. StartError where it can't have shared memory."""
@@ -386,7 +378,7 @@ class HostAgent:
                 self._launch(process, self._environment(process, cluster, joins_later), shares[rank])
             if joins_later:
                 process.join_timer = self._loop.call_later(
-                    self._join_timeout_s, self._end_one_that_is_late, process, cluster.version
+                    self._start.join_timeout_s, self._end_one_that_is_late, process, cluster.version
                 )
         self._clear_places()
 
@@ -440,7 +432,7 @@ class HostAgent:
         if process.dismissed or process.killed_because:
             return
         if process.peer is not None and not self.broker.is_ready(process.peer, process.incarnation):
-            limit = f"{self._join_timeout_s:g} s (KUNGFU_JOIN_TIMEOUT)"
+            limit = f"{self._start.join_timeout_s:g} s (KUNGFU_JOIN_TIMEOUT)"
             self._kill(process, f"was not ready to join cluster version {version} within {limit} and was killed")
 
     def _environment(self, process: Process, cluster: Cluster, joins_later: bool) -> dict[str, str | None]:
@@ -453,14 +445,14 @@ class HostAgent:
             env.PARKED.name: "1" if joins_later else None,
             env.STANDBY.name: str(process.standby) if standby else None,
             env.BROKER.name: self._server.address,
-            env.JOB_SECRET.name: self._secret,
-            env.CONFIG_SERVER.name: self._url,
+            env.JOB_SECRET.name: self._start.secret,
+            env.CONFIG_SERVER.name: self._start.url,
             env.WATCH.name: "1" if options.watch else None,
             env.HOSTS.name: options.host.limit,
             env.PORT_RANGE.name: str(options.ports),
             env.RANK_ID.name: str(process.rank),
             env.RANK_SIZE.name: str(cluster.size + standby),
-            **self._devices.environment(process.device),
+            **self._start.devices.environment(process.device),
         }
         if "PYTHONUNBUFFERED" not in self._machine.environ:
             # Output goes to a pipe: without this it comes in blocks, late, and not at all from a worker that is killed.

@@ -36,7 +36,7 @@ from ms_kungfu.launcher.policy import (
 )
 from ms_kungfu.launcher.processes import Process
 from ms_kungfu.launcher.revisions import Revisions
-from ms_kungfu.launcher.startup import Wanted, find_devices, find_wanted, join_timeout
+from ms_kungfu.launcher.startup import Start, prepare
 from ms_kungfu.launcher.supervisor import Supervisor
 from ms_kungfu.launcher.watcher import StoreWatcher
 
@@ -62,7 +62,7 @@ class Job:
         self._loop: asyncio.AbstractEventLoop
         self._verdict: asyncio.Future[Verdict]
         self._hurry: asyncio.Event
-        self._wanted: Wanted
+        self._begun: Start
         self._coordinator: Coordinator
         self._revisions: Revisions
         self._agent: HostAgent | None = None
@@ -100,12 +100,7 @@ class Job:
 
     async def _start(self) -> None:
         options, machine = self._options, self._machine
-        devices = find_devices(options, machine)
-        if options.delay_s:
-            _log.info("starting in %g s (-delay)", options.delay_s)
-            await asyncio.sleep(options.delay_s)
-        join_timeout_s = join_timeout(machine)
-        wanted = self._wanted = await find_wanted(
+        start = self._begun = await prepare(
             options,
             machine,
             self._closers,
@@ -113,27 +108,17 @@ class Job:
             on_change=lambda cluster: None if cluster is None else self.on_cluster(cluster),
             on_secret_left=lambda file: self._supervisor.remove_at_end(file.path, file.inode),
         )
-        self._coordinator = Coordinator(options, wanted.first)
-        self._revisions = Revisions(self, wanted, machine)
-        agent = self._agent = HostAgent(
-            options,
-            machine,
-            self._supervisor,
-            self._output,
-            devices,
-            self._coordinator,
-            self,
-            secret=wanted.secret,
-            url=wanted.url,
-            join_timeout_s=join_timeout_s,
-        )
+        self._coordinator = Coordinator(options, start.first)
+        self._revisions = Revisions(self, start, machine)
+        agent = HostAgent(options, machine, self._supervisor, self._output, start, self._coordinator, self)
+        self._agent = agent
         self._closers.callback(agent.close)
         if options.timeout_s is not None:
             self._loop.call_later(options.timeout_s, self._happened, TimedOut(options.timeout_s))
         agent.start()
-        if options.watch and wanted.store is not None:
+        if options.watch and start.store is not None:
             self._watcher = StoreWatcher(
-                wanted.store,
+                start.store,
                 lambda: self._coordinator.newest,
                 lambda cluster: agent.from_thread(self.on_cluster, cluster),
                 machine,
@@ -285,7 +270,7 @@ class Job:
         if self.is_over or self._coordinator.starts_nobody:
             return None
         self._end_who_is_kept()
-        processes, server = self._host.processes, self._wanted.server
+        processes, server = self._host.processes, self._begun.server
         try:
             return self._coordinator.revision(
                 -1 if server is None else server.version,
@@ -307,7 +292,7 @@ class Job:
         # Who lists only workers that have just died did not know it: `revised` sees to it that the state is kept.
         members = [*host.processes.living_members(), *host.broker.ended_in(coordinator.newest)]
         options.host.check(cluster, members if not coordinator.resting else ())
-        if cluster.size < options.min_size and cluster.writer != self._wanted.writer:
+        if cluster.size < options.min_size and cluster.writer != self._begun.writer:
             raise HostError(f"a cluster of {cluster.size} is below -min-np {options.min_size}")
 
     def on_cluster(self, cluster: Cluster) -> None:
@@ -335,7 +320,7 @@ class Job:
             coordinator.begin_anew()
         broker.admit(cluster)
         ended = broker.ended_in(cluster)
-        replacing = coordinator.accept(cluster, cluster.writer == self._wanted.writer, ended, living)
+        replacing = coordinator.accept(cluster, cluster.writer == self._begun.writer, ended, living)
         if self._pause is not None and not coordinator.pausing:
             self._pause.cancel()
             self._pause = None

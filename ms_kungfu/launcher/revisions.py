@@ -11,7 +11,7 @@ from ms_kungfu.cluster_store import StaleVersionError
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.hosts import HostError
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.startup import Wanted
+from ms_kungfu.launcher.startup import Start
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
@@ -38,9 +38,9 @@ class Revisions:
     """Writes one after the other, in the background: each builds on what has become of the one before. A conflict means
     that there is something newer to build on."""
 
-    def __init__(self, job: RevisionOwner, wanted: Wanted, machine: Machine) -> None:
+    def __init__(self, job: RevisionOwner, start: Start, machine: Machine) -> None:
         self._job = job
-        self._wanted = wanted
+        self._start = start
         self._machine = machine
         self._task: asyncio.Future[None] | None = None
 
@@ -64,9 +64,9 @@ class Revisions:
                 await asyncio.sleep(_RETRY_S)
 
     async def _write(self, cluster: Cluster) -> None:
-        store = self._wanted.store
-        if self._wanted.server is not None:
-            self._wanted.server.put(cluster.to_json(), self._wanted.writer)  # which tells the job
+        store = self._start.store
+        if self._start.server is not None:
+            self._start.server.put(cluster.to_json(), self._start.writer)  # which tells the job
             return
         assert store is not None
         try:

@@ -35,20 +35,65 @@ class StartError(Exception):
     """The job can't start; the message is a sentence for the user."""
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The first cluster, and where whoever wants another one writes it: in a `server` of this process, or in a `store`
-    elsewhere; in a job that can't change, nowhere."""
+@dataclass
+class Start:
+    """What a job begins with. Whoever wants another cluster writes it in a config server of this process (`server`), or
+    in a `store` elsewhere; in a job that can't change, nowhere."""
 
-    first: Cluster
+    devices: Devices
+    join_timeout_s: float
     secret: str
+    first: Cluster
     writer: str  # whose the launcher's own writes are
     url: str | None = None
     server: ConfigServer | None = None
     store: ClusterStore | None = None
 
 
-def find_devices(options: Options, machine: Machine) -> Devices:
+async def prepare(
+    options: Options,
+    machine: Machine,
+    closers: contextlib.AsyncExitStack,
+    check: Callable[[Cluster], None],
+    on_change: Callable[[Cluster | None], None],
+    on_secret_left: Callable[[SecretFile], None],
+) -> Start:
+    """Where a config server is embedded, it asks `check` before it takes a cluster, and calls `on_change` then.
+
+    What is begun here is ended by `closers`. `on_secret_left` is told of the file that has the job's secret.
+    """
+    devices = _find_devices(options, machine)
+    if options.delay_s:
+        _log.info("starting in %g s (-delay)", options.delay_s)
+        await asyncio.sleep(options.delay_s)
+    try:
+        join_timeout_s, secret = env.JOIN_TIMEOUT.get(machine.environ), env.JOB_SECRET.get(machine.environ)
+    except ValueError as error:
+        raise StartError(str(error)) from None
+    writer = secrets.token_hex(8)
+    url = options.config_server
+    if options.builtin_port is None and url is not None:
+        secret = secret or _secret_of(url, machine)
+        store = machine.open_store(url, secret, writer)
+        first = await _first_from(options, machine, store)
+        return Start(devices, join_timeout_s, secret, first, writer, url, store=store)
+    first = _first_cluster(options, max(options.init_version or 0, 0))
+    start = Start(devices, join_timeout_s, secret or secrets.token_hex(32), first, writer)
+    if options.builtin_port is not None:
+        start.server = await _embed(options, machine, ConfigStore(first, check), start.secret, on_change)
+        start.url = start.server.url
+        closers.push_async_callback(start.server.stop)
+        try:
+            file = machine.leave_secret(start.url, start.secret)
+            on_secret_left(file)
+            closers.callback(file.remove)
+        except SecretFileError as error:
+            _log.warning("%s; kungfu-run resize needs KUNGFU_JOB_SECRET then", error)
+        _log.info("config server: %s", start.url)
+    return start
+
+
+def _find_devices(options: Options, machine: Machine) -> Devices:
     try:
         found = machine.find_devices(
             options.host.name, single=options.size == 1 and not options.watch, allow_nvlink=options.allow_nvlink
@@ -60,64 +105,31 @@ def find_devices(options: Options, machine: Machine) -> Devices:
     return found
 
 
-def join_timeout(machine: Machine) -> float:
-    try:
-        return env.JOIN_TIMEOUT.get(machine.environ)
-    except ValueError as error:
-        raise StartError(str(error)) from None
-
-
-async def find_wanted(
+async def _embed(
     options: Options,
     machine: Machine,
-    closers: contextlib.AsyncExitStack,
-    check: Callable[[Cluster], None],
+    store: ConfigStore,
+    secret: str,
     on_change: Callable[[Cluster | None], None],
-    on_secret_left: Callable[[SecretFile], None],
-) -> Wanted:
-    """Where a config server is embedded, it asks `check` before it takes a cluster, and calls `on_change` then.
-
-    What is begun here is ended by `closers`. `on_secret_left` is told of the file that has the job's secret.
-    """
-    writer = secrets.token_hex(8)
-    if options.builtin_port is None and options.config_server is not None:
-        return await _elsewhere(options, machine, options.config_server, writer)
-    secret = _given_secret(machine) or secrets.token_hex(32)
-    first = _first_cluster(options, max(options.init_version or 0, 0))
-    if options.builtin_port is None:
-        return Wanted(first, secret, writer)
+) -> ConfigServer:
     parts = urlsplit(options.config_server or "http://127.0.0.1/config")
     host = "127.0.0.1" if parts.hostname in (None, "localhost") else str(parts.hostname)
-    server = machine.make_config_server(
-        ConfigStore(first, check),
-        secret,
-        host=host,
-        port=options.builtin_port,
-        path=parts.path if parts.path not in ("", "/") else "/config",
-        on_change=on_change,
-    )
+    path = parts.path if parts.path not in ("", "/") else "/config"
+    port = options.builtin_port or 0
+    server = machine.make_config_server(store, secret, host=host, port=port, path=path, on_change=on_change)
     try:
         await server.start()
     except OSError as error:
         taken = "is taken" if error.errno == errno.EADDRINUSE else f"can't be used: {error.strerror}"
         raise StartError(
-            f"port {options.builtin_port} (-builtin-config-port) on {host} {taken}; give another port, or 0 for any "
-            "free one"
+            f"port {port} (-builtin-config-port) on {host} {taken}; give another port, or 0 for any free one"
         ) from None
-    closers.push_async_callback(server.stop)
-    try:
-        file = machine.leave_secret(server.url, secret)
-        on_secret_left(file)
-        closers.callback(file.remove)
-    except SecretFileError as error:
-        _log.warning("%s; kungfu-run resize needs KUNGFU_JOB_SECRET then", error)
-    _log.info("config server: %s", server.url)
-    return Wanted(first, secret, writer, server.url, server)
+    return server
 
 
-async def _elsewhere(options: Options, machine: Machine, url: str, writer: str) -> Wanted:
-    """With a config server that is there without the job."""
-    secret = _given_secret(machine) or machine.secret_of(url)
+def _secret_of(url: str, machine: Machine) -> str:
+    """That of a config server that is there without the job."""
+    secret = machine.secret_of(url)
     if secret is None:
         raise StartError(
             f"no secret for {url} was left by a config server of this user on this machine; start one first "
@@ -128,7 +140,11 @@ async def _elsewhere(options: Options, machine: Machine, url: str, writer: str) 
         bytes.fromhex(secret)
     except ValueError:
         raise StartError(f"the secret of {url} is not in hexadecimal digits") from None
-    store = machine.open_store(url, secret, writer)
+    return secret
+
+
+async def _first_from(options: Options, machine: Machine, store: ClusterStore) -> Cluster:
+    """The first cluster, once the store holds it."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _CONFIG_SERVER_START_S
     told = False
@@ -136,10 +152,10 @@ async def _elsewhere(options: Options, machine: Machine, url: str, writer: str) 
         try:
             first = await machine.in_thread(lambda: _first_of(options, store))
             if first is not None:
-                return Wanted(first, secret, writer, url, store=store)
+                return first
             if not told:
                 told = True
-                _log.info("waiting for %s to hold a cluster (-init-version -1)", url)
+                _log.info("waiting for %s to hold a cluster (-init-version -1)", store.url)
         except StoreUnreachableError as error:
             if loop.time() > deadline:
                 raise StartError(f"{error}; is it running? -builtin-config-port runs one with the job") from None
@@ -173,10 +189,3 @@ def _first_of(options: Options, store: ClusterStore) -> Cluster | None:
 
 def _first_cluster(options: Options, version: int) -> Cluster:
     return options.host.first_cluster(options.size, options.ports, options.runner_port, version)
-
-
-def _given_secret(machine: Machine) -> str | None:
-    try:
-        return env.JOB_SECRET.get(machine.environ)
-    except ValueError as error:
-        raise StartError(str(error)) from None
