@@ -151,7 +151,7 @@ def keep_waiting() -> Iterator[None]:
     """
     global _alone
     init()
-    if membership.is_parked() or membership.is_detached():
+    if membership.is_deferred() or membership.is_detached():
         yield  # to tell others would be to join them
         return
     with _lock:

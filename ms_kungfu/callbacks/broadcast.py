@@ -38,7 +38,9 @@ class BroadcastCallback(Callback):
     def on_train_begin(self, run_context: Any) -> None:
         params = run_context.original_args()
         # Who joins a running job does so in the elastic callback, ready to train, and gets the whole state there.
-        joins_later = membership.is_parked() and any(isinstance(c, KungFuElasticCallback) for c in params.list_callback)
+        joins_later = membership.is_deferred() and any(
+            isinstance(c, KungFuElasticCallback) for c in params.list_callback
+        )
         if not is_resuming() and not joins_later:
             share_parameters(collect_parameters([params.train_network]), self._root)
 

@@ -103,7 +103,7 @@ class ElasticDataset(ds.Dataset):
         self._shuffle, self._seed = bool(shuffle), index(seed)
         self._walk = dealing.Walk(self._total, drop_remainder)
         self._dealt = _Dealt(-1, 0, 0, ())  # until the first step
-        self._reductions = membership.Reductions()
+        self._reductions = membership.watch_reductions()
         self._deals = 0  # how often what was dealt lost its validity, other than by a new cluster version or epoch
         self._order: tuple[tuple[int, int], Any] = ((-1, -1), None)  # (seed, epoch) and its permutation
         self._weight = 0

@@ -106,7 +106,7 @@ class ElasticTraining:
 
     *Asynchronous*: each worker makes its steps at its own speed. They meet, each after its present step, for a change
     of the cluster, an entry of the schedule (which counts once one worker has come to it), a checkpoint, and the end of
-    a call; `ms_kungfu.membership` has the argument. In a meeting all take on the step, the epoch and the
+    a call; `ms_kungfu.membership.sync_points` has the argument. There all take on the step, the epoch and the
     position in the data of the worker that is furthest. The first to come to its end ends the call for all, so call
     `end` where `epochs` isn't used; the others find `should_stop` true. No two workers that live train the same sample
     in an epoch; what the slower ones hadn't come to is left out. So a ledger, and what takes all workers at every step
@@ -507,20 +507,20 @@ class ElasticTraining:
         every = self._checkpoint_every
         checkpoint = every is not None and self.step % every == 0
         wanted = self._size_after(self.step)
-        if membership.meeting_is_due(wanted, checkpoint):
+        if membership.sync_point_is_due(wanted, checkpoint):
             return self._meet(wanted, checkpoint=checkpoint)
         return membership.no_change()
 
     def _end_together(self) -> None:
         if not self.should_stop:
-            membership.meeting_is_due(call=True)
+            membership.sync_point_is_due(call=True)
             self._meet(None, ended=True)
         if not runtime.detached() and not is_behind() and self._dataset is not None:
             self._dataset.suspended = False  # it was, to end a loop that another worker has ended
 
     def _meet(self, wanted: int | None, checkpoint: bool = False, ended: bool = False) -> Change:
         """Collective: agree on where training is, and do what somebody came for."""
-        membership.enter_meeting()
+        membership.enter_sync_point()
         wanted, checkpoint, ended = self._go_to_the_furthest(wanted, checkpoint, ended)
         if wanted is not None:
             chronicle.scheduled(self.step, wanted, wait=False)
@@ -531,7 +531,7 @@ class ElasticTraining:
         if checkpoint:
             self._write_checkpoint()
         membership.note_step(self.step)
-        return self._follow(membership.follow_meeting(wanted))
+        return self._follow(membership.follow_sync_point(wanted))
 
     def _go_to_the_furthest(self, wanted: int | None, checkpoint: bool, ended: bool) -> tuple[int | None, bool, bool]:
         """Collective: the size wanted by a schedule, whether a checkpoint is due, and whether the end, at any."""

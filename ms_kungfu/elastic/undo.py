@@ -29,7 +29,7 @@ class LastStep:
 
     def __init__(self, now: Callable[[], TrainingState]) -> None:
         self._now = now
-        self._reductions = membership.Reductions()
+        self._reductions = membership.watch_reductions()
         self._several = False  # reductions in a step
         self._begun = False
         self._kept: list[tuple[Any, Array]] = []

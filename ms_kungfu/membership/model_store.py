@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ms_kungfu import _core, membership
+from ms_kungfu import _core
 from ms_kungfu.broker_protocol import BrokerClient, ProtocolError
 from ms_kungfu.errors import KungFuError
+from ms_kungfu.membership.identity import identity, peer_of
 
 _TIMEOUT_S = 10.0
 
@@ -24,7 +25,7 @@ def disconnect() -> None:
 
 def _announce(fd: int) -> str:
     """Hands this worker's store to the broker; an error's text where that fails."""
-    peer, incarnation = membership.identity()
+    peer, incarnation = identity()
     try:
         answer, fds = _ask({"store": "put", "peer": str(peer), "incarnation": incarnation}, fd)
     except (OSError, ProtocolError, KungFuError) as error:
@@ -35,7 +36,7 @@ def _announce(fd: int) -> str:
 
 def _find(rank: int) -> int:
     """A descriptor of the rank's store, or -1 where it has none yet, or is gone, or the launcher is."""
-    peer = membership.peer_of(rank)
+    peer = peer_of(rank)
     if peer is None:
         return -1
     try:

@@ -16,10 +16,10 @@ import pytest
 
 pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: pip install ms-kungfu[test]")
 
-from ms_kungfu import membership
 from ms_kungfu.dataset import dealing
 from ms_kungfu.launcher import agent, broker, versions
 from ms_kungfu.launcher.policy import Recover
+from ms_kungfu.membership import joining, step_agreement
 from tests.fault import world
 from tests.fault.schedules import Schedule, run, schedule_of, shrunk, story, violation_of
 from tests.fault.world import Happening, Setup
@@ -216,15 +216,14 @@ def count_a_dead_workers_share_as_trained(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def let_newcomers_begin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = membership._enter_first
+    real = joining.enter_first
 
-    def enter_first(granted):
-        real(granted)
-        if not membership._state.detached:
-            state = membership._core
-            membership._state.received = state.state_root() == state.size()
+    def enter_first(member, granted):
+        real(member, granted)
+        if not member.detached:
+            member.received = member.core.state_root() == member.core.size()
 
-    monkeypatch.setattr(membership, "_enter_first", enter_first)
+    monkeypatch.setattr(joining, "enter_first", enter_first)
 
 
 def go_over_to_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,16 +253,17 @@ def wait_for_who_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent.HostAgent, "_give_up_on", lambda self, process: None)
 
 
-def count_meetings_over_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who stays has been to more meetings than there were in the version, and newcomers have not."""
+def count_sync_points_over_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who stays has been to more sync points than there were in the version, and newcomers have not."""
 
-    def enter(granted, has_state):
-        met = membership._state.met
-        real(granted, has_state)
-        membership._state.met = met
+    def enter(member, granted, has_state):
+        been_to = member.sync_points
+        real(member, granted, has_state)
+        member.sync_points = been_to
 
-    real = membership._enter
-    monkeypatch.setattr(membership, "_enter", enter)
+    real = joining.enter
+    monkeypatch.setattr(joining, "enter", enter)
+    monkeypatch.setattr(step_agreement, "enter", enter)
 
 
 BREAKAGES = [
@@ -272,7 +272,7 @@ BREAKAGES = [
     adopt_what_oneself_has_heard_of,
     count_a_dead_workers_share_as_trained,
     let_newcomers_begin_alone,
-    count_meetings_over_versions,
+    count_sync_points_over_versions,
     go_over_to_the_dead,
     choose_first_and_make_the_segment_then,
     wait_for_who_cannot_be_killed,

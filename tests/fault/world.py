@@ -37,6 +37,7 @@ from ms_kungfu.launcher.hosts import Host, PortRange
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.policy import Action, Recover, Verdict
 from ms_kungfu.launcher.supervisor import Exited, Started
+from ms_kungfu.membership import step_agreement
 
 JOIN_TIMEOUT_S = 15.0
 PEER_TIMEOUT_S = 1.0
@@ -160,6 +161,7 @@ class Thread:
         world.all_threads.append(self)
 
     def _run(self, function):
+        membership.use(self.process.member)  # a greenlet has a context of its own
         try:
             function()
         except GreenletExit:
@@ -230,8 +232,23 @@ class Process:
         self.held = []  # threads that would run if it was not stopped
         self.slow = 1.0
         self.terminated = False  # told to end, from outside
-        self.state = membership._State()
         self.core = Core(world, self)
+        self.member = membership.Member(
+            membership.Ports(
+                core=self.core,
+                environ=environ,
+                broker=lambda: BrokerClient(world),
+                store=lambda url, secret: Store(world),
+                monotonic=lambda: world.loop.now,
+                sleep=world.sleep,
+                event=lambda: Event(world),
+                start_thread=lambda name, function: self.start(name, function),
+                close=lambda fd: None,
+                max_workers=MAX_WORKERS,
+                poll_s=0.05,
+                owns_process=False,
+            )
+        )
         self.training = None
         self.granted = None  # peer ID and incarnation
         self.key = self.pid = None  # of a worker
@@ -389,7 +406,7 @@ class Core:
         return self.segment.members(generation)
 
     def all_reduce(self, name, input, output, op, dtype=-1):
-        assert op == membership._MAX
+        assert op == step_agreement._MAX
         brought, generation = self.run(name, input.copy())
         output[:] = np.maximum.reduce(list(brought.values()))
         self.reduced_in = max(self.reduced_in, generation + 1)
@@ -461,27 +478,6 @@ class Core:
             raise PeerLostError(f"rank {next(iter(self.segment.lost))}: {next(iter(self.segment.lost.values()))}")
 
 
-class _Current:
-    """The `_core` module, for whoever runs."""
-
-    def __init__(self, world):
-        self._world = world
-
-    def __getattr__(self, name):
-        return getattr(self._world.current.process.core, name)
-
-
-class _Environment:
-    """The `env` module, for whoever runs."""
-
-    def __init__(self, world):
-        self._world = world
-
-    def __getattr__(self, name):
-        variable = getattr(env, name)
-        return SimpleNamespace(name=variable.name, get=lambda: variable.get(self._world.current_environ()))
-
-
 # ---- what a worker trains --------------------------------------------------------------------------------------------
 
 
@@ -519,7 +515,7 @@ class Worker:
         world = self.world
         world.place("in begin")
         membership.begin()
-        if membership.is_parked():
+        if membership.is_deferred():
             world.sleep(world.current.random.random() * self.setup.prepare_s)
             membership.join()
         if membership.is_detached():
@@ -619,7 +615,7 @@ class AsynchronousWorker(Worker):
             if step is None:
                 training.walk.end_epoch()
                 if world.loop.now > world.quiet_from:
-                    membership.meeting_is_due(call=True)
+                    membership.sync_point_is_due(call=True)
                     self.meet(None, ended=True)
                 continue
             world.sleep(self.setup.step_s * self.process.slow * (0.5 + world.current.random.random()) * world.calm())
@@ -629,7 +625,7 @@ class AsynchronousWorker(Worker):
             world.trained(self, epoch, step)
             world.place("before it looks")
             wanted = self.setup.size_after(training.step)
-            if membership.meeting_is_due(wanted):
+            if membership.sync_point_is_due(wanted):
                 world.place("before it meets")
                 if self.meet(wanted):
                     return
@@ -637,7 +633,7 @@ class AsynchronousWorker(Worker):
     def meet(self, wanted, ended=False):
         """What `ElasticTraining` does in a meeting. Whether this worker has left."""
         core, training = self.core, self.training
-        membership.enter_meeting()
+        membership.enter_sync_point()
         version = core.cluster_version()
         while True:
             told, _ = core.run("meeting", (training.step, training.walk.epoch, wanted or 0, ended))
@@ -654,7 +650,7 @@ class AsynchronousWorker(Worker):
             training.stopping = True
             return False
         sizes = max(((step, size) for step, _, size, _ in told if size), default=None)
-        return self.follow(membership.follow_meeting(None if sizes is None else sizes[1]))
+        return self.follow(membership.follow_sync_point(None if sizes is None else sizes[1]))
 
 
 # ---- a course of events ----------------------------------------------------------------------------------------------
@@ -762,9 +758,9 @@ class World:
             process.held.append((thread, turn))
             return
         thread.turns += 1
-        self.current, membership._state = thread, process.state
+        self.current = thread
         thread.greenlet.switch()
-        process.state, self.current = membership._state, None
+        self.current = None
 
     def switch_out(self):
         """The running thread waits until somebody resumes it."""
@@ -804,7 +800,7 @@ class World:
 
     def run(self):
         """The outcome; Violation where a promise is broken."""
-        with self._in_place_of_the_real():
+        with self._alone():
             try:
                 return self._run()
             finally:
@@ -858,50 +854,18 @@ class World:
         )  # fmt: skip
 
     @contextlib.contextmanager
-    def _in_place_of_the_real(self):
-        threads = SimpleNamespace(
-            Thread=lambda target, name="", daemon=True, args=(): SimpleNamespace(
-                start=lambda: self._thread_owner().start(name or "thread", lambda: target(*args))
-            ),
-            Event=lambda: Event(self),
-            main_thread=lambda: None,
-            current_thread=lambda: None,
-        )
-        clock = SimpleNamespace(monotonic=lambda: self.loop.now, sleep=self.sleep, time=lambda: self.loop.now)
-        store = lambda url, secret=None, writer="", timeout_s=10.0: Store(self, writer)  # noqa: E731
-        environment = _Environment(self)
-        new = [
-            (membership, "_core", _Current(self)),
-            (membership, "_state", None),
-            (membership, "env", environment),
-            (membership, "time", clock),
-            (membership, "threading", threads),
-            (membership, "BrokerClient", SimpleNamespace(from_environment=lambda: BrokerClient(self))),
-            (membership, "open_store", store),
-            (membership, "os", SimpleNamespace(close=lambda fd: None)),
-            (membership, "_leave_on_sigterm", lambda: None),
-            (membership, "_step_back", lambda: None),
-            (membership, "_tell_who_works_on", lambda: None),
-            (membership, "MAX_WORKERS", MAX_WORKERS),
-            (membership, "_POLL_S", 0.05),
-            (membership._Proposal, "start", lambda own: self.current.process.start("proposal", own.run)),
-        ]
-        old = [(module, name, getattr(module, name)) for module, name, _ in new]
+    def _alone(self):
         log = logging.getLogger("ms_kungfu")
         level, propagate, handlers = log.level, log.propagate, list(log.handlers)
         log.handlers, log.propagate = [logging.NullHandler()], False
         if self.told is not None:
             log.handlers = [_Told(self)]
         log.setLevel(logging.INFO if self.told is not None else logging.CRITICAL)
-        for module, name, value in new:
-            setattr(module, name, value)
         asyncio._set_running_loop(self.loop)
         try:
             yield
         finally:
             asyncio._set_running_loop(None)
-            for module, name, value in old:
-                setattr(module, name, value)
             log.handlers, log.propagate = handlers, propagate
             log.setLevel(level)
 
@@ -992,7 +956,7 @@ class World:
         return min((present for present in clusters if present), key=len, default=[])[:1]
 
     def _leave_or_die(self, process):
-        """What membership._on_sigterm does."""
+        """What `membership.sigterm` does."""
         try:
             if process.granted is None:
                 raise ResizeError("not in the cluster yet")
@@ -1021,7 +985,7 @@ class World:
             self.say("do", f"-- from outside, refused: {error}")
 
     def _evict(self, place):
-        cluster = membership._state.cluster
+        cluster = membership.current().cluster
         if cluster is not None:
             with contextlib.suppress(ResizeError):
                 membership.evict(place % cluster.size)
@@ -1103,7 +1067,7 @@ class World:
 
     def met(self, worker, version):
         """In a meeting: all who are there go on from the same state."""
-        meeting, state = (version, membership._state.met), worker.training.capture()
+        meeting, state = (version, membership.current().sync_points), worker.training.capture()
         known = self.meetings.setdefault(meeting, state)
         if known != state:
             raise Violation(f"meeting {meeting} agrees on {known} and, at {worker.process.name}, on {state}")
@@ -1260,7 +1224,7 @@ class Launcher(job.Job):
         if not before and self._verdict.done():
             self._world.verdict = self._verdict.result()
             self._world.survivors_at_verdict = sum(
-                process.state.received and not process.terminated for process in self._world.members()
+                process.member.received and not process.terminated for process in self._world.members()
             )
         return verdict
 
@@ -1329,7 +1293,7 @@ class Connection:
 
     def send(self, message, fds=()):
         self.sent, self.fd = message, fds[0] if fds else None
-        if fds and self._process.alive and self._process.state.received:
+        if fds and self._process.alive and self._process.member.received:
             self._process.world.holders.setdefault(message["cluster"]["Version"], []).append(self._process)
 
     def close(self):

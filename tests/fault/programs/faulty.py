@@ -88,7 +88,7 @@ class Training:
         self.overtime_from = 0.0
 
     def run(self) -> None:
-        if membership.is_parked():
+        if membership.is_deferred():
             self.faults.at("parked")
             membership.join()
         if membership.is_detached():

@@ -269,7 +269,7 @@ def test_the_others_wait_to_the_end_of_the_outermost_block(busy):
     assert busy == [True, False] * 2
 
 
-@pytest.mark.parametrize("state", ["is_parked", "is_detached"])
+@pytest.mark.parametrize("state", ["is_deferred", "is_detached"])
 def test_to_have_the_others_wait_joins_nobody(busy, monkeypatch, state):
     monkeypatch.setattr(membership, state, lambda: True)
     with keep_waiting():

@@ -147,7 +147,7 @@ class Job:
         )
 
     def look(self, params):
-        roots = {"process": vars(training._Process), "membership": vars(membership._state), "dataset": self.data}
+        roots = {"process": vars(training._Process), "membership": vars(membership.current()), "dataset": self.data}
         roots |= {"elastic": dict(vars(self.elastic)), "model": self.model, "params": dict(params)}
         # This test's own callbacks and MindSpore's profiler; the model, which has its own root.
         for owner, others in (("params", "list_callback"), ("elastic", "_others"), ("elastic", "_bound")):

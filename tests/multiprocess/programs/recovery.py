@@ -54,7 +54,7 @@ def tell():
 
 
 kf.init()
-if membership.is_parked():
+if membership.is_deferred():
     print(f"parked pid {os.getpid()} rank {kf.current_rank()} of {kf.current_cluster_size()}", flush=True)
     if options.get("fail") == str(kf.current_rank()):
         sys.exit(5)

@@ -1,0 +1,120 @@
+"""Who this process is: its name in the job, and its place in the present cluster."""
+
+from __future__ import annotations
+
+from ms_kungfu import env
+from ms_kungfu.cluster import PeerID
+from ms_kungfu.errors import KungFuError
+from ms_kungfu.membership.member import current
+
+
+def identity() -> tuple[PeerID, int]:
+    """This process's name in the job, and the cluster version that it was started for."""
+    member = current()
+    if member.self_id is None:
+        raise KungFuError("this process was not started by kungfu-run, so it has no name in a job")
+    return member.self_id, member.incarnation
+
+
+def peer_of(rank: int) -> PeerID | None:
+    """The peer of this rank in the present cluster."""
+    cluster = current().cluster
+    workers = () if cluster is None else cluster.workers
+    return workers[rank] if rank < len(workers) else None
+
+
+def lost_ranks() -> list[int]:
+    """The ranks of the present cluster that have died; they count until the next version."""
+    core = current().core
+    living = core.living()
+    return [] if len(living) == int(core.size()) else sorted(set(range(int(core.size()))).difference(living))
+
+
+def speaks_for_all() -> bool:
+    """Whether this process is the lowest living rank: what all would tell alike is told by one."""
+    member = current()
+    return not member.detached and not member.deferred and member.speaks_first()
+
+
+def is_detached() -> bool:
+    return current().detached
+
+
+def is_deferred() -> bool:
+    """Whether this process was started for a running job and has not joined it yet. Rank and size are provisional."""
+    return current().deferred
+
+
+def is_joiner() -> bool:
+    """Whether this process joined a running job and has not received the training state yet."""
+    return not current().received
+
+
+def state_received() -> None:
+    """Tells that this process now has the training state."""
+    current().received = True
+
+
+def sync_root() -> int:
+    """The lowest rank that has the training state; 0 in a cluster where everyone starts alike."""
+    core = current().core
+    root, size = int(core.state_root()), int(core.size())
+    return root if root < size else 0
+
+
+def is_first_cluster() -> bool:
+    """Whether this is the cluster that the job began with, all of whose processes run their programs from the start."""
+    member = current()
+    return not member.get(env.PARKED) and not member.detached and cluster_version() == member.incarnation
+
+
+def rank() -> int:
+    """The rank; until a deferred join the one it was started for."""
+    member = current()
+    return member.get(env.RANK_ID) if member.deferred else int(member.core.rank())
+
+
+def size() -> int:
+    """The number of ranks; until a deferred join that of the cluster it was started for."""
+    member = current()
+    return member.get(env.RANK_SIZE) if member.deferred else int(member.core.size())
+
+
+def cluster_version() -> int:
+    member = current()
+    return member.incarnation if member.deferred else int(member.core.cluster_version())
+
+
+def local_rank() -> int:
+    """The rank among the workers of this host; until a deferred join 0, as the cluster isn't known yet.
+
+    (One that was told its whole cluster would know; the launcher tells a newcomer its rank alone.)
+    """
+    member = current()
+    if member.deferred:
+        return member.get(env.RANK_ID)
+    if member.cluster is None or member.self_id is None:
+        return 0
+    same_host = [worker for worker in member.cluster.workers if worker.host == member.self_id.host]
+    return same_host.index(member.self_id) if member.self_id in same_host else 0
+
+
+def local_size() -> int:
+    """The number of workers on this host."""
+    member = current()
+    if member.deferred:
+        return member.get(env.RANK_SIZE)
+    if member.cluster is None or member.self_id is None:
+        return 1
+    return sum(worker.host == member.self_id.host for worker in member.cluster.workers)
+
+
+def uid() -> int:
+    """See :func:`ms_kungfu.uid`."""
+    member = current()
+    if member.self_id is not None:
+        return member.incarnation << 16 | member.self_id.port
+    own = member.get(env.SELF)
+    if own is not None:
+        return member.get(env.INCARNATION) << 16 | PeerID.parse(own).port
+    return (member.get(env.STANDBY) or 0) << 16

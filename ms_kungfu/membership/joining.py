@@ -1,0 +1,165 @@
+"""The way into a cluster and out of it: through the host's broker, which hands over a version's segment.
+
+A process that is started for a job that runs already doesn't join in :func:`begin`. Its join is *deferred*: the others
+train on while it imports and compiles, and it says that it is ready by :func:`join`, or by its first collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+
+from ms_kungfu import env
+from ms_kungfu.broker_protocol import Detached, Granted, Stay
+from ms_kungfu.cluster import PeerID
+from ms_kungfu.errors import ResizeError
+from ms_kungfu.membership.identity import identity
+from ms_kungfu.membership.member import Member, current
+from ms_kungfu.membership.sigterm import leave_on_sigterm
+
+_log = logging.getLogger(__name__)
+_NICE_OF_THE_DETACHED = 10
+_LEAVING_S = 10.0  # a program that has ended by then need not be told that it has left
+
+
+def begin() -> None:
+    """Joins the cluster that this process was started for, or, where the job is running already, gets ready to.
+
+    Called once, by :func:`ms_kungfu.runtime.init`.
+    """
+    member = current()
+    own, standby = member.get(env.SELF), member.get(env.STANDBY)
+    if own is None and standby is None:
+        raise ValueError("KUNGFU_BROKER is set but KUNGFU_SELF is not; start the program with kungfu-run")
+    member.reset(None if own is None else PeerID.parse(own), member.get(env.INCARNATION))
+    if member.get(env.PARKED):
+        member.deferred, member.received = True, False
+        member.core.set_join_handler(join)
+        return
+    enter_first(member, request_segment(member, None, None, member.get(env.JOIN_TIMEOUT)))
+
+
+def join() -> None:
+    """Where this process's join is deferred: says that it is ready, and waits for its place, however long the members
+    train on.
+
+    The first collective does so itself. Afterwards :func:`is_detached` tells whether it is needed no more. Idempotent;
+    thread-safe.
+    """
+    member = current()
+    with member.joining:
+        if not member.deferred or member.entering:
+            return
+        standby = member.get(env.STANDBY)
+        if standby is None:
+            granted = request_segment(member, None, None, None)
+        else:
+            granted = member.broker().request_identity(standby)
+        # Other threads that come to a collective meanwhile wait for the lock; this one passes through.
+        member.entering = True
+        try:
+            enter_first(member, granted)
+        finally:
+            member.entering = False
+        member.deferred = False
+        member.core.set_join_handler(None)
+
+
+def forget() -> None:
+    """Back to a process without a cluster."""
+    member = current()
+    member.core.set_join_handler(None)
+    member.reset()
+
+
+def request_segment(
+    member: Member, member_of: int | None, version: int | None, timeout: float | None
+) -> Granted | Detached | Stay:
+    peer, incarnation = identity()
+    return member.broker().request_segment(peer, incarnation, member_of, version, timeout, member.training_step)
+
+
+def enter(member: Member, granted: Granted, has_state: bool) -> None:
+    """Joins the segment, together with the others of its version. A new version has had no sync points."""
+    try:
+        member.core.join(
+            granted.fd,
+            granted.rank,
+            str(granted.peer),
+            has_state,
+            member.get(env.COLLECTIVE_TIMEOUT),
+            member.get(env.JOIN_TIMEOUT),
+        )
+    finally:
+        member.ports.close(granted.fd)
+    member.cluster = granted.cluster
+    member.given_up = member.sync_points = 0
+
+
+def enter_first(member: Member, granted: Granted | Detached | Stay) -> None:
+    if not isinstance(granted, Granted):
+        # The cluster shrank again before this process was ready.
+        detach(member, None)
+        return
+    member.self_id, member.incarnation = granted.peer, granted.incarnation
+    enter(member, granted, has_state=False)
+    # In the first cluster everyone starts alike, with nothing to receive. A newcomer has to, also where those who have
+    # the state died in that moment: to train from the beginning would lose theirs in silence.
+    member.received = not member.deferred
+    leave_on_sigterm(member)
+
+
+def detach(member: Member, version: int | None) -> None:
+    """This process is not in the cluster any more, from `version` on."""
+    member.detached = True
+    member.hang_up()
+    if member.ports.owns_process:
+        _step_back()
+        _tell_who_works_on(member)
+    reason = f" at version {version}" if version else ""
+    member.core.leave(f"this process has been detached from the cluster{reason}")
+
+
+def _step_back() -> None:
+    """Lets those who train go first on the cores that this process shares with them: it has nothing to do but end."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), _NICE_OF_THE_DETACHED))
+
+
+def _tell_who_works_on(member: Member) -> None:
+    """Tells a program that goes on for long after this worker has left that it could have asked."""
+    ports = member.ports
+    left = ports.monotonic()
+
+    def tell() -> None:
+        ports.sleep(_LEAVING_S)
+        _log.warning(
+            "this worker left the cluster %.0f s ago and still works; nobody waits for it, and it is ended when its "
+            "place is needed or the job ends. ms_kungfu.detached() tells a program that it has left: it should skip "
+            "what only a worker of the cluster does, such as an evaluation at the end",
+            ports.monotonic() - left,
+        )
+
+    ports.start_thread("kungfu-left", tell)
+
+
+def evict(rank: int) -> None:
+    """Asks that `rank` of the present cluster leave it; the others go on without it from one of the next steps on.
+
+    Any worker may call it, at any time and from any thread; it is not a collective. If several ask for the same rank,
+    it leaves once. The worker that leaves finds :func:`is_detached` true after its step and should exit with 0.
+
+    Raises:
+        ValueError: where there is no such rank.
+        ResizeError: if it can't leave: it is the last one, fewer than ``-min-np`` would be left, or the launcher does
+            not follow changes (``-w``). The job goes on as it is.
+    """
+    join()
+    member = current()
+    size = 1 if member.cluster is None else member.cluster.size
+    if not 0 <= rank < size:
+        raise ValueError(f"there is no rank {rank} in a cluster of {size}")
+    if member.cluster is None:
+        raise ResizeError("a cluster that kungfu-run has not started stays at 1 rank")
+    member.broker().request_leave(member.cluster.workers[rank], member.get(env.JOIN_TIMEOUT))

@@ -1,0 +1,123 @@
+"""What this process knows of its membership, and what it acts by.
+
+There is one :class:`Member` a process, :func:`current`. Whoever runs several in one process (the fault simulator) gives
+each a context of its own (`contextvars`) and its :class:`Ports`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Callable, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ms_kungfu import _core
+from ms_kungfu.broker_protocol import BrokerClient
+from ms_kungfu.cluster import MAX_WORKERS, Cluster, PeerID
+from ms_kungfu.cluster_store import ClusterStore, open_store
+from ms_kungfu.env import Variable
+from ms_kungfu.membership.reductions import Outcomes
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a step or resize did to the membership."""
+
+    changed: bool
+    detached: bool
+    old_size: int
+    new_size: int
+    lost: tuple[int, ...] = ()  # ranks of the old cluster that had died
+    undone: bool = False  # the step at hand doesn't count, and is done again (`ElasticTraining.step_end`)
+
+
+def _start_thread(name: str, function: Callable[[], None]) -> None:
+    threading.Thread(target=function, name=name, daemon=True).start()
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What a member reaches the world by."""
+
+    core: Any = _core
+    environ: Mapping[str, str] | None = None  # None: the process's
+    broker: Callable[[], BrokerClient] = BrokerClient.from_environment
+    store: Callable[[str, str | None], ClusterStore] = open_store
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    event: Callable[[], threading.Event] = threading.Event
+    start_thread: Callable[[str, Callable[[], None]], None] = _start_thread
+    close: Callable[[int], None] = os.close
+    max_workers: int = MAX_WORKERS
+    poll_s: float = 0.001
+    owns_process: bool = True  # else it leaves the process's signals and its priority alone
+
+
+class Member:
+    """None and False before :func:`ms_kungfu.membership.begin` or :func:`ms_kungfu.membership.join`."""
+
+    def __init__(self, ports: Ports | None = None) -> None:
+        self.ports = Ports() if ports is None else ports
+        self.core = self.ports.core
+        self.outcomes = Outcomes(self.core)
+        self.joining = threading.RLock()
+        self.row: NDArray[np.uint64] = np.zeros(5, np.uint64)  # of the step's agreement
+        self._broker: BrokerClient | None = None
+        self.reset()
+
+    def reset(self, self_id: PeerID | None = None, incarnation: int = 0) -> None:
+        """A process of this name that has not joined anything yet. Who asked for reductions goes on hearing of them."""
+        self.hang_up()
+        self._broker = None
+        self.self_id = self_id
+        self.incarnation = incarnation
+        self.cluster: Cluster | None = None
+        self.deferred = False  # it was started for a job that runs, and joins when it is ready
+        self.entering = False
+        self.detached = False
+        self.received = True  # the training state
+        self.requested_size: int | None = None  # which all ranks want and nobody has written to the store yet
+        self.pending: tuple[int, int] | None = None  # the last requested size that was written, and its version
+        self.request: Any = None  # requested_size.SizeRequest at the rank that writes it
+        self.given_up = 0  # the newest version that was announced and that nobody goes over to any more
+        self.sync_points = 0  # of this cluster version, that this process has come to
+        self.training_step: int | None = None  # for the launcher's lines
+        self.outcomes.by_version.clear()
+
+    def get(self, variable: Variable[T]) -> T:
+        """An environment variable."""
+        return variable.get(self.ports.environ)
+
+    def broker(self) -> BrokerClient:
+        """ResizeError where kungfu-run has not started this process."""
+        if self._broker is None:
+            self._broker = self.ports.broker()
+        return self._broker
+
+    def hang_up(self) -> None:
+        if self._broker is not None:
+            self._broker.close()
+
+    def speaks_first(self) -> bool:
+        """Whether this is the lowest living rank."""
+        return int(self.core.living()[0]) == int(self.core.rank())
+
+
+_current: ContextVar[Member] = ContextVar("kungfu_member", default=Member())  # noqa: B039
+
+
+def current() -> Member:
+    return _current.get()
+
+
+def use(member: Member) -> None:
+    """From now on, in this context, what is asked of the membership is asked of this one."""
+    _current.set(member)

@@ -1,0 +1,152 @@
+"""A size that the ranks want: it is written to the cluster store by the lowest one that lives.
+
+In the background, and while the store is away again and again; training goes on. If that rank dies, the next one does
+so again, and finds what the first may have written already. All hear in their next agreement what became of it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from ms_kungfu import env
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError
+from ms_kungfu.errors import KungFuError, PeerLostError, ResizeError
+from ms_kungfu.membership.member import Member
+
+_log = logging.getLogger(__name__)
+_FIRST_PORT, _LAST_PORT = 10000, 10999  # KungFu's default range
+_RETRY_S = 0.2
+_MAX_REFUSAL_BYTES = 1024
+
+# What became of a requested size, as one number of which the ranks take the maximum: kind, size, and the version under
+# which it is pending or the rank that knows why it is refused.
+NOTHING, LATER, PENDING, REFUSED = range(4)
+
+
+def pack(kind: int, size: int, value: int) -> int:
+    return kind << 60 | size << 44 | value
+
+
+def unpack(packed: int) -> tuple[int, int, int]:
+    return packed >> 60, packed >> 44 & 0xFFFF, packed & (1 << 44) - 1
+
+
+class SizeRequest:
+    """Writes a cluster of a size to the store, in a thread of its own, until it is there, refused or cancelled."""
+
+    def __init__(self, member: Member, cluster: Cluster, size: int, dead: list[PeerID]) -> None:
+        self.size = size
+        self.version: int | None = None  # under which it was written
+        self.refusal = ""
+        self.trouble = ""
+        self.settled = member.ports.event()  # one of these is known
+        self.cancelled = False
+        self._member = member
+        self._cluster = cluster
+        self._dead = dead
+        member.ports.start_thread("kungfu-propose", self._run)
+
+    def _run(self) -> None:
+        while not self.cancelled:
+            try:
+                self.version = _write(self._member, self._cluster, self.size, self._dead)
+            except StoreUnreachableError as error:
+                if not self.trouble:
+                    self.trouble = str(error)
+                    _log.warning("%s; the change to %d workers waits, training goes on", error, self.size)
+                self.settled.set()
+                self._member.ports.sleep(_RETRY_S)
+                continue
+            except Exception as error:
+                # Whatever it is, the others have to be told.
+                known = isinstance(error, (KungFuError, ValueError))
+                self.refusal = str(error) if known else f"{type(error).__name__}: {error}"
+            self.settled.set()
+            return
+
+
+def _write(member: Member, cluster: Cluster, size: int, dead: list[PeerID]) -> int:
+    """Writes a cluster of `size` workers to the store and returns its version."""
+    url, secret = member.get(env.CONFIG_SERVER), member.get(env.JOB_SECRET)
+    if url is None:
+        raise ResizeError("resizing needs a config server: start the job with kungfu-run -w, which embeds one")
+    if not member.get(env.WATCH):
+        raise ResizeError("resizing needs a launcher that follows the config server: start it with kungfu-run -w")
+    hosts = member.get(env.HOSTS)
+    slots = None if hosts is None else sum(hosts.values())
+    most = member.ports.max_workers
+    if size > most:
+        raise ResizeError(f"{size} workers were asked for, one host can have {most}")
+    if slots is not None and size > slots:
+        given = ",".join(f"{host}:{count}" for host, count in (hosts or {}).items())
+        raise ResizeError(f"{size} workers were asked for, -H {given} has {slots} slots")
+    ports = member.get(env.PORT_RANGE) or range(_FIRST_PORT, _LAST_PORT + 1)
+    store = member.ports.store(url, secret)
+    while True:
+        # The store may hold a newer version than this cluster has adopted; a size is built on the newest.
+        newest = store.get() or cluster
+        if newest.version > cluster.version and newest.size == size:
+            return newest.version
+        try:
+            return store.put(newest.resized(size, ports, dead, hosts)).version
+        except StaleVersionError:
+            continue  # somebody else wrote in between, so there was progress
+
+
+def want(member: Member, size: int) -> None:
+    """From now on all ranks want this size."""
+    there = member.pending[0] if member.pending is not None else int(member.core.size())
+    member.requested_size = None if size == there else size
+
+
+def wanted_size(member: Member) -> int:
+    if member.requested_size is not None:
+        return member.requested_size
+    return member.pending[0] if member.pending is not None else int(member.core.size())
+
+
+def pursue(member: Member, wait: bool, must: bool) -> int:
+    """At the lowest living rank: has the requested size written, and tells what became of it, packed. With `wait`, not
+    before something did; with `must` a store that is away is a refusal."""
+    request: SizeRequest | None = member.request
+    if member.requested_size is None or not member.speaks_first() or member.cluster is None:
+        drop(member)
+        return pack(NOTHING, 0, 0)
+    if request is None or request.size != member.requested_size:
+        drop(member)
+        living = set(member.core.living())
+        dead = [worker for i, worker in enumerate(member.cluster.workers) if i not in living]
+        request = member.request = SizeRequest(member, member.cluster, member.requested_size, dead)
+    if wait:
+        request.settled.wait()
+    if request.version is not None:
+        return pack(PENDING, request.size, request.version)
+    if must and request.trouble:
+        request.cancelled, request.refusal = True, request.trouble
+    if request.refusal:
+        return pack(REFUSED, request.size, int(member.core.rank()))
+    return pack(LATER if request.trouble else NOTHING, request.size, 0)
+
+
+def drop(member: Member) -> None:
+    if member.request is not None:
+        member.request.cancelled = True
+        member.request = None
+
+
+def refusal_of(member: Member, rank: int) -> str | None:
+    """Collective: why `rank` can't have it written; None where it has died since, and the next one has to try."""
+    buffer = np.zeros(_MAX_REFUSAL_BYTES, np.uint8)
+    if rank == int(member.core.rank()) and member.request is not None:
+        text = member.request.refusal.encode()[:_MAX_REFUSAL_BYTES]
+        buffer[: len(text)] = np.frombuffer(text, np.uint8)
+    try:
+        member.core.broadcast("kungfu/refusal", buffer, buffer, rank)
+    except PeerLostError:
+        if rank in member.core.living():
+            raise
+        return None
+    return buffer.tobytes().rstrip(b"\0").decode(errors="replace")

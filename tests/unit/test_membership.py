@@ -1,0 +1,75 @@
+"""What a member of a cluster knows, without a cluster."""
+
+import threading
+
+import pytest
+
+from ms_kungfu import membership
+from ms_kungfu.errors import KungFuError
+from ms_kungfu.membership import Member, Ports
+from ms_kungfu.membership.reductions import Outcomes, Reductions
+
+
+class Core:
+    """Four ranks, of which rank 2 died first and rank 1 then; what came of the reductions is told once."""
+
+    def __init__(self):
+        self.next = (0, 0, 0, 0, 0)
+
+    def take_reductions(self):
+        told, self.next = self.next, (0, 0, 0, 0, 0)
+        return told
+
+    def members_of(self, generation):
+        return [[0, 1, 2, 3], [0, 1, 3], [0, 3]][generation]
+
+
+def test_each_owner_hears_of_what_came_since_it_asked():
+    core = Core()
+    outcomes = Outcomes(core)
+    training, dataset = Reductions(outcomes), Reductions(outcomes)
+    core.next = (1, 1, 1, 1, 1)
+    assert training.take_participants() == [0, 1, 2, 3]
+    core.next = (3, 3, 2, 2, 3)
+    assert dataset.take_participants() == [0, 3]
+    assert training.take_commits() == (3, [1, 2])
+    assert dataset.take_commits() == (3, [1, 2])
+    assert outcomes.of_nobody.take_participants() == [0, 3]
+
+
+def test_who_asked_before_the_process_joined_hears_of_what_comes_then():
+    core = Core()
+    member = Member(Ports(core=core))
+    dataset = Reductions(member.outcomes)  # a program makes its data before it joins
+    member.reset()
+    core.next = (2, 2, 1, 2, 2)
+    assert dataset.take_participants() == [0, 1, 3]
+
+
+def test_the_end_of_a_version_keeps_who_took_part_and_forgets_the_rest():
+    core = Core()
+    outcomes = Outcomes(core)
+    mine = Reductions(outcomes)
+    core.next = (2, 2, 1, 2, 2)
+    outcomes.end_version(7)
+    assert outcomes.by_version == {7: [0, 1, 3]}
+    assert mine.take_commits() == (0, [])
+
+
+def test_a_member_that_is_used_is_this_contexts_alone():
+    own, seen = Member(Ports(core=Core())), []
+
+    def other():
+        membership.use(own)
+        seen.append(membership.current())
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert seen == [own]
+    assert membership.current() is not own
+
+
+def test_a_process_that_nobody_started_has_no_name():
+    with pytest.raises(KungFuError, match="not started by kungfu-run"):
+        membership.identity()
