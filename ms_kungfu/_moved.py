@@ -19,6 +19,7 @@ MOVED = {
     "ms_kungfu.elastic.gathering": "ms_kungfu.agreement",
     "ms_kungfu.elastic.membership": "ms_kungfu.membership",
     "ms_kungfu.elastic.model_store": "ms_kungfu.membership.model_store",
+    "ms_kungfu.elastic.steering": "ms_kungfu.elastic.policy_runner",
     "ms_kungfu.elastic.rendezvous": "ms_kungfu.broker_protocol",
     "ms_kungfu.monitoring.optimizers": "ms_kungfu.optimizers.monitored",
 }

@@ -22,7 +22,7 @@ from ms_kungfu import comm, membership, runtime
 from ms_kungfu.agreement import broadcast_text
 from ms_kungfu.dataset import dealing
 from ms_kungfu.dataset.ledger import Ledger
-from ms_kungfu.elastic import state
+from ms_kungfu.elastic import handover
 
 ROW = struct.Struct("=qddd")
 """A step's number, its begin, the end of its gradients' reduction, and its end, in seconds of CLOCK_MONOTONIC."""
@@ -149,7 +149,7 @@ class _Synthetic:
             comm.broadcast(self.weights, root, "weights", self.weights)
             return received
 
-        received = state.from_lowest_rank(receive, able=not joiner)
+        received = handover.from_lowest_rank(receive, able=not joiner)
         if joiner:
             self.step = received["step"]
             self._walk.restore(received["walk"])

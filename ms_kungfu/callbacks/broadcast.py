@@ -8,8 +8,9 @@ from mindspore.train import Callback
 
 from ms_kungfu import membership, runtime
 from ms_kungfu.callbacks.elastic import KungFuElasticCallback
-from ms_kungfu.elastic.state import collect_parameters, share_parameters
-from ms_kungfu.elastic.training import is_behind, is_resuming
+from ms_kungfu.elastic.handover import share_parameters
+from ms_kungfu.elastic.inventory import collect_parameters
+from ms_kungfu.elastic.program import is_behind, is_resuming
 
 
 def sync_net_parameters(net: Any, root: int = 0) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Callable
 
@@ -20,14 +21,15 @@ from ms_kungfu.callbacks import evaluation
 from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
 from ms_kungfu.callbacks.others import Others, agree_on_outputs
 from ms_kungfu.dataset.elastic import ElasticDataset, _positive
-from ms_kungfu.elastic import state
-from ms_kungfu.elastic.checkpoint import open_folder
-from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
-from ms_kungfu.elastic.policy import Policy, as_policy
-from ms_kungfu.elastic.schedule import Schedule, parse_schedule
-from ms_kungfu.elastic.state import Component, check_averaged
-from ms_kungfu.elastic.steering import Evict, check_evict
-from ms_kungfu.elastic.training import ElasticTraining, is_behind
+from ms_kungfu.elastic import handover, inventory
+from ms_kungfu.elastic.eviction import Evict
+from ms_kungfu.elastic.lr_rule import LRRule
+from ms_kungfu.elastic.options import Options
+from ms_kungfu.elastic.policy import Policy
+from ms_kungfu.elastic.program import is_behind
+from ms_kungfu.elastic.schedule import Schedule
+from ms_kungfu.elastic.state import Component
+from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.monitoring.monitor import Monitor
 from ms_kungfu.ops._base import Collective
 from ms_kungfu.optimizers import KungFuGradReducer
@@ -99,28 +101,26 @@ class KungFuElasticCallback(Callback):
         asynchronous: bool | None = None,
     ) -> None:
         super().__init__()
-        self._policy, self._monitor, self._evict = as_policy(policy), monitor, check_evict(evict)
         # What is wrong with them is said here rather than when training begins.
-        parse_schedule(schedule)
-        parse_lr_rule(lr_rule)
-        open_folder(checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
-        if monitor is not None and not isinstance(monitor, Monitor):
-            raise TypeError(f"monitor is a ms_kungfu.monitoring.Monitor, got {monitor!r}")
-        self._options: dict[str, Any] = {
-            "schedule": schedule,
-            "wait": wait,
-            "lr_rule": lr_rule,
-            "averaged": check_averaged(averaged),
-            "checkpoint_dir": checkpoint_dir,
-            "checkpoint_every": checkpoint_every,
-            "keep_checkpoints": keep_checkpoints,
-            "resume": resume,
-            "asynchronous": asynchronous,
-        }
+        self._options = Options(
+            schedule=schedule,
+            wait=wait,
+            components=tuple(components),
+            lr_rule=lr_rule,
+            averaged=averaged,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+            keep_checkpoints=keep_checkpoints,
+            resume=resume,
+            policy=policy,
+            monitor=monitor,
+            evict=evict,
+            asynchronous=asynchronous,
+        )
+        self._monitor = monitor
         self._global_batch_size = global_batch_size
         if global_batch_size is not None:
             _positive(global_batch_size, "global_batch_size")
-        self._components = tuple(components)
         self._epochs_before = 0
         self._last_step = 0
         self._epoch_ended = False  # and nobody has asked yet whether to stop there
@@ -172,19 +172,14 @@ class KungFuElasticCallback(Callback):
             params.train_dataset.global_batch_size = self._global_batch_size
         before = self.training
         others = self._others = Others(params.list_callback)
+        last_step = Component("last_step", self._capture, self._receive)
+        options = replace(self._options, components=(last_step, *self._options.components), monitor=self._monitor)
         self.training = training = ElasticTraining(
             params.train_network,
-            **self._options,
+            **options.arguments(),
             prepare=partial(compile_step, params.train_network, params.train_dataset),
             dataset=params.train_dataset if elastic_data else None,
             loss_scale_manager=params.get("loss_scale_mananger"),  # as MindSpore spells it
-            components=(
-                Component("last_step", self._capture, self._receive),
-                *self._components,
-            ),
-            policy=self._policy,
-            monitor=self._monitor,
-            evict=self._evict,
             total_samples=params.epoch_num * params.train_dataset.total_samples if elastic_data else None,
         )
         self._monitor = training.monitor
@@ -274,7 +269,8 @@ class KungFuElasticCallback(Callback):
         if self.training is not None:
             self.training.end()
             # Where each worker has a model of its own, the statistics are of that one until the models are merged.
-            if not self.training.asynchronous and not state.models_differ([run_context.original_args().train_network]):
+            network = run_context.original_args().train_network
+            if not self.training.asynchronous and not handover.models_differ([network]):
                 self.training.average_statistics()
 
     def _exec_preprocess(self, model: Any, is_train: bool, dataset: Any, *arguments: Any, **options: Any) -> Any:
@@ -306,7 +302,7 @@ class KungFuElasticCallback(Callback):
         if alone or (training is not None and training.asynchronous):
             # Also where the others are further on: they wait for this worker at their next step or meeting.
             return self._evaluate_alone(model, dataset, callbacks, params, add_eval_loss)
-        averaged = state.moving_statistics([model._network]) if training is None else training.averaged
+        averaged = inventory.moving_statistics([model._network]) if training is None else training.averaged
         return evaluation.Evaluation(model, dataset, callbacks, params, add_eval_loss).run(averaged)
 
     @staticmethod
@@ -342,7 +338,7 @@ class KungFuElasticCallback(Callback):
         run_context.request_stop, run_context.get_stop_requested = training.request_stop, get_stop_requested
 
     def _refuse_ordinary(self, kind: str) -> None:
-        given = {"global_batch_size": self._global_batch_size is not None, "resume": self._options["resume"]}
+        given = {"global_batch_size": self._global_batch_size is not None, "resume": self._options.resume}
         for option, is_given in given.items():
             if is_given:
                 raise ValueError(f"{option} works with an ElasticDataset, and train_dataset is a {kind}")
@@ -430,7 +426,7 @@ def _agreed(steps: int) -> int:
     def receive(root: int) -> int:
         return int(broadcast_text(json.dumps(steps) if runtime.current_rank() == root else "", root))
 
-    return state.from_lowest_rank(receive)
+    return handover.from_lowest_rank(receive)
 
 
 def _calling() -> tuple[Any, str]:

@@ -35,7 +35,7 @@ from ms_kungfu import runtime
 from ms_kungfu.agreement import gather_texts
 from ms_kungfu.callbacks.codec import pack, unpack
 from ms_kungfu.dataset.elastic import ElasticDataset
-from ms_kungfu.elastic import state
+from ms_kungfu.elastic import handover
 
 _log = logging.getLogger(__name__)
 _SHARED, _DEALT, _JOINED, _TOLD = "shared", "dealt", "joined", "told"
@@ -48,12 +48,12 @@ class Evaluation:
         self._model, self._dataset, self._callbacks, self._params = model, dataset, callbacks, params
         self._context = RunContext(params)
         self._loss = get_metric_fn("loss") if loss_too else None
-        self._differ = state.models_differ([model._network])
+        self._differ = handover.models_differ([model._network])
 
     def run(self, averaged: Any) -> Any:
         """The metrics. `averaged`: what becomes its mean over the workers before, where their models don't differ."""
         if not self._differ:
-            state.average(averaged)
+            handover.average(averaged)
         model, params, callbacks, context = self._model, self._params, self._callbacks, self._context
         params.dataset_sink_mode = False
         callbacks.on_eval_begin(context)

@@ -6,8 +6,8 @@ from typing import Any
 
 from mindspore.train import Callback
 
-from ms_kungfu.elastic.state import collect_optimizers
-from ms_kungfu.elastic.steering import learning_rate_of
+from ms_kungfu.elastic.inventory import collect_optimizers
+from ms_kungfu.elastic.learning_rates import learning_rate_of
 from ms_kungfu.monitoring import summary
 from ms_kungfu.monitoring.monitor import Monitor
 

@@ -40,8 +40,8 @@ from ms_kungfu import _core, runtime
 from ms_kungfu.agreement import broadcast_text
 from ms_kungfu.callbacks.codec import pack, unpack
 from ms_kungfu.callbacks.evaluation import gather
-from ms_kungfu.elastic import state
-from ms_kungfu.elastic.training import is_behind
+from ms_kungfu.elastic import handover
+from ms_kungfu.elastic.program import is_behind
 
 _log = logging.getLogger(__name__)
 
@@ -212,8 +212,8 @@ def agree_on_outputs(params: Any, rows: int) -> None:
             return unpack(json.loads(broadcast_text(text, root)))
 
         try:
-            received = state.from_lowest_rank(receive, able=outputs is not None)
-        except state.StateLostError:
+            received = handover.from_lowest_rank(receive, able=outputs is not None)
+        except handover.StateLostError:
             return  # this worker has the state nevertheless, and goes on with no outputs of that step
         if outputs is None:
             outputs = params.net_outputs = received

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ms_kungfu.elastic.policy import Decision, Policies, Policy, Quantities
+from ms_kungfu.elastic import policy as _policy
+from ms_kungfu.elastic.policy import Decision, Metrics, Policies, Policy
 
 if TYPE_CHECKING:
     from ms_kungfu.elastic.policies import (
@@ -25,7 +26,7 @@ __all__ = [
     "NoiseScalePolicy",
     "Policies",
     "Policy",
-    "Quantities",
+    "Metrics",
     "SchedulePolicy",
     "StragglerPolicy",
     "ThroughputPolicy",
@@ -41,6 +42,8 @@ def __getattr__(name: str) -> Any:
         from ms_kungfu.elastic.state import Component
 
         return Component
+    if name == "Quantities":
+        return _policy.Quantities  # says what it is called now
     if name in __all__:
         from ms_kungfu.elastic import policies
 

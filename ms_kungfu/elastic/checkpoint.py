@@ -24,7 +24,8 @@ from typing import Any
 
 from ms_kungfu._version import VERSION
 from ms_kungfu.comm import Array
-from ms_kungfu.elastic.state import TrainingState, assign
+from ms_kungfu.elastic.inventory import assign
+from ms_kungfu.elastic.state import TrainingState
 from ms_kungfu.errors import KungFuError
 
 _log = logging.getLogger(__name__)
@@ -181,10 +182,8 @@ class CheckpointFolder:
         return None
 
 
-def open_folder(
-    folder: str | os.PathLike[str] | None, every: int | None, keep: int, resume: bool
-) -> CheckpointFolder | None:
-    """The folder that these arguments of `ElasticTraining` name. ValueError where they don't fit together."""
+def check_folder(folder: str | os.PathLike[str] | None, every: int | None, keep: int, resume: bool) -> None:
+    """ValueError where these arguments of `ElasticTraining` don't fit together."""
     for value, what in ((every, "checkpoint_every"), (keep, "keep_checkpoints")):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{what} is an integer of 1 or more, got {value!r}")
@@ -192,10 +191,8 @@ def open_folder(
         if every is not None or resume:
             given = "checkpoint_every" if every is not None else "resume"
             raise ValueError(f"{given} needs a folder; give checkpoint_dir")
-        return None
-    if Path(folder).exists() and not Path(folder).is_dir():
+    elif Path(folder).exists() and not Path(folder).is_dir():
         raise ValueError(f"checkpoint_dir is a folder, and {os.fspath(folder)} is something else")
-    return CheckpointFolder(folder, keep)
 
 
 def restore_tensors(state: TrainingState, entries: Mapping[str, Any], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The learning rates of MindSpore's optimizers, multiplied by a factor that follows the size of the cluster."""
+"""The learning rates of MindSpore's optimizers: read, set, and multiplied by a factor that follows the size."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 
+from ms_kungfu.elastic.inventory import assign, collect_cells
 from ms_kungfu.elastic.last_rate import LastingRates
 from ms_kungfu.elastic.lr_rule import FactorRule
-from ms_kungfu.elastic.state import Component, assign, collect_cells
+from ms_kungfu.elastic.state import Component
 
 
 class ScaledSchedule(nn.learning_rate_schedule.LearningRateSchedule):
@@ -135,3 +136,34 @@ def _wrap(optimizer: Any, schedule: Any, name: str) -> ScaledSchedule:
             "could scale only before the first step; give lr_rule to the first call of training"
         )
     return ScaledSchedule(schedule, name)
+
+
+def _rate_in(optimizer: Any) -> Any:
+    """The Parameter that a number or list is in; None for a schedule, and for groups with rates of their own."""
+    held = optimizer.learning_rate
+    inner = held if isinstance(held, ms.Parameter) else getattr(held, "learning_rate", None)
+    return inner if isinstance(inner, ms.Parameter) else None
+
+
+def set_learning_rate(optimizer: Any, rate: float) -> None:
+    """Another learning rate from now on, in place: compiled graphs stay valid. Instead of what is left of a list.
+
+    ValueError for a schedule of MindSpore's and for groups with rates of their own, which no number can replace.
+    """
+    inner = _rate_in(optimizer)
+    if inner is None:
+        groups = isinstance(optimizer.learning_rate, (tuple, list, nn.CellList))
+        raise ValueError(
+            f"a policy asked for the learning rate {rate:g}, but {type(optimizer).__name__} has "
+            f"{'groups of parameters' if groups else 'a schedule'} with rates of their own; give it a number or a list"
+        )
+    ms.ops.assign(inner, ms.Tensor(np.full(inner.shape, rate), dtype=inner.dtype))
+
+
+def learning_rate_of(optimizers: Iterable[Any], step: int) -> float | None:
+    """The first optimizer's rate in step number `step`, from 0; None where it has a schedule or groups."""
+    inner = next((_rate_in(optimizer) for optimizer in optimizers), None)
+    if inner is None:
+        return None
+    values = inner.asnumpy().ravel()
+    return float(values[min(step, values.size - 1)])

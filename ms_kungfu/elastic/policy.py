@@ -1,19 +1,20 @@
 """Policies: from what is seen of a training to what is changed about it. Pure: no clock, no cluster, no MindSpore.
 
-A policy gets the `Quantities` of the moment and returns a `Decision`, which always has a reason, or None. What carries
-decisions out is `ms_kungfu.elastic.steering`. docs/policies.md
+A policy gets the `Metrics` of the moment and returns a `Decision`, which always has a reason, or None. What carries
+decisions out is `ms_kungfu.elastic.policy_runner`. docs/policies.md
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
-class Quantities:
+class Metrics:
     """What a policy knows. Times are in seconds; None stands for what isn't known (yet)."""
 
     step: int = 0
@@ -112,19 +113,19 @@ class Policy:
     by all. A policy that remembers something gives it to a worker that joins by `state` and `restore`.
     """
 
-    def before_train(self, q: Quantities) -> Decision | None:
+    def before_train(self, q: Metrics) -> Decision | None:
         """A call of training begins."""
 
-    def before_epoch(self, q: Quantities) -> Decision | None: ...
+    def before_epoch(self, q: Metrics) -> Decision | None: ...
 
-    def before_step(self, q: Quantities) -> Decision | None:
+    def before_step(self, q: Metrics) -> Decision | None:
         """The next step is about to begin, in the cluster that will train it. Can't change the cluster any more."""
 
-    def after_step(self, q: Quantities) -> Decision | None: ...
+    def after_step(self, q: Metrics) -> Decision | None: ...
 
-    def after_epoch(self, q: Quantities) -> Decision | None: ...
+    def after_epoch(self, q: Metrics) -> Decision | None: ...
 
-    def after_train(self, q: Quantities) -> None:
+    def after_train(self, q: Metrics) -> None:
         """The call of training has ended at this worker."""
 
     def state(self) -> Any:
@@ -145,7 +146,7 @@ class Policies(Policy):
 
     parts: Sequence[Policy] = field(default_factory=tuple)
 
-    def decide(self, hook: str, q: Quantities) -> Decision | None:
+    def decide(self, hook: str, q: Metrics) -> Decision | None:
         """Call one of `HOOKS` of each part."""
         made = []
         for part in self.parts:
@@ -154,22 +155,22 @@ class Policies(Policy):
                 made.append(replace(decision, reason=f"{type(part).__name__}: {decision.reason}"))
         return combine(made)
 
-    def before_train(self, q: Quantities) -> Decision | None:
+    def before_train(self, q: Metrics) -> Decision | None:
         return self.decide("before_train", q)
 
-    def before_epoch(self, q: Quantities) -> Decision | None:
+    def before_epoch(self, q: Metrics) -> Decision | None:
         return self.decide("before_epoch", q)
 
-    def before_step(self, q: Quantities) -> Decision | None:
+    def before_step(self, q: Metrics) -> Decision | None:
         return self.decide("before_step", q)
 
-    def after_step(self, q: Quantities) -> Decision | None:
+    def after_step(self, q: Metrics) -> Decision | None:
         return self.decide("after_step", q)
 
-    def after_epoch(self, q: Quantities) -> Decision | None:
+    def after_epoch(self, q: Metrics) -> Decision | None:
         return self.decide("after_epoch", q)
 
-    def after_train(self, q: Quantities) -> None:
+    def after_train(self, q: Metrics) -> None:
         self.decide("after_train", q)
 
     def state(self) -> Any:
@@ -214,3 +215,10 @@ def as_policy(policy: Policy | Sequence[Policy] | None) -> Policies:
     if not isinstance(parts, (tuple, list)) or not all(isinstance(part, Policy) for part in parts):
         raise TypeError(f"policy is a ms_kungfu.elastic.Policy or a list of them, got {policy!r}")
     return Policies(tuple(parts))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Quantities":
+        warnings.warn("ms_kungfu.elastic.Quantities is called Metrics now", FutureWarning, stacklevel=2)
+        return Metrics
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ms_kungfu.elastic import alike, state
+from ms_kungfu.elastic import alike, inventory, state
 from ms_kungfu.errors import DivergenceError
 
 PERIOD = 100  # steps in which all pieces come once
@@ -61,16 +61,16 @@ def pieces_of(trained: Sequence[Any], loss_scale_manager: Any, without: set[int]
             found[name] = Piece(name, tensor.nbytes, (tensor,), counts=counts)
 
     # In this order they are named where several differ: a rate or scale that does makes the weights differ.
-    optimizers = state.collect_optimizers(trained)
+    optimizers = inventory.collect_optimizers(trained)
     for optimizer in optimizers:
         add("the learning rate", _parameters_of(optimizer.learning_rate), optimizer)
     scales = (nn.TrainOneStepWithLossScaleCell, nn.DynamicLossScaleUpdateCell, nn.FixedLossScaleUpdateCell)
-    for cell in state.collect_cells(trained).values():
+    for cell in inventory.collect_cells(trained).values():
         if isinstance(cell, scales):
             add("the loss scale", cell.get_parameters(expand=False))
     for item in trained:
         if not isinstance(item, (ms.nn.Cell, ms.Parameter, list, tuple)):  # such as a DynamicLossScaler
-            add("the loss scale", state.collect_parameters([item]))
+            add("the loss scale", inventory.collect_parameters([item]))
     if loss_scale_manager is not None:
         numbers = state.attributes_component("loss_scale", loss_scale_manager).capture
         name = "the loss scale of the loss_scale_manager"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
@@ -14,47 +12,28 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 
 from ms_kungfu import comm, membership, runtime
-from ms_kungfu.agreement import broadcast_text, gather_texts, told_by_one
-from ms_kungfu.comm import Array
-from ms_kungfu.elastic import chronicle, state
-from ms_kungfu.elastic.checkpoint import CheckpointFolder, open_folder, restore_tensors, take_snapshot
+from ms_kungfu.agreement import gather_texts
+from ms_kungfu.elastic import chronicle, handover, inventory, measuring, program, state
+from ms_kungfu.elastic.asynchronous import AsynchronousSteps, is_asynchronous
+from ms_kungfu.elastic.checkpointing import Checkpointing
+from ms_kungfu.elastic.eviction import Evict
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
-from ms_kungfu.elastic.policy import Policies, Policy, as_policy
+from ms_kungfu.elastic.options import Options
+from ms_kungfu.elastic.policy import Policy, as_policy
+from ms_kungfu.elastic.policy_runner import PolicyRunner
+from ms_kungfu.elastic.program import is_behind
 from ms_kungfu.elastic.sameness import Sameness, check, pieces_of
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
 from ms_kungfu.elastic.state import TrainingState
 from ms_kungfu.elastic.undo import LastStep
-from ms_kungfu.errors import KungFuError
 from ms_kungfu.membership import Change
+from ms_kungfu.monitoring.monitor import Monitor
 
 if TYPE_CHECKING:
+    import os
+
     from ms_kungfu.dataset import ElasticDataset
     from ms_kungfu.elastic.learning_rates import LearningRates
-    from ms_kungfu.elastic.steering import Evict, Steering
-    from ms_kungfu.monitoring.monitor import Monitor
-
-_log = logging.getLogger(__name__)
-
-
-class _Process:
-    """Where this process is in its program: a joiner runs it from the start while the others are in its middle."""
-
-    calls = 0  # trainings begun, over all ElasticTraining objects
-    resume: dict[str, Any] | None = None  # the progress a joiner received, or a checkpoint had
-    resuming = False  # a joiner has begun where the others are and hasn't trained yet
-    checkpoint_folders: set[str] = set()  # those whose content is of this process's training
-    checkpoint: int | None = None  # the step of the last one, until it is known to be on the disk; the same everywhere
-    writes_checkpoint = False  # and it is this process that writes it
-
-
-def is_behind() -> bool:
-    """Whether this process joined, or resumed, and has not come to the call of training yet that the state is of."""
-    return _Process.resume is not None and _Process.calls < _Process.resume["call"]
-
-
-def is_resuming() -> bool:
-    """Whether this process is behind, or has just begun in the middle of a call that the others began before."""
-    return is_behind() or _Process.resuming
 
 
 class ElasticTraining:
@@ -134,19 +113,19 @@ class ElasticTraining:
         total_samples: int | None = None,
         asynchronous: bool | None = None,
     ) -> None:
+        options = Options(
+            schedule, wait, components, lr_rule, averaged, checkpoint_dir, checkpoint_every, keep_checkpoints, resume,
+            policy, monitor, evict, asynchronous,
+        )  # fmt: skip
+        self._options = options
         self._size_after = parse_schedule(schedule)
-        self._wait = wait
         self._lr_factor = parse_lr_rule(lr_rule)
         self._rates: LearningRates | None = None  # once training began, where there is a rule
-        self._averaged = state.check_averaged(averaged)
-        self._checkpoints = open_folder(checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
-        self._checkpoint_every = checkpoint_every
-        self._resume_asked = resume
+        self._checkpoints = Checkpointing(options, lambda: self.training_state)
         self._prepare_step = prepare
         self._trained = trained
         self._dataset = dataset
         self._loss_scale_manager = loss_scale_manager
-        self._more = tuple(components)
         self._call = 0
         self.step = 0
         """Steps done since training started, in all workers' lives."""
@@ -165,7 +144,7 @@ class ElasticTraining:
         self._told_of_steps = False  # by who knows when a step begins
         if dataset is not None:
             dataset.driven = self._last_step
-        self.optimizers = state.collect_optimizers(trained)
+        self.optimizers = inventory.collect_optimizers(trained)
         """The optimizers of MindSpore among what is trained; of those in one another the outer one."""
         if self.optimizers:
             from ms_kungfu.elastic.last_rate import hold_last_rate  # loads MindSpore
@@ -173,15 +152,23 @@ class ElasticTraining:
             for optimizer in self.optimizers:
                 hold_last_rate(optimizer)
         self.monitor = monitor or next((o.monitor for o in self.optimizers if hasattr(o, "monitor")), None)
+        self.asynchronous = is_asynchronous(options, self.optimizers, dataset, self.monitor)
+        """Whether the workers make their steps without coming together."""
+        self._asynchronous: AsynchronousSteps | None = None
+        if self.asynchronous:
+            self._asynchronous = AsynchronousSteps(
+                self, self._size_after, self._checkpoints, self._follow, self._suspend
+            )
         policies = as_policy(policy)
-        self.asynchronous = self._check_asynchronous(asynchronous, policies)
-        """Whether the workers make their steps without meeting."""
-        self._steering = self._steered_by(policies, evict, total_samples)
+        self._policies: PolicyRunner | None = None
+        if policies.parts:
+            self.monitor = self.monitor or Monitor(update_ratio_interval=0)
+            self._policies = PolicyRunner(policies, self.monitor, evict, total_samples)
 
     @property
     def wanted_size(self) -> int:
         """The size that a policy has asked for where it hasn't come true yet, else the present one."""
-        pending = None if self._steering is None else self._steering.pending_size
+        pending = None if self._policies is None else self._policies.pending_size
         return runtime.current_cluster_size() if pending is None else pending
 
     @property
@@ -192,7 +179,7 @@ class ElasticTraining:
     def parameters(self) -> list[Any]:
         """The Parameters that are kept the same, each once."""
         bases = self._rates.bases if self._rates is not None else []
-        return [*state.collect_parameters(self._trained), *bases]
+        return [*inventory.collect_parameters(self._trained), *bases]
 
     @property
     def components(self) -> list[state.Component]:
@@ -206,29 +193,30 @@ class ElasticTraining:
             carried.append(self._rates.component())
         if self.monitor is not None:
             carried.append(state.Component("monitor", self.monitor.state, self.monitor.restore))
-        if self._steering is not None:
-            carried.append(state.Component("policies", self._steering.state, self._steering.restore))
-        return [*carried, *state.random_components(self._trained), *self._more]
+        if self._policies is not None:
+            carried.append(state.Component("policies", self._policies.state, self._policies.restore))
+        return [*carried, *state.random_components(self._trained), *self._options.components]
 
     @property
     def training_state(self) -> TrainingState:
         """Everything that decides the next step."""
-        statistics = state.moving_statistics(self._trained)
-        averaged = statistics if self._averaged is None else self._averaged
-        buffers = state.collect_buffers(self._trained)
+        statistics = inventory.moving_statistics(self._trained)
+        averaged = statistics if self._options.averaged is None else self._options.averaged
+        buffers = inventory.collect_buffers(self._trained)
         return TrainingState(self.parameters, self.components, buffers, tuple(averaged), tuple(statistics))
 
     @property
     def averaged(self) -> Sequence[Any]:
         """What differs between the workers by nature, such as moving statistics."""
-        return state.moving_statistics(self._trained) if self._averaged is None else self._averaged
+        averaged = self._options.averaged
+        return inventory.moving_statistics(self._trained) if averaged is None else averaged
 
     def average_statistics(self) -> None:
         """What differs between the workers by nature becomes its mean, so that an evaluation has the same result at
         each. Collective, between steps. Where each worker trains a model of its own, the statistics are that model's:
         call it once the optimizer's `merge` has made the models one."""
         if not runtime.detached() and not is_behind():
-            state.average(self.averaged)
+            handover.average(self.averaged)
 
     def begin(self) -> None:
         """Start a call of training; a joiner receives the state here. Collective.
@@ -237,8 +225,9 @@ class ElasticTraining:
         and its dataset suspended until it arrives there.
         """
         runtime.init()
-        _Process.calls += 1
-        self._call = _Process.calls
+        mine = program.current()
+        mine.calls += 1
+        self._call = mine.calls
         self.should_stop = self._stop_asked = self._stopped = False
         self._steps_here = 0
         self.epoch = 0
@@ -248,38 +237,35 @@ class ElasticTraining:
 
             self._rates = LearningRates.of(self._trained, runtime.current_cluster_size())
         if membership.is_joiner() and not runtime.detached():
-            self._prepare()
+            if self._prepare_step is not None:
+                self._prepare_step()  # before the others have to wait for this worker
             membership.join()  # until here the others have trained on
         if runtime.detached():
             self._suspend(True)
             return
         joins = membership.is_joiner()
         if joins:
-            state.share_state(self.training_state)
-            chronicle.joined((_Process.resume or self._progress())["step"])
-        elif self._checkpoints is not None and (_Process.resume is None or self._call > _Process.resume["call"]):
-            self._begin_from_checkpoint(self._checkpoints)
-        if self._checkpoints is not None:
-            # Also at a joiner that comes to a call which the others have begun before: they have read it.
-            _Process.checkpoint_folders.add(os.path.abspath(self._checkpoints.folder))
+            handover.share_state(self.training_state)
+            chronicle.joined((mine.resume or self._progress())["step"])
+        self._checkpoints.begin(joins, mine.resume is not None and self._call <= mine.resume["call"])
         self._scale_rates()
         if not self.asynchronous:
             different = {id(t) for t in (*self.training_state.averaged, *self.training_state.statistics)}
             self._sameness = Sameness(pieces_of(self._trained, self._loss_scale_manager, different))
-        resume = _Process.resume
+        resume = mine.resume
         if resume is None or self._call > resume["call"]:
             if runtime.current_cluster_size() > 1:
-                state.begin_alike(self.training_state)
+                handover.begin_alike(self.training_state)
             self._suspend(False)
             self._begin_monitor()
             self._ask("before_train")
             self._change_to(self._size_after(0) if self.step == 0 else None)
         else:
             self.step, self.first_step, self.epoch = resume["step"], resume["first_step"], resume["epoch"]
-            _Process.resuming = True
+            mine.resuming = True
             self._suspend(is_behind())
             if joins:
-                self._make_up_for_a_checkpoint()
+                self._checkpoints.make_up(self.step)
             if not self.should_stop:
                 self._begin_monitor()
         if not self.asynchronous:
@@ -298,7 +284,7 @@ class ElasticTraining:
         if self.should_stop:
             return membership.no_change()
         runtime.init()
-        _Process.resuming = False
+        program.current().resuming = False
         from ms_kungfu.ops import wait_for_queue  # loads MindSpore, which importing this module doesn't
 
         # What PyNative mode has queued belongs to this step, and to the membership in which it is done.
@@ -306,8 +292,8 @@ class ElasticTraining:
         self.step += 1
         chronicle.deaths(self.step)
         self._steps_here += 1
-        if self.asynchronous:
-            return self._step_end_alone()
+        if self._asynchronous is not None:
+            return self._asynchronous.step_end()
         if not self._last_step.ended(self.step):
             return self._do_again()
         self._measure(loss, samples)
@@ -315,8 +301,8 @@ class ElasticTraining:
             self._dataset.commit(self._last_step.take_participants())
         self._ask("after_step")
         # Before a change: it takes all workers, and those who join by the change know nothing of it.
-        if self._checkpoint_every is not None and self.step % self._checkpoint_every == 0:
-            self._write_checkpoint()
+        if self._checkpoints.is_due(self.step):
+            self._checkpoints.write(self.step)
         change = self._change_to(self._size_after(self.step), self._sameness)
         self._step_follows()
         return change
@@ -389,7 +375,7 @@ class ElasticTraining:
     def epoch_begin(self) -> None:
         """Tell the policies that an epoch begins; `epochs` does so itself."""
         # A joiner comes to an epoch that the others have begun already.
-        if not self.should_stop and not _Process.resuming:
+        if not self.should_stop and not program.current().resuming:
             self._ask("before_epoch")
 
     def checkpoint(self) -> None:
@@ -399,51 +385,11 @@ class ElasticTraining:
         """
         if self.asynchronous:
             raise ValueError("asynchronous workers are not between steps together; give checkpoint_every instead")
-        self._write_checkpoint()
-
-    def _write_checkpoint(self) -> None:
-        if self._checkpoints is None:
-            raise ValueError("there is nowhere to write a checkpoint to; give checkpoint_dir")
-        now = self.training_state
-        state.average(now.averaged)
-        own = gather_texts(json.dumps({c.name: c.capture() for c in now.components if c.own}), "kungfu/checkpoint")
-        _Process.checkpoint, _Process.writes_checkpoint = self.step, runtime.current_rank() == min(own)
-        if not _Process.writes_checkpoint:
-            return
-        host = {
-            "components": {c.name: c.capture() for c in now.components if not c.own},
-            "own": [json.loads(text) for text in own.values()],
-        }
-        self._checkpoints.save(take_snapshot(self.step, now, host))
-
-    def _make_up_for_a_checkpoint(self) -> None:
-        """Where the worker that wrote the last checkpoint may have died in it: look, and write another one. Collective,
-        after a change of the cluster, when all have the state, and when training is over."""
-        step = _Process.checkpoint
-        if self._checkpoints is None or step is None:
-            return
-        folder = self._checkpoints
-
-        def look(root: int) -> str:
-            # Who wrote it is the lowest rank for as long as it is a member. One that has been sent away ends its
-            # writing first; then there is one checkpoint more.
-            mine = "writing" if _Process.writes_checkpoint else "there" if folder.has(step) else "lost"
-            return broadcast_text(mine if runtime.current_rank() == root else "", root)
-
-        found = state.from_lowest_rank(look)
-        if found != "writing":
-            _Process.checkpoint = None
-        if found == "lost":
-            _log.warning(
-                "the checkpoint of step %d was lost with the worker that wrote it; one of step %d takes its place",
-                step,
-                self.step,
-            )
-            self._write_checkpoint()
+        self._checkpoints.write(self.step)
 
     def epoch_end(self) -> None:
         """Count an epoch; `epochs` does so itself."""
-        _Process.resuming = False
+        program.current().resuming = False
         if not self.should_stop:
             self.epoch += 1
             self._ask("after_epoch")
@@ -452,12 +398,12 @@ class ElasticTraining:
         """The call of training is over: tell the policies, close the monitor's files, look whether the last checkpoint
         was lost with its writer; where the workers are asynchronous, end it for all. Collective. `epochs` does so
         itself."""
-        if self.asynchronous:
-            self._end_together()
+        if self._asynchronous is not None:
+            self._asynchronous.end()
         elif not runtime.detached() and not is_behind():
-            self._make_up_for_a_checkpoint()
-        if self._steering is not None and not is_behind():
-            self._steering.after_train(self)
+            self._checkpoints.make_up(self.step)
+        if self._policies is not None and not is_behind():
+            self._policies.after_train(self)
         if self.monitor is not None:
             self.monitor.end()
         if self._stopped:
@@ -466,8 +412,8 @@ class ElasticTraining:
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs of a call of training that are still to do, of `count`: `begin`, then ``range(count)``, at a
         joiner from the epoch in which the others are."""
-        if self._steering is not None and self._steering.total_samples is None and self._dataset is not None:
-            self._steering.total_samples = count * self._dataset.total_samples
+        if self._policies is not None and self._policies.total_samples is None and self._dataset is not None:
+            self._policies.total_samples = count * self._dataset.total_samples
         self.begin()
         while self.epoch < count and not self.should_stop:
             self.epoch_begin()
@@ -475,149 +421,39 @@ class ElasticTraining:
             self.epoch_end()
         self.end()
 
-    # -- without meeting once a step ----------------------------------------------------------------------------------
-
-    def _check_asynchronous(self, wanted: bool | None, policies: Policies) -> bool:
-        able = bool(self.optimizers) and all(getattr(o, "asynchronous", False) for o in self.optimizers)
-        if wanted and not able:
-            optimizers = ", ".join(type(o).__name__ for o in self.optimizers) or "no optimizer"
-            raise ValueError(
-                f"asynchronous=True works with PairAveragingOptimizer alone, and what is trained has {optimizers}"
-            )
-        if wanted is False or not able:
-            return False
-        meets = {
-            "policy": bool(policies.parts),
-            "monitor": self.monitor is not None,
-            "wait=True": self._wait,
-            "an exact ledger of the data": self._dataset is not None and self._dataset.keeps_ledger,
-        }
-        for what, given in meets.items():
-            if given:
-                raise ValueError(
-                    f"{what} takes all workers at every step, and {type(self.optimizers[0]).__name__} lets each make "
-                    "its own; leave it out, or give asynchronous=False to have the workers meet at every step"
-                )
-        return True
-
-    def _step_end_alone(self) -> Change:
-        """As `step_end`, of this worker's own step; collective only where a meeting is due."""
-        if self._dataset is not None:
-            self._dataset.commit()  # what the others have come to is not known, and does not matter
-        every = self._checkpoint_every
-        checkpoint = every is not None and self.step % every == 0
-        wanted = self._size_after(self.step)
-        if membership.sync_point_is_due(wanted, checkpoint):
-            return self._meet(wanted, checkpoint=checkpoint)
-        return membership.no_change()
-
-    def _end_together(self) -> None:
-        if not self.should_stop:
-            membership.sync_point_is_due(call=True)
-            self._meet(None, ended=True)
-        if not runtime.detached() and not is_behind() and self._dataset is not None:
-            self._dataset.suspended = False  # it was, to end a loop that another worker has ended
-
-    def _meet(self, wanted: int | None, checkpoint: bool = False, ended: bool = False) -> Change:
-        """Collective: agree on where training is, and do what somebody came for."""
-        membership.enter_sync_point()
-        wanted, checkpoint, ended = self._go_to_the_furthest(wanted, checkpoint, ended)
-        if wanted is not None:
-            chronicle.scheduled(self.step, wanted, wait=False)
-        if ended:
-            # A change that is due as well is the next call's, whose `begin` follows it.
-            self._suspend(True)
-            return membership.no_change()
-        if checkpoint:
-            self._write_checkpoint()
-        membership.note_step(self.step)
-        return self._follow(membership.follow_sync_point(wanted))
-
-    def _go_to_the_furthest(self, wanted: int | None, checkpoint: bool, ended: bool) -> tuple[int | None, bool, bool]:
-        """Collective: the size wanted by a schedule, whether a checkpoint is due, and whether the end, at any."""
-        # Of those at the same step one may have come to the end of its epoch, and another not yet.
-        epoch = self.epoch if self._dataset is None else self._dataset.epoch
-        row = np.array([self.step, epoch, wanted or 0, checkpoint, ended], np.int64)
-
-        def receive(root: int, rows: Mapping[int, Array]) -> Array:
-            at_root = runtime.current_rank() == root
-            told = broadcast_text(json.dumps(self._position()) if at_root else "", root)
-            if not at_root:
-                self._take_position(json.loads(told))
-            return np.array(list(rows.values()))
-
-        rows = told_by_one(row, "kungfu/meeting", _furthest, receive)
-        sizes = rows[rows[:, 2] > 0]
-        size = int(sizes[sizes[:, 0].argmax(), 2]) if sizes.size else None
-        return size, bool(rows[:, 3].any()), bool(rows[:, 4].any())
-
-    def _position(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "epoch": self.epoch,
-            "dataset": None if self._dataset is None else self._dataset.state(),
-        }
-
-    def _take_position(self, furthest: dict[str, Any]) -> None:
-        if self._position() == furthest:
-            return
-        self.step, self.epoch = furthest["step"], furthest["epoch"]
-        if self._dataset is not None:
-            self._dataset.restore(furthest["dataset"])
-
-    def _steered_by(self, policies: Policies, evict: Any, total_samples: int | None) -> Steering | None:
-        if not policies.parts:
-            return None
-        from ms_kungfu.elastic.steering import Steering, check_evict
-
-        if self.monitor is None:
-            from ms_kungfu.monitoring.monitor import Monitor
-
-            self.monitor = Monitor(update_ratio_interval=0)
-        return Steering(policies, self.monitor, check_evict(evict), total_samples)
-
     def _begin_monitor(self) -> None:
         if self.monitor is not None:
-            # Not all that requires a gradient: MindSpore's moments do, by their copied flags.
-            self.monitor.begin([p for optimizer in self.optimizers for p in optimizer.parameters], self.step)
+            measuring.begin(self.monitor, self.optimizers, self.step)
 
     def _ask(self, hook: str) -> None:
-        if self._steering is not None:
-            self._steering.hook(hook, self)
+        if self._policies is not None:
+            self._policies.hook(hook, self)
 
     def _measure(self, loss: Any, samples: int | None) -> None:
         if self.monitor is None:
             return
-        from ms_kungfu.elastic.steering import learning_rate_of
-
-        optimizers = self.optimizers
-        if samples is None and self._dataset is not None:
-            samples = self._dataset.weight
-        elif samples is None:
-            samples = next((o.device_batch_size for o in optimizers if getattr(o, "device_batch_size", None)), 0)
-        self.monitor.gradient_scale = float(getattr(optimizers[0], "loss_scale", 1.0)) if optimizers else 1.0
-        record = self.monitor.step_end(samples, loss, learning_rate_of(optimizers, self.step - 1), self.step)
-        if self._steering is not None:
-            self._steering.stepped(record)
+        record = measuring.step_end(self.monitor, self.optimizers, self._dataset, self.step, loss, samples)
+        if self._policies is not None:
+            self._policies.stepped(record)
 
     def _change_to(self, scheduled: int | None, sameness: Sameness | None = None) -> Change:
         """Follow what the policies, the schedule or the config server want."""
         began = time.monotonic()
         if scheduled is not None:
-            chronicle.scheduled(self.step, scheduled, self._wait)
-        size = self._steering.take_size() if self._steering is not None else None
+            chronicle.scheduled(self.step, scheduled, self._options.wait)
+        size = self._policies.take_size() if self._policies is not None else None
         wanted = scheduled if size is None else size
         membership.note_step(self.step)
         if sameness is None:
-            change = self._follow(membership.step(wanted, self._wait))
+            change = self._follow(membership.step(wanted, self._options.wait))
         else:
             word = sameness.word(self.step) if runtime.current_cluster_size() > 1 else 0
             word ^= 1 << 63 if self._stop_asked else 0
-            change = self._follow(membership.step(wanted, self._wait, word, partial(self._settle, sameness)))
+            change = self._follow(membership.step(wanted, self._options.wait, word, partial(self._settle, sameness)))
         if change.changed and not change.detached:
             seconds = time.monotonic() - began
-            if self._steering is not None:
-                self._steering.resized(seconds)
+            if self._policies is not None:
+                self._policies.took(seconds)
             if self.monitor is not None:
                 self.monitor.resized(seconds)
         return change
@@ -628,72 +464,17 @@ class ElasticTraining:
             self._suspend(True)
         elif change.changed:
             self._steps_here = 0
-            if self._steering is not None:
-                self._steering.comes_true(change.old_size, change.new_size, self._dataset)
-            state.share_state(self.training_state)
+            if self._policies is not None:
+                self._policies.on_resized(change.old_size, change.new_size, self._dataset)
+            handover.share_state(self.training_state)
             self._scale_rates()
-            self._make_up_for_a_checkpoint()
+            self._checkpoints.make_up(self.step)
             chronicle.changed(self.step, change)
         return change
-
-    def _prepare(self) -> None:
-        """Compile what the first step needs, before the others have to wait for this worker."""
-        if self._prepare_step is not None:
-            self._prepare_step()
 
     def _scale_rates(self) -> None:
         if self._rates is not None and self._lr_factor is not None:
             self._rates.follow(self._lr_factor, runtime.current_cluster_size())
-
-    def _begin_from_checkpoint(self, folder: CheckpointFolder) -> None:
-        """At the first call with this folder: restore everyone from the newest checkpoint, if there is one. Collective.
-
-        The lowest rank reads it: where there are several machines the others may not see its folder.
-        """
-        if os.path.abspath(folder.folder) in _Process.checkpoint_folders:
-            return
-        now, rank = self.training_state, runtime.current_rank()
-
-        def receive(root: int) -> Any:
-            text = json.dumps(self._open(folder, now)) if rank == root else ""
-            answer = json.loads(broadcast_text(text, root))
-            if answer["host"] is not None:
-                state.broadcast_tensors(now, root)
-            return answer
-
-        answer = state.from_lowest_rank(receive)
-        if answer["error"]:
-            raise KungFuError(answer["error"])
-        host = answer["host"]
-        if host is None:
-            return
-        # A worker that the checkpoint has nothing of goes on as a joiner does.
-        own = host["own"][rank] if rank < len(host["own"]) else host["own"][0]
-        state.restore_components(now.components, {**host["components"], **own})
-        _Process.checkpoint = None  # what it says is of the job that wrote it
-        _log.info("resumed from %s on %d workers", answer["path"], runtime.current_cluster_size())
-
-    def _open(self, folder: CheckpointFolder, now: TrainingState) -> dict[str, Any]:
-        try:
-            folder.remove_unfinished()
-            if not self._resume_asked:
-                there = folder.paths()
-                text = (
-                    f"{folder.folder} has {len(there)} checkpoints of an earlier training; resume from them, or give "
-                    "another folder"
-                )
-                return {"error": text if there else "", "host": None}
-            found = folder.load()
-            if found is None:
-                _log.info("no checkpoint in %s: training starts from the beginning", folder.folder)
-                return {"error": "", "host": None}
-            path, entries, host = found
-            restore_tensors(now, entries, path)
-            return {"error": "", "host": host, "path": str(path)}
-        except Exception as error:
-            # Whatever it is, the others wait for the outcome and have to be told.
-            known = isinstance(error, KungFuError)
-            return {"error": str(error) if known else f"{type(error).__name__}: {error}", "host": None}
 
     def _suspend(self, suspended: bool) -> None:
         self.should_stop = suspended
@@ -706,15 +487,11 @@ class ElasticTraining:
             "step": self.step,
             "first_step": self.first_step,
             "epoch": self.epoch,
-            "checkpoint": _Process.checkpoint,
+            "checkpoint": program.current().checkpoint,
         }
 
     @staticmethod
     def _resume(progress: dict[str, Any]) -> None:
-        _Process.resume = progress
-        _Process.checkpoint = progress.get("checkpoint")  # not in files of older versions
-
-
-def _furthest(rows: Mapping[int, Array]) -> int:
-    """The lowest rank of those that have come to the latest step, and among these to the latest epoch."""
-    return max(rows, key=lambda rank: tuple(rows[rank][:2]))
+        mine = program.current()
+        mine.resume = progress
+        mine.checkpoint = progress.get("checkpoint")  # not in files of older versions

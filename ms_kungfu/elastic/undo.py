@@ -17,7 +17,7 @@ from typing import Any, Callable
 
 from ms_kungfu import membership, runtime
 from ms_kungfu.comm import Array
-from ms_kungfu.elastic import state
+from ms_kungfu.elastic import inventory
 from ms_kungfu.elastic.state import TrainingState
 from ms_kungfu.errors import KungFuError
 
@@ -37,7 +37,7 @@ class LastStep:
 
     def watch(self, trained: Any) -> None:
         """This is what is trained."""
-        reducers = [c for c in state.collect_cells(trained).values() if getattr(c, "reduces_gradients", False)]
+        reducers = [c for c in inventory.collect_cells(trained).values() if getattr(c, "reduces_gradients", False)]
         self._several = len(reducers) > 1
 
     def begins(self) -> None:
@@ -67,7 +67,7 @@ class LastStep:
                 "what was before it isn't kept. Resume from a checkpoint"
             )
         for tensor, values in kept:
-            state.assign(tensor, values)
+            inventory.assign(tensor, values)
         for restore, captured in host:
             restore(captured)
         _log.warning(

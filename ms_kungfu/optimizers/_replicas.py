@@ -10,7 +10,7 @@ from mindspore import nn, ops
 from mindspore.ops import composite
 
 from ms_kungfu import runtime
-from ms_kungfu.elastic import state
+from ms_kungfu.elastic import handover
 from ms_kungfu.ops import KungFuAllReduce, ReduceOp, wait_for_queue
 
 _FLOATS = (ms.float16, ms.bfloat16, ms.float32, ms.float64)
@@ -55,7 +55,7 @@ class Replicas:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        state.let_differ(self)
+        handover.let_differ(self)
 
     @property
     def replicas_differ(self) -> bool:

@@ -14,7 +14,7 @@ from ms_kungfu.elastic.policies import (
     ThroughputPolicy,
 )
 from ms_kungfu.elastic.policies._sizes import candidates
-from ms_kungfu.elastic.policy import Decision, Quantities, as_policy
+from ms_kungfu.elastic.policy import Decision, Metrics, as_policy
 from ms_kungfu.monitoring.noise_scale import NoiseScaleEstimator
 
 
@@ -39,7 +39,7 @@ class Cluster:
             noise = self.noise(self.step)
             self.follow(
                 self.policy.after_step(
-                    Quantities(
+                    Metrics(
                         step=self.step,
                         cluster_size=self.size,
                         batch_size=self.size * self.batch,
@@ -72,11 +72,11 @@ class Cluster:
 
 def test_a_schedule_changes_everything_at_its_step():
     policy = SchedulePolicy("0:2,10:4", learning_rate={10: 0.1, 20: 0.01}, optimizer={20: "ssgd"})
-    assert policy.before_train(Quantities()) == Decision("the schedule's entry for step 0", size=2)
-    assert policy.before_train(Quantities(step=10)) is None
-    assert policy.after_step(Quantities(step=9)) is None
-    assert policy.after_step(Quantities(step=10)).changes == {"size": 4, "learning_rate": 0.1}
-    assert policy.after_step(Quantities(step=20)).changes == {"learning_rate": 0.01, "optimizer": "ssgd"}
+    assert policy.before_train(Metrics()) == Decision("the schedule's entry for step 0", size=2)
+    assert policy.before_train(Metrics(step=10)) is None
+    assert policy.after_step(Metrics(step=9)) is None
+    assert policy.after_step(Metrics(step=10)).changes == {"size": 4, "learning_rate": 0.1}
+    assert policy.after_step(Metrics(step=20)).changes == {"learning_rate": 0.01, "optimizer": "ssgd"}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_the_first_steps_at_a_size_do_not_count():
 def compute(policy, times, steps, at=10):
     made = []
     for step in range(steps):
-        q = Quantities(step=step, cluster_size=len(times), steps_at_size=at + step, compute_times=times)
+        q = Metrics(step=step, cluster_size=len(times), steps_at_size=at + step, compute_times=times)
         made.append(policy.after_step(q))
     return made
 
@@ -258,7 +258,7 @@ def test_a_held_global_batch_is_to_grow_with_the_cluster():
     policy = NoiseScalePolicy(4, min_size=2, patience=1, min_measurements=0)
     made = [
         policy.after_step(
-            Quantities(
+            Metrics(
                 step=i,
                 cluster_size=2,
                 batch_size=32,
@@ -290,7 +290,7 @@ def test_a_single_worker_measures_again_after_a_while():
     cluster.noise = lambda step: 1.0
     cluster.run(30)
     assert 2 in cluster.sizes
-    q = Quantities(cluster_size=1, batch_size=8, step=60, steps_at_size=50, step_time=0.1, gradient_noise_scale=1.0,
+    q = Metrics(cluster_size=1, batch_size=8, step=60, steps_at_size=50, step_time=0.1, gradient_noise_scale=1.0,
                    noise_scale_steps=30)  # fmt: skip
     assert policy.after_step(q).size == 2
 
@@ -319,7 +319,7 @@ def quadratic(policies, size, seed, resize=4.0, compute=0.5, network=0.024, batc
         sizes.append(size)
         at_size, samples = at_size + 1, samples + size * batch
         decision = policy.after_step(
-            Quantities(
+            Metrics(
                 step=len(sizes),
                 cluster_size=size,
                 batch_size=size * batch,
@@ -361,11 +361,11 @@ def test_it_comes_within_10_percent_of_the_best_fixed_size_without_being_told():
 
 def test_the_rate_fits_noise_and_batch():
     policy = NoiseScaleLearningRate(0.3, min_measurements=0)
-    q = Quantities(batch_size=16, gradient_noise_scale=48.0)
+    q = Metrics(batch_size=16, gradient_noise_scale=48.0)
     assert policy.after_step(q).learning_rate == pytest.approx(0.075)
     assert policy.after_step(q) is None
-    assert policy.after_step(Quantities(batch_size=16, gradient_noise_scale=49.0)) is None
-    assert policy.after_step(Quantities(batch_size=32, gradient_noise_scale=48.0)).learning_rate == pytest.approx(0.12)
+    assert policy.after_step(Metrics(batch_size=16, gradient_noise_scale=49.0)) is None
+    assert policy.after_step(Metrics(batch_size=32, gradient_noise_scale=48.0)).learning_rate == pytest.approx(0.12)
     assert NoiseScaleLearningRate(0.3, exponent=0.5, min_measurements=0).after_step(q).learning_rate == 0.15
     assert NoiseScaleLearningRate(0.3).after_step(q) is None, "not before it was measured a few times"
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from ms_kungfu.elastic.policy import HOOKS, Decision, Policies, Policy, Quantities, as_policy, combine
+from ms_kungfu.elastic.policy import HOOKS, Decision, Metrics, Policies, Policy, as_policy, combine
 
 
 class Wants(Policy):
@@ -71,7 +71,7 @@ def test_the_first_policy_has_its_way_and_the_others_the_rest():
 @pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_reaches_every_policy(hook):
     parts = [Wants(hook), Wants(hook, size=2), Wants(hook, size=3, learning_rate=0.5)]
-    q = Quantities(step=7)
+    q = Metrics(step=7)
     decision = as_policy(parts).decide(hook, q)
     assert decision == Decision("Wants: because; Wants: because", size=2, learning_rate=0.5)
     assert [part.seen for part in parts] == [[q]] * 3
@@ -81,7 +81,7 @@ def test_policies_nest_and_carry_their_state():
     parts = [Wants(), Wants(size=2)]
     policies = as_policy(Policies(tuple(parts)))
     for _ in range(3):
-        policies.after_step(Quantities())
+        policies.after_step(Metrics())
     others = [Wants(), Wants(size=2)]
     as_policy(others).restore(policies.state())
     assert [len(part.seen) for part in others] == [3, 3]
@@ -89,7 +89,7 @@ def test_policies_nest_and_carry_their_state():
 
 def test_a_policy_that_overrides_nothing_changes_nothing():
     for hook in HOOKS:
-        assert as_policy(Policy()).decide(hook, Quantities()) is None
+        assert as_policy(Policy()).decide(hook, Metrics()) is None
     assert as_policy(None).parts == ()
 
 
@@ -101,5 +101,5 @@ def test_what_is_no_policy_is_refused(wrong):
 
 def test_quantities_cannot_be_changed_by_a_policy():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Quantities().step = 3
-    assert Quantities(batch_size=12, cluster_size=3).local_batch_size == 4
+        Metrics().step = 3
+    assert Metrics(batch_size=12, cluster_size=3).local_batch_size == 4

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ms_kungfu.elastic.policies._sizes import candidates
-from ms_kungfu.elastic.policy import Decision, Policy, Quantities
+from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 
 
 class NoiseScalePolicy(Policy):
@@ -92,7 +92,7 @@ class NoiseScalePolicy(Policy):
             slope = communication / (nearest - 1) if nearest > 1 else 0.0
         return max(seconds + slope * (size - nearest), seconds - communication, 1e-9)
 
-    def cost(self, size: int, q: Quantities, noise_scale: float, horizon: float) -> float:
+    def cost(self, size: int, q: Metrics, noise_scale: float, horizon: float) -> float:
         """``time * size ** price`` of coming as far as the present size comes in `horizon` seconds."""
 
         def seconds_of_progress(n: int) -> float:
@@ -108,7 +108,7 @@ class NoiseScalePolicy(Policy):
         """What a change is expected to cost: the mean of the last ones."""
         return sum(self._resizes[-3:]) / len(self._resizes[-3:]) if self._resizes else self._resize_time
 
-    def horizon(self, q: Quantities) -> float:
+    def horizon(self, q: Metrics) -> float:
         """For how many seconds training would go on at the present size."""
         if self._horizon is not None:
             return self._horizon
@@ -119,7 +119,7 @@ class NoiseScalePolicy(Policy):
 
     # -- what is done -------------------------------------------------------------------------------------------------
 
-    def after_step(self, q: Quantities) -> Decision | None:
+    def after_step(self, q: Metrics) -> Decision | None:
         self._observe(q)
         if q.steps_at_size <= self._warmup or q.cluster_size not in self._times or not q.batch_size:
             return None
@@ -160,7 +160,7 @@ class NoiseScalePolicy(Policy):
         self._wanted, self._wanted_for = None, 0
         return Decision(reason, size=size, keeps_local_batch=True)
 
-    def _observe(self, q: Quantities) -> None:
+    def _observe(self, q: Metrics) -> None:
         if q.cluster_size != self._size:
             if self._size and q.resize_time is not None:
                 self._resizes.append(q.resize_time)
@@ -222,7 +222,7 @@ class NoiseScaleLearningRate(Policy):
         self._interval, self._min_measurements = interval, min_measurements
         self._last: float | None = None
 
-    def after_step(self, q: Quantities) -> Decision | None:
+    def after_step(self, q: Metrics) -> Decision | None:
         noise = q.gradient_noise_scale
         if noise is None or q.noise_scale_steps < self._min_measurements or not q.batch_size:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ms_kungfu.elastic.policy import Decision, Policy, Quantities
+from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
 
 
@@ -31,10 +31,10 @@ class SchedulePolicy(Policy):
                 _ = Decision("a check", **{name: value})
         self._changes = {name: dict(table) for name, table in changes.items()}
 
-    def before_train(self, q: Quantities) -> Decision | None:
+    def before_train(self, q: Metrics) -> Decision | None:
         return self._at(0) if q.step == 0 else None
 
-    def after_step(self, q: Quantities) -> Decision | None:
+    def after_step(self, q: Metrics) -> Decision | None:
         return self._at(q.step)
 
     def _at(self, step: int) -> Decision | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from ms_kungfu.elastic.policy import Decision, Policy, Quantities
+from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 
 
 class StragglerPolicy(Policy):
@@ -25,7 +25,7 @@ class StragglerPolicy(Policy):
         self._slowdown, self._patience, self._min_size, self._warmup = slowdown, patience, min_size, warmup
         self._slow_for: dict[int, int] = {}  # rank -> steps in a row
 
-    def after_step(self, q: Quantities) -> Decision | None:
+    def after_step(self, q: Metrics) -> Decision | None:
         times = q.compute_times
         if q.steps_at_size <= self._warmup or len(times) < 2 or len(times) != q.cluster_size:
             self._slow_for = {}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ms_kungfu.elastic.policies._sizes import candidates
-from ms_kungfu.elastic.policy import Decision, Policy, Quantities
+from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 
 
 class ThroughputPolicy(Policy):
@@ -47,7 +47,7 @@ class ThroughputPolicy(Policy):
         self._found: dict[int, float] = {}  # size -> throughput
         self._settled: float | None = None  # throughput at the size that was found
 
-    def after_step(self, q: Quantities) -> Decision | None:
+    def after_step(self, q: Metrics) -> Decision | None:
         if q.cluster_size != self._size:
             self._size, self._samples = q.cluster_size, []
         if q.steps_at_size <= self._warmup or not q.step_time or not q.batch_size:

@@ -25,7 +25,7 @@ from ms_kungfu import comm, membership
 from ms_kungfu.agreement import broadcast_text, gather_texts
 from ms_kungfu.dataset import dealing
 from ms_kungfu.dataset.ledger import Ledger
-from ms_kungfu.elastic import state
+from ms_kungfu.elastic import handover
 
 NOW = struct.Struct("=qqdd")
 """Steps done, the cluster version, and when the last step's change of membership began and ended (CLOCK_MONOTONIC)."""
@@ -167,7 +167,7 @@ class Counting:
                 self.wrong("shared", own=self.weights.tolist(), received=weights.tolist())
             return {**received, "weights": weights}
 
-        received = state.from_lowest_rank(receive, able=not joiner)
+        received = handover.from_lowest_rank(receive, able=not joiner)
         if joiner:
             self.step, self.stop, self.weights = received["step"], received["stop"], np.array(received["weights"])
             self.walk.restore(received["walk"])

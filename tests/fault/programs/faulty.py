@@ -27,7 +27,7 @@ from ms_kungfu.agreement import broadcast_text  # noqa: E402
 from ms_kungfu.bench.pauses_worker import digest  # noqa: E402
 from ms_kungfu.dataset import dealing  # noqa: E402
 from ms_kungfu.dataset.ledger import Ledger  # noqa: E402
-from ms_kungfu.elastic import state  # noqa: E402
+from ms_kungfu.elastic import handover  # noqa: E402
 
 SAMPLES, BATCH, STEP_S = 480, 24, 0.003
 PATIENCE_S = 20.0
@@ -167,7 +167,7 @@ class Training:
             return received
 
         self.faults.at("sharing")
-        received = state.from_lowest_rank(receive, able=not joiner)
+        received = handover.from_lowest_rank(receive, able=not joiner)
         if joiner:
             self.step = received["step"]
             self.walk.restore(received["walk"])

@@ -17,7 +17,7 @@ from mindspore.train import Callback, CheckpointConfig, EarlyStopping, History, 
 
 from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import ElasticTraining, training
+from ms_kungfu.elastic import ElasticTraining, program
 from ms_kungfu.elastic.checkpoint import CheckpointFolder, restore_tensors, take_snapshot
 from ms_kungfu.elastic.state import TrainingState
 from ms_kungfu.errors import KungFuError
@@ -28,12 +28,7 @@ def new_process(monkeypatch):
     """A function after which training begins as in a process of its own."""
 
     def forget():
-        monkeypatch.setattr(training._Process, "calls", 0)
-        monkeypatch.setattr(training._Process, "resume", None)
-        monkeypatch.setattr(training._Process, "resuming", False)
-        monkeypatch.setattr(training._Process, "checkpoint_folders", set())
-        monkeypatch.setattr(training._Process, "checkpoint", None)
-        monkeypatch.setattr(training._Process, "writes_checkpoint", False)
+        program.use(program.Program())
 
     forget()
     return forget
@@ -266,8 +261,8 @@ def train(stop_at=None, seed=1, calls=1, before=(), after=(), **options):
     elastic = KungFuElasticCallback(**options)
     for _ in range(calls):
         model.train(4 // calls, data, callbacks=[stop, *before, elastic, *after], dataset_sink_mode=False)
-    if elastic.training._checkpoints is not None:
-        elastic.training._checkpoints.wait()
+    if elastic.training._checkpoints.folder is not None:
+        elastic.training._checkpoints.folder.wait()
     return stop.seen
 
 
@@ -348,7 +343,7 @@ def test_a_checkpoint_whenever_the_program_wants(tmp_path, new_process):
     elastic.begin()
     elastic.step_end()
     elastic.checkpoint()
-    elastic._checkpoints.wait()
+    elastic._checkpoints.folder.wait()
     assert files(tmp_path) == ["step-00000001.ckpt"]
 
 

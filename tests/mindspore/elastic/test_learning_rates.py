@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from mindspore import nn
 
+from ms_kungfu.elastic.inventory import assign
 from ms_kungfu.elastic.learning_rates import LearningRates
 from ms_kungfu.elastic.lr_rule import parse_lr_rule
-from ms_kungfu.elastic.state import assign
 from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.optimizers import KungFuMomentum, SynchronousSGDOptimizer
 

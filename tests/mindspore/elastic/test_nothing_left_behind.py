@@ -15,7 +15,7 @@ from mindspore.train import Callback, Model
 from ms_kungfu import membership
 from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import state, training
+from ms_kungfu.elastic import handover, program
 from ms_kungfu.optimizers import KungFuMomentum
 from tests.mindspore.elastic.test_state import capture, restore
 
@@ -31,7 +31,7 @@ ALLOWED = {
             ("dataset._reductions", "_commits"),
             ("dataset._reductions", "_first"),
             ("dataset._reductions", "_last"),
-            ("membership.of_nobody", "_commits"),
+            ("membership.outcomes.of_nobody", "_commits"),
         )
     },
     "membership.training_step": "for the launcher's lines, noted anew at each step's end",
@@ -147,7 +147,7 @@ class Job:
         )
 
     def look(self, params):
-        roots = {"process": vars(training._Process), "membership": vars(membership.current()), "dataset": self.data}
+        roots = {"process": vars(program.current()), "membership": vars(membership.current()), "dataset": self.data}
         roots |= {"elastic": dict(vars(self.elastic)), "model": self.model, "params": dict(params)}
         # This test's own callbacks and MindSpore's profiler; the model, which has its own root.
         for owner, others in (("params", "list_callback"), ("elastic", "_others"), ("elastic", "_bound")):
@@ -160,16 +160,14 @@ def as_joiner(monkeypatch):
     """``as_joiner(veteran, **options)``: the job of a worker that joins with what the veteran captured."""
 
     def forget():
-        monkeypatch.setattr(training._Process, "calls", 0)
-        monkeypatch.setattr(training._Process, "resume", None)
-        monkeypatch.setattr(training._Process, "resuming", False)
+        program.use(program.Program())
 
     forget()
 
     def join(veteran, **options):
         forget()
         monkeypatch.setattr(membership, "is_joiner", lambda: True)
-        monkeypatch.setattr(state, "share_state", lambda now: restore_into(now, veteran.captured))
+        monkeypatch.setattr(handover, "share_state", lambda now: restore_into(now, veteran.captured))
         return Job(seed=2, captured=veteran.captured, **options)
 
     def restore_into(now, captured):

@@ -13,7 +13,7 @@ from mindspore.amp import DynamicLossScaleManager
 
 from ms_kungfu import agreement
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import state, training
+from ms_kungfu.elastic import handover, inventory, program, state
 from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.errors import KungFuError, PeerLostError
 
@@ -81,8 +81,8 @@ class Run:
     def restore(self, captured, without=None):
         restore(self.elastic, captured, without)
         # what `begin` does with the progress at a joiner
-        if training._Process.resume is not None:
-            self.elastic.step = training._Process.resume["step"]
+        if program.current().resume is not None:
+            self.elastic.step = program.current().resume["step"]
         self.batches = iter(self.data)
 
 
@@ -110,14 +110,12 @@ def restore(elastic, captured, without=None):
         assert len(tensors) == len(values)
         if kind != without:
             for tensor, value in zip(tensors, values):
-                state.assign(tensor, value)
+                inventory.assign(tensor, value)
 
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch):
-    monkeypatch.setattr(training._Process, "calls", 0)
-    monkeypatch.setattr(training._Process, "resume", None)
-    monkeypatch.setattr(training._Process, "resuming", False)
+    program.use(program.Program())
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +157,11 @@ def test_every_parameter_of_the_training_travels():
 
 def test_objects_that_hold_parameters_are_understood():
     scaler = ms.amp.DynamicLossScaler(1024, 2, 50)
-    assert {p.name for p in state.collect_parameters([scaler])} == {"scale_value", "counter"}
+    assert {p.name for p in inventory.collect_parameters([scaler])} == {"scale_value", "counter"}
     net = nn.Dense(2, 2)
-    assert len(state.collect_parameters([net, net.trainable_params()])) == 2
+    assert len(inventory.collect_parameters([net, net.trainable_params()])) == 2
     with pytest.raises(TypeError, match="got 'net'"):
-        state.collect_parameters(["net"])
+        inventory.collect_parameters(["net"])
 
 
 def test_a_component_of_ones_own_travels():
@@ -188,10 +186,10 @@ def test_moving_statistics_are_found_by_the_kind_of_cell():
         nn.Dense(6, 6),
     )
     net.append(net[0])  # shared
-    found = state.moving_statistics([net, nn.Momentum(net.trainable_params(), 0.1, 0.9)])
+    found = inventory.moving_statistics([net, nn.Momentum(net.trainable_params(), 0.1, 0.9)])
     assert [p.shape for p in found] == [(1,), (1,), (2,), (2,), (3,), (3,), (4,), (4,)]
     assert not any(p.requires_grad for p in found)
-    assert state.moving_statistics([net.trainable_params()]) == []
+    assert inventory.moving_statistics([net.trainable_params()]) == []
 
 
 @pytest.mark.parametrize(
@@ -241,7 +239,7 @@ def test_where_the_root_dies_the_next_one_hands_over(meetings, lose):
         tried.append(root)
         return root if root == 3 else lose(root)
 
-    assert state.from_lowest_rank(receive) == 3
+    assert handover.from_lowest_rank(receive) == 3
     assert tried == [1, 2, 3]
 
 
@@ -253,17 +251,17 @@ def test_a_root_that_was_asked_for_goes_first(meetings):
         tried.append(root)
         return root if root == 0 else lost(root)
 
-    assert state.from_lowest_rank(receive, preferred=2) == 0
+    assert handover.from_lowest_rank(receive, preferred=2) == 0
     assert tried == [2, 0]
 
 
 def test_nobody_left_with_the_state_is_an_error(meetings):
     meetings([True, False], [None, False])
     with pytest.raises(KungFuError, match="every worker that had the training state has died"):
-        state.from_lowest_rank(lost, able=False)
+        handover.from_lowest_rank(lost, able=False)
 
 
 def test_another_failure_is_not_tried_again(meetings):
     meetings([True, True])
     with pytest.raises(RuntimeError, match="disk"):
-        state.from_lowest_rank(lambda root: (_ for _ in ()).throw(RuntimeError("disk")))
+        handover.from_lowest_rank(lambda root: (_ for _ in ()).throw(RuntimeError("disk")))

@@ -51,13 +51,13 @@ class Pace:
         return 1 if kf.current_cluster_size() == 3 and self.steps_at_size >= 20 else None
 
     def driving(self, elastic):
-        self.elastic, meet = elastic, elastic._meet
+        self.elastic, meet = elastic, elastic._asynchronous.come_together
 
         def told(*args, **kwargs):
             self.met = True
             return meet(*args, **kwargs)
 
-        elastic._meet = told
+        elastic._asynchronous.come_together = told
         self.size = kf.current_cluster_size()
         report("begin", call=self.call, step=elastic.step, parameters=digest(net.trainable_params()), joined=joined)
         self.ended = time.perf_counter()

@@ -12,9 +12,9 @@ import pytest
 from mindspore import nn
 
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import Decision, ElasticTraining, Policy, SchedulePolicy, steering
+from ms_kungfu.elastic import Decision, ElasticTraining, Policy, SchedulePolicy, eviction, policy_runner
+from ms_kungfu.elastic.learning_rates import learning_rate_of, set_learning_rate
 from ms_kungfu.elastic.policy import HOOKS, as_policy
-from ms_kungfu.elastic.steering import learning_rate_of, set_learning_rate
 from ms_kungfu.monitoring import Monitor
 from ms_kungfu.optimizers import AdaptiveSGDOptimizer
 
@@ -202,19 +202,19 @@ def test_the_batch_follows_a_size_once_and_when_it_comes_true(holds, came_true, 
     if holds:
         data.set_batch_size(global_batch_size=8)
     elastic = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=Asks())
-    steering = elastic._steering
+    steering = elastic._policies
     for expected_size in (4, None, None):
         steering.hook("after_step", elastic)
         assert steering.take_size() == expected_size
         assert data.global_batch_size == 8
-    joiner = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=Asks())._steering
+    joiner = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=Asks())._policies
     joiner.restore(steering.state())
     for each in (steering, joiner):
         data.set_batch_size(**({"global_batch_size": 8} if holds else {"batch_size": 8}))
-        each.comes_true(1, came_true, data)
+        each.on_resized(1, came_true, data)
         assert data.global_batch_size == expected
-        each.resized(0.1)
-        each.comes_true(1, 4, data)
+        each.took(0.1)
+        each.on_resized(1, 4, data)
         assert data.global_batch_size == expected
 
 
@@ -241,18 +241,18 @@ class Ranks:
     def __init__(self, monkeypatch, *names):
         self.names, self.version = list(names), 0
         uids = {name: (ord(name[0]) << 16) + len(name) for name in ("a", "b", "c", "d", "cc")}
-        monkeypatch.setattr(steering.runtime, "current_cluster_size", lambda: len(self.names))
-        monkeypatch.setattr(steering.runtime, "current_rank", lambda: self.names.index("b"))
-        monkeypatch.setattr(steering.membership, "cluster_version", lambda: self.version)
+        monkeypatch.setattr(policy_runner.runtime, "current_cluster_size", lambda: len(self.names))
+        monkeypatch.setattr(policy_runner.runtime, "current_rank", lambda: self.names.index("b"))
+        monkeypatch.setattr(eviction.membership, "cluster_version", lambda: self.version)
         there = lambda: {rank: uids[name] for rank, name in enumerate(self.names)}  # noqa: E731
-        monkeypatch.setattr(steering, "_uids", there, raising=False)
-        monkeypatch.setattr(steering, "agree", lambda decision: (decision, 0))
+        monkeypatch.setattr(eviction, "_uids", there, raising=False)
+        monkeypatch.setattr(policy_runner, "agree", lambda decision: (decision, 0))
         self.training = SimpleNamespace(step=1, epoch=0, dataset=None, optimizers=[])
         self.sent = []
 
     def steering(self):
         once = as_policy(Once(evict=(2,)))
-        return steering.Steering(once, Monitor(update_ratio_interval=0), self.sent.append, None)
+        return policy_runner.PolicyRunner(once, Monitor(update_ratio_interval=0), self.sent.append, None)
 
     def change(self, *names):
         self.names, self.version = list(names), self.version + 1
@@ -269,7 +269,7 @@ def test_an_eviction_is_asked_for_again_where_the_one_who_asked_has_died(monkeyp
     assert ranks.sent == [], "rank 0 asks"
     for names in (("b", "c", "d"), ("b", "d"), ("b",)):
         ranks.change(*names)
-        steers.resized(0.1)
+        steers.took(0.1)
         ranks.ask(steers)
         assert ranks.sent == [[1]], "rank 0 was gone before anybody left"
 
@@ -277,16 +277,16 @@ def test_an_eviction_is_asked_for_again_where_the_one_who_asked_has_died(monkeyp
 def test_a_joiner_evicts_nobody_who_has_only_the_address_of_one_that_was_evicted(monkeypatch):
     """It gets the state before the others have drawn their conclusions from the change, and may be the lowest rank."""
     ranks = Ranks(monkeypatch, "a", "c", "d", "b")
-    monkeypatch.setattr(steering.membership, "peer_of", lambda rank: ranks.names[rank][0])  # cc has c's address
+    monkeypatch.setattr(eviction.membership, "peer_of", lambda rank: ranks.names[rank][0])  # cc has c's address
     steers = ranks.steering()
-    monkeypatch.setattr(steering, "agree", lambda decision: (Decision("slow", evict=(1,)), 0))
+    monkeypatch.setattr(policy_runner, "agree", lambda decision: (Decision("slow", evict=(1,)), 0))
     ranks.ask(steers)  # rank 0 sends c away
     held = json.loads(json.dumps(steers.state()))
-    monkeypatch.setattr(steering, "agree", lambda decision: (None, 0))
+    monkeypatch.setattr(policy_runner, "agree", lambda decision: (None, 0))
     ranks.change("b", "cc", "d")
     joiner = ranks.steering()
     joiner.restore(held)
-    joiner.resized(0.1)
+    joiner.took(0.1)
     ranks.ask(joiner)
     assert ranks.sent == []
     assert joiner.state()["eviction"] is None

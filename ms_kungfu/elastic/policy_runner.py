@@ -1,34 +1,30 @@
-"""Carries out what policies decide. Driven by `ElasticTraining`."""
+"""Asks the policies, agrees with the other workers and carries out what they decide. Driven by `ElasticTraining`."""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING, Any, Callable, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
-from ms_kungfu import env, membership, runtime
-from ms_kungfu.agreement import gather_living, told_by_lowest
-from ms_kungfu.elastic.policy import HOOKS, Decision, Policies, Policy, Quantities
+from ms_kungfu import runtime
+from ms_kungfu.agreement import told_by_lowest
+from ms_kungfu.elastic.eviction import Evict, Evictions
+from ms_kungfu.elastic.policy import HOOKS, Decision, Metrics, Policies, Policy
 
 if TYPE_CHECKING:
     from ms_kungfu.dataset import ElasticDataset
     from ms_kungfu.monitoring.monitor import Monitor
     from ms_kungfu.monitoring.record import StepRecord
 
-_log = logging.getLogger(__name__)
-
-Evict = Callable[[Sequence[int]], None]
+_log = logging.getLogger("ms_kungfu.elastic.steering")  # its documented name
 
 # Workers of one host reduce in shared memory, which has no topology to choose.
 _STRATEGIES = ("AUTO", "SHM")
 
 
-class Steered(Protocol):
+class Trained(Protocol):
     """What policies see of a training, and change about it."""
 
     step: int
@@ -39,17 +35,7 @@ class Steered(Protocol):
     def dataset(self) -> ElasticDataset | None: ...
 
 
-@dataclass(frozen=True)
-class _Eviction:
-    """Workers that are to leave, and who has asked for it, by their uids. The same at all workers."""
-
-    job: str | None
-    version: int  # of the cluster in which they were there
-    sender: int
-    leaving: list[int]
-
-
-class Steering:
+class PolicyRunner:
     """Asks the policies, agrees on the answer with the other workers, and does what it says.
 
     Every worker asks its own policies, so that any of them can go on if others leave; the lowest rank's answer counts.
@@ -59,7 +45,7 @@ class Steering:
         self.policies = policies
         self.monitor = monitor
         self.total_samples = total_samples
-        self._evict = evict
+        self._evictions = Evictions(evict)
         self._asked = tuple(
             hook
             for hook in HOOKS
@@ -69,7 +55,6 @@ class Steering:
         self._pending_size: int | None = None  # passed on and not come true yet
         self._keeps_local_batch = False  # when the size that was decided on comes true
         self._steps_at_size = 0
-        self._eviction: _Eviction | None = None
         self._began = time.monotonic()
         self._resize_time: float | None = None
         self._step_time: float | None = None  # before the change
@@ -83,7 +68,7 @@ class Steering:
             "pending": self._pending_size,
             "keeps_local_batch": self._keeps_local_batch,
             "total_samples": self.total_samples,
-            "eviction": None if self._eviction is None else list(astuple(self._eviction)),
+            "eviction": self._evictions.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -92,10 +77,7 @@ class Steering:
         self._resize_time, self._wanted_size = state["resize_time"], state["size"]
         self._pending_size, self._keeps_local_batch = state["pending"], state["keeps_local_batch"]
         self.total_samples = state["total_samples"]
-        held = state.get("eviction")  # not in files of older versions, and in some with host and port
-        self._eviction = None
-        if held is not None and held[0] == env.BROKER.get():  # else a checkpoint's, of other processes
-            self._eviction = _Eviction(*held)
+        self._evictions.restore(state.get("eviction"))
 
     def stepped(self, record: StepRecord | None) -> None:
         """A step is done, and measured where there is a record."""
@@ -107,14 +89,14 @@ class Steering:
             self._resize_time += max(0.0, record.seconds - self._step_time)
         self._step_time = record.seconds
 
-    def comes_true(self, old_size: int, new_size: int, dataset: ElasticDataset | None) -> None:
+    def on_resized(self, old_size: int, new_size: int, dataset: ElasticDataset | None) -> None:
         """The cluster has changed, and its state isn't shared yet. At all members that go on."""
         follows = self._keeps_local_batch and new_size == self._pending_size
         if follows and dataset is not None and dataset.holds_global_batch:
             batch = max(1, round(dataset.global_batch_size * new_size / old_size))
             dataset.set_batch_size(global_batch_size=batch)
 
-    def resized(self, seconds: float) -> None:
+    def took(self, seconds: float) -> None:
         """The cluster has changed, which held up training for so long."""
         self._steps_at_size = 0
         self._resize_time = seconds
@@ -132,15 +114,15 @@ class Steering:
         """The size that was decided on and hasn't come true yet."""
         return self._pending_size
 
-    def hook(self, hook: str, training: Steered) -> None:
+    def hook(self, hook: str, training: Trained) -> None:
         """Ask the policies and do what they say; a new size is left for `take_size`. Collective.
 
         Raises ValueError, at every worker, for a decision that can't be carried out here.
         """
         if hook not in self._asked:
             return
-        self._renew_eviction()
-        decision = self.policies.decide(hook, self.quantities(training))
+        self._evictions.renew()
+        decision = self.policies.decide(hook, self.metrics(training))
         if decision is not None and decision.size is not None:
             # Policies go on asking while the new workers get ready.
             there = runtime.current_cluster_size() if self._pending_size is None else self._pending_size
@@ -158,6 +140,8 @@ class Steering:
         if training.dataset is not None and (decision.global_batch_size or decision.local_batch_size):
             training.dataset.set_batch_size(decision.local_batch_size, decision.global_batch_size)
         if decision.learning_rate is not None:
+            from ms_kungfu.elastic.learning_rates import set_learning_rate  # loads MindSpore
+
             for optimizer in training.optimizers:
                 set_learning_rate(optimizer, decision.learning_rate)
         if decision.optimizer is not None:
@@ -165,17 +149,13 @@ class Steering:
                 if hasattr(optimizer, "switch_to"):
                     optimizer.switch_to(decision.optimizer)
         if decision.evict:
-            uids = _uids()
-            leaving = [uids[rank] for rank in decision.evict if rank in uids]
-            self._eviction = _Eviction(env.BROKER.get(), membership.cluster_version(), uids.get(decider, 0), leaving)
-            if runtime.current_rank() == decider:
-                self._send_away(decision.evict)
+            self._evictions.order(decision.evict, decider)
 
-    def after_train(self, training: Steered) -> None:
+    def after_train(self, training: Trained) -> None:
         """Tell the policies that a call of training has ended. Not collective: those who left are told as well."""
-        self.policies.after_train(self.quantities(training))
+        self.policies.after_train(self.metrics(training))
 
-    def quantities(self, training: Steered) -> Quantities:
+    def metrics(self, training: Trained) -> Metrics:
         record, dataset = self.monitor.last, training.dataset
         if dataset is not None:
             batch = dataset.global_batch_size
@@ -196,8 +176,8 @@ class Steering:
             "resize_time": self._resize_time,
         }
         if record is None or self._steps_at_size == 0:  # what was measured is another cluster's
-            return Quantities(**common)
-        return Quantities(
+            return Metrics(**common)
+        return Metrics(
             **common,
             step_time=record.seconds,
             compute_times=record.compute_seconds,
@@ -207,7 +187,7 @@ class Steering:
         )
 
     @staticmethod
-    def _check(decision: Decision, training: Steered) -> None:
+    def _check(decision: Decision, training: Trained) -> None:
         size = runtime.current_cluster_size()
         if decision.strategy is not None and decision.strategy.upper() not in _STRATEGIES:
             raise ValueError(
@@ -229,39 +209,6 @@ class Steering:
         if any(rank >= size for rank in decision.evict):
             raise ValueError(f"a policy asked to evict the ranks {list(decision.evict)} of {size} workers")
 
-    def _renew_eviction(self) -> None:
-        """Collective, before the first question in a new cluster, as joiners have got what the others hold: where the
-        worker that asked for an eviction is gone, it may have died before, and the lowest rank asks again. Who is asked
-        for twice leaves once."""
-        held = self._eviction
-        if held is None or held.version == membership.cluster_version():
-            return
-        uids = _uids()
-        ranks = [rank for rank, uid in uids.items() if uid in held.leaving]
-        asks_again = bool(ranks) and held.sender not in uids.values()
-        sender = uids[min(uids)] if asks_again else held.sender
-        leaving = [uids[rank] for rank in ranks]
-        self._eviction = _Eviction(held.job, membership.cluster_version(), sender, leaving) if ranks else None
-        if asks_again and runtime.current_rank() == min(uids):
-            self._send_away(ranks)
-
-    def _send_away(self, ranks: Sequence[int]) -> None:
-        try:
-            if self._evict is not None:
-                self._evict(ranks)
-            else:
-                for rank in ranks:
-                    membership.evict(rank)
-        except Exception as error:  # the others don't know of it and would wait for this worker
-            _log.error("can't evict the ranks %s: %s: %s", list(ranks), type(error).__name__, error)
-
-
-def _uids() -> dict[int, int]:
-    """Collective: the living ranks' processes. Addresses won't do: they are used again."""
-    return {
-        rank: int(uid[0]) for rank, uid in gather_living(np.array([membership.uid()]), "kungfu/policy/uids").items()
-    }
-
 
 def agree(mine: Decision | None) -> tuple[Decision | None, int]:
     """Collective: the decision of the lowest living rank, at every worker, and which rank that is."""
@@ -277,41 +224,3 @@ def describe(decision: Decision) -> str:
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in decision.changes.items()
     )
-
-
-def set_learning_rate(optimizer: Any, rate: float) -> None:
-    """Another learning rate from now on, in place: compiled graphs stay valid. Instead of what is left of a list.
-
-    ValueError for a schedule of MindSpore's and for groups with rates of their own, which no number can replace.
-    """
-    import mindspore as ms
-
-    held = optimizer.learning_rate
-    inner = held if isinstance(held, ms.Parameter) else getattr(held, "learning_rate", None)
-    if not isinstance(inner, ms.Parameter):
-        raise ValueError(
-            f"a policy asked for the learning rate {rate:g}, but {type(optimizer).__name__} has "
-            f"{'groups of parameters' if isinstance(held, (tuple, list, ms.nn.CellList)) else 'a schedule'} with rates "
-            "of their own; give it a number or a list"
-        )
-    ms.ops.assign(inner, ms.Tensor(np.full(inner.shape, rate), dtype=inner.dtype))
-
-
-def learning_rate_of(optimizers: Iterable[Any], step: int) -> float | None:
-    """The first optimizer's rate in step number `step`, from 0; None where it has a schedule or groups."""
-    import mindspore as ms
-
-    for optimizer in optimizers:
-        held = optimizer.learning_rate
-        inner = held if isinstance(held, ms.Parameter) else getattr(held, "learning_rate", None)
-        if isinstance(inner, ms.Parameter):
-            values = inner.asnumpy().ravel()
-            return float(values[min(step, values.size - 1)])
-        return None
-    return None
-
-
-def check_evict(evict: Any) -> Evict | None:
-    if evict is not None and not callable(evict):
-        raise TypeError(f"evict is a function of the ranks that shall leave, got {evict!r}")
-    return evict

@@ -1,0 +1,156 @@
+"""What workers do that make their steps each at its own speed, and come together at sync points only.
+
+`ms_kungfu.membership.sync_points` has the argument why all come to the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Callable, Protocol
+
+import numpy as np
+
+from ms_kungfu import membership, runtime
+from ms_kungfu.agreement import broadcast_text, told_by_one
+from ms_kungfu.comm import Array
+from ms_kungfu.elastic import chronicle
+from ms_kungfu.elastic.checkpointing import Checkpointing
+from ms_kungfu.elastic.options import Options
+from ms_kungfu.elastic.policy import as_policy
+from ms_kungfu.elastic.program import is_behind
+from ms_kungfu.membership import Change
+
+if TYPE_CHECKING:
+    from ms_kungfu.dataset import ElasticDataset
+
+
+class Position(Protocol):
+    """Where a training is, and what it does at a sync point."""
+
+    step: int
+    epoch: int
+    should_stop: bool
+
+    @property
+    def dataset(self) -> ElasticDataset | None: ...
+
+
+class AsynchronousSteps:
+    """Of one training at one worker.
+
+    Args:
+        size_after: the schedule.
+        follow: what the training does after a change of the cluster.
+        suspend: has this worker's loop and dataset end.
+    """
+
+    def __init__(
+        self,
+        training: Position,
+        size_after: Callable[[int], int | None],
+        checkpoints: Checkpointing,
+        follow: Callable[[Change], Change],
+        suspend: Callable[[bool], None],
+    ) -> None:
+        self._training = training
+        self._size_after = size_after
+        self._checkpoints = checkpoints
+        self._follow = follow
+        self._suspend = suspend
+
+    def step_end(self) -> Change:
+        """This worker's own step is done; collective only where a sync point is due."""
+        training = self._training
+        if training.dataset is not None:
+            training.dataset.commit()  # what the others have come to is not known, and does not matter
+        checkpoint = self._checkpoints.is_due(training.step)
+        wanted = self._size_after(training.step)
+        if membership.sync_point_is_due(wanted, checkpoint):
+            return self.come_together(wanted, checkpoint=checkpoint)
+        return membership.no_change()
+
+    def end(self) -> None:
+        """Collective: the call of training is over for all."""
+        dataset = self._training.dataset
+        if not self._training.should_stop:
+            membership.sync_point_is_due(call=True)
+            self.come_together(None, ended=True)
+        if not runtime.detached() and not is_behind() and dataset is not None:
+            dataset.suspended = False  # it was, to end a loop that another worker has ended
+
+    def come_together(self, wanted: int | None, checkpoint: bool = False, ended: bool = False) -> Change:
+        """Collective: agree on where training is, and do what somebody came for."""
+        membership.enter_sync_point()
+        wanted, checkpoint, ended = self._go_to_the_furthest(wanted, checkpoint, ended)
+        step = self._training.step
+        if wanted is not None:
+            chronicle.scheduled(step, wanted, wait=False)
+        if ended:
+            # A change that is due as well is the next call's, whose `begin` follows it.
+            self._suspend(True)
+            return membership.no_change()
+        if checkpoint:
+            self._checkpoints.write(step)
+        membership.note_step(step)
+        return self._follow(membership.follow_sync_point(wanted))
+
+    def _go_to_the_furthest(self, wanted: int | None, checkpoint: bool, ended: bool) -> tuple[int | None, bool, bool]:
+        """Collective: the size wanted by a schedule, whether a checkpoint is due, and whether the end, at any."""
+        training = self._training
+        # Of those at the same step one may have come to the end of its epoch, and another not yet.
+        epoch = training.epoch if training.dataset is None else training.dataset.epoch
+        row = np.array([training.step, epoch, wanted or 0, checkpoint, ended], np.int64)
+
+        def receive(root: int, rows: Mapping[int, Array]) -> Array:
+            at_root = runtime.current_rank() == root
+            told = broadcast_text(json.dumps(self._position()) if at_root else "", root)
+            if not at_root:
+                self._take_position(json.loads(told))
+            return np.array(list(rows.values()))
+
+        rows = told_by_one(row, "kungfu/sync", _furthest, receive)
+        sizes = rows[rows[:, 2] > 0]
+        size = int(sizes[sizes[:, 0].argmax(), 2]) if sizes.size else None
+        return size, bool(rows[:, 3].any()), bool(rows[:, 4].any())
+
+    def _position(self) -> dict[str, Any]:
+        training = self._training
+        dataset = None if training.dataset is None else training.dataset.state()
+        return {"step": training.step, "epoch": training.epoch, "dataset": dataset}
+
+    def _take_position(self, furthest: dict[str, Any]) -> None:
+        training = self._training
+        if self._position() == furthest:
+            return
+        training.step, training.epoch = furthest["step"], furthest["epoch"]
+        if training.dataset is not None:
+            training.dataset.restore(furthest["dataset"])
+
+
+def _furthest(rows: Mapping[int, Array]) -> int:
+    """The lowest rank of those that have come to the latest step, and among these to the latest epoch."""
+    return max(rows, key=lambda rank: tuple(rows[rank][:2]))
+
+
+def is_asynchronous(options: Options, optimizers: list[Any], dataset: ElasticDataset | None, monitor: Any) -> bool:
+    """Whether the workers make their steps without coming together. ValueError where they can't."""
+    able = bool(optimizers) and all(getattr(o, "asynchronous", False) for o in optimizers)
+    if options.asynchronous and not able:
+        names = ", ".join(type(o).__name__ for o in optimizers) or "no optimizer"
+        raise ValueError(f"asynchronous=True works with PairAveragingOptimizer alone, and what is trained has {names}")
+    if options.asynchronous is False or not able:
+        return False
+    takes_all = {
+        "policy": bool(as_policy(options.policy).parts),
+        "monitor": monitor is not None,
+        "wait=True": options.wait,
+        "an exact ledger of the data": dataset is not None and dataset.keeps_ledger,
+    }
+    for what, given in takes_all.items():
+        if given:
+            raise ValueError(
+                f"{what} takes all workers at every step, and {type(optimizers[0]).__name__} lets each make "
+                "its own; leave it out, or give asynchronous=False to have the workers meet at every step"
+            )
+    return True

@@ -1,0 +1,89 @@
+"""Workers that a policy sends away: all know who is to leave and who has asked for it, in case that one dies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, Callable
+
+import numpy as np
+
+from ms_kungfu import env, membership, runtime
+from ms_kungfu.agreement import gather_living
+
+_log = logging.getLogger(__name__)
+
+Evict = Callable[[Sequence[int]], None]
+
+
+def check_evict(evict: Any) -> Evict | None:
+    if evict is not None and not callable(evict):
+        raise TypeError(f"evict is a function of the ranks that shall leave, got {evict!r}")
+    return evict
+
+
+@dataclass(frozen=True)
+class _Eviction:
+    """Workers that are to leave, and who has asked for it, by their uids. The same at all workers."""
+
+    job: str | None
+    version: int  # of the cluster in which they were there
+    sender: int
+    leaving: list[int]
+
+
+class Evictions:
+    """The last eviction, until it has come true."""
+
+    def __init__(self, evict: Evict | None) -> None:
+        self._evict = evict
+        self._held: _Eviction | None = None
+
+    def state(self) -> Any:
+        return None if self._held is None else list(astuple(self._held))
+
+    def restore(self, held: Any) -> None:
+        # Not in files of older versions, and in some with host and port; a checkpoint's is of other processes.
+        self._held = _Eviction(*held) if held is not None and held[0] == env.BROKER.get() else None
+
+    def order(self, ranks: Sequence[int], decider: int) -> None:
+        """Collective: `decider` sends these ranks away."""
+        uids = _uids()
+        leaving = [uids[rank] for rank in ranks if rank in uids]
+        self._held = _Eviction(env.BROKER.get(), membership.cluster_version(), uids.get(decider, 0), leaving)
+        if runtime.current_rank() == decider:
+            self._send_away(ranks)
+
+    def renew(self) -> None:
+        """Collective, before the first question in a new cluster, as joiners have got what the others hold: where the
+        worker that asked for an eviction is gone, it may have died before, and the lowest rank asks again. Who is asked
+        for twice leaves once."""
+        held = self._held
+        if held is None or held.version == membership.cluster_version():
+            return
+        uids = _uids()
+        ranks = [rank for rank, uid in uids.items() if uid in held.leaving]
+        asks_again = bool(ranks) and held.sender not in uids.values()
+        sender = uids[min(uids)] if asks_again else held.sender
+        leaving = [uids[rank] for rank in ranks]
+        self._held = _Eviction(held.job, membership.cluster_version(), sender, leaving) if ranks else None
+        if asks_again and runtime.current_rank() == min(uids):
+            self._send_away(ranks)
+
+    def _send_away(self, ranks: Sequence[int]) -> None:
+        try:
+            if self._evict is not None:
+                self._evict(ranks)
+            else:
+                for rank in ranks:
+                    membership.evict(rank)
+        except Exception as error:  # the others don't know of it and would wait for this worker
+            _log.error("can't evict the ranks %s: %s: %s", list(ranks), type(error).__name__, error)
+
+
+def _uids() -> dict[int, int]:
+    """Collective: the living ranks' processes. Addresses won't do: they are used again."""
+    return {
+        rank: int(uid[0]) for rank, uid in gather_living(np.array([membership.uid()]), "kungfu/policy/uids").items()
+    }

@@ -1,0 +1,236 @@
+"""How the training state reaches those who lack it: who joins, and all of them where training begins.
+
+Nobody hands over a mixture: who was receiving when the giver died has its own values back before it gives them itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, TypeVar
+
+import numpy as np
+
+from ms_kungfu import comm, membership, runtime
+from ms_kungfu.agreement import broadcast_text, gather_living, told_by_one
+from ms_kungfu.comm import Array
+from ms_kungfu.elastic import alike
+from ms_kungfu.elastic.inventory import assign, collect_parameters, fingerprint
+from ms_kungfu.elastic.state import TrainingState, restore_components
+from ms_kungfu.errors import KungFuError
+
+_log = logging.getLogger(__name__)
+Received = TypeVar("Received")
+
+# Why a worker has come. The higher goes first where workers come for different things.
+_FOR_PARAMETERS, _FOR_STATE = 1, 2
+
+
+def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any]) -> tuple[bool, bool]:
+    """Agree with all workers on what to share: (this one's turn, somebody lacks the state).
+
+    A joiner runs its program from the start and may come to `sync_net_parameters` while the others are about to hand
+    over the whole state: it then goes on without, as it is about to receive everything.
+    """
+    row = np.array([purpose, lacking, fingerprint(parameters)], dtype=np.int64)
+    while True:
+        rows = gather_living(row, "kungfu/state/purpose")
+        purposes = {int(each[0]) for each in rows.values()}
+        if len(purposes) == 1:
+            break
+        if purpose < max(purposes):
+            return False, True
+    somebody_lacks = any(each[1] for each in rows.values())
+    if somebody_lacks or purpose == _FOR_PARAMETERS:
+        _check_programs({rank: int(each[2]) for rank, each in rows.items()})
+    return True, somebody_lacks
+
+
+_differing: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def let_differ(owner: Any) -> None:
+    """The Parameters of this cell may be other ones at each worker, while its `replicas_differ` is true."""
+    _differing.add(owner)
+
+
+def _may_differ(parameters: Iterable[Any]) -> bool:
+    own = _replicas()
+    return any(id(p) in own for p in parameters)
+
+
+def _replicas() -> set[int]:
+    return {id(p) for owner in _differing if owner.replicas_differ for p in owner.get_parameters()}
+
+
+def _that_may_differ(state: TrainingState) -> set[int]:
+    """The tensors that differ between workers by nature."""
+    return _replicas() | {id(t) for t in (*state.averaged, *state.statistics)}
+
+
+def models_differ(trained: Iterable[Any]) -> bool:
+    """Whether each worker trains a model of its own by design, as under an optimizer that averages models."""
+    return _may_differ(collect_parameters(trained))
+
+
+def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
+    """Collective: the root's values into everyone's `parameters`, in place; where it has died, those of the lowest rank
+    that lives. Returns at once at a joiner that is about to receive the whole state."""
+    from ms_kungfu.ops._sync import broadcast_parameters
+
+    runtime.init()
+    turn, _ = _agree_on_purpose(_FOR_PARAMETERS, False, parameters)
+    if turn:
+
+        def receive(giver: int) -> None:
+            with _whole_or_not_at_all(parameters):
+                broadcast_parameters(list(parameters), giver, "kungfu/state/parameters")
+
+        from_lowest_rank(receive, preferred=root)
+        alike.mark(parameters)
+        membership.state_received()  # what such a program calls its state
+
+
+@contextlib.contextmanager
+def _whole_or_not_at_all(tensors: Sequence[Any]) -> Iterator[None]:
+    """Has their own values back where the worker dies whose values are being written into them: the next one to give
+    its own must not give a mixture."""
+    for tensor in tensors:
+        if getattr(tensor, "has_init", False):
+            tensor.init_data()
+    before = [tensor.asnumpy().copy() for tensor in tensors]
+    try:
+        yield
+    except Exception:
+        for tensor, values in zip(tensors, before):
+            assign(tensor, values)
+        raise
+
+
+def begin_alike(state: TrainingState) -> None:
+    """Collective where training begins: where parameters or buffers differ between the workers, all take those of the
+    lowest rank. What differs by nature (models that are meant to, moving statistics) is made the same once, when it is
+    trained for the first time.
+    """
+    tensors = [*state.parameters, *state.buffers.values()]
+    may = _that_may_differ(state)
+    common = [t for t in tensors if id(t) not in may]
+    own = [t for t in tensors if id(t) in may]
+    row = np.array(
+        [fingerprint(state.parameters), alike.content(common), alike.content(own), not all(map(alike.is_marked, own))]
+    )
+    rows = gather_living(row, "kungfu/state/begin")
+    _check_programs({rank: int(each[0]) for rank, each in rows.items()})
+    differ = [len({int(each[column]) for each in rows.values()}) > 1 for column in (1, 2)]
+    if not any(each[3] for each in rows.values()):
+        differ[1] = False
+    if any(differ):
+        sent = {id(t) for tensors, sends in ((common, differ[0]), (own, differ[1])) if sends for t in tensors}
+        part = TrainingState(
+            [p for p in state.parameters if id(p) in sent],
+            (),
+            {name: buffer for name, buffer in state.buffers.items() if id(buffer) in sent},
+        )
+
+        def receive(root: int) -> None:
+            with _whole_or_not_at_all([*part.parameters, *part.buffers.values()]):
+                broadcast_tensors(part, root)
+
+        from_lowest_rank(receive)
+        if runtime.current_rank() == min(rows):
+            _log.info("the workers' parameters differed: training begins from this one's")
+    alike.mark(tensors)
+
+
+def _check_programs(fingerprints: Mapping[int, int]) -> None:
+    first = min(fingerprints)
+    for rank, each in fingerprints.items():
+        if each != fingerprints[first]:
+            raise KungFuError(
+                f"rank {rank} trains other parameters than rank {first} (their names, shapes or dtypes differ); "
+                "start all workers with the same program and arguments"
+            )
+
+
+def share_state(state: TrainingState) -> bool:
+    """Collective after a change of membership: whoever joined gets everything. True where this worker received it.
+
+    First the `averaged` tensors become the mean over those workers that have trained. Parameters reach every worker
+    (they are the same already at those that stay); where the workers' models are meant to differ (an optimizer that
+    averages models), those that stay keep theirs. Components are restored at joiners only.
+    """
+    joiner = membership.is_joiner()
+    _, lacking = _agree_on_purpose(_FOR_STATE, joiner, state.parameters)
+    average(state.averaged, counted=not joiner)
+    if not lacking:
+        return False
+
+    def receive(root: int) -> Any:
+        at_root = runtime.current_rank() == root
+        text = json.dumps({c.name: c.capture() for c in state.components}) if at_root else ""
+        received = json.loads(broadcast_text(text, root))
+        broadcast_tensors(state, root, keep=not joiner and _may_differ(state.parameters))
+        return received
+
+    received = from_lowest_rank(receive, able=not joiner)
+    if joiner:
+        restore_components(state.components, received)
+        alike.mark([*state.parameters, *state.buffers.values()])
+        membership.state_received()
+    return joiner
+
+
+class StateLostError(KungFuError):
+    """Nobody lives who could hand over what the others need."""
+
+
+def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, preferred: int | None = None) -> Received:
+    """Collective: `receive` from the lowest living rank that is `able`, or from the `preferred` one among them; where
+    it dies meanwhile, from the next one. StateLostError, at all of them, where none is able.
+    """
+
+    def choose(answers: Mapping[int, Array]) -> int:
+        roots = [rank for rank, answer in answers.items() if answer]
+        if not roots:
+            raise StateLostError("every worker that had the training state has died")
+        return preferred if preferred in roots else roots[0]
+
+    return told_by_one(
+        np.array(able), "kungfu/state/root", choose, lambda root, _: receive(root), "handed over the training state"
+    )
+
+
+def average(tensors: Sequence[Any], counted: bool = True) -> None:
+    """Collective: each tensor becomes its mean over the workers that are `counted`, in place, and the same everywhere.
+
+    In float64, so that the mean of equal values is that value.
+    """
+    if not tensors or runtime.current_cluster_size() == 1:
+        return
+    values = [t.asnumpy().astype(np.float64).ravel() for t in tensors]
+    row = np.concatenate([*values, [1.0]])
+    # An uncounted one's may be anything, infinite too.
+    total = comm.all_reduce(row if counted else np.zeros_like(row), name="kungfu/state/averages")
+    if total[-1] == 0:
+        return  # those with the training state have died, which the hand-over will say
+    means = np.split(total[:-1] / total[-1], np.cumsum([v.size for v in values])[:-1])
+    for tensor, mean in zip(tensors, means):
+        assign(tensor, mean.reshape(tensor.shape))
+
+
+def broadcast_tensors(state: TrainingState, root: int, keep: bool = False) -> None:
+    """Collective: the root's parameters and buffers into everyone's, in place; with `keep` this worker's parameters
+    stay as they are."""
+    from ms_kungfu.ops._sync import broadcast_parameters
+
+    broadcast_parameters(list(state.parameters), root, "kungfu/state/parameters", keep)
+    for name, buffer in state.buffers.items():
+        # Not by the kernel, which is for Parameters only: another tensor's memory may serve elsewhere.
+        values = buffer.asnumpy()
+        content = np.frombuffer(values.tobytes(), dtype=np.uint8)
+        received = comm.broadcast(content, root=root, name=f"kungfu/state/buffer/{name}")
+        if runtime.current_rank() != root:
+            assign(buffer, np.frombuffer(received, dtype=values.dtype).reshape(values.shape))

@@ -1,0 +1,128 @@
+"""What is trained, as it is found in cells, optimizers and whatever else holds Parameters; and how it is written to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ms_kungfu.comm import Array
+
+
+def collect_parameters(trained: Iterable[Any]) -> list[Any]:
+    """The Parameters of cells, of lists of Parameters and of objects that hold some, each once, in a stable order."""
+    import mindspore as ms
+
+    def of(item: Any) -> Iterable[Any]:
+        if isinstance(item, ms.Parameter):
+            return [item]
+        if isinstance(item, ms.nn.Cell):
+            return item.get_parameters()
+        if isinstance(item, (list, tuple)):
+            return [p for part in item for p in of(part)]
+        held = [p for p in getattr(item, "__dict__", {}).values() if isinstance(p, ms.Parameter)]
+        if not held:
+            raise TypeError(f"expected cells, an optimizer or Parameters to keep the same on all workers, got {item!r}")
+        return held
+
+    return list({id(p): p for item in trained for p in of(item)}.values())
+
+
+def collect_cells(trained: Iterable[Any]) -> dict[str, Any]:
+    """The cells among `trained` and all cells in them, each once, by a name that is the same on all workers."""
+    import mindspore as ms
+
+    def of(item: Any, path: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(item, ms.nn.Cell):
+            for name, cell in item.cells_and_names():
+                yield f"{path}.{name}" if name else path, cell
+        elif isinstance(item, (list, tuple)):
+            for i, part in enumerate(item):
+                yield from of(part, f"{path}.{i}")
+
+    found: dict[int, tuple[str, Any]] = {}
+    for i, item in enumerate(trained):
+        for name, cell in of(item, str(i)):
+            found.setdefault(id(cell), (name, cell))
+    return dict(found.values())
+
+
+def collect_buffers(trained: Iterable[Any]) -> dict[str, Any]:
+    """The tensors that cells have registered with ``register_buffer``, by name."""
+    return {
+        f"{path}.{name}": buffer
+        for path, cell in collect_cells(trained).items()
+        for name, buffer in cell.named_buffers(recurse=False)
+    }
+
+
+def collect_generators(trained: Iterable[Any]) -> list[Any]:
+    """The ``mindspore.Generator`` objects that are attributes of cells."""
+    import mindspore as ms
+
+    held = [v for cell in collect_cells(trained).values() for v in vars(cell).values() if isinstance(v, ms.Generator)]
+    return list({id(g): g for g in held}.values())
+
+
+def collect_optimizers(trained: Iterable[Any]) -> list[Any]:
+    """The optimizers of MindSpore among `trained` and in its cells, each once; not those inside of another one."""
+    import mindspore as ms
+
+    def of(item: Any) -> Iterable[Any]:
+        if isinstance(item, ms.nn.Optimizer):
+            return [item]
+        if isinstance(item, ms.nn.Cell):
+            return [found for cell in item.cells() for found in of(cell)]
+        if isinstance(item, (list, tuple)):
+            return [found for part in item for found in of(part)]
+        return []
+
+    return list({id(o): o for item in trained for o in of(item)}.values())
+
+
+# Of the cells with moving statistics, in mindspore.nn and in mindspore.mint.nn.
+_NORMALIZATION = ("mindspore.nn.layer.normalization", "mindspore.mint.nn.layer.normalization")
+
+
+_STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var")
+
+
+def moving_statistics(trained: Iterable[Any]) -> list[Any]:
+    """The moving means and variances of MindSpore's normalization cells, and of classes derived from them."""
+    import mindspore as ms
+
+    found = [
+        getattr(cell, name, None)
+        for cell in collect_cells(trained).values()
+        if any(base.__module__ in _NORMALIZATION for base in type(cell).__mro__)
+        for name in _STATISTICS
+    ]
+    return list({id(p): p for p in found if isinstance(p, ms.Parameter)}.values())
+
+
+def check_averaged(averaged: Sequence[Any] | None) -> Sequence[Any] | None:
+    """TypeError unless it is None or a list of floating-point tensors."""
+    import mindspore as ms
+
+    floats = (ms.float16, ms.bfloat16, ms.float32, ms.float64)
+    if averaged is None:
+        return None
+    if not isinstance(averaged, (list, tuple)):
+        raise TypeError(f"averaged is a list of Parameters, got {averaged!r}")
+    for tensor in averaged:
+        if not isinstance(tensor, ms.Tensor) or tensor.dtype not in floats:
+            raise TypeError(f"averaged is a list of Parameters with a mean, got {tensor!r} in it")
+    return tuple(averaged)
+
+
+def assign(tensor: Any, values: Array) -> None:
+    """Write into a Parameter or buffer in place: compiled graphs stay valid and see the new values, in either mode."""
+    import mindspore as ms
+
+    tensor.copy_(ms.Tensor(values, dtype=tensor.dtype))  # ops.assign has no kernel for bfloat16
+
+
+def fingerprint(parameters: Iterable[Any]) -> int:
+    """A number that differs where names, shapes or dtypes differ."""
+    text = "\n".join(f"{p.name} {tuple(p.shape)} {p.dtype}" for p in parameters)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

@@ -1,0 +1,50 @@
+"""What `ElasticTraining` and `KungFuElasticCallback` are told alike, checked once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ms_kungfu.elastic.checkpoint import check_folder
+from ms_kungfu.elastic.eviction import Evict, check_evict
+from ms_kungfu.elastic.inventory import check_averaged
+from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
+from ms_kungfu.elastic.policy import Policy, as_policy
+from ms_kungfu.elastic.schedule import Schedule, parse_schedule
+from ms_kungfu.elastic.state import Component
+from ms_kungfu.monitoring.monitor import Monitor
+
+
+@dataclass(frozen=True)
+class Options:
+    """What each means is said at `ElasticTraining`. TypeError and ValueError for what doesn't fit."""
+
+    schedule: Schedule | None = None
+    wait: bool = False
+    components: Sequence[Component] = ()
+    lr_rule: LRRule = "none"
+    averaged: Sequence[Any] | None = None
+    checkpoint_dir: str | os.PathLike[str] | None = None
+    checkpoint_every: int | None = None
+    keep_checkpoints: int = 3
+    resume: bool = False
+    policy: Policy | Sequence[Policy] | None = None
+    monitor: Monitor | None = None
+    evict: Evict | None = None
+    asynchronous: bool | None = None
+
+    def __post_init__(self) -> None:
+        parse_schedule(self.schedule)
+        parse_lr_rule(self.lr_rule)
+        check_averaged(self.averaged)
+        check_folder(self.checkpoint_dir, self.checkpoint_every, self.keep_checkpoints, self.resume)
+        as_policy(self.policy)
+        check_evict(self.evict)
+        if self.monitor is not None and not isinstance(self.monitor, Monitor):
+            raise TypeError(f"monitor is a ms_kungfu.monitoring.Monitor, got {self.monitor!r}")
+
+    def arguments(self) -> dict[str, Any]:
+        """As keyword arguments, each as it was given."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -1,0 +1,43 @@
+"""Where this process is in its program: a joiner runs it from the start while the others are in its middle."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Program:
+    """Of one process, over all its trainings."""
+
+    calls: int = 0  # trainings begun, over all ElasticTraining objects
+    resume: dict[str, Any] | None = None  # the progress a joiner received, or a checkpoint had
+    resuming: bool = False  # a joiner has begun where the others are and hasn't trained yet
+    checkpoint_folders: set[str] = field(default_factory=set)  # those whose content is of this process's training
+    checkpoint: int | None = None  # the step of the last one, until it is known to be on the disk; the same everywhere
+    writes_checkpoint: bool = False  # and it is this process that writes it
+
+
+_process = Program()
+_current: ContextVar[Program | None] = ContextVar("kungfu_program", default=None)
+
+
+def current() -> Program:
+    return _current.get() or _process
+
+
+def use(program: Program) -> None:
+    """From now on, in this context, this is the process's program: for whoever runs several in one process."""
+    _current.set(program)
+
+
+def is_behind() -> bool:
+    """Whether this process joined, or resumed, and has not come to the call of training yet that the state is of."""
+    program = current()
+    return program.resume is not None and program.calls < program.resume["call"]
+
+
+def is_resuming() -> bool:
+    """Whether this process is behind, or has just begun in the middle of a call that the others began before."""
+    return is_behind() or current().resuming
