@@ -15,6 +15,7 @@ from types import ModuleType
 
 MOVED = {
     "ms_kungfu.bench.shapes": "ms_kungfu.fusion.shapes",
+    "ms_kungfu.dataset.dealing": "ms_kungfu.dataset.sharding",
     "ms_kungfu.elastic.cluster": "ms_kungfu.cluster",
     "ms_kungfu.elastic.gathering": "ms_kungfu.agreement",
     "ms_kungfu.elastic.membership": "ms_kungfu.membership",

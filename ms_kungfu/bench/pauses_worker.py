@@ -20,7 +20,7 @@ import numpy as np
 
 from ms_kungfu import comm, membership, runtime
 from ms_kungfu.agreement import broadcast_text
-from ms_kungfu.dataset import dealing
+from ms_kungfu.dataset import sharding
 from ms_kungfu.dataset.ledger import Ledger
 from ms_kungfu.elastic import handover
 
@@ -71,7 +71,7 @@ class _Synthetic:
     def __init__(self, folder: Path, step_s: float) -> None:
         self._recorder = Recorder(folder)
         self._step_s = step_s
-        self._walk = dealing.Walk(_SAMPLES)
+        self._walk = sharding.EpochCursor(_SAMPLES)
         self._ledger = Ledger(folder / "ledger", 0)
         self._dealt_for = -1
         self._members: tuple[int, ...] = ()
@@ -112,10 +112,10 @@ class _Synthetic:
             assert taken is not None
         rank = runtime.current_rank()
         share = taken.share(rank)
-        samples, batch = dealing.count(share), dealing.count(taken.batch)
-        own = share or dealing.part(taken.batch, batch - 1, batch)
+        samples, batch = sharding.count(share), sharding.count(taken.batch)
+        own = share or sharding.part(taken.batch, batch - 1, batch)
         time.sleep(self._step_s)
-        gradient = np.resize(np.sin(dealing.positions(own), dtype=np.float64).astype(np.float32), self.weights.size)
+        gradient = np.resize(np.sin(sharding.positions(own), dtype=np.float64).astype(np.float32), self.weights.size)
         gradient[-1] = self._recorder.stop_asked()
         membership.set_weight(samples)
         comm.all_reduce(gradient, "mean", "gradient", gradient)

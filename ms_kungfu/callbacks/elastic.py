@@ -16,11 +16,12 @@ import numpy as np
 from mindspore.train import Callback, Model, RunContext
 
 from ms_kungfu import membership, runtime
+from ms_kungfu._checks import at_least
 from ms_kungfu.agreement import broadcast_text
 from ms_kungfu.callbacks import evaluation
 from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
 from ms_kungfu.callbacks.others import Others, agree_on_outputs
-from ms_kungfu.dataset.elastic import ElasticDataset, _positive
+from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic import handover, inventory
 from ms_kungfu.elastic.eviction import Evict
 from ms_kungfu.elastic.lr_rule import LRRule
@@ -120,7 +121,7 @@ class KungFuElasticCallback(Callback):
         self._monitor = monitor
         self._global_batch_size = global_batch_size
         if global_batch_size is not None:
-            _positive(global_batch_size, "global_batch_size")
+            at_least(1, global_batch_size, "global_batch_size")
         self._epochs_before = 0
         self._last_step = 0
         self._epoch_ended = False  # and nobody has asked yet whether to stop there

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
-from typing import Any, Callable, Protocol, Union
+from typing import Any, Protocol
 
 import mindspore.dataset as ds
 import numpy as np
-from mindspore.dataset.engine.datasets import MapDataset, ProjectDataset, RenameDataset
 from numpy.typing import NDArray
 
 from ms_kungfu import env, membership, runtime
-from ms_kungfu.dataset import dealing
+from ms_kungfu._checks import at_least
+from ms_kungfu.dataset import sharding
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
+from ms_kungfu.dataset.source import Source, pipeline_of, size_of
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.ops import wait_for_queue
-
-Source = Union[ds.Dataset, Callable[[list[int]], ds.Dataset]]
 
 
 class Driver(Protocol):
@@ -66,7 +64,7 @@ class ElasticDataset(ds.Dataset):
     is dealt out anew from where the *trained* steps end, so batches that MindSpore had prefetched come from the new
     deal. What a worker took in a step that was committed without it, because it died, is trained later in the epoch,
     which may so have a step more. Epochs end at the same step on all workers. How an epoch is cut and dealt, the tail
-    included, is said in `ms_kungfu.dataset.dealing`. Shares may differ in size (3 workers, a global batch of 32): a
+    included, is said in `ms_kungfu.dataset.sharding`. Shares may differ in size (3 workers, a global batch of 32): a
     worker's gradients count by the number of its samples, so the mean over the workers is that over the samples.
 
     A batch counts as trained at ``ElasticTraining.step_end``, or, without one, when the next batch is asked for; and
@@ -97,11 +95,11 @@ class ElasticDataset(ds.Dataset):
                 f"got batch_size={batch_size!r} and global_batch_size={global_batch_size!r}"
             )
         self._source = source
-        self._per_worker = None if batch_size is None else _positive(batch_size, "batch_size")
-        self._global = None if global_batch_size is None else _positive(global_batch_size, "global_batch_size")
-        self._total = _positive(total, "total") if total is not None else _size_of(source)
+        self._per_worker = None if batch_size is None else at_least(1, batch_size, "batch_size")
+        self._global = None if global_batch_size is None else at_least(1, global_batch_size, "global_batch_size")
+        self._total = at_least(1, total, "total") if total is not None else size_of(source)
         self._shuffle, self._seed = bool(shuffle), index(seed)
-        self._walk = dealing.Walk(self._total, drop_remainder)
+        self._cursor = sharding.EpochCursor(self._total, drop_remainder)
         self._dealt = _Dealt(-1, 0, 0, ())  # until the first step
         self._reductions = membership.watch_reductions()
         self._deals = 0  # how often what was dealt lost its validity, other than by a new cluster version or epoch
@@ -111,7 +109,7 @@ class ElasticDataset(ds.Dataset):
         if ledger_errors not in ERRORS:
             raise ValueError(f"ledger_errors is {' or '.join(map(repr, ERRORS))}, got {ledger_errors!r}")
         self._ledger = None if folder is None else Ledger(Path(folder), ElasticDataset._made, ledger_errors)
-        self._delivered: list[tuple[dealing.Range, ...]] = []  # to this worker, of the first of the steps taken
+        self._delivered: list[tuple[sharding.Range, ...]] = []  # to this worker, of the first of the steps taken
         ElasticDataset._made += 1
         self.driven: Driver | None = None  # which calls `commit`
         self.suspended = False  # iterators end at once
@@ -121,17 +119,17 @@ class ElasticDataset(ds.Dataset):
     @property
     def epoch(self) -> int:
         """Epochs that have been handed out in full, over all iterators."""
-        return self._walk.epoch
+        return self._cursor.epoch
 
     @property
     def position(self) -> int:
         """Samples of this epoch that are trained, over all workers."""
-        return self._total - self._walk.left
+        return self._total - self._cursor.left
 
     @property
     def steps(self) -> int:
         """Steps of this epoch that are trained."""
-        return self._walk.steps
+        return self._cursor.steps
 
     @property
     def weight(self) -> int:
@@ -158,7 +156,7 @@ class ElasticDataset(ds.Dataset):
     @global_batch_size.setter
     def global_batch_size(self, samples: int) -> None:
         """Hold it constant from now on, whatever the dataset was made with. At all workers at the same step."""
-        self._global, self._per_worker = _positive(samples, "global_batch_size"), None
+        self._global, self._per_worker = at_least(1, samples, "global_batch_size"), None
         self._deals += 1
 
     @property
@@ -181,8 +179,8 @@ class ElasticDataset(ds.Dataset):
         same step. The rest of the epoch is dealt out anew."""
         if (batch_size is None) == (global_batch_size is None):
             raise ValueError("set_batch_size takes batch_size or global_batch_size, one of the two")
-        self._per_worker = None if batch_size is None else _positive(batch_size, "batch_size")
-        self._global = None if global_batch_size is None else _positive(global_batch_size, "global_batch_size")
+        self._per_worker = None if batch_size is None else at_least(1, batch_size, "batch_size")
+        self._global = None if global_batch_size is None else at_least(1, global_batch_size, "global_batch_size")
         self._deals += 1
 
     def commit(self, participants: Sequence[int] | None = None) -> None:
@@ -190,7 +188,7 @@ class ElasticDataset(ds.Dataset):
 
         Called at all workers with the same ranks, once the step's outcome is known and before the membership changes.
         """
-        if not self._walk.taken:
+        if not self._cursor.taken:
             return
         dealt = self._dealt
         if dealt.version != runtime.cluster_version():
@@ -199,9 +197,9 @@ class ElasticDataset(ds.Dataset):
         living = dealt.members if participants is None else tuple(r for r in dealt.members if r in participants)
         if dealt.rank not in living:
             raise KungFuError(f"rank {dealt.rank} lives but took no part in the step of ranks {list(living)}")
-        epoch, delivered = self._walk.epoch, self._delivered
+        epoch, delivered = self._cursor.epoch, self._delivered
         common = {**self._ledger_common(dealt), "participants": living}
-        steps, self._delivered = self._walk.commit(participants), []
+        steps, self._delivered = self._cursor.commit(participants), []
         self._weight = 0
         membership.set_weight(1)  # for reductions that have nothing to do with this dataset
         if living != dealt.members:
@@ -238,7 +236,7 @@ class ElasticDataset(ds.Dataset):
 
     def _put_back(self) -> None:
         """What was handed out and doesn't count is handed out again."""
-        self._walk.put_back()
+        self._cursor.put_back()
         self._delivered = []
 
     def _ledger_common(self, dealt: _Dealt) -> dict[str, Any]:
@@ -246,7 +244,7 @@ class ElasticDataset(ds.Dataset):
             "version": dealt.version,
             "size": dealt.size,
             "global_batch": self._global_batch_of(dealt),
-            "drop_remainder": self._walk.drop_remainder,
+            "drop_remainder": self._cursor.drop_remainder,
             "total": self._total,
             "seed": self._seed,
             "shuffle": self._shuffle,
@@ -261,16 +259,16 @@ class ElasticDataset(ds.Dataset):
     def _end_epoch(self) -> None:
         if self._ledger is not None:
             dealt = self._present()
-            self._ledger.end(self._walk, dealt.rank, self._ledger_common(dealt))
-        self._walk.end_epoch()
+            self._ledger.end(self._cursor, dealt.rank, self._ledger_common(dealt))
+        self._cursor.end_epoch()
 
     def state(self) -> dict[str, Any]:
         """What another worker needs to go on from here; JSON."""
-        return {**self._walk.state(), "seed": self._seed, "batch": [self._per_worker, self._global]}
+        return {**self._cursor.state(), "seed": self._seed, "batch": [self._per_worker, self._global]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from another worker's `state`. ValueError where that worker has other data."""
-        self._walk.restore(state)
+        self._cursor.restore(state)
         self._delivered = []
         self._seed = state["seed"]
         self._per_worker, self._global = state["batch"]
@@ -280,15 +278,15 @@ class ElasticDataset(ds.Dataset):
 
     def get_dataset_size(self) -> int:
         """Steps of the present epoch, those already trained included; with batch_size it depends on the size."""
-        walk = self._walk
+        cursor = self._cursor
         if self.suspended or runtime.detached():
-            return max(walk.steps, 1)  # Model.train refuses 0
-        return max(walk.steps + dealing.count_steps(walk.left, self.global_batch_size, walk.drop_remainder), 1)
+            return max(cursor.steps, 1)  # Model.train refuses 0
+        return max(cursor.steps + sharding.count_steps(cursor.left, self.global_batch_size, cursor.drop_remainder), 1)
 
     def get_batch_size(self) -> int:
         """Samples of this worker's full batch."""
         members = self.members
-        first, last = dealing.block(self.global_batch_size, members.index(runtime.current_rank()), len(members))
+        first, last = sharding.block(self.global_batch_size, members.index(runtime.current_rank()), len(members))
         return max(last - first, 1)
 
     def create_tuple_iterator(
@@ -330,48 +328,34 @@ class ElasticDataset(ds.Dataset):
             "the size of a batch to the ElasticDataset"
         )
 
-    # -- dealing ------------------------------------------------------------------------------------------------------
+    # -- sharding -----------------------------------------------------------------------------------------------------
 
     def _pipeline(self, indices: list[int]) -> ds.Dataset:
-        if not isinstance(self._source, ds.Dataset):
-            return self._source(indices)
-        pipeline = copy.deepcopy(self._source)
-        sampler = ds.SubsetSampler([0])
-        sampler.indices = _Numbers(indices)
-        _leaf(pipeline).use_sampler(sampler)
-        return pipeline
+        return pipeline_of(self._source, indices)
 
     def _deal(self) -> tuple[ds.Dataset, NDArray[np.int64]] | None:
         """A pipeline over this worker's batches of the rest of the epoch, and the positions of what comes out of it;
         None at its end."""
-        walk, dealt = self._walk, self._present()
-        where, lengths = walk.deal(self.global_batch_size, dealt.members, dealt.rank)
+        cursor, dealt = self._cursor, self._present()
+        where, lengths = cursor.deal(self.global_batch_size, dealt.members, dealt.rank)
         if lengths.size == 0:
             return None
-        if self._order[0] != (self._seed, walk.epoch):
-            order = dealing.permutation(self._total, self._seed, walk.epoch, self._shuffle)
-            self._order = (self._seed, walk.epoch), order
+        if self._order[0] != (self._seed, cursor.epoch):
+            order = sharding.permutation(self._total, self._seed, cursor.epoch, self._shuffle)
+            self._order = (self._seed, cursor.epoch), order
         pipeline = self._pipeline(self._order[1][where].tolist())
         if (lengths[:-1] == lengths[0]).all() and lengths[-1] <= lengths[0]:
             return pipeline.batch(int(lengths[0])), where
         return pipeline.batch(lambda info: int(lengths[info.get_batch_num()])), where
 
-    def _take(self) -> dealing.Step | None:
+    def _take(self) -> sharding.Step | None:
         """Hands out a step, and tells the runtime what this worker's gradients count from now on."""
-        walk, dealt = self._walk, self._present()
-        step = walk.take(self.global_batch_size, dealt.members)
+        cursor, dealt = self._cursor, self._present()
+        step = cursor.take(self.global_batch_size, dealt.members)
         if step is not None:
-            self._weight = sum(dealing.count(taken.share(dealt.rank)) for taken in walk.taken)
+            self._weight = sum(sharding.count(taken.share(dealt.rank)) for taken in cursor.taken)
             membership.set_weight(self._weight)
         return step
-
-
-class _Numbers(list[int]):
-    """Known to be integers, and shared by MindSpore's copies of a pipeline. Its SubsetSampler looks at each number, and
-    each iterator copies each, which takes longer than all the rest of a new deal."""
-
-    def __deepcopy__(self, memo: Any) -> _Numbers:
-        return self
 
 
 class _Batches:
@@ -401,15 +385,15 @@ class _Batches:
         return self
 
     def __next__(self) -> Any:
-        dataset, walk = self._dataset, self._dataset._walk
+        dataset, cursor = self._dataset, self._dataset._cursor
         if self._epochs_left == 0 or dataset.suspended or runtime.detached():
             self.stop()
             raise StopIteration
-        if walk.taken and not (dataset.driven and dataset._dealt.version == runtime.cluster_version()):
+        if cursor.taken and not (dataset.driven and dataset._dealt.version == runtime.cluster_version()):
             dataset.commit(dataset._participants())
         elif dataset.driven is None:
             dataset._reductions.take_commits()  # of no step
-        wanted = (runtime.cluster_version(), walk.epoch, dataset._deals)
+        wanted = (runtime.cluster_version(), cursor.epoch, dataset._deals)
         if wanted != self._dealt_for:
             self.stop()
             dealt = dataset._deal()
@@ -418,14 +402,14 @@ class _Batches:
                 self._inner = getattr(pipeline, self._kind)(**self._options)
             self._dealt_for = wanted
         step = dataset._take()
-        if step is None and walk.taken:  # gradients accumulated to the end of the epoch, which have been applied
+        if step is None and cursor.taken:  # gradients accumulated to the end of the epoch, which have been applied
             dataset.commit(dataset._participants())
             return next(self)  # what a worker that died had taken is still to be trained
         if step is None:
             return self._end_epoch()
         assert self._inner is not None
         batch = next(self._inner, None)
-        expected = max(dealing.count(step.share(dataset._dealt.rank)), 1)
+        expected = max(sharding.count(step.share(dataset._dealt.rank)), 1)
         given = 0 if batch is None else next(iter(batch.values() if isinstance(batch, dict) else batch)).shape[0]
         if given != expected:
             raise ValueError(
@@ -434,15 +418,15 @@ class _Batches:
             )
         # By what has come, not by what the step says: the audit compares the two.
         if dataset.keeps_ledger:
-            dataset._delivered.append(dealing.ranges(self._coming[:given]))
+            dataset._delivered.append(sharding.ranges(self._coming[:given]))
             self._coming = self._coming[given:]
         if dataset.driven is not None:
             dataset.driven.begins()
         return batch
 
     def _end_epoch(self) -> Any:
-        dataset, walk = self._dataset, self._dataset._walk
-        if walk.steps == 0:
+        dataset, cursor = self._dataset, self._dataset._cursor
+        if cursor.steps == 0:
             raise ValueError(
                 f"drop_remainder leaves nothing of {dataset._total} samples where a step takes "
                 f"{dataset.global_batch_size}; train smaller batches or fewer workers, or keep the remainder"
@@ -457,45 +441,3 @@ class _Batches:
         inner, self._inner, self._dealt_for = self._inner, None, ()
         if inner is not None:
             inner.stop()  # type: ignore[attr-defined]
-
-
-def _positive(value: Any, what: str) -> int:
-    try:
-        number = 0 if isinstance(value, bool) else index(value)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise ValueError(f"{what} is an integer of 1 or more, got {value!r}")
-    return number
-
-
-def _leaf(pipeline: ds.Dataset) -> ds.Dataset:
-    while pipeline.children:
-        if len(pipeline.children) > 1:
-            raise TypeError(_FORM.format(f"{type(pipeline).__name__} has several sources"))
-        pipeline = pipeline.children[0]
-    return pipeline
-
-
-def _size_of(source: Source) -> int:
-    """The number of samples, having checked that `source` can be dealt by a sampler."""
-    if not isinstance(source, ds.Dataset):
-        raise ValueError("give total=, the number of samples, where the source of an ElasticDataset is a function")
-    node, pipeline = _leaf(source), source
-    while pipeline is not node:
-        if not isinstance(pipeline, _KEEPS_SAMPLES):
-            raise TypeError(_FORM.format(f"{type(pipeline).__name__} changes which samples there are"))
-        pipeline = pipeline.children[0]
-    iterable_only = isinstance(node, ds.GeneratorDataset) and not hasattr(node.source, "__getitem__")
-    if iterable_only or not hasattr(node, "use_sampler"):
-        raise TypeError(_FORM.format(f"{type(node).__name__} takes no sampler"))
-    if node.is_sharded():
-        raise ValueError("an ElasticDataset deals the samples itself; leave num_shards and shard_id out of its source")
-    return int(node.get_dataset_size())
-
-
-_KEEPS_SAMPLES = (MapDataset, RenameDataset, ProjectDataset)
-_FORM = (
-    "{}; give an unbatched pipeline over one dataset that takes a sampler, or a function of a list of sample numbers "
-    "and total="
-)

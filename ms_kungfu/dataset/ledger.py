@@ -40,7 +40,7 @@ from typing import Any
 
 from ms_kungfu import env, runtime
 from ms_kungfu._version import VERSION
-from ms_kungfu.dataset.dealing import Range, Step, Walk
+from ms_kungfu.dataset.sharding import EpochCursor, Range, Step
 
 FORMAT = 2
 ERRORS = ("raise", "warn")
@@ -97,9 +97,9 @@ class Ledger:
         dealt = {"share": tuple(share), "members": step.members, "batch": step.batch}
         self._write({"epoch": epoch, "step": step.number, "rank": rank, **dealt, **common})
 
-    def end(self, walk: Walk, rank: int, common: dict[str, Any]) -> None:
+    def end(self, cursor: EpochCursor, rank: int, common: dict[str, Any]) -> None:
         """Appends the line of an epoch that is over."""
-        self._write({"epoch": walk.epoch, "steps": walk.steps, "rank": rank, "left": walk.pool, **common})
+        self._write({"epoch": cursor.epoch, "steps": cursor.steps, "rank": rank, "left": cursor.pool, **common})
 
     def _write(self, values: dict[str, Any]) -> None:
         if self._error is not None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ms_kungfu._checks import at_least
 from ms_kungfu._version import VERSION
 from ms_kungfu.comm import Array
 from ms_kungfu.elastic.inventory import assign
@@ -185,8 +186,8 @@ class CheckpointFolder:
 def check_folder(folder: str | os.PathLike[str] | None, every: int | None, keep: int, resume: bool) -> None:
     """ValueError where these arguments of `ElasticTraining` don't fit together."""
     for value, what in ((every, "checkpoint_every"), (keep, "keep_checkpoints")):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{what} is an integer of 1 or more, got {value!r}")
+        if value is not None:
+            at_least(1, value, what)
     if folder is None:
         if every is not None or resume:
             given = "checkpoint_every" if every is not None else "resume"

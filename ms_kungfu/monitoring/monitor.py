@@ -14,6 +14,7 @@ from typing import Any, Callable
 import numpy as np
 
 from ms_kungfu import _core, runtime
+from ms_kungfu._checks import at_least
 from ms_kungfu.agreement import gather_living
 from ms_kungfu.monitoring.noise_scale import NoiseScaleEstimator
 from ms_kungfu.monitoring.record import StepRecord
@@ -77,8 +78,7 @@ class Monitor:
             ("update_ratio_interval", update_ratio_interval, 0),
             ("log_interval", log_interval, 1),
         ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} is an integer of {least} or more, got {value!r}")
+            at_least(least, value, name)
         self.interval = interval
         self.summary = summary
         self.noise_scale = NoiseScaleEstimator(half_life)

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ms_kungfu.dataset import audit, dealing
+from ms_kungfu.dataset import audit, sharding
 from tests.conftest import one_at_a_time
 from tests.fault.programs.faults import (
     COLLECTIVE_PLACES,
@@ -224,9 +224,9 @@ def _weight_of(ledger: Path) -> tuple[int, float, float]:
             line = json.loads(text)
             if "step" in line:
                 batch = tuple((first, last) for first, last in line["batch"])
-                step = dealing.Step(line["step"], batch, tuple(line["members"]))
+                step = sharding.Step(line["step"], batch, tuple(line["members"]))
                 trained, _ = step.outcome(line["participants"])
-                steps[line["epoch"], line["step"]] = float(np.sin(dealing.positions(trained)).mean())
+                steps[line["epoch"], line["step"]] = float(np.sin(sharding.positions(trained)).mean())
     sums = np.cumsum([0.0, *(steps[key] for key in sorted(steps))])
     return len(steps), float(sums[-1]), len(steps) * (float(np.abs(sums).max()) + 32) * 2.0**-24
 

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: pip install ms-kungfu[test]")
 
-from ms_kungfu.dataset import dealing
+from ms_kungfu.dataset import sharding
 from ms_kungfu.launcher import agent, broker, versions
 from ms_kungfu.launcher.policy import Recover
 from ms_kungfu.membership import joining, step_agreement
@@ -211,8 +211,8 @@ def adopt_what_oneself_has_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def count_a_dead_workers_share_as_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = dealing.Walk.commit
-    monkeypatch.setattr(dealing.Walk, "commit", lambda self, participants=None: real(self, None))
+    real = sharding.EpochCursor.commit
+    monkeypatch.setattr(sharding.EpochCursor, "commit", lambda self, participants=None: real(self, None))
 
 
 def let_newcomers_begin_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from ms_kungfu import broker_protocol, env, membership
 from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError
 from ms_kungfu.config_server.store import ConfigStore
-from ms_kungfu.dataset import audit, dealing
+from ms_kungfu.dataset import audit, sharding
 from ms_kungfu.errors import CollectiveTimeoutError, ConfigServerError, KungFuError, PeerLostError, ResizeError
 from ms_kungfu.launcher import broker, commands, job, machine
 from ms_kungfu.launcher.devices import Devices
@@ -485,7 +485,7 @@ class Core:
 class Training:
     """The state that has to be the same at all workers."""
 
-    walk: dealing.Walk
+    walk: sharding.EpochCursor
     step: int = 0
     weights: int = 0
     stopping: bool = False
@@ -506,7 +506,7 @@ class Worker:
     def __init__(self, world, process):
         self.world, self.process, self.core = world, process, process.core
         self.setup = world.setup
-        self.training = process.training = Training(dealing.Walk(self.setup.samples))
+        self.training = process.training = Training(sharding.EpochCursor(self.setup.samples))
         self.dealt_for = None
         self.members = ()
 

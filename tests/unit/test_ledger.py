@@ -14,8 +14,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ms_kungfu.dataset import audit, dealing, ledger
-from ms_kungfu.dataset.dealing import Walk, count
+from ms_kungfu.dataset import audit, ledger, sharding
+from ms_kungfu.dataset.sharding import EpochCursor, count
 from ms_kungfu.errors import KungFuError
 
 
@@ -27,7 +27,7 @@ class Worker:
     def __init__(self, folder, total, state=None, drop_remainder=False, errors="raise"):
         Worker.made += 1
         self.uid = Worker.made
-        self.walk = Walk(total, drop_remainder)
+        self.walk = EpochCursor(total, drop_remainder)
         if state is not None:
             self.walk.restore(json.loads(json.dumps(state)))
         self.ledger = ledger.Ledger(folder, 0, errors)
@@ -39,7 +39,7 @@ class Worker:
                 ledger.runtime.uid = lambda: self.uid
                 full = {**common, "version": version, "size": size, "participants": participants}
                 length = count(step.batch)
-                delivered = step.share(rank) or dealing.part(step.batch, length - 1, length)
+                delivered = step.share(rank) or sharding.part(step.batch, length - 1, length)
                 self.ledger.step(epoch, step, rank, delivered, full)
 
     def end_epoch(self, version, size, rank, common):
@@ -206,7 +206,7 @@ def test_samples_that_were_never_trained_are_named(recorded):
         change(path, lambda line: {**line, "participants": [0]} if line["rank"] == 0 else None, at(0, 1))
     report = verdict(recorded[0].parent)
     assert not report.exact
-    order = audit.dealing.permutation(64, 0, 0)
+    order = audit.sharding.permutation(64, 0, 0)
     assert report.epochs[0].missing == sorted(order[24:32].tolist())
     assert report.epochs[1].exact
     assert f"not trained: 8 samples: {', '.join(map(str, report.epochs[0].missing))}" in audit.to_text(report)
@@ -217,7 +217,7 @@ def test_samples_that_were_trained_twice_are_named_with_their_steps(recorded):
     for path in recorded:
         change(path, edit, at(1, 2))
     epoch = verdict(recorded[0].parent).epochs[1]
-    order = audit.dealing.permutation(64, 0, 1)
+    order = audit.sharding.permutation(64, 0, 1)
     assert epoch.repeated == {int(i): [0, 2] for i in sorted(order[:16])}
     assert epoch.missing == sorted(order[32:48].tolist())
 
@@ -548,13 +548,13 @@ def test_what_is_called_exact_after_damage_is_what_was_trained(
 _FILLED = """
 import json, resource, sys
 from pathlib import Path
-from ms_kungfu.dataset import dealing, ledger
+from ms_kungfu.dataset import sharding, ledger
 
 folder, errors, room = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
 common = {"version": 0, "size": 1, "participants": [0], "global_batch": 8, "drop_remainder": False, "total": 64}
 common.update(seed=0, shuffle=True)
-walk, book = dealing.Walk(64), ledger.Ledger(folder, 0, errors)
+walk, book = sharding.EpochCursor(64), ledger.Ledger(folder, 0, errors)
 for epoch in range(2):
     while walk.take(8, [0]):
         for step in walk.commit([0]):

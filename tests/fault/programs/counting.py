@@ -23,7 +23,7 @@ import numpy as np
 import ms_kungfu as kf
 from ms_kungfu import comm, membership
 from ms_kungfu.agreement import broadcast_text, gather_texts
-from ms_kungfu.dataset import dealing
+from ms_kungfu.dataset import sharding
 from ms_kungfu.dataset.ledger import Ledger
 from ms_kungfu.elastic import handover
 
@@ -63,7 +63,7 @@ def reduce_gradients(gradients: list[np.ndarray]) -> None:
 class Counting:
     def __init__(self, folder: Path, step_s: float) -> None:
         self.folder, self.step_s = folder, step_s
-        self.walk = dealing.Walk(SAMPLES)
+        self.walk = sharding.EpochCursor(SAMPLES)
         self.ledger = Ledger(folder / "ledger", 0)
         self.weights = np.zeros(SAMPLES, np.int64)
         self.dealt_for, self.members = -1, ()
@@ -102,15 +102,15 @@ class Counting:
             if self.stop:
                 return False
             taken = walk.take(BATCH, self.members)
-        share, length = taken.share(rank), dealing.count(taken.batch)
-        own = share or dealing.part(taken.batch, length - 1, length)
+        share, length = taken.share(rank), sharding.count(taken.batch)
+        own = share or sharding.part(taken.batch, length - 1, length)
         time.sleep(self.step_s)
-        order = dealing.permutation(SAMPLES, 0, walk.epoch)
+        order = sharding.permutation(SAMPLES, 0, walk.epoch)
         gradients = [np.zeros((SAMPLES + 1, each), np.float32) for each in GROUPS]
         for gradient in gradients:
-            gradient[order[dealing.positions(own)]] = 1 / dealing.count(own)
+            gradient[order[sharding.positions(own)]] = 1 / sharding.count(own)
             gradient[SAMPLES] = (self.folder / "stop").exists()
-        membership.set_weight(dealing.count(share))
+        membership.set_weight(sharding.count(share))
         reduce_gradients(gradients)
         participants = membership.take_participants()
         self.stop |= bool(gradients[0][SAMPLES] > 0)

@@ -25,7 +25,7 @@ import ms_kungfu as kf  # noqa: E402
 from ms_kungfu import comm, membership  # noqa: E402
 from ms_kungfu.agreement import broadcast_text  # noqa: E402
 from ms_kungfu.bench.pauses_worker import digest  # noqa: E402
-from ms_kungfu.dataset import dealing  # noqa: E402
+from ms_kungfu.dataset import sharding  # noqa: E402
 from ms_kungfu.dataset.ledger import Ledger  # noqa: E402
 from ms_kungfu.elastic import handover  # noqa: E402
 
@@ -80,7 +80,7 @@ def reduce_together(gradients: list[np.ndarray]) -> None:
 class Training:
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
-        self.walk = dealing.Walk(SAMPLES)
+        self.walk = sharding.EpochCursor(SAMPLES)
         self.ledger = Ledger(folder / "ledger", 0)
         self.weights = [np.zeros(size, np.float32) for size in GROUPS]
         self.dealt_for, self.members = -1, ()
@@ -129,12 +129,12 @@ class Training:
             walk.end_epoch()
             taken = walk.take(BATCH, self.members)
         own = taken.share(kf.current_rank())
-        membership.set_weight(dealing.count(own))
+        membership.set_weight(sharding.count(own))
         if not own:  # fewer samples than workers
-            last = dealing.count(taken.batch) - 1
-            own = dealing.part(taken.batch, last, last + 1)
+            last = sharding.count(taken.batch) - 1
+            own = sharding.part(taken.batch, last, last + 1)
         time.sleep(STEP_S)
-        mean = np.sin(dealing.positions(own)).mean()
+        mean = np.sin(sharding.positions(own)).mean()
         gradients = [np.resize(np.arange(1, 6, dtype=np.float32) * np.float32(mean), size) for size in GROUPS]
         self.faults.at("computed")
         reduce_together(gradients)

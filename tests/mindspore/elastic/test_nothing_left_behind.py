@@ -181,7 +181,7 @@ def left_behind(veteran, joiner):
     """The paths of what training has changed at the veteran and is something else at the joiner, all of them."""
     before, after, there = veteran.began, veteran.went_on, joiner.began
     changed = [path for path in before.keys() | after.keys() if before.get(path) != after.get(path)]
-    assert "dataset._walk.epoch" in changed
+    assert "dataset._cursor.epoch" in changed
     assert "process.calls" not in changed
     return {
         path.partition("[")[0] if path.partition("[")[0] in ALLOWED else path

@@ -118,7 +118,7 @@ class Step:
         return trained, back
 
 
-class Walk:
+class EpochCursor:
     """The way through the epochs: what is trained, what is handed out, what is left.
 
     All workers make the same calls and so have the same pool. A step goes through `take` (handed out) and `commit`

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ms_kungfu.dataset.dealing import Step, Walk, block, count, count_steps, part, permutation, positions, step_length
+from ms_kungfu.dataset.sharding import (
+    EpochCursor,
+    Step,
+    block,
+    count,
+    count_steps,
+    part,
+    permutation,
+    positions,
+    step_length,
+)
 
 
 def lengths(left, global_batch, drop_remainder=False):
@@ -61,7 +71,7 @@ def test_permutation_depends_on_seed_and_epoch_alone():
 
 
 def test_the_share_of_a_worker_that_died_in_a_step_comes_last_in_the_epoch():
-    walk = Walk(30)
+    walk = EpochCursor(30)
     walk.take(8, [0, 1, 2, 3])
     walk.commit([0, 1, 3])
     assert walk.pool == ((8, 30), (4, 6))
@@ -70,14 +80,14 @@ def test_the_share_of_a_worker_that_died_in_a_step_comes_last_in_the_epoch():
 
 
 def test_a_repeated_sample_that_alone_is_left_in_a_step_is_trained_by_it():
-    walk = Walk(2)
+    walk = EpochCursor(2)
     walk.take(8, [0, 1, 2, 3])
     walk.commit([2, 3])
     assert walk.pool == ((0, 1),)
 
 
 def test_a_death_in_the_last_step_makes_the_epoch_a_step_longer():
-    walk = Walk(16)
+    walk = EpochCursor(16)
     for _ in range(2):
         walk.take(8, [0, 1])
         walk.commit([0, 1] if walk.steps == 0 else [1])
@@ -85,7 +95,7 @@ def test_a_death_in_the_last_step_makes_the_epoch_a_step_longer():
 
 
 def test_gradients_of_several_batches_are_committed_together():
-    walk = Walk(16)
+    walk = EpochCursor(16)
     walk.take(4, [0, 1])
     walk.take(4, [0, 1])
     assert [step.number for step in walk.commit([0])] == [0, 1]
@@ -93,14 +103,14 @@ def test_gradients_of_several_batches_are_committed_together():
 
 
 def test_what_was_handed_out_and_not_trained_is_handed_out_again():
-    walk = Walk(16)
+    walk = EpochCursor(16)
     first = walk.take(4, [0])
     walk.put_back()
     assert walk.take(4, [0]) == first
 
 
 def test_a_worker_without_a_sample_is_dealt_a_repeated_one_which_is_nobodys_share():
-    walk = Walk(5)
+    walk = EpochCursor(5)
     assert [walk.deal(2, [0, 1, 2, 3], rank)[0].tolist() for rank in range(4)] == [
         [0, 2, 4],
         [1, 3, 4],
@@ -120,7 +130,7 @@ def test_a_worker_without_a_sample_is_dealt_a_repeated_one_which_is_nobodys_shar
     deaths=st.lists(st.integers(0, 6), max_size=4),
 )
 def test_the_deal_is_what_is_handed_out_step_by_step(total, global_batch, workers, drop_remainder, deaths):
-    walk = Walk(total, drop_remainder)
+    walk = EpochCursor(total, drop_remainder)
     members = list(range(workers))
     for dead in deaths:  # a pool of several ranges
         if walk.take(global_batch, members) is not None:
@@ -138,10 +148,10 @@ def test_the_deal_is_what_is_handed_out_step_by_step(total, global_batch, worker
 
 
 def test_the_state_travels_as_json_and_other_data_are_refused():
-    walk, other = Walk(30), Walk(30)
+    walk, other = EpochCursor(30), EpochCursor(30)
     walk.take(8, [0, 1])
     walk.commit([0])
     other.restore(walk.state())
     assert (other.pool, other.steps, other.epoch) == (walk.pool, 1, 0)
     with pytest.raises(ValueError, match="has 31 samples, that of the others 30"):
-        Walk(31).restore(walk.state())
+        EpochCursor(31).restore(walk.state())
