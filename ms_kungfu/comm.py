@@ -95,12 +95,15 @@ def _output(array: Array, out: Array | None) -> Array:
 def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Array | None = None) -> Array:
     """Element-wise `op` (sum, mean, min, max, prod) over all ranks; same shape at every rank.
 
+    What a rank brings that dies meanwhile is in the result of all survivors or of none, and a mean is that of those
+    whose part is in it (docs/recovery.md).
+
     Args:
         out: where to put the result; `array` itself for in place. A new array by default.
 
     Raises:
         ValueError, TypeError: for an op, dtype or `out` that doesn't fit, or an `out` that overlaps `array` in part.
-        KungFuError: see :mod:`ms_kungfu.errors`.
+        KungFuError: see :mod:`ms_kungfu.errors`. PeerLostError where a rank dies and nobody goes on (``-recover``).
     """
     runtime.init()
     array = _input(array)
@@ -111,7 +114,13 @@ def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Ar
 
 
 def broadcast(array: ArrayLike, root: int = 0, name: str = "unnamed", out: Array | None = None) -> Array:
-    """`array` of rank `root` at every rank; elsewhere only shape and dtype of `array` count."""
+    """`array` of rank `root` at every rank; elsewhere only shape and dtype of `array` count.
+
+    Raises:
+        ValueError, TypeError: for a root that is no rank, or a dtype or `out` that doesn't fit.
+        PeerLostError: at every survivor, where the root dies before all of its data is there. An `out` then holds what
+            has come of it; the next collective works. `ms_kungfu.agreement.told_by_one` asks another root.
+    """
     runtime.init()
     if root < 0:
         raise ValueError(f"root must be a rank, got {root}")
@@ -123,7 +132,11 @@ def broadcast(array: ArrayLike, root: int = 0, name: str = "unnamed", out: Array
 
 
 def all_gather(array: ArrayLike, name: str = "unnamed") -> Array:
-    """The arrays of all ranks, in their order, stacked along a new first axis: shape ``(size, *array.shape)``."""
+    """The arrays of all ranks, in their order, stacked along a new first axis: shape ``(size, *array.shape)``.
+
+    In the place of a rank that has died, and counts until the next cluster version, are zeros: the same at every
+    survivor, and not to be told from zeros that were brought. `ms_kungfu.agreement.gather_living` tells who took part.
+    """
     runtime.init()
     array = _input(array)
     source, dtype, kind = _movable(array)
@@ -135,7 +148,13 @@ def all_gather(array: ArrayLike, name: str = "unnamed") -> Array:
 def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> Array:
     """This rank's part of the reduction: shape ``(array.shape[0] / size, *array.shape[1:])``.
 
-    The first axis must be divisible by the number of ranks; rank r gets the r-th part.
+    The first axis must be divisible by the number of ranks; rank r gets the r-th part. A rank that has died brings
+    nothing to any part, a mean is that of those who took part, and the dead rank's own part is nobody's: the survivors'
+    parts don't make up the whole then.
+
+    Raises:
+        ValueError, TypeError: for an op or dtype that doesn't fit, or a first axis that can't be scattered evenly.
+        KungFuError: see :func:`all_reduce`.
     """
     runtime.init()
     array, size = _input(array), _core.size()
@@ -148,7 +167,7 @@ def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> 
 
 
 def barrier() -> None:
-    """Waits until every rank is here."""
+    """Waits until every rank that lives is here."""
     runtime.run_barrier()
 
 

@@ -128,9 +128,9 @@ def cluster_version() -> int:
 
 
 def uid() -> int:
-    """A number that no other process of this job has, nor had: start version, then port (``version << 16 | port``).
+    """A number that no other process of this job has, nor had: ``start version << 48 | host << 16 | port``.
 
-    That of a standby changes when it joins.
+    The host is its IPv4 address, or 32 bits of its name's checksum. That of a standby changes when it joins.
     """
     return membership.uid()
 
@@ -168,7 +168,7 @@ def keep_waiting() -> Iterator[None]:
 
 
 def run_barrier() -> None:
-    """Waits until every rank is here."""
+    """Waits until every rank that lives is here."""
     init()
     _core.barrier("kungfu/barrier")
 

@@ -301,7 +301,7 @@ class KungFuElasticCallback(Callback):
         # One worker does it so, too: MindSpore's `eval_loss` is that of the last batch, and no mean.
         alone = runtime.detached() or membership.is_joiner() or is_behind()
         if alone or (training is not None and training.asynchronous):
-            # Also where the others are further on: they wait for this worker at their next step or meeting.
+            # Also where the others are further on: they wait for this worker at their next step or sync point.
             return self._evaluate_alone(model, dataset, callbacks, params, add_eval_loss)
         averaged = inventory.moving_statistics([model._network]) if training is None else training.averaged
         return evaluation.Evaluation(model, dataset, callbacks, params, add_eval_loss).run(averaged)

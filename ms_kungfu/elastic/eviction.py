@@ -84,6 +84,7 @@ class Evictions:
 
 def _uids() -> dict[int, int]:
     """Collective: the living ranks' processes. Addresses won't do: they are used again."""
+    row = np.array(divmod(membership.uid(), 1 << 48))  # a version may be too large for a word with all three
     return {
-        rank: int(uid[0]) for rank, uid in gather_living(np.array([membership.uid()]), "kungfu/policy/uids").items()
+        rank: (int(each[0]) << 48) + int(each[1]) for rank, each in gather_living(row, "kungfu/policy/uids").items()
     }

@@ -77,6 +77,10 @@ class ElasticTraining:
         asynchronous: whether the workers make their steps without meeting but for a reason, see below; None: where all
             optimizers among `trained` are asynchronous (`PairAveragingOptimizer`).
 
+    Raises:
+        ValueError, TypeError: for arguments that don't fit, or don't fit together; at each worker, before anything is
+            sent.
+
     All workers make the same calls in the same order. A worker that joins runs the program from its start: its first
     `begin` returns with the state of the others, and the loop goes on in the epoch, and at the sample, where they are.
     Until then its program must not call collectives other than `sync_net_parameters`.
@@ -280,6 +284,12 @@ class ElasticTraining:
 
         Returns what changed, and whether the step was undone (docs/recovery.md). On return from a change the workers
         that joined have the state, and this one's dataset goes on with its new share.
+
+        Raises, at every worker:
+            ResizeError: where a size that was asked for isn't possible; the cluster is as before.
+            DivergenceError: where something that has to be equal on all workers isn't.
+            ValueError: for a decision of a policy that can't be carried out here.
+            KungFuError: where nobody lives who has the training state, or a step can't be undone (docs/recovery.md).
         """
         if self.should_stop:
             return membership.no_change()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
+import zlib
+
 from ms_kungfu import env
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.errors import KungFuError
@@ -113,8 +116,16 @@ def uid() -> int:
     """See :func:`ms_kungfu.uid`."""
     member = current()
     if member.self_id is not None:
-        return member.incarnation << 16 | member.self_id.port
+        return _uid(member.incarnation, member.self_id)
     own = member.get(env.SELF)
     if own is not None:
-        return member.get(env.INCARNATION) << 16 | PeerID.parse(own).port
-    return (member.get(env.STANDBY) or 0) << 16
+        return _uid(member.get(env.INCARNATION), PeerID.parse(own))
+    return (member.get(env.STANDBY) or 0) << 48
+
+
+def _uid(version: int, peer: PeerID) -> int:
+    try:
+        host = int(ipaddress.IPv4Address(peer.host))
+    except ValueError:  # a name
+        host = zlib.crc32(peer.host.encode())
+    return version << 48 | host << 16 | peer.port

@@ -132,7 +132,7 @@ def pair_options(neighbour: str, prefetch: bool, seed: int | None) -> tuple[str,
     if not isinstance(prefetch, bool):
         raise TypeError(f"prefetch must be True or False, not {prefetch!r}")
     if seed is None:
-        seed = runtime.uid()
+        seed = runtime.uid() & (1 << 63) - 1
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be a number or None, not {seed!r}")
     if not 0 <= seed < 2**63:

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from ms_kungfu import membership
+from ms_kungfu.cluster import PeerID
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.membership import Member, Ports
 from ms_kungfu.membership.reductions import Outcomes, Reductions
@@ -73,3 +74,24 @@ def test_a_member_that_is_used_is_this_contexts_alone():
 def test_a_process_that_nobody_started_has_no_name():
     with pytest.raises(KungFuError, match="not started by kungfu-run"):
         membership.identity()
+
+
+def uid_of(version, address):
+    member = Member(Ports(core=Core()))
+    member.reset(PeerID.parse(address), version)
+    seen = []
+
+    def other():
+        membership.use(member)
+        seen.append(membership.uid())
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    return seen[0]
+
+
+def test_a_uid_tells_version_host_and_port_apart():
+    assert uid_of(3, "10.0.0.5:10001") == 3 << 48 | 0x0A000005 << 16 | 10001
+    addresses = [f"{host}:{port}" for host in ("10.0.0.5", "10.0.0.6", "node-1", "node-2") for port in (10000, 10001)]
+    assert len({uid_of(version, address) for version in (0, 1, 70000) for address in addresses}) == 24
