@@ -34,7 +34,7 @@ from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.monitoring.monitor import Monitor
 from ms_kungfu.ops._base import Collective
 from ms_kungfu.optimizers import KungFuGradReducer
-from ms_kungfu.optimizers._around import Around
+from ms_kungfu.optimizers._synchronising import Synchronising
 
 _log = logging.getLogger(__name__)
 
@@ -443,7 +443,7 @@ def _calling() -> tuple[Any, str]:
 def _averages(network: Any) -> bool:
     """Whether something of ms_kungfu's in `network` keeps the workers' models together."""
     for _, cell in network.cells_and_names():
-        if isinstance(cell, (Around, KungFuGradReducer)) or any(
+        if isinstance(cell, (Synchronising, KungFuGradReducer)) or any(
             isinstance(value, Collective) for value in vars(cell).values()
         ):
             return True

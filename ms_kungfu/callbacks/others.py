@@ -53,7 +53,7 @@ _ENDS = ("on_train_epoch_end", "on_train_end")
 _AT_FIRST = "_kungfu_at_first"  # the attribute of a callback that says what the others were
 _STEPS = ("on_train_epoch_begin", "on_train_step_begin", "on_train_step_end")
 Hook = Callable[[Any], None]
-Around = Callable[[Any, Hook], Hook]
+Wrapper = Callable[[Any, Hook], Hook]
 
 
 class Others:
@@ -89,12 +89,12 @@ class Others:
         for key, callback in self._callbacks.items():
             if isinstance(callback, WRITERS):
                 files = _Files()
-                around: dict[str, Around] = dict.fromkeys((*_STEPS, *_ENDS), _at_the_writer)
+                wrappers: dict[str, Wrapper] = dict.fromkeys((*_STEPS, *_ENDS), _at_the_writer)
                 if isinstance(callback, ModelCheckpoint):
-                    around["on_train_step_end"] = files.write_or_note
+                    wrappers["on_train_step_end"] = files.write_or_note
                     if not asynchronous:
-                        around["on_train_end"] = files.write_last
-                for hook, how in around.items():
+                        wrappers["on_train_end"] = files.write_last
+                for hook, how in wrappers.items():
                     self._replace(callback, hook, how)
             elif is_mindspores(callback):
                 for hook in _ENDS:
@@ -117,14 +117,14 @@ class Others:
                 vars(callback)[hook] = before
         self._hooked.clear()
 
-    def _replace(self, callback: Any, hook: str, around: Around) -> None:
+    def _replace(self, callback: Any, hook: str, wrapper: Wrapper) -> None:
         self._hooked.append((callback, hook, vars(callback).get(hook)))
-        vars(callback)[hook] = around(callback, getattr(callback, hook))
+        vars(callback)[hook] = wrapper(callback, getattr(callback, hook))
 
     def _then_restore(self, key: str) -> Callable[[Any, Hook], Hook]:
         """Those that come after the elastic callback begin when the state is here already, and would forget it."""
 
-        def around(callback: Any, begin: Hook) -> Hook:
+        def wrapper(callback: Any, begin: Hook) -> Hook:
             def begin_and_restore(run_context: Any) -> None:
                 begin(run_context)
                 if key in self._new:
@@ -134,7 +134,7 @@ class Others:
 
             return begin_and_restore
 
-        return around
+        return wrapper
 
     # -- what they keep -----------------------------------------------------------------------------------------------
 

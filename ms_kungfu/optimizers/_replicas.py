@@ -49,7 +49,7 @@ class Merge(nn.Cell):
 
 
 class Replicas:
-    """Mix-in before `Around`: each worker has a model of its own, and keeps it when others join."""
+    """Mix-in before `Synchronising`: each worker has a model of its own, and keeps it when others join."""
 
     optimizer: nn.Optimizer
 

@@ -15,8 +15,8 @@ from ms_kungfu.agreement import gather_living
 from ms_kungfu.errors import CollectiveMismatchError
 from ms_kungfu.fusion import Plan
 from ms_kungfu.ops import wait_for_queue
-from ms_kungfu.optimizers._around import Around, toward
 from ms_kungfu.optimizers._replicas import Merge, Replicas
+from ms_kungfu.optimizers._synchronising import Synchronising, move_toward
 from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
 from ms_kungfu.optimizers.pair import PairExchange, Publish, pair_options
 from ms_kungfu.optimizers.synchronous import CentralModel, between
@@ -38,7 +38,7 @@ class SetNumber(nn.Cell):
         return ops.assign(self.number, value)
 
 
-class AdaptiveSGDOptimizer(Replicas, Around):
+class AdaptiveSGDOptimizer(Replicas, Synchronising):
     """Model averaging first, synchronous SGD later; or whatever a policy switches to while training runs.
 
     The first `change_step` steps are those of :class:`SynchronousAveragingOptimizer`, the later ones those of
@@ -176,7 +176,7 @@ class AdaptiveSGDOptimizer(Replicas, Around):
         if ops.equal(self.mode, _SSGD):
             gradients = self.grad_reducer(gradients)
         elif ops.equal(self.mode, _SMA):
-            moved = self.map(ops.partial(toward, self.alpha), self.parameters, self.center(self.parameters))
+            moved = self.map(ops.partial(move_toward, self.alpha), self.parameters, self.center(self.parameters))
             gradients = ops.depend(gradients, moved)
         else:
             gradients = ops.depend(gradients, self.pairs(self.parameters))

@@ -11,8 +11,8 @@ from mindspore.ops import composite
 
 from ms_kungfu import runtime
 from ms_kungfu.ops._store import NEIGHBOURS, RequestModel, SaveModel
-from ms_kungfu.optimizers._around import Around, toward
 from ms_kungfu.optimizers._replicas import Replicas
+from ms_kungfu.optimizers._synchronising import Synchronising, move_toward
 
 
 class PairExchange(nn.Cell):
@@ -28,7 +28,7 @@ class PairExchange(nn.Cell):
 
     def construct(self, parameters):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         theirs = self.request(parameters)
-        moved = self.map(ops.partial(toward, 0.5), parameters, theirs[: self.count])
+        moved = self.map(ops.partial(move_toward, 0.5), parameters, theirs[: self.count])
         noted = ops.assign(self.exchanged, theirs[self.count])
         return moved, noted
 
@@ -46,7 +46,7 @@ class Publish(nn.Cell):
         return self.store(self.published)
 
 
-class PairAveragingOptimizer(Replicas, Around):
+class PairAveragingOptimizer(Replicas, Synchronising):
     """Pair averaging (AD-PSGD): each worker trains a model of its own and averages it with one other worker's a step.
 
     Each step, with w this worker's model and g the gradient of its own batch at w::

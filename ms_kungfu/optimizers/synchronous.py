@@ -11,12 +11,12 @@ from mindspore.ops import composite
 from ms_kungfu.fusion import Plan
 from ms_kungfu.ops import KungFuAllReduce, ReduceOp
 from ms_kungfu.ops._cluster import Cluster
-from ms_kungfu.optimizers._around import Around, toward
 from ms_kungfu.optimizers._replicas import Replicas
+from ms_kungfu.optimizers._synchronising import Synchronising, move_toward
 from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
 
 
-class SynchronousSGDOptimizer(Around):
+class SynchronousSGDOptimizer(Synchronising):
     """Synchronous SGD (S-SGD): average the gradients over all workers, then let `optimizer` update.
 
     Every worker makes the same update, so their models stay equal, bit for bit: n workers with a local batch of b train
@@ -99,7 +99,7 @@ class CentralModel(nn.Cell):
         return ops.depend(lead, (kept, seen))
 
 
-class SynchronousAveragingOptimizer(Replicas, Around):
+class SynchronousAveragingOptimizer(Replicas, Synchronising):
     """Synchronous model averaging (SMA): each worker trains a model of its own, drawn to the mean of all of them.
 
     Each step, with w this worker's model and g the gradient of its own batch at w::
@@ -146,7 +146,7 @@ class SynchronousAveragingOptimizer(Replicas, Around):
 
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        moved = self.map(ops.partial(toward, self.alpha), self.parameters, self.center(self.parameters))
+        moved = self.map(ops.partial(move_toward, self.alpha), self.parameters, self.center(self.parameters))
         return self.optimizer(ops.depend(gradients, moved))
 
 

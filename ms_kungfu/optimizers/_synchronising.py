@@ -11,22 +11,22 @@ from ms_kungfu.ops import _reparse
 from ms_kungfu.optimizers._delegating import Delegating
 from ms_kungfu.optimizers._reducing import Reducing
 
-toward = composite.MultitypeFuncGraph("toward")
+move_toward = composite.MultitypeFuncGraph("move_toward")
 
 
 # In this form, and not as (1 - share) * parameter + share * goal: where both are the same the parameter keeps its bits,
 # so that a worker alone trains as with the plain optimizer.
-@toward.register("Number", "Tensor", "Tensor")
-def _toward(share, parameter, goal):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+@move_toward.register("Number", "Tensor", "Tensor")
+def _move_toward(share, parameter, goal):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
     """Move a parameter by this share of the way to its goal, in place."""
     return ops.assign(parameter, parameter - share * (parameter - goal))
 
 
-class Around(Delegating):
+class Synchronising(Delegating):
     """An optimizer of MindSpore with something done before or after its own update."""
 
     def __init__(self, optimizer: nn.Optimizer) -> None:
-        if isinstance(optimizer, (Around, Reducing)):
+        if isinstance(optimizer, (Synchronising, Reducing)):
             raise TypeError(
                 f"{type(optimizer).__name__} synchronises the workers itself; {type(self).__name__} goes around a "
                 "plain optimizer, such as mindspore.nn.Momentum"
