@@ -9,6 +9,7 @@ and reads the difference: a line that is gone, or that has changed, is somebody'
 
 import importlib
 import inspect
+import warnings
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ MODULES = (
     "ms_kungfu", "ms_kungfu.callbacks", "ms_kungfu.comm", "ms_kungfu.dataset", "ms_kungfu.elastic", "ms_kungfu.errors",
     "ms_kungfu.fusion", "ms_kungfu.monitoring", "ms_kungfu.ops", "ms_kungfu.optimizers",
 )  # fmt: skip
+OLDER = {"ms_kungfu.elastic.Quantities": "Metrics"}  # no part of `__all__` any more
 
 
 def signature(function):
@@ -56,7 +58,20 @@ def surface():
         ]
         for name in sorted(names):
             lines.extend(described(f"{path}.{name}", getattr(module, name)))
+    for path in OLDER:
+        module, _, name = path.rpartition(".")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            lines.extend(described(path, getattr(importlib.import_module(module), name)))
     return lines
+
+
+@pytest.mark.parametrize(("path", "newer"), OLDER.items())
+def test_an_older_name_is_the_same_thing_and_says_what_it_is_called_now(path, newer):
+    module, _, name = path.rpartition(".")
+    module = importlib.import_module(module)
+    with pytest.warns(FutureWarning, match=f"{name} is called {newer} now"):
+        assert getattr(module, name) is getattr(module, newer)
 
 
 def test_public_names_and_their_arguments_stay():
