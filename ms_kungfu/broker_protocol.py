@@ -110,8 +110,8 @@ class BrokerClient:
         return answer
 
     def request_leave(self, peer: PeerID, timeout: float, terminated: bool = False) -> None:
-        """Asks that the cluster go on without `peer`, because it was `terminated` perhaps. Returns when the wish is
-        known: the next version follows.
+        """Asks that the cluster go on without `peer`, because it was `terminated` perhaps. Returns when it is
+        granted: the next version follows.
 
         Raises PeerLostError where the launcher is gone, CollectiveTimeoutError, and ResizeError where it is refused.
         """

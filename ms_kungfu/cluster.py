@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+WORKER_PORTS = range(10000, 11001)  # KungFu's default
 MAX_WORKERS = 256  # of one host: what a segment has room for (ops_src/transport/shm/segment.h)
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")  # a name or an address; nothing that could garble a log
 

@@ -293,8 +293,8 @@ class Broker:
             return
 
     def _let_leave(self, request: LeaveRequest) -> str:
-        """Grants the wish and passes it on; the reason where it can't be granted. Of several who ask at once those are
-        granted who came first."""
+        """Grants it and passes it on; the reason where it can't be granted. Of several who ask at once those who came
+        first may go."""
         peer = request.peer
         with self._changed:
             newest = self._versions.newest

@@ -42,7 +42,7 @@ _KINDS = (GPU, ASCEND)
 
 
 @dataclass(frozen=True)
-class Slot:
+class Device:
     """A device as one worker is told of it. `visible` None: the worker sees what the launcher sees."""
 
     name: str
@@ -55,27 +55,27 @@ class Devices:
     """This host's devices for the job, in the order in which they are given out; none where `kind` is None."""
 
     kind: Kind | None = None
-    slots: tuple[Slot, ...] = ()
+    each: tuple[Device, ...] = ()
 
     def choose(self, staying: Sequence[int], leaving: Sequence[int]) -> int:
         """The place (from 0) of the device for a new worker: one that fewest of those have who stay in the cluster,
         then one that fewest of those have who are on their way out of it, then the first. Without devices there are as
         many places as workers.
         """
-        places = len(self.slots) or len(staying) + len(leaving) + 1
+        places = len(self.each) or len(staying) + len(leaving) + 1
         return min(range(places), key=lambda place: (staying.count(place), leaving.count(place), place))
 
     def environment(self, place: int) -> dict[str, str]:
         """What a worker in this place is to have in its environment."""
         if self.kind is None:
             return {env.DEVICE_ID.name: str(place)}
-        slot = self.slots[place]
-        narrowed = {} if slot.visible is None else {self.kind.variable.name: slot.visible}
-        return {env.DEVICE_ID.name: str(slot.device_id), **narrowed}
+        device = self.each[place]
+        narrowed = {} if device.visible is None else {self.kind.variable.name: device.visible}
+        return {env.DEVICE_ID.name: str(device.device_id), **narrowed}
 
     def name_of(self, place: int) -> str | None:
         """None where there are no devices."""
-        return None if self.kind is None else f"{self.kind.name} {self.slots[place].name}"
+        return None if self.kind is None else f"{self.kind.name} {self.each[place].name}"
 
 
 def find(environ: Mapping[str, str], nodes: Collection[str], *, host: str, single: bool, allow_nvlink: bool) -> Devices:
@@ -101,8 +101,8 @@ def find(environ: Mapping[str, str], nodes: Collection[str], *, host: str, singl
         return Devices()
     ((kind, names),) = named.items()
     sees_all = kind is GPU and allow_nvlink
-    slots = tuple(Slot(name, i if sees_all else 0, None if sees_all else name) for i, name in enumerate(names))
-    return _only_one(Devices(kind, slots), environ, single)
+    each = tuple(Device(name, i if sees_all else 0, None if sees_all else name) for i, name in enumerate(names))
+    return _only_one(Devices(kind, each), environ, single)
 
 
 def names_listed(kind: Kind, text: str) -> list[str]:
@@ -136,7 +136,7 @@ def _from_table(
             f"rank table {rank_table.path_from(environ)}: none of its {len(table.servers)} servers is called {host}; "
             "name this host by its server_id (-H)"
         )
-    slots = []
+    found = []
     for device in sorted(servers[0].devices, key=lambda device: device.rank):
         name = str(device.device_id)
         number = device.device_id
@@ -147,8 +147,8 @@ def _from_table(
                     f"{ASCEND.variable.name}={environ[ASCEND.variable.name]} hides it"
                 )
             number = (visible or []).index(name)
-        slots.append(Slot(name, number, None))
-    return Devices(ASCEND, tuple(slots))
+        found.append(Device(name, number, None))
+    return Devices(ASCEND, tuple(found))
 
 
 def _only_one(devices: Devices, environ: Mapping[str, str], single: bool) -> Devices:
@@ -163,10 +163,10 @@ def _only_one(devices: Devices, environ: Mapping[str, str], single: bool) -> Dev
             f"DEVICE_ID={text} names one device, but the job may have several workers; unset it, or list the job's "
             f"devices in {devices.kind.variable.name}"
         )
-    for place, slot in enumerate(devices.slots):
-        if text == str(slot.device_id if slot.visible is None else place):
-            return Devices(devices.kind, (slot,))
+    for place, device in enumerate(devices.each):
+        if text == str(device.device_id if device.visible is None else place):
+            return Devices(devices.kind, (device,))
     raise DeviceListError(
-        f"DEVICE_ID={text} is none of the job's {len(devices.slots)} devices ({devices.kind.name} "
-        f"{', '.join(slot.name for slot in devices.slots)})"
+        f"DEVICE_ID={text} is none of the job's {len(devices.each)} devices ({devices.kind.name} "
+        f"{', '.join(device.name for device in devices.each)})"
     )

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ms_kungfu.cluster import MAX_WORKERS, Cluster, PeerID
+from ms_kungfu.cluster import MAX_WORKERS, WORKER_PORTS, Cluster, PeerID
 
 MANY_PER_CORE = 4  # workers, before a resize looks like a mistake
 DEFAULT_HOST = "127.0.0.1"
@@ -22,8 +22,8 @@ class HostError(ValueError):
 class PortRange:
     """Ports of workers, both ends included."""
 
-    first: int = 10000
-    last: int = 11000
+    first: int = WORKER_PORTS[0]
+    last: int = WORKER_PORTS[-1]
 
     def __str__(self) -> str:
         return f"{self.first}-{self.last}"

@@ -143,7 +143,7 @@ class ProcessTable:
         if name is not None and chosen in staying:
             _log.warning(
                 "%s is shared by %d workers: the job has %d devices for %d workers",
-                name, staying.count(chosen) + 1, len(self._devices.slots), cluster.size,
+                name, staying.count(chosen) + 1, len(self._devices.each), cluster.size,
             )  # fmt: skip
         return chosen
 

@@ -11,13 +11,12 @@ import logging
 import numpy as np
 
 from ms_kungfu import env
-from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster import WORKER_PORTS, Cluster, PeerID
 from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError
 from ms_kungfu.errors import KungFuError, PeerLostError, ResizeError
 from ms_kungfu.membership.member import Member
 
 _log = logging.getLogger(__name__)
-_FIRST_PORT, _LAST_PORT = 10000, 10999  # KungFu's default range
 _RETRY_S = 0.2
 _MAX_REFUSAL_BYTES = 1024
 
@@ -83,7 +82,7 @@ def _write(member: Member, cluster: Cluster, size: int, dead: list[PeerID]) -> i
     if slots is not None and size > slots:
         given = ",".join(f"{host}:{count}" for host, count in (hosts or {}).items())
         raise ResizeError(f"{size} workers were asked for, -H {given} has {slots} slots")
-    ports = member.get(env.PORT_RANGE) or range(_FIRST_PORT, _LAST_PORT + 1)
+    ports = member.get(env.PORT_RANGE) or WORKER_PORTS
     store = member.ports.store(url, secret)
     while True:
         # The store may hold a newer version than this cluster has adopted; a size is built on the newest.

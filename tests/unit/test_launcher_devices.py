@@ -26,7 +26,7 @@ def found(
 
 
 def environments(pool: Devices) -> list[dict[str, str]]:
-    return [pool.environment(place) for place in range(len(pool.slots))]
+    return [pool.environment(place) for place in range(len(pool.each))]
 
 
 def gpu(visible: str) -> dict[str, str]:
