@@ -121,6 +121,14 @@ BROKER: Variable[str | None] = Variable(
     "launcher",
     "Abstract Unix socket of the host's broker, without the leading NUL. Unset: a cluster of one.",
 )
+JOB: Variable[str | None] = Variable(
+    "KUNGFU_JOB",
+    str,
+    None,
+    "a word",
+    "launcher",
+    "What all workers of a job have in common, on whatever host, and no other job.",
+)
 JOB_SECRET: Variable[str | None] = Variable(
     "KUNGFU_JOB_SECRET",
     _hex,
@@ -272,6 +280,12 @@ METRICS_PORT: Variable[int | None] = Variable(
 # MindSpore's names, for programs that read them; DEVICE_ID is read by MindSpore itself.
 RANK_ID: Variable[int] = Variable("RANK_ID", _natural, 0, "a number", "launcher", "The worker's rank at its start.")
 RANK_SIZE: Variable[int] = Variable("RANK_SIZE", _natural, 1, "a number", "launcher", "The size at its start.")
+LOCAL_RANK: Variable[int] = Variable(
+    "KUNGFU_LOCAL_RANK", _natural, 0, "a number", "launcher", "The worker's rank among those of its host, at its start."
+)
+LOCAL_SIZE: Variable[int] = Variable(
+    "KUNGFU_LOCAL_SIZE", _natural, 1, "a number", "launcher", "How many workers its host has, at its start."
+)
 DEVICE_ID: Variable[int] = Variable(
     "DEVICE_ID",
     _natural,

@@ -26,7 +26,6 @@ another meaning, takes the next number, which an older reader refuses.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -53,8 +52,7 @@ _process = secrets.token_hex(6)
 
 def job() -> str:
     """A word that all workers of a job have in common, and no other job."""
-    broker = env.BROKER.get()
-    return _process if broker is None else hashlib.sha256(broker.encode()).hexdigest()[:12]
+    return env.JOB.get() or _process
 
 
 def seal(values: dict[str, Any], before: int = 0) -> tuple[bytes, int]:

@@ -45,13 +45,13 @@ class Evictions:
 
     def restore(self, held: Any) -> None:
         # Not in files of older versions, and in some with host and port; a checkpoint's is of other processes.
-        self._held = _Eviction(*held) if held is not None and held[0] == env.BROKER.get() else None
+        self._held = _Eviction(*held) if held is not None and held[0] == env.JOB.get() else None
 
     def order(self, ranks: Sequence[int], decider: int) -> None:
         """Collective: `decider` sends these ranks away."""
         uids = _uids()
         leaving = [uids[rank] for rank in ranks if rank in uids]
-        self._held = _Eviction(env.BROKER.get(), membership.cluster_version(), uids.get(decider, 0), leaving)
+        self._held = _Eviction(env.JOB.get(), membership.cluster_version(), uids.get(decider, 0), leaving)
         if runtime.current_rank() == decider:
             self._send_away(ranks)
 

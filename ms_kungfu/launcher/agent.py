@@ -439,12 +439,14 @@ class HostAgent:
         """Changes to the launcher's own environment; None removes what an outer job may have set."""
         options = self._options
         standby = process.peer is None
+        here = [worker for worker in cluster.workers if worker.host == options.host.name]
         changes: dict[str, str | None] = {
             env.SELF.name: None if standby else str(process.peer),
             env.INCARNATION.name: None if standby else str(process.incarnation),
             env.PARKED.name: "1" if joins_later else None,
             env.STANDBY.name: str(process.standby) if standby else None,
             env.BROKER.name: self._server.address,
+            env.JOB.name: self._start.writer,
             env.JOB_SECRET.name: self._start.secret,
             env.CONFIG_SERVER.name: self._start.url,
             env.WATCH.name: "1" if options.watch else None,
@@ -452,6 +454,8 @@ class HostAgent:
             env.PORT_RANGE.name: str(options.ports),
             env.RANK_ID.name: str(process.rank),
             env.RANK_SIZE.name: str(cluster.size + standby),
+            env.LOCAL_RANK.name: str(len(here) if process.peer not in here else here.index(process.peer)),
+            env.LOCAL_SIZE.name: str(len(here) + standby),
             **self._start.devices.environment(process.device),
         }
         if "PYTHONUNBUFFERED" not in self._machine.environ:

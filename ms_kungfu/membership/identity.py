@@ -89,13 +89,10 @@ def cluster_version() -> int:
 
 
 def local_rank() -> int:
-    """The rank among the workers of this host; until a deferred join 0, as the cluster isn't known yet.
-
-    (One that was told its whole cluster would know; the launcher tells a newcomer its rank alone.)
-    """
+    """The rank among the workers of this host; until a deferred join the one it was started for."""
     member = current()
     if member.deferred:
-        return member.get(env.RANK_ID)
+        return member.get(env.LOCAL_RANK)
     if member.cluster is None or member.self_id is None:
         return 0
     same_host = [worker for worker in member.cluster.workers if worker.host == member.self_id.host]
@@ -103,10 +100,10 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """The number of workers on this host."""
+    """The number of workers on this host; until a deferred join that of the cluster it was started for."""
     member = current()
     if member.deferred:
-        return member.get(env.RANK_SIZE)
+        return member.get(env.LOCAL_SIZE)
     if member.cluster is None or member.self_id is None:
         return 1
     return sum(worker.host == member.self_id.host for worker in member.cluster.workers)

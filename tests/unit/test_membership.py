@@ -95,3 +95,19 @@ def test_a_uid_tells_version_host_and_port_apart():
     assert uid_of(3, "10.0.0.5:10001") == 3 << 48 | 0x0A000005 << 16 | 10001
     addresses = [f"{host}:{port}" for host in ("10.0.0.5", "10.0.0.6", "node-1", "node-2") for port in (10000, 10001)]
     assert len({uid_of(version, address) for version in (0, 1, 70000) for address in addresses}) == 24
+
+
+def test_until_it_joins_a_worker_has_the_local_rank_it_was_started_for():
+    environ = {"RANK_ID": "5", "RANK_SIZE": "8", "KUNGFU_LOCAL_RANK": "1", "KUNGFU_LOCAL_SIZE": "4"}
+    member = Member(Ports(core=Core(), environ=environ))
+    member.deferred = True
+    seen = []
+
+    def other():
+        membership.use(member)
+        seen.extend((membership.rank(), membership.local_rank(), membership.size(), membership.local_size()))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert seen == [5, 1, 8, 4]

@@ -294,11 +294,11 @@ def test_a_joiner_evicts_nobody_who_has_only_the_address_of_one_that_was_evicted
 
 def test_an_eviction_is_not_taken_along_into_another_job(monkeypatch):
     ranks = Ranks(monkeypatch, "a", "b", "c", "d")
-    monkeypatch.setenv("KUNGFU_BROKER", "one")
+    monkeypatch.setenv("KUNGFU_JOB", "one")
     steers = ranks.steering()
     ranks.ask(steers)
     held = steers.state()
     assert held["eviction"] is not None
-    monkeypatch.setenv("KUNGFU_BROKER", "another")
+    monkeypatch.setenv("KUNGFU_JOB", "another")
     steers.restore(held)
     assert steers.state()["eviction"] is None
