@@ -138,8 +138,7 @@ class ElasticTraining:
         self.epoch = 0
         """Epochs done in the present call of training."""
         self.should_stop = False
-        """This worker has no part in the training any more, or not yet (see `begin`), or somebody has asked for a stop.
-        """
+        """This worker has no part in the training any more, or not yet (`begin`), or somebody has asked for a stop."""
         self._sameness: Sameness | None = None  # once training began
         self._stop_asked = False  # at this worker
         self._stopped = False  # all know of it
@@ -158,11 +157,8 @@ class ElasticTraining:
         self.monitor = monitor or next((o.monitor for o in self.optimizers if hasattr(o, "monitor")), None)
         self.asynchronous = is_asynchronous(options, self.optimizers, dataset, self.monitor)
         """Whether the workers make their steps without coming together."""
-        self._asynchronous: AsynchronousSteps | None = None
-        if self.asynchronous:
-            self._asynchronous = AsynchronousSteps(
-                self, self._size_after, self._checkpoints, self._follow, self._suspend
-            )
+        steps = AsynchronousSteps(self, self._size_after, self._checkpoints, self._follow, self._suspend)
+        self._asynchronous = steps if self.asynchronous else None
         policies = as_policy(policy)
         self._policies: PolicyRunner | None = None
         if policies.parts:
@@ -205,9 +201,8 @@ class ElasticTraining:
     def training_state(self) -> TrainingState:
         """Everything that decides the next step."""
         statistics = inventory.moving_statistics(self._trained)
-        averaged = statistics if self._options.averaged is None else self._options.averaged
         buffers = inventory.collect_buffers(self._trained)
-        return TrainingState(self.parameters, self.components, buffers, tuple(averaged), tuple(statistics))
+        return TrainingState(self.parameters, self.components, buffers, tuple(self.averaged), tuple(statistics))
 
     @property
     def averaged(self) -> Sequence[Any]:
@@ -261,7 +256,8 @@ class ElasticTraining:
             if runtime.current_cluster_size() > 1:
                 handover.begin_alike(self.training_state)
             self._suspend(False)
-            self._begin_monitor()
+            if self.monitor is not None:
+                measuring.begin(self.monitor, self.optimizers, self.step)
             self._ask("before_train")
             self._change_to(self._size_after(0) if self.step == 0 else None)
         else:
@@ -270,8 +266,8 @@ class ElasticTraining:
             self._suspend(is_behind())
             if joins:
                 self._checkpoints.make_up(self.step)
-            if not self.should_stop:
-                self._begin_monitor()
+            if self.monitor is not None and not self.should_stop:
+                measuring.begin(self.monitor, self.optimizers, self.step)
         if not self.asynchronous:
             self._last_step.watch(self._trained)
         self._step_follows()
@@ -430,10 +426,6 @@ class ElasticTraining:
             yield self.epoch
             self.epoch_end()
         self.end()
-
-    def _begin_monitor(self) -> None:
-        if self.monitor is not None:
-            measuring.begin(self.monitor, self.optimizers, self.step)
 
     def _ask(self, hook: str) -> None:
         if self._policies is not None:
