@@ -52,9 +52,9 @@ def sync_point_is_due(size: int | None = None, call: bool = False) -> bool:
     call = call or (size is not None and size != wanted_size(member)) or _pursue(member) == REFUSED
     core = member.core
     if call:
-        core.call_meeting(member.sync_points + 1)
+        core.request_sync_point(member.sync_points + 1)
     known = max(int(core.cluster_version()), member.given_up)
-    return call or int(core.meetings()) > member.sync_points or int(core.announced_version()) > known
+    return call or int(core.sync_points()) > member.sync_points or int(core.announced_version()) > known
 
 
 def enter_sync_point() -> None:

@@ -245,10 +245,10 @@ PYBIND11_MODULE(_core, m) {
       "announced_version", [] { return Peer::Get().Current()->announced(); },
       "Newest cluster version that the launcher has announced.");
   m.def(
-      "meetings", [] { return Peer::Get().Current()->meetings(); },
+      "sync_points", [] { return Peer::Get().Current()->meetings(); },
       "How many meetings the members have asked for in this cluster version.");
   m.def(
-      "call_meeting", [](uint64_t number) { Peer::Get().Current()->CallMeeting(number); }, py::arg("number"),
+      "request_sync_point", [](uint64_t number) { Peer::Get().Current()->CallMeeting(number); }, py::arg("number"),
       "Asks all members to come to the meeting with this number, from 1. Not collective.");
   m.def(
       "set_busy", [](bool busy) { Peer::Get().Current()->SetBusy(busy); }, py::arg("busy"),

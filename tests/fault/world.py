@@ -381,10 +381,10 @@ class Core:
     def announced_version(self):
         return self.segment.announced
 
-    def meetings(self):
+    def sync_points(self):
         return self.segment.meetings
 
-    def call_meeting(self, number):
+    def request_sync_point(self, number):
         self.segment.meetings = max(self.segment.meetings, number)
 
     def living(self):
