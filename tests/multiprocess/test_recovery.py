@@ -335,7 +335,8 @@ def test_a_standby_takes_the_place_of_the_dead(job):
     one.wait_for(f"^parked pid {standby}")
     one.wait_for(r"standby 2 \(pid (\d+)\) started")
     uids = {m[4] for m in one.wait_for(IN.format(2, 2), 2)}
-    assert uids == {"10000", str(2 << 16 | 10001)}
+    host = 0x7F000001 << 16  # 127.0.0.1
+    assert uids == {str(host | 10000), str(2 << 48 | host | 10001)}
     assert one.finish(2) == {pids[0], standby}
 
 
