@@ -593,7 +593,7 @@ TEST(Segment, RefusesWhatIsNone) {
 // ---- who waits, and how ----
 
 // Rank 1 is one that the scheduler never prefers: yields of rank 0, on the same core, come right back.
-TEST(Waiting, SleepsAtOnceWhereYieldsDoNotPassTheCoreOn) {
+TEST(WaitingTime, SleepsAtOnceWhereYieldsDoNotPassTheCoreOn) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "sanitizers take their own time";
 #endif

@@ -118,7 +118,7 @@ TEST(TrafficTest, WhatGoesOnInTheBackgroundIsHiddenAsLongAsNobodyWaits) {
 }
 
 // Against what it is made of, on this machine and in this moment: a processor that is slow, or shared, is so for both.
-TEST(TrafficTest, CountingCostsWhatItsAdditionsCost) {
+TEST(TrafficTime, CountingCostsWhatItsAdditionsCost) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "sanitizers take their own time";
 #endif
