@@ -29,8 +29,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _core, runtime
+from . import runtime
 from .errors import InternalError
+from .membership import current
 
 Array = NDArray[Any]
 
@@ -109,7 +110,7 @@ def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Ar
     array = _input(array)
     source, dtype = _reducible(array)
     result = _output(array, out)
-    _core.all_reduce(name, source, _reducible(result)[0], _op(op), dtype)
+    current().core.all_reduce(name, source, _reducible(result)[0], _op(op), dtype)
     return result
 
 
@@ -127,7 +128,7 @@ def broadcast(array: ArrayLike, root: int = 0, name: str = "unnamed", out: Array
     array = _input(array)
     source, dtype, kind = _movable(array)
     result = _output(array, out)
-    _core.broadcast(name, source, _movable(result)[0], root, dtype, kind)
+    current().core.broadcast(name, source, _movable(result)[0], root, dtype, kind)
     return result
 
 
@@ -140,8 +141,8 @@ def all_gather(array: ArrayLike, name: str = "unnamed") -> Array:
     runtime.init()
     array = _input(array)
     source, dtype, kind = _movable(array)
-    result = np.empty((_core.size(), *array.shape), array.dtype)
-    _core.all_gather(name, source, _movable(result)[0], dtype, kind)
+    result = np.empty((current().core.size(), *array.shape), array.dtype)
+    current().core.all_gather(name, source, _movable(result)[0], dtype, kind)
     return result
 
 
@@ -157,12 +158,12 @@ def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> 
         KungFuError: see :func:`all_reduce`.
     """
     runtime.init()
-    array, size = _input(array), _core.size()
+    array, size = _input(array), current().core.size()
     source, dtype = _reducible(array)
     if array.ndim == 0 or array.shape[0] % size:
         raise ValueError(f"the first axis of {array.shape} can't be scattered evenly over {size} ranks")
     result = np.empty((array.shape[0] // size, *array.shape[1:]), array.dtype)
-    _core.reduce_scatter(name, source, _reducible(result)[0], _op(op), dtype)
+    current().core.reduce_scatter(name, source, _reducible(result)[0], _op(op), dtype)
     return result
 
 
@@ -190,7 +191,7 @@ def save(name: str, array: ArrayLike) -> int:
     """
     runtime.init()
     array = _input(array)
-    return _core.save(name, _layout(array), array.reshape(-1).view(np.uint8))
+    return current().core.save(name, _layout(array), array.reshape(-1).view(np.uint8))
 
 
 def request(rank: int, name: str) -> Saved | None:
@@ -206,7 +207,7 @@ def request(rank: int, name: str) -> Saved | None:
     runtime.init()
     if rank < 0:
         raise ValueError(f"rank must be at least 0, got {rank}")
-    layout, nbytes, version = _core.describe_saved(rank, name)
+    layout, nbytes, version = current().core.describe_saved(rank, name)
     if version == 0:
         return None
     kind, _, shape = layout.partition(" ")
@@ -215,7 +216,7 @@ def request(rank: int, name: str) -> Saved | None:
     value = np.empty(json.loads(shape), _dtype(kind))
     if value.nbytes != nbytes:
         raise InternalError(f'"{name}" of rank {rank} has {nbytes} bytes, which are no {layout}')
-    version = _core.request(rank, name, layout, value.reshape(-1).view(np.uint8))
+    version = current().core.request(rank, name, layout, value.reshape(-1).view(np.uint8))
     return Saved(value, version) if version else None
 
 

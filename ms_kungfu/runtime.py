@@ -12,11 +12,10 @@ import threading
 from collections.abc import Iterator
 from types import TracebackType
 
-from . import _core, _device, _logging, env, errors, membership
+from . import _device, _logging, env, errors, membership
 from .membership import model_store
 
 _lock = threading.Lock()
-_initialized = False
 _alone = 0  # blocks of keep_waiting that this process is in
 
 
@@ -39,35 +38,36 @@ def init(device: str | None = None) -> None:
     target = "CPU" if device is None else _device.check_target(device)
     if target != "CPU":
         _device.open_device(target)
-    global _initialized
-    if _initialized:
+    member = membership.current()
+    if member.begun:
         return
-    with _lock:
-        if _initialized:
+    with member.joining:
+        if member.begun:
             return
         if using_kungfu():
-            _logging.set_up(membership.rank)
+            if member.ports.owns_process:
+                _logging.set_up(membership.rank)
             membership.begin()
-            _core.set_resize_handler(membership.change_size)
+            member.core.set_resize_handler(membership.change_size)
             model_store.connect()
-        _core.set_delay_for_tests(env.TEST_COMM_DELAY_MS.get())
+        member.core.set_delay_for_tests(member.get(env.TEST_COMM_DELAY_MS))
         # Nothing at exit: a process that fails would tell the others that it has left before the launcher can see how
         # it ended, and they would fail first and be blamed. The launcher marks whoever ends within milliseconds.
-        _initialized = True
+        member.begun = True
 
 
 def finalize(device: str | None = None) -> None:
     """Leaves the cluster; idempotent. Peers that still wait for this process learn it at once (``PeerLostError``)."""
     del device  # older programs pass it
-    global _initialized
-    with _lock:
-        if not _initialized:
+    member = membership.current()
+    with member.joining:
+        if not member.begun:
             return
-        _initialized = False
-        _core.set_resize_handler(None)
+        member.begun = False
+        member.core.set_resize_handler(None)
         model_store.disconnect()
-        _core.reset()
-        _core.device_close()
+        member.core.reset()
+        member.core.device_close()
         membership.forget()
 
 
@@ -94,7 +94,7 @@ class KungFuContext:
 
 def using_kungfu() -> bool:
     """Whether ``kungfu-run`` has started this process."""
-    return env.BROKER.get() is not None
+    return membership.current().get(env.BROKER) is not None
 
 
 def current_rank() -> int:
@@ -157,20 +157,20 @@ def keep_waiting() -> Iterator[None]:
     with _lock:
         _alone += 1
         if _alone == 1:
-            _core.set_busy(True)
+            membership.current().core.set_busy(True)
     try:
         yield
     finally:
         with _lock:
             _alone -= 1
             if _alone == 0:
-                _core.set_busy(False)
+                membership.current().core.set_busy(False)
 
 
 def run_barrier() -> None:
     """Waits until every rank that lives is here."""
     init()
-    _core.barrier("kungfu/barrier")
+    membership.current().core.barrier("kungfu/barrier")
 
 
 def resize(size: int) -> tuple[bool, bool]:
@@ -197,5 +197,5 @@ def last_error() -> Exception | None:
     MindSpore turns whatever a kernel raises into a RuntimeError, whose text begins with the error's name; this is the
     error itself.
     """
-    text = _core.last_error()
+    text = membership.current().core.last_error()
     return errors.from_message(text) if text else None

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ms_kungfu import _core, membership
+from ms_kungfu import membership
 from ms_kungfu.comm import Array
 
 # Short: what differs otherwise comes behind it, in a message with an end.
@@ -76,4 +76,4 @@ def claim(parameters: Iterable[Any]) -> None:
 
 def _tell() -> None:
     whole = hashlib.blake2b(repr([value for _, value in _claims]).encode(), digest_size=4).hexdigest()
-    _core.set_claim(f"on parameters {whole} ({_REMEDY}), " if _claims else "")
+    membership.current().core.set_claim(f"on parameters {whole} ({_REMEDY}), " if _claims else "")

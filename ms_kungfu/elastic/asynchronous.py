@@ -86,12 +86,12 @@ class AsynchronousSteps:
         step = self._training.step
         if wanted is not None:
             chronicle.scheduled(step, wanted, wait=False)
+        if checkpoint:
+            self._checkpoints.write(step)
         if ended:
             # A change that is due as well is the next call's, whose `begin` follows it.
             self._suspend(True)
             return membership.no_change()
-        if checkpoint:
-            self._checkpoints.write(step)
         membership.note_step(step)
         return self._follow(membership.follow_sync_point(wanted))
 

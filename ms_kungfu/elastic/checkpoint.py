@@ -78,6 +78,9 @@ class CheckpointFolder:
         self._waiting: Snapshot | None = None  # guarded by _lock, as is _writing
         self._writing = False
 
+    def __fspath__(self) -> str:
+        return os.fspath(self.folder)
+
     def save(self, snapshot: Snapshot) -> None:
         """Have it written in the background."""
         with self._lock:

@@ -23,7 +23,9 @@ class Checkpointing:
 
     def __init__(self, options: Options, now: Callable[[], TrainingState]) -> None:
         folder = options.checkpoint_dir
-        self.folder = None if folder is None else CheckpointFolder(folder, options.keep_checkpoints)
+        if folder is not None and not isinstance(folder, CheckpointFolder):
+            folder = CheckpointFolder(folder, options.keep_checkpoints)
+        self.folder = folder
         """None where there are none."""
         self._every = options.checkpoint_every
         self._resume = options.resume

@@ -8,30 +8,13 @@ from __future__ import annotations
 
 import atexit
 import logging
-from dataclasses import dataclass
 
 from ms_kungfu import membership
+from ms_kungfu.elastic import program
+from ms_kungfu.elastic.program import Entry
 from ms_kungfu.membership import Change
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class _Entry:
-    """Of a schedule."""
-
-    step: int
-    size: int
-
-
-@dataclass
-class _State:
-    pending: _Entry | None = None  # hasn't come true yet
-    told_dead: tuple[int, frozenset[int]] = (-1, frozenset())  # of a cluster version
-    at_exit: bool = False
-
-
-_state = _State()
 
 
 def workers(count: int) -> str:
@@ -40,31 +23,33 @@ def workers(count: int) -> str:
 
 def scheduled(step: int, size: int, wait: bool) -> None:
     """An entry of the schedule asks for `size` from now on."""
+    own = program.current().told
     present = membership.size()
-    if _state.pending is not None and _state.pending.size != size:
-        _tell_missed(_state.pending, f"the entry of step {step} came first")
-    _state.pending = _Entry(step, size) if size != present else None
-    if _state.pending is None or not membership.speaks_for_all():
+    if own.pending is not None and own.pending.size != size:
+        _tell_missed(own.pending, f"the entry of step {step} came first")
+    own.pending = Entry(step, size) if size != present else None
+    if own.pending is None or not membership.speaks_for_all():
         return
     starting = f", {size - present} starting" if size > present else ""
     meanwhile = "; training goes on meanwhile, and wait=True would have it wait for them" if size > present else ""
     _log.info("step %d: %s wanted%s%s", step, workers(size), starting, "" if wait else meanwhile)
-    if not _state.at_exit:
-        _state.at_exit = True
+    if not own.at_exit and membership.current().ports.owns_process:
+        own.at_exit = True
         atexit.register(_at_exit)
 
 
 def deaths(step: int) -> None:
     """Looks whether somebody has died in the step."""
+    own = program.current().told
     lost = membership.lost_ranks()
     if not lost:
         return
     version = membership.cluster_version()
-    told = _state.told_dead[1] if _state.told_dead[0] == version else frozenset()
+    told = own.told_dead[1] if own.told_dead[0] == version else frozenset()
     for rank in lost:
         if rank not in told:
             _log.warning("step %d: rank %d (%s) has died; the others go on", step, rank, membership.peer_of(rank))
-    _state.told_dead = (version, told.union(lost))
+    own.told_dead = (version, told.union(lost))
 
 
 def joined(step: int) -> None:
@@ -74,8 +59,9 @@ def joined(step: int) -> None:
 
 def changed(step: int, change: Change) -> None:
     """The cluster is another one now, or has left this worker behind."""
+    own = program.current().told
     if change.detached:
-        entry, _state.pending = _state.pending, None
+        entry, own.pending = own.pending, None
         scheduled = entry is not None and entry.size < change.old_size
         reason = f"as the schedule has it from step {entry.step} on" if entry and scheduled else "as asked for"
         _log.info("step %d: left the cluster of %s, %s", step, workers(change.old_size), reason)
@@ -84,22 +70,23 @@ def changed(step: int, change: Change) -> None:
     reason = "as its new workers are ready" if change.new_size > change.old_size else "as asked for"
     if change.lost:
         reason = f"without {', '.join(f'rank {rank}' for rank in change.lost)}, dead"
-    if _state.pending is not None and _state.pending.size == change.new_size:
-        reason = f"as the schedule has it from step {_state.pending.step} on"
-        _state.pending = None
+    if own.pending is not None and own.pending.size == change.new_size:
+        reason = f"as the schedule has it from step {own.pending.step} on"
+        own.pending = None
     version = membership.cluster_version()
     _log.info(
         "step %d: %d -> %s, cluster version %d, %s", step, change.old_size, workers(change.new_size), version, reason
     )
 
 
-def _tell_missed(entry: _Entry, why: str) -> None:
+def _tell_missed(entry: Entry, why: str) -> None:
     if membership.speaks_for_all():
         _log.warning("size %d of the schedule at step %d was never reached: %s", entry.size, entry.step, why)
 
 
 def _at_exit() -> None:
-    if _state.pending is not None:
+    own = program.current().told
+    if own.pending is not None:
         _tell_missed(
-            _state.pending, "the program was over before its workers were ready; wait=True has training wait for them"
+            own.pending, "the program was over before its workers were ready; wait=True has training wait for them"
         )

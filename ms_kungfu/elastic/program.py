@@ -8,6 +8,23 @@ from typing import Any
 
 
 @dataclass
+class Entry:
+    """Of a schedule."""
+
+    step: int
+    size: int
+
+
+@dataclass
+class Told:
+    """What `chronicle` has told."""
+
+    pending: Entry | None = None  # hasn't come true yet
+    told_dead: tuple[int, frozenset[int]] = (-1, frozenset())  # of a cluster version
+    at_exit: bool = False
+
+
+@dataclass
 class Program:
     """Of one process, over all its trainings."""
 
@@ -17,6 +34,7 @@ class Program:
     checkpoint_folders: set[str] = field(default_factory=set)  # those whose content is of this process's training
     checkpoint: int | None = None  # the step of the last one, until it is known to be on the disk; the same everywhere
     writes_checkpoint: bool = False  # and it is this process that writes it
+    told: Told = field(default_factory=Told)
 
 
 _process = Program()

@@ -157,8 +157,7 @@ class ElasticTraining:
         self.monitor = monitor or next((o.monitor for o in self.optimizers if hasattr(o, "monitor")), None)
         self.asynchronous = is_asynchronous(options, self.optimizers, dataset, self.monitor)
         """Whether the workers make their steps without coming together."""
-        steps = AsynchronousSteps(self, self._size_after, self._checkpoints, self._follow, self._suspend)
-        self._asynchronous = steps if self.asynchronous else None
+        self._asynchronous = AsynchronousSteps(self, self._size_after, self._checkpoints, self._follow, self._suspend)
         policies = as_policy(policy)
         self._policies: PolicyRunner | None = None
         if policies.parts:
@@ -298,7 +297,7 @@ class ElasticTraining:
         self.step += 1
         chronicle.deaths(self.step)
         self._steps_here += 1
-        if self._asynchronous is not None:
+        if self.asynchronous:
             return self._asynchronous.step_end()
         if not self._last_step.ended(self.step):
             return self._do_again()
@@ -404,7 +403,7 @@ class ElasticTraining:
         """The call of training is over: tell the policies, close the monitor's files, look whether the last checkpoint
         was lost with its writer; where the workers are asynchronous, end it for all. Collective. `epochs` does so
         itself."""
-        if self._asynchronous is not None:
+        if self.asynchronous:
             self._asynchronous.end()
         elif not runtime.detached() and not is_behind():
             self._checkpoints.make_up(self.step)

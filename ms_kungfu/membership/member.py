@@ -70,6 +70,7 @@ class Member:
         self.outcomes = Outcomes(self.core)
         self.joining = threading.RLock()
         self.row: NDArray[np.uint64] = np.zeros(5, np.uint64)  # of the step's agreement
+        self.begun = False  # `ms_kungfu.runtime.init` is over
         self._broker: BrokerClient | None = None
         self.reset()
 

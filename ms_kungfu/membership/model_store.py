@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ms_kungfu import _core
 from ms_kungfu.broker_protocol import BrokerClient, ProtocolError
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.membership.identity import identity, peer_of
+from ms_kungfu.membership.member import current
 
 _TIMEOUT_S = 10.0
 
 
 def connect() -> None:
     """From now on stores are exchanged with the other workers of the job. Called by :func:`ms_kungfu.runtime.init`."""
-    _core.set_store_handlers(_announce, _find)
+    current().core.set_store_handlers(_announce, _find)
 
 
 def disconnect() -> None:
-    _core.set_store_handlers(None, None)
-    _core.reset_store()
+    core = current().core
+    core.set_store_handlers(None, None)
+    core.reset_store()
 
 
 def _announce(fd: int) -> str:

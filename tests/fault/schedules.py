@@ -1,4 +1,4 @@
-"""Random courses of events for `world.World`, and how one that breaks a promise becomes a short story."""
+"""Random courses of events for `simulator.world.World`, and how one that breaks a promise becomes a short story."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass, replace
 
 from ms_kungfu.launcher.policy import Recover
-from tests.fault.world import MAX_WORKERS, Happening, Setup, Violation, World
+from tests.fault.simulator.setting import MAX_WORKERS, Happening, Setup, Violation
+from tests.fault.simulator.world import World
 
 _KINDS = {
     "kill member": 8,
@@ -80,6 +81,8 @@ def schedule_of(seed: int) -> Schedule:
         setup, happenings = _wishes_and_deaths(rng, setup)
     elif rng.random() < 0.05:
         happenings = sorted([*happenings, _freeze(rng, rng.uniform(0.1, 1.0))], key=lambda h: h.at)
+    if rng.random() < 0.3:
+        setup = replace(setup, checkpoint_every=rng.choice((3, 12)))
     return Schedule(seed, setup, tuple(happenings))
 
 
@@ -144,7 +147,8 @@ def shrunk(schedule: Schedule) -> Schedule:
             pieces = min(2 * pieces, len(events))
     schedule = replace(schedule, happenings=tuple(events))
     plain = Setup()
-    names = ("schedule", "wait", "standbys", "external", "min_size", "max_restarts", "groups", "prepare_s", "step_s")
+    names = ("schedule", "wait", "standbys", "external", "min_size", "max_restarts", "groups", "prepare_s", "step_s",
+             "checkpoint_every")  # fmt: skip
     for name in names:
         simpler = replace(schedule, setup=replace(schedule.setup, **{name: getattr(plain, name)}))
         if simpler != schedule and violation_of(simpler) is not None:

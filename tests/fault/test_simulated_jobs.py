@@ -1,4 +1,4 @@
-"""Thousands of courses of joins, deaths, hangs, resizes and delays, on a virtual clock; see `world`.
+"""Thousands of courses of joins, deaths, hangs, resizes and delays, on a virtual clock; see `simulator`.
 
 Each seed is another job: ``python -m tests.fault.simulate SEED --story`` tells what happens in it. More of them:
 ``KUNGFU_SIMULATED_SCHEDULES=50000 KUNGFU_SIMULATED_FROM=3000``.
@@ -15,14 +15,19 @@ from dataclasses import replace
 import pytest
 
 pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: pip install ms-kungfu[test]")
+pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
+from ms_kungfu import membership
 from ms_kungfu.dataset import sharding
+from ms_kungfu.elastic import handover
+from ms_kungfu.elastic.asynchronous import AsynchronousSteps
+from ms_kungfu.elastic.checkpointing import Checkpointing
 from ms_kungfu.launcher import agent, broker, versions
 from ms_kungfu.launcher.policy import Recover
 from ms_kungfu.membership import joining, step_agreement
-from tests.fault import world
 from tests.fault.schedules import Schedule, run, schedule_of, shrunk, story, violation_of
-from tests.fault.world import Happening, Setup
+from tests.fault.simulator import collectives
+from tests.fault.simulator.setting import Happening, Setup
 
 COUNT = os.environ.get("KUNGFU_SIMULATED_SCHEDULES")
 FIRST = int(os.environ.get("KUNGFU_SIMULATED_FROM", "0"))
@@ -183,11 +188,11 @@ def forget_the_finished_word(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def attempt(self, key, members, brings, root):
         if any(rank in self.segment.deaths for rank in members if rank != root):
-            raise world.Lost
+            raise collectives.Lost
         return real(self, key, members, brings, root)
 
-    real = world.Core._attempt
-    monkeypatch.setattr(world.Core, "_attempt", attempt)
+    real = collectives.Core._attempt
+    monkeypatch.setattr(collectives.Core, "_attempt", attempt)
 
 
 def settle_each_group_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,18 +201,18 @@ def settle_each_group_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         self.committed_in = max(self.committed_in, results[-1][1] + 1)
         return [brought for brought, _ in results]
 
-    monkeypatch.setattr(world.Core, "commit", commit)
+    monkeypatch.setattr(collectives.Core, "commit", commit)
 
 
 def adopt_what_oneself_has_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = world.Core.all_reduce
+    real = collectives.Core.all_reduce
 
     def all_reduce(self, name, input, output, op, dtype=-1):
         own = int(input[0])
         real(self, name, input, output, op, dtype)
         output[0] = own
 
-    monkeypatch.setattr(world.Core, "all_reduce", all_reduce)
+    monkeypatch.setattr(collectives.Core, "all_reduce", all_reduce)
 
 
 def count_a_dead_workers_share_as_trained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,6 +271,22 @@ def count_sync_points_over_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_agreement, "enter", enter)
 
 
+def hand_over_what_a_joiner_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = handover.from_lowest_rank
+    monkeypatch.setattr(
+        handover, "from_lowest_rank", lambda receive, able=True: real(receive, True, preferred=membership.size() - 1)
+    )
+
+
+def leave_a_lost_checkpoint_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Checkpointing, "make_up", lambda self, step: None)
+
+
+def go_on_from_ones_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asynchronous workers come together, and each goes on with its own step."""
+    monkeypatch.setattr(AsynchronousSteps, "_take_position", lambda self, furthest: None)
+
+
 BREAKAGES = [
     forget_the_finished_word,
     settle_each_group_by_itself,
@@ -276,6 +297,9 @@ BREAKAGES = [
     go_over_to_the_dead,
     choose_first_and_make_the_segment_then,
     wait_for_who_cannot_be_killed,
+    hand_over_what_a_joiner_has,
+    leave_a_lost_checkpoint_lost,
+    go_on_from_ones_own_place,
 ]
 
 

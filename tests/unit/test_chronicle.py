@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from ms_kungfu import membership
-from ms_kungfu.elastic import chronicle
+from ms_kungfu.elastic import chronicle, program
 from ms_kungfu.membership import Change
 
 
@@ -13,7 +13,7 @@ from ms_kungfu.membership import Change
 def lines(monkeypatch, caplog):
     """What is told; a cluster of one."""
     caplog.set_level(logging.INFO, "ms_kungfu")
-    monkeypatch.setattr(chronicle, "_state", chronicle._State(at_exit=True))
+    monkeypatch.setattr(program.current(), "told", program.Told(at_exit=True))
     cluster(monkeypatch, size=1)
 
     def take():

@@ -10,7 +10,7 @@ import pytest
 from mindspore import nn
 from mindspore.train import Callback, Model
 
-from ms_kungfu import keep_waiting, membership, runtime
+from ms_kungfu import keep_waiting, membership
 from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback, others, sync_net_parameters
 from ms_kungfu.callbacks import elastic as elastic_module
 from ms_kungfu.callbacks.elastic import _averages, compile_step
@@ -254,7 +254,7 @@ def test_the_outputs_of_an_epoch_may_die_with_those_who_had_them(monkeypatch):
 @pytest.fixture
 def busy(monkeypatch):
     told = []
-    monkeypatch.setattr(runtime._core, "set_busy", told.append)
+    monkeypatch.setattr(membership.current().core, "set_busy", told.append)
     return told
 
 

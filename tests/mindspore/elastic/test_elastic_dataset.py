@@ -14,7 +14,7 @@ from mindspore import nn
 from mindspore.mindrecord import FileWriter
 from mindspore.train import Callback, Model
 
-from ms_kungfu.dataset import ElasticDataset, audit, ledger
+from ms_kungfu.dataset import ElasticDataset, audit, ledger, shares
 from ms_kungfu.dataset import elastic as module
 from ms_kungfu.errors import KungFuError
 
@@ -46,7 +46,7 @@ class FakeRuntime:
     def take_participants(self):
         return list(range(self.size)) if self.participants is None else self.participants
 
-    def Reductions(self):
+    def watch_reductions(self):
         return self
 
     def take_commits(self):
@@ -69,8 +69,9 @@ class FakeRuntime:
 @pytest.fixture
 def cluster(monkeypatch):
     fake = FakeRuntime()
+    monkeypatch.setattr(module, "runtime", fake)
     for name in ("runtime", "membership"):
-        monkeypatch.setattr(module, name, fake)
+        monkeypatch.setattr(shares, name, fake)
     monkeypatch.setattr(ledger, "runtime", fake)
     return fake
 

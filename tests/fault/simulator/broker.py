@@ -1,0 +1,127 @@
+"""The broker: the real one, without its socket. A request is a thread of the launcher, and messages take a while."""
+
+from __future__ import annotations
+
+from ms_kungfu import broker_protocol
+from ms_kungfu.errors import CollectiveTimeoutError, PeerLostError, ResizeError
+from ms_kungfu.launcher import broker
+from tests.fault.simulator.clock import Condition
+from tests.fault.simulator.collectives import Segment
+from tests.fault.simulator.setting import Violation
+
+
+class Broker(broker.Broker):
+    """The real one; a request is a thread of the launcher."""
+
+    def __init__(self, world, *args, **options):
+        self._world = world
+        self._chosen_before = None
+        super().__init__(
+            *args,
+            make_segment=lambda size, version, cores, recovers: Segment(world, size, version, recovers),
+            condition=lambda: Condition(world),
+            is_alive=lambda pid: any(p.pid == pid and p.alive for p in world.processes.values()),
+            **options,
+        )
+
+    def _after_choice(self):
+        """Who is let in anew is not known to be dead: its place would count as filled, and a step miss its samples."""
+        before, self._chosen_before = self._chosen_before, self._versions.current
+        if before is not None:
+            there = {p.peer for p in self._world.job._agent.processes if not p.given_up}
+            for peer in self._chosen_before.workers:
+                if peer not in before.workers and peer not in there:
+                    raise Violation(
+                        f"version {self._chosen_before.version} is chosen with {peer}, a newcomer that died"
+                    )
+        super()._after_choice()
+
+    def refuse(self, version, reason):
+        # Told in the launcher's log: an external config server takes wishes that can't come true.
+        self._world.refused.add(version)
+        super().refuse(version, reason)
+
+
+class BrokerServer:
+    """The broker's socket: nobody connects."""
+
+    address = "broker"
+
+    def connections(self):
+        return 0
+
+    def close(self):
+        pass
+
+
+class Connection:
+    """A connection to the broker, at the broker's end, for one request."""
+
+    def __init__(self, world, process, request):
+        self._process, self._request = process, request
+        self.news = Condition(world)
+        self.sent = self.fd = None
+        self.ended = False
+
+    def receive(self):
+        return self._request
+
+    def is_closed(self):
+        return not self._process.alive
+
+    def extend(self, timeout):
+        pass
+
+    def send(self, message, fds=()):
+        self.sent, self.fd = message, fds[0] if fds else None
+        if fds and self._process.alive and self._process.member.received:
+            self._process.world.holders.setdefault(message["cluster"]["Version"], []).append(self._process)
+
+    def close(self):
+        self.ended = True
+        self.news.notify_all()
+
+
+class BrokerClient(broker_protocol.BrokerClient):
+    """A worker's end: the real one, whose messages take a while."""
+
+    def __init__(self, world):
+        self._world = world
+
+    def close(self):
+        pass
+
+    def request_leave(self, peer, timeout, terminated=False):
+        answer = self._ask({"leave": str(peer), "terminated": terminated}, str(peer), "leaving", timeout)
+        if isinstance(answer, str):
+            raise ResizeError(answer)
+
+    def _ask(self, request, who, about, timeout):
+        world, process = self._world, self._world.current.process
+        connection = Connection(world, process, request)
+        world.place("asks", takes_time=True)
+
+        def serve():
+            try:
+                world.broker.serve(connection, process.pid)
+            finally:
+                connection.close()
+
+        world.launcher.start("broker", serve, world.short(world.current.random))
+        deadline = None if timeout is None else world.loop.now + timeout
+        while not connection.ended:
+            connection.news.wait(None if deadline is None else deadline - world.loop.now)
+            if deadline is not None and world.loop.now >= deadline:
+                raise CollectiveTimeoutError("no answer from the launcher")
+        world.place("is answered")
+        answer = connection.sent
+        if answer is None:
+            raise PeerLostError("the launcher is gone")
+        if "cluster" in answer:
+            cluster = broker_protocol.Cluster.from_json(answer["cluster"])
+            peer = broker_protocol.PeerID.parse(answer["peer"])
+            process.granted = (peer, answer["incarnation"])
+            return broker_protocol.Granted(cluster, answer["rank"], connection.fd, peer, answer["incarnation"])
+        if "stay" in answer:
+            return broker_protocol.Stay()
+        return broker_protocol.Detached() if "error" not in answer else answer["error"]

@@ -1,0 +1,255 @@
+"""The runtime's collectives: what `docs/recovery.md` argues for, without its shared memory.
+
+Final words, generations, steps that settle. It has the functions of `ms_kungfu._core` that a worker calls.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import numpy as np
+
+from ms_kungfu.comm import OPS
+from ms_kungfu.errors import CollectiveTimeoutError, PeerLostError
+from tests.fault.simulator.clock import Condition
+from tests.fault.simulator.setting import MAX_WORKERS, Violation
+
+
+class Segment:
+    """The shared memory of a cluster version: final words of operations, and the list of deaths."""
+
+    def __init__(self, world, size, version, recovers):
+        if world.loop.now < world.no_descriptors_until:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        if size > MAX_WORKERS:
+            raise ValueError(f"{size} ranks are too many")
+        self.world, self.size, self.version, self.recovers = world, size, version, recovers
+        self.fd = world.new_segment(self)
+        self.announced = version
+        self.sync_points = 0
+        self.deaths = []
+        self.reaped = set()
+        self.lost = {}  # rank -> reason, where nobody goes on
+        self.attached = {}  # rank -> process
+        self.words = {}  # (name, generation, number) -> {rank: what it brings}
+        self.changed = Condition(world)
+        self.waits = {}  # the same keys -> Condition
+
+    def members(self, generation):
+        dead = self.deaths[:generation]
+        return [rank for rank in range(self.size) if rank not in dead]
+
+    # What the launcher does.
+
+    def mark_lost(self, rank, reason, recover, reaped):
+        process = self.attached.get(rank)
+        if process is not None and process.alive and process.fatal is None:
+            raise Violation(f"{process.name}, rank {rank} of version {self.version}, is marked dead and lives")
+        if reaped:
+            self.reaped.add(rank)
+        if rank in self.deaths or rank in self.lost:
+            return
+        if recover:
+            self.deaths.append(rank)
+        else:
+            self.lost[rank] = reason
+        self.changed.notify_all()
+        for wait in self.waits.values():
+            wait.notify_all()
+
+    def gave_up(self, rank):
+        return ""
+
+    def heartbeat(self, rank):
+        process = self.attached.get(rank)
+        if process is None:
+            return 0
+        now = self.world.loop.now if process.stopped_at is None else process.stopped_at
+        return 1 + int(now * 10)
+
+    def announce(self, version):
+        if version < self.announced:
+            raise Violation(f"version {version} is announced after {self.announced}")
+        self.announced = version
+
+    def close(self):
+        pass
+
+
+class Lost(Exception):
+    """A member's part is unfinished for ever."""
+
+
+class Core:
+    """`ms_kungfu._core` in one process, as far as a training asks it."""
+
+    def __init__(self, world, process):
+        self.world, self.process = world, process
+        self.segment = None
+        self.own_rank = 0
+        self.generations = {}  # name -> the generation it has come to
+        self.numbers = {}  # (name, generation) -> operations so far
+        self.committed_in = self.reduced_in = 0  # the latest generation of a step's gradients, of anything; from 1
+        self.has_state = False
+
+    # What concerns the machine, or other libraries.
+
+    def set_join_handler(self, handler):
+        pass
+
+    def set_resize_handler(self, handler):
+        pass
+
+    def set_store_handlers(self, announce, find):
+        pass
+
+    def set_delay_for_tests(self, delay_ms):
+        pass
+
+    def set_claim(self, text):
+        pass
+
+    def set_weight(self, samples):
+        pass
+
+    def join(self, fd, rank, address, has_state, collective_timeout_s, join_timeout_s):
+        world, segment = self.world, self.world.segments[fd]
+        world.place("joining")
+        if self.segment is not None and segment.version <= self.segment.version:
+            raise Violation(f"{self.process.name} goes from version {self.segment.version} to {segment.version}")
+        if rank in segment.attached:
+            raise Violation(
+                f"{self.process.name} and {segment.attached[rank].name} are both rank {rank} of version "
+                f"{segment.version}"
+            )
+        self.segment, self.own_rank = segment, rank
+        self.generations, self.numbers, self.committed_in, self.reduced_in = {}, {}, 0, 0
+        segment.attached[rank] = self.process
+        self.has_state = has_state
+        segment.changed.notify_all()
+        world.say("in", f"{self.process.name} is rank {rank} of {segment.size} in version {segment.version}")
+        deadline = world.loop.now + join_timeout_s
+        while any(r not in segment.attached and r not in segment.deaths for r in range(segment.size)):
+            self._check_lost()
+            if world.loop.now >= deadline:
+                raise CollectiveTimeoutError(f"cluster version {segment.version} has not assembled")
+            segment.changed.wait(deadline - world.loop.now)
+        world.place("joined")
+
+    def leave(self, reason):
+        pass
+
+    def rank(self):
+        return self.own_rank
+
+    def size(self):
+        return self.segment.size
+
+    def cluster_version(self):
+        return self.segment.version
+
+    def announced_version(self):
+        return self.segment.announced
+
+    def sync_points(self):
+        return self.segment.sync_points
+
+    def request_sync_point(self, number):
+        self.segment.sync_points = max(self.segment.sync_points, number)
+
+    def living(self):
+        return self.segment.members(len(self.segment.deaths))
+
+    def state_root(self):
+        segment = self.segment
+        for rank in self.living():
+            if rank in segment.attached and segment.attached[rank].core.has_state:
+                return rank
+        return segment.size
+
+    def take_reductions(self):
+        gradient, latest = self.committed_in, self.reduced_in
+        self.committed_in = self.reduced_in = 0
+        return gradient, latest, int(gradient > 0), gradient, gradient
+
+    def members_of(self, generation):
+        return self.segment.members(generation)
+
+    def all_reduce(self, name, input, output, op, dtype=-1):
+        assert op == OPS["max"]
+        brought, generation = self.run(name, input.copy())
+        output[:] = np.maximum.reduce(list(brought.values()))
+        self.reduced_in = max(self.reduced_in, generation + 1)
+
+    def all_gather(self, name, input, output, dtype=-1, kind=""):
+        brought, _ = self.run(name, input.copy())
+        output[:] = 0  # of the dead
+        for rank, row in brought.items():
+            output[rank] = row
+
+    def broadcast(self, name, input, output, root, dtype=-1, kind=""):
+        brought, _ = self.run(name, input.copy() if root == self.own_rank else None, root)
+        output[:] = brought[root]
+
+    def commit(self, names, contribution):
+        """A step's gradient groups: what each participant brought to all of them, once they are of one mind."""
+        results = [self.run(name, contribution) for name in names]
+        while True:
+            latest = max(generation for _, generation in results)
+            behind = [k for k, (_, generation) in enumerate(results) if generation < latest]
+            if not behind:
+                break
+            for k in behind:
+                results[k] = self.run(names[k], contribution, generation=latest)
+        self.committed_in = max(self.committed_in, results[0][1] + 1)
+        return [brought for brought, _ in results]
+
+    def run(self, name, brings, root=None, generation=0):
+        """What the members of the generation in which the operation ended have brought, by rank; and it."""
+        segment, own = self.segment, self.own_rank
+        self.generations[name] = max(self.generations.get(name, 0), generation)
+        while True:
+            generation = self.generations[name]
+            members = segment.members(generation)
+            if root is not None and root not in members:
+                raise PeerLostError(f"broadcast {name}: its root, rank {root}, has died")
+            if own not in members:
+                raise Violation(f"{self.process.name} goes on without itself")
+            number = self.numbers[name, generation] = self.numbers.get((name, generation), 0) + 1
+            key = name, generation, number
+            try:
+                words = self._attempt(key, members, brings, root)
+                return {rank: words.get(rank) for rank in members}, generation
+            except Lost:
+                self.world.place("before the next generation")
+                self.generations[name] = generation + 1
+
+    def _attempt(self, key, members, brings, root):
+        segment, world = self.segment, self.world
+        words = segment.words.setdefault(key, {})
+        wait = segment.waits.setdefault(key, Condition(world))
+        world.place("before its word", takes_time=True)
+        words[self.own_rank] = brings
+        if len(words) == len(members) or segment.deaths:
+            wait.notify_all()
+        world.place("after its word")
+        while True:
+            missing = [rank for rank in members if rank not in words and (root is None or not self.is_dead(rank, root))]
+            if not missing:
+                return words
+            self._check_lost()
+            if self.unfinished(missing):
+                raise Lost
+            wait.wait()
+
+    def is_dead(self, rank, root):
+        """Of a broadcast only the root's part is missed."""
+        return rank != root and rank in self.segment.deaths
+
+    def unfinished(self, missing):
+        return any(rank in self.segment.deaths for rank in missing)
+
+    def _check_lost(self):
+        if self.segment.lost:
+            raise PeerLostError(f"rank {next(iter(self.segment.lost))}: {next(iter(self.segment.lost.values()))}")

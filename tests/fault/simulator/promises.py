@@ -1,0 +1,159 @@
+"""What is promised whatever happens: one outcome a step, one state a version, an exact ledger, and an end."""
+
+from __future__ import annotations
+
+from ms_kungfu import env
+from ms_kungfu.dataset import audit
+from ms_kungfu.dataset.ledger_reader import Claim, End, Record
+from ms_kungfu.elastic.handover import StateLostError
+from ms_kungfu.launcher.policy import Recover
+from tests.fault.simulator.setting import Violation
+
+
+class Promises:
+    """Of a `World`."""
+
+    def __init__(self):
+        self.steps = {}  # number -> (version, participants, weights)
+        self.arrivals = {}  # version -> the state that all have there
+        self.records = {}  # process -> lines of its ledger
+        self.sync_points = {}  # version, number -> the place that all have after it
+        self.shares = {}  # epoch, position -> processes that have trained it, of asynchronous ones
+        self.trouble = []  # exceptions in workers
+        self.checkpoints = {}  # step -> what is on the disk
+        self.begun_checkpoints = set()  # of these steps
+        self.survivors_at_verdict = 0  # members that have the training state
+        self.wished = []  # clusters that were asked for from outside
+        self.refused = set()  # versions
+        self.holders = {}  # version -> processes that came to it with the training state
+
+    def _is_excused(self, process, error):
+        """Only what can't be helped: all who came to its version with the state have died, and somebody had."""
+        holders = self.holders.get(process.core.segment.version, ()) if process.core.segment is not None else ()
+        return (
+            isinstance(error, StateLostError)
+            and bool(holders)
+            and not any(holder.alive and holder.fatal is None for holder in holders)
+        )
+
+    def committed(self, program, epoch, step, share, common):
+        """A step goes on record at a worker: it has one outcome, at all of them."""
+        participants = common["participants"]
+        if tuple(program.brought) != participants:
+            raise Violation(
+                f"{program.process.name}: {participants} took part, {tuple(program.brought)} are in the result"
+            )
+        outcome = (common["version"], participants, program.weights)
+        number = program.training.step
+        known = self.steps.setdefault(number, outcome)
+        if known != outcome:
+            raise Violation(f"step {number} has two outcomes: {known} and, at {program.process.name}, {outcome}")
+        self.place("before the record")
+        claim = Claim(
+            common["version"], common["size"], step.members, participants, step.batch, common["total"], common["seed"],
+            not common["shuffle"],
+        )  # fmt: skip
+        self._record(program, epoch, step.number, share, claim)
+
+    def ended(self, program, walk, common):
+        end = End(walk.pool, common["global_batch"], common["drop_remainder"])
+        self._record(program, walk.epoch, walk.steps, (), end)
+
+    def _record(self, program, epoch, step, share, claim):
+        lines = self.records.setdefault(program.process.name, [])
+        where = f"{program.process.name}, line {len(lines) + 1}"
+        lines.append(Record(where, "job", self.loop.now, 0, epoch, step, program.core.rank(), share, claim))
+
+    def trained(self, program, epoch, step):
+        """An asynchronous worker's share of a step."""
+        self.steps.setdefault((program.core.cluster_version(), program.training.step + 1), None)
+        for first, last in step.share(program.core.rank()):
+            for position in range(first, last):
+                self.shares.setdefault((epoch, position), []).append(program.process)
+
+    def met(self, program, version, number):
+        """At a sync point: all who are there go on from the same place."""
+        self._same(self.sync_points, (version, number), program, f"sync point {number} of version {version}")
+
+    def arrived(self, program):
+        """After a change: all members of a version go on from the same state."""
+        version = program.core.cluster_version()
+        self._same(self.arrivals, version, program, f"version {version}")
+
+    def _same(self, known, key, program, what):
+        state = known.setdefault(key, program.state())
+        if state != program.state():
+            raise Violation(f"{what} has two states: {state} and, at {program.process.name}, {program.state()}")
+
+    def _check_end(self, code):
+        members = [p for p in self.everybody if p.program is not None]
+        finished_well = code == 0
+        for entry in self.trouble:
+            if isinstance(entry, Violation):
+                raise entry
+        if self.trouble:
+            process, error = self.trouble[0]
+            raise Violation(f"{process.name} failed: {type(error).__name__}: {error}")
+        if not finished_well and "-min-np" not in self.verdict.reason:
+            if self.survivors_at_verdict > 0:
+                raise Violation(f"the job failed though somebody lives: {self.verdict.reason}")
+            version = self.broker.current().version
+            if self.holders and not self.holders.get(version):
+                raise Violation(f"version {version} was chosen, and nobody ever came to it with the training state")
+        if finished_well:
+            self._check_checkpoints()
+        if self.setup.asynchronous:
+            for (epoch, position), trainers in self.shares.items():
+                lived = [process.name for process in trainers if not process.killed]
+                if len(lived) > 1:
+                    raise Violation(f"sample {position} of epoch {epoch} was trained by {' and '.join(lived)}")
+            if finished_well:
+                if not self.steps:
+                    raise Violation("the job finished without a step")
+                self._check_size()
+            return
+        report = audit.audit(self.records)
+        if report.problems or not all(epoch.exact or not (finished_well or epoch.finished) for epoch in report.epochs):
+            raise Violation("the ledger is not exact:\n" + audit.to_text(report))
+        if finished_well:
+            if not members or not self.steps:
+                raise Violation("the job finished without a step")
+            if not all(epoch.finished and epoch.exact for epoch in report.epochs):
+                raise Violation("the job finished in the middle of an epoch:\n" + audit.to_text(report))
+            self._check_size()
+
+    def _check_checkpoints(self):
+        """The last one that was due, or a later one in its place, is there, whoever died while it wrote it; and one
+        that was lost was made up for in the next change, unless another was due before."""
+        every = self.setup.checkpoint_every
+        if every is None:
+            return
+        last = max((step if isinstance(step, int) else step[1] for step in self.steps), default=0)
+        if last >= every and max(self.checkpoints, default=0) < last // every * every:
+            raise Violation(f"after {last} steps there are checkpoints of {sorted(self.checkpoints)}, due each {every}")
+        lost = self.begun_checkpoints.difference(self.checkpoints)
+        changes = [state["step"] for state in self.arrivals.values()]
+        for step in lost:
+            until = range(step, step // every * every + every)
+            if len(lost.intersection(until)) == 1 and any(map(until.__contains__, changes)):
+                if not self.checkpoints.keys() & set(until):
+                    raise Violation(f"the checkpoint of step {step} was lost, and nobody has made up for it")
+
+    def _check_size(self):
+        """Whatever was asked for has come true, as there was time."""
+        chosen, newest = self.broker.current(), self.broker._versions.newest
+        if newest.version != chosen.version:
+            raise Violation(f"version {newest.version} was never chosen, {chosen.version} was the last")
+        setup, kinds = self.setup, {h.kind for h in self.happenings}
+        deaths = {"kill member", "kill newcomer", "kill lone", "stop", "freeze"}
+        if setup.schedule or not kinds <= deaths | {"pause", "slow", "resize", "no descriptors"}:
+            return
+        if self.refused:
+            return  # one that could not come true has hidden those before it
+        expected = max(self.wished, key=lambda wish: wish.version).size if self.wished else setup.size
+        if setup.recover is Recover.SHRINK:
+            if self.wished:
+                return  # those who died before the last wish are in its size already, or not
+            expected -= sum((p.killed or p.fatal is not None) and env.SELF.name in p.environ for p in self.everybody)
+        if self.deaths < setup.max_restarts and chosen.size != expected:
+            raise Violation(f"{expected} workers are to be there in the end, {chosen.size} are")

@@ -1,0 +1,66 @@
+"""What a course of events consists of: a job as it starts, what happens to it, how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ms_kungfu.launcher.policy import Recover
+
+JOIN_TIMEOUT_S = 15.0
+PEER_TIMEOUT_S = 1.0
+UNANSWERED_KILL_S = 10.0  # of launcher.agent
+MAX_WORKERS = 8  # a segment has no room for more
+PORTS = range(10000, 10100)
+
+
+class Violation(AssertionError):
+    """The protocol has broken a promise."""
+
+
+@dataclass(frozen=True)
+class Happening:
+    """Something that is done to the job at a time."""
+
+    at: float
+    kind: str
+    who: int = 0
+    more: float = 0.0
+
+    def __str__(self):
+        return f"{self.at:.3f} s: {self.kind} {self.who}" + (f" ({self.more:g})" if self.more else "")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A job as it starts."""
+
+    size: int = 2
+    recover: Recover = Recover.SHRINK
+    standbys: int = 0
+    external: bool = False  # a config server of its own, which may go away
+    min_size: int = 1
+    max_restarts: int = 10
+    schedule: tuple[tuple[int, int], ...] = ()
+    wait: bool = False
+    asynchronous: bool = False
+    samples: int = 24
+    global_batch: int = 6
+    step_s: float = 0.03
+    prepare_s: float = 0.5
+    groups: tuple[str, ...] = ("grad/0", "grad/1")
+    checkpoint_every: int | None = None
+
+    def size_after(self, step):
+        return dict(self.schedule).get(step)
+
+
+@dataclass
+class Outcome:
+    """How the job ended."""
+
+    exit_code: int
+    reason: str
+    steps: int
+    deaths: int
+    seconds: float
+    told: list[str] = field(default_factory=list)

@@ -1,0 +1,189 @@
+"""What a worker runs: a loop of its own around the real `ElasticTraining`, over shares of numbered samples.
+
+The step, the agreement, the hand-over of the state, checkpoints and the commit of the data are the package's. A step's
+gradients are what each worker brings to `Core.commit`, and the weights a number that has the whole history in it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mindspore  # noqa: F401  # which ElasticTraining loads when it is needed: not in a greenlet
+
+from ms_kungfu.dataset.shares import Shares
+from ms_kungfu.elastic import ElasticTraining
+from ms_kungfu.elastic.checkpoint import CheckpointFolder
+from ms_kungfu.elastic.state import Component
+from tests.fault.simulator.setting import Violation
+
+
+class Program:
+    """A training program."""
+
+    def __init__(self, world, process):
+        self.world, self.process, self.core = world, process, process.core
+        self.setup = setup = world.setup
+        self.weights, self.stopping = 0, False
+        self.brought = {}  # to the last step's result: rank -> what
+        process.program = self
+        self.data = Samples(setup.samples, global_batch_size=setup.global_batch, shuffle=False, ledger=self._ledger())
+        self.disk = Disk(world, process)
+        self.training = ElasticTraining(
+            schedule=setup.size_after,
+            wait=setup.wait,
+            dataset=self.data,
+            components=[Component("program", self._capture, self._restore)],
+            checkpoint_dir=None if setup.checkpoint_every is None else self.disk,
+            checkpoint_every=setup.checkpoint_every,
+            prepare=lambda: world.sleep(world.current.random.random() * setup.prepare_s),
+        )
+
+    def _ledger(self):
+        return Record(self)
+
+    def _capture(self):
+        return [self.weights, self.stopping]
+
+    def _restore(self, received):
+        self.weights, self.stopping = received
+
+    def state(self):
+        """All that has to be the same at all workers."""
+        return {"step": self.training.step, "program": self._capture(), "data": self.data.state()}
+
+    def main(self):
+        training = self.training
+        self.world.place("in begin")
+        training.begin()
+        if not training.should_stop:
+            self.world.arrived(self)
+        while not training.should_stop:
+            self._epoch()
+            training.epoch_end()
+            if self.stopping:
+                break
+        training.end()
+        self.disk.wait()
+        self.world.say("left", f"{self.process.name} is done after {training.step} steps")
+
+    def _epoch(self):
+        while (step := self.data.next_step(self.core.rank())) is not None:
+            self._train(step)
+
+    def _compute(self):
+        world = self.world
+        world.sleep(self.setup.step_s * self.process.slow * (0.5 + world.current.random.random()) * world.calm())
+
+    def _train(self, step):
+        world, core = self.world, self.core
+        self._compute()
+        world.place("before the reduction")
+        groups = core.commit(self.setup.groups, (step.share(core.rank()), world.loop.now > world.quiet_from))
+        self.brought = groups[0]
+        if any(other != self.brought for other in groups):
+            raise Violation(f"{self.process.name}: a step's groups have different participants: {groups}")
+        world.place("after the reduction")
+        if core.rank() not in self.brought:
+            raise Violation(f"{self.process.name} lives and took no part")
+        self.weights = hash((self.weights, tuple(self.brought.items())))
+        self.stopping |= any(stop for _, stop in self.brought.values())
+        if self.training.step_end().changed and not self.training.should_stop:
+            world.arrived(self)
+
+
+class AsynchronousProgram(Program):
+    """The same where each trains its shares at its own speed."""
+
+    def __init__(self, world, process):
+        super().__init__(world, process)
+        self.training.asynchronous = True  # as with an optimizer that is
+
+    def _ledger(self):
+        return None  # which takes all workers at every step
+
+    def _restore(self, received):
+        pass
+
+    def main(self):
+        super().main()
+        if not self.process.member.detached:
+            self.world.met(self, self.core.cluster_version(), self.process.member.sync_points)
+
+    def _epoch(self):
+        super()._epoch()
+        self.stopping = self.world.loop.now > self.world.quiet_from
+
+    def state(self):
+        return {"step": self.training.step, "data": self.data.state()}
+
+    def _train(self, step):
+        world, member = self.world, self.process.member
+        self._compute()
+        world.trained(self, self.data.epoch, step)
+        world.place("before it looks")
+        version, points = self.core.cluster_version(), member.sync_points
+        change = self.training.step_end()
+        if member.detached:
+            return
+        if change.changed or member.sync_points != points:
+            world.met(self, version, points + 1)
+        if change.changed:
+            world.arrived(self)
+
+
+class Samples(Shares):
+    """A data set of numbered samples."""
+
+    def next_step(self, rank):
+        """As the iterator of an `ElasticDataset` hands it out, but for MindSpore's pipelines; None: the epoch ends."""
+        step = None if self.suspended else self._take()
+        if step is not None:
+            self._deliver(step.share(rank))
+            self.driven.begins()
+        elif not self.suspended:
+            self._end_epoch()
+        return step
+
+
+class Record:
+    """The ledger, in memory: the audit reads it in the end."""
+
+    def __init__(self, program):
+        self._program = program
+
+    def step(self, epoch, step, rank, share, common):
+        self._program.world.committed(self._program, epoch, step, share, common)
+
+    def end(self, walk, rank, common):
+        self._program.world.ended(self._program, walk, common)
+
+
+class Disk(CheckpointFolder):
+    """The folder of the checkpoints, which all share. To write one takes a while, in which its writer may die."""
+
+    def __init__(self, world, process):
+        super().__init__("simulated")
+        self._world, self._process, self._unwritten = world, process, 0
+
+    def save(self, snapshot):
+        self._unwritten += 1
+        self._world.begun_checkpoints.add(snapshot.step)
+        self._process.start("checkpoint", lambda: self._write(snapshot))
+
+    def _write(self, snapshot):
+        self._world.sleep(self._world.short(self._world.current.random) * 10)
+        self._world.checkpoints[snapshot.step] = snapshot
+        self._unwritten -= 1
+
+    def wait(self):
+        while self._unwritten:
+            self._world.sleep(0.01)
+
+    def has(self, step):
+        return step in self._world.checkpoints
+
+    def paths(self):
+        return [Path(f"step-{step}") for step in sorted(self._world.checkpoints)]
+
+    def remove_unfinished(self):
+        pass

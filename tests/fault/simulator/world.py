@@ -1,0 +1,218 @@
+"""One job and one course of events: makes the parts, runs them on one clock, and looks whether promises are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+
+from greenlet import GreenletExit, getcurrent
+
+from ms_kungfu.config_server.store import ConfigStore
+from ms_kungfu.launcher.hosts import Host, PortRange
+from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.policy import Action, Verdict
+from ms_kungfu.launcher.supervisor import Exited
+from tests.fault.simulator.clock import Loop
+from tests.fault.simulator.cluster_store import Server
+from tests.fault.simulator.events import Events
+from tests.fault.simulator.machine import Guard, Launcher, Machine, Output
+from tests.fault.simulator.processes import Process
+from tests.fault.simulator.promises import Promises
+from tests.fault.simulator.setting import (
+    JOIN_TIMEOUT_S,
+    MAX_WORKERS,
+    PEER_TIMEOUT_S,
+    PORTS,
+    UNANSWERED_KILL_S,
+    Outcome,
+    Violation,
+)
+from tests.fault.simulator.training import AsynchronousProgram, Program
+
+
+class _Told(logging.Handler):
+    def __init__(self, world):
+        super().__init__()
+        self._world = world
+
+    def emit(self, record):
+        self._world.say("log", f"[{record.name.rpartition('.')[2]}] {record.getMessage()}")
+
+
+class World(Events, Promises):
+    """One job, one course of events. `run` once."""
+
+    def __init__(self, seed, setup, happenings, told=None):
+        Promises.__init__(self)
+        self.seed, self.setup, self.happenings = seed, setup, happenings
+        self.random = random.Random(f"{seed} world")
+        self.told = told
+        self.loop = Loop()
+        self.loop.thread_delay = lambda: self.short(self.random)
+        self.hub = getcurrent()
+        self.all_threads = []
+        self.current = None
+        self.segments = {}
+        self.processes = {}  # key -> Process, those that run
+        self.everybody = []
+        self.deaths = 0
+        last = max((h.at + h.more for h in happenings), default=0.0)
+        self.hangs = any(h.kind in ("stop", "freeze") for h in happenings)
+        self.calm_from = last + (2.5 * PEER_TIMEOUT_S if self.hangs else 0.5)
+        self.slow_from = self.calm_from + 1.0
+        if any(h.kind == "freeze" for h in happenings):
+            self.calm_from += JOIN_TIMEOUT_S + UNANSWERED_KILL_S
+        self.quiet_from = self.calm_from + 4.0 + (2 * setup.prepare_s)
+        self.launcher = Process(
+            self, "launcher", {"KUNGFU_JOB_SECRET": "00", "KUNGFU_JOIN_TIMEOUT": str(JOIN_TIMEOUT_S)}
+        )
+        self.outside = Process(self, "outside", {"KUNGFU_JOB_SECRET": "00"})
+        self.server = Server(self)
+        self.broker = None
+        self.verdict = None
+        self.job_ending = False
+        self.closing = False
+        self.survivors_at_verdict = 0  # members that have the training state
+        self.no_descriptors_until = 0.0
+
+    # -- running --
+
+    def resume(self, thread, turn):
+        process = thread.process
+        if thread.turns != turn or thread.finished or not process.alive:
+            return
+        if process.stopped_at is not None:
+            process.held.append((thread, turn))
+            return
+        thread.turns += 1
+        self.current = thread
+        thread.greenlet.switch()
+        self.current = None
+
+    def switch_out(self):
+        """The running thread waits until somebody resumes it."""
+        self.hub.switch()
+
+    def sleep(self, seconds):
+        thread = self.current
+        self.loop.at(max(seconds, 0.0), self.resume, thread, thread.turns)
+        self.switch_out()
+
+    def place(self, name, takes_time=False):
+        """Somewhere a process may be for a moment, and die. Passed at once when nothing happens any more, but for what
+        `takes_time`, lest a loop stand still in time."""
+        if takes_time or self.loop.now < self.calm_from + 1.0:
+            self.sleep(self.short(self.current.random))
+
+    @staticmethod
+    def short(rng):
+        """A moment; now and then a long one."""
+        draw = rng.random()
+        return 0.01 * draw if draw < 0.9 else 0.5 * (draw - 0.9) + 0.01
+
+    def calm(self):
+        """Steps take longer when nothing happens any more, or not for long."""
+        return 1.0 if self.loop.now < self.slow_from else max(1.0, 0.6 / self.setup.step_s)
+
+    def new_segment(self, segment):
+        self.segments[len(self.segments) + 1] = segment
+        return len(self.segments)
+
+    def say(self, kind, text):
+        if self.told is not None:
+            self.told.append(f"{self.loop.now:9.3f}  {text}")
+
+    def run(self):
+        """The outcome; Violation where a promise is broken."""
+        with self._alone():
+            try:
+                return self._run()
+            finally:
+                for thread in self.all_threads:
+                    if not thread.finished and thread.greenlet:
+                        self.current = thread
+                        with contextlib.suppress(BaseException):
+                            thread.greenlet.throw(GreenletExit)
+
+    def _run(self):
+        options = self._options()
+        guard, output = Guard(self), Output()
+        self.job = Launcher(options, guard, output, Machine(self))
+        self.job._world = self
+        if self.setup.external:
+            self.server.store = ConfigStore()
+        task = self.loop.create_task(self.job.run())
+        for happening in self.happenings:
+            self.loop.at(happening.at, self._happen, happening)
+        try:
+            if not self.loop.run(self.quiet_from + 120.0, task.done):
+                where = [f"{t.process.name} {t.name}" for t in self.all_threads if not t.finished and t.process.alive]
+                raise Violation(f"nothing goes on at {self.loop.now:.1f} s; there wait {', '.join(where)}")
+        finally:
+            self._finish(task)
+        code = task.result()
+        self._check_end(code)
+        return Outcome(code, self.verdict.reason, len(self.steps), self.deaths, self.loop.now, self.told or [])
+
+    def _finish(self, task):
+        """Ends a job that has not ended by itself."""
+        self.closing = True
+        for process in self.everybody:
+            process.alive = False
+        with contextlib.suppress(Exception):
+            if not self.job._verdict.done():
+                self.job._verdict.set_result(Verdict(Action.FAIL, "", 1))
+            self.loop.run(self.loop.now + 30.0, task.done)
+
+    def _options(self):
+        setup = self.setup
+        return Options(
+            command=("program",), size=setup.size, host=Host(max_workers=MAX_WORKERS),
+            ports=PortRange(PORTS[0], PORTS[-1]), runner_port=38080, watch=True, keep=False, quiet=True,
+            show_workers=False, logdir=None, logfile=None,
+            config_server="http://server/config" if setup.external else None,
+            builtin_port=None if setup.external else 0, timeout_s=None, delay_s=0.0, init_version=None,
+            affinity=False, allow_nvlink=False, leave_grace_s=3.0, recover=setup.recover, min_size=setup.min_size,
+            max_restarts=setup.max_restarts, standbys=setup.standbys,
+            peer_timeout_s=PEER_TIMEOUT_S if self.hangs else None,
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _alone(self):
+        log = logging.getLogger("ms_kungfu")
+        level, propagate, handlers = log.level, log.propagate, list(log.handlers)
+        log.handlers, log.propagate = [logging.NullHandler()], False
+        if self.told is not None:
+            log.handlers = [_Told(self)]
+        log.setLevel(logging.INFO if self.told is not None else logging.CRITICAL)
+        asyncio._set_running_loop(self.loop)
+        try:
+            yield
+        finally:
+            asyncio._set_running_loop(None)
+            log.handlers, log.propagate = handlers, propagate
+            log.setLevel(level)
+
+    # -- what the guard does --
+
+    def guard_tells(self, process, code, error=""):
+        if self.processes.pop(process.key, None) is not None:
+            self.guard.events.append(Exited(process.key, code, error))
+            self.loop.at(self.short(self.random), self.guard.tell)
+
+    def run_worker(self, process):
+        code = 0
+        try:
+            (AsynchronousProgram if self.setup.asynchronous else Program)(self, process).main()
+        except Violation as error:
+            self.trouble.append(error)
+            raise
+        except Exception as error:
+            code = 1
+            self.say("do", f"{process.name} fails: {type(error).__name__}: {error}")
+            if not self.job._verdict.done() and not self._is_excused(process, error):
+                self.trouble.append((process, error))
+        process.alive = False
+        self.loop.at(self.short(self.current.random), self.guard_tells, process, code)
