@@ -12,7 +12,7 @@ class KF_API Interrupted : public Error {
   explicit Interrupted(const std::string& by) : Error(KF_ABORTED, "the wait was interrupted by " + by) {}
 };
 
-// For as long as it lives, this thread calls `check` whenever it looks around while it waits (every 20 ms, and when a
+// For as long as it lives, this thread calls `check` now and then while it waits (every 20 ms, and when a
 // signal ends its sleep). `check` may throw Interrupted, and nothing else. Null: nothing is called.
 class InterruptCheck {
  public:

@@ -1,7 +1,5 @@
 #include "base/log.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -13,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/forks.h"
+#include "base/threads.h"
 
 namespace kungfu {
 namespace {
@@ -59,20 +58,14 @@ class Log {
  private:
   // mutex_ is held.
   void Start() {
-    // Signals are for the program's threads.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
-      std::thread([this] { Serve(); }).detach();
+      StartThread("kungfu-log", [this] { Serve(); }).detach();
       started_ = true;
     } catch (...) {  // no thread can be had: the lines stay where they are
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   void Serve() {
-    pthread_setname_np(pthread_self(), "kungfu-log");
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       said_more_.wait(lock, [this] { return !lines_.empty(); });

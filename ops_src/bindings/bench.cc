@@ -76,7 +76,7 @@ std::vector<double> Time(size_t samples, size_t batch, const Barrier& barrier, c
   return seconds;
 }
 
-void Meet(Communicator& communicator) {
+void Barrier(Communicator& communicator) {
   Operation operation;
   operation.name = "bench/barrier";
   communicator.Run(operation);
@@ -96,7 +96,7 @@ std::vector<double> TimeCollective(const std::string& kind, const std::string& n
   for (size_t g = 0; g < groups.size(); g++) names.push_back(Text(name, "/", g));
   const auto communicator = Peer::Get().Current();
   return Time(
-      samples, batch, [&] { Meet(*communicator); },
+      samples, batch, [&] { Barrier(*communicator); },
       [&](size_t turn) {
         const Set& set = sets[turn];
         for (size_t g = 0; g < groups.size(); g++) {
@@ -143,7 +143,7 @@ std::vector<double> TimeMpi(const std::string& kind, Handle function, Handle bar
   std::vector<char> to(packed * unit), from(packed * unit);
   const auto all_reduce = reinterpret_cast<MpiAllReduce>(function);
   const auto broadcast = reinterpret_cast<MpiBroadcast>(function);
-  const auto meet = reinterpret_cast<MpiBarrier>(barrier);
+  const auto mpi_barrier = reinterpret_cast<MpiBarrier>(barrier);
   const auto run = [&](const void* in, void* out, int count) {
     if (kind == "broadcast") {
       CheckMpi(broadcast(out, count, datatype, root, comm));
@@ -152,7 +152,7 @@ std::vector<double> TimeMpi(const std::string& kind, Handle function, Handle bar
     }
   };
   return Time(
-      samples, batch, [&] { CheckMpi(meet(comm)); },
+      samples, batch, [&] { CheckMpi(mpi_barrier(comm)); },
       [&](size_t turn) {
         const Set& set = sets[turn];
         for (size_t g = 0; g < groups.size(); g++) {
@@ -181,7 +181,7 @@ std::vector<double> TimeMemcpy(const Sets::Buffers& buffers, size_t samples, siz
   const Sets sets(buffers, 1);
   const auto communicator = Peer::Get().Current();
   return Time(
-      samples, batch, [&] { Meet(*communicator); },
+      samples, batch, [&] { Barrier(*communicator); },
       [&](size_t turn) {
         for (const kf_tensor& tensor : sets[turn].tensors) std::memcpy(tensor.output, tensor.input, tensor.count);
       });

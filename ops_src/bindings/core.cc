@@ -19,6 +19,7 @@
 #include "kungfu/device.h"
 #include "monitoring/gradient_norms.h"
 #include "runtime/peer.h"
+#include "transport/shm/board.h"
 
 namespace py = pybind11;
 
@@ -245,11 +246,11 @@ PYBIND11_MODULE(_core, m) {
       "announced_version", [] { return Peer::Get().Current()->announced(); },
       "Newest cluster version that the launcher has announced.");
   m.def(
-      "sync_points", [] { return Peer::Get().Current()->meetings(); },
-      "How many meetings the members have asked for in this cluster version.");
+      "sync_points", [] { return Peer::Get().Current()->sync_points(); },
+      "How many sync points the members have asked for in this cluster version.");
   m.def(
-      "request_sync_point", [](uint64_t number) { Peer::Get().Current()->CallMeeting(number); }, py::arg("number"),
-      "Asks all members to come to the meeting with this number, from 1. Not collective.");
+      "request_sync_point", [](uint64_t number) { Peer::Get().Current()->RequestSyncPoint(number); }, py::arg("number"),
+      "Asks all members to come to the sync point with this number, from 1. Not collective.");
   m.def(
       "set_busy", [](bool busy) { Peer::Get().Current()->SetBusy(busy); }, py::arg("busy"),
       "Whether the others' deadlines are to wait for this rank, which does something long alone. Not collective.");
@@ -272,8 +273,8 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "set_weight",
       [](uint32_t weight) {
-        if (weight >> shm::kWeightBits != 0) {
-          throw Error(KF_INVALID, Text("a rank's weight is below 2^", shm::kWeightBits, ", got ", weight));
+        if (weight >> kWeightBits != 0) {
+          throw Error(KF_INVALID, Text("a rank's weight is below 2^", kWeightBits, ", got ", weight));
         }
         Peer::Get().SetWeight(weight);
       },
@@ -438,27 +439,21 @@ PYBIND11_MODULE(_core, m) {
   m.def("create_segment", &shm::Segment::Create, py::arg("size"), py::arg("cluster_version"), py::arg("cores"),
         py::arg("recovers") = false,
         "Shared memory for one cluster version; returns its descriptor, which the caller owns.");
-  py::class_<shm::Segment>(m, "SegmentControl", "The launcher's hold on a segment.")
-      .def(py::init<int>(), py::arg("fd"))
-      .def_property_readonly("size", &shm::Segment::size)
-      .def_property_readonly("cluster_version", &shm::Segment::cluster_version)
-      .def("mark_lost", &shm::Segment::MarkLost, py::arg("rank"), py::arg("reason"), py::arg("recover") = false,
+  py::class_<shm::Board>(m, "SegmentControl", "The launcher's hold on a segment.")
+      .def(py::init([](int fd) { return std::make_unique<shm::Board>(std::make_shared<shm::Segment>(fd)); }),
+           py::arg("fd"))
+      .def_property_readonly("size", &shm::Board::size)
+      .def_property_readonly("cluster_version", &shm::Board::cluster_version)
+      .def("mark_lost", &shm::Board::MarkLost, py::arg("rank"), py::arg("reason"), py::arg("recover") = false,
            py::arg("reaped") = false,
            "Tells the members that `rank` is out: they go on without it, or their waits end with PeerLostError. Its "
            "process may still live; once it is `reaped`, which may be said later, what it has bound is free.")
-      .def("gave_up", &shm::Segment::GaveUpAlone, py::arg("rank"),
+      .def("gave_up", &shm::Board::GaveUpAlone, py::arg("rank"),
            "Why `rank` can't go on and has to be ended, its process being alive; '' where it isn't so.")
-      .def(
-          "heartbeat",
-          [](const shm::Segment& segment, uint32_t rank) {
-            const shm::RankStatus& status = segment.status(rank);
-            return status.state.Reached(static_cast<uint32_t>(shm::RankState::kLeft)) ? 0 : status.heartbeat.load();
-          },
-          py::arg("rank"),
-          "A number that grows while the rank's process runs; 0 before it has joined and after it left.")
-      .def(
-          "announce", [](shm::Segment& segment, uint64_t version) { segment.header().announced.store(version); },
-          py::arg("version"), "Tells the members that a newer cluster version is wanted.");
+      .def("heartbeat", &shm::Board::Heartbeat, py::arg("rank"),
+           "A number that grows while the rank's process runs; 0 before it has joined and after it left.")
+      .def("announce", &shm::Board::Announce, py::arg("version"),
+           "Tells the members that a newer cluster version is wanted.");
 
   RegisterBench(m);
   RegisterStore(m);

@@ -45,10 +45,33 @@ uint64_t CountOf(const Operation& operation) {
   return count;
 }
 
-void RequireRanks(const Operation& operation, uint32_t size) {
-  if (operation.ranks == 0 || operation.ranks == size) return;
-  throw Error(KF_STALE, Text(NameOf(operation.kind), " \"", operation.name, "\": its tensors are made for ",
-                             operation.ranks, " ranks, but there are ", size, " now"));
+void Validate(const Operation& operation, uint32_t size) {
+  if (operation.name == nullptr || operation.name[0] == '\0') {
+    throw Error(KF_INVALID, Text(NameOf(operation.kind), " needs a name that is not empty"));
+  }
+  const auto who = [&] { return Text(NameOf(operation.kind), " \"", operation.name, "\": "); };
+  if (!IsDtype(operation.dtype)) throw Error(KF_TYPE, Text(who(), "no dtype has number ", int(operation.dtype)));
+  if (!IsOp(operation.op)) throw Error(KF_INVALID, Text(who(), "no reduction has number ", int(operation.op)));
+  if (operation.kind == Kind::kBroadcast && operation.root >= size) {
+    throw Error(KF_INVALID, Text(who(), "root ", operation.root, " is not a rank of a cluster of ", size));
+  }
+  if (operation.ranks != 0 && operation.ranks != size) {
+    throw Error(KF_STALE,
+                Text(who(), "its tensors are made for ", operation.ranks, " ranks, but there are ", size, " now"));
+  }
+  for (size_t i = 0; operation.kind == Kind::kReduceScatter && i < operation.num_tensors; i++) {
+    const uint64_t count = operation.tensors[i].count;
+    if (count % size == 0) continue;
+    throw Error(KF_INVALID, Text(who(), count, " elements can't be scattered evenly over ", size, " ranks"));
+  }
+}
+
+void RequireMemory(const Operation& operation, bool inputs, bool outputs) {
+  for (size_t i = 0; i < operation.num_tensors; i++) {
+    const kf_tensor& tensor = operation.tensors[i];
+    if (tensor.count == 0 || !((inputs && tensor.input == nullptr) || (outputs && tensor.output == nullptr))) continue;
+    throw Error(KF_INVALID, Text(NameOf(operation.kind), " \"", operation.name, "\": tensor ", i, " has no memory"));
+  }
 }
 
 std::string Describe(const Operation& operation) {

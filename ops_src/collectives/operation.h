@@ -5,10 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kungfu/c_api.h"
 
 namespace kungfu {
+
+// Ranks that are in an operation together, in ascending order.
+using Members = std::vector<uint32_t>;
 
 enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier };
 
@@ -24,10 +28,12 @@ struct Operation {
   const char* layout = nullptr;
   // In a mean of floats the ranks count by their weights, if they differ: sum(weight * x) / sum(weight).
   bool weighted = false;
-  uint32_t weight = 1;  // below 2^shm::kWeightBits
-  // The number of ranks that the tensors were sized for (0: nobody says); see RequireRanks.
+  uint32_t weight = 1;  // below 2^kWeightBits
+  // The number of ranks that the tensors were sized for (0: nobody says): where the cluster has changed between that
+  // and the call, an all-gather would write past the end of its outputs.
   uint32_t ranks = 0;
 };
+inline constexpr int kWeightBits = 24;
 
 const char* NameOf(Kind kind);
 
@@ -37,9 +43,10 @@ inline bool Reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind
 uint64_t SignatureOf(const Operation& operation);
 // The elements that a rank brings.
 uint64_t CountOf(const Operation& operation);
-// Throws StaleClusterError where the tensors were sized for another number of ranks: the cluster has changed between
-// that and the call, and an all-gather would write past the end of its outputs.
-void RequireRanks(const Operation& operation, uint32_t size);
+// Throws ValueError, TypeError or StaleClusterError where it can't be run by `size` ranks, whatever they bring.
+void Validate(const Operation& operation, uint32_t size);
+// Throws ValueError where a tensor that has elements has no memory.
+void RequireMemory(const Operation& operation, bool inputs, bool outputs);
 // In words, for the message of a mismatch.
 std::string Describe(const Operation& operation);
 

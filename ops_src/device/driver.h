@@ -1,5 +1,5 @@
 // What the device layer needs of a vendor: a driver (memory, copies, streams, events), an engine (its library of
-// collectives), and teams (the communicators of that library).
+// collectives), and device communicators (that library's own).
 #ifndef KUNGFU_DEVICE_DRIVER_H_
 #define KUNGFU_DEVICE_DRIVER_H_
 
@@ -55,10 +55,10 @@ class Driver {
 };
 
 // A communicator of the vendor's library over the ranks of one cluster version. One thread at a time.
-class Team {
+class DeviceCommunicator {
  public:
   // Gives everything up, at once: whatever is under way ends without a result.
-  virtual ~Team() = default;
+  virtual ~DeviceCommunicator() = default;
   // Whether it has been brought up and what was launched is on its stream; nothing else may be asked of it before.
   // Called again and again, never blocks for long. Throws Error.
   virtual bool Ready() = 0;
@@ -75,8 +75,8 @@ class Engine {
   virtual bool Supports(const Operation& operation) const = 0;
   virtual size_t IdBytes() const = 0;
   virtual std::string NewId() = 0;
-  // Begins to bring up a team; the other ranks do the same with the same id. Never blocks for long.
-  virtual std::unique_ptr<Team> Begin(const std::string& id, uint32_t rank, uint32_t size) = 0;
+  // Begins to bring up a device communicator; the other ranks do the same with the same id. Never blocks for long.
+  virtual std::unique_ptr<DeviceCommunicator> Begin(const std::string& id, uint32_t rank, uint32_t size) = 0;
 };
 
 // The only functions that know of the vendors' libraries. Throw Error KF_MISSING.

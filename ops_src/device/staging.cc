@@ -44,17 +44,17 @@ class Staging::Plan {
     // In place on the host where inputs and outputs are of one size.
     in_bytes = most * ins * unit;
     out_at = ins == outs ? 0 : AlignedForDevice(in_bytes);
-    slot_bytes = out_at + most * outs * unit;
+    buffer_bytes = out_at + most * outs * unit;
     if (chunks.size() == 1) {
       in_bytes = chunks[0].count * ins * unit;
       out_at = ins == outs ? 0 : AlignedForDevice(in_bytes);
-      slot_bytes = out_at + chunks[0].count * outs * unit;
+      buffer_bytes = out_at + chunks[0].count * outs * unit;
     }
   }
 
   const size_t unit;
   size_t ins, outs;
-  size_t in_bytes, out_at, slot_bytes;
+  size_t in_bytes, out_at, buffer_bytes;
   std::vector<Piece> pieces;
   std::vector<Chunk> chunks;
 };
@@ -64,7 +64,7 @@ Staging::Staging(Driver& driver, size_t chunk_bytes)
       chunk_bytes_(chunk_bytes),
       out_(driver.NewStream()),
       in_(driver.NewStream()),
-      slots_{Block(driver, true), Block(driver, true), Block(driver, true), Block(driver, true)} {}
+      buffers_{Block(driver, true), Block(driver, true), Block(driver, true), Block(driver, true)} {}
 
 Staging::~Staging() {
   for (const Stream stream : {out_, in_}) {
@@ -90,19 +90,19 @@ void Staging::Try(const Body& body) {
   }
 }
 
-char* Staging::Slot(size_t chunk, size_t bytes) {
-  char* slot = nullptr;
-  Try([&] { slot = slots_[chunk % kSlots].Get(bytes); });
-  if (slot != nullptr) return slot;
-  no_slot_.resize(std::max(no_slot_.size(), bytes));
-  return no_slot_.data();
+char* Staging::Buffer(size_t chunk, size_t bytes) {
+  char* buffer = nullptr;
+  Try([&] { buffer = buffers_[chunk % kBuffers].Get(bytes); });
+  if (buffer != nullptr) return buffer;
+  no_buffer_.resize(std::max(no_buffer_.size(), bytes));
+  return no_buffer_.data();
 }
 
 void Staging::Run(Communicator& communicator, const Operation& operation, const Mark& ready,
                   std::optional<Error>* failure) {
   const Plan plan(operation, communicator.size(), chunk_bytes_);
   failure_ = failure;
-  // The caller may free the tensors afterwards, and the slots are used again.
+  // The caller may free the tensors afterwards, and the buffers are used again.
   const auto drain = [&] {
     try {
       driver_.Synchronize(out_);
@@ -133,15 +133,15 @@ void Staging::Pipeline(Communicator& communicator, const Operation& operation, c
   size_t fetched = 0;
   const auto fetch = [&](size_t c) {
     const Chunk& chunk = plan.chunks[c];
-    char* slot = Slot(c, plan.slot_bytes);
+    char* buffer = Buffer(c, plan.buffer_bytes);
     Try([&] {
-      if (c >= kSlots) went[c - kSlots].Precede(out_);  // the slot is free
+      if (c >= kBuffers) went[c - kBuffers].Precede(out_);  // the buffer is free
       for (size_t p = chunk.first; sends && p < chunk.last; p++) {
         const Piece& piece = plan.pieces[p];
         const kf_tensor& tensor = operation.tensors[piece.tensor];
         for (size_t part = 0; part < plan.ins; part++) {
           const size_t at = part * (tensor.count / plan.ins) + piece.offset;
-          driver_.Copy(slot + (part * chunk.count + piece.at) * plan.unit,
+          driver_.Copy(buffer + (part * chunk.count + piece.at) * plan.unit,
                        static_cast<const char*>(tensor.input) + at * plan.unit, piece.count * plan.unit,
                        KF_DEVICE_TO_HOST, out_);
         }
@@ -151,7 +151,7 @@ void Staging::Pipeline(Communicator& communicator, const Operation& operation, c
   };
   const auto send_back = [&](size_t c) {
     const Chunk& chunk = plan.chunks[c];
-    const char* slot = Slot(c, plan.slot_bytes) + plan.out_at;
+    const char* buffer = Buffer(c, plan.buffer_bytes) + plan.out_at;
     Try([&] {
       for (size_t p = chunk.first; receives && p < chunk.last; p++) {
         const Piece& piece = plan.pieces[p];
@@ -159,7 +159,7 @@ void Staging::Pipeline(Communicator& communicator, const Operation& operation, c
         for (size_t part = 0; part < plan.outs; part++) {
           const size_t at = part * tensor.count + piece.offset;
           driver_.Copy(static_cast<char*>(tensor.output) + at * plan.unit,
-                       slot + (part * chunk.count + piece.at) * plan.unit, piece.count * plan.unit, KF_HOST_TO_DEVICE,
+                       buffer + (part * chunk.count + piece.at) * plan.unit, piece.count * plan.unit, KF_HOST_TO_DEVICE,
                        in_);
         }
       }
@@ -168,10 +168,10 @@ void Staging::Pipeline(Communicator& communicator, const Operation& operation, c
   };
 
   for (size_t c = 0; c < plan.chunks.size(); c++) {
-    for (; fetched < std::min(c + kSlots, plan.chunks.size()); fetched++) fetch(fetched);
-    Try([&] { WaitFor(came[c]); });  // and so the slot's last way back to the device, which precedes it
-    char* slot = Slot(c, plan.slot_bytes);
-    const kf_tensor host{slot, slot + plan.out_at, plan.chunks[c].count * plan.ins};
+    for (; fetched < std::min(c + kBuffers, plan.chunks.size()); fetched++) fetch(fetched);
+    Try([&] { WaitFor(came[c]); });  // and so the buffer's last way back to the device, which precedes it
+    char* buffer = Buffer(c, plan.buffer_bytes);
+    const kf_tensor host{buffer, buffer + plan.out_at, plan.chunks[c].count * plan.ins};
     Operation step = operation;
     step.name = name.c_str();
     step.tensors = &host;

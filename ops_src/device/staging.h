@@ -15,9 +15,9 @@ namespace kungfu::device {
 // One thread at a time, always the same, which has the device current.
 //
 // An operation is cut into chunks, each of them an operation of the communicator, and the chunks go through a ring of
-// pinned slots: while one is reduced on the host, the next ones come from the device on one stream and the last ones go
-// back on another. A device copies both ways at once, and the host reduces meanwhile, so the slowest of the three sets
-// the pace.
+// pinned buffers: while one is reduced on the host, the next ones come from the device on one stream and the last ones
+// go back on another. A device copies both ways at once, and the host reduces meanwhile, so the slowest of the three
+// sets the pace.
 class Staging {
  public:
   Staging(Driver& driver, size_t chunk_bytes);
@@ -33,7 +33,7 @@ class Staging {
   void Run(Communicator& communicator, const Operation& operation, const Mark& ready, std::optional<Error>* failure);
 
  private:
-  static constexpr size_t kSlots = 4;
+  static constexpr size_t kBuffers = 4;
   struct Piece {  // of a tensor in a chunk; in elements
     size_t tensor, offset, at, count;
   };
@@ -45,7 +45,7 @@ class Staging {
 
   void Pipeline(Communicator& communicator, const Operation& operation, const Plan& plan, const Mark& ready);
   void WaitFor(const Mark& mark) const;
-  char* Slot(size_t chunk, size_t bytes);
+  char* Buffer(size_t chunk, size_t bytes);
   template <typename Body>
   void Try(const Body& body);
 
@@ -53,8 +53,8 @@ class Staging {
   const size_t chunk_bytes_;
   Stream out_;  // of the device
   Stream in_;
-  std::array<Block, kSlots> slots_;
-  std::vector<char> no_slot_;                // in the place of one that could not be allocated
+  std::array<Block, kBuffers> buffers_;
+  std::vector<char> no_buffer_;              // in the place of one that could not be allocated
   std::optional<Error>* failure_ = nullptr;  // during Run
 };
 

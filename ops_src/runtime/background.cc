@@ -1,8 +1,6 @@
 #include "runtime/background.h"
 
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -13,29 +11,12 @@
 #include <vector>
 
 #include "base/memory.h"
+#include "base/threads.h"
 #include "collectives/dtype.h"
 #include "collectives/traffic.h"
 
 namespace kungfu {
 namespace {
-
-// What Start relies on; the communicator checks the rest.
-void Check(const Operation& operation) {
-  if (operation.kind != Kind::kAllReduce) {
-    throw Error(KF_INTERNAL, Text(NameOf(operation.kind), " can't be started in the background"));
-  }
-  if (operation.name == nullptr || operation.name[0] == '\0') {
-    throw Error(KF_INVALID, "all_reduce needs a name that is not empty");
-  }
-  const auto who = [&] { return Text("all_reduce \"", operation.name, "\": "); };
-  if (!IsDtype(operation.dtype)) throw Error(KF_TYPE, Text(who(), "no dtype has number ", int(operation.dtype)));
-  for (size_t i = 0; i < operation.num_tensors; i++) {
-    const kf_tensor& tensor = operation.tensors[i];
-    if (tensor.count > 0 && tensor.input == nullptr) {
-      throw Error(KF_INVALID, Text(who(), "tensor ", i, " has no memory"));
-    }
-  }
-}
 
 std::atomic<uint32_t> delay_ms{0};
 
@@ -134,7 +115,9 @@ struct Background::Pending {
 Background::~Background() { Stop(); }
 
 uint64_t Background::Start(std::shared_ptr<Communicator> communicator, const Operation& operation) {
-  Check(operation);
+  KUNGFU_CHECK(operation.kind == Kind::kAllReduce, NameOf(operation.kind), " can't be started in the background");
+  Validate(operation, communicator->size());
+  RequireMemory(operation, /*inputs=*/true, /*outputs=*/false);  // where these are is said at the wait
   if (communicator->size() == 1) {
     communicator->Run(operation);
     return 0;
@@ -251,21 +234,10 @@ void Background::WaitFor(Pending& pending) {
 void Background::EnsureThread(std::unique_lock<std::mutex>& lock) {
   stopped_.wait(lock, [this] { return !stopping_; });
   if (thread_ != nullptr) return;
-  // Signals are for the program's threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::make_unique<std::thread>([this] { Loop(); });
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = std::make_unique<std::thread>(StartThread("kungfu-comm", [this] { Loop(); }));
 }
 
 void Background::Loop() {
-  pthread_setname_np(pthread_self(), "kungfu-comm");
   // All cores of the process: a thread of MindSpore, which may be bound to one of them, has started this one.
   cpu_set_t cores;
   if (sched_getaffinity(getpid(), sizeof cores, &cores) == 0) sched_setaffinity(0, sizeof cores, &cores);

@@ -1,12 +1,10 @@
 #include "runtime/heartbeat.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
-#include <thread>
+
+#include "base/threads.h"
 
 namespace kungfu {
 namespace {
@@ -43,19 +41,13 @@ void Heartbeat::Follow(std::shared_ptr<Communicator> communicator) {
   shared_ = std::make_shared<Shared>();
   process_.emplace();
   shared_->communicator = std::move(communicator);
-  // Signals are for the program's threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([shared = shared_] {
-    pthread_setname_np(pthread_self(), "kungfu-beat");
+  StartThread("kungfu-beat", [shared = shared_] {
     std::unique_lock<std::mutex> lock(shared->mutex);
     while (!shared->stop) {
       if (shared->communicator != nullptr) shared->communicator->Beat();
       shared->changed.wait_for(lock, kInterval);
     }
   }).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace kungfu

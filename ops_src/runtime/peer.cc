@@ -2,7 +2,9 @@
 
 #include <pthread.h>
 
-#include <vector>
+#include "collectives/gather.h"
+#include "collectives/host/host_communicator.h"
+#include "collectives/lone_communicator.h"
 
 namespace kungfu {
 
@@ -18,7 +20,7 @@ namespace {
 
 }  // namespace
 
-Peer::Peer() : current_(std::make_shared<Communicator>()), background_(new Background) {
+Peer::Peer() : current_(std::make_shared<LoneCommunicator>()), background_(new Background) {
   // A forked child may ask for its rank: it finds the lock free. Nobody waits for anything else while he has it.
   pthread_atfork([] { Get().mutex_.lock(); }, [] { Get().mutex_.unlock(); }, [] { Get().mutex_.unlock(); });
 }
@@ -64,7 +66,7 @@ store::PeerStore& Peer::store() {
 }
 
 void Peer::Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options) {
-  auto next = std::make_shared<Communicator>(std::make_shared<shm::Segment>(fd), rank, address, has_state, options);
+  auto next = std::make_shared<HostCommunicator>(std::make_shared<shm::Segment>(fd), rank, address, has_state, options);
   {
     // Who has a place is expected to count from now on, also while it waits for the others.
     std::lock_guard<std::mutex> guard(mutex_);
@@ -95,7 +97,7 @@ void Peer::Leave(const std::string& reason) {
 }
 
 void Peer::Reset() {
-  Install(std::make_shared<Communicator>(), "the runtime has been finalized");
+  Install(std::make_shared<LoneCommunicator>(), "the runtime has been finalized");
   TheBackground().Stop();  // at once: the communicator of what is queued is closed
 }
 
@@ -121,19 +123,14 @@ void Peer::Install(std::shared_ptr<Communicator> next, const std::string& why_st
 ResizeOutcome Peer::Resize(uint32_t size) {
   const auto communicator = Current();
   if (size < 1) throw Error(KF_INVALID, "a cluster has at least 1 rank, resize to 0 was asked for");
-  std::vector<uint32_t> wanted(communicator->size());
-  const kf_tensor tensor{&size, wanted.data(), 1};
-  Operation exchange;
-  exchange.kind = Kind::kAllGather;
-  exchange.name = "kungfu/resize (all ranks have to call it)";  // whoever waits here alone reads it
-  exchange.tensors = &tensor;
-  exchange.num_tensors = 1;
-  exchange.dtype = KF_UINT32;
-  communicator->Run(exchange);
-  for (const uint32_t other : wanted) {
-    if (other == size || other == 0) continue;  // 0: of one that died meanwhile
+  // Whoever waits here alone reads the name.
+  const auto asked = GatherLiving(*communicator, "kungfu/resize (all ranks have to call it)", size);
+  for (const uint32_t r : asked.members) {
+    if (asked.rows[r] == size) continue;
     std::string message = "the ranks ask for different sizes:";
-    for (size_t r = 0; r < wanted.size(); r++) message += Text(r == 0 ? "" : ",", " rank ", r, ": ", wanted[r]);
+    for (const uint32_t m : asked.members) {
+      message += Text(m == asked.members.front() ? "" : ",", " rank ", m, ": ", asked.rows[m]);
+    }
     throw Error(KF_MISMATCH, message);
   }
   if (size == communicator->size()) return {};

@@ -14,7 +14,7 @@
 namespace kungfu::testing {
 namespace {
 
-constexpr size_t kChunkFloats = shm::kSlotBytes / sizeof(float);
+constexpr size_t kChunkFloats = shm::kBufferBytes / sizeof(float);
 
 // Depends on rank and index, and stays small enough for exact sums and products in float32.
 template <typename T>

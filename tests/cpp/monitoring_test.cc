@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "collectives/lone_communicator.h"
 #include "collectives/traffic.h"
 #include "monitoring/gradient_norms.h"
 #include "ranks.h"
@@ -78,7 +79,7 @@ TEST(TrafficTest, BroadcastIsReadFromItsRoot) {
 }
 
 TEST(TrafficTest, AnOperationAloneIsNotCounted) {
-  Communicator alone;
+  LoneCommunicator alone;
   const Counted counted;
   std::vector<float> values(100, 1.0f);
   AllReduce(alone, "x", values);

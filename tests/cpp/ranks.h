@@ -2,6 +2,7 @@
 #ifndef KUNGFU_TESTS_CPP_RANKS_H_
 #define KUNGFU_TESTS_CPP_RANKS_H_
 
+#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <exception>
@@ -10,7 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "collectives/communicator.h"
+#include "collectives/host/host_communicator.h"
+#include "transport/shm/board.h"
 
 namespace kungfu::testing {
 
@@ -20,17 +22,19 @@ class Ranks {
                  uint32_t cores = 2, bool recovers = false) {
     const int fd = shm::Segment::Create(size, /*cluster_version=*/7, cores, recovers);
     segment_ = std::make_shared<shm::Segment>(fd);
+    board_ = std::make_unique<shm::Board>(segment_);
     close(fd);
     for (uint32_t r = 0; r < size; r++) {
       communicators_.push_back(
-          std::make_unique<Communicator>(segment_, r, "127.0.0.1:" + std::to_string(10000 + r), false, options));
+          std::make_unique<HostCommunicator>(segment_, r, "127.0.0.1:" + std::to_string(10000 + r), false, options));
     }
     for (auto& communicator : communicators_) communicator->Assemble();
   }
 
   uint32_t size() const { return segment_->size(); }
   shm::Segment& segment() { return *segment_; }
-  Communicator& at(uint32_t rank) { return *communicators_[rank]; }
+  shm::Board& board() { return *board_; }  // the launcher's
+  HostCommunicator& at(uint32_t rank) { return *communicators_[rank]; }
 
   // Calls body(rank, communicator) on one thread a rank; rethrows what the lowest rank threw.
   void Run(const std::function<void(uint32_t, Communicator&)>& body) {
@@ -58,7 +62,8 @@ class Ranks {
 
  private:
   std::shared_ptr<shm::Segment> segment_;
-  std::vector<std::unique_ptr<Communicator>> communicators_;
+  std::unique_ptr<shm::Board> board_;
+  std::vector<std::unique_ptr<HostCommunicator>> communicators_;
 };
 
 // The Error behind an exception pointer; fails loudly where there is none.
@@ -74,6 +79,13 @@ inline Error ErrorOf(const std::exception_ptr& thrown) {
 inline Operation Op(Kind kind, const char* name, const std::vector<kf_tensor>& tensors, kf_dtype dtype,
                     kf_op op = KF_SUM, uint32_t root = 0) {
   return {kind, name, tensors.data(), tensors.size(), dtype, op, root, nullptr};
+}
+
+// An all-reduce of equal values, and what has to come out.
+inline void Sum(Communicator& communicator, const char* name, float value, float expected, size_t count = 1) {
+  std::vector<float> x(count, value), y(count);
+  communicator.Run(Op(Kind::kAllReduce, name, {{x.data(), y.data(), count}}, KF_FLOAT32));
+  ASSERT_EQ(y, std::vector<float>(count, expected)) << name;
 }
 
 }  // namespace kungfu::testing

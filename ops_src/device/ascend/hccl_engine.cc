@@ -108,12 +108,12 @@ class Division {
   size_t last_bytes_ = 0;
 };
 
-// HCCL blocks while it brings a communicator up, and it can't be told to stop. So a thread of its own does it; a team
-// that is given up leaves it to end by itself (HCCL_CONNECT_TIMEOUT, 120 s by default).
+// HCCL blocks while it brings a communicator up, and it can't be told to stop. So a thread of its own does it; an
+// HcclCommunicator that is given up leaves it to end by itself (HCCL_CONNECT_TIMEOUT, 120 s by default).
 struct BringUp {
   std::atomic<bool> ended{false};
-  std::atomic<bool> let_go{false};  // by the thread or by the team; the second of them destroys the communicator
-  // The thread's until `ended`, then the team's:
+  std::atomic<bool> let_go{false};  // by the thread or by its owner; the second of them destroys the communicator
+  // The thread's until `ended`, then its owner's:
   int result = hccl::kSuccess;
   std::string failure;
   hccl::Comm comm = nullptr;
@@ -123,10 +123,10 @@ struct BringUp {
   }
 };
 
-class HcclTeam : public Team {
+class HcclCommunicator : public DeviceCommunicator {
  public:
-  HcclTeam(const hccl::Library& hccl, const acl::Operators& operators, Driver& driver, const std::string& id,
-           uint32_t rank, uint32_t size)
+  HcclCommunicator(const hccl::Library& hccl, const acl::Operators& operators, Driver& driver, const std::string& id,
+                   uint32_t rank, uint32_t size)
       : hccl_(hccl), size_(size), rank_(rank), driver_(driver), division_(operators, driver) {
     auto info = std::make_shared<hccl::RootInfo>();
     std::memcpy(info->bytes, id.data(), hccl::kRootInfoBytes);
@@ -142,7 +142,7 @@ class HcclTeam : public Team {
       state->LetGo(hccl);
     }).detach();
   }
-  ~HcclTeam() override { state_->LetGo(hccl_); }
+  ~HcclCommunicator() override { state_->LetGo(hccl_); }
 
   bool Ready() override {
     if (ready_) return true;
@@ -251,8 +251,8 @@ class HcclEngine : public Engine {
     Check(hccl_, hccl_.GetRootInfo(&info), "HcclGetRootInfo");
     return std::string(info.bytes, hccl::kRootInfoBytes);
   }
-  std::unique_ptr<Team> Begin(const std::string& id, uint32_t rank, uint32_t size) override {
-    return std::make_unique<HcclTeam>(hccl_, operators_, driver_, id, rank, size);
+  std::unique_ptr<DeviceCommunicator> Begin(const std::string& id, uint32_t rank, uint32_t size) override {
+    return std::make_unique<HcclCommunicator>(hccl_, operators_, driver_, id, rank, size);
   }
 
  private:

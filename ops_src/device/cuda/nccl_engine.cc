@@ -59,9 +59,10 @@ void Check(const nccl::Library& nccl, int result, const char* function, nccl::Co
                               detail != nullptr && detail[0] != '\0' ? ": " : "", detail != nullptr ? detail : ""));
 }
 
-class NcclTeam : public Team {
+class NcclCommunicator : public DeviceCommunicator {
  public:
-  NcclTeam(const nccl::Library& nccl, const std::string& id, uint32_t rank, uint32_t size) : nccl_(nccl), size_(size) {
+  NcclCommunicator(const nccl::Library& nccl, const std::string& id, uint32_t rank, uint32_t size)
+      : nccl_(nccl), size_(size) {
     nccl::Id raw;
     std::memcpy(raw.bytes, id.data(), nccl::kIdBytes);
     nccl::Config config;  // not blocking: the bring-up can be given up when a peer dies in it
@@ -73,7 +74,7 @@ class NcclTeam : public Team {
       throw;
     }
   }
-  ~NcclTeam() override { Abort(); }
+  ~NcclCommunicator() override { Abort(); }
 
   bool Ready() override { return Progress("NCCL"); }
 
@@ -139,7 +140,7 @@ class NcclTeam : public Team {
     comm_ = nullptr;
   }
 
-  const nccl::Library& nccl_;  // the engine's, which outlives its teams
+  const nccl::Library& nccl_;  // the engine's, which outlives its communicators
   const size_t size_;
   nccl::Comm comm_ = nullptr;
 };
@@ -183,8 +184,8 @@ class NcclEngine : public Engine {
     Check(nccl_, nccl_.GetUniqueId(&id), "ncclGetUniqueId", nullptr);
     return std::string(id.bytes, nccl::kIdBytes);
   }
-  std::unique_ptr<Team> Begin(const std::string& id, uint32_t rank, uint32_t size) override {
-    return std::make_unique<NcclTeam>(nccl_, id, rank, size);
+  std::unique_ptr<DeviceCommunicator> Begin(const std::string& id, uint32_t rank, uint32_t size) override {
+    return std::make_unique<NcclCommunicator>(nccl_, id, rank, size);
   }
 
  private:

@@ -36,9 +36,9 @@ inline void Pause() {
 //     sets it in the new value, which Arm gives it.
 //   - somebody changes another word (a death, say), then Stirs this one. If the flag was there, Stir takes it away, and
 //     the same follows. If not, Arm comes after Stir in the order of the word, hence sees, acquiring, what was written
-//     before it, and the waiter's look around finds that.
+//     before it, and the waiter's last look finds that.
 // Only a writer that dies between its step and the wake-up leaves sleepers asleep: until it is marked lost, or for one
-// slice: every sleep has an end, after which the waiter looks around.
+// slice: every sleep has an end, after which the waiter looks again.
 //
 // A fenced counter never advances again: Advance and Fence change the same word, so exactly one of them comes first,
 // and a writer that came second learns it. What was counted before stays readable.
@@ -78,13 +78,13 @@ struct Counter {
   // Back to 0, while nobody else looks at it. A fence stays.
   void Clear() { value.fetch_and(kFence, std::memory_order_relaxed); }
 
-  // Wakes whoever waits for this word, to look around.
+  // Wakes whoever sleeps on this word, to look again.
   void Stir() {
     if ((value.fetch_and(~kSleeps, std::memory_order_acq_rel) & kSleeps) != 0) WakeAll();
   }
   void WakeAll() { syscall(SYS_futex, &value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
-  // Says that somebody is about to sleep; returns what to sleep on, after a last look around.
+  // Says that somebody is about to sleep; returns what to sleep on, after a last look.
   uint32_t Arm() { return value.fetch_or(kSleeps, std::memory_order_acq_rel) | kSleeps; }
   // Sleeps while the word is `armed`, at most for `slice`.
   void Sleep(uint32_t armed, std::chrono::nanoseconds slice) {

@@ -36,10 +36,10 @@ Segment::Layout Segment::LayoutFor(uint32_t size) {
   const size_t n = size;
   layout.status = place(n * sizeof(RankStatus));
   layout.channels = place(kChannels * sizeof(ChannelHead));
-  layout.posts = place(kChannels * n * 2 * sizeof(Post));
+  layout.mailboxes = place(kChannels * n * 2 * sizeof(Mailbox));
   layout.complaints = place(kChannels * n * sizeof(Complaint));
   layout.lane_words = place(kLanes * n * kLaneWords * sizeof(LaneCounter));
-  layout.slots = place(kLanes * n * kSlots * kSlotBytes);
+  layout.buffers = place(kLanes * n * kBuffers * kBufferBytes);
   layout.total = end;
   return layout;
 }
@@ -98,65 +98,5 @@ Segment::Segment(int fd) {
 }
 
 Segment::~Segment() { munmap(base_, layout_.total); }
-
-// Calls visit(word) with each word that `rank` publishes by. Without `used_only` those that are not in use yet are
-// among them: a channel or lane may be bound at any moment.
-template <typename Visit>
-void Segment::EachWordOf(uint32_t rank, bool used_only, const Visit& visit) {
-  // First of all: what follows from another word's fence is not to make the others give up, too.
-  visit(status(rank).gave_up);
-  for (uint32_t c = 0; c < kChannels; c++) {
-    if (used_only && !channel(c).IsBound()) continue;
-    visit(post(c, rank, 0).sequence);
-    visit(post(c, rank, 1).sequence);
-    visit(complaint(c, rank).sequence);
-  }
-  const uint64_t lanes = header().lanes.load(std::memory_order_acquire);
-  for (uint32_t l = 0; l < kLanes; l++) {
-    if (used_only && (lanes >> l & 1) == 0) continue;
-    visit(ready(l, rank));
-    visit(reduced(l, rank));
-    visit(done(l, rank));
-  }
-}
-
-void Segment::MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped) {
-  if (rank >= size()) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size()));
-  if (recover && header().recovers == 0) throw Error(KF_INVALID, "this segment's members don't recover from a loss");
-  RankStatus& lost = status(rank);
-  if (!lost.state.Reached(static_cast<uint32_t>(RankState::kLost))) {
-    CopyText(lost.lost_reason, reason);
-    if (recover) EachWordOf(rank, /*used_only=*/false, [](Counter& word) { word.Fence(); });
-    lost.state.value.exchange(static_cast<uint32_t>(RankState::kLost) | Counter::kFence, std::memory_order_acq_rel);
-    lost.state.WakeAll();
-    if (recover) {
-      const uint32_t deaths = header().deaths.load(std::memory_order_relaxed);
-      header().death_order[deaths] = static_cast<uint8_t>(rank);
-      header().deaths.store(deaths + 1, std::memory_order_seq_cst);
-    } else {
-      header().lost.fetch_add(1);
-    }
-    // Before it is looked which words are in use: who binds one later, looks around later (ChannelHead::SetUser).
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    // Whoever waits for a survivor has to look around, too: that one may be doing the operation again.
-    for (uint32_t r = 0; r < size(); r++) {
-      EachWordOf(r, /*used_only=*/true, [](Counter& word) { word.Stir(); });
-    }
-    // It may have died between a step and the wake-up, which then nobody owes any more.
-    EachWordOf(rank, /*used_only=*/true, [](Counter& word) { word.WakeAll(); });
-    header().lane_waiters.Stir();
-  }
-  if (!reaped) return;
-  for (uint32_t c = 0; c < kChannels; c++) {
-    if ((channel(c).users[rank / 64].load(std::memory_order_relaxed) >> rank % 64 & 1) != 0) channel(c).ClearUser(rank);
-  }
-}
-
-std::string Segment::GaveUpAlone(uint32_t rank) const {
-  const RankStatus& its = status(rank);
-  const uint32_t word = its.gave_up.value.load(std::memory_order_acquire) & Counter::kMask;
-  if (word != static_cast<uint32_t>(GaveUp::kAlone)) return "";
-  return {its.gave_up_text, strnlen(its.gave_up_text, sizeof its.gave_up_text)};
-}
 
 }  // namespace kungfu::shm

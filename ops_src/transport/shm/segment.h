@@ -22,15 +22,9 @@ inline constexpr uint32_t kMaxRanks = 256;   // of one host
 inline constexpr uint32_t kChannels = 2048;  // names that are bound at a time
 inline constexpr uint32_t kLanes = 64;       // operations in flight that need staging
 inline constexpr uint32_t kLaneWords = 3;    // ready, reduced, done; of each rank
-inline constexpr uint32_t kSlots = 4;        // chunks that a rank stages ahead in a lane
-inline constexpr size_t kSlotBytes = 256 << 10;
-inline constexpr size_t kInlineBytes = 40;  // an operation of this size travels in the post's own cache line
-
-enum class RankState : uint32_t { kAbsent = 0, kAttached = 1, kLeft = 2, kLost = 3 };
-
-// Of a rank that can't go on: kAlone says that it is out by itself, and the others wait until the launcher has ended
-// it; kForAll that the communicator is finished at every rank.
-enum class GaveUp : uint32_t { kNo = 0, kAlone = 1, kForAll = 2 };
+inline constexpr uint32_t kBuffers = 4;      // chunks that a rank stages ahead in a lane
+inline constexpr size_t kBufferBytes = 256 << 10;
+inline constexpr size_t kInlineBytes = 40;  // an operation of this size travels in the mailbox's own cache line
 
 // Written by the rank itself, except for the move to kLost, which only the launcher makes.
 struct alignas(kLine) RankStatus {
@@ -46,18 +40,16 @@ struct alignas(kLine) RankStatus {
   char gave_up_text[8 * kLine - 8];
 };
 
-// What a rank brings to operation number `sequence` of a channel. Two of them alternate: post k+1 may overwrite post
-// k-1, because a rank arrives at k+1 only after it has seen everybody's post k, and each rank posts k only after it is
-// through with k-1.
-struct alignas(kLine) Post {
+// What a rank brings to operation number `sequence` of a channel. Two of them alternate: what is posted for operation
+// k+1 may overwrite what was for k-1, because a rank arrives at k+1 only after it has seen everybody's post k, and each
+// rank posts k only after it is through with k-1.
+struct alignas(kLine) Mailbox {
   Counter sequence;    // released after the rest of the line is written
   uint64_t signature;  // kind, dtype, op and a hash of root and layout; equal at all ranks
   uint64_t count;      // elements in all, and in the highest bits the rank's weight in a mean
   char payload[kInlineBytes];
 };
-static_assert(sizeof(Post) == kLine);
-inline constexpr int kWeightBits = 24;
-inline constexpr uint64_t kCountMask = ~uint64_t{0} >> kWeightBits;
+static_assert(sizeof(Mailbox) == kLine);
 
 // Says in words what a rank brought, for the message of a mismatch. Written only when one was found.
 struct alignas(kLine) Complaint {
@@ -99,9 +91,7 @@ struct alignas(kLine) Header {
 
   alignas(kLine) std::atomic<uint64_t> announced;  // newest cluster version that the launcher knows of
 
-  // How many meetings members have asked for. Any member may raise it, nobody lowers it: who comes by and has been to
-  // fewer goes to the next one.
-  alignas(kLine) std::atomic<uint64_t> meetings;
+  alignas(kLine) std::atomic<uint64_t> sync_points;  // that members have asked for; any of them may raise it
 
   // The ranks that the members go on without, in the order of their deaths. Only the launcher writes here: first the
   // rank, then the number. A rank is entered when it is fenced, so that its words are as they will ever be.
@@ -138,37 +128,27 @@ class Segment {
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
   RankStatus& status(uint32_t rank) const { return At<RankStatus>(layout_.status, rank); }
   ChannelHead& channel(uint32_t channel) const { return At<ChannelHead>(layout_.channels, channel); }
-  Post& post(uint32_t channel, uint32_t rank, uint32_t sequence) const {
-    return At<Post>(layout_.posts, (static_cast<size_t>(channel) * size_ + rank) * 2 + (sequence & 1));
+  Mailbox& mailbox(uint32_t channel, uint32_t rank, uint32_t sequence) const {
+    return At<Mailbox>(layout_.mailboxes, (static_cast<size_t>(channel) * size_ + rank) * 2 + (sequence & 1));
   }
   Complaint& complaint(uint32_t channel, uint32_t rank) const {
     return At<Complaint>(layout_.complaints, static_cast<size_t>(channel) * size_ + rank);
   }
-  // Chunks that `rank` has put into its slots of `lane`, chunks of which it has reduced its part, and chunks that it is
-  // through with. They count on from one operation to the next and are equal at all ranks between operations.
+  // Chunks that `rank` has put into its buffers of `lane`, chunks of which it has reduced its part, and chunks that it
+  // is through with. They count on from one operation to the next and are equal at all ranks between operations.
   Counter& ready(uint32_t lane, uint32_t rank) const { return LaneWord(lane, rank, 0); }
   Counter& reduced(uint32_t lane, uint32_t rank) const { return LaneWord(lane, rank, 1); }
   Counter& done(uint32_t lane, uint32_t rank) const { return LaneWord(lane, rank, 2); }
-  char* slot(uint32_t lane, uint32_t rank, uint32_t chunk) const {
-    return base_ + layout_.slots + ((static_cast<size_t>(lane) * size_ + rank) * kSlots + chunk % kSlots) * kSlotBytes;
+  char* buffer(uint32_t lane, uint32_t rank, uint32_t chunk) const {
+    return base_ + layout_.buffers +
+           ((static_cast<size_t>(lane) * size_ + rank) * kBuffers + chunk % kBuffers) * kBufferBytes;
   }
-
-  // Launcher only, from one thread at a time: says that `rank` is out, with the reason that the survivors will read.
-  // With `recover` they go on without it, else whoever waits fails. Idempotent; the first word counts. The process may
-  // still live (it hangs in the kernel, in a frozen cgroup): the fence keeps it from publishing anything more, wherever
-  // it is, see communicator.cc. With `reaped` no thread of it runs any more, and what it has bound is free for others;
-  // that may be said later, by calling this once more.
-  void MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped = false);
-  // The text of a rank that can't go on (GaveUp::kAlone), which is to be ended; empty for others.
-  std::string GaveUpAlone(uint32_t rank) const;
 
  private:
   struct Layout {
-    size_t status, channels, posts, complaints, lane_words, slots, total;
+    size_t status, channels, mailboxes, complaints, lane_words, buffers, total;
   };
   static Layout LayoutFor(uint32_t size);
-  template <typename Visit>
-  void EachWordOf(uint32_t rank, bool used_only, const Visit& visit);
 
   template <typename T>
   T& At(size_t offset, size_t index) const {

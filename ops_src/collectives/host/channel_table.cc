@@ -1,21 +1,20 @@
-#include "collectives/channel_table.h"
+#include "collectives/host/channel_table.h"
 
 #include <algorithm>
 #include <thread>
 
 #include "base/error.h"
 #include "base/fault_point.h"
+#include "base/hash.h"
 
-namespace kungfu {
+namespace kungfu::host {
 namespace {
 
 constexpr size_t kMaxBoundNames = shm::kChannels / 4;
 
-// FNV-1a with a final mix; 0 marks a free channel.
+// 0 marks a free channel.
 uint64_t KeyOf(const std::string& name, uint32_t generation) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const unsigned char c : name) hash = (hash ^ c) * 0x100000001b3u;
-  hash = (hash ^ (generation + 256)) * 0x100000001b3u;
+  uint64_t hash = Fnv1a(&generation, sizeof generation, Fnv1a(name.data(), name.size()));
   hash ^= hash >> 32;
   return hash == 0 ? 1 : hash;
 }
@@ -27,11 +26,6 @@ uint32_t LockWord(uint32_t rank, uint32_t declared) { return (rank + 1) | declar
 uint32_t HolderOf(uint32_t word) { return (word & 0xffff) - 1; }
 uint32_t DeclaredBy(uint32_t word) { return word >> 16; }
 static_assert(shm::kMaxRanks < 1u << 16 && shm::kChannels < 1u << 16);
-
-bool IsDead(const shm::Header& header, uint32_t rank) {
-  const uint32_t deaths = header.deaths.load(std::memory_order_acquire);
-  return std::count(header.death_order, header.death_order + deaths, static_cast<uint8_t>(rank)) > 0;
-}
 
 bool IsRetired(const shm::Header& header, uint32_t channel) {
   return (header.retired[channel / 64].load(std::memory_order_relaxed) >> channel % 64 & 1) != 0;
@@ -47,7 +41,7 @@ class ChannelTable::Lock {
     auto looked = began;
     for (;;) {
       uint32_t seen = header.table_lock.load(std::memory_order_relaxed);
-      const bool dead = seen != 0 && IsDead(header, HolderOf(seen));
+      const bool dead = seen != 0 && table_.board_.IsDead(HolderOf(seen));
       // Whoever died with it has said which channel it was at; nobody can change that any more once this has succeeded,
       // and the word goes on saying it until the channel is retired, should this rank die meanwhile.
       const uint32_t declared = DeclaredBy(seen);
@@ -65,7 +59,7 @@ class ChannelTable::Lock {
       std::this_thread::yield();
       const auto now = std::chrono::steady_clock::now();
       if (now - looked < kLookEvery) continue;
-      table_.look_around_(operation_, began);
+      table_.check_wait_(operation_, began);
       std::this_thread::sleep_for(std::chrono::microseconds(200));  // it takes longer than any holder needs that runs
       looked = now;
     }
@@ -89,10 +83,10 @@ class ChannelTable::Lock {
     word_ = next;
     return true;
   }
-  // It has been taken over because this rank is in the list of deaths, which is what the look around finds.
+  // It has been taken over because this rank is in the list of deaths, which is what the check finds.
   void Must(bool stepped) {
     if (stepped) return;
-    table_.look_around_(operation_, std::chrono::steady_clock::now());
+    table_.check_wait_(operation_, std::chrono::steady_clock::now());
     KUNGFU_CHECK(stepped, "rank ", table_.rank_, " has lost the lock of the table of names and is not expelled");
   }
 
@@ -103,47 +97,47 @@ class ChannelTable::Lock {
 };
 
 ChannelTable::Use ChannelTable::Acquire(const Operation& operation) {
-  const std::string name = operation.name;
-  std::shared_ptr<Channel> channel;
+  const std::string key = operation.name;
+  std::shared_ptr<BoundName> name;
   {
     std::lock_guard<std::mutex> guard(mutex_);
-    const auto found = channels_.find(name);
-    if (found != channels_.end()) {
-      channel = found->second;
+    const auto found = names_.find(key);
+    if (found != names_.end()) {
+      name = found->second;
     } else {
-      if (channels_.size() >= kMaxBoundNames) EvictOne();
-      channel = std::make_shared<Channel>();
-      Bind(operation, *channel);
-      channels_.emplace(name, channel);
+      if (names_.size() >= kMaxBoundNames) EvictOne();
+      name = std::make_shared<BoundName>();
+      Bind(operation, *name);
+      names_.emplace(key, name);
     }
-    channel->last_used = ++clock_;
+    name->last_used = ++clock_;
   }
-  std::unique_lock<std::mutex> lock(channel->busy);
-  return {std::move(channel), std::move(lock)};
+  std::unique_lock<std::mutex> lock(name->busy);
+  return {std::move(name), std::move(lock)};
 }
 
-void ChannelTable::MoveTo(uint32_t generation, const Operation& operation, Channel& channel) {
-  const uint32_t before = channel.index;
-  channel.generation = generation;
-  Bind(operation, channel);
+void ChannelTable::MoveTo(uint32_t generation, const Operation& operation, BoundName& name) {
+  const uint32_t before = name.channel;
+  name.generation = generation;
+  Bind(operation, name);
   KUNGFU_FAULT_POINT("before it gives a channel back");
   segment_.channel(before).ClearUser(rank_);
 }
 
 void ChannelTable::EvictOne() {
-  auto oldest = channels_.end();
-  for (auto it = channels_.begin(); it != channels_.end(); ++it) {
+  auto oldest = names_.end();
+  for (auto it = names_.begin(); it != names_.end(); ++it) {
     // A thread takes its reference under mutex_, so an entry that only the map refers to is idle and stays so.
     if (it->second.use_count() > 1) continue;
-    if (oldest == channels_.end() || it->second->last_used < oldest->second->last_used) oldest = it;
+    if (oldest == names_.end() || it->second->last_used < oldest->second->last_used) oldest = it;
   }
-  if (oldest == channels_.end()) return;  // all in flight; Bind says whether there is room
-  segment_.channel(oldest->second->index).ClearUser(rank_);
-  channels_.erase(oldest);
+  if (oldest == names_.end()) return;  // all in flight; Bind says whether there is room
+  segment_.channel(oldest->second->channel).ClearUser(rank_);
+  names_.erase(oldest);
 }
 
-void ChannelTable::Bind(const Operation& operation, Channel& channel) {
-  const uint64_t key = KeyOf(operation.name, channel.generation);
+void ChannelTable::Bind(const Operation& operation, BoundName& name) {
+  const uint64_t key = KeyOf(operation.name, name.generation);
   Lock lock(*this, operation);
   uint32_t index = shm::kChannels, free = shm::kChannels;
   for (uint32_t i = 0; i < shm::kChannels && index == shm::kChannels; i++) {
@@ -164,8 +158,8 @@ void ChannelTable::Bind(const Operation& operation, Channel& channel) {
     // Nobody has it bound, so nobody looks at these words.
     shm::ChannelHead& head = segment_.channel(index);
     for (uint32_t r = 0; r < segment_.size(); r++) {
-      segment_.post(index, r, 0).sequence.Clear();
-      segment_.post(index, r, 1).sequence.Clear();
+      segment_.mailbox(index, r, 0).sequence.Clear();
+      segment_.mailbox(index, r, 1).sequence.Clear();
       segment_.complaint(index, r).sequence.Clear();
     }
     for (int parity = 0; parity < 2; parity++) {
@@ -178,10 +172,10 @@ void ChannelTable::Bind(const Operation& operation, Channel& channel) {
   segment_.channel(index).SetUser(rank_);
   KUNGFU_FAULT_POINT("before the lock of the table is given back");
   lock.Release();
-  const uint32_t even = segment_.post(index, rank_, 0).sequence.Count();
-  const uint32_t odd = segment_.post(index, rank_, 1).sequence.Count();
-  channel.index = index;
-  channel.sequence = shm::Counter::Reached(even, odd) ? even : odd;
+  const uint32_t even = segment_.mailbox(index, rank_, 0).sequence.Count();
+  const uint32_t odd = segment_.mailbox(index, rank_, 1).sequence.Count();
+  name.channel = index;
+  name.sequence = shm::Counter::Reached(even, odd) ? even : odd;
 }
 
-}  // namespace kungfu
+}  // namespace kungfu::host

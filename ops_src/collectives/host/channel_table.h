@@ -1,6 +1,6 @@
 // Which channel of the segment a name uses, from the view of one rank.
-#ifndef KUNGFU_COLLECTIVES_CHANNEL_TABLE_H_
-#define KUNGFU_COLLECTIVES_CHANNEL_TABLE_H_
+#ifndef KUNGFU_COLLECTIVES_HOST_CHANNEL_TABLE_H_
+#define KUNGFU_COLLECTIVES_HOST_CHANNEL_TABLE_H_
 
 #include <chrono>
 #include <cstdint>
@@ -12,15 +12,16 @@
 #include <utility>
 
 #include "collectives/operation.h"
+#include "transport/shm/board.h"
 #include "transport/shm/segment.h"
 
-namespace kungfu {
+namespace kungfu::host {
 
 // One name of this rank. Held by one thread at a time; two threads under one name take turns.
-struct Channel {
+struct BoundName {
   std::mutex busy;
   // Guarded by `busy`, for the name's present generation:
-  uint32_t index = 0;     // in the segment
+  uint32_t channel = 0;   // of the segment
   uint32_t sequence = 0;  // operations that this rank has begun under the name
   uint32_t generation = 0;
   uint64_t last_used = 0;  // guarded by the table
@@ -30,7 +31,7 @@ struct Channel {
 // whatever order the names themselves come up at each rank.
 //
 // A channel is bound while some rank's bit is set in it, and what its key says counts for as long. Until the last rank
-// gives it back each rank's post words keep its sequence, so that a rank may give a name back and bind it again while
+// gives it back each rank's mailboxes keep its sequence, so that a rank may give a name back and bind it again while
 // others are still at the same operation. A rank that is about to bind more names than a quarter of the channels first
 // gives back the one it has not used for longest, hence programs may use any number of names as long as not all are in
 // use at a time.
@@ -49,46 +50,47 @@ struct Channel {
 //   - If the old holder did bind that channel to a name, another one may now be bound to it as well. No harm: the dead
 //     rank has posted nothing in either, so all survivors leave this generation of the name, wherever they are.
 //   - Its own bits, in channels that it had bound or found bound, keep these channels from being used for other names
-//     until it is reaped (Segment::MarkLost): until then it may still write its part of their other words.
+//     until it is reaped (Board::MarkLost): until then it may still write its part of their other words.
 //
-// A name has a channel in each generation (see communicator.cc) that it has come to. A rank that binds a name again
+// A name has a channel in each generation (see host_communicator.h) that it has come to. A rank that binds a name again
 // begins with generation 0 and is led to the present one as it was the first time.
 //
 // Thread-safe.
 class ChannelTable {
  public:
   // Called now and then by a thread that waits for the table; throws where that has become pointless.
-  using LookAround = std::function<void(const Operation& operation, std::chrono::steady_clock::time_point since)>;
+  using CheckWait = std::function<void(const Operation& operation, std::chrono::steady_clock::time_point since)>;
 
-  ChannelTable(shm::Segment& segment, uint32_t rank, LookAround look_around)
-      : segment_(segment), rank_(rank), look_around_(std::move(look_around)) {}
+  ChannelTable(shm::Segment& segment, const shm::Board& board, uint32_t rank, CheckWait check_wait)
+      : segment_(segment), board_(board), rank_(rank), check_wait_(std::move(check_wait)) {}
 
   // The channel for the next operation under its name, locked for the calling thread. The caller advances `sequence`.
   struct Use {
-    std::shared_ptr<Channel> channel;
+    std::shared_ptr<BoundName> name;
     std::unique_lock<std::mutex> lock;
   };
   Use Acquire(const Operation& operation);
 
   // On to a later generation of the name, with words of its own. The old ones stay as they are while anybody has to
   // read them. The caller holds `busy`.
-  void MoveTo(uint32_t generation, const Operation& operation, Channel& channel);
+  void MoveTo(uint32_t generation, const Operation& operation, BoundName& name);
 
  private:
   class Lock;
 
-  void Bind(const Operation& operation, Channel& channel);
+  void Bind(const Operation& operation, BoundName& name);
   void EvictOne();  // mutex_ is held
 
   shm::Segment& segment_;
+  const shm::Board& board_;
   const uint32_t rank_;
-  const LookAround look_around_;
+  const CheckWait check_wait_;
   std::mutex binding_;  // held by the thread of this process that has the shared lock, or waits for it
   std::mutex mutex_;
-  std::unordered_map<std::string, std::shared_ptr<Channel>> channels_;  // guarded by mutex_
-  uint64_t clock_ = 0;                                                  // guarded by mutex_
+  std::unordered_map<std::string, std::shared_ptr<BoundName>> names_;  // guarded by mutex_
+  uint64_t clock_ = 0;                                                 // guarded by mutex_
 };
 
-}  // namespace kungfu
+}  // namespace kungfu::host
 
-#endif  // KUNGFU_COLLECTIVES_CHANNEL_TABLE_H_
+#endif  // KUNGFU_COLLECTIVES_HOST_CHANNEL_TABLE_H_

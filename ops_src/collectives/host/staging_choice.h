@@ -1,6 +1,6 @@
 // Through the caches or past them: how a rank best hands chunks to the others.
-#ifndef KUNGFU_COLLECTIVES_STAGING_CHOICE_H_
-#define KUNGFU_COLLECTIVES_STAGING_CHOICE_H_
+#ifndef KUNGFU_COLLECTIVES_HOST_STAGING_CHOICE_H_
+#define KUNGFU_COLLECTIVES_HOST_STAGING_CHOICE_H_
 
 #include <algorithm>
 #include <atomic>
@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <utility>
 
-namespace kungfu {
+namespace kungfu::host {
 
-// A slot that was written with plain stores lies in its writer's cache. A core that shares a cache with the writer
+// A buffer that was written with plain stores lies in its writer's cache. A core that shares a cache with the writer
 // reads it from there at once; for one that doesn't, fetching modified lines from a foreign cache is slow, and memory
 // is quicker. Measured with two ranks on two cores (float32 sum, 1 MiB / 64 MiB, microseconds):
 //
@@ -44,7 +44,7 @@ class StagingChoice {
   Choice Next(uint32_t history) {
     History& past = histories_[history];
     const uint32_t turn = past.turns.fetch_add(1, std::memory_order_relaxed);
-    // The first of each touch the slots' memory for the first time, which costs many times what comes after.
+    // The first of each touch the buffers' memory for the first time, which costs many times what comes after.
     if (turn < 2) return {turn == 1, false, false};
     if (turn < kTries) return {turn % 2 == 1, true, turn >= 4};
     const uint32_t since = turn % (turn < kPeriod ? kSoon : kPeriod);
@@ -136,6 +136,6 @@ class StagingTurns {
   Clock::time_point since_{}, staged_{};
 };
 
-}  // namespace kungfu
+}  // namespace kungfu::host
 
-#endif  // KUNGFU_COLLECTIVES_STAGING_CHOICE_H_
+#endif  // KUNGFU_COLLECTIVES_HOST_STAGING_CHOICE_H_

@@ -1,7 +1,7 @@
-// Between the tensors of an operation and the slots that the ranks share: what a rank stages, and what it makes of what
-// all have staged.
-#ifndef KUNGFU_COLLECTIVES_TRANSFER_H_
-#define KUNGFU_COLLECTIVES_TRANSFER_H_
+// Between the tensors of an operation and the buffers that the ranks share: what a rank stages, and what it makes of
+// what all have staged.
+#ifndef KUNGFU_COLLECTIVES_HOST_TRANSFER_H_
+#define KUNGFU_COLLECTIVES_HOST_TRANSFER_H_
 
 #include <algorithm>
 #include <cstring>
@@ -14,10 +14,7 @@
 #include "collectives/stream.h"
 #include "transport/shm/segment.h"
 
-namespace kungfu {
-
-// The ranks that are in an operation together, in ascending order.
-using Members = std::vector<uint32_t>;
+namespace kungfu::host {
 
 // Walks over an operation's tensors as if the `1/parts` of each that one rank owns lay one after another.
 class Cursor {
@@ -125,22 +122,24 @@ class Reducer {
   size_t unit_;
 };
 
-// Copies the next `bytes` of what this rank brings into `slot`; for a scatter, of each rank's part, `stride` apart.
-inline void Stage(const Operation& operation, uint32_t size, Cursor& cursor, size_t bytes, char* slot, size_t stride,
+// Copies the next `bytes` of what this rank brings into `buffer`; for a scatter, of each rank's part, `stride` apart.
+inline void Stage(const Operation& operation, uint32_t size, Cursor& cursor, size_t bytes, char* buffer, size_t stride,
                   bool stream) {
   cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
     if (operation.kind != Kind::kReduceScatter) {
-      CopyOut(slot + at, At(tensor.input, offset), n, stream);
+      CopyOut(buffer + at, At(tensor.input, offset), n, stream);
       return;
     }
     const size_t part = tensor.count / size * SizeOf(operation.dtype);
-    for (uint32_t r = 0; r < size; r++) CopyOut(slot + r * stride + at, At(tensor.input, r * part + offset), n, stream);
+    for (uint32_t r = 0; r < size; r++)
+      CopyOut(buffer + r * stride + at, At(tensor.input, r * part + offset), n, stream);
   });
 }
 
-// Produces the next `bytes` of this rank's output from what the members have staged: slots[i] is that of members[i].
+// Produces the next `bytes` of this rank's output from what the members have staged: buffers[i] is that of members[i].
 inline void Consume(const Operation& operation, const Reducer& reduce, const Members& members, uint32_t rank,
-                    uint32_t size, Cursor& cursor, size_t bytes, const char* const* slots, size_t stride, bool stream) {
+                    uint32_t size, Cursor& cursor, size_t bytes, const char* const* buffers, size_t stride,
+                    bool stream) {
   const size_t unit = SizeOf(operation.dtype);
   const auto num = static_cast<uint32_t>(members.size());
   const void* sources[shm::kMaxRanks];
@@ -151,8 +150,8 @@ inline void Consume(const Operation& operation, const Reducer& reduce, const Mem
         const size_t mine = operation.kind == Kind::kReduceScatter ? rank * stride : 0;
         const size_t own = operation.kind == Kind::kReduceScatter ? rank * (tensor.count / size * unit) : 0;
         for (uint32_t i = 0; i < num; i++) {
-          // Its own it reads where the caller has it, which costs no trip to the slot and is as often in the cache.
-          sources[i] = members[i] == rank ? At(tensor.input, own + offset) : slots[i] + mine + at;
+          // Its own it reads where the caller has it, which costs no trip to the buffer and is as often in the cache.
+          sources[i] = members[i] == rank ? At(tensor.input, own + offset) : buffers[i] + mine + at;
         }
         reduce(At(tensor.output, offset), sources, num, n, stream);
         break;
@@ -163,14 +162,14 @@ inline void Consume(const Operation& operation, const Reducer& reduce, const Mem
           for (uint32_t r = 0; r < size; r++) std::memset(At(tensor.output, r * whole + offset), 0, n);
         }
         for (uint32_t i = 0; i < num; i++) {
-          CopyOut(At(tensor.output, members[i] * whole + offset), slots[i] + at, n, stream);
+          CopyOut(At(tensor.output, members[i] * whole + offset), buffers[i] + at, n, stream);
         }
         break;
       }
       case Kind::kBroadcast:
         if (rank != operation.root) {
           const size_t root = std::find(members.begin(), members.end(), operation.root) - members.begin();
-          CopyOut(At(tensor.output, offset), slots[root] + at, n, stream);
+          CopyOut(At(tensor.output, offset), buffers[root] + at, n, stream);
         } else if (tensor.output != nullptr) {
           Copy(At(tensor.output, offset), At(tensor.input, offset), n);
         }
@@ -181,6 +180,6 @@ inline void Consume(const Operation& operation, const Reducer& reduce, const Mem
   });
 }
 
-}  // namespace kungfu
+}  // namespace kungfu::host
 
-#endif  // KUNGFU_COLLECTIVES_TRANSFER_H_
+#endif  // KUNGFU_COLLECTIVES_HOST_TRANSFER_H_

@@ -1,0 +1,34 @@
+// Threads of the runtime's own beside those of the program.
+#ifndef KUNGFU_BASE_THREADS_H_
+#define KUNGFU_BASE_THREADS_H_
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <thread>
+#include <utility>
+
+namespace kungfu {
+
+// Runs `body` on a thread of this name (15 characters at most), which takes no signals: they are for the program's
+// threads. Throws what std::thread throws.
+template <typename Body>
+std::thread StartThread(const char* name, Body body) {
+  struct Blocked {
+    Blocked() {
+      sigset_t all;
+      sigfillset(&all);
+      pthread_sigmask(SIG_SETMASK, &all, &before);
+    }
+    ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+    sigset_t before;
+  } blocked;
+  return std::thread([name, body = std::move(body)] {
+    pthread_setname_np(pthread_self(), name);
+    body();
+  });
+}
+
+}  // namespace kungfu
+
+#endif  // KUNGFU_BASE_THREADS_H_

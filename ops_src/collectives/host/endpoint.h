@@ -1,0 +1,32 @@
+// This rank in the segment of its cluster version: what all parts of a host's communicator stand on.
+#ifndef KUNGFU_COLLECTIVES_HOST_ENDPOINT_H_
+#define KUNGFU_COLLECTIVES_HOST_ENDPOINT_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "base/forks.h"
+#include "collectives/closure.h"
+#include "collectives/communicator.h"
+#include "transport/shm/board.h"
+#include "transport/shm/segment.h"
+
+namespace kungfu::host {
+
+struct Endpoint {
+  const std::shared_ptr<shm::Segment> owner;
+  shm::Segment& segment;
+  shm::Board board;
+  const uint32_t rank;
+  const uint32_t size;
+  const uint64_t cluster_version;
+  const CommunicatorOptions options;
+  const bool oversubscribed;  // more ranks than cores
+  // The communicator's:
+  const OneProcess& process;
+  const Closure& closure;
+};
+
+}  // namespace kungfu::host
+
+#endif  // KUNGFU_COLLECTIVES_HOST_ENDPOINT_H_

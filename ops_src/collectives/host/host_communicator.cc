@@ -1,0 +1,266 @@
+// The life of a host's communicator, and doing operations again. (The numbers are those of host_communicator.h.)
+//
+//  7. Doing it again. The deaths have an order (ControlBoard::Death, append-only). *Generation* g of a name are all
+//     ranks but the first g dead; each generation has a channel of its own, so that words and buffers of an attempt
+//     that failed are left as they are for those who still have to look at them. A rank leaves generation g only when
+//     it has found a member's part there unfinished for ever; then all do, for the same operation. Hence the survivors'
+//     operations under a name are paired in each generation as they were in the one before. Another death in g+1, or
+//     one that was known before but comes later in the order, is the same case again. A rank may miss a death for as
+//     long as it likes: it comes to the same conclusions later. Nobody waits for one who has gone on to g+1, because
+//     that one's reason holds for the waiter too, who looks at least every kSlice, and at once when a death is
+//     announced.
+//  8. Inputs are as they were: what a caller brings is only read. (What is asked for in place is copied before.)
+//  9. Several operations that have to be of one mind (RunAll, Settle: a step's gradients) are run one after another;
+//     those that ended in an earlier generation than the latest are then done again in that. Everybody knows the same
+//     generations, so everybody does the same operations again, in the same order, and no result is given out before.
+#include "collectives/host/host_communicator.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fault_point.h"
+#include "base/interrupt.h"
+#include "collectives/host/kept_inputs.h"
+#include "collectives/lone_communicator.h"
+#include "collectives/observer.h"
+#include "collectives/traffic.h"
+
+namespace kungfu {
+namespace {
+
+// Words of a complaint follow the sequence at this distance, so that they never come to look ahead of it (see Counter).
+constexpr uint32_t kComplaintPeriod = 1u << 28;
+static_assert(kComplaintPeriod < shm::Counter::kMask / 2);
+
+}  // namespace
+
+// ---- lifecycle
+
+HostCommunicator::HostCommunicator(std::shared_ptr<shm::Segment> segment, uint32_t rank, const std::string& address,
+                                   bool has_state, const CommunicatorOptions& options)
+    : Communicator(rank, segment->size(), segment->cluster_version()),
+      self_{segment,
+            *segment,
+            shm::Board(segment),
+            rank,
+            size_,
+            cluster_version_,
+            options,
+            /*oversubscribed=*/size_ > segment->header().cores,
+            process_,
+            closure_},
+      rules_(self_),
+      waiting_(self_, rules_),
+      lanes_(self_, rules_, waiting_),
+      exchange_(self_, rules_, waiting_, lanes_),
+      channels_(self_.segment, self_.board, rank,
+                [this](const Operation& operation, auto since) { rules_.ThrowIfPointless(operation, since); }) {
+  if (rank >= size_) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size_));
+  if (!self_.board.Attach(rank, address, has_state)) {
+    throw Error(KF_STALE,
+                Text("the place of rank ", rank, " in cluster version ", cluster_version_,
+                     " has been taken by another program of this worker, or by this process before: in one "
+                     "worker one program joins the cluster, once. Start the second one by a kungfu-run of its "
+                     "own, and initialize after the last exec, not before"));
+  }
+  self_.segment.status(rank).core.store(sched_getcpu(), std::memory_order_relaxed);
+  if (self_.board.State(rank) == RankState::kLost) rules_.ThrowExpelled();
+}
+
+void HostCommunicator::Assemble() {
+  process_.Refuse("join");
+  OrGiveUp([&] { AwaitMembers(); });
+}
+
+void HostCommunicator::AwaitMembers() {
+  KUNGFU_FAULT_POINT("before the others have come");
+  const std::string title = "barrier \"join\": ";
+  host::Deadline deadline(self_.options.join_timeout, self_.options.tell_after);
+  const auto attached = static_cast<uint32_t>(RankState::kAttached);
+  for (uint32_t r = 0; r < size_; r++) {
+    shm::Counter& state = self_.segment.status(r).state;
+    while (!state.Reached(attached)) {
+      const uint32_t armed = state.Arm();
+      if (shm::Counter::Reached(armed, attached)) break;
+      InterruptCheck::Run();
+      rules_.ThrowIfPointless(title);
+      const auto now = std::chrono::steady_clock::now();
+      if (deadline.Passed(now)) {
+        throw Error(KF_TIMEOUT, Text("cluster version ", cluster_version_, " has not assembled ", deadline.Limit(),
+                                     ": rank ", r, " of ", size_, " has not come"));
+      }
+      deadline.Tell(now, [&](double seconds) {
+        return Text(self_.board.PeerName(rank_), " has waited ", static_cast<int>(seconds), " s for rank ", r, " of ",
+                    size_, " to join cluster version ", cluster_version_);
+      });
+      state.Sleep(armed, host::kSlice);
+    }
+  }
+  rules_.ThrowIfLost(title);
+}
+
+// Runs what is between this rank and the others. What it throws finishes the communicator, but for what all throw
+// alike.
+template <typename Body>
+void HostCommunicator::OrGiveUp(const Body& body) {
+  try {
+    body();
+  } catch (const host::FailedEverywhere&) {
+    throw;
+  } catch (const Closed&) {
+    throw;
+  } catch (const host::Expelled& error) {
+    Close(error.status(), error.what());
+    throw;
+  } catch (const Error& error) {
+    GiveUp(error);
+    throw;
+  } catch (const std::exception& error) {
+    GiveUp(Error(KF_INTERNAL, error.what()));
+    throw;
+  }
+}
+
+// ---- operations
+
+void HostCommunicator::Check(const Operation& operation) const {
+  Validate(operation, size_);
+  const bool broadcast = operation.kind == Kind::kBroadcast, root = operation.root == rank_;
+  RequireMemory(operation, /*inputs=*/!broadcast || root, /*outputs=*/!broadcast || !root);
+}
+
+uint32_t HostCommunicator::Run(const Operation& operation) {
+  rules_.ThrowIfClosed();
+  Check(operation);
+  const auto observed = Observer::Observe(operation);
+  uint32_t generation = 0;
+  if (size_ == 1) {
+    RunAlone(operation);
+  } else {
+    OrGiveUp([&] {
+      // What is brought at once is read before anything is written.
+      if (self_.board.recovers() && host::InPlace(operation) && operation.kind != Kind::kBroadcast &&
+          CountOf(operation) * SizeOf(operation.dtype) > shm::kBufferBytes / size_) {
+        const host::KeptInputs kept(&operation, 1);
+        generation = RunShared(*kept.operations(), 0);
+      } else {
+        generation = RunShared(operation, 0);
+      }
+    });
+    reductions_.Note(operation, generation);
+  }
+  if (observed) observed->Done(size_);
+  return generation;
+}
+
+uint32_t HostCommunicator::RunAll(const Operation* operations, size_t num_operations) {
+  if (num_operations == 1 || size_ == 1) {
+    uint32_t generation = 0;
+    for (size_t k = 0; k < num_operations; k++) generation = Run(operations[k]);
+    if (num_operations > 0) reductions_.NoteCommit(operations[0], generation);
+    return generation;
+  }
+  rules_.ThrowIfClosed();
+  for (size_t k = 0; k < num_operations; k++) Check(operations[k]);
+  std::vector<std::unique_ptr<Observer::Observation>> observed;
+  for (size_t k = 0; k < num_operations; k++) observed.push_back(Observer::Observe(operations[k]));
+  uint32_t generation = 0;
+  OrGiveUp([&] {
+    std::optional<host::KeptInputs> kept;
+    if (self_.board.recovers() && std::any_of(operations, operations + num_operations, host::InPlace)) {
+      operations = kept.emplace(operations, num_operations).operations();
+    }
+    std::vector<uint32_t> generations;
+    for (size_t k = 0; k < num_operations; k++) {
+      rules_.ThrowIfClosed();
+      generations.push_back(RunShared(operations[k], 0));
+      KUNGFU_FAULT_POINT("between operations");
+    }
+    generation = SettleShared(operations, generations.data(), num_operations);
+  });
+  for (const auto& each : observed) {
+    if (each) each->Done(size_);
+  }
+  return generation;
+}
+
+uint32_t HostCommunicator::Settle(const Operation* operations, uint32_t* generations, size_t num_operations) {
+  uint32_t latest = 0;
+  OrGiveUp([&] { latest = SettleShared(operations, generations, num_operations); });
+  return latest;
+}
+
+// All survivors have the same generations here, since each operation ended in the same at all of them, and so they do
+// the same operations again, in the same order.
+uint32_t HostCommunicator::SettleShared(const Operation* operations, uint32_t* generations, size_t num_operations) {
+  uint32_t latest = 0;
+  for (size_t k = 0; k < num_operations; k++) latest = std::max(latest, generations[k]);
+  for (size_t k = 0; k < num_operations; k++) {
+    if (generations[k] == latest) continue;
+    rules_.ThrowIfClosed();
+    generations[k] = RunShared(operations[k], latest);
+    if (generations[k] > latest) {
+      latest = generations[k];
+      k = static_cast<size_t>(-1);  // another death: from the beginning
+    }
+  }
+  if (num_operations > 0) {
+    reductions_.Note(operations[0], latest);
+    reductions_.NoteCommit(operations[0], latest);
+  }
+  return latest;
+}
+
+uint32_t HostCommunicator::RunShared(const Operation& operation, uint32_t from_generation) {
+  const uint64_t began = Ticks();
+  const host::ChannelTable::Use use = channels_.Acquire(operation);
+  host::BoundName& name = *use.name;
+  if (name.generation < from_generation) channels_.MoveTo(from_generation, operation, name);
+  for (;;) {
+    Members fewer;
+    if (name.generation > 0) fewer = MembersOf(name.generation);
+    const Members& members = name.generation > 0 ? fewer : everyone_;
+    if (operation.kind == Kind::kBroadcast && !std::count(members.begin(), members.end(), operation.root)) {
+      // Every survivor comes here in the same generation, before any of them has brought anything.
+      throw host::FailedEverywhere(
+          KF_PEER_LOST, Text("broadcast \"", operation.name, "\": its root, ", self_.board.PeerName(operation.root),
+                             ", ", self_.board.LostReason(operation.root), ", cluster version ", cluster_version_));
+    }
+    host::Flight flight(operation, name, members, size_, self_.oversubscribed);
+    PrepareComplaint(flight);
+    try {
+      rules_.CheckDeaths(flight);
+      exchange_.Run(flight);
+      name.sequence = flight.sequence;
+      CountTraffic(flight, began);
+      return flight.generation;
+    } catch (const host::Unfinished&) {
+      KUNGFU_FAULT_POINT("before the next generation");
+      channels_.MoveTo(flight.generation + 1, operation, name);
+    } catch (const host::FailedEverywhere&) {
+      name.sequence = flight.sequence;
+      throw;
+    }
+  }
+}
+
+// Now and then a rank's complaint is brought up to an operation that is long over.
+void HostCommunicator::PrepareComplaint(const host::Flight& flight) const {
+  if (flight.sequence % kComplaintPeriod != 0) return;
+  shm::Counter& complaint = self_.segment.complaint(flight.channel, rank_).sequence;
+  if (!complaint.Reached(flight.sequence - 2)) rules_.Publish(complaint, flight.sequence - 2);
+}
+
+void HostCommunicator::CountTraffic(const host::Flight& flight, uint64_t began) const {
+  const bool broadcast = flight.operation.kind == Kind::kBroadcast;
+  const uint64_t brought = flight.Brings(rank_) ? flight.count * flight.unit : 0;
+  const uint64_t received = broadcast && flight.operation.root == rank_ ? 0 : flight.ReadFromEach();
+  Traffic::Get().Count(began, brought, received, broadcast ? static_cast<int>(flight.operation.root) : -1);
+}
+
+}  // namespace kungfu

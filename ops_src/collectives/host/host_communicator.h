@@ -1,0 +1,70 @@
+// The collectives between the processes of a host, over the segment that they share.
+//
+// Words, and who writes them: each rank writes only its own mailboxes, its own ready, reduced and done counters and its
+// own buffers; the lane word of a channel is set once per operation by compare-and-swap; `left` is counted up by
+// everyone. The argument why that works goes on, by number, beside the code that it argues for:
+//
+//   1-3   exchange.cc             posts, pipelines, splits; nobody waits in a circle
+//   4, 10 lanes.cc                where operations stage, and what becomes of a lane whose member died
+//   5, 6  failure_rules.cc        what a dead rank's words say, and to all survivors the same
+//   7-9   host_communicator.cc    doing it again: generations
+//   11    failure_rules.cc        a rank that is expelled while it lives
+//         waiting.cc              spinning, sleeping, deadlines
+//         channel_table.h         names
+//
+// tests/cpp/recovery_test.cc kills a rank at each KUNGFU_FAULT_POINT there and looks what the others have.
+#ifndef KUNGFU_COLLECTIVES_HOST_HOST_COMMUNICATOR_H_
+#define KUNGFU_COLLECTIVES_HOST_HOST_COMMUNICATOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "collectives/communicator.h"
+#include "collectives/host/channel_table.h"
+#include "collectives/host/endpoint.h"
+#include "collectives/host/exchange.h"
+#include "collectives/host/failure_rules.h"
+#include "collectives/host/lanes.h"
+#include "collectives/host/waiting.h"
+#include "transport/shm/segment.h"
+
+namespace kungfu {
+
+class HostCommunicator final : public Communicator {
+ public:
+  // Rank `rank` of `segment`. Announces itself; Assemble() waits for the others. `address` names this rank in messages.
+  HostCommunicator(std::shared_ptr<shm::Segment> segment, uint32_t rank, const std::string& address, bool has_state,
+                   const CommunicatorOptions& options);
+
+  // Waits until every rank that lives has announced itself. Fails as an operation does: who is interrupted in it is out
+  // alone where the others recover, and so on.
+  void Assemble();
+
+  uint32_t Run(const Operation& operation) override;
+  uint32_t RunAll(const Operation* operations, size_t num_operations) override;
+  uint32_t Settle(const Operation* operations, uint32_t* generations, size_t num_operations) override;
+
+ private:
+  ControlBoard* board() const override { return &self_.board; }
+
+  void Check(const Operation& operation) const;
+  template <typename Body>
+  void OrGiveUp(const Body& body);
+  void AwaitMembers();
+  uint32_t RunShared(const Operation& operation, uint32_t from_generation);
+  uint32_t SettleShared(const Operation* operations, uint32_t* generations, size_t num_operations);
+  void PrepareComplaint(const host::Flight& flight) const;
+  void CountTraffic(const host::Flight& flight, uint64_t began) const;
+
+  mutable host::Endpoint self_;  // whose board is everybody's
+  const host::FailureRules rules_;
+  const host::Waiting waiting_;
+  const host::Lanes lanes_;
+  host::Exchange exchange_;
+  host::ChannelTable channels_;
+};
+
+}  // namespace kungfu
+
+#endif  // KUNGFU_COLLECTIVES_HOST_HOST_COMMUNICATOR_H_

@@ -1,0 +1,114 @@
+// (The numbers are those of host_communicator.h.)
+//
+//  4. The lane of an operation is picked by the first rank to need it and given back by the last to leave. Lanes
+//     belong to operations, so that names in flight side by side can't fill each other's buffers; the lowest free lane
+//     is taken, so that operations one after another stay in the same, cached, memory.
+// 10. Lanes of operations that failed, or whose member died before it left, stay bound: at most those in flight at a
+//     death, until the next cluster version brings a new segment. Who finds no lane waits for one.
+#include "collectives/host/lanes.h"
+
+#include <utility>
+
+#include "base/fault_point.h"
+
+namespace kungfu::host {
+
+void Lanes::Bind(Flight& flight) const {
+  flight.lane = Pick(flight);
+  flight.base = self_.segment.done(flight.lane, self_.rank).Count();
+  flight.base_reduced = self_.segment.reduced(flight.lane, self_.rank).Count();
+  flight.bound = true;
+  KUNGFU_FAULT_POINT("after a lane is bound");
+}
+
+// The lane of this operation; waits where all are in use, so that any number of operations may be in flight. That ends:
+// of those that have one each will be ended by all ranks, unless some rank brings them only after others that wait here
+// (more than kLanes in flight, in different orders, and not a thread for each), which runs into the deadline.
+uint32_t Lanes::Pick(Flight& flight) const {
+  std::atomic<uint64_t>& word = self_.segment.channel(flight.channel).lane[flight.sequence & 1];
+  shm::Counter& waiters = self_.segment.header().lane_waiters;
+  uint64_t seen = word.load(std::memory_order_acquire);
+  uint64_t bit = 0;
+  for (bool armed_before = false;;) {
+    if (seen >> 32 == flight.sequence) return static_cast<uint32_t>(seen) - 1;
+    bit = Take();
+    if (bit != 0) break;
+    const uint32_t armed = waiters.Arm();
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // what is given back or bound from here on wakes
+    seen = word.load(std::memory_order_acquire);
+    if (!std::exchange(armed_before, true)) continue;  // one more look
+    rules_.ThrowIfPointless(flight);
+    const auto now = std::chrono::steady_clock::now();
+    const auto in_flight = [&] {
+      return Text(shm::kLanes, " operations that need staging are in flight, cluster version ", self_.cluster_version);
+    };
+    if (waiting_.DeadlinePassed(flight, now)) {
+      throw Error(KF_TIMEOUT, Text(flight.Title(), "no room ", flight.deadline->Limit(), ", ", in_flight()));
+    }
+    flight.deadline->Tell(now, [&](double seconds) {
+      return Text(flight.Title(), self_.board.PeerName(self_.rank), " has waited ", static_cast<int>(seconds),
+                  " s for room, ", in_flight());
+    });
+    waiters.Sleep(armed, kSlice);
+    armed_before = false;
+  }
+  KUNGFU_FAULT_POINT("between taking a lane and binding it");
+  const auto lane = static_cast<uint32_t>(__builtin_ctzll(bit));
+  const uint64_t bound = static_cast<uint64_t>(flight.sequence) << 32 | (lane + 1);
+  if (word.compare_exchange_strong(seen, bound, std::memory_order_acq_rel, std::memory_order_acquire)) {
+    WakeWaiters();
+    return lane;
+  }
+  GiveBack(bit);  // another rank was first
+  return static_cast<uint32_t>(seen) - 1;
+}
+
+// The bit of the lowest that is free, which is now this rank's to bind; 0: there is none.
+uint64_t Lanes::Take() const {
+  std::atomic<uint64_t>& lanes = self_.segment.header().lanes;
+  uint64_t used = lanes.load(std::memory_order_relaxed);
+  uint64_t bit = 0;
+  do {
+    bit = ~used & (used + 1);
+  } while (bit != 0 &&
+           !lanes.compare_exchange_weak(used, used | bit, std::memory_order_acquire, std::memory_order_relaxed));
+  return bit;
+}
+
+void Lanes::GiveBack(uint64_t bit) const {
+  self_.segment.header().lanes.fetch_and(~bit, std::memory_order_seq_cst);
+  WakeWaiters();
+}
+
+// After a change that they wait for, made by a read-modify-write. Either this sees the flag of one who waits, or that
+// one, who sets it and then looks once more, sees the change.
+void Lanes::WakeWaiters() const {
+  shm::Counter& waiters = self_.segment.header().lane_waiters;
+  if ((waiters.value.load(std::memory_order_seq_cst) & shm::Counter::kSleeps) == 0) return;
+  KUNGFU_FAULT_POINT("between a lane's change and the wake-up");
+  waiters.Stir();
+}
+
+// `left` of this parity is next used two operations later, which nobody reaches before everybody has left this one. Who
+// dies in between leaves no more: the lane then stays bound until the cluster version ends.
+void Lanes::Leave(const Flight& flight, bool failed) const {
+  const shm::Segment& segment = self_.segment;
+  shm::ChannelHead& head = segment.channel(flight.channel);
+  std::atomic<uint32_t>& left = head.left[flight.sequence & 1];
+  if (left.fetch_add(1, std::memory_order_acq_rel) + 1 < flight.members.size()) return;
+  KUNGFU_FAULT_POINT("as the last to leave");
+  left.store(0, std::memory_order_relaxed);
+  const uint64_t bound = head.lane[flight.sequence & 1].load(std::memory_order_acquire);
+  if (bound >> 32 != flight.sequence) return;  // a mismatch of operations that needed none
+  const uint32_t lane = static_cast<uint32_t>(bound) - 1;
+  if (failed) {
+    for (uint32_t r = 0; r < self_.size; r++) {
+      segment.ready(lane, r).Clear();
+      segment.reduced(lane, r).Clear();
+      segment.done(lane, r).Clear();
+    }
+  }
+  GiveBack(uint64_t{1} << lane);
+}
+
+}  // namespace kungfu::host

@@ -1,0 +1,114 @@
+// A waiter spins for a moment, then sleeps on the word that it waits for. No waiter relies on being woken: each sleep
+// ends by itself after kSlice, and it looks whether the wait has become pointless.
+#include "collectives/host/waiting.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+namespace kungfu::host {
+namespace {
+
+// About 50 us: longer than a rank that has a core of its own needs to answer, shorter than a scheduler's turn.
+constexpr int kSpinTurns = 1000;
+// With more ranks than cores, whoever spins keeps the one that it waits for from running: he passes the core on
+// instead. A turn takes about 0.4 us where nobody else wants the core, and a scheduler's turn where many do: hence no
+// number.
+constexpr auto kYieldTime = std::chrono::microseconds(50);
+// A yield needn't pass the core on: the scheduler keeps whom it owes time. Who was woken late, after a rank that ran
+// on, is owed some, and would then turn in vain through all of kYieldTime in operation after operation (64 KiB with
+// four ranks on two cores: 100 us instead of 40). So many turns in a row that came back at once, about 5 us, while a
+// rank that is behind was last seen on this core: then it sleeps, which does pass the core on.
+constexpr int kVainTurns = 10;
+constexpr auto kVainTurn = std::chrono::nanoseconds(1500);
+
+}  // namespace
+
+// Whether the word was reached meanwhile.
+bool Waiting::Spin(const shm::Counter& counter, uint32_t target, const Flight& flight) const {
+  if (!self_.oversubscribed) {
+    for (int turn = 0; turn < kSpinTurns; turn++) {
+      shm::Pause();
+      if (counter.Reached(target)) return true;
+    }
+    return false;
+  }
+  using Clock = std::chrono::steady_clock;
+  const int core = sched_getcpu();
+  self_.segment.status(self_.rank).core.store(core, std::memory_order_relaxed);
+  int vain_turns = 0;
+  auto now = Clock::now();
+  for (const auto end = now + kYieldTime; now < end;) {
+    sched_yield();
+    if (counter.Reached(target)) return true;
+    const auto before = std::exchange(now, Clock::now());
+    vain_turns = now - before < kVainTurn ? vain_turns + 1 : 0;
+    if (vain_turns < kVainTurns) continue;
+    if (HasLaggardOn(core, flight)) return false;
+    vain_turns = 0;
+  }
+  return false;
+}
+
+void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_dead) const {
+  if (Spin(counter, target, flight)) return;
+  for (;;) {
+    const uint32_t armed = counter.Arm();
+    if (shm::Counter::Reached(armed, target)) return;
+    // After it has said that it sleeps (see Counter), and in one order with who marks the dead: see Board::MarkLost.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    rules_.ThrowIfPointless(counter, target, peer, flight);
+    if (or_dead && rules_.IsDead(peer)) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (DeadlinePassed(flight, now)) {
+      throw Error(KF_TIMEOUT, Text(flight.Title(), "no data from ", self_.board.PeerName(peer), " ",
+                                   flight.deadline->Limit(), ", cluster version ", self_.cluster_version));
+    }
+    flight.deadline->Tell(now, [&](double seconds) {
+      return Text(flight.Title(), self_.board.PeerName(self_.rank), " has waited ", static_cast<int>(seconds),
+                  " s for ", Awaited(peer, flight), ", cluster version ", self_.cluster_version);
+    });
+    counter.Sleep(armed, kSlice);
+    if (counter.Reached(target)) return;
+  }
+}
+
+// Whoever is missing may itself wait for one that is busy.
+bool Waiting::DeadlinePassed(Flight& flight, std::chrono::steady_clock::time_point now) const {
+  if (!flight.deadline) flight.deadline.emplace(self_.options.collective_timeout, self_.options.tell_after);
+  const bool busy = std::any_of(flight.members.begin(), flight.members.end(),
+                                [&](uint32_t r) { return self_.board.IsBusy(r) && !rules_.IsDead(r); });
+  if (busy) flight.deadline->CountFrom(now);
+  return flight.deadline->Passed(now);
+}
+
+// `peer`, and whoever else has not even come.
+std::string Waiting::Awaited(uint32_t peer, const Flight& flight) const {
+  std::string awaited;
+  for (const uint32_t r : flight.members) {
+    const bool came = self_.segment.mailbox(flight.channel, r, flight.sequence).sequence.Reached(flight.sequence);
+    if (r != peer && (came || r == self_.rank)) continue;
+    awaited += Text(awaited.empty() ? "" : ", ", self_.board.PeerName(r));
+    if (self_.board.IsBusy(r)) awaited += " (which does something long alone)";
+    const std::string gave_up = self_.board.GaveUpAlone(r);
+    if (!gave_up.empty()) awaited += Text(" (which is out and will be ended: ", gave_up, ")");
+  }
+  return awaited;
+}
+
+// Whether some rank that was last seen on `core`, where this one runs, has published less in this operation than this
+// one. A guess that may be late or wrong: it decides only how to wait.
+bool Waiting::HasLaggardOn(int core, const Flight& flight) const {
+  const shm::Segment& segment = self_.segment;
+  const auto behind = [](const shm::Counter& its, const shm::Counter& own) { return !its.Reached(own.Count()); };
+  return core >= 0 && std::any_of(flight.members.begin(), flight.members.end(), [&](uint32_t r) {
+           if (r == self_.rank || segment.status(r).core.load(std::memory_order_relaxed) != core) return false;
+           if (!segment.mailbox(flight.channel, r, flight.sequence).sequence.Reached(flight.sequence)) return true;
+           const uint32_t lane = flight.lane;
+           return flight.bound && (behind(segment.ready(lane, r), segment.ready(lane, self_.rank)) ||
+                                   behind(segment.reduced(lane, r), segment.reduced(lane, self_.rank)) ||
+                                   behind(segment.done(lane, r), segment.done(lane, self_.rank)));
+         });
+}
+
+}  // namespace kungfu::host

@@ -1,0 +1,26 @@
+// A cluster of one that nobody knows of: a process that kungfu-run has not started, or that has not joined yet.
+#ifndef KUNGFU_COLLECTIVES_LONE_COMMUNICATOR_H_
+#define KUNGFU_COLLECTIVES_LONE_COMMUNICATOR_H_
+
+#include "collectives/communicator.h"
+
+namespace kungfu {
+
+// What an operation of one rank does: the values are the inputs, whatever the operation.
+void RunAlone(const Operation& operation);
+
+class LoneCommunicator final : public Communicator {
+ public:
+  explicit LoneCommunicator(uint64_t cluster_version = 0) : Communicator(0, 1, cluster_version) {}
+
+  uint32_t Run(const Operation& operation) override;
+  uint32_t RunAll(const Operation* operations, size_t num_operations) override;
+  uint32_t Settle(const Operation*, uint32_t*, size_t) override { return 0; }
+
+ private:
+  ControlBoard* board() const override { return nullptr; }
+};
+
+}  // namespace kungfu
+
+#endif  // KUNGFU_COLLECTIVES_LONE_COMMUNICATOR_H_

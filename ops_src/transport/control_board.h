@@ -1,0 +1,77 @@
+// What the members of one cluster version, and their launcher, tell each other besides data: who is there, who is dead
+// and in which order, who has given up, which version comes next. Rare words, none of them on the way of an operation's
+// bytes. Nothing here says how they travel: on one host they lie in the segment (transport/shm/board.h).
+#ifndef KUNGFU_TRANSPORT_CONTROL_BOARD_H_
+#define KUNGFU_TRANSPORT_CONTROL_BOARD_H_
+
+#include <cstdint>
+#include <string>
+
+#include "base/error.h"
+
+namespace kungfu {
+
+// It only grows, and stays at kLost.
+enum class RankState : uint32_t { kAbsent = 0, kAttached = 1, kLeft = 2, kLost = 3 };
+
+// Of a rank that can't go on: kAlone says that it is out by itself, and the others wait until the launcher has ended
+// it; kForAll that the communicator is finished at every rank.
+enum class GaveUp : uint32_t { kNo = 0, kAlone = 1, kForAll = 2 };
+
+// Each word has one writer, by which it is grouped here. A rank is below size() everywhere.
+class ControlBoard {
+ public:
+  virtual ~ControlBoard() = default;
+
+  // ---- fixed when the version is made
+  virtual uint32_t size() const = 0;
+  virtual uint64_t cluster_version() const = 0;
+  virtual bool recovers() const = 0;  // the members go on without those who die
+
+  // ---- written by the launcher, from one thread at a time
+  virtual void Announce(uint64_t version) = 0;
+  virtual uint64_t announced() const = 0;  // newest cluster version that the launcher knows of
+  // Says that `rank` is out, with the reason that the survivors will read. With `recover` they go on without it (it is
+  // entered in the list of deaths), else whoever waits fails. Idempotent; the first word counts. The process may still
+  // live (it hangs in the kernel, in a frozen cgroup): whatever it publishes from now on nobody sees. With `reaped` no
+  // thread of it runs any more, and what it has bound is free for others; that may be said later, by calling this once
+  // more.
+  virtual void MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped = false) = 0;
+  virtual std::string LostReason(uint32_t rank) const = 0;  // of one that is marked
+  // The list of deaths only grows at its end, so its first n are the same at every reader.
+  virtual uint32_t deaths() const = 0;
+  virtual uint32_t Death(uint32_t index) const = 0;
+
+  // ---- written by the rank itself
+  // Takes the place of `rank`. False: it has been taken before.
+  virtual bool Attach(uint32_t rank, const std::string& address, bool has_state) = 0;
+  virtual std::string Address(uint32_t rank) const = 0;
+  virtual bool HasState(uint32_t rank) const = 0;  // it carried the training state when it came
+  virtual void Leave(uint32_t rank) = 0;
+  virtual RankState State(uint32_t rank) const = 0;
+  virtual void Beat(uint32_t rank) = 0;                 // "this process runs"
+  virtual uint32_t Heartbeat(uint32_t rank) const = 0;  // 0 before it has joined and after it left
+  // It does something alone that may take longer than the others' deadlines, which count from its end then.
+  virtual void SetBusy(uint32_t rank, bool busy) = 0;
+  virtual bool IsBusy(uint32_t rank) const = 0;
+  // Once. What is not seen because the rank has been fenced first needn't be.
+  virtual void GiveUp(uint32_t rank, GaveUp how, kf_status status, const std::string& text) = 0;
+  // The text of one that is out alone, and is to be ended; empty for others.
+  virtual std::string GaveUpAlone(uint32_t rank) const = 0;
+
+  // ---- written by any member
+  // How many sync points members have asked for, and asking for the one with this number, from 1. Nobody lowers it: who
+  // comes by and has been at fewer goes to the next one.
+  virtual void RequestSyncPoint(uint64_t number) = 0;
+  virtual uint64_t sync_points() const = 0;
+
+  // "rank 2 (127.0.0.1:10002)", for messages.
+  std::string PeerName(uint32_t rank) const {
+    const std::string address = Address(rank);
+    return address.empty() ? Text("rank ", rank) : Text("rank ", rank, " (", address, ")");
+  }
+};
+
+}  // namespace kungfu
+
+#endif  // KUNGFU_TRANSPORT_CONTROL_BOARD_H_

@@ -1,0 +1,141 @@
+#include "transport/shm/board.h"
+
+#include <cstring>
+#include <optional>
+
+#include "base/error.h"
+#include "base/fault_point.h"
+
+namespace kungfu::shm {
+namespace {
+
+// Calls visit(word) with each word that `rank` publishes by. Without `used_only` those that are not in use yet are
+// among them: a channel or lane may be bound at any moment.
+template <typename Visit>
+void EachWordOf(const Segment& segment, uint32_t rank, bool used_only, const Visit& visit) {
+  // First of all: what follows from another word's fence is not to make the others give up, too.
+  visit(segment.status(rank).gave_up);
+  for (uint32_t c = 0; c < kChannels; c++) {
+    if (used_only && !segment.channel(c).IsBound()) continue;
+    visit(segment.mailbox(c, rank, 0).sequence);
+    visit(segment.mailbox(c, rank, 1).sequence);
+    visit(segment.complaint(c, rank).sequence);
+  }
+  const uint64_t lanes = segment.header().lanes.load(std::memory_order_acquire);
+  for (uint32_t l = 0; l < kLanes; l++) {
+    if (used_only && (lanes >> l & 1) == 0) continue;
+    visit(segment.ready(l, rank));
+    visit(segment.reduced(l, rank));
+    visit(segment.done(l, rank));
+  }
+}
+
+std::string TextIn(const char* field, size_t size) { return {field, strnlen(field, size)}; }
+
+}  // namespace
+
+// First the words by which `rank` publishes are fenced: what they say then they say forever. Then it is entered in the
+// list of deaths, and last whoever sleeps is woken. A survivor that finds it in the list finds its words as they will
+// ever be.
+void Board::MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped) {
+  if (rank >= size()) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size()));
+  if (recover && header().recovers == 0) throw Error(KF_INVALID, "this segment's members don't recover from a loss");
+  RankStatus& lost = segment_->status(rank);
+  if (!lost.state.Reached(static_cast<uint32_t>(RankState::kLost))) {
+    CopyText(lost.lost_reason, reason);
+    if (recover) EachWordOf(*segment_, rank, /*used_only=*/false, [](Counter& word) { word.Fence(); });
+    lost.state.value.exchange(static_cast<uint32_t>(RankState::kLost) | Counter::kFence, std::memory_order_acq_rel);
+    lost.state.WakeAll();
+    if (recover) {
+      const uint32_t deaths = header().deaths.load(std::memory_order_relaxed);
+      header().death_order[deaths] = static_cast<uint8_t>(rank);
+      header().deaths.store(deaths + 1, std::memory_order_seq_cst);
+    } else {
+      header().lost.fetch_add(1);
+    }
+    // Before it is looked which words are in use: who binds one later looks at the deaths later (ChannelHead::SetUser).
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    // Whoever waits for a survivor has to look again, too: that one may be doing the operation again.
+    for (uint32_t r = 0; r < size(); r++) {
+      EachWordOf(*segment_, r, /*used_only=*/true, [](Counter& word) { word.Stir(); });
+    }
+    // It may have died between a step and the wake-up, which then nobody owes any more.
+    EachWordOf(*segment_, rank, /*used_only=*/true, [](Counter& word) { word.WakeAll(); });
+    header().lane_waiters.Stir();
+  }
+  if (!reaped) return;
+  for (uint32_t c = 0; c < kChannels; c++) {
+    if ((segment_->channel(c).users[rank / 64].load(std::memory_order_relaxed) >> rank % 64 & 1) != 0)
+      segment_->channel(c).ClearUser(rank);
+  }
+}
+
+bool Board::Attach(uint32_t rank, const std::string& address, bool has_state) {
+  RankStatus& mine = segment_->status(rank);
+  if (mine.state.Count() != static_cast<uint32_t>(RankState::kAbsent)) return false;
+  mine.has_state = has_state ? 1 : 0;
+  CopyText(mine.address, address);
+  // Fenced meanwhile: its State says so.
+  (void)mine.state.Advance(static_cast<uint32_t>(RankState::kAttached));
+  return true;
+}
+
+std::string Board::Address(uint32_t rank) const {
+  const RankStatus& its = segment_->status(rank);
+  return TextIn(its.address, sizeof its.address);
+}
+
+// One that is expelled can't say so any more, and needn't.
+void Board::Leave(uint32_t rank) {
+  Counter& state = segment_->status(rank).state;
+  const auto left = static_cast<uint32_t>(RankState::kLeft);
+  if (!state.Reached(left)) (void)state.Advance(left);
+}
+
+// Acquired, so that what it brought before it left is seen.
+RankState Board::State(uint32_t rank) const {
+  const uint32_t word = segment_->status(rank).state.value.load(std::memory_order_acquire);
+  return static_cast<RankState>(word & Counter::kMask);
+}
+
+uint32_t Board::Heartbeat(uint32_t rank) const {
+  return State(rank) >= RankState::kLeft ? 0 : segment_->status(rank).heartbeat.load();
+}
+
+// What the word announces is written before it; the header's tells the others that it is worth their while to look.
+void Board::GiveUp(uint32_t rank, GaveUp how, kf_status status, const std::string& text) {
+  RankStatus& mine = segment_->status(rank);
+  mine.gave_up_status = status;
+  CopyText(mine.gave_up_text, text);
+  KUNGFU_FAULT_POINT("before it gives up");
+  header().gave_up.store(1, std::memory_order_release);
+  (void)mine.gave_up.Advance(static_cast<uint32_t>(how));
+}
+
+std::string Board::GaveUpAlone(uint32_t rank) const {
+  const RankStatus& its = segment_->status(rank);
+  const uint32_t word = its.gave_up.value.load(std::memory_order_acquire) & Counter::kMask;
+  if (word != static_cast<uint32_t>(GaveUp::kAlone)) return "";
+  return TextIn(its.gave_up_text, sizeof its.gave_up_text);
+}
+
+// What the dead have said counts no more; whoever saw it while they lived says the same, and counts.
+std::optional<Error> Board::GaveUpForAll() const {
+  if (header().gave_up.load(std::memory_order_acquire) == 0) return std::nullopt;
+  for (uint32_t r = 0; r < size(); r++) {
+    const RankStatus& its = segment_->status(r);
+    if (!its.gave_up.Reached(static_cast<uint32_t>(GaveUp::kForAll)) || IsDead(r)) continue;
+    return Error(static_cast<kf_status>(its.gave_up_status), TextIn(its.gave_up_text, sizeof its.gave_up_text));
+  }
+  return std::nullopt;
+}
+
+// An atomic word that only grows: the same as soon as it is seen, whoever raises it.
+void Board::RequestSyncPoint(uint64_t number) {
+  std::atomic<uint64_t>& called = header().sync_points;
+  uint64_t seen = called.load(std::memory_order_relaxed);
+  while (seen < number && !called.compare_exchange_weak(seen, number, std::memory_order_acq_rel)) {
+  }
+}
+
+}  // namespace kungfu::shm

@@ -1,0 +1,68 @@
+// The control board of the ranks of a host: words of their segment.
+#ifndef KUNGFU_TRANSPORT_SHM_BOARD_H_
+#define KUNGFU_TRANSPORT_SHM_BOARD_H_
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "transport/control_board.h"
+#include "transport/shm/segment.h"
+
+namespace kungfu::shm {
+
+// Thread-safe, and as good from any process that has the segment. What is asked in an operation is inline, and not
+// virtual for whoever knows this class.
+class Board final : public ControlBoard {
+ public:
+  explicit Board(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {}
+
+  uint32_t size() const override { return segment_->size(); }
+  uint64_t cluster_version() const override { return segment_->cluster_version(); }
+  bool recovers() const override { return header().recovers != 0; }
+
+  void Announce(uint64_t version) override { header().announced.store(version); }
+  uint64_t announced() const override { return header().announced.load(std::memory_order_acquire); }
+  void MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped = false) override;
+  std::string LostReason(uint32_t rank) const override { return segment_->status(rank).lost_reason; }
+  uint32_t deaths() const override { return header().deaths.load(std::memory_order_acquire); }
+  uint32_t Death(uint32_t index) const override { return header().death_order[index]; }
+
+  bool Attach(uint32_t rank, const std::string& address, bool has_state) override;
+  std::string Address(uint32_t rank) const override;
+  bool HasState(uint32_t rank) const override { return segment_->status(rank).has_state != 0; }
+  void Leave(uint32_t rank) override;
+  RankState State(uint32_t rank) const override;
+  void Beat(uint32_t rank) override { segment_->status(rank).heartbeat.fetch_add(1, std::memory_order_relaxed); }
+  uint32_t Heartbeat(uint32_t rank) const override;
+  void SetBusy(uint32_t rank, bool busy) override {
+    segment_->status(rank).busy.store(busy ? 1 : 0, std::memory_order_release);
+  }
+  bool IsBusy(uint32_t rank) const override { return segment_->status(rank).busy.load(std::memory_order_acquire) != 0; }
+  void GiveUp(uint32_t rank, GaveUp how, kf_status status, const std::string& text) override;
+  std::string GaveUpAlone(uint32_t rank) const override;
+
+  void RequestSyncPoint(uint64_t number) override;
+  uint64_t sync_points() const override { return header().sync_points.load(std::memory_order_acquire); }
+
+  // ---- for those who wait in this segment
+  bool IsDead(uint32_t rank) const {
+    const Header& words = header();
+    return std::count(words.death_order, words.death_order + deaths(), static_cast<uint8_t>(rank)) > 0;
+  }
+  // Whether some rank has ended that can't be gone on without; which, RankState::kLost tells.
+  bool AnyLost() const { return header().lost.load(std::memory_order_acquire) != 0; }
+  // What the lowest living rank that has given up for all says, if any has.
+  std::optional<Error> GaveUpForAll() const;
+
+ private:
+  Header& header() const { return segment_->header(); }
+
+  const std::shared_ptr<Segment> segment_;
+};
+
+}  // namespace kungfu::shm
+
+#endif  // KUNGFU_TRANSPORT_SHM_BOARD_H_

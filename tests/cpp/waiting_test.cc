@@ -1,0 +1,195 @@
+// How a rank waits for a word, and how it finds out the quicker way of staging.
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <random>
+
+#include "base/log.h"
+#include "ranks.h"
+#include "runtime/peer.h"
+
+namespace kungfu::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+// ---- words ----
+
+// Several waiters, each for other counts of one word, whose sleeps would end by themselves only after a minute.
+TEST(Counter, LosesNoWakeUp) {
+  shm::Counter word{};
+  constexpr uint32_t kSteps = 20000;
+  std::atomic<uint32_t> seen[3] = {};
+  const auto begin = Clock::now();
+  std::vector<std::thread> waiters;
+  for (uint32_t w = 0; w < 3; w++) {
+    waiters.emplace_back([&, w] {
+      for (uint32_t target = w + 1; target <= kSteps; target += w + 1) {
+        for (;;) {
+          const uint32_t armed = word.Arm();
+          if (shm::Counter::Reached(armed, target)) break;
+          word.Sleep(armed, 60s);
+        }
+        seen[w] = target;
+      }
+    });
+  }
+  for (uint32_t step = 1; step <= kSteps; step++) {
+    ASSERT_TRUE(word.Advance(step));
+    if (step % 4 == 0) continue;  // sometimes the next step comes at once
+    for (uint32_t w = 0; w < 3; w++) {
+      while (seen[w] + w < step / (w + 1) * (w + 1)) std::this_thread::yield();
+    }
+  }
+  for (std::thread& waiter : waiters) waiter.join();
+  EXPECT_LT(Clock::now() - begin, 50s);
+}
+
+// What another word says is seen by whoever is stirred after it, or goes to sleep after that.
+TEST(Counter, LosesNoNewsOfAnotherWord) {
+  shm::Counter word{};
+  std::atomic<uint32_t> news{0}, heard{0};
+  const auto begin = Clock::now();
+  std::thread waiter([&] {
+    for (uint32_t next = 1; next <= 20000;) {
+      const uint32_t armed = word.Arm();
+      if (news.load(std::memory_order_acquire) >= next) {
+        heard = next++;
+      } else {
+        word.Sleep(armed, 60s);
+      }
+    }
+  });
+  for (uint32_t next = 1; next <= 20000; next++) {
+    news.store(next, std::memory_order_release);
+    word.Stir();
+    while (heard < next) std::this_thread::yield();
+  }
+  waiter.join();
+  EXPECT_LT(Clock::now() - begin, 50s);
+}
+
+TEST(Counter, WrapsAndStaysFenced) {
+  shm::Counter word{};
+  for (uint32_t at = 0; at < 6u << 28; at += 1u << 28) {
+    ASSERT_TRUE(word.Advance(at));
+    EXPECT_TRUE(word.Reached(at & shm::Counter::kMask));
+    EXPECT_TRUE(word.Reached((at - 5) & shm::Counter::kMask));
+    EXPECT_FALSE(word.Reached((at + 1) & shm::Counter::kMask));
+  }
+  word.Fence();
+  EXPECT_FALSE(word.Advance(7));
+  word.Clear();
+  EXPECT_FALSE(word.Advance(7));
+  EXPECT_EQ(word.Count(), 0u);
+}
+
+// ---- who waits, and how ----
+
+// Rank 1 is one that the scheduler never prefers: yields of rank 0, on the same core, come right back.
+TEST(WaitingTime, SleepsAtOnceWhereYieldsDoNotPassTheCoreOn) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "sanitizers take their own time";
+#endif
+  constexpr int kOperations = 200;
+  Ranks ranks(2, {60s, 60s}, /*cores=*/1);
+  cpu_set_t allowed, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof allowed, &allowed), 0);
+  CPU_ZERO(&one);
+  for (int core = 0; CPU_COUNT(&one) == 0; core++) {
+    if (CPU_ISSET(core, &allowed)) CPU_SET(core, &one);
+  }
+  double each_us = 0;  // of rank 0's processor time
+  ranks.Run([&](uint32_t rank, Communicator& communicator) {
+    ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+    const sched_param none{};
+    ASSERT_EQ(sched_setscheduler(0, rank == 1 ? SCHED_IDLE : SCHED_OTHER, &none), 0);
+    Sum(communicator, "first", 1, 2);
+    timespec begin{}, end{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
+    for (int i = 0; i < kOperations; i++) Sum(communicator, "x", 1, 2);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
+    if (rank == 0) each_us = ((end.tv_sec - begin.tv_sec) * 1e6 + (end.tv_nsec - begin.tv_nsec) / 1e3) / kOperations;
+  });
+  RecordProperty("microseconds", std::to_string(each_us));
+  EXPECT_LT(each_us, 25);  // about 9; 35 where it yields in vain to the end
+}
+
+// ---- how chunks are staged ----
+
+// What operations of a history are staged like, where plain stores cost `plain` and streaming ones `streamed`.
+uint32_t CountStreamed(host::StagingChoice& choice, uint32_t operations, float plain, float streamed) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < operations; i++) {
+    const host::StagingChoice::Choice next = choice.Next(0);
+    choice.Record(0, next, next.streamed ? streamed : plain);
+    count += next.streamed ? 1 : 0;
+  }
+  return count;
+}
+
+TEST(Staging, GoesTheQuickerWayAndSeesAtOnceThatTheHostHasMovedACore) {
+  host::StagingChoice choice;
+  EXPECT_EQ(CountStreamed(choice, 10, 1.5f, 2.2f), 5u);
+  EXPECT_EQ(CountStreamed(choice, 22, 1.5f, 2.2f), 0u);
+  EXPECT_EQ(CountStreamed(choice, 8, 1.5f, 2.2f), 2u);    // tries
+  EXPECT_EQ(CountStreamed(choice, 20, 5.5f, 2.0f), 18u);  // after two that took too long
+  EXPECT_EQ(CountStreamed(choice, 68, 5.5f, 2.0f), 64u);  // tries
+  EXPECT_EQ(CountStreamed(choice, 4, 1.5f, 2.2f), 2u);    // tries see that it has moved back
+  EXPECT_EQ(CountStreamed(choice, 124, 1.5f, 2.2f), 0u);
+}
+
+TEST(Staging, ATryInWhichTheCoreWasLostDecidesNothing) {
+  host::StagingChoice choice;
+  CountStreamed(choice, 6, 1.5f, 2.2f);
+  CountStreamed(choice, 4, 90.0f, 2.2f);
+  EXPECT_EQ(CountStreamed(choice, 118, 1.5f, 2.2f), 6u);  // no more than the three times two that are tries
+  CountStreamed(choice, 2, 90.0f, 2.2f);
+  CountStreamed(choice, 2, 1.5f, 2.2f);
+  EXPECT_EQ(CountStreamed(choice, 60, 1.5f, 2.2f), 0u);
+}
+
+TEST(Staging, TriesThatMetFreshPagesAreForgottenSoon) {
+  host::StagingChoice choice;
+  CountStreamed(choice, 10, 90.0f, 95.0f);
+  CountStreamed(choice, 26, 5.5f, 2.0f);
+  EXPECT_EQ(CountStreamed(choice, 28, 5.5f, 2.0f), 28u);
+}
+
+TEST(StagingTime, ALargeOperationTakesManyTurnsAndFollowsWithinItself) {
+  host::StagingChoice choice;
+  constexpr uint32_t kChunks = 40 * host::StagingTurns::kChunks + 5;  // the last turn takes the 5, too
+  uint32_t streamed = 0;
+  for (int operation = 0; operation < 2; operation++) {
+    host::StagingTurns turns(choice, 0, kChunks, /*chunk_bytes=*/100, /*bytes=*/kChunks * 100 - 1);
+    turns.BeginStaging();
+    turns.EndStaging();
+    turns.BeginReading();
+    for (uint32_t chunk = 0; chunk < kChunks; chunk++) {
+      const uint32_t ahead = std::min(chunk + 2, kChunks - 1);
+      const bool expensive = !turns.Streams(chunk);  // no core shares a cache here
+      streamed += expensive ? 0 : 1;
+      (void)turns.Streams(ahead);
+      const auto end = Clock::now() + std::chrono::microseconds(expensive ? 15 : 5);
+      while (Clock::now() < end) {
+      }
+      turns.HaveRead(chunk + 1);
+    }
+  }
+  // Of 80 turns 18 are tries, half of them of the other way.
+  EXPECT_EQ(streamed, 71 * host::StagingTurns::kChunks + 2 * 5);
+  EXPECT_TRUE(choice.Next(0).streamed);
+  EXPECT_EQ(choice.Next(1).streamed, false) << "another history";
+}
+
+}  // namespace
+}  // namespace kungfu::testing
