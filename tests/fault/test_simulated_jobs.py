@@ -176,7 +176,9 @@ def test_a_job_whose_workers_are_all_told_to_end_ends_in_one_way(recover: Recove
 
 
 def first_violation(count: int = 200) -> tuple[int, str, Schedule]:
-    for tried, schedule in enumerate(itertools.chain(stories(40), map(schedule_of, range(count)))):
+    told, random_ones = stories(40), map(schedule_of, range(count))
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(told, random_ones))
+    for tried, schedule in enumerate(schedule for schedule in in_turn if schedule is not None):
         violation = violation_of(schedule)
         if violation is not None:
             return tried, str(violation), shrunk(schedule)
