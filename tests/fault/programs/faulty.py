@@ -28,6 +28,7 @@ from ms_kungfu.bench.pauses_worker import digest  # noqa: E402
 from ms_kungfu.dataset import sharding  # noqa: E402
 from ms_kungfu.dataset.ledger import Ledger  # noqa: E402
 from ms_kungfu.elastic import handover  # noqa: E402
+from ms_kungfu.membership import joining, step_agreement  # noqa: E402
 
 SAMPLES, BATCH, STEP_S = 480, 24, 0.003
 PATIENCE_S = 20.0
@@ -201,8 +202,9 @@ def marked(module: object, name: str, before: str, after: str = "") -> None:
 faults = Faults(os.environ["KUNGFU_FAULTS"], folder, library)
 if os.environ.get("KUNGFU_PARKED"):
     faults.newcomer()
-marked(membership, "_segment", "adopting")
-marked(membership, "_enter", "granted", "entered")
+for module in (joining, step_agreement):
+    marked(module, "request_segment", "adopting")
+    marked(module, "enter", "granted", "entered")
 faults.at("imported")
 kf.init()
 loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libkungfu_runtime" in line}
