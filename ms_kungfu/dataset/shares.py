@@ -71,8 +71,9 @@ class Shares:
         ledger: Record | None = None,
     ) -> None:
         one_of(batch_size, global_batch_size)
-        self._per_worker = None if batch_size is None else at_least(1, batch_size, "batch_size")
-        self._global = None if global_batch_size is None else at_least(1, global_batch_size, "global_batch_size")
+        self._per_worker: int | None = None
+        self._global: int | None = None
+        self._hold(batch_size, global_batch_size)
         self._total = total
         self._shuffle, self._seed = bool(shuffle), index(seed)
         self._cursor = sharding.EpochCursor(total, drop_remainder)
@@ -125,8 +126,7 @@ class Shares:
     @global_batch_size.setter
     def global_batch_size(self, samples: int) -> None:
         """Hold it constant from now on, whatever the dataset was made with. At all workers at the same step."""
-        self._global, self._per_worker = at_least(1, samples, "global_batch_size"), None
-        self._deals += 1
+        self.set_batch_size(global_batch_size=samples)
 
     @property
     def total_samples(self) -> int:
@@ -148,9 +148,13 @@ class Shares:
         same step. The rest of the epoch is dealt out anew."""
         if (batch_size is None) == (global_batch_size is None):
             raise ValueError("set_batch_size takes batch_size or global_batch_size, one of the two")
+        self._hold(batch_size, global_batch_size)
+        self._deals += 1
+
+    def _hold(self, batch_size: int | None, global_batch_size: int | None) -> None:
+        """Constant from now on: one of the two."""
         self._per_worker = None if batch_size is None else at_least(1, batch_size, "batch_size")
         self._global = None if global_batch_size is None else at_least(1, global_batch_size, "global_batch_size")
-        self._deals += 1
 
     def commit(self, participants: Sequence[int] | None = None) -> None:
         """Count what was handed out as trained by these ranks (None: by all). What the others took goes back.

@@ -57,17 +57,24 @@ def test_the_end_of_a_version_keeps_who_took_part_and_forgets_the_rest():
     assert mine.take_commits() == (0, [])
 
 
-def test_a_member_that_is_used_is_this_contexts_alone():
-    own, seen = Member(Ports(core=Core())), []
+def asked_as(member, question):
+    """What `question` answers in another thread, which uses this member."""
+    seen = []
 
     def other():
-        membership.use(own)
-        seen.append(membership.current())
+        membership.use(member)
+        seen.append(question())
 
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
-    assert seen == [own]
+    (answer,) = seen
+    return answer
+
+
+def test_a_member_that_is_used_is_this_contexts_alone():
+    own = Member(Ports(core=Core()))
+    assert asked_as(own, membership.current) is own
     assert membership.current() is not own
 
 
@@ -79,16 +86,7 @@ def test_a_process_that_nobody_started_has_no_name():
 def uid_of(version, address):
     member = Member(Ports(core=Core()))
     member.reset(PeerID.parse(address), version)
-    seen = []
-
-    def other():
-        membership.use(member)
-        seen.append(membership.uid())
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
-    return seen[0]
+    return asked_as(member, membership.uid)
 
 
 def test_a_uid_tells_version_host_and_port_apart():
