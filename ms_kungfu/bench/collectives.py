@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 
 from ms_kungfu.bench import contenders, machine, report, rounds
-from ms_kungfu.bench.group import Group
-from ms_kungfu.bench.workload import DTYPES, Task, bucketed
+from ms_kungfu.bench.group import Group, running
+from ms_kungfu.bench.workload import DTYPES, Task
+from ms_kungfu.fusion.mode import NONE, Mode
+from ms_kungfu.fusion.plan import Gradient, make_plan
 from ms_kungfu.fusion.shapes import GRADIENTS
 
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -26,27 +28,22 @@ class Settings:
     rounds: int = 5
     samples: int | None = None  # in each round; None: by size
     fresh_from: int = _MIB
-    timeout_s: float = 300.0
+    timeout: float = 300.0  # seconds, for any one answer
 
 
-@contextmanager
-def groups_of(names: Sequence[str], ranks: int, timeout_s: float) -> Iterator[dict[str, Group]]:
-    """All contenders, started and waiting. They start side by side, since importing a framework takes seconds."""
-    with ExitStack() as stack:
-        started = {name: stack.enter_context(Group(name, contenders.find(name), ranks, timeout_s)) for name in names}
-        for group in started.values():
-            group.wait_ready()
-        yield started
+def _groups(counts: Sequence[int], unit: int, way: str) -> tuple[tuple[int, int], ...]:
+    """Which tensors [begin, end) travel together when they do it in this way of :attr:`Contender.ways`."""
+    if way == "flat":
+        return ((0, len(counts)),)
+    mode = NONE if way == "each" else Mode("size", int(way[:-1]))
+    plan = make_plan([Gradient("", count * unit, "") for count in counts], mode)
+    return tuple(run for runs in plan.runs() for run in runs)
 
 
 def _task(kind: str, counts: Sequence[int], way: str, settings: Settings) -> Task:
     unit = DTYPES[settings.dtype].unit
     nbytes = max(1, sum(counts) * unit)
-    if way == "each":
-        groups = tuple((i, i + 1) for i in range(len(counts)))
-    else:
-        limit = nbytes if way == "flat" else int(way[:-1]) * _MIB
-        groups = bucketed(counts, unit, limit)
+    groups = _groups(counts, unit, way)
     # Smaller ones are so short that reading the clock would show, and stay in the cache in a program, too.
     batch = min(100, max(1, 256 * _KIB // nbytes)) if len(counts) == 1 else 1
     samples = settings.samples or min(50, max(7, 256 * _MIB // (nbytes * batch)))
@@ -77,17 +74,22 @@ def _measure(
                 "buffers": task.sets,
             }
             label = f"{name}, {way}" if len(ways) > 1 else name
-            entries.append(rounds.Entry(label, group, task.to_json(), about))
+            entries.append(rounds.Entry(label, group, asdict(task), about))
     done = rounds.run(entries, settings.rounds)
     base = next((e for e in done if e.group.name.startswith("kungfu")), None)
     return report.records(bench, done, base)
+
+
+def _running(settings: Settings) -> AbstractContextManager[dict[str, Group]]:
+    kinds = {name: contenders.find(name) for name in settings.contenders}
+    return running(kinds, settings.ranks, settings.timeout)
 
 
 def by_size(bench: str, sizes: Sequence[int], settings: Settings, out: report.Report) -> None:
     """`all_reduce` or `broadcast` of one tensor of each size (bytes, rounded to whole elements)."""
     unit = DTYPES[settings.dtype].unit
     what = f"{bench}, {settings.dtype}" + (f" {settings.op}" if bench == "all_reduce" else "")
-    with groups_of(settings.contenders, settings.ranks, settings.timeout_s) as groups:
+    with _running(settings) as groups:
         for nbytes in sizes:
             count = max(1, nbytes // unit)
             title = f"{what}, {settings.ranks} ranks, {report.size_text(count * unit)}"
@@ -96,7 +98,7 @@ def by_size(bench: str, sizes: Sequence[int], settings: Settings, out: report.Re
 
 def gradients(models: Sequence[str], settings: Settings, out: report.Report) -> None:
     """An all-reduce of a model's gradients, in each of the ways that a contender has for it."""
-    with groups_of(settings.contenders, settings.ranks, settings.timeout_s) as groups:
+    with _running(settings) as groups:
         for model in models:
             counts = GRADIENTS[model]
             size = report.size_text(sum(counts) * DTYPES[settings.dtype].unit)

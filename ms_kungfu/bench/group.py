@@ -12,8 +12,8 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 from ms_kungfu.bench.contenders.base import Contender
@@ -28,7 +28,7 @@ class GroupError(Exception):
 
 
 class Group:
-    """Starts the ranks, hands them tasks, ends them. A context manager; belongs to one thread."""
+    """Starts the ranks, hands them tasks, ends them. Belongs to one thread."""
 
     def __init__(self, name: str, contender: type[Contender], size: int, timeout_s: float) -> None:
         self.name, self.contender, self.size = name, contender, size
@@ -152,10 +152,15 @@ class Group:
             process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def __enter__(self) -> Group:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+@contextlib.contextmanager
+def running(kinds: Mapping[str, type[Contender]], ranks: int, timeout_s: float) -> Iterator[dict[str, Group]]:
+    """All contenders, started and waiting. They start side by side, since importing a framework takes seconds."""
+    with contextlib.ExitStack() as stack:
+        groups = {
+            name: stack.enter_context(contextlib.closing(Group(name, kind, ranks, timeout_s)))
+            for name, kind in kinds.items()
+        }
+        for group in groups.values():
+            group.wait_ready()
+        yield groups

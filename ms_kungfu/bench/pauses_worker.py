@@ -156,63 +156,55 @@ class _Synthetic:
             membership.state_received()
 
 
+class _Samples:
+    """Images, and what they show: so many that no job comes to their end."""
+
+    def __init__(self) -> None:
+        self.images = np.random.default_rng(1).standard_normal((64, 1, 28, 28)).astype(np.float32)
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, number: int) -> tuple[Any, Any]:
+        return self.images[number % 64], np.int32(number % 10)
+
+
 def _lenet(folder: Path) -> None:
     import mindspore as ms
-    from mindspore import nn
+    import mindspore.dataset as ds
 
+    from ms_kungfu.bench.contenders import _lenet
     from ms_kungfu.dataset import ElasticDataset
     from ms_kungfu.elastic import ElasticTraining
-    from ms_kungfu.optimizers import KungFuMomentum
 
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(1)
-    net = nn.SequentialCell(
-        nn.Conv2d(1, 6, 5, pad_mode="valid"), nn.ReLU(), nn.MaxPool2d(2, 2),
-        nn.Conv2d(6, 16, 5, pad_mode="valid"), nn.ReLU(), nn.MaxPool2d(2, 2),
-        nn.Flatten(), nn.Dense(256, 120), nn.ReLU(), nn.Dense(120, 84), nn.ReLU(), nn.Dense(84, 10),
-    )  # fmt: skip
-    optimizer = KungFuMomentum(net.trainable_params(), 0.01, 0.9)
-    step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.CrossEntropyLoss()), optimizer)
-    images = np.random.default_rng(1).standard_normal((64, 1, 28, 28)).astype(np.float32)
-
-    def sample(number: int) -> Any:
-        return images[number % 64], np.int32(number % 10)
-
-    class Samples:
-        def __len__(self) -> int:
-            return 1 << 20
-
-        def __getitem__(self, number: int) -> Any:
-            return sample(int(number))
-
-    import mindspore.dataset as ds
-
+    samples = _Samples()
+    step = _lenet.training_step("KungFuMomentum")
     data = ElasticDataset(
-        ds.GeneratorDataset(Samples(), ["image", "label"], shuffle=False),
+        ds.GeneratorDataset(samples, ["image", "label"], shuffle=False),
         batch_size=8, shuffle=False, drop_remainder=True, ledger=folder / "ledger",
     )  # fmt: skip
     recorder = Recorder(folder)
 
     def prepare() -> None:
-        step.compile(ms.Tensor(images[:8]), ms.Tensor(np.zeros(8, np.int32)))
+        step.compile(ms.Tensor(samples.images[:8]), ms.Tensor(np.zeros(8, np.int32)))
 
-    elastic = ElasticTraining(net, optimizer, dataset=data, prepare=prepare)
+    elastic = ElasticTraining(step.network, step.optimizer, dataset=data, prepare=prepare)
     for _ in elastic.epochs(1):
         recorder.member(elastic.step)
         for image, label in data:
-            # Before the step, where a worker that has just joined is as well.
-            if comm.all_reduce(np.array([recorder.stop_asked()], np.int32), "max", "stop")[0]:
-                break
+            if recorder.stop_asked():
+                elastic.request_stop()
             begin = time.monotonic()
             step(image, label).asnumpy()
             reduced = time.monotonic()
             change = elastic.step_end()
-            if elastic.should_stop:
+            if change.detached:
                 return
             recorder.step(elastic.step, begin, reduced, time.monotonic())
             if change.changed:
                 recorder.member(elastic.step)
-        break
     if not runtime.detached():
         recorder.member(elastic.step, digest=digest([p.asnumpy() for p in elastic.parameters]))
 

@@ -25,7 +25,8 @@ _OTHER = "#52606d"
 _STYLE: Any = {
     "font.family": "DejaVu Sans", "font.size": 9.5, "axes.edgecolor": _GREY, "axes.labelcolor": _INK,
     "text.color": _INK, "xtick.color": _GREY, "ytick.color": _GREY, "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK, "axes.spines.top": False, "axes.spines.right": False,
+    "ytick.labelcolor": _INK, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "axes.axisbelow": True, "grid.color": _FAINT, "grid.linewidth": 0.8, "axes.titlepad": 10, "legend.frameon": False,
 }  # fmt: skip
 _BY_SIZE = ("all_reduce", "broadcast")
 
@@ -73,6 +74,11 @@ def _ranks(record: Record) -> str:
     return f"{record['ranks']} rank{'s' if record['ranks'] > 1 else ''}"
 
 
+def _titles(axes: Any, left: str, right: str) -> None:
+    axes.set_title(left, loc="left", fontsize=12, fontweight="bold")
+    axes.set_title(right, loc="right", fontsize=9, color=_GREY)
+
+
 def _over_size(top: Any, bottom: Any, panel: Sequence[Record]) -> None:
     first = panel[0]
     lines: dict[str, list[Record]] = {}
@@ -89,17 +95,12 @@ def _over_size(top: Any, bottom: Any, panel: Sequence[Record]) -> None:
         )
         if first["ratio_to"]:
             bottom.plot(sizes, [r["ratio"] for r in line], **style)
-    title = f"{first['bench']}, {_ranks(first)}"
-    kind = " ".join(filter(None, (first["dtype"], first["op"])))
-    top.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=10)
-    top.set_title(kind, loc="right", fontsize=9, color=_GREY, pad=10)
+    _titles(top, f"{first['bench']}, {_ranks(first)}", " ".join(filter(None, (first["dtype"], first["op"]))))
     top.set_ylabel("time of the slowest rank")
     bottom.set_ylabel(f"times {first['ratio_to']}")
     for axes in (top, bottom):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.grid(True, color=_FAINT, lw=0.8)
-        axes.set_axisbelow(True)
         axes.yaxis.set_minor_locator(NullLocator())
     bottom.axhline(1, color=_GREY, lw=0.8)
     top.yaxis.set_major_formatter(FuncFormatter(lambda us, _: time_text(us)))
@@ -107,7 +108,7 @@ def _over_size(top: Any, bottom: Any, panel: Sequence[Record]) -> None:
     ticks = sorted({r["bytes"] for r in panel})
     bottom.set_xticks(ticks, [size_text(b) for b in ticks], rotation=30, ha="right")
     bottom.xaxis.set_minor_locator(NullLocator())
-    top.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    top.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     # A memcpy of four bytes would take half of the picture.
     collectives = [r for r in panel if r["contender"] != "memcpy"]
     if collectives:
@@ -126,29 +127,21 @@ def _bars(axes: Any, panel: Sequence[Record], slots: int) -> None:
         for i, (phase, shade) in enumerate(zip(phases, ("#2b6cb0", "#6aa9e0", "#bcd9f2"))):
             before = [sum(r[p] for p in phases[:i]) for r in panel]
             axes.barh(positions, [r[phase] for r in panel], 0.62, before, color=shade, label=phase.split("_")[0])
-        axes.legend(frameon=False, loc="lower right", fontsize=8)
+        axes.legend(loc="lower right", fontsize=8)
     else:
         axes.barh(positions, [r["p50_us"] for r in panel], 0.62, color=[_colour(r) for r in panel])
     for y, r in zip(positions, panel):
         other = r["ratio"] and r["contender"] != r["ratio_to"]
         ratio = f"  ({r['ratio']:.{2 if r['ratio'] < 10 else 0}f}x)" if other else ""
-        axes.annotate(
-            time_text(r["p50_us"]) + ratio,
-            (r["p50_us"], y),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-        )
+        text = time_text(r["p50_us"]) + ratio
+        axes.annotate(text, (r["p50_us"], y), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
     axes.set_yticks(positions, [r["contender"] for r in panel])
     axes.tick_params(axis="y", length=0)
     axes.set_xlim(0, 1.35 * longest)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda us, _: time_text(us)))
     axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.grid(True, axis="x", color=_FAINT, lw=0.8)
-    axes.set_axisbelow(True)
+    axes.grid(False, axis="y")
     about = [] if first["bench"] == "resize" else [_ranks(first)]
     about += [f"{first['mode']} mode"] if first.get("mode") else []
     title = first["bench"] if not first.get("model") else f"{first['bench']}, {first['model']}"
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=10)
-    axes.set_title(", ".join(about), loc="right", fontsize=9, color=_GREY, pad=10)
+    _titles(axes, title, ", ".join(about))

@@ -25,6 +25,11 @@ def times(samples: Sequence[float]) -> Record:
     }
 
 
+def verdict(wrong: str | None) -> Record:
+    """The last columns of a record: whether the result is right, and where it comes from."""
+    return {"verified": wrong is None, "wrong": wrong, **machine.facts()}
+
+
 def records(bench: str, entries: Sequence[Entry], base: Entry | None) -> list[Record]:
     """One record an entry. Times are of the rank that counts; `ratio` is this entry's time over that of `base`."""
     made = []
@@ -44,9 +49,7 @@ def records(bench: str, entries: Sequence[Entry], base: Entry | None) -> list[Re
                 "ratio": round(e.ratio_to(base), 3) if base else None,
                 "ratio_to": base.label if base else None,
                 "idle_ranks_cpu": round(e.others_cpu_s / e.wall_s, 4) if e.wall_s else 0.0,
-                "verified": e.wrong is None,
-                "wrong": e.wrong,
-                **machine.facts(),
+                **verdict(e.wrong),
             }
         )
     return made

@@ -58,13 +58,8 @@ def _change(training: _Training, size: int) -> dict[str, Any] | None:
     times.append(time.perf_counter())
     training.step()
     times.append(time.perf_counter())
-    spent = [after - before for before, after in zip(times, times[1:])]
-    return {
-        "from": change.old_size,
-        "to": change.new_size,
-        **dict(zip(("resize_s", "sync_s", "step_s"), spent)),
-        "wrong": training.difference(),
-    }
+    spent = dict(zip(("resize_s", "sync_s", "step_s"), np.diff(times).tolist()))
+    return {"from": change.old_size, "to": change.new_size, **spent, "wrong": training.difference()}
 
 
 def main(text: str) -> None:

@@ -6,50 +6,41 @@ nothing: its time is that of the computation alone while all ranks compute, and 
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 from ms_kungfu.bench import report, rounds
+from ms_kungfu.bench.contenders.base import Contender
 from ms_kungfu.bench.contenders.training import KungFuTraining, MindSporeTraining
-from ms_kungfu.bench.group import Group
+from ms_kungfu.bench.group import running
 
 _STEPS = 20
 _TOLERANCE = 1e-3  # between sums of weights; MindSpore's threads add up in any order
 
 
-def run(
-    ranks: int,
-    mode: str,
-    batch: int,
-    steps: int | None,
-    turns: int,
-    peers: Sequence[str],
-    timeout_s: float,
-    out: report.Report,
-) -> None:
-    """`peers` may hold "mindspore": its data parallelism over its own collectives."""
-    with ExitStack() as stack:
-        ours = stack.enter_context(Group("kungfu", KungFuTraining, ranks, timeout_s))
-        runs = [("KungFuMomentum", ours, "KungFuMomentum"), ("nn.Momentum", ours, "nn.Momentum")]
-        if "mindspore" in peers and ranks > 1:
-            theirs = stack.enter_context(Group("mindspore", MindSporeTraining, ranks, timeout_s))
-            runs.append(("mindspore", theirs, "nn.Momentum"))
-        for group in {id(group): group for _, group, _ in runs}.values():
-            group.wait_ready()
-        about = {"model": "lenet", "mode": mode, "batch": batch}
+def run(options: argparse.Namespace, ranks: int, out: report.Report) -> None:
+    """The options are the command line's; `vs` may hold "mindspore": its data parallelism over its own collectives."""
+    runs = [("KungFuMomentum", "kungfu", "KungFuMomentum"), ("nn.Momentum", "kungfu", "nn.Momentum")]
+    kinds: dict[str, type[Contender]] = {"kungfu": KungFuTraining}
+    if "mindspore" in options.vs and ranks > 1:
+        kinds["mindspore"] = MindSporeTraining
+        runs.append(("mindspore", "mindspore", "nn.Momentum"))
+    about = {"model": "lenet", "mode": options.mode, "batch": options.batch}
+    task = {"mode": options.mode, "batch": options.batch, "samples": options.samples or _STEPS}
+    with running(kinds, ranks, options.timeout) as groups:
         entries = [
             rounds.Entry(
                 label,
-                group,
-                {"optimizer": optimizer, "mode": mode, "batch": batch, "samples": steps or _STEPS},
-                {**about, "transport": "none" if label == "nn.Momentum" else group.contender.transport},
+                groups[group],
+                {"optimizer": optimizer, **task},
+                {**about, "transport": "none" if label == "nn.Momentum" else kinds[group].transport},
             )
             for label, group, optimizer in runs
         ]
-        done = rounds.run(entries, turns)
+        done = rounds.run(entries, options.rounds)
         _verify(done, ranks)
-    images = f"{batch} images a rank"
-    title = f"step of lenet, {mode} mode, {images}, {ranks} rank{'s' if ranks > 1 else ''}"
+    images = f"{options.batch} images a rank"
+    title = f"step of lenet, {options.mode} mode, {images}, {ranks} rank{'s' if ranks > 1 else ''}"
     out.add(title, report.records("step", done, next(e for e in done if e.label == "nn.Momentum")))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -70,28 +69,9 @@ class Task:
     def nbytes(self) -> int:
         return sum(self.counts) * DTYPES[self.dtype].unit
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Task:
         return cls(**{**value, "counts": tuple(value["counts"]), "groups": tuple(map(tuple, value["groups"]))})
-
-
-def bucketed(counts: Sequence[int], unit: int, limit_bytes: int) -> tuple[tuple[int, int], ...]:
-    """Groups of neighbours that hold at most `limit_bytes`, or one tensor that is larger.
-
-    >>> bucketed([2, 2, 9, 1], unit=1, limit_bytes=4)
-    ((0, 2), (2, 3), (3, 4))
-    """
-    groups, begin, held = [], 0, 0
-    for i, count in enumerate(counts):
-        if i > begin and held + count * unit > limit_bytes:
-            groups.append((begin, i))
-            begin, held = i, 0
-        held += count * unit
-    groups.append((begin, len(counts)))
-    return tuple(groups)
 
 
 class Workload:

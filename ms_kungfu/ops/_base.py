@@ -50,44 +50,57 @@ def check_root(root: int) -> int:
 class Primitive(PrimitiveWithInfer):
     """A primitive with a kernel in the plugin; its attributes are fixed at creation.
 
-    `init_attrs` are the arguments that make an equal one, for MindSpore to copy it.
+    `init_attrs` are the arguments that make an equal one, for MindSpore to copy it. They are the kernel's attributes,
+    and by ``add_prim_attr`` Python's, too.
+
+    It has a side effect for the compiler: equal calls aren't merged, nor taken for constants, one whose result isn't
+    used still runs, and all of them run in the order of the program, at every step and at every rank.
     """
 
-    def __init__(self, kernel: str, inputs: list[str], outputs: list[str], **init_attrs: Any) -> None:
+    def __init__(self, kernel: str, inputs: list[str], outputs: list[str], **attributes: Any) -> None:
         _plugin.load()
         # A program that never calls init() would else train in a cluster of one.
         runtime.init()
         super().__init__(kernel)
-        self.init_attrs = init_attrs
+        self.init_attrs = attributes
         self.init_prim_io_names(inputs=inputs, outputs=outputs)
+        for name, value in attributes.items():
+            self.add_prim_attr(name, value)
+        # Puts the calls of a graph into a chain. Without it equal calls are merged, and the order of independent ones
+        # differs between the first step and later ones: a joiner and a veteran would wait for each other.
+        self.add_prim_attr("side_effect_io", True)
 
     def set_prim_instance_name(self, instance_name: str) -> Any:
         """Called by MindSpore when the primitive becomes an attribute of a cell."""
         _reparse.mend_owner(sys._getframe(1))
         return super().set_prim_instance_name(instance_name)
 
+    def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
+        """Called by MindSpore with the shape and the dtype of each input."""
+        _reparse.refuse()
+        shape, dtype = self._outputs(*inputs)
+        return {"shape": shape, "dtype": dtype, "value": None}
+
+    def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
+        """The shapes and the dtypes that come out; TypeError or ValueError for what can't go in."""
+        raise NotImplementedError
+
 
 class Collective(Primitive):
     """One tensor or a tuple of tensors in, as many out.
 
     Of any dtype where `copies` says that nothing is computed: a Parameter may be of bool, or complex.
-
-    It has a side effect for the compiler: equal calls aren't merged, one whose result isn't used still runs, and all of
-    them run in the order of the program, at every step and at every rank.
     """
 
     copies = False
 
-    def __init__(self, kernel: str, name: str | None, **init_attrs: Any) -> None:
-        super().__init__(kernel, ["x"], ["y"], name=name, **init_attrs)
+    def __init__(self, kernel: str, name: str | None, **attributes: Any) -> None:
+        super().__init__(kernel, ["x"], ["y"], **attributes)
+        self.init_attrs = {"name": name, **attributes}
         if name is not None and (not isinstance(name, str) or not name):
             raise TypeError(f"name must be a text that isn't empty, or None, not {name!r}")
-        self.channel = name or UNNAMED
-        self.add_prim_attr("channel", self.channel)
-        # Puts the calls of a graph into a chain. Without it equal calls are merged, and the order of independent ones
-        # differs between the first step and later ones: a joiner and a veteran would wait for each other.
-        self.add_prim_attr("side_effect_io", True)
-        # The same for the collectives in the gradient, which make a chain of their own.
+        self.add_prim_attr("channel", name or UNNAMED)
+        # The collectives in the gradient make a chain of their own.
         self.add_prim_attr("side_effect_backprop", True)
 
     def output_shape(self, shape: list[int]) -> list[int]:
@@ -101,17 +114,14 @@ class Collective(Primitive):
                 "float64 and (u)int8 to (u)int64"
             )
 
-    def __infer__(self, x: dict[str, Any]) -> dict[str, Any]:
-        _reparse.refuse()
-        shape, dtype = x["shape"], x["dtype"]
+    def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
+        shape, dtype = inputs[0]["shape"], inputs[0]["dtype"]
         if isinstance(dtype, (tuple, list)):
             for each in dtype:
                 self._check_dtype(each)
-            shape = tuple(self.output_shape(list(each)) for each in shape)
-        else:
-            self._check_dtype(dtype)
-            shape = self.output_shape(list(shape))
-        return {"shape": shape, "dtype": dtype, "value": None}
+            return tuple(self.output_shape(list(each)) for each in shape), dtype
+        self._check_dtype(dtype)
+        return self.output_shape(list(shape)), dtype
 
 
 class SizedCollective(Collective):
@@ -121,8 +131,8 @@ class SizedCollective(Collective):
     are that a tuple is divided into.
     """
 
-    def __init__(self, kernel: str, name: str | None, kind: str, **init_attrs: Any) -> None:
-        super().__init__(kernel, name, **init_attrs)
+    def __init__(self, kernel: str, name: str | None, kind: str, **attributes: Any) -> None:
+        super().__init__(kernel, name, **attributes)
         self.add_prim_attr("fusion_bytes", min(mode_of(kind=kind).limit_mb * MB, 2**62))
 
     def __call__(self, *args: Any) -> Any:

@@ -29,6 +29,15 @@ def _name(primitive: Collective) -> str | None:
     return None if primitive.channel == UNNAMED else primitive.channel + "/grad"
 
 
+def _of_result(grad: Collective) -> Bprop:
+    """What `grad` makes of the result's gradient, in the order that is told above."""
+
+    def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
+        return (grad(ops.depend(dout, out)),)
+
+    return bprop
+
+
 def _keep_where_equal(x: Any, out: Any, dx: Any) -> Any:
     return dx * ops.cast(ops.equal(x, out), ops.dtype(dx))
 
@@ -38,11 +47,8 @@ def _all_reduce(self: KungFuAllReduce) -> Bprop:
     grad = KungFuAllReduce(ReduceOp.MEAN if self.op == ReduceOp.MEAN else ReduceOp.SUM, _name(self))
 
     if self.op in (ReduceOp.SUM, ReduceOp.MEAN):
-
-        def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
-            return (grad(ops.depend(dout, out)),)
-
-    elif self.op == ReduceOp.PROD:
+        return _of_result(grad)
+    if self.op == ReduceOp.PROD:
 
         def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
             if isinstance(x, (tuple, list)):
@@ -80,21 +86,11 @@ def _broadcast(self: KungFuBroadcast) -> Bprop:
 
 @bprop_getters.register(KungFuAllGather)
 def _all_gather(self: KungFuAllGather) -> Bprop:
-    grad = KungFuReduceScatter(ReduceOp.SUM, _name(self))
-
-    def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
-        return (grad(ops.depend(dout, out)),)
-
-    return bprop
+    return _of_result(KungFuReduceScatter(ReduceOp.SUM, _name(self)))
 
 
 @bprop_getters.register(KungFuReduceScatter)
 def _reduce_scatter(self: KungFuReduceScatter) -> Bprop:
     if self.op != ReduceOp.SUM:
         raise RuntimeError(f"KungFuReduceScatter has a gradient for {ReduceOp.SUM} only, not for {self.op}")
-    grad = KungFuAllGather(_name(self))
-
-    def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
-        return (grad(ops.depend(dout, out)),)
-
-    return bprop
+    return _of_result(KungFuAllGather(_name(self)))

@@ -7,7 +7,6 @@ from typing import Any
 
 from mindspore import dtype as mstype
 
-from ms_kungfu.ops import _reparse
 from ms_kungfu.ops._base import Collective, Primitive, element
 from ms_kungfu.ops.reduce_op import check_reduce_op
 
@@ -22,18 +21,13 @@ class AllReduceStart(Collective):
 
     def __init__(self, op: str, name: str) -> None:
         super().__init__("KungFuAllReduceStart", name, op=check_reduce_op(op))
-        self.add_prim_attr("op", op)
 
-    def __infer__(self, x: dict[str, Any]) -> dict[str, Any]:
-        brought = super().__infer__(x)
-        dtypes = {str(element(dtype)) for dtype in brought["dtype"]}
-        if len(dtypes) != 1:
-            raise TypeError(f"{self.name} takes tensors of one dtype at a time, not of {', '.join(sorted(dtypes))}")
-        return {
-            "shape": (*brought["shape"], [1]),
-            "dtype": (*brought["dtype"], mstype.TensorType(mstype.uint64)),
-            "value": None,
-        }
+    def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
+        shapes, dtypes = super()._outputs(*inputs)
+        different = {str(element(dtype)) for dtype in dtypes}
+        if len(different) != 1:
+            raise TypeError(f"{self.name} takes tensors of one dtype at a time, not of {', '.join(sorted(different))}")
+        return (*shapes, [1]), (*dtypes, mstype.TensorType(mstype.uint64))
 
 
 class AllReduceWait(Primitive):
@@ -45,12 +39,9 @@ class AllReduceWait(Primitive):
     """
 
     def __init__(self, num_tensors: Sequence[int]) -> None:
+        # Its side effect puts it into the chain of all collectives: else one that blocks could come before the wait at
+        # one rank and after it at another.
         super().__init__("KungFuAllReduceWait", ["x"], ["y"], num_tensors=tuple(num_tensors))
-        self.add_prim_attr("num_tensors", tuple(num_tensors))
-        # In the chain of all collectives: else one that blocks could come before the wait at one rank and after it at
-        # another.
-        self.add_prim_attr("side_effect_io", True)
 
-    def __infer__(self, x: dict[str, Any]) -> dict[str, Any]:
-        _reparse.refuse()
-        return {"shape": x["shape"], "dtype": x["dtype"], "value": None}
+    def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
+        return inputs[0]["shape"], inputs[0]["dtype"]

@@ -11,6 +11,8 @@ import functools
 import importlib
 from pathlib import Path
 
+import mindspore
+
 from ms_kungfu import _device
 
 _REMEDY = (
@@ -37,8 +39,6 @@ def check_version(built_for: str, running: str) -> None:
 
 @functools.cache
 def _load(device: str) -> ctypes.CDLL:
-    import mindspore
-
     if device not in _PLUGINS:
         raise ValueError(f'device_target must be one of {", ".join(_PLUGINS)}, not "{device}"')
     try:
@@ -70,6 +70,4 @@ def load() -> ctypes.CDLL:
     Raises ImportError where the kernels are missing or belong to another MindSpore, or a library of the device's vendor
     is missing; ValueError for a device that ms_kungfu knows no kernels for.
     """
-    import mindspore
-
     return _load(mindspore.get_context("device_target"))

@@ -18,6 +18,11 @@ import sys
 from types import FrameType
 from typing import Any
 
+import mindspore
+from mindspore import nn
+
+from ms_kungfu.ops import _memory
+
 _log = logging.getLogger(__name__)
 
 
@@ -30,10 +35,6 @@ def mend(cls: type) -> None:
 
     Every class that uses our primitives comes by here; an optimizer's keeps hold of its memory, too (_memory.py).
     """
-    import mindspore
-
-    from ms_kungfu.ops import _memory
-
     _memory.keep(cls)
     definers = [base for base in cls.__mro__ if "construct" in vars(base)]
     if not definers or definers[0].__module__.partition(".")[0] == "mindspore":
@@ -49,8 +50,6 @@ def mend(cls: type) -> None:
 
 def mend_owner(frame: FrameType) -> None:
     """Mend the class of the cell in whose ``__setattr__`` the frame is."""
-    from mindspore import nn
-
     owner = frame.f_locals.get("self")
     if isinstance(owner, nn.Cell):
         mend(type(owner))

@@ -6,18 +6,22 @@ from typing import Any
 
 from mindspore import dtype as mstype
 
-from ms_kungfu.ops import _reparse
 from ms_kungfu.ops._base import Primitive
 
 NEIGHBOURS = ("random", "round-robin")
+_INT64 = mstype.TensorType(mstype.int64)
 
 
-def _check_tuple(name: str, dtypes: Any) -> None:
-    if not isinstance(dtypes, (tuple, list)):
-        raise TypeError(f"{name} takes a tuple of tensors")
+class _OfTuple(Primitive):
+    """Takes a tuple of tensors."""
+
+    def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
+        if not isinstance(inputs[0]["dtype"], (tuple, list)):
+            raise TypeError(f"{self.name} takes a tuple of tensors")
+        return inputs[0]["shape"], inputs[0]["dtype"]
 
 
-class SaveModel(Primitive):
+class SaveModel(_OfTuple):
     """Keep a copy of a tuple of tensors for the other workers, under `record`.
 
     Returns its version, int64 of shape (1,). A record keeps its shapes and dtypes.
@@ -25,19 +29,16 @@ class SaveModel(Primitive):
 
     def __init__(self, record: str) -> None:
         super().__init__("KungFuSaveModel", ["x"], ["version"], record=record)
-        self.add_prim_attr("record", record)
-        self.add_prim_attr("side_effect_io", True)
         # Puts it after what was written to the parameters before, in the order of the program; a dependency on what an
         # optimizer returns doesn't, as the compiler knows the value of that.
         self.add_prim_attr("side_effect_mem", True)
 
-    def __infer__(self, x: dict[str, Any]) -> dict[str, Any]:
-        _reparse.refuse()
-        _check_tuple(self.name, x["dtype"])
-        return {"shape": [1], "dtype": mstype.TensorType(mstype.int64), "value": None}
+    def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
+        super()._outputs(*inputs)
+        return [1], _INT64
 
 
-class RequestModel(Primitive):
+class RequestModel(_OfTuple):
     """The latest tensors that a neighbour has saved under `record`, for a tuple of as many of one's own.
 
     Returns them and, last, int64 of shape (2,): the neighbour's rank and the version, (-1, 0) and one's own tensors
@@ -50,12 +51,7 @@ class RequestModel(Primitive):
         super().__init__(
             "KungFuRequestModel", ["x"], ["y"], record=record, neighbour=neighbour, seed=seed, prefetch=prefetch
         )
-        for name, value in self.init_attrs.items():
-            self.add_prim_attr(name, value)
-        self.add_prim_attr("side_effect_io", True)
 
-    def __infer__(self, x: dict[str, Any]) -> dict[str, Any]:
-        _reparse.refuse()
-        _check_tuple(self.name, x["dtype"])
-        source = mstype.TensorType(mstype.int64)
-        return {"shape": (*x["shape"], [2]), "dtype": (*x["dtype"], source), "value": None}
+    def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
+        shapes, dtypes = super()._outputs(*inputs)
+        return (*shapes, [2]), (*dtypes, _INT64)

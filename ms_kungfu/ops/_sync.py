@@ -19,7 +19,6 @@ class KungFuBroadcastInPlace(Collective):
 
     def __init__(self, root: int, name: str) -> None:
         super().__init__("KungFuBroadcastInPlace", name, root=check_root(root))
-        self.add_prim_attr("root", root)
         self.add_prim_attr("side_effect_mem", True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ms_kungfu.ops._base import Collective
 from ms_kungfu.ops.reduce_op import ReduceOp, check_reduce_op
@@ -28,10 +27,7 @@ class KungFuAllReduce(Collective):
     """
 
     def __init__(self, op: str = ReduceOp.SUM, name: str | None = None) -> None:
-        op = check_reduce_op(op)
-        super().__init__("KungFuAllReduce", name, op=op)
-        self.op: Any = op
-        self.add_prim_attr("op", op)
+        super().__init__("KungFuAllReduce", name, op=check_reduce_op(op))
 
 
 class AllReduceGradients(Collective):
@@ -45,8 +41,5 @@ class AllReduceGradients(Collective):
     def __init__(self, op: str, names: Sequence[str], group_of: Sequence[int] = ()) -> None:
         names, group_of = tuple(names), tuple(group_of)
         # The first name stands for the call where one is asked for.
-        super().__init__("KungFuAllReduceGradients", names[0], op=check_reduce_op(op))
-        self.init_attrs = {"op": op, "names": names, "group_of": group_of}
-        self.add_prim_attr("op", op)
-        self.add_prim_attr("names", names)
-        self.add_prim_attr("group_of", group_of)
+        super().__init__("KungFuAllReduceGradients", names[0], op=check_reduce_op(op), names=names, group_of=group_of)
+        del self.init_attrs["name"]

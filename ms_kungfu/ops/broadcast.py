@@ -17,6 +17,4 @@ class KungFuBroadcast(Collective):
     copies = True
 
     def __init__(self, root: int = 0, name: str | None = None) -> None:
-        super().__init__("KungFuBroadcast", name, root=root)
-        self.root = check_root(root)
-        self.add_prim_attr("root", root)
+        super().__init__("KungFuBroadcast", name, root=check_root(root))

@@ -21,10 +21,7 @@ class KungFuReduceScatter(SizedCollective):
     """
 
     def __init__(self, op: str = ReduceOp.SUM, name: str | None = None) -> None:
-        op = check_reduce_op(op)
-        super().__init__("KungFuReduceScatter", name, "reducescatter", op=op)
-        self.op: Any = op
-        self.add_prim_attr("op", op)
+        super().__init__("KungFuReduceScatter", name, "reducescatter", op=check_reduce_op(op))
 
     def output_shape(self, shape: list[Any]) -> list[Any]:
         size = runtime.current_cluster_size()

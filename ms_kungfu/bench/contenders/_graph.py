@@ -1,4 +1,4 @@
-"""Compiled cells around collectives. A file of its own, since importing it loads MindSpore."""
+"""A compiled cell around collectives. A file of its own, since importing it loads MindSpore."""
 
 from __future__ import annotations
 
@@ -25,15 +25,3 @@ class InGroups(nn.Cell):
             else:
                 outputs += primitive(tensors[begin:end])
         return outputs
-
-
-class AtOnce(nn.Cell):
-    """Hands all tensors to one primitive."""
-
-    def __init__(self, primitive: Any) -> None:
-        super().__init__()
-        self.primitive = primitive
-
-    @ms.jit(backend="ms_backend")
-    def construct(self, *tensors):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        return self.primitive(tensors)

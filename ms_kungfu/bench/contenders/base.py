@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Callable, ClassVar
@@ -21,6 +21,13 @@ Loop = Callable[[int, int], "list[float]"]
 
 class Unsupported(Exception):
     """This contender can't do that (a dtype, an op); the others go on."""
+
+
+def own_name(names: Mapping[str, str], name: str, library: str) -> str:
+    """What the library calls an op or a dtype."""
+    if name not in names:
+        raise Unsupported(f"{library} has no {name}")
+    return names[name]
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,10 @@ class Contender(ABC):
     def __init__(self, rank: int, size: int, *extra: str) -> None:
         del extra
         self.rank, self.size = rank, size
+
+    def barrier(self) -> None:
+        """Where all ranks meet."""
+        raise NotImplementedError
 
     @classmethod
     def missing(cls) -> str | None:
@@ -102,29 +113,19 @@ def timed(
     `before` each sample isn't timed. A sample is over when `finish` returns, for calls that return too early. `clock`
     is in seconds.
     """
-    turn = 0
 
     def loop(samples: int, batch: int) -> list[float]:
-        nonlocal turn
-        turn = 0
+        turns = itertools.count()
         seconds = []
         for _ in range(samples):
             before()
             barrier()
             begin = clock()
-            for turn in range(turn, turn + batch):  # noqa: B020  # carried on over the samples
+            for turn in itertools.islice(turns, batch):
                 call(turn)
-            turn += 1
             finish()
             seconds.append((clock() - begin) / batch)
         barrier()  # who is done first leaves the core to the others
         return seconds
 
     return loop
-
-
-def pin(rank: int, size: int) -> None:
-    """Moves this process to its share of the cores, as kungfu-run does with its workers; before it starts threads."""
-    from ms_kungfu.launcher.affinity import allowed_cores, divide
-
-    os.sched_setaffinity(0, divide(allowed_cores(), size)[rank])

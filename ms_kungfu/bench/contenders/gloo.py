@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ms_kungfu.bench.contenders.base import CollectiveContender, Loop, Process, Unsupported, timed
+from ms_kungfu.bench.contenders.base import CollectiveContender, Loop, Process, Unsupported, own_name, timed
 from ms_kungfu.bench.workload import Workload
 
 _OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "prod": "PRODUCT"}
@@ -43,9 +43,7 @@ class Gloo(CollectiveContender):
         task, torch, dist = work.task, self._torch, self._dist
         if task.dtype not in _DTYPES:
             raise Unsupported(f"Gloo has no {task.dtype}")
-        if task.op not in _OPS:
-            raise Unsupported(f"Gloo has no {task.op}")
-        op = getattr(dist.ReduceOp, _OPS[task.op])
+        op = getattr(dist.ReduceOp, own_name(_OPS, task.op, "Gloo"))
         sets = [tuple([self._tensor(x, task.dtype) for x in part] for part in one) for one in work.sets]
         flats = [
             torch.empty(sum(task.counts[begin:end]), dtype=sets[0][0][0].dtype) if end - begin > 1 else None

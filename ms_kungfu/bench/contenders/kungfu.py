@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ms_kungfu import _core
-from ms_kungfu.bench.contenders.base import CollectiveContender, Contender, Loop, Process, Unsupported, pin, timed
+from ms_kungfu.bench.contenders.base import CollectiveContender, Contender, Loop, Process, Unsupported, timed
 from ms_kungfu.bench.workload import OPS, Workload
+from ms_kungfu.launcher.affinity import allowed_cores, divide
 
 _TIMEOUT_S = 300.0
 
@@ -21,10 +22,13 @@ class Joined(Contender):
 
     def __init__(self, rank: int, size: int, *extra: str) -> None:
         super().__init__(rank, size)
-        pin(rank, size)
+        os.sched_setaffinity(0, divide(allowed_cores(), size)[rank])  # before it starts threads
         descriptor = int(extra[0])
         _core.join(descriptor, rank, f"rank {rank}", False, _TIMEOUT_S, _TIMEOUT_S)
         os.close(descriptor)
+
+    def barrier(self) -> None:
+        _core.barrier("bench/barrier")
 
     @classmethod
     def processes(cls, size: int, folder: str) -> list[Process]:
@@ -50,10 +54,7 @@ class KungFuPython(Joined, CollectiveContender):
     def loop(self, work: Workload) -> Loop:
         from ms_kungfu import comm
 
-        task = work.task
-        if len(task.groups) != len(task.counts):
-            raise Unsupported("ms_kungfu.comm takes one array at a time")
-        sets: list[Any] = work.sets
+        task, sets = work.task, work.sets
         if task.dtype == "bfloat16":
             raise Unsupported("bfloat16 in NumPy needs ml_dtypes; measure it natively")
         if task.kind == "broadcast":
@@ -68,7 +69,7 @@ class KungFuPython(Joined, CollectiveContender):
                 for array, out in zip(inputs, outputs):
                     comm.all_reduce(array, task.op, "bench", out)
 
-        return timed(comm.barrier, call)
+        return timed(self.barrier, call)
 
 
 class Memcpy(Joined, CollectiveContender):
@@ -78,7 +79,7 @@ class Memcpy(Joined, CollectiveContender):
         copies = list(work.sets)
         if work.task.kind == "broadcast":  # in place, but a copy needs somewhere to go
             copies = [(inputs, [np.empty_like(x) for x in inputs]) for inputs, _ in copies]
-        return lambda samples, batch: _core._time_memcpy(list(copies), samples, batch)
+        return lambda samples, batch: _core._time_memcpy(copies, samples, batch)
 
     def measure(self, task: dict[str, Any]) -> dict[str, Any]:
         # It copies this rank's own values: what a collective would have to yield can't come out.

@@ -6,7 +6,7 @@ import socket
 import sys
 from typing import Any, ClassVar
 
-from ms_kungfu.bench.contenders.base import CollectiveContender, Contender, Loop, Process, Unsupported
+from ms_kungfu.bench.contenders.base import CollectiveContender, Contender, Loop, Process, Unsupported, own_name
 from ms_kungfu.bench.workload import Workload
 
 _OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "prod": "PROD"}
@@ -34,13 +34,18 @@ class Scheduled(Contender):
 
     def __init__(self, rank: int, size: int, *extra: str) -> None:
         import mindspore as ms
+        from mindspore import ops
         from mindspore.communication import get_rank, init
 
         del rank, extra
         ms.set_device("CPU")
         init()
         super().__init__(get_rank(), size)
-        self._ms: Any = ms
+        self._meet: Any = ops.AllReduce()
+        self._one: Any = ms.Tensor([1.0], ms.float32)
+
+    def barrier(self) -> None:
+        self._meet(self._one).asnumpy()
 
 
 class MindSpore(Scheduled, CollectiveContender):
@@ -53,9 +58,5 @@ class MindSpore(Scheduled, CollectiveContender):
         task = work.task
         if task.kind == "broadcast":
             raise Unsupported("MindSpore's Broadcast needs a tuple and overwrites it: it isn't measured")
-        if task.op not in _OPS:
-            raise Unsupported(f"MindSpore has no {task.op}")
-        net = InGroups(lambda _: ops.AllReduce(getattr(ops.ReduceOp, _OPS[task.op])), task.groups)
-        meet = ops.AllReduce()
-        one = self._ms.Tensor([1.0], self._ms.float32)
-        return graph_loop(work, net, lambda: meet(one).asnumpy(), self._ms)
+        op = getattr(ops.ReduceOp, own_name(_OPS, task.op, "MindSpore"))
+        return graph_loop(work, InGroups(lambda _: ops.AllReduce(op), task.groups), self.barrier)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ms_kungfu import _core
-from ms_kungfu.bench.contenders.base import CollectiveContender, Loop, Process, Unsupported
+from ms_kungfu.bench.contenders.base import CollectiveContender, Loop, Process, own_name
 from ms_kungfu.bench.workload import Workload
 
 _OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "prod": "PROD"}
@@ -74,14 +74,10 @@ class Mpi(CollectiveContender):
 
     def loop(self, work: Workload) -> Loop:
         task, mpi = work.task, self._mpi
-        if task.dtype not in _DTYPES:
-            raise Unsupported(f"MPI has no {task.dtype}")
-        if task.op not in _OPS:
-            raise Unsupported(f"MPI has no {task.op}")
         call = self._address("MPI_Bcast" if task.kind == "broadcast" else "MPI_Allreduce")
         barrier = self._address("MPI_Barrier")
-        datatype = mpi._handleof(getattr(mpi, _DTYPES[task.dtype]))
-        op, comm = mpi._handleof(getattr(mpi, _OPS[task.op])), mpi._handleof(mpi.COMM_WORLD)
+        datatype = mpi._handleof(getattr(mpi, own_name(_DTYPES, task.dtype, "MPI")))
+        op, comm = mpi._handleof(getattr(mpi, own_name(_OPS, task.op, "MPI"))), mpi._handleof(mpi.COMM_WORLD)
         groups, unit = list(task.groups), work.dtype.unit
         return lambda samples, batch: _core._time_mpi(
             task.kind, call, barrier, list(work.sets), groups, unit, datatype, op, task.root, comm, samples, batch

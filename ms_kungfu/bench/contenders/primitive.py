@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Callable
 
+from ms_kungfu import _core
 from ms_kungfu.bench.contenders.base import CollectiveContender, Loop, Unsupported, timed
 from ms_kungfu.bench.contenders.kungfu import Joined
 from ms_kungfu.bench.workload import Workload
@@ -16,11 +17,7 @@ class KungFuPrimitive(Joined, CollectiveContender):
     remedy = "pip install mindspore"
 
     def loop(self, work: Workload) -> Loop:
-        import mindspore as ms
-
-        from ms_kungfu import _core
-
-        return graph_loop(work, _cell(work), lambda: _core.barrier("bench/barrier"), ms, self._clock)
+        return graph_loop(work, _cell(work), self.barrier, self._clock)
 
     @staticmethod
     def _clock() -> float:
@@ -35,13 +32,11 @@ class KungFuKernel(KungFuPrimitive):
 
     @staticmethod
     def _clock() -> float:
-        from ms_kungfu import _core
-
         return float(_core.traffic()[2])  # seconds in collectives
 
 
 def _cell(work: Workload) -> Any:
-    from ms_kungfu.bench.contenders._graph import AtOnce, InGroups
+    from ms_kungfu.bench.contenders._graph import InGroups
     from ms_kungfu.ops import KungFuAllReduce, KungFuBroadcast
     from ms_kungfu.ops.all_reduce import AllReduceGradients
 
@@ -52,11 +47,15 @@ def _cell(work: Workload) -> Any:
         return InGroups(lambda group: KungFuAllReduce(task.op, f"bench/{group}"), task.groups)
     names = [f"bench/{group}" for group in range(len(task.groups))]
     group_of = [group for group, (begin, end) in enumerate(task.groups) for _ in range(begin, end)]
-    return AtOnce(AllReduceGradients(task.op, names, group_of))
+    return InGroups(lambda _: AllReduceGradients(task.op, names, group_of), [(0, len(task.counts))])
 
 
-def graph_loop(work: Workload, net: Any, barrier: Any, ms: Any, clock: Callable[[], float] = time.perf_counter) -> Loop:
+def graph_loop(
+    work: Workload, net: Any, barrier: Callable[[], None], clock: Callable[[], float] = time.perf_counter
+) -> Loop:
     """Times a compiled cell that takes all inputs and returns all outputs."""
+    import mindspore as ms
+
     if work.task.dtype == "bfloat16":
         raise Unsupported("bfloat16 can't be handed to MindSpore from NumPy; measure it natively")
     inputs = [tuple(ms.Tensor(x) for x in one) for one, _ in work.sets]

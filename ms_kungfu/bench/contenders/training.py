@@ -21,9 +21,6 @@ class _Trains(Contender):
         super().__init__(rank, size, *extra)
         self._steps: dict[str, Any] = {}
 
-    def _barrier(self) -> None:
-        raise NotImplementedError
-
     def measure(self, task: dict[str, Any]) -> dict[str, Any]:
         import mindspore as ms
 
@@ -44,7 +41,7 @@ class _Trains(Contender):
         ]
         seconds = []
         for i in range(2 + int(task["samples"])):
-            self._barrier()
+            self.barrier()
             begin = time.perf_counter()
             step(*data[i % _BATCHES]).asnumpy()
             ms.runtime.synchronize()
@@ -58,23 +55,12 @@ class KungFuTraining(_Trains, Joined):
     needs = ("mindspore",)
     remedy = "pip install mindspore"
 
-    def _barrier(self) -> None:
-        from ms_kungfu import _core
-
-        _core.barrier("bench/barrier")
-
 
 class MindSporeTraining(_Trains, Scheduled):
     def __init__(self, rank: int, size: int, *extra: str) -> None:
         super().__init__(rank, size, *extra)
         import mindspore as ms
-        from mindspore import ops
 
         ms.set_auto_parallel_context(
             parallel_mode="data_parallel", gradients_mean=True, device_num=self.size, parameter_broadcast=False
         )
-        self._meet: Any = ops.AllReduce()
-        self._one: Any = ms.Tensor([1.0], ms.float32)
-
-    def _barrier(self) -> None:
-        self._meet(self._one).asnumpy()
