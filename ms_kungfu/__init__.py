@@ -17,10 +17,8 @@ from ._checkout import use_installed_build as _use_installed_build
 _use_installed_build(globals())
 
 from ._alias import register as _register_alias  # noqa: E402
-from ._moved import register as _register_moved  # noqa: E402
 
 _register_alias()
-_register_moved()
 
 from ._version import VERSION as __version__  # noqa: E402
 from .errors import (  # noqa: E402
@@ -39,22 +37,7 @@ from .errors import (  # noqa: E402
 
 if TYPE_CHECKING:
     from . import callbacks, comm, dataset, elastic, fusion, monitoring, ops, optimizers
-    from .runtime import (
-        KungFuContext,
-        cluster_version,
-        current_cluster_size,
-        current_local_rank,
-        current_local_size,
-        current_rank,
-        detached,
-        finalize,
-        init,
-        last_error,
-        resize,
-        run_barrier,
-        uid,
-        using_kungfu,
-    )
+    from .runtime import *  # noqa: F403
 
 _MODULES = ("callbacks", "comm", "dataset", "elastic", "fusion", "monitoring", "ops", "optimizers")
 _RUNTIME = (

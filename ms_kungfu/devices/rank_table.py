@@ -5,8 +5,7 @@ number and a time-out; here each has a sentence, and all of them are told at onc
 ms_kungfu.devices.rank_table FILE`` checks a table and shows what it says.
 
 The format is version 1.0 of HCCL's user guide ("rank table configuration"), the one that MindSpore's own tutorial on
-rank tables shows. Every value in it is text, numbers too: HCCL refuses others. Keys that nothing here needs, such as
-device_port and host_nic_ip, are kept as they are. Pure but for `read`, `write` and `main`.
+rank tables shows. Every value in it is text, numbers too: HCCL refuses others. Pure but for `read` and `main`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import ipaddress
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,6 @@ class Device:
     rank: int
     device_id: int
     ip: str | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)  # keys of the file that are none of the above
 
 
 @dataclass(frozen=True)
@@ -51,58 +49,18 @@ class Server:
 
     id: str
     devices: tuple[Device, ...]
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)  # keys of the file that are none of the above
 
 
 @dataclass(frozen=True)
 class RankTable:
-    """A table without mistakes: constructing one with mistakes raises RankTableError."""
+    """A table without mistakes, as `parse` and `read` make it."""
 
     servers: tuple[Server, ...]
-
-    def __post_init__(self) -> None:
-        mistakes = find_mistakes(self.to_document())
-        if mistakes:
-            raise RankTableError(mistakes)
 
     @property
     def size(self) -> int:
         return sum(len(server.devices) for server in self.servers)
-
-    def only(self, ranks: Collection[int]) -> RankTable:
-        """The table of a cluster of these ranks alone, which are numbered anew from 0 in their old order.
-
-        ValueError where a rank is not in the table.
-        """
-        new = {rank: i for i, rank in enumerate(sorted(set(ranks)))}
-        strangers = sorted(set(new) - set(range(self.size)))
-        if strangers:
-            raise ValueError(f"rank {strangers[0]} is not in a rank table of {self.size} ranks")
-        kept = (
-            replace(s, devices=tuple(replace(d, rank=new[d.rank]) for d in s.devices if d.rank in new))
-            for s in self.servers
-        )
-        return RankTable(tuple(server for server in kept if server.devices))
-
-    def to_document(self) -> dict[str, Any]:
-        """As the file has it."""
-        return {
-            "version": VERSION,
-            "server_count": str(len(self.servers)),
-            "server_list": [
-                {**server.extra, "server_id": server.id, "device": [_device_document(d) for d in server.devices]}
-                for server in self.servers
-            ],
-            "status": "completed",
-        }
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_document(), indent=4) + "\n"
-
-
-def _device_document(device: Device) -> dict[str, Any]:
-    ip = {} if device.ip is None else {"device_ip": device.ip}
-    return {**device.extra, "device_id": str(device.device_id), **ip, "rank_id": str(device.rank)}
 
 
 def path_from(environ: Mapping[str, str]) -> Path | None:
@@ -121,21 +79,16 @@ def parse(text: str, where: str = "rank table") -> RankTable:
     mistakes = find_mistakes(document)
     if mistakes:
         raise RankTableError(mistakes, where)
-    return RankTable(
-        tuple(
-            Server(server["server_id"], tuple(map(_device, server["device"])), _without(server, "server_id", "device"))
-            for server in document["server_list"]
-        )
-    )
+    return RankTable(tuple(map(_server, document["server_list"])))
+
+
+def _server(document: Mapping[str, Any]) -> Server:
+    extra = {key: value for key, value in document.items() if key not in ("server_id", "device")}
+    return Server(document["server_id"], tuple(map(_device, document["device"])), extra)
 
 
 def _device(document: Mapping[str, Any]) -> Device:
-    extra = _without(document, "device_id", "rank_id", "device_ip")
-    return Device(int(document["rank_id"]), int(document["device_id"]), document.get("device_ip") or None, extra)
-
-
-def _without(document: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: value for key, value in document.items() if key not in keys}
+    return Device(int(document["rank_id"]), int(document["device_id"]), document.get("device_ip") or None)
 
 
 def read(path: str | os.PathLike[str]) -> RankTable:
@@ -148,16 +101,6 @@ def read(path: str | os.PathLike[str]) -> RankTable:
     except UnicodeDecodeError:
         raise RankTableError(["it is not a text file"], where) from None
     return parse(text, where)
-
-
-def write(table: RankTable, path: str | os.PathLike[str]) -> None:
-    """Puts the table into a file in one step: a reader sees the old one or the new one, never half of one."""
-    partial = Path(f"{os.fspath(path)}.{os.getpid()}.part")
-    try:
-        partial.write_text(table.to_json(), encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def find_mistakes(document: object) -> list[str]:

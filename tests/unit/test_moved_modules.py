@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ms_kungfu._moved import MOVED
+from ms_kungfu._alias import MOVED
 
 
 @pytest.mark.parametrize("old", sorted(MOVED))
