@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 
 from ms_kungfu.doctor.finding import Finding, missing, ok, wrong
-from ms_kungfu.doctor.system import System
+from ms_kungfu.doctor.system import LOAD_RUNTIME, System
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
-_INSTRUCTION_SET = "import ms_kungfu._core as core; answer(core.instruction_set())"
 # The shared memory of a cluster of as many workers as argument 1 says, made, mapped and touched as the launcher and the
 # workers do it. Answers its size.
 _MAKE_SEGMENT = """
@@ -31,7 +30,7 @@ def check_cpu(system: System) -> Iterator[Finding]:
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     name = model.group(1).strip() if model else system.architecture
     flags = set((re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE) or ["", ""])[1].split())
-    outcome = system.run(_INSTRUCTION_SET)
+    outcome = system.run(LOAD_RUNTIME)
     used = "unknown, as the runtime can't be loaded" if outcome.error else str(outcome.value)
     found = f"{name}; instruction set of the reductions: {used}"
     if system.architecture in ("x86_64", "AMD64") and "avx2" not in flags:
@@ -65,27 +64,26 @@ def check_cores(system: System) -> Iterator[Finding]:
 
 def cpu_quota(system: System) -> float | None:
     """In cores; the smallest on the way from this process's control group to the root. None: there is none."""
-    quotas: list[float] = []
+    quotas: list[float | None] = []
     for line in (system.read("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # A container often sees its own group as the root of the file system.
+        # Version 1 names controllers. A container often sees its own group as the root of the file system.
+        roots = (f"/{controllers}", "/cpu") if controllers else ("", "/unified")
         parts = [part for part in path.split("/") if part]
-        for depth in range(len(parts), -1, -1):
-            group = "/".join(["", *parts[:depth]])
-            if not controllers:
-                for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
-                    fields = (system.read(f"{root}{group}/cpu.max") or "").split()
-                    if len(fields) == 2 and fields[0].isdigit() and fields[1].isdigit():
-                        quotas.append(int(fields[0]) / int(fields[1]))
-                continue
-            for root in (f"/sys/fs/cgroup/{controllers}", "/sys/fs/cgroup/cpu"):
-                quota = _number(system.read(f"{root}{group}/cpu.cfs_quota_us"))
-                period = _number(system.read(f"{root}{group}/cpu.cfs_period_us"))
-                if quota and period and quota > 0:
-                    quotas.append(quota / period)
-    return min(quotas, default=None)
+        groups = ["/".join(["", *parts[:depth]]) for depth in range(len(parts) + 1)]
+        quotas += [_quota(system, f"/sys/fs/cgroup{root}{group}") for root in roots for group in groups]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota(system: System, group: str) -> float | None:
+    texts = (system.read(f"{group}/cpu.max") or "").split() or [
+        system.read(f"{group}/cpu.cfs_quota_us"),
+        system.read(f"{group}/cpu.cfs_period_us"),
+    ]
+    numbers = [number for text in texts if (number := _number(text)) and number > 0]
+    return numbers[0] / numbers[1] if len(numbers) == 2 else None
 
 
 def check_shared_memory(system: System) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ms_kungfu.doctor.finding import Finding, missing, ok, wrong
-from ms_kungfu.doctor.system import System
+from ms_kungfu.doctor.system import LOAD_RUNTIME, System
 from ms_kungfu.launcher.devices import ASCEND, GPU
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ except Exception as error:
 answer(found)
 """
 _OF_DEVELOPERS = ("test", "lint", "dev")
-_LOAD_RUNTIME = "import ms_kungfu._core as core; answer(core.instruction_set())"
 
 
 def check_python(system: System) -> Iterator[Finding]:
@@ -42,7 +41,7 @@ def check_python(system: System) -> Iterator[Finding]:
 
 def check_runtime(system: System) -> Iterator[Finding]:
     """The compiled runtime, in ms_kungfu itself."""
-    outcome = system.run(_LOAD_RUNTIME)
+    outcome = system.run(LOAD_RUNTIME)
     if outcome.error:
         yield wrong("ms_kungfu", f"its runtime can't be loaded from {system.package}: {outcome.error}", _REINSTALL)
     else:

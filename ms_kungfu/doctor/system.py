@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import ms_kungfu
+from ms_kungfu.launcher.policy import signal_name
 
 _MARK = "ms_kungfu.doctor: "
+# A program for `System.run`: which instructions the reductions use, where the runtime can be loaded.
+LOAD_RUNTIME = "import ms_kungfu._core as core; answer(core.instruction_set())"
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,6 @@ class System:
             if line.startswith(_MARK):
                 return Outcome(json.loads(line[len(_MARK) :]))
         if done.returncode < 0:
-            try:
-                name = signal.Signals(-done.returncode).name
-            except ValueError:
-                name = f"signal {-done.returncode}"
-            return Outcome(error=f"the process was killed by {name}")
+            return Outcome(error=f"the process was killed by {signal_name(-done.returncode)}")
         last = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         return Outcome(error=last[-1] if last else f"the process exited with code {done.returncode}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ms_kungfu.bench import cli, collectives, machine, report, rounds
-from ms_kungfu.bench.workload import DTYPES, OPS, Task, Workload, bucketed
+from ms_kungfu.bench import __main__ as cli
+from ms_kungfu.bench import collectives, machine, report, rounds
+from ms_kungfu.bench.workload import DTYPES, OPS, Task, Workload
 from ms_kungfu.fusion.shapes import GRADIENTS
 
 
@@ -67,13 +69,14 @@ def test_a_broadcast_poisons_all_but_its_root() -> None:
 
 
 def test_a_task_survives_json() -> None:
-    assert Task.from_json(json.loads(json.dumps(task().to_json()))) == task()
+    assert Task.from_json(json.loads(json.dumps(asdict(task())))) == task()
 
 
 def test_buckets_keep_the_order_and_the_limit() -> None:
-    assert bucketed([2, 2, 9, 1], unit=1, limit_bytes=4) == ((0, 2), (2, 3), (3, 4))
-    assert bucketed([1, 1], unit=4, limit_bytes=100) == ((0, 2),)
-    groups = bucketed(GRADIENTS["resnet50"], 4, 4 << 20)
+    assert collectives._groups([2, 2, 9, 1], 1 << 20, "4M") == ((0, 2), (2, 3), (3, 4))
+    assert collectives._groups([1, 1], 4, "4M") == collectives._groups([1, 1], 4 << 20, "flat") == ((0, 2),)
+    assert collectives._groups([1, 1], 4, "each") == ((0, 1), (1, 2))
+    groups = collectives._groups(GRADIENTS["resnet50"], 4, "4M")
     assert [i for begin, end in groups for i in range(begin, end)] == list(range(161))
 
 

@@ -10,9 +10,10 @@ from typing import Any, Callable
 
 import pytest
 
-from ms_kungfu.doctor import cli, devices, machine, software
+from ms_kungfu.doctor import __main__ as cli
+from ms_kungfu.doctor import devices, machine, software
 from ms_kungfu.doctor.finding import Finding, Status
-from ms_kungfu.doctor.system import Outcome, System
+from ms_kungfu.doctor.system import LOAD_RUNTIME, Outcome, System
 
 OK, MISSING, WRONG = Status.OK, Status.MISSING, Status.WRONG
 EXTRAS = ["bench", "test", "lint", "dev"]
@@ -51,9 +52,8 @@ class Machine(System):
     limits: dict[str, int] = field(default_factory=dict)
     answers: dict[str, Any] = field(
         default_factory=lambda: {
-            software._LOAD_RUNTIME: Outcome("avx512"),
+            LOAD_RUNTIME: Outcome("avx512"),
             software._LOAD_KERNELS: Outcome({"running": "2.10.0"}),
-            machine._INSTRUCTION_SET: Outcome("avx512"),
             machine._MAKE_SEGMENT: Outcome(540 << 20),
         }
     )
@@ -118,7 +118,7 @@ def test_python() -> None:
 
 def test_a_runtime_that_does_not_load_is_wrong() -> None:
     assert verdict(software.check_runtime) == (OK, f"0.1.0 in {PACKAGE}", "")
-    answers = changed("answers", **{software._LOAD_RUNTIME: Outcome(error="the process was killed by SIGILL")})
+    answers = changed("answers", **{LOAD_RUNTIME: Outcome(error="the process was killed by SIGILL")})
     status, found, remedy = verdict(software.check_runtime, answers=answers)
     assert (status, "SIGILL" in found, "install-kungfu.sh" in remedy) == (WRONG, True, True)
 
@@ -195,7 +195,7 @@ def test_extras() -> None:
 def test_the_cpu_and_what_the_reductions_use() -> None:
     assert verdict(machine.check_cpu) == (OK, "A CPU; instruction set of the reductions: avx512", "")
     old = {"files": {"/proc/cpuinfo": "model name : Old\nflags : sse2 avx\n"}}
-    answers = changed("answers", **{machine._INSTRUCTION_SET: Outcome("baseline")})
+    answers = changed("answers", **{LOAD_RUNTIME: Outcome("baseline")})
     status, found, remedy = verdict(machine.check_cpu, answers=answers, **old)
     assert (status, found) == (MISSING, "Old; instruction set of the reductions: baseline; no AVX2")
     assert "virtual machine" in remedy
@@ -203,7 +203,7 @@ def test_the_cpu_and_what_the_reductions_use() -> None:
     assert verdict(machine.check_cpu, answers=answers, **arm)[:2] == (
         OK, "aarch64; instruction set of the reductions: baseline",
     )  # fmt: skip
-    answers[machine._INSTRUCTION_SET] = Outcome("avx2")
+    answers[LOAD_RUNTIME] = Outcome("avx2")
     half = {"files": {"/proc/cpuinfo": "flags : avx2 avx512f avx512dq\n"}}
     assert verdict(machine.check_cpu, answers=answers, **half)[1].endswith("avx2 (no avx512bw, avx512vl)")
 
