@@ -16,7 +16,8 @@ from ms_kungfu._processes import ended_by_signals
 from ms_kungfu.bench import collectives, contenders, everything, pauses, resize, step
 from ms_kungfu.bench.group import GroupError
 from ms_kungfu.bench.report import Report, read
-from ms_kungfu.bench.workload import DTYPES, OPS
+from ms_kungfu.bench.workload import DTYPES
+from ms_kungfu.comm import OPS
 from ms_kungfu.fusion.shapes import GRADIENTS
 
 _SIZES = "4,64K,1M,16M,64M,256M"

@@ -58,15 +58,16 @@ def run(out: Path, quick: bool, command: Callable[[Sequence[str]], int]) -> int:
     status = 0
     facts = machine.facts()
     commands = [f"# {facts['machine']['cores']} cores of {facts['machine']['cpu']}, commit {facts['commit']}"]
-    for name, words in _plan(peers, quick):
-        words = [*words, "--json", f"{out / name}.jsonl", "--plot", f"{out / name}.png"]
+
+    def do(words: list[str]) -> int:
         commands.append(f"python -m ms_kungfu.bench {shlex.join(words)}".replace(f"{out}/", ""))
         print(f"\n$ {commands[-1]}", flush=True)
-        status = max(status, command(words))
+        return command(words)
+
+    for name, words in _plan(peers, quick):
+        status = max(status, do([*words, "--json", f"{out / name}.jsonl", "--plot", f"{out / name}.png"]))
     shown = [str(out / f"{name}.jsonl") for name in _OVERVIEW if (out / f"{name}.jsonl").exists()]
     if shown:
-        words = ["plot", *shown, "--plot", f"{out / 'overview'}.png"]
-        commands.append(f"python -m ms_kungfu.bench {shlex.join(words)}".replace(f"{out}/", ""))
-        status = max(status, command(words))
+        status = max(status, do(["plot", *shown, "--plot", f"{out / 'overview'}.png"]))
     (out / "commands.txt").write_text("\n".join(commands) + "\n")
     return status

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import ms_kungfu
-
-
-def cpu_model() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found.group(1).strip() if found else os.uname().machine
+from ms_kungfu import _core
+from ms_kungfu.doctor.system import System
 
 
 def commit() -> str:
@@ -36,10 +29,8 @@ def _git(*words: str) -> str:
 
 @lru_cache(maxsize=1)
 def facts() -> dict[str, Any]:
-    from ms_kungfu import _core
-
     return {
-        "machine": {"cores": len(os.sched_getaffinity(0)), "cpu": cpu_model(), "simd": _core.instruction_set()},
+        "machine": {"cores": len(os.sched_getaffinity(0)), "cpu": System().cpu(), "simd": _core.instruction_set()},
         "commit": commit(),
     }
 

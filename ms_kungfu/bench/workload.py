@@ -44,7 +44,6 @@ DTYPES = {
     name: Dtype(name, "uint16" if name == "bfloat16" else name, number, _TOLERANCES.get(name, 0.0))
     for number, name in enumerate((*_NAMES, "float64"))
 }
-OPS = ("sum", "mean", "min", "max", "prod")  # in the order of kf_op
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from ms_kungfu import env
@@ -48,11 +47,11 @@ answer([version.value, count.value])
 def check_gpu(system: System) -> Iterator[Finding]:
     """The GPUs and their driver."""
     nodes = GPU.count(system.names("/dev"))
-    module = re.search(r"Kernel Module(?:\s+for\s+\S+)?\s+([\d.]+)", system.read("/proc/driver/nvidia/version") or "")
-    if not nodes and module is None:
+    version = system.search(r"Kernel Module(?:\s+for\s+\S+)?\s+([\d.]+)", "/proc/driver/nvidia/version")
+    if not nodes and version is None:
         yield missing("GPU", "none: no /dev/nvidia*, no driver")
         return
-    driver = f"driver {module.group(1)}" if module else "no driver version"
+    driver = f"driver {version}" if version else "no driver version"
     if not nodes:  # a container that was given none is as good as a machine that has none
         remedy = "to use the host's GPUs in a container: start it with --gpus all (NVIDIA's container toolkit)"
         yield missing("GPU", f"{driver} is loaded, but there is no /dev/nvidia*", remedy)
@@ -132,29 +131,26 @@ def _cuda_of_nccl(system: System, path: str) -> int | None:
 def check_ascend(system: System) -> Iterator[Finding]:
     """The Ascend devices and their driver."""
     nodes = ASCEND.count(system.names("/dev"))
-    version = re.search(r"^Version=(.+)$", system.read(_DRIVER_INFO) or "", re.MULTILINE)
+    version = system.search(r"^Version=(.+)$", _DRIVER_INFO)
     if not nodes and version is None:
         yield missing("Ascend", "no device: no /dev/davinci*, no driver")
     elif not nodes:
         remedy = "to use the host's in a container: start it with Ascend's docker runtime, or --device /dev/davinci0"
-        yield missing("Ascend", f"driver {version.group(1) if version else ''}, but no /dev/davinci*", remedy)
+        yield missing("Ascend", f"driver {version}, but no /dev/davinci*", remedy)
     elif version is None:
         remedy = "install the driver; in a container: mount /usr/local/Ascend/driver"
         yield wrong("Ascend", f"{nodes} devices, but no driver in {_DRIVER_INFO}", remedy)
     else:
-        yield ok("Ascend", f"{nodes} devices, driver {version.group(1)}")
+        yield ok("Ascend", f"{nodes} devices, driver {version}")
 
 
 def check_cann(system: System) -> Iterator[Finding]:
     """CANN, and whether the process finds its libraries."""
     home = system.environ.get("ASCEND_TOOLKIT_HOME") or system.environ.get("ASCEND_HOME_PATH") or _TOOLKIT
     infos = (f"{home}/{name}/ascend_toolkit_install.info" for name in system.names(home) if name.endswith("-linux"))
-    version = next(
-        (m.group(1) for info in infos if (m := re.search(r"^version=(.+)$", system.read(info) or "", re.MULTILINE))),
-        None,
-    )
+    versions = (system.search(r"^version=(.+)$", info) for info in infos)
     has_devices = ASCEND.count(system.names("/dev")) > 0
-    there = f"{version or 'unknown version'} in {home}"
+    there = f"{next(filter(None, versions), 'unknown version')} in {home}"
     if _first_that_opens(system, ACL) is not None:
         yield ok("CANN", there if system.names(home) else "found by the loader")
     elif system.names(home):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from ms_kungfu.doctor.finding import Finding, missing, ok, wrong
@@ -26,13 +25,10 @@ _FILES_PER_WORKER = 8  # in the launcher: pipes, a connection to the broker, wha
 
 def check_cpu(system: System) -> Iterator[Finding]:
     """What the CPU can do, and which instructions the reductions use of it."""
-    text = system.read("/proc/cpuinfo") or ""
-    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    name = model.group(1).strip() if model else system.architecture
-    flags = set((re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE) or ["", ""])[1].split())
+    flags = set((system.search(r"^(?:flags|Features)\s*:\s*(.+)$", "/proc/cpuinfo") or "").split())
     outcome = system.run(LOAD_RUNTIME)
     used = "unknown, as the runtime can't be loaded" if outcome.error else str(outcome.value)
-    found = f"{name}; instruction set of the reductions: {used}"
+    found = f"{system.cpu()}; instruction set of the reductions: {used}"
     if system.architecture in ("x86_64", "AMD64") and "avx2" not in flags:
         remedy = "reductions are slower; in a virtual machine, pass the host's CPU features on to it"
         yield missing("CPU", f"{found}; no AVX2", remedy)
@@ -106,14 +102,14 @@ def check_shared_memory(system: System) -> Iterator[Finding]:
 def check_huge_pages(system: System) -> Iterator[Finding]:
     """Of shared memory. The runtime doesn't ask for them: they come where the system gives them to everybody."""
     path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
-    chosen = re.search(r"\[(\w+)\]", system.read(path) or "")
+    chosen = system.search(r"\[(\w+)\]", path)
     if chosen is None:
         yield missing("huge pages", "not for shared memory on this kernel; ordinary pages are used")
-    elif chosen.group(1) in ("always", "within_size", "force"):
-        yield ok("huge pages", f"of shared memory: {chosen.group(1)}")
+    elif chosen in ("always", "within_size", "force"):
+        yield ok("huge pages", f"of shared memory: {chosen}")
     else:
         remedy = f"nothing needs them; to try: `echo within_size > {path}` as root"
-        yield missing("huge pages", f"of shared memory: {chosen.group(1)}; ordinary pages are used", remedy)
+        yield missing("huge pages", f"of shared memory: {chosen}; ordinary pages are used", remedy)
 
 
 def check_limits(system: System) -> Iterator[Finding]:

@@ -50,14 +50,14 @@ def check_runtime(system: System) -> Iterator[Finding]:
 
 def check_mindspore(system: System) -> Iterator[Finding]:
     """MindSpore, and whether the kernels in this package are for it."""
-    wanted = _requirement(system, "mindspore")
+    wanted = next((r for r in _requirements(system) if r.name == "mindspore"), None)
     found = system.version("mindspore")
     install = f'pip install "{wanted}", then {_REINSTALL}'
     if found is None:
         what = "not installed: the launcher, the config server and ms_kungfu.comm work without, nothing else does"
         yield missing("MindSpore", what, install)
         return
-    if wanted is not None and not wanted.specifier.contains(found, prereleases=True):
+    if wanted is not None and not _fits(wanted, found):
         yield wrong("MindSpore", f"{found}, but ms_kungfu needs {wanted.specifier}", install)
         return
     if not system.is_file(f"{system.package}/{_PLUGINS['CPU']}"):
@@ -87,13 +87,13 @@ def check_kernels(system: System) -> Iterator[Finding]:
 def check_required(system: System) -> Iterator[Finding]:
     """What ms_kungfu requires beside MindSpore."""
     for requirement in _requirements(system):
-        if _is_for("", requirement) and requirement.name != "mindspore":
+        if requirement.name != "mindspore":
             found = system.version(requirement.name)
             remedy = f'pip install "{requirement}"'
             topic = {"numpy": "NumPy"}.get(requirement.name, requirement.name)
             if found is None:
                 yield wrong(topic, "not installed", remedy)
-            elif not requirement.specifier.contains(found, prereleases=True):
+            elif not _fits(requirement, found):
                 reason = ", with which MindSpore's first operator fails" if requirement.name == "numpy" else ""
                 yield wrong(topic, f"{found}, but ms_kungfu needs {requirement.specifier}{reason}", remedy)
             else:
@@ -102,38 +102,31 @@ def check_required(system: System) -> Iterator[Finding]:
 
 def check_extras(system: System) -> Iterator[Finding]:
     """The optional parts, each with what it needs. What it takes to work on this package itself is nobody else's."""
+    always = {str(requirement) for requirement in _requirements(system)}
     for extra in system.own_metadata("Provides-Extra"):
         if extra in _OF_DEVELOPERS:
             continue
-        requirements = [r for r in _requirements(system) if _is_for(extra, r) and not _is_for("", r)]
+        requirements = [r for r in _requirements(system, extra) if str(r) not in always]
         # One that is made of others says nothing new.
         if any(r.name in ("ms-kungfu", "ms_kungfu") for r in requirements):
             continue
         topic = f"extra {extra}"
-        absent = [r for r in requirements if system.version(r.name) is None]
-        unfit = [r for r in requirements if r not in absent and not _fits(r, system.version(r.name))]
-        lacking = [f"no {r.name}" for r in absent]
-        lacking += [f"{r.name} {system.version(r.name)} instead of {r.specifier}" for r in unfit]
+        found = [(r, system.version(r.name)) for r in requirements]
+        lacking = [(r, version) for r, version in found if not _fits(r, version)]
         if lacking:
-            words = " ".join(f'"{r.name}{r.specifier}"' for r in (*absent, *unfit))
-            yield missing(topic, ", ".join(lacking), f"pip install {words}")
+            told = [f"no {r.name}" if v is None else f"{r.name} {v} instead of {r.specifier}" for r, v in lacking]
+            words = " ".join(f'"{r.name}{r.specifier}"' for r, _ in lacking)
+            yield missing(topic, ", ".join(told), f"pip install {words}")
         else:
-            yield ok(topic, ", ".join(f"{r.name} {system.version(r.name)}" for r in requirements))
+            yield ok(topic, ", ".join(f"{r.name} {version}" for r, version in found))
 
 
-def _requirements(system: System) -> list[Requirement]:
+def _requirements(system: System, extra: str = "") -> list[Requirement]:
+    """What ms_kungfu needs with this extra ("": none) on this machine and this Python."""
     from packaging.requirements import Requirement
 
-    return [Requirement(text) for text in system.own_metadata("Requires-Dist")]
-
-
-def _requirement(system: System, name: str) -> Requirement | None:
-    return next((r for r in _requirements(system) if r.name == name and _is_for("", r)), None)
-
-
-def _is_for(extra: str, requirement: Requirement) -> bool:
-    """Whether `extra` ("": none) needs it on this machine and this Python."""
-    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+    each = map(Requirement, system.own_metadata("Requires-Dist"))
+    return [r for r in each if r.marker is None or r.marker.evaluate({"extra": extra})]
 
 
 def _fits(requirement: Requirement, version: str | None) -> bool:

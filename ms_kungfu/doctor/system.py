@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -51,6 +52,14 @@ class System:
             return Path(path).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
+
+    def search(self, pattern: str, path: str) -> str | None:
+        """What the group of `pattern` holds in a file, by its lines; None where it isn't there."""
+        found = re.search(pattern, self.read(path) or "", re.MULTILINE)
+        return found.group(1).strip() if found else None
+
+    def cpu(self) -> str:
+        return self.search(r"^model name\s*:\s*(.+)$", "/proc/cpuinfo") or self.architecture
 
     def names(self, folder: str) -> list[str]:
         """What is in a folder."""

@@ -13,7 +13,8 @@ import pytest
 
 from ms_kungfu.bench import __main__ as cli
 from ms_kungfu.bench import collectives, machine, report, rounds
-from ms_kungfu.bench.workload import DTYPES, OPS, Task, Workload
+from ms_kungfu.bench.workload import DTYPES, Task, Workload
+from ms_kungfu.comm import OPS
 from ms_kungfu.fusion.shapes import GRADIENTS
 
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ms_kungfu import _core
+from ms_kungfu import _core, comm
 from ms_kungfu.bench.contenders.base import CollectiveContender, Contender, Loop, Process, Unsupported, timed
-from ms_kungfu.bench.workload import OPS, Workload
+from ms_kungfu.bench.workload import Workload
 from ms_kungfu.launcher.affinity import allowed_cores, divide
 
 _TIMEOUT_S = 300.0
@@ -44,7 +44,7 @@ class KungFu(Joined, CollectiveContender):
 
     def loop(self, work: Workload) -> Loop:
         task = work.task
-        groups, op, number = list(task.groups), OPS.index(task.op), work.dtype.number
+        groups, op, number = list(task.groups), comm.OPS[task.op], work.dtype.number
         return lambda samples, batch: _core._time_collective(
             task.kind, "bench", list(work.sets), groups, number, op, task.root, samples, batch
         )
@@ -52,8 +52,6 @@ class KungFu(Joined, CollectiveContender):
 
 class KungFuPython(Joined, CollectiveContender):
     def loop(self, work: Workload) -> Loop:
-        from ms_kungfu import comm
-
         task, sets = work.task, work.sets
         if task.dtype == "bfloat16":
             raise Unsupported("bfloat16 in NumPy needs ml_dtypes; measure it natively")

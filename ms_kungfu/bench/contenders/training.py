@@ -52,8 +52,7 @@ class _Trains(Contender):
 
 
 class KungFuTraining(_Trains, Joined):
-    needs = ("mindspore",)
-    remedy = "pip install mindspore"
+    """Its gradients are reduced by the runtime, where it trains with its optimizer."""
 
 
 class MindSporeTraining(_Trains, Scheduled):
