@@ -18,19 +18,10 @@ from ms_kungfu.ops import _plugin, _reparse
 UNNAMED = "unnamed"
 
 _DTYPES = (
-    mstype.float16,
-    mstype.bfloat16,
-    mstype.float32,
-    mstype.float64,
-    mstype.int8,
-    mstype.int16,
-    mstype.int32,
-    mstype.int64,
-    mstype.uint8,
-    mstype.uint16,
-    mstype.uint32,
-    mstype.uint64,
-)
+    mstype.float16, mstype.bfloat16, mstype.float32, mstype.float64,
+    mstype.int8, mstype.int16, mstype.int32, mstype.int64,
+    mstype.uint8, mstype.uint16, mstype.uint32, mstype.uint64,
+)  # fmt: skip
 
 
 def element(dtype: Any) -> Any:

@@ -52,8 +52,7 @@ class MindSpore(Scheduled, CollectiveContender):
     def loop(self, work: Workload) -> Loop:
         from mindspore import ops
 
-        from ms_kungfu.bench.contenders._graph import InGroups
-        from ms_kungfu.bench.contenders.primitive import graph_loop
+        from ms_kungfu.bench.contenders._graph import InGroups, graph_loop
 
         task = work.task
         if task.kind == "broadcast":

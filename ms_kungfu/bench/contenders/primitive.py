@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable
 
 from ms_kungfu import _core
-from ms_kungfu.bench.contenders.base import CollectiveContender, Loop, Unsupported, timed
+from ms_kungfu.bench.contenders.base import CollectiveContender, Loop
 from ms_kungfu.bench.contenders.kungfu import Joined
 from ms_kungfu.bench.workload import Workload
 
@@ -15,13 +14,23 @@ class KungFuPrimitive(Joined, CollectiveContender):
     ways = ("64M",)  # the optimizers' default fusion
     needs = ("mindspore",)
     remedy = "pip install mindspore"
+    clock = staticmethod(time.perf_counter)
 
     def loop(self, work: Workload) -> Loop:
-        return graph_loop(work, _cell(work), self.barrier, self._clock)
+        from ms_kungfu.bench.contenders._graph import InGroups, graph_loop
+        from ms_kungfu.ops import KungFuAllReduce, KungFuBroadcast
+        from ms_kungfu.ops.all_reduce import AllReduceGradients
 
-    @staticmethod
-    def _clock() -> float:
-        return time.perf_counter()
+        task = work.task
+        names = [f"bench/{group}" for group in range(len(task.groups))]
+        if task.kind == "broadcast":
+            net = InGroups(lambda group: KungFuBroadcast(task.root, names[group]), task.groups)
+        elif len(task.counts) == 1:
+            net = InGroups(lambda group: KungFuAllReduce(task.op, names[group]), task.groups)
+        else:
+            group_of = [group for group, (begin, end) in enumerate(task.groups) for _ in range(begin, end)]
+            net = InGroups(lambda _: AllReduceGradients(task.op, names, group_of), [(0, len(task.counts))])
+        return graph_loop(work, net, self.barrier, self.clock)
 
 
 class KungFuKernel(KungFuPrimitive):
@@ -31,48 +40,5 @@ class KungFuKernel(KungFuPrimitive):
     last_to_come_counts = True
 
     @staticmethod
-    def _clock() -> float:
+    def clock() -> float:
         return float(_core.traffic()[2])  # seconds in collectives
-
-
-def _cell(work: Workload) -> Any:
-    from ms_kungfu.bench.contenders._graph import InGroups
-    from ms_kungfu.ops import KungFuAllReduce, KungFuBroadcast
-    from ms_kungfu.ops.all_reduce import AllReduceGradients
-
-    task = work.task
-    if task.kind == "broadcast":
-        return InGroups(lambda group: KungFuBroadcast(task.root, f"bench/{group}"), task.groups)
-    if len(task.counts) == 1:
-        return InGroups(lambda group: KungFuAllReduce(task.op, f"bench/{group}"), task.groups)
-    names = [f"bench/{group}" for group in range(len(task.groups))]
-    group_of = [group for group, (begin, end) in enumerate(task.groups) for _ in range(begin, end)]
-    return InGroups(lambda _: AllReduceGradients(task.op, names, group_of), [(0, len(task.counts))])
-
-
-def graph_loop(
-    work: Workload, net: Any, barrier: Callable[[], None], clock: Callable[[], float] = time.perf_counter
-) -> Loop:
-    """Times a compiled cell that takes all inputs and returns all outputs."""
-    import mindspore as ms
-
-    if work.task.dtype == "bfloat16":
-        raise Unsupported("bfloat16 can't be handed to MindSpore from NumPy; measure it natively")
-    inputs = [tuple(ms.Tensor(x) for x in one) for one, _ in work.sets]
-    results: dict[int, Any] = {}
-
-    def call(turn: int) -> None:
-        results[turn % len(inputs)] = net(*inputs[turn % len(inputs)])
-
-    def finish() -> None:
-        # By a result: ms.runtime.synchronize() spins, on the core that the kernel runs on.
-        for outputs in results.values():
-            outputs[-1].asnumpy()
-
-    def loop(samples: int, batch: int) -> list[float]:
-        seconds = timed(barrier, call, finish=finish, clock=clock)(samples, batch)
-        for i, outputs in results.items():
-            work.sets[i] = (work.sets[i][0], [x.asnumpy() for x in outputs])
-        return seconds
-
-    return loop
