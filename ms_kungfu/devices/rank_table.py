@@ -15,7 +15,7 @@ import ipaddress
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def parse(text: str, where: str = "rank table") -> RankTable:
     except ValueError as error:
         hint = "; JSON has no comments" if "//" in text else ""
         raise RankTableError([f"it is not JSON: {error}{hint}"], where) from None
-    mistakes = find_mistakes(document)
+    mistakes = list(find_mistakes(document))
     if mistakes:
         raise RankTableError(mistakes, where)
     return RankTable(tuple(map(_server, document["server_list"])))
@@ -103,38 +103,37 @@ def read(path: str | os.PathLike[str]) -> RankTable:
     return parse(text, where)
 
 
-def find_mistakes(document: object) -> list[str]:
+def find_mistakes(document: object) -> Iterator[str]:
     """A sentence for each mistake in a parsed document; none: it can be used."""
     if not isinstance(document, dict):
-        return [f"it must be a JSON object, got {_kind(document)}"]
+        yield f"it must be a JSON object, got {_kind(document)}"
+        return
     for key, what in (
         ("server_group_list", "a global rank table of several jobs"),
         ("group_list", "the older template with group_list"),
     ):
         if key in document and "server_list" not in document:
-            return [f"it is {what}, which is not supported; write one with server_list, version {VERSION}"]
-    mistakes = []
+            yield f"it is {what}, which is not supported; write one with server_list, version {VERSION}"
+            return
     version = document.get("version")
     if version != VERSION:
-        mistakes.append(f'version must be "{VERSION}", the only one that is supported, got {_shown(version)}')
+        yield f'version must be "{VERSION}", the only one that is supported, got {_shown(version)}'
     status = document.get("status")
     if status == "initializing":
-        mistakes.append('status is "initializing": whoever writes the table has not finished; wait for "completed"')
+        yield 'status is "initializing": whoever writes the table has not finished; wait for "completed"'
     elif status != "completed":
-        mistakes.append(f'status must be "completed", got {_shown(status)}')
+        yield f'status must be "completed", got {_shown(status)}'
     servers = document.get("server_list")
     if not isinstance(servers, list) or not servers:
-        return [*mistakes, f"server_list must be a list of servers, got {_kind(servers)}"]
+        yield f"server_list must be a list of servers, got {_kind(servers)}"
+        return
     count = document.get("server_count")
     if count != str(len(servers)):
-        mistakes.append(
-            f'server_count must be "{len(servers)}", the number of servers in server_list, got {_shown(count)}'
-        )
-    return mistakes + _mistakes_in_servers(servers)
+        yield f'server_count must be "{len(servers)}", the number of servers in server_list, got {_shown(count)}'
+    yield from _mistakes_in_servers(servers)
 
 
-def _mistakes_in_servers(servers: list[Any]) -> list[str]:
-    mistakes: list[str] = []
+def _mistakes_in_servers(servers: list[Any]) -> Iterator[str]:
     ids: set[str] = set()
     ranks: dict[int, str] = {}
     ips: dict[str, str] = {}
@@ -143,41 +142,41 @@ def _mistakes_in_servers(servers: list[Any]) -> list[str]:
     for i, server in enumerate(servers):
         who = f"server {i}"
         if not isinstance(server, dict):
-            mistakes.append(f"{who} must be an object, got {_kind(server)}")
+            yield f"{who} must be an object, got {_kind(server)}"
             all_ranks_known = False
             continue
         name = server.get("server_id")
         if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_SERVER_ID:
-            mistakes.append(f"server_id of {who} must be text of 1 to {_LONGEST_SERVER_ID} letters, got {_shown(name)}")
+            yield f"server_id of {who} must be text of 1 to {_LONGEST_SERVER_ID} letters, got {_shown(name)}"
         else:
             who = f"server {name}"
             if name in ids:
-                mistakes.append(f"{who} is there twice; a server's devices belong into one entry")
+                yield f"{who} is there twice; a server's devices belong into one entry"
             ids.add(name)
         devices = server.get("device")
         if not isinstance(devices, list) or not devices:
-            mistakes.append(f"{who} must have a list of devices called device, got {_kind(devices)}")
+            yield f"{who} must have a list of devices called device, got {_kind(devices)}"
             all_ranks_known = False
             continue
         device_ids: set[int] = set()
         for j, device in enumerate(devices):
             if not isinstance(device, dict):
-                mistakes.append(f"device {j} of {who} must be an object, got {_kind(device)}")
+                yield f"device {j} of {who} must be an object, got {_kind(device)}"
                 all_ranks_known = False
                 continue
             device_id, rank = _number(device.get("device_id")), _number(device.get("rank_id"))
             which = f"device {device_id if device_id is not None else f'in place {j}'} of {who}"
             if device_id is None:
-                mistakes.append(f"device_id of {which} must be a number as text, got {_shown(device.get('device_id'))}")
+                yield f"device_id of {which} must be a number as text, got {_shown(device.get('device_id'))}"
             elif device_id in device_ids:
-                mistakes.append(f"{which} is there twice; each rank needs a device of its own")
+                yield f"{which} is there twice; each rank needs a device of its own"
             else:
                 device_ids.add(device_id)
             if rank is None:
-                mistakes.append(f"rank_id of {which} must be a number as text, got {_shown(device.get('rank_id'))}")
+                yield f"rank_id of {which} must be a number as text, got {_shown(device.get('rank_id'))}"
                 all_ranks_known = False
             elif rank in ranks:
-                mistakes.append(f"rank {rank} is given twice, to {ranks[rank]} and to {which}")
+                yield f"rank {rank} is given twice, to {ranks[rank]} and to {which}"
                 all_ranks_known = False
             else:
                 ranks[rank] = which
@@ -185,22 +184,21 @@ def _mistakes_in_servers(servers: list[Any]) -> list[str]:
             if ip is None or ip == "":
                 without_ip.append(which)
             elif not _is_ip(ip):
-                mistakes.append(f"device_ip of {which} must be an IP address, got {_shown(ip)}")
+                yield f"device_ip of {which} must be an IP address, got {_shown(ip)}"
             elif ip in ips:
-                mistakes.append(f"device_ip {ip} is given twice, to {ips[ip]} and to {which}")
+                yield f"device_ip {ip} is given twice, to {ips[ip]} and to {which}"
             else:
                 ips[ip] = which
     # Without a rank that can't be read or is there twice: those have their sentence, a gap would only be its echo.
     missing = sorted(set(range(len(ranks))) - set(ranks))
     if missing and all_ranks_known:
         listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        mistakes.append(f"ranks must go from 0 to {len(ranks) - 1} without gaps; missing: {listed}")
+        yield f"ranks must go from 0 to {len(ranks) - 1} without gaps; missing: {listed}"
     if without_ip and len(servers) > 1:
-        mistakes.append(
+        yield (
             f"device_ip of {without_ip[0]} is missing: with several servers every device needs the address of its "
             "network card"
         )
-    return mistakes
 
 
 def _number(value: object) -> int | None:
