@@ -74,10 +74,8 @@ def cpu_quota(system: System) -> float | None:
 
 
 def _quota(system: System, group: str) -> float | None:
-    texts = (system.read(f"{group}/cpu.max") or "").split() or [
-        system.read(f"{group}/cpu.cfs_quota_us"),
-        system.read(f"{group}/cpu.cfs_period_us"),
-    ]
+    texts = (system.read(f"{group}/cpu.max") or "").split()
+    texts = texts or [system.read(f"{group}/cpu.cfs_{what}_us") or "" for what in ("quota", "period")]
     numbers = [number for text in texts if (number := _number(text)) and number > 0]
     return numbers[0] / numbers[1] if len(numbers) == 2 else None
 
