@@ -48,22 +48,19 @@ def check_gpu(system: System) -> Iterator[Finding]:
     """The GPUs and their driver."""
     nodes = GPU.count(system.names("/dev"))
     version = system.search(r"Kernel Module(?:\s+for\s+\S+)?\s+([\d.]+)", "/proc/driver/nvidia/version")
+    driver = f"driver {version}" if version else "no driver version"
     if not nodes and version is None:
         yield missing("GPU", "none: no /dev/nvidia*, no driver")
-        return
-    driver = f"driver {version}" if version else "no driver version"
-    if not nodes:  # a container that was given none is as good as a machine that has none
+    elif not nodes:  # a container that was given none is as good as a machine that has none
         remedy = "to use the host's GPUs in a container: start it with --gpus all (NVIDIA's container toolkit)"
         yield missing("GPU", f"{driver} is loaded, but there is no /dev/nvidia*", remedy)
-        return
-    outcome = _ask_driver(system)
-    if outcome.error:
+    elif (outcome := _ask_driver(system)).error:
         remedy = "install the driver's libraries; in a container: start it with --gpus all (NVIDIA's container toolkit)"
         yield wrong("GPU", f"{nodes} in /dev, {driver}, but a program can't use them: {outcome.error}", remedy)
-        return
-    cuda, count = outcome.value
-    numbers = f"{count}" if count == nodes else f"{count} ({nodes} in /dev)"
-    yield ok("GPU", f"{numbers}, {driver}, CUDA up to {cuda // 1000}.{cuda % 1000 // 10}")
+    else:
+        cuda, count = outcome.value
+        numbers = f"{count}" if count == nodes else f"{count} ({nodes} in /dev)"
+        yield ok("GPU", f"{numbers}, {driver}, CUDA up to {cuda // 1000}.{cuda % 1000 // 10}")
 
 
 def check_mindspore_gpu(system: System) -> Iterator[Finding]:
@@ -72,22 +69,21 @@ def check_mindspore_gpu(system: System) -> Iterator[Finding]:
         return
     has_gpu = GPU.count(system.names("/dev")) > 0
     absent = [library.what for library in MINDSPORE_GPU if _first_that_opens(system, library) is None]
+    libraries = f"the {len(MINDSPORE_GPU)} libraries that MindSpore's GPU plugin needs"
+    nvcc = f"{system.environ.get('CUDA_HOME', '')}/bin/nvcc"
     if absent:
         remedy = (
             "pip install the nvidia-...-cu11 packages that hold them, and put their lib folders into LD_LIBRARY_PATH"
         )
         yield missing("CUDA", f"for MindSpore's GPU plugin there is no {', '.join(absent)}", remedy if has_gpu else "")
-        return
-    libraries = f"the {len(MINDSPORE_GPU)} libraries that MindSpore's GPU plugin needs"
-    nvcc = f"{system.environ.get('CUDA_HOME', '')}/bin/nvcc"
-    if not system.is_file(nvcc):
+    elif not system.is_file(nvcc):
         yield wrong(
             "CUDA",
             f"{libraries}, but not the nvcc in CUDA_HOME by which MindSpore finds out its version: no file {nvcc}",
             "set CUDA_HOME to CUDA 11's folder; a script bin/nvcc that prints 'release 11.6, V11.6.124' does, too",
         )
-        return
-    yield ok("CUDA", libraries)
+    else:
+        yield ok("CUDA", libraries)
 
 
 def check_nccl(system: System) -> Iterator[Finding]:
@@ -117,8 +113,8 @@ def check_nccl(system: System) -> Iterator[Finding]:
             f"{text}: it is made for CUDA {cuda}, the driver can do CUDA {able}",
             f"install a newer driver, or pip uninstall nvidia-nccl-cu{cuda} and pip install nvidia-nccl-cu{able}",
         )
-        return
-    yield ok("NCCL", text)
+    else:
+        yield ok("NCCL", text)
 
 
 def _cuda_of_nccl(system: System, path: str) -> int | None:
@@ -164,12 +160,12 @@ def check_cann(system: System) -> Iterator[Finding]:
 
 def check_hccl(system: System) -> Iterator[Finding]:
     opened = _first_that_opens(system, HCCL)
+    has_devices = ASCEND.count(system.names("/dev")) > 0
     if opened is not None:
         yield ok("HCCL", f"{opened} opens")
-        return
-    has_devices = ASCEND.count(system.names("/dev")) > 0
-    remedy = "it comes with CANN; source its set_env.sh" if has_devices else ""
-    yield missing("HCCL", "no libhccl.so; Ascend devices would reduce through host memory", remedy)
+    else:
+        remedy = "it comes with CANN; source its set_env.sh" if has_devices else ""
+        yield missing("HCCL", "no libhccl.so; Ascend devices would reduce through host memory", remedy)
 
 
 def check_settings(system: System) -> Iterator[Finding]:
@@ -204,8 +200,8 @@ def check_settings(system: System) -> Iterator[Finding]:
     except rank_table.RankTableError as error:
         for mistake in error.mistakes:
             yield wrong("rank table", f"{path}: {mistake}", "mend the file, or let MindSpore's hccl_tools write one")
-        return
-    yield ok("rank table", f"{path}: {table.size} ranks on {len(table.servers)} servers")
+    else:
+        yield ok("rank table", f"{path}: {table.size} ranks on {len(table.servers)} servers")
 
 
 def nccl_version(code: int) -> str:

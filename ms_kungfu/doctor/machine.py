@@ -45,17 +45,10 @@ def check_cores(system: System) -> Iterator[Finding]:
     found = f"{allowed} of {machine} allowed by affinity"
     if quota is None:
         yield ok("cores", f"{found}, no quota")
-        return
-    found += f", a quota of {quota:g} by the control group"
-    if quota >= allowed:
-        yield ok("cores", found)
-        return
-    fit = max(1, int(quota))
-    yield ok(
-        "cores",
-        found,
-        f"on more cores MindSpore's threads spin the quota away: `taskset -c LIST kungfu-run ...` with {fit} of them",
-    )
+    else:
+        fit = f"`taskset -c LIST kungfu-run ...` with {max(1, int(quota))} of them"
+        remedy = f"on more cores MindSpore's threads spin the quota away: {fit}"
+        yield ok("cores", f"{found}, a quota of {quota:g} by the control group", remedy if quota < allowed else "")
 
 
 def cpu_quota(system: System) -> float | None:
