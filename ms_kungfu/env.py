@@ -7,7 +7,6 @@ was expected. ``python -m ms_kungfu.env`` prints the table as docs/environment.m
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections.abc import Mapping
@@ -15,19 +14,27 @@ from dataclasses import dataclass
 from typing import Callable, Generic, TypeVar
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Kind(Generic[T_co]):
+    """What a value may be. `expected` completes the sentence "NAME must be ..."."""
+
+    parse: Callable[[str], T_co]
+    expected: str
+    unit: str = "-"
 
 
 @dataclass(frozen=True)
 class Variable(Generic[T]):
-    """One variable. `expected` completes the sentence "NAME must be ..."; `set_by` is "launcher", "user" or both."""
+    """One variable. `set_by` is "launcher", "user" or both."""
 
     name: str
-    parse: Callable[[str], T]
+    kind: Kind[T]
     default: T
-    expected: str
-    set_by: str
     meaning: str
-    unit: str = "-"
+    set_by: str = "launcher"
     secret: bool = False
 
     def get(self, environ: Mapping[str, str] | None = None) -> T:
@@ -36,10 +43,17 @@ class Variable(Generic[T]):
         if not text:
             return self.default
         try:
-            return self.parse(text)
-        except ValueError:
+            return self.kind.parse(text)
+        except (KeyError, ValueError):
             got = "other text (not shown: it is a secret)" if self.secret else repr(text)
-            raise ValueError(f"{self.name} must be {self.expected}, got {got}") from None
+            raise ValueError(f"{self.name} must be {self.kind.expected}, got {got}") from None
+
+
+def _optional(
+    name: str, kind: Kind[T], meaning: str, set_by: str = "launcher", secret: bool = False
+) -> Variable[T | None]:
+    """One without a default."""
+    return Variable(name, kind, None, meaning, set_by, secret)
 
 
 def _natural(text: str) -> int:
@@ -47,12 +61,6 @@ def _natural(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError(text)
     return int(text)
-
-
-def _flag(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise ValueError(text)
-    return text == "1"
 
 
 def _seconds(text: str) -> float:
@@ -77,19 +85,16 @@ def _url(text: str) -> str:
     return text
 
 
-def _engine(text: str) -> str:
-    if text not in ("auto", "vendor", "staging"):
-        raise ValueError(text)
-    return text
+def _level(text: str) -> str:
+    return _one_of("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")(text.upper())
 
 
-def _log_level(text: str) -> int:
-    if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
-        raise ValueError(text)
-    return int(getattr(logging, text.upper()))
+def _one_of(*words: str) -> Callable[[str], str]:
+    return {word: word for word in words}.__getitem__
 
 
-def _port_range(text: str) -> range:
+def port_range(text: str) -> range:
+    """``"first-last"``, both included."""
     first, _, last = text.partition("-")
     ports = range(_natural(first), _natural(last) + 1)
     if not ports or ports[0] < 1 or ports[-1] > 65535:
@@ -107,217 +112,162 @@ def _hosts(text: str) -> dict[str, int]:
     return slots
 
 
-SELF: Variable[str | None] = Variable(
-    "KUNGFU_SELF", str, None, "the worker's 'host:port'", "launcher", "This worker's peer ID."
-)
-INCARNATION: Variable[int] = Variable(
-    "KUNGFU_INCARNATION", _natural, 0, "a number", "launcher", "The cluster version that this process was started for."
-)
-BROKER: Variable[str | None] = Variable(
+NUMBER = Kind(_natural, "a number")
+FLAG = Kind({"0": False, "1": True}.__getitem__, "0 or 1")
+SECONDS = Kind(_seconds, "a positive number of seconds", "s")
+PATH = Kind(str, "a path")
+
+SELF = _optional("KUNGFU_SELF", Kind(str, "the worker's 'host:port'"), "This worker's peer ID.")
+INCARNATION = Variable("KUNGFU_INCARNATION", NUMBER, 0, "The cluster version that this process was started for.")
+BROKER = _optional(
     "KUNGFU_BROKER",
-    str,
-    None,
-    "the name of a socket",
-    "launcher",
+    Kind(str, "the name of a socket"),
     "Abstract Unix socket of the host's broker, without the leading NUL. Unset: a cluster of one.",
 )
-JOB: Variable[str | None] = Variable(
-    "KUNGFU_JOB",
-    str,
-    None,
-    "a word",
-    "launcher",
-    "What all workers of a job have in common, on whatever host, and no other job.",
+JOB = _optional(
+    "KUNGFU_JOB", Kind(str, "a word"), "What all workers of a job have in common, on whatever host, and no other job."
 )
-JOB_SECRET: Variable[str | None] = Variable(
+JOB_SECRET = _optional(
     "KUNGFU_JOB_SECRET",
-    _hex,
-    None,
-    "hexadecimal digits",
-    "launcher",
+    Kind(_hex, "hexadecimal digits"),
     "Proves membership to the broker and authorizes writes to the config server. Never log it.",
     secret=True,
 )
-CONFIG_SERVER: Variable[str | None] = Variable(
+CONFIG_SERVER = _optional(
     "KUNGFU_CONFIG_SERVER",
-    _url,
-    None,
-    "an http:// or https:// URL",
-    "launcher",
+    Kind(_url, "an http:// or https:// URL"),
     "URL of the config server's `/config`. Unset: there is none, and the cluster can't change.",
 )
-WATCH: Variable[bool] = Variable(
-    "KUNGFU_WATCH", _flag, False, "0 or 1", "launcher", "Whether the launcher follows the config server (`-w`)."
-)
-HOSTS: Variable[dict[str, int] | None] = Variable(
+WATCH = Variable("KUNGFU_WATCH", FLAG, False, "Whether the launcher follows the config server (`-w`).")
+HOSTS = _optional(
     "KUNGFU_HOSTS",
-    _hosts,
-    None,
-    "'host:slots', comma-separated",
-    "launcher",
+    Kind(_hosts, "'host:slots', comma-separated"),
     "How many workers each host takes, where `-H` says so. Unset: no limit.",
 )
-PORT_RANGE: Variable[range | None] = Variable(
-    "KUNGFU_PORT_RANGE", _port_range, None, "'first-last' (ports)", "launcher", "Ports for new workers, both included."
+PORT_RANGE = _optional(
+    "KUNGFU_PORT_RANGE", Kind(port_range, "'first-last' (ports)"), "Ports for new workers, both included."
 )
-COLLECTIVE_TIMEOUT: Variable[float] = Variable(
+COLLECTIVE_TIMEOUT = Variable(
     "KUNGFU_COLLECTIVE_TIMEOUT",
-    _seconds,
+    SECONDS,
     600.0,
-    "a positive number of seconds",
-    "user",
     "How long a collective waits for a rank that is alive but doesn't come.",
-    unit="s",
+    set_by="user",
 )
-JOIN_TIMEOUT: Variable[float] = Variable(
+JOIN_TIMEOUT = Variable(
     "KUNGFU_JOIN_TIMEOUT",
-    _seconds,
+    SECONDS,
     300.0,
-    "a positive number of seconds",
-    "user",
     "How long a new cluster version may take to assemble, and a new worker to become ready to join it.",
-    unit="s",
+    set_by="user",
 )
-DEVICE_ENGINE: Variable[str] = Variable(
+DEVICE_ENGINE = Variable(
     "KUNGFU_DEVICE_ENGINE",
-    _engine,
+    Kind(_one_of("auto", "vendor", "staging"), "auto, vendor or staging"),
     "auto",
-    "auto, vendor or staging",
-    "user",
     "What reduces between GPUs or Ascend devices: the vendor's library (NCCL, HCCL) where all ranks can use it, that "
     "or an error, or the runtime by way of host memory.",
+    set_by="user",
 )
-DEVICE_CHUNK_BYTES: Variable[int] = Variable(
+DEVICE_CHUNK_BYTES = Variable(
     "KUNGFU_DEVICE_CHUNK_BYTES",
-    _natural,
+    Kind(_natural, "a number", "bytes"),
     4 << 20,
-    "a number",
-    "user",
     "Size of the pieces in which device memory goes through host memory. The same at all ranks.",
-    unit="bytes",
+    set_by="user",
 )
-DEVICE_RUNTIME_LIBRARY: Variable[str | None] = Variable(
+DEVICE_RUNTIME_LIBRARY = _optional(
     "KUNGFU_DEVICE_RUNTIME_LIBRARY",
-    str,
-    None,
-    "a path",
-    "user",
+    PATH,
     "The CUDA runtime (libcudart) or AscendCL (libascendcl) to open. Unset: the one that is loaded, or that the loader "
     "finds.",
+    set_by="user",
 )
-DEVICE_ENGINE_LIBRARY: Variable[str | None] = Variable(
+DEVICE_ENGINE_LIBRARY = _optional(
     "KUNGFU_DEVICE_ENGINE_LIBRARY",
-    str,
-    None,
-    "a path",
-    "user",
+    PATH,
     "NCCL (libnccl) or HCCL (libhccl) to open. Unset: the one that is loaded, of the Python package nvidia-nccl-cu*, "
     "of MindSpore, or that the loader finds.",
+    set_by="user",
 )
-PEER_TIMEOUT: Variable[float] = Variable(
+PEER_TIMEOUT = Variable(
     "KUNGFU_PEER_TIMEOUT",
-    _seconds_or_0,
+    Kind(_seconds_or_0, "a number of seconds, 0 for never", "s"),
     30.0,
-    "a number of seconds, 0 for never",
-    "user",
     "How long a worker may stand still, e.g. stopped by SIGSTOP, before the launcher kills it (`-peer-timeout`). "
     "Computing, compiling and waiting for others is not standing still.",
-    unit="s",
+    set_by="user",
 )
-PARKED: Variable[bool] = Variable(
+PARKED = Variable(
     "KUNGFU_PARKED",
-    _flag,
+    FLAG,
     False,
-    "0 or 1",
-    "launcher",
     "This process joins a job that is running: not in `init`, but when it is ready to train.",
 )
-STANDBY: Variable[int | None] = Variable(
-    "KUNGFU_STANDBY",
-    _natural,
-    None,
-    "a number",
-    "launcher",
-    "This process is a spare one: it gets its peer ID when it is needed (`-standby`).",
+STANDBY = _optional(
+    "KUNGFU_STANDBY", NUMBER, "This process is a spare one: it gets its peer ID when it is needed (`-standby`)."
 )
-LEDGER_DIR: Variable[str | None] = Variable(
+LEDGER_DIR = _optional(
     "KUNGFU_LEDGER_DIR",
-    str,
-    None,
-    "a folder",
-    "user",
+    Kind(str, "a folder"),
     "Where each ElasticDataset without a `ledger=` of its own records what was trained, for "
     "`python -m ms_kungfu.dataset.audit`. Unset: nowhere.",
+    set_by="user",
 )
-LOG_LEVEL: Variable[int] = Variable(
+LOG_LEVEL = Variable(
     "KUNGFU_LOG_LEVEL",
-    _log_level,
-    logging.INFO,
-    "DEBUG, INFO, WARNING, ERROR or CRITICAL",
-    "user",
+    Kind(_level, "DEBUG, INFO, WARNING, ERROR or CRITICAL"),
+    "INFO",
     "From which level on a worker's log (stderr) has the lines of ms_kungfu: each resize, death and checkpoint is one "
     "at INFO or above, a wait of 10 s and more a WARNING. Where the program configures Python's logging itself, its "
     "levels hold.",
+    set_by="user",
 )
-TEST_COMM_DELAY_MS: Variable[int] = Variable(
+TEST_COMM_DELAY_MS = Variable(
     "KUNGFU_TEST_COMM_DELAY_MS",
-    _natural,
+    Kind(_natural, "a number", "ms"),
     0,
-    "a number",
-    "user",
     "For tests only: each all-reduce of MindSpore's kernels takes this much longer. Read at init.",
-    unit="ms",
+    set_by="user",
 )
-METRICS_PORT: Variable[int | None] = Variable(
+METRICS_PORT = _optional(
     "KUNGFU_METRICS_PORT",
-    _natural,
-    None,
-    "a number",
-    "user",
+    NUMBER,
     "A `Monitor` serves its metrics on this port of 127.0.0.1, further workers of a host on the following ones; 0: any "
     "free one. Unset: nowhere.",
+    set_by="user",
 )
 # MindSpore's names, for programs that read them; DEVICE_ID is read by MindSpore itself.
-RANK_ID: Variable[int] = Variable("RANK_ID", _natural, 0, "a number", "launcher", "The worker's rank at its start.")
-RANK_SIZE: Variable[int] = Variable("RANK_SIZE", _natural, 1, "a number", "launcher", "The size at its start.")
-LOCAL_RANK: Variable[int] = Variable(
-    "KUNGFU_LOCAL_RANK", _natural, 0, "a number", "launcher", "The worker's rank among those of its host, at its start."
-)
-LOCAL_SIZE: Variable[int] = Variable(
-    "KUNGFU_LOCAL_SIZE", _natural, 1, "a number", "launcher", "How many workers its host has, at its start."
-)
-DEVICE_ID: Variable[int] = Variable(
+RANK_ID = Variable("RANK_ID", NUMBER, 0, "The worker's rank at its start.")
+RANK_SIZE = Variable("RANK_SIZE", NUMBER, 1, "The size at its start.")
+LOCAL_RANK = Variable("KUNGFU_LOCAL_RANK", NUMBER, 0, "The worker's rank among those of its host, at its start.")
+LOCAL_SIZE = Variable("KUNGFU_LOCAL_SIZE", NUMBER, 1, "How many workers its host has, at its start.")
+DEVICE_ID = Variable(
     "DEVICE_ID",
-    _natural,
+    NUMBER,
     0,
-    "a number",
-    "launcher",
     "The worker's device, counted among those that it sees; MindSpore reads it. Without devices: the lowest number "
     "that no other worker of the host has.",
 )
 # What the user lets the job use; set but empty means none. The launcher gives each worker its share.
-CUDA_VISIBLE_DEVICES: Variable[str | None] = Variable(
+CUDA_VISIBLE_DEVICES = _optional(
     "CUDA_VISIBLE_DEVICES",
-    str,
-    None,
-    "numbers or UUIDs of GPUs, comma-separated",
-    "user, launcher",
+    Kind(str, "numbers or UUIDs of GPUs, comma-separated"),
     "The GPUs that the job may use (unset: all; empty: none), and in a worker its own, or all with `-allow-nvlink`.",
+    set_by="user, launcher",
 )
-ASCEND_RT_VISIBLE_DEVICES: Variable[str | None] = Variable(
+ASCEND_RT_VISIBLE_DEVICES = _optional(
     "ASCEND_RT_VISIBLE_DEVICES",
-    str,
-    None,
-    "numbers of devices, comma-separated",
-    "user, launcher",
+    Kind(str, "numbers of devices, comma-separated"),
     "The Ascend devices that the job may use (unset: all; empty: none), and in a worker its own, or all with a rank "
     "table.",
+    set_by="user, launcher",
 )
-RANK_TABLE_FILE: Variable[str | None] = Variable(
-    "RANK_TABLE_FILE", str, None, "a path", "user", "Ascend rank table; the workers get the devices that it lists."
+RANK_TABLE_FILE = _optional(
+    "RANK_TABLE_FILE", PATH, "Ascend rank table; the workers get the devices that it lists.", set_by="user"
 )
-HCCL_CONFIG_PATH: Variable[str | None] = Variable(
-    "MINDSPORE_HCCL_CONFIG_PATH", str, None, "a path", "user", "The same, and the one that counts where both are set."
+HCCL_CONFIG_PATH = _optional(
+    "MINDSPORE_HCCL_CONFIG_PATH", PATH, "The same, and the one that counts where both are set.", set_by="user"
 )
 
 VARIABLES: tuple[Variable[object], ...] = tuple(v for v in list(globals().values()) if isinstance(v, Variable))
@@ -337,12 +287,9 @@ def to_markdown() -> str:
         "|---|---|---|---|---|---|",
     ]
     for v in VARIABLES:
-        default = "unset" if v.default is None else f"{v.default:g}" if isinstance(v.default, float) else str(v.default)
-        if v is LOG_LEVEL:
-            default = logging.getLevelName(LOG_LEVEL.default)
-        if isinstance(v.default, bool):
-            default = str(int(v.default))
-        lines.append(f"| `{v.name}` | {v.expected} | {v.unit} | {default} | {v.set_by} | {v.meaning} |")
+        shown = f"{v.default:g}" if isinstance(v.default, (bool, float)) else str(v.default)
+        default = "unset" if v.default is None else shown
+        lines.append(f"| `{v.name}` | {v.kind.expected} | {v.kind.unit} | {default} | {v.set_by} | {v.meaning} |")
     return "\n".join(lines) + "\n"
 
 

@@ -67,7 +67,7 @@ def test_documented_text_is_parsed(variable: env.Variable[Any], text: str, value
 def test_wrong_text_is_refused_by_name(variable: env.Variable[Any], text: str) -> None:
     with pytest.raises(ValueError, match=variable.name) as error:
         variable.get({variable.name: text})
-    assert variable.expected in str(error.value)
+    assert variable.kind.expected in str(error.value)
     assert repr(text) in str(error.value)
 
 
