@@ -49,7 +49,7 @@ class FlagParser(argparse.ArgumentParser):
         self._refused[name] = reason
 
     def parse(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """The flags, and the words after them. UsageError says what is wrong."""
+        """The flags, and the words after them. UsageError says what is wrong; who asks for help gets it, and ends."""
         spelled: list[str] = []
         words = list(arguments)
         while words:
@@ -75,7 +75,11 @@ class FlagParser(argparse.ArgumentParser):
                 else:
                     raise UsageError(f"flag -{name} needs a value")
             spelled.append(f"-{name}={value}")
-        return self.parse_args(spelled), words
+        flags = self.parse_args(spelled)
+        if flags.h or flags.help:
+            self.print_help()
+            self.exit()
+        return flags, words
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(re.sub(r"^argument ", "", message))

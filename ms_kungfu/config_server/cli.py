@@ -33,9 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.flag("ttl", "stop after this time, e.g. 10m; 0 is never", type=duration, default=0.0, metavar="TIME")
     try:
         flags, rest = parser.parse(sys.argv[1:] if arguments is None else arguments)
-        if flags.h or flags.help:
-            print(parser.format_help(), end="")
-            return 0
         if rest:
             raise UsageError(f"unexpected argument {rest[0]!r}; {PROGRAM} takes flags only")
         if not flags.endpoint.startswith("/"):

@@ -451,7 +451,7 @@ class HostAgent:
             env.CONFIG_SERVER.name: self._start.url,
             env.WATCH.name: "1" if options.watch else None,
             env.HOSTS.name: options.host.limit,
-            env.PORT_RANGE.name: str(options.ports),
+            env.PORT_RANGE.name: f"{options.ports[0]}-{options.ports[-1]}",
             env.RANK_ID.name: str(process.rank),
             env.RANK_SIZE.name: str(cluster.size + standby),
             env.LOCAL_RANK.name: str(len(here) if process.peer not in here else here.index(process.peer)),

@@ -13,7 +13,7 @@ from pathlib import Path
 from ms_kungfu._flags import UsageError
 from ms_kungfu._processes import raise_descriptor_limit
 from ms_kungfu.launcher.commands import evict, resize
-from ms_kungfu.launcher.options import PROGRAM, Options, build_parser, parse_options
+from ms_kungfu.launcher.options import PROGRAM, Options, parse_options
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.supervisor import Supervisor, set_process_name
 
@@ -30,14 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0] in _COMMANDS:
         return _COMMANDS[words[0]](words[1:])
     try:
-        options = parse_options(words)
+        return _run(parse_options(words))
     except UsageError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
-    if options is None:
-        print(build_parser().format_help(), end="")
-        return 0
-    return _run(options)
 
 
 def _run(options: Options) -> int:

@@ -13,7 +13,7 @@ from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, open_store
 from ms_kungfu.config_server.secret_file import secret_from, servers_of_this_user
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher.hosts import MANY_PER_CORE, PortRange
+from ms_kungfu.launcher.hosts import MANY_PER_CORE, parse_ports
 from ms_kungfu.launcher.options import PROGRAM
 
 _MAX_TRIES = 10
@@ -31,18 +31,17 @@ def write_size(store: ClusterStore, size: int) -> str:
     return _write(store, lambda cluster: _resized(cluster, size, None))
 
 
-def _resized(cluster: Cluster, size: int, given: PortRange | None) -> Cluster | str:
+def _resized(cluster: Cluster, size: int, given: range | None) -> Cluster | str:
     if cluster.size == size:
         return f"nothing to do: cluster version {cluster.version} has {size} workers already"
     first = min(worker.port for worker in cluster.workers)
-    ports = (given or PortRange(first, min(first + 1000, 65535))).ports()
-    return cluster.resized(size, ports)
+    return cluster.resized(size, given or range(first, min(first + 1000, 65535) + 1))
 
 
 def evict(arguments: Sequence[str]) -> int:
     """Exit status: 0 when the config server has a cluster without the rank, 1 or 2 as for `resize`."""
 
-    def next_cluster(cluster: Cluster, rank: int, given: PortRange | None) -> Cluster:
+    def next_cluster(cluster: Cluster, rank: int, given: range | None) -> Cluster:
         if rank >= cluster.size:
             raise ValueError(f"there is no rank {rank}: cluster version {cluster.version} has {cluster.size} workers")
         return cluster.without([cluster.workers[rank]])
@@ -57,7 +56,7 @@ def _main(
     what: str,
     description: str,
     least: int,
-    next_cluster: Callable[[Cluster, int, PortRange | None], Cluster | str],
+    next_cluster: Callable[[Cluster, int, range | None], Cluster | str],
     arguments: Sequence[str],
 ) -> int:
     """`next_cluster(present, the command's number, -port-range)`: what to write, or why there is nothing to do."""
@@ -70,7 +69,7 @@ def _main(
     )
     if command == "resize":
         parser.flag(
-            "port-range", "ports for new workers (default: from the first worker's on)", type=_ports, metavar="A-B"
+            "port-range", "ports for new workers (default: from the first worker's on)", type=parse_ports, metavar="A-B"
         )
     try:
         flags, words = parser.parse(arguments)
@@ -79,9 +78,6 @@ def _main(
             for name, value in vars(more).items():
                 setattr(flags, name, value or getattr(flags, name))
             words = words[:1] + rest
-        if flags.h or flags.help:
-            print(parser.format_help(), end="")
-            return 0
         if len(words) != 1 or not words[0].isascii() or not words[0].isdigit() or int(words[0]) < least:
             raise UsageError(
                 f"give one {what.lower()}, at least {least}, e.g. {program} 3 "
@@ -137,10 +133,6 @@ def _only_job(program: str) -> str:
     url = found[0][0]
     print(f"{program}: {url}", file=sys.stderr)
     return url
-
-
-def _ports(text: str) -> PortRange:
-    return PortRange.parse(text)
 
 
 def _write(store: ClusterStore, next_cluster: Callable[[Cluster], Cluster | str]) -> str:

@@ -119,7 +119,7 @@ class Coordinator:
     ) -> Cluster | None:
         """What has to be written now; see `revised`. ValueError where no port is free for a new worker."""
         gone = {*ended, *self.members_to_leave(living)}
-        ports = [port for port in self._options.ports.ports() if port not in taken_ports]
+        ports = [port for port in self._options.ports if port not in taken_ports]
         last_version = max(last_version, self.last_version)
         return revised(
             self.newest, last_version, gone, living, len(self.vacant), ports, self._options.host.slots_by_host

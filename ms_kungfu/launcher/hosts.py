@@ -8,7 +8,8 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ms_kungfu.cluster import MAX_WORKERS, WORKER_PORTS, Cluster, PeerID
+from ms_kungfu import env
+from ms_kungfu.cluster import MAX_WORKERS, Cluster, PeerID
 
 MANY_PER_CORE = 4  # workers, before a resize looks like a mistake
 DEFAULT_HOST = "127.0.0.1"
@@ -16,28 +17,6 @@ DEFAULT_HOST = "127.0.0.1"
 
 class HostError(ValueError):
     """The hosts don't give what is asked for; the message is a sentence for the user."""
-
-
-@dataclass(frozen=True)
-class PortRange:
-    """Ports of workers, both ends included."""
-
-    first: int = WORKER_PORTS[0]
-    last: int = WORKER_PORTS[-1]
-
-    def __str__(self) -> str:
-        return f"{self.first}-{self.last}"
-
-    def ports(self) -> range:
-        return range(self.first, self.last + 1)
-
-    @classmethod
-    def parse(cls, text: str) -> PortRange:
-        first, separator, last = text.partition("-")
-        if separator and first.isascii() and first.isdigit() and last.isascii() and last.isdigit():
-            if 0 < int(first) <= int(last) < 65536:
-                return cls(int(first), int(last))
-        raise argparse.ArgumentTypeError(f"{text!r} is not a range of ports; write it like 10000-11000")
 
 
 @dataclass(frozen=True)
@@ -57,7 +36,7 @@ class Host:
     def slots_by_host(self) -> dict[str, int] | None:
         return None if self.slots is None else {self.name: self.slots}
 
-    def first_cluster(self, size: int, ports: PortRange, runner_port: int, version: int) -> Cluster:
+    def first_cluster(self, size: int, ports: range, runner_port: int, version: int) -> Cluster:
         """The cluster a job starts with. HostError where there is no room for it."""
         if self.slots is not None and size > self.slots:
             raise HostError(
@@ -66,9 +45,9 @@ class Host:
             )
         if size > self.max_workers:
             raise HostError(f"-np {size} is more than the {self.max_workers} workers that one host can have")
-        if size > len(ports.ports()):
-            raise HostError(f"-port-range {ports} is too small for {size} workers; give a larger one")
-        workers = tuple(PeerID(self.name, port) for port in ports.ports()[:size])
+        if size > len(ports):
+            raise HostError(f"-port-range {ports[0]}-{ports[-1]} is too small for {size} workers; give a larger one")
+        workers = tuple(PeerID(self.name, port) for port in ports[:size])
         return Cluster(workers, (PeerID(self.name, runner_port),), version)
 
     def check(self, cluster: Cluster, members: Sequence[PeerID]) -> None:
@@ -86,6 +65,14 @@ class Host:
                 "the new cluster keeps none of the present workers, so their state would be lost; keep one of "
                 + ", ".join(map(str, members[:8]))
             )
+
+
+def parse_ports(text: str) -> range:
+    """``-port-range``."""
+    try:
+        return env.port_range(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of ports; write it like 10000-11000") from None
 
 
 def parse_hosts(text: str) -> Host:

@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, duration, integer
+from ms_kungfu.cluster import WORKER_PORTS
 from ms_kungfu.cluster_store import open_store
-from ms_kungfu.launcher.hosts import Host, HostError, PortRange, parse_hosts
+from ms_kungfu.launcher.hosts import Host, HostError, parse_hosts, parse_ports
 from ms_kungfu.launcher.policy import Recover
 
 PROGRAM = "kungfu-run"
@@ -47,7 +48,7 @@ class Options:
     command: tuple[str, ...]
     size: int
     host: Host
-    ports: PortRange
+    ports: range
     runner_port: int
     watch: bool
     keep: bool
@@ -70,7 +71,7 @@ class Options:
     peer_timeout_s: float | None
 
 
-def build_parser() -> FlagParser:
+def _build_parser() -> FlagParser:
     parser = FlagParser(
         PROGRAM,
         f"{PROGRAM} [flags] program [arguments]\n       {PROGRAM} resize SIZE [-config-server URL]\n"
@@ -103,8 +104,8 @@ def build_parser() -> FlagParser:
     flag(
         "port-range",
         "ports that name the workers (default 10000-11000)",
-        type=PortRange.parse,
-        default=PortRange(),
+        type=parse_ports,
+        default=WORKER_PORTS,
         metavar="A-B",
     )
     flag("port", "port that names the launcher (default 38080)", type=integer(1, 65535), default=38080, metavar="PORT")
@@ -161,11 +162,9 @@ def build_parser() -> FlagParser:
     return parser
 
 
-def parse_options(arguments: Sequence[str]) -> Options | None:
-    """None: help was asked for. UsageError says what is wrong."""
-    flags, command = build_parser().parse(arguments)
-    if flags.h or flags.help:
-        return None
+def parse_options(arguments: Sequence[str]) -> Options:
+    """UsageError says what is wrong."""
+    flags, command = _build_parser().parse(arguments)
     if not command:
         raise UsageError(f"no program to run; write it after the flags: {PROGRAM} -np 2 python train.py")
     _check_program(command)

@@ -1,7 +1,7 @@
 import pytest
 
-from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.hosts import Host, HostError, PortRange, parse_hosts
+from ms_kungfu.cluster import WORKER_PORTS, Cluster, PeerID
+from ms_kungfu.launcher.hosts import Host, HostError, parse_hosts
 
 
 def cluster_of(*ports, host="127.0.0.1"):
@@ -9,14 +9,14 @@ def cluster_of(*ports, host="127.0.0.1"):
 
 
 def test_first_cluster_takes_the_first_ports():
-    cluster = Host().first_cluster(3, PortRange(), 38080, 5)
+    cluster = Host().first_cluster(3, WORKER_PORTS, 38080, 5)
     assert [str(w) for w in cluster.workers] == ["127.0.0.1:10000", "127.0.0.1:10001", "127.0.0.1:10002"]
     assert [str(r) for r in cluster.runners] == ["127.0.0.1:38080"]
     assert cluster.version == 5
 
 
 def test_without_slots_a_host_takes_as_many_as_are_asked_for():
-    assert Host().first_cluster(64, PortRange(), 1, 0).size == 64
+    assert Host().first_cluster(64, WORKER_PORTS, 1, 0).size == 64
     assert Host().limit is None
     Host().check(cluster_of(*range(10000, 10064)), ())
 

@@ -10,7 +10,7 @@ import random
 from greenlet import GreenletExit, getcurrent
 
 from ms_kungfu.config_server.store import ConfigStore
-from ms_kungfu.launcher.hosts import Host, PortRange
+from ms_kungfu.launcher.hosts import Host
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.policy import Action, Verdict
 from ms_kungfu.launcher.supervisor import Exited
@@ -170,7 +170,7 @@ class World(Events, Promises):
         setup = self.setup
         return Options(
             command=("program",), size=setup.size, host=Host(max_workers=MAX_WORKERS),
-            ports=PortRange(PORTS[0], PORTS[-1]), runner_port=38080, watch=True, keep=False, quiet=True,
+            ports=PORTS, runner_port=38080, watch=True, keep=False, quiet=True,
             show_workers=False, logdir=None, logfile=None,
             config_server="http://server/config" if setup.external else None,
             builtin_port=None if setup.external else 0, timeout_s=None, delay_s=0.0, init_version=None,
