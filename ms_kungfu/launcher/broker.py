@@ -13,7 +13,7 @@ from typing import Any, Callable
 from ms_kungfu.broker_protocol import Connection, ProtocolError
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.policy import would_be_left
-from ms_kungfu.launcher.segments import CoreSegment, MakeSegment, Segments
+from ms_kungfu.launcher.segments import MakeSegment, Segment, Segments
 from ms_kungfu.launcher.stores import Stores
 from ms_kungfu.launcher.versions import (
     ClusterVersions,
@@ -57,7 +57,7 @@ class Broker:
         *,
         recovers: bool = False,
         min_size: int = 1,
-        make_segment: MakeSegment = CoreSegment,
+        make_segment: MakeSegment = Segment,
         condition: Callable[[], threading.Condition] = threading.Condition,
         is_alive: Callable[[int], bool] = is_alive,
         on_unknown_version: Callable[[int], None] | None = None,

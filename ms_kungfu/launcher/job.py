@@ -35,10 +35,9 @@ from ms_kungfu.launcher.policy import (
     how_it_ended,
 )
 from ms_kungfu.launcher.processes import Process
-from ms_kungfu.launcher.revisions import Revisions
+from ms_kungfu.launcher.revisions import Revisions, StoreWatcher
 from ms_kungfu.launcher.startup import Start, prepare
 from ms_kungfu.launcher.supervisor import Supervisor
-from ms_kungfu.launcher.watcher import StoreWatcher
 
 _log = logging.getLogger(__name__)
 _OUTPUT_GRACE_S = 1.0

@@ -11,12 +11,11 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
-from ms_kungfu.cluster import Cluster
-from ms_kungfu.cluster_store import ClusterStore, open_store
-from ms_kungfu.config_server.secret_file import SecretFile, secret_from, write_secret
+from ms_kungfu.cluster_store import open_store
+from ms_kungfu.config_server.secret_file import read_secret, write_secret
 from ms_kungfu.launcher import affinity, devices
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.broker_server import BrokerServer
@@ -54,25 +53,17 @@ class Machine:
         self.start_thread("kungfu-request", run)
         return await asyncio.wrap_future(future)
 
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def monotonic(self) -> float:
-        return time.monotonic()
+    sleep = staticmethod(time.sleep)
+    monotonic = staticmethod(time.monotonic)
 
     # ---- processes ----
 
-    def allowed_cores(self) -> list[int]:
-        return affinity.allowed_cores()
-
-    def pin(self, pid: int, cores: Iterable[int]) -> None:
-        affinity.pin(pid, cores)
+    allowed_cores = staticmethod(affinity.allowed_cores)
+    pin = staticmethod(affinity.pin)
+    is_stopped = staticmethod(is_stopped)
 
     def find_devices(self, host: str, *, single: bool, allow_nvlink: bool) -> devices.Devices:
         return devices.find(self.environ, os.listdir("/dev"), host=host, single=single, allow_nvlink=allow_nvlink)
-
-    def is_stopped(self, pid: int) -> bool:
-        return is_stopped(pid)
 
     def spare_descriptors(self) -> float:
         """How many more this process may have."""
@@ -84,37 +75,16 @@ class Machine:
         except OSError:  # there is none to look with
             return 0
 
-    # ---- the broker ----
+    # ---- the broker, the cluster store ----
 
-    def make_broker(self, cores: int, **options: Any) -> Broker:
-        return Broker(cores, **options)
+    make_broker = staticmethod(Broker)
+    serve_broker = staticmethod(BrokerServer)
+    open_store = staticmethod(open_store)
+    secret_of = staticmethod(read_secret)
+    leave_secret = staticmethod(write_secret)
 
-    def serve_broker(self, broker: Broker, secret: bytes) -> BrokerServer:
-        return BrokerServer(broker, secret)
-
-    # ---- the cluster store ----
-
-    def open_store(self, url: str, secret: str, writer: str) -> ClusterStore:
-        return open_store(url, secret, writer=writer)
-
-    def make_config_server(
-        self,
-        store: ConfigStore,
-        secret: str,
-        *,
-        host: str,
-        port: int,
-        path: str,
-        on_change: Callable[[Cluster | None], None],
-    ) -> ConfigServer:
+    def make_config_server(self, store: ConfigStore, secret: str, **options: Any) -> ConfigServer:
         # aiohttp takes 0.2 s to import, which jobs without a config server need not pay for.
         from ms_kungfu.config_server.server import ConfigServer
 
-        return ConfigServer(store, secret, host=host, port=port, path=path, on_change=on_change)
-
-    def secret_of(self, url: str) -> str | None:
-        """The secret that a config server of this user has left."""
-        return secret_from({}, url)
-
-    def leave_secret(self, url: str, secret: str) -> SecretFile:
-        return write_secret(url, secret)
+        return ConfigServer(store, secret, **options)

@@ -1,19 +1,21 @@
-"""What the launcher itself writes to the cluster store because workers have gone: again and again until it is there."""
+"""What the launcher writes to the cluster store because workers have gone, and what it sees there of others' writes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Callable, Protocol
 
 from ms_kungfu.cluster import Cluster
-from ms_kungfu.cluster_store import StaleVersionError
+from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.hosts import HostError
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.startup import Start
 
 _log = logging.getLogger(__name__)
+_LONG_POLL_S = 20.0
 _RETRY_S = 0.2
 
 
@@ -84,3 +86,69 @@ def _raise_bugs(task: asyncio.Future[None]) -> None:
     """They reach the loop's exception handler."""
     if not task.cancelled():
         task.result()
+
+
+@dataclass
+class StoreWatcher:
+    """Calls `on_cluster` from a thread of its own with each newer cluster. `newest` gives the newest one that is known.
+
+    A store that comes back without what it knew (a config server keeps nothing on disk) is given the newest cluster
+    again, so that the next change counts on from there.
+    """
+
+    store: ClusterStore
+    newest: Callable[[], Cluster]
+    on_cluster: Callable[[Cluster], None]
+    machine: Machine
+    _stopped = False
+
+    def __post_init__(self) -> None:
+        self.machine.start_thread("kungfu-watch", self._run)
+
+    def stop(self) -> None:
+        """Returns at once; a request that is under way ends with the process."""
+        self._stopped = True
+
+    def look_now(self) -> None:
+        """Somebody knows of a version that has not arrived here: asks without waiting for the long poll."""
+        self.machine.start_thread("kungfu-look", self._look)
+
+    def _look(self) -> None:
+        try:
+            found = self.store.get()
+        except ConfigServerError:
+            return  # the loop below says so
+        if found is not None and found.version > self.newest().version:
+            self.on_cluster(found)
+
+    def _run(self) -> None:
+        reachable = True
+        trouble = ""
+        while not self._stopped:
+            begin = self.machine.monotonic()
+            try:
+                known = self.newest()
+                if not reachable:
+                    self._restore(known)
+                    reachable, trouble = True, ""
+                    _log.info("the config server %s is back", self.store.url)
+                found = self.store.watch(known.version, _LONG_POLL_S)
+                if found is not None and not self._stopped:
+                    self.on_cluster(found)
+            except ConfigServerError as error:
+                reachable = reachable and not isinstance(error, StoreUnreachableError)
+                if str(error) != trouble and not self._stopped:
+                    trouble = str(error)
+                    _log.warning("%s; the job goes on, changes of the cluster have to wait", error)
+                self.machine.sleep(_RETRY_S)
+                continue
+            if found is None and self.machine.monotonic() - begin < _RETRY_S:
+                self.machine.sleep(_RETRY_S)  # a server that knows no long poll
+
+    def _restore(self, known: Cluster) -> None:
+        found = self.store.get()
+        if found is not None and found.version >= known.version:
+            return
+        if found is not None:
+            self.store.delete()  # started again with an older cluster
+        self.store.put(known)

@@ -5,53 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Protocol
+from typing import Callable
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.versions import ClusterVersions
 
 
-class Segment(Protocol):
-    """The shared memory of a cluster version, as the launcher holds it."""
-
-    fd: int
-
-    def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None: ...
-
-    def heartbeat(self, rank: int) -> int: ...
-
-    def gave_up(self, rank: int) -> str: ...
-
-    def announce(self, version: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class CoreSegment:
-    """A segment of the runtime. Closes its descriptor; the mapping goes with the object."""
+class Segment:
+    """The shared memory of a cluster version, as the launcher holds it: the descriptor, which `close` closes, and a
+    mapping, which goes with the object."""
 
     def __init__(self, size: int, cluster_version: int, cores: int, recovers: bool) -> None:
         # Not at the top: a job whose workers never ask for a segment starts without loading the runtime.
-        import ms_kungfu._core as _core
+        from ms_kungfu import _core
 
-        self.fd: int = _core.create_segment(size, cluster_version, cores, recovers)
+        self.fd = _core.create_segment(size, cluster_version, cores, recovers)
         try:
-            self._control: Any = _core.SegmentControl(self.fd)
+            control = _core.SegmentControl(self.fd)
         except BaseException:
             os.close(self.fd)
             raise
-
-    def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
-        self._control.mark_lost(rank, reason, recover, reaped)
-
-    def heartbeat(self, rank: int) -> int:
-        return int(self._control.heartbeat(rank))
-
-    def gave_up(self, rank: int) -> str:
-        return str(self._control.gave_up(rank))
-
-    def announce(self, version: int) -> None:
-        self._control.announce(version)
+        self.mark_lost, self.announce = control.mark_lost, control.announce
+        self.heartbeat, self.gave_up = control.heartbeat, control.gave_up
 
     def close(self) -> None:
         os.close(self.fd)
@@ -74,7 +49,7 @@ class _Loss:
 class Segments:
     """Those of the `versions` that are known. Used by one thread at a time."""
 
-    def __init__(self, versions: ClusterVersions, cores: int, recovers: bool, make: MakeSegment = CoreSegment) -> None:
+    def __init__(self, versions: ClusterVersions, cores: int, recovers: bool, make: MakeSegment) -> None:
         self._versions = versions
         self._cores = cores
         self._recovers = recovers

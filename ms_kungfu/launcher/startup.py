@@ -74,7 +74,7 @@ async def prepare(
     url = options.config_server
     if options.builtin_port is None and url is not None:
         secret = secret or _secret_of(url, machine)
-        store = machine.open_store(url, secret, writer)
+        store = machine.open_store(url, secret, writer=writer)
         first = await _first_from(options, machine, store)
         return Start(devices, join_timeout_s, secret, first, writer, url, store=store)
     first = _first_cluster(options, max(options.init_version or 0, 0))
