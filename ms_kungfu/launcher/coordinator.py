@@ -6,16 +6,18 @@ Beside it stand `policy` (what an event leads to), and `versions` (who goes over
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.policy import (
     Action,
-    Event,
     Failure,
     Headcount,
     JobState,
     Verdict,
+    WorkerExited,
+    WorkerWorksOn,
     decide,
     exit_code_of,
     fails_by_itself,
@@ -42,56 +44,47 @@ class Coordinator:
         self.vacant: list[int] = []  # places that a new worker is to take
         self.pausing: list[int] = []  # places that are vacant after a pause, for all of them the same
         self._filled: dict[int, list[float]] = {}  # place -> when it was filled anew
-        self._first_failure: Failure | None = None  # of those that the job has survived
-        self._program_failure: Failure | None = None  # the first of those in which a program failed by itself
-        self._first_to_finish = ""  # the member that came to its program's end before all others
+        self._state = JobState(
+            0,
+            0,
+            keep=options.keep,
+            recover=options.recover,
+            min_size=options.min_size,
+            max_restarts=options.max_restarts,
+        )
 
     @property
     def starts_nobody(self) -> bool:
         return self.finishing or self.resting
 
-    def decide(self, event: Event, count: Headcount) -> Verdict:
+    def decide(self, event: WorkerExited | WorkerWorksOn, count: Headcount) -> Verdict:
         """What to do about `event`. What that means for the job as a whole is noted."""
-        options = self._options
-        state = JobState(
-            members=count.members,
-            leaving=count.leaving,
-            terminated=count.terminated,
-            keep=options.keep,
-            recover=options.recover,
-            min_size=options.min_size,
-            max_restarts=options.max_restarts,
-            first_failure=self._first_failure,
-            program_failure=self._program_failure,
-            finished=self.finishing,
-            first_to_finish=self._first_to_finish,
-        )
-        verdict = decide(event, state)
+        verdict = decide(event, replace(self._state, **vars(count), finished=self.finishing))
         self.resting = self.resting or verdict.action is Action.REST
         return verdict
 
     # ---- what workers have come to ----
 
     def member_finished(self, who: str) -> None:
-        self._first_to_finish = self._first_to_finish or who
+        self._state.first_to_finish = self._state.first_to_finish or who
 
     def member_failed(self, who: str, code: int, error: str, logs: str) -> bool:
         """Whether it is the first whose program failed by itself: the job will end with its code."""
         failure = Failure(f"{who} {error or how_it_ended(code)}", exit_code_of(code))
-        self._first_failure = self._first_failure or failure
+        self._state.first_failure = self._state.first_failure or failure
         # Who could not be started, or was killed, has an `error`: no program failed there.
-        if error or not fails_by_itself(code) or self._program_failure is not None:
+        if error or not fails_by_itself(code) or self._state.program_failure is not None:
             return False
         named = f", see {logs}" if logs else ""
-        self._program_failure = Failure(f"{failure.reason}{named}", failure.exit_code)
+        self._state.program_failure = Failure(f"{failure.reason}{named}", failure.exit_code)
         return True
 
     def begin_anew(self) -> None:
         """After a rest: what happened before it is over."""
         self.end_pause()
         self.vacant.clear()
-        self._first_failure = self._program_failure = None
-        self._first_to_finish = ""
+        self._state.first_failure = self._state.program_failure = None
+        self._state.first_to_finish = ""
 
     # ---- places ----
 

@@ -21,18 +21,15 @@ from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import (
     Action,
-    Event,
-    Interrupted,
-    JobState,
     Standing,
-    SupervisorLost,
-    TimedOut,
     Verdict,
     WorkerExited,
-    WorkerLeaves,
     WorkerWorksOn,
-    decide,
     how_it_ended,
+    interrupted,
+    leaves,
+    supervisor_lost,
+    timed_out,
 )
 from ms_kungfu.launcher.processes import Process
 from ms_kungfu.launcher.revisions import Revisions, StoreWatcher
@@ -113,7 +110,7 @@ class Job:
         self._agent = agent
         self._closers.callback(agent.close)
         if options.timeout_s is not None:
-            self._loop.call_later(options.timeout_s, self._happened, TimedOut(options.timeout_s))
+            self._loop.call_later(options.timeout_s, self._settle, timed_out(options.timeout_s))
         agent.start()
         if options.watch and start.store is not None:
             self._watcher = StoreWatcher(
@@ -137,7 +134,7 @@ class Job:
     def _on_signal(self, number: int) -> None:
         if self._verdict.done():
             self._hurry.set()  # a second Ctrl-C doesn't wait for the workers
-        self._happened(Interrupted(number))
+        self._settle(interrupted(number))
 
     def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception in one of the callbacks below: a job that is not looked after must not go on."""
@@ -150,20 +147,19 @@ class Job:
     def is_over(self) -> bool:
         return self._verdict.done()
 
-    def _happened(self, event: Event) -> Verdict | None:
-        """The verdict, whose consequences for the job as a whole are drawn; None once the job is over."""
+    def _settle(self, verdict: Verdict) -> bool:
+        """Draws its consequences for the job as a whole. Whether the job goes on."""
         if self._verdict.done():
-            return None
-        if self._agent is None:  # a signal has come first
-            verdict = decide(event, JobState(members=0, leaving=0, keep=False))
-        else:
-            verdict = self._coordinator.decide(event, self._agent.processes.headcount())
+            return False
         if verdict.action in (Action.FINISH, Action.FAIL):
             self._verdict.set_result(verdict)
             _log.info("%s%s", verdict.reason, "; ending the job" if verdict.action is Action.FAIL else "")
         elif verdict.reason:
             _log.warning("%s", verdict.reason)
-        return verdict
+        return not self._verdict.done()
+
+    def _decide(self, event: WorkerExited | WorkerWorksOn) -> Verdict:
+        return self._coordinator.decide(event, self._host.processes.headcount())
 
     @property
     def _host(self) -> HostAgent:
@@ -173,7 +169,7 @@ class Job:
     # ---- reports of the host agent ----
 
     def supervisor_lost(self) -> None:
-        self._happened(SupervisorLost())
+        self._settle(supervisor_lost())
 
     def worker_is_gone(self, process: Process) -> None:
         self._revisions.write()
@@ -183,7 +179,8 @@ class Job:
             self._watcher.look_now()
 
     def worker_works_on(self, process: Process, version: int) -> None:
-        self._happened(WorkerWorksOn(process.who, version, self._options.leave_grace_s, self._coordinator.resting))
+        grace_s, resting = self._options.leave_grace_s, self._coordinator.resting
+        self._settle(self._decide(WorkerWorksOn(process.who, version, grace_s, resting)))
 
     def worker_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
         coordinator, who = self._coordinator, process.who
@@ -198,10 +195,10 @@ class Job:
             coordinator.member_finished(who)
         logs = self._host.logs_of(process)
         restarts = coordinator.restarts_of(process.place, self._loop.time())
-        verdict = self._happened(WorkerExited(who, standing, code, error, logs=logs, restarts=restarts))
-        if code != 0 and logs and self.is_over:
-            _log.info("what %s wrote: %s", who, logs)
-        if verdict is None or self.is_over:
+        verdict = self._decide(WorkerExited(who, standing, code, error, logs=logs, restarts=restarts))
+        if not self._settle(verdict):
+            if code != 0 and logs:
+                _log.info("what %s wrote: %s", who, logs)
             return
         if code != 0 and standing in (Standing.MEMBER, Standing.JOINING):
             if coordinator.member_failed(who, code, error, logs):
@@ -242,8 +239,8 @@ class Job:
                     self._end_who_is_kept()
                     return
                 left = [other for other in host.processes.living_members() if other != peer and other not in leaving]
-                verdict = self._happened(WorkerLeaves(process.who, len(left)))
-                if verdict is None:
+                verdict = leaves(process.who, len(left), self._options.min_size)
+                if not self._settle(verdict):
                     return
                 if verdict.action is Action.SHRINK:
                     leaving.add(peer)

@@ -6,7 +6,6 @@ import enum
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Union
 
 from ms_kungfu.cluster import Cluster, PeerID
 
@@ -46,14 +45,6 @@ class WorkerExited:
 
 
 @dataclass(frozen=True)
-class WorkerLeaves:
-    """A worker is going to leave: it got a SIGTERM, or a policy of the program's says so. `left` members stay."""
-
-    who: str
-    left: int
-
-
-@dataclass(frozen=True)
 class WorkerWorksOn:
     """A worker left the cluster with `version`, and still works after its grace. `resting`: so does the job (-k)."""
 
@@ -64,24 +55,6 @@ class WorkerWorksOn:
 
 
 @dataclass(frozen=True)
-class Interrupted:
-    number: int
-
-
-@dataclass(frozen=True)
-class TimedOut:
-    limit_s: float
-
-
-@dataclass(frozen=True)
-class SupervisorLost:
-    """The process that starts and reaps workers is gone, and so are they."""
-
-
-Event = Union[WorkerExited, WorkerLeaves, WorkerWorksOn, Interrupted, TimedOut, SupervisorLost]
-
-
-@dataclass(frozen=True)
 class Failure:
     """A death, for the sentence that ends the job."""
 
@@ -89,26 +62,23 @@ class Failure:
     exit_code: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Headcount:
-    """The members, those who leave, and of the members those who were told to end (SIGTERM)."""
-
-    members: int
-    leaving: int
-    terminated: int
-
-
-@dataclass(frozen=True)
-class JobState:
-    """After the event: how many processes are still running, and what was asked for.
+    """The members, those who leave, and of the members those who are about to because they were told to end (SIGTERM).
 
     Only those that somebody waits for: not those that left longer ago than -leave-grace, or can't be killed.
     """
 
     members: int
     leaving: int
-    keep: bool
-    terminated: int = 0  # of the members: those that are about to leave because each was told to end (SIGTERM)
+    terminated: int = 0
+
+
+@dataclass
+class JobState(Headcount):
+    """After the event: how many processes are still running, what was asked for, and what has happened before."""
+
+    keep: bool = False
     recover: Recover = Recover.FAIL
     min_size: int = 1
     max_restarts: int = 0
@@ -135,21 +105,29 @@ class Verdict:
     signal_to_workers: int = signal.SIGTERM
 
 
-def decide(event: Event, state: JobState) -> Verdict:
-    """What to do about `event`, and the sentence that says why. An empty reason is not worth a line."""
-    if isinstance(event, Interrupted):
-        name = signal_name(event.number)
-        return Verdict(Action.FAIL, f"interrupted by {name}", 128 + event.number, event.number)
-    if isinstance(event, TimedOut):
-        return Verdict(Action.FAIL, f"the job was still running after -timeout {event.limit_s:g} s", EXIT_TIMEOUT)
-    if isinstance(event, SupervisorLost):
-        return Verdict(Action.FAIL, "the guard process was killed, and the workers with it", 1)
-    if isinstance(event, WorkerLeaves):
-        if event.left < state.min_size:
-            # It was granted, and others have died since.
-            return Verdict(Action.CONTINUE, f"{event.who} stays: {would_be_left(event.left, state.min_size)}")
-        return Verdict(Action.SHRINK, f"{event.who} is leaving; the others go on")
+def interrupted(number: int) -> Verdict:
+    return Verdict(Action.FAIL, f"interrupted by {signal_name(number)}", 128 + number, number)
 
+
+def timed_out(limit_s: float) -> Verdict:
+    return Verdict(Action.FAIL, f"the job was still running after -timeout {limit_s:g} s", EXIT_TIMEOUT)
+
+
+def supervisor_lost() -> Verdict:
+    """The process that starts and reaps workers is gone, and so are they."""
+    return Verdict(Action.FAIL, "the guard process was killed, and the workers with it", 1)
+
+
+def leaves(who: str, left: int, min_size: int) -> Verdict:
+    """A worker is going to leave: it got a SIGTERM, or a policy of the program's says so. `left` members stay."""
+    if left < min_size:
+        # It was granted, and others have died since.
+        return Verdict(Action.CONTINUE, f"{who} stays: {would_be_left(left, min_size)}")
+    return Verdict(Action.SHRINK, f"{who} is leaving; the others go on")
+
+
+def decide(event: WorkerExited | WorkerWorksOn, state: JobState) -> Verdict:
+    """What to do about `event`, and the sentence that says why. An empty reason is not worth a line."""
     if isinstance(event, WorkerWorksOn):
         reason = (
             f"{event.who} is not in cluster version {event.version} any more and still works after {event.grace_s:g} s "
@@ -212,7 +190,8 @@ def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verd
             before = f"; no worker is left that was not told to end{before}"
         return Verdict(Action.FAIL, failure.reason + before, first.exit_code)
     if state.members - terminated < state.min_size:
-        return _too_few(failure, state.members - terminated, replace(state, first_failure=first))
+        reason = f"{failure.reason}; {would_be_left(state.members - terminated, state.min_size)}"
+        return Verdict(Action.FAIL, reason, first.exit_code)
     if state.recover is Recover.REPLACE:
         if event.restarts < state.max_restarts:
             return Verdict(Action.REPLACE, f"{failure.reason}; the others go on, and a new worker is started")
@@ -223,12 +202,6 @@ def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verd
             f"(-max-restarts {state.max_restarts}){named}",
         )
     return Verdict(Action.SHRINK, f"{failure.reason}; the others go on without it")
-
-
-def _too_few(failure: Failure, left: int, state: JobState) -> Verdict:
-    first = state.first_failure or failure
-    reason = f"{failure.reason}; {would_be_left(left, state.min_size)}"
-    return Verdict(Action.FAIL, reason, first.exit_code)
 
 
 def would_be_left(left: int, min_size: int) -> str:

@@ -6,18 +6,18 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.policy import (
     Action,
     Failure,
-    Interrupted,
     JobState,
     Recover,
     Standing,
-    SupervisorLost,
-    TimedOut,
     WorkerExited,
-    WorkerLeaves,
     decide,
     fails_by_itself,
+    interrupted,
+    leaves,
     peers_to_start,
     revised,
+    supervisor_lost,
+    timed_out,
 )
 
 RUNNING = JobState(members=1, leaving=0, keep=False)
@@ -72,16 +72,16 @@ def test_a_newcomer_that_never_joined_is_told_about():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_goes_on_to_the_workers(number):
-    verdict = decide(Interrupted(number), RUNNING)
+    verdict = interrupted(number)
     assert (verdict.action, verdict.exit_code) == (Action.FAIL, 128 + number)
     assert verdict.signal_to_workers == number
     assert signal.Signals(number).name in verdict.reason
 
 
 def test_other_ends_name_their_cause():
-    assert decide(TimedOut(5), RUNNING).exit_code == 124
-    assert "-timeout 5 s" in decide(TimedOut(5), RUNNING).reason
-    assert decide(SupervisorLost(), RUNNING).action is Action.FAIL
+    assert timed_out(5).exit_code == 124
+    assert "-timeout 5 s" in timed_out(5).reason
+    assert supervisor_lost().action is Action.FAIL
 
 
 def test_newcomers_are_started_unless_the_job_is_ending():
@@ -157,10 +157,10 @@ def test_the_job_ends_below_its_smallest_size():
     verdict = decide(exited(-9), surviving(Recover.REPLACE, members=1, min_size=2))
     assert (verdict.action, verdict.exit_code) == (Action.FAIL, 137)
     assert verdict.reason.endswith("was killed by SIGKILL; 1 worker would be left, -min-np is 2")
-    leaves = decide(WorkerLeaves("worker 0", left=1), surviving(Recover.SHRINK, min_size=2))
-    assert leaves.action is Action.CONTINUE  # it was granted, and others have died since
-    assert leaves.reason == "worker 0 stays: 1 worker would be left, -min-np is 2"
-    assert decide(WorkerLeaves("worker 0", left=2), surviving(Recover.SHRINK, min_size=2)).action is Action.SHRINK
+    stays = leaves("worker 0", left=1, min_size=2)
+    assert stays.action is Action.CONTINUE  # it was granted, and others have died since
+    assert stays.reason == "worker 0 stays: 1 worker would be left, -min-np is 2"
+    assert leaves("worker 0", left=2, min_size=2).action is Action.SHRINK
 
 
 def test_the_job_ends_when_all_workers_were_told_to_end():

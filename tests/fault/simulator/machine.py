@@ -83,15 +83,15 @@ class Launcher(job.Job):
                 if holder.key == process.key and rank in segment.deaths and rank not in segment.reaped:
                     raise Violation(f"{holder.name} is reaped, and version {segment.version} doesn't hear of it")
 
-    def _happened(self, event):
+    def _settle(self, verdict):
         before = self._verdict.done()
-        verdict = super()._happened(event)
+        goes_on = super()._settle(verdict)
         if not before and self._verdict.done():
             self._world.verdict = self._verdict.result()
             self._world.survivors_at_verdict = sum(
                 process.member.received and not process.terminated for process in self._world.members()
             )
-        return verdict
+        return goes_on
 
 
 class Guard:
