@@ -15,7 +15,7 @@ from ms_kungfu._flags import FlagParser, UsageError, duration, integer
 from ms_kungfu._processes import raise_descriptor_limit
 from ms_kungfu.cluster import Cluster, parse_json
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, read_secret, write_secret
-from ms_kungfu.config_server.server import ConfigServer, serve_until
+from ms_kungfu.config_server.server import ConfigServer
 from ms_kungfu.config_server.store import ConfigStore
 
 PROGRAM = "kungfu-config-server"
@@ -81,7 +81,8 @@ async def _serve(host: str, port: int, path: str, cluster: Cluster | None, ttl_s
             print(f"{PROGRAM}: {error}; the secret is KUNGFU_JOB_SECRET", file=sys.stderr)
         where = f"; the secret for writing is in {file.path}" if file else ""
         print(f"{PROGRAM}: serving {server.url}{where}", flush=True)
-        await serve_until(server, stop, ttl_s)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stop.wait(), ttl_s)
         return 0
     except SecretFileError as error:
         print(f"{PROGRAM}: {error}; set KUNGFU_JOB_SECRET instead", file=sys.stderr)

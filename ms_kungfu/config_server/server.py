@@ -32,6 +32,7 @@ import resource
 import socket
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Callable, TypeVar
 
 from aiohttp import web
@@ -56,56 +57,44 @@ _RESTART_S = 1.0
 _STOP_S = 2.0
 
 
+@dataclass(eq=False, repr=False)
 class ConfigServer:
     """Serves a store. The store, `on_change` and all methods belong to the event loop that has called `start`.
 
     `on_change` is called after each write that succeeded, with the new cluster or None.
     """
 
-    def __init__(
-        self,
-        store: ConfigStore,
-        secret: str,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        path: str = "/config",
-        on_change: Callable[[Cluster | None], None] | None = None,
-    ) -> None:
-        self._store = store
-        self._secret = secret.encode()
-        self._host, self._port, self._path = host, port, path
-        self._on_change = on_change
-        self._listeners: list[socket.socket] = []
-        self._owner: asyncio.AbstractEventLoop
-        self._face: _Face | None = None
-        self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
+    store: ConfigStore
+    secret: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    path: str = "/config"
+    on_change: Callable[[Cluster | None], None] | None = None
+    _listeners: list[socket.socket] = field(default_factory=list, init=False)
+    _owner: asyncio.AbstractEventLoop = field(init=False)
+    _face: _Face | None = field(default=None, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+    _stopping: threading.Event = field(default_factory=threading.Event, init=False)
 
     @property
     def url(self) -> str:
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}{self._path}"
-
-    @property
-    def version(self) -> int:
-        """The last version that was in use, -1 before the first."""
-        return self._store.version
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}{self.path}"
 
     async def start(self) -> None:
         """Binds and serves. OSError where the port is taken; port 0 takes a free one, see `url`."""
         self._owner = asyncio.get_running_loop()
         for family, _, _, _, address in await self._owner.getaddrinfo(
-            self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
             try:
-                listener = socket.create_server((address[0], self._port), family=family, backlog=_BACKLOG)
+                listener = socket.create_server((address[0], self.port), family=family, backlog=_BACKLOG)
             except OSError:
                 self._close_listeners()
                 raise
             listener.setblocking(False)
             self._listeners.append(listener)
-            self._port = listener.getsockname()[1]
+            self.port = listener.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, name="kungfu-config-server", daemon=True)
         self._thread.start()
 
@@ -125,19 +114,19 @@ class ConfigServer:
 
     def put(self, document: object, writer: str = "") -> Cluster:
         """Stores on behalf of this process, as a PUT does, and tells everyone who waits."""
-        cluster = self._store.put(document, writer)
+        cluster = self.store.put(document, writer)
         self._changed(cluster)
         return cluster
 
     def _clear(self) -> None:
-        self._store.clear()
+        self.store.clear()
         self._changed(None)
 
     def _changed(self, cluster: Cluster | None) -> None:
         if self._face is not None:
             self._face.wake()
-        if self._on_change is not None:
-            self._on_change(cluster)
+        if self.on_change is not None:
+            self.on_change(cluster)
 
     # ---- the thread ----
 
@@ -152,10 +141,6 @@ class ConfigServer:
                     type(error).__name__, error,
                 )  # fmt: skip
                 self._stopping.wait(_RESTART_S)
-
-    def read(self) -> Cluster | None:
-        """The cluster, for the face: one reference, which another thread may replace but not change."""
-        return self._store.cluster
 
     async def write(self, body: bytes, writer: str) -> Cluster:
         """`put` on behalf of a client."""
@@ -188,13 +173,9 @@ class ConfigServer:
             answer = _sentence(401, "writing needs the job's secret: Authorization: Bearer <secret>")
             answer.headers["WWW-Authenticate"] = "Bearer"
             return answer
-        if not hmac.compare_digest(token.strip().encode("utf-8", "surrogateescape"), self._secret):
+        if not hmac.compare_digest(token.strip().encode("utf-8", "surrogateescape"), self.secret.encode()):
             return _sentence(403, "this is not the secret of the job that this config server belongs to")
         return None
-
-    @property
-    def path(self) -> str:
-        return self._path
 
 
 class _Connection(web.RequestHandler):
@@ -234,7 +215,10 @@ class _Connection(web.RequestHandler):
 
 
 class _Face:
-    """The HTTP side of one server, in the server's thread but for `wake` and `stop`."""
+    """The HTTP side of one server, in the server's thread but for `wake` and `stop`.
+
+    Of the store it reads the cluster: one reference, which another thread may replace but not change.
+    """
 
     def __init__(self, server: ConfigServer, listeners: Sequence[socket.socket]) -> None:
         self._server = server
@@ -341,7 +325,7 @@ class _Face:
                 raise ValueError
         except ValueError:
             return _sentence(400, "newer_than must be a version and timeout a number of seconds")
-        cluster = self._server.read()
+        cluster = self._server.store.cluster
         if "newer_than" in request.query:
             cluster = await self._newer(request, newer_than, min(max(wait_s, 0.0), _MAX_WAIT_S))
             if cluster is not None and cluster.version <= newer_than:
@@ -360,7 +344,7 @@ class _Face:
         try:
             while True:
                 changed = self._changed  # before the look: a later change sets this one
-                cluster = self._server.read()
+                cluster = self._server.store.cluster
                 left = deadline - loop.time()
                 if (cluster is not None and cluster.version > newer_than) or left <= 0:
                     return cluster
@@ -405,12 +389,3 @@ def _sentence(status: int, text: str) -> web.Response:
 
 def _answer(cluster: Cluster) -> web.Response:
     return web.json_response(cluster.to_json(), headers={WRITER_HEADER: cluster.writer} if cluster.writer else None)
-
-
-async def serve_until(server: ConfigServer, stop: asyncio.Event, timeout_s: float | None = None) -> None:
-    """Waits for `stop` (or the time limit) and closes the server, which must have been started."""
-    try:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stop.wait(), timeout_s)
-    finally:
-        await server.stop()

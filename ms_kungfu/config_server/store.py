@@ -18,39 +18,30 @@ class ConfigStore:
     """
 
     def __init__(self, cluster: Cluster | None = None, check: Callable[[Cluster], None] | None = None) -> None:
-        self._cluster = cluster
-        self._last = -1 if cluster is None else cluster.version
+        self.cluster = cluster
+        self.version = -1 if cluster is None else cluster.version  # the last in use; stays when the cluster is deleted
         self._check = check
-
-    @property
-    def cluster(self) -> Cluster | None:
-        return self._cluster
-
-    @property
-    def version(self) -> int:
-        """The last version that was in use, -1 before the first; it does not go back when the cluster is deleted."""
-        return self._last
 
     def put(self, document: object, writer: str = "") -> Cluster:
         """Stores the document and returns it as stored. ValueError (bad input) and StaleVersionError change nothing."""
         wanted = Cluster.from_json(document, writer=writer)
         assert isinstance(document, dict)
         if "Version" not in document:
-            wanted = replace(wanted, version=self._last + 1)
-        elif self._cluster is None and wanted.version <= self._last:
-            raise StaleVersionError(f"Version {wanted.version} is over; the next one is {self._last + 1}")
-        elif self._cluster is not None and wanted.version != self._last + 1:
+            wanted = replace(wanted, version=self.version + 1)
+        elif self.cluster is None and wanted.version <= self.version:
+            raise StaleVersionError(f"Version {wanted.version} is over; the next one is {self.version + 1}")
+        elif self.cluster is not None and wanted.version != self.version + 1:
             raise StaleVersionError(
-                f"Version {wanted.version} is not the next one: the present version is {self._last}, so name "
-                f"{self._last + 1} after reading it, or leave Version out to overwrite whatever is there"
+                f"Version {wanted.version} is not the next one: the present version is {self.version}, so name "
+                f"{self.version + 1} after reading it, or leave Version out to overwrite whatever is there"
             )
-        if "Runners" not in document and self._cluster is not None:
-            wanted = replace(wanted, runners=self._cluster.runners)
+        if "Runners" not in document and self.cluster is not None:
+            wanted = replace(wanted, runners=self.cluster.runners)
         if self._check is not None:
             self._check(wanted)
-        self._cluster, self._last = wanted, wanted.version
+        self.cluster, self.version = wanted, wanted.version
         return wanted
 
     def clear(self) -> None:
         """Forgets the cluster, not its version."""
-        self._cluster = None
+        self.cluster = None

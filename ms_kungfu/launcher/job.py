@@ -269,7 +269,7 @@ class Job:
         processes, server = self._host.processes, self._begun.server
         try:
             return self._coordinator.revision(
-                -1 if server is None else server.version,
+                -1 if server is None else server.store.version,
                 self._host.broker.ended_in(self._coordinator.newest),
                 processes.living_members(),
                 processes.taken_ports(),

@@ -29,10 +29,6 @@ class Server:
     async def stop(self):
         self.away += 1
 
-    @property
-    def version(self):
-        return self.store.version
-
     def put(self, document, writer=""):
         cluster = self.store.put(document, writer)
         self.changed.notify_all()
