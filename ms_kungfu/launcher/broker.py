@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass
 from typing import Any, Callable
 
 from ms_kungfu.broker_protocol import Connection, ProtocolError
@@ -40,44 +41,36 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+@dataclass(eq=False)
 class Broker:
     """Which process has which place, from construction to `close`. Every method is thread-safe.
 
     `on_unknown_version` is called when a member asks for a version that has not been admitted, `on_chosen` when a
     version has become the chosen one by a member's request, `on_ready` when a newcomer (peer ID and incarnation) or a
     standby (its number) is ready to join; all from the broker's threads, without its lock. `on_leave` is told who of
-    the newest version has been granted to leave it; `on_trouble` why the shared memory of a version can't be made:
-    `announce` tries it again. These two may be called with the lock held, and must not come back here.
-    `recovers`: members go on without those who die. Fewer than `min_size` members are never left by a leave.
+    the newest version has been granted to leave it, None where nobody may; `on_trouble` why the shared memory of a
+    version can't be made: `announce` tries it again. These two may be called with the lock held, and must not come back
+    here. `recovers`: members go on without those who die. Fewer than `min_size` members are never left by a leave.
     """
 
-    def __init__(
-        self,
-        cores: int,
-        *,
-        recovers: bool = False,
-        min_size: int = 1,
-        make_segment: MakeSegment = Segment,
-        condition: Callable[[], threading.Condition] = threading.Condition,
-        is_alive: Callable[[int], bool] = is_alive,
-        on_unknown_version: Callable[[int], None] | None = None,
-        on_chosen: Callable[[Cluster, int | None], None] | None = None,
-        on_leave: Callable[[PeerID], None] | None = None,
-        on_ready: Callable[[tuple[PeerID, int] | int], None] | None = None,
-        on_trouble: Callable[[str], None] | None = None,
-    ) -> None:
-        self._min_size = min_size
-        self._is_alive = is_alive
-        self._on_unknown_version = on_unknown_version
-        self._on_chosen = on_chosen
-        self._on_leave = on_leave
-        self._on_ready = on_ready
-        self._on_trouble = on_trouble
+    cores: int
+    on_unknown_version: Callable[[int], None]
+    on_chosen: Callable[[Cluster, int | None], None]
+    on_ready: Callable[[tuple[PeerID, int] | int], None]
+    on_trouble: Callable[[str], None]
+    on_leave: Callable[[PeerID], None] | None
+    recovers: bool = False
+    min_size: int = 1
+    make_segment: MakeSegment = Segment
+    condition: Callable[[], threading.Condition] = threading.Condition
+    is_alive: Callable[[int], bool] = is_alive
+
+    def __post_init__(self) -> None:
         self._stores = Stores()
-        self._changed = condition()
+        self._changed = self.condition()
         # Guarded by _changed:
         self._versions = ClusterVersions()
-        self._segments = Segments(self._versions, cores, recovers, make_segment)
+        self._segments = Segments(self._versions, self.cores, self.recovers, self.make_segment)
         self._announced = -1
         self._leaving: set[PeerID] = set()  # those of the newest version that may leave it, and haven't yet
         self._told_to_end: set[PeerID] = set()  # members that may leave because they got a SIGTERM
@@ -244,6 +237,7 @@ class Broker:
         asked_for: int | None = None
         connection.extend(_ANSWER_TIMEOUT_S)
         while True:
+            answer: Grant | Detach | Stay | Refuse | Wait = Wait()
             unknown: int | None = None
             chosen: Cluster | None = None
             news = False
@@ -251,16 +245,14 @@ class Broker:
                 if self._closed:
                     return
                 request = self._identified(asked)
-                if request is None:
-                    answer: Grant | Detach | Stay | Refuse | Wait = Wait()
-                else:
+                if request is not None:
                     before = self._versions.chosen
                     if self._versions.would_choose(request) is not None and connection.is_closed():
                         return  # it has died since it asked, and can't carry the state over
                     answer = self._refusal_of(request, pid) or self._answer_of(request)
-                    chosen = self._versions.current if self._versions.chosen != before else None
-                if chosen is not None:
-                    self._after_choice()
+                    if self._versions.chosen != before:
+                        chosen = self._versions.current
+                        self._after_choice()
                 if isinstance(answer, Grant) and request is not None:
                     # Sent under the lock: mark_lost and the next choice must not close the descriptor meanwhile.
                     connection.extend(_ANSWER_TIMEOUT_S)
@@ -275,13 +267,13 @@ class Broker:
                         self._changed.wait(1.0)
                         if connection.is_closed():
                             return
-            if chosen is not None and self._on_chosen is not None:
-                self._on_chosen(chosen, asked.step if isinstance(asked, Request) else None)
-            if news and self._on_ready is not None:
-                self._on_ready(asked.number if isinstance(asked, StandbyRequest) else (asked.peer, asked.incarnation))
+            if chosen is not None:
+                self.on_chosen(chosen, asked.step if isinstance(asked, Request) else None)
+            if news:
+                self.on_ready(asked.number if isinstance(asked, StandbyRequest) else (asked.peer, asked.incarnation))
             if isinstance(answer, Wait):
-                if unknown is not None and self._on_unknown_version is not None:
-                    self._on_unknown_version(unknown)
+                if unknown is not None:
+                    self.on_unknown_version(unknown)
                 continue
             connection.extend(_ANSWER_TIMEOUT_S)
             if isinstance(answer, Detach):
@@ -301,22 +293,22 @@ class Broker:
             if self._ending or newest is None:
                 return "the job is ending"
             if peer not in newest.workers:  # it is leaving already
-                if request.terminated and self._on_leave is not None:
+                if request.terminated and self.on_leave is not None:
                     self._told_to_end.add(peer)
-                    self._on_leave(peer)  # it may have been taken back in meanwhile
+                    self.on_leave(peer)  # it may have been taken back in meanwhile
                 return ""
             left = self._versions.staying_without(peer, self._leaving)
             if left == 0:
                 return f"{peer} is the last worker"
-            if left < self._min_size:
-                return f"{peer} can't leave: {would_be_left(left, self._min_size)}"
-            if self._on_leave is None:
+            if left < self.min_size:
+                return f"{peer} can't leave: {would_be_left(left, self.min_size)}"
+            if self.on_leave is None:
                 return "this launcher does not follow changes of the cluster (-w)"
             self._leaving.add(peer)
             if request.terminated:
                 self._told_to_end.add(peer)
             # With the lock: before whoever asks next is refused, and ends because of it.
-            self._on_leave(peer)
+            self.on_leave(peer)
         return ""
 
     def stays(self, peer: PeerID) -> None:
@@ -362,8 +354,7 @@ class Broker:
             self._segments.of(self._versions.clusters[version])
         except Exception as error:  # whatever the runtime or the kernel has against it
             # The members would agree on a version that they can't go over to: better that they don't hear of it yet.
-            if self._on_trouble is not None:
-                self._on_trouble(_unmakeable(self._versions.clusters[version], error))
+            self.on_trouble(_unmakeable(self._versions.clusters[version], error))
             return
         self._announced = version
         self._segments.open[chosen].announce(version)
@@ -381,7 +372,7 @@ class Broker:
     def _refusal_of(self, request: Request, pid: int) -> Refuse | None:
         """A forked child has its parent's name and secret, but not its place."""
         holder = self._holders.get((request.peer, request.incarnation))
-        if holder is None or holder == pid or not self._is_alive(holder):
+        if holder is None or holder == pid or not self.is_alive(holder):
             return None
         return Refuse(f"the place of {request.peer} belongs to process {holder}; process {pid} has no place of its own")
 
