@@ -17,6 +17,7 @@ import math
 import os
 import signal
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Callable, Protocol, TypeVar
 
 from ms_kungfu import env
@@ -71,64 +72,57 @@ class Reports(Protocol):
         """A member asks for one that has not been admitted."""
 
 
+@dataclass(eq=False)
 class HostAgent:
     """This host's, from `start` to `close`."""
 
-    def __init__(
-        self,
-        options: Options,
-        machine: Machine,
-        supervisor: Supervisor,
-        output: Output,
-        start: Start,
-        coordinator: Coordinator,
-        reports: Reports,
-    ) -> None:
-        self._options = options
-        self._machine = machine
-        self._supervisor = supervisor
-        self._output = output
-        self._start = start
-        self._coordinator = coordinator
-        self._reports = reports
+    options: Options
+    machine: Machine
+    supervisor: Supervisor
+    output: Output
+    begun: Start
+    coordinator: Coordinator
+    reports: Reports
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._cores = machine.allowed_cores()
+        self._cores = self.machine.allowed_cores()
         self._keys = itertools.count()
         self._places = itertools.count()
         self._standby_numbers = itertools.count(1)
-        self.standbys_wanted = options.standbys
+        self.standbys_wanted = self.options.standbys
         self._trouble = ""  # the last with a version's shared memory
         self._retry: asyncio.TimerHandle | None = None  # of what it has kept from being announced
         self.emptied = asyncio.Event()  # no process is left
-        leaves = None if not options.watch else lambda peer: self.from_thread(reports.worker_leaves, peer)
-        self.broker = machine.make_broker(
+        reports, from_thread = self.reports, self.from_thread
+        self.broker = self.machine.make_broker(
             len(self._cores),
-            recovers=options.recover is not Recover.FAIL,
-            min_size=options.min_size,
-            on_unknown_version=lambda version: self.from_thread(reports.version_unknown, version),
-            on_chosen=lambda cluster, step: self.from_thread(self._on_chosen, (cluster, step)),
-            on_ready=lambda who: self.from_thread(self._on_ready, who),
-            on_trouble=lambda trouble: self.from_thread(self._on_trouble, trouble),
-            on_leave=leaves,
+            recovers=self.options.recover is not Recover.FAIL,
+            min_size=self.options.min_size,
+            on_unknown_version=lambda version: from_thread(reports.version_unknown, version),
+            on_chosen=lambda cluster, step: from_thread(self._on_chosen, (cluster, step)),
+            on_ready=lambda who: from_thread(self._on_ready, who),
+            on_trouble=lambda trouble: from_thread(self._on_trouble, trouble),
+            on_leave=(lambda peer: from_thread(reports.worker_leaves, peer)) if self.options.watch else None,
         )
-        self._server = machine.serve_broker(self.broker, bytes.fromhex(start.secret))
-        self.processes = ProcessTable(self.broker, start.devices, self._cores)
+        self._server = self.machine.serve_broker(self.broker, bytes.fromhex(self.begun.secret))
+        self.processes = ProcessTable(self.broker, self.begun.devices, self._cores)
 
     def start(self) -> None:
         """Chooses the first cluster and starts its workers. StartError where it can't have shared memory."""
-        first = self._coordinator.newest
+        first = self.coordinator.newest
         self.broker.admit(first)
         try:
             self.broker.choose(first.version)
         except Exception as error:  # whatever the runtime or the kernel has against it
             raise StartError(f"the shared memory of {first.size} workers can't be made: {error}") from error
-        self._loop.add_reader(self._supervisor.fileno(), self._on_supervisor)
+        self._loop.add_reader(self.supervisor.fileno(), self._on_supervisor)
         self.start_missing(first)
         self.keep_standbys()
-        self._look_for_hangs(HangWatch(self._options.peer_timeout_s or math.inf))
+        self._look_for_hangs(HangWatch(self.options.peer_timeout_s or math.inf))
 
     def close(self) -> None:
-        self._loop.remove_reader(self._supervisor.fileno())
+        self._loop.remove_reader(self.supervisor.fileno())
         self._server.close()
         self.broker.close()
 
@@ -137,18 +131,18 @@ class HostAgent:
         if not len(self.processes):
             return False
         self.broker.end()  # whoever asks to leave because of the signal is told to go
-        self._supervisor.signal(number)
-        self._supervisor.signal(signal.SIGCONT)  # a stopped process has to run to end
+        self.supervisor.signal(number)
+        self.supervisor.signal(signal.SIGCONT)  # a stopped process has to run to end
         return True
 
     def logs_of(self, process: Process) -> str:
         """Names its log files; "" without -logdir."""
-        logs = self._output.log_paths(process.log_name)
+        logs = self.output.log_paths(process.log_name)
         return ", ".join(map(str, logs)) if logs is not None else ""
 
     def warn_of_crowd(self, cluster: Cluster) -> None:
         """Before `cluster` is wanted."""
-        if cluster.size > max(MANY_PER_CORE * len(self._cores), self._coordinator.newest.size):
+        if cluster.size > max(MANY_PER_CORE * len(self._cores), self.coordinator.newest.size):
             _log.warning(
                 "%d workers are far more than the %d cores of the job: if that was a mistake, a resize to another size "
                 "takes it back at once", cluster.size, len(self._cores),
@@ -162,14 +156,14 @@ class HostAgent:
             self._loop.call_soon_threadsafe(function, argument)
 
     def _on_supervisor(self) -> None:
-        event = self._supervisor.next_event()
+        event = self.supervisor.next_event()
         if event is None:
-            self._loop.remove_reader(self._supervisor.fileno())
-            self.processes.clear()
+            self._loop.remove_reader(self.supervisor.fileno())
+            self.processes.by_key.clear()
             self.emptied.set()
-            self._reports.supervisor_lost()
+            self.reports.supervisor_lost()
             return
-        process = self.processes.get(event.key)
+        process = self.processes.by_key.get(event.key)
         if isinstance(event, Exited):
             assert process is not None
             self._on_exit(process, event)
@@ -179,7 +173,7 @@ class HostAgent:
 
     def _on_exit(self, process: Process, event: Exited) -> None:
         standing = self.processes.standing(process)
-        self.processes.remove(process)
+        del self.processes.by_key[process.key]
         if not len(self.processes):
             self.emptied.set()
         for timer in (process.join_timer, process.leave_timer):
@@ -189,14 +183,14 @@ class HostAgent:
             _log.info("%s is gone at last", process.who)
             if process.peer is not None:
                 self.broker.mark_reaped(process.peer, process.incarnation)
-            self._reports.worker_is_gone(process)
+            self.reports.worker_is_gone(process)
             return
         self._has_ended(process, standing, event.code, process.killed_because or event.error)
 
     def _has_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
         if process.peer is not None:
             reason = self.broker.gave_up(process.peer, process.incarnation) if code == 0 and not error else ""
-            if reason and self._options.recover is not Recover.FAIL:
+            if reason and self.options.recover is not Recover.FAIL:
                 # It hasn't finished, whatever it says: the others wait in what it was interrupted in.
                 code, error = 1, f"could not go on ({reason}) and {how_it_ended(code)}"
             # First of all, because the survivors wait for it. One that has finished is missed rather than gone without.
@@ -207,7 +201,7 @@ class HostAgent:
                 recover=standing is not Standing.MEMBER or code != 0,
                 reaped=not process.given_up,
             )
-        self._reports.worker_ended(process, standing, code, error)
+        self.reports.worker_ended(process, standing, code, error)
 
     def _on_chosen(self, chosen: tuple[Cluster, int | None]) -> None:
         """The members have agreed on a version and are going over to it, after a step where they have told of any."""
@@ -218,19 +212,19 @@ class HostAgent:
             standing = self.processes.standing(process)
             if process.leave_timer is None and standing is Standing.LEAVING:
                 process.leave_timer = self._loop.call_later(
-                    self._options.leave_grace_s, self._on_grace_over, process, cluster.version
+                    self.options.leave_grace_s, self._on_grace_over, process, cluster.version
                 )
             elif standing is Standing.MEMBER and process.peer in cluster.workers:
                 process.rank = cluster.workers.index(process.peer)
         staying = self.processes.of_standing(Standing.MEMBER, Standing.JOINING, Standing.STANDBY)
-        self._coordinator.leaving &= {p.peer for p in staying if p.peer is not None}
+        self.coordinator.leaving &= {p.peer for p in staying if p.peer is not None}
         # Whoever could not be started, for want of a descriptor perhaps, is tried again.
-        self.start_missing(self._coordinator.newest)
-        if self._options.affinity:
+        self.start_missing(self.coordinator.newest)
+        if self.options.affinity:
             for process, cores in self.processes.shares(cluster):
                 if process.pid is not None:
-                    self._machine.pin(process.pid, cores)
-        self._loop.call_later(self._machine.standby_delay_s, self.keep_standbys)
+                    self.machine.pin(process.pid, cores)
+        self._loop.call_later(self.machine.standby_delay_s, self.keep_standbys)
 
     def _on_ready(self, who: tuple[PeerID, int] | int) -> None:
         """A newcomer (peer ID and incarnation), or standby number `who`, would join at once."""
@@ -240,7 +234,7 @@ class HostAgent:
 
     def _on_trouble(self, trouble: str) -> None:
         """The shared memory of a version can't be made. The cluster is as before, until it can."""
-        if self._reports.is_over:
+        if self.reports.is_over:
             return
         if trouble != self._trouble:
             self._trouble = trouble
@@ -254,19 +248,19 @@ class HostAgent:
 
     def _on_grace_over(self, process: Process, version: int) -> None:
         """A worker that has left has had its time: nobody waits for it any more, and its place may be taken."""
-        if self._is_gone(process) or process.dismissed or process.given_up or self._reports.is_over:
+        if self._is_gone(process) or process.dismissed or process.given_up or self.reports.is_over:
             return
         process.works_on = True
-        self._reports.worker_works_on(process, version)
+        self.reports.worker_works_on(process, version)
         self._clear_places()
 
     def _is_gone(self, process: Process) -> bool:
-        return self.processes.get(process.key) is None
+        return process.key not in self.processes.by_key
 
     # ---- who hangs ----
 
     def _look_for_hangs(self, watch: HangWatch) -> None:
-        if self._reports.is_over:
+        if self.reports.is_over:
             return
         watched = {process.key: process for process in self.processes if not process.killed_because}
         beats = {
@@ -276,11 +270,11 @@ class HostAgent:
         stopped = [
             key
             for key, process in watched.items()
-            if not beats[key] and process.pid is not None and self._machine.is_stopped(process.pid)
+            if not beats[key] and process.pid is not None and self.machine.is_stopped(process.pid)
         ]
         for key in watch.hung(self._loop.time(), beats, stopped):
             self._kill(
-                watched[key], f"stood still for {self._options.peer_timeout_s:g} s (-peer-timeout) and was killed"
+                watched[key], f"stood still for {self.options.peer_timeout_s:g} s (-peer-timeout) and was killed"
             )
         for process in watched.values():
             self._look_whether_it_is_out(process)
@@ -298,7 +292,7 @@ class HostAgent:
             self._loop.call_later(_OUT_GRACE_S, self._end_one_that_is_out, process, reason)
 
     def _end_one_that_is_out(self, process: Process, reason: str) -> None:
-        if not self._is_gone(process) and not process.killed_because and not self._reports.is_over:
+        if not self._is_gone(process) and not process.killed_because and not self.reports.is_over:
             self._kill(process, f"could not go on ({reason}), had not ended after {_OUT_GRACE_S:g} s, and was killed")
 
     # ---- ending processes ----
@@ -306,14 +300,14 @@ class HostAgent:
     def _kill(self, process: Process, reason: str) -> None:
         """Its end follows as an event like any other, or it is gone without."""
         process.killed_because = reason
-        self._supervisor.signal(signal.SIGKILL, process.key)
+        self.supervisor.signal(signal.SIGKILL, process.key)
         self._loop.call_later(_UNANSWERED_KILL_S, self._give_up_on, process)
 
     def _give_up_on(self, process: Process) -> None:
         """SIGKILL has found no answer: the process hangs in the kernel, or its cgroup is frozen. The signal stays with
         it: should it run again it dies before its next instruction. To the others it is dead from now on: it has no way
         to publish any more (docs/recovery.md), and as one who has ended it is not let in anywhere."""
-        if self._is_gone(process) or self._reports.is_over:
+        if self._is_gone(process) or self.reports.is_over:
             return
         standing = self.processes.standing(process)
         process.given_up = True
@@ -328,7 +322,7 @@ class HostAgent:
             if process.peer in peers and process.peer in told and not process.told_again:
                 process.told_again = True
                 _log.warning("%s was told to end, and nobody else is left to go on: it ends now", process.who)
-                self._supervisor.signal(signal.SIGTERM, process.key)
+                self.supervisor.signal(signal.SIGTERM, process.key)
 
     def dismiss_who_is_left_out(self, joining: Collection[Process]) -> None:
         """Of those who were `joining`: a newer version does without them."""
@@ -344,15 +338,15 @@ class HostAgent:
 
     def _dismiss(self, process: Process) -> None:
         process.dismissed = True
-        self._supervisor.signal(signal.SIGTERM, process.key)
-        self._supervisor.signal(signal.SIGCONT, process.key)
-        self._loop.call_later(GRACE_S, self._supervisor.signal, signal.SIGKILL, process.key)
+        self.supervisor.signal(signal.SIGTERM, process.key)
+        self.supervisor.signal(signal.SIGCONT, process.key)
+        self._loop.call_later(GRACE_S, self.supervisor.signal, signal.SIGKILL, process.key)
 
     # ---- starting processes ----
 
     def start_missing(self, cluster: Cluster, replacing: Collection[PeerID] = ()) -> None:
         """Starts who is new in `cluster`; those in `replacing` take the places of workers that have died."""
-        coordinator = self._coordinator
+        coordinator = self.coordinator
         present = {p.peer for p in self.processes if p.peer is not None and self.processes.is_current(p)}
         shares = affinity.divide(self._cores, cluster.size)
         current = self.broker.current()
@@ -372,50 +366,50 @@ class HostAgent:
                 process = Process(next(self._keys), f"{peer.host}.{peer.port}", device=device)
             process.peer, process.incarnation, process.rank, process.place = peer, cluster.version, rank, place
             if process.standby is not None:
-                self._output.release(process.log_name)
+                self.output.release(process.log_name)
                 self.broker.assign(process.standby, peer, cluster.version)
             else:
                 self._launch(process, self._environment(process, cluster, joins_later), shares[rank])
             if joins_later:
                 process.join_timer = self._loop.call_later(
-                    self._start.join_timeout_s, self._end_one_that_is_late, process, cluster.version
+                    self.begun.join_timeout_s, self._end_one_that_is_late, process, cluster.version
                 )
         self._clear_places()
 
     def keep_standbys(self) -> None:
         """Starts standbys in the places of those that were needed."""
-        if self._reports.is_over or self._coordinator.starts_nobody:
+        if self.reports.is_over or self.coordinator.starts_nobody:
             return
-        newest = self._coordinator.newest
+        newest = self.coordinator.newest
         present = sum(p.peer is None and not p.given_up for p in self.processes)
         for _ in range(self.standbys_wanted - present):
             number = next(self._standby_numbers)
             process = Process(next(self._keys), f"standby.{number}", rank=newest.size, standby=number)
             process.device = self.processes.choose_device(newest)
             environment = self._environment(process, newest, True)
-            if self._options.affinity and "OMP_NUM_THREADS" not in self._machine.environ:
+            if self.options.affinity and "OMP_NUM_THREADS" not in self.machine.environ:
                 # As many as its share of the cores will be; until then it may use all of them.
                 environment["OMP_NUM_THREADS"] = str(len(affinity.divide(self._cores, newest.size + 1)[-1]))
             self._launch(process, environment, list(self._cores))
 
     def _launch(self, process: Process, environment: dict[str, str | None], cores: list[int]) -> None:
         """The supervisor tells what came of it."""
-        cores = cores if self._options.affinity else []
-        if cores and "OMP_NUM_THREADS" not in self._machine.environ:
+        cores = cores if self.options.affinity else []
+        if cores and "OMP_NUM_THREADS" not in self.machine.environ:
             environment.setdefault("OMP_NUM_THREADS", str(len(cores)))
-        self.processes.add(process)
+        self.processes.by_key[process.key] = process
         self.emptied.clear()
         try:
             if environment[env.PARKED.name] is not None:
                 self._check_descriptors()
-            stdout, stderr = self._output.attach(process.log_name, process.rank, held=process.peer is None)
+            stdout, stderr = self.output.attach(process.log_name, process.rank, held=process.peer is None)
         except OSError as error:
             # As one that could not be run: what a death leads to is for the policy to say.
             never = Exited(process.key, _CANT_RUN, f"was not started: no pipe for its output: {error.strerror}")
             self._loop.call_soon(self._on_exit, process, never)
             return
         try:
-            self._supervisor.start(process.key, environment, cores, stdout, stderr)
+            self.supervisor.start(process.key, environment, cores, stdout, stderr)
         finally:
             os.close(stdout)
             os.close(stderr)
@@ -424,7 +418,7 @@ class HostAgent:
         """OSError where another newcomer would take the last descriptors: nobody would hear those who are starting
         already, nor whoever takes a mistaken size back."""
         unheard = max(0, len(self.processes) - self._server.connections())
-        if self._machine.spare_descriptors() < 4 + unheard + _SPARE_DESCRIPTORS:
+        if self.machine.spare_descriptors() < 4 + unheard + _SPARE_DESCRIPTORS:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def _end_one_that_is_late(self, process: Process, version: int) -> None:
@@ -432,12 +426,12 @@ class HostAgent:
         if process.dismissed or process.killed_because:
             return
         if process.peer is not None and not self.broker.is_ready(process.peer, process.incarnation):
-            limit = f"{self._start.join_timeout_s:g} s (KUNGFU_JOIN_TIMEOUT)"
+            limit = f"{self.begun.join_timeout_s:g} s (KUNGFU_JOIN_TIMEOUT)"
             self._kill(process, f"was not ready to join cluster version {version} within {limit} and was killed")
 
     def _environment(self, process: Process, cluster: Cluster, joins_later: bool) -> dict[str, str | None]:
         """Changes to the launcher's own environment; None removes what an outer job may have set."""
-        options = self._options
+        options = self.options
         standby = process.peer is None
         here = [worker for worker in cluster.workers if worker.host == options.host.name]
         changes: dict[str, str | None] = {
@@ -446,9 +440,9 @@ class HostAgent:
             env.PARKED.name: "1" if joins_later else None,
             env.STANDBY.name: str(process.standby) if standby else None,
             env.BROKER.name: self._server.address,
-            env.JOB.name: self._start.writer,
-            env.JOB_SECRET.name: self._start.secret,
-            env.CONFIG_SERVER.name: self._start.url,
+            env.JOB.name: self.begun.writer,
+            env.JOB_SECRET.name: self.begun.secret,
+            env.CONFIG_SERVER.name: self.begun.url,
             env.WATCH.name: "1" if options.watch else None,
             env.HOSTS.name: options.host.limit,
             env.PORT_RANGE.name: f"{options.ports[0]}-{options.ports[-1]}",
@@ -456,9 +450,9 @@ class HostAgent:
             env.RANK_SIZE.name: str(cluster.size + standby),
             env.LOCAL_RANK.name: str(len(here) if process.peer not in here else here.index(process.peer)),
             env.LOCAL_SIZE.name: str(len(here) + standby),
-            **self._start.devices.environment(process.device),
+            **self.begun.devices.environment(process.device),
         }
-        if "PYTHONUNBUFFERED" not in self._machine.environ:
+        if "PYTHONUNBUFFERED" not in self.machine.environ:
             # Output goes to a pipe: without this it comes in blocks, late, and not at all from a worker that is killed.
             changes["PYTHONUNBUFFERED"] = "1"
         return changes

@@ -52,31 +52,19 @@ class Process:
 
 
 class ProcessTable:
-    """The processes by their keys."""
+    """The processes."""
 
     def __init__(self, broker: Broker, devices: Devices, cores: Sequence[int]) -> None:
         self._broker = broker
         self._devices = devices
         self._cores = cores
-        self._by_key: dict[int, Process] = {}
+        self.by_key: dict[int, Process] = {}
 
     def __iter__(self) -> Iterator[Process]:
-        return iter(list(self._by_key.values()))
+        return iter(list(self.by_key.values()))
 
     def __len__(self) -> int:
-        return len(self._by_key)
-
-    def add(self, process: Process) -> None:
-        self._by_key[process.key] = process
-
-    def get(self, key: int) -> Process | None:
-        return self._by_key.get(key)
-
-    def remove(self, process: Process) -> None:
-        del self._by_key[process.key]
-
-    def clear(self) -> None:
-        self._by_key.clear()
+        return len(self.by_key)
 
     def is_current(self, process: Process) -> bool:
         """Whether it has a name, and is the one that versions to come mean by it."""
