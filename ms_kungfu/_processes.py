@@ -1,14 +1,18 @@
-"""What the programs of this package do about processes: limits of their own, jobs that end with whoever starts them."""
+"""What the programs of this package do about processes: limits of their own, who is below whom, jobs that end with
+whoever starts them."""
 
 from __future__ import annotations
 
 import contextlib
+import glob
+import os
 import resource
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -22,6 +26,31 @@ def raise_descriptor_limit() -> None:
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):  # some systems allow less than they say
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def stat_of(pid: int | str) -> list[str]:
+    """What /proc tells of a process, from its state on. OSError where it is gone."""
+    # The name in parentheses may hold spaces and parentheses itself.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def children(pid: int) -> list[int]:
+    """None where the process is gone."""
+    found: list[int] = []
+    files = glob.glob(f"/proc/{pid}/task/*/children")
+    for file in files:
+        with contextlib.suppress(OSError):  # the thread has ended
+            found += map(int, Path(file).read_text().split())
+    if not files:  # a kernel without CONFIG_PROC_CHILDREN
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                found += [int(entry)] if stat_of(entry)[1] == str(pid) else []
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    below = children(pid)
+    return below + [each for child in below for each in descendants(child)]
 
 
 @contextlib.contextmanager

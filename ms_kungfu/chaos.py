@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
-from ms_kungfu._processes import end_launcher, ended_by_signals
+from ms_kungfu._processes import children, descendants, end_launcher, ended_by_signals, stat_of
 
 _MEMORY_SLACK = 1.3  # what a process may grow by in the second half of its samples
 _MEMORY_SLACK_BYTES = 64 << 20
@@ -101,18 +101,6 @@ def sample(pid: int) -> Sample | None:
         return None
 
 
-def _children(pid: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-        return [int(child) for text in texts for child in text.split()]
-    return []
-
-
-def _descendants(pid: int) -> list[int]:
-    children = _children(pid)
-    return children + [each for child in children for each in _descendants(child)]
-
-
 @dataclass(frozen=True)
 class _Process:
     """A process ID, and when it was started: the ID is used again."""
@@ -124,8 +112,7 @@ class _Process:
 def _process(pid: int) -> _Process | None:
     """None where it is gone, a zombie too."""
     with contextlib.suppress(OSError):
-        # The name in parentheses may hold spaces and parentheses itself.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = stat_of(pid)
         return None if fields[0] in "ZX" else _Process(pid, fields[19])
     return None
 
@@ -188,8 +175,8 @@ class _Job:
             self.members |= set(workers)
 
     def workers(self) -> list[int]:
-        supervisors = _children(self.process.pid)
-        return [worker for supervisor in supervisors for worker in _children(supervisor)]
+        supervisors = children(self.process.pid)
+        return [worker for supervisor in supervisors for worker in children(supervisor)]
 
     def look(self) -> None:
         workers = self.workers()
@@ -202,7 +189,7 @@ class _Job:
             found = sample(pid)
             if found is not None:
                 self.samples.setdefault(pid, []).append(found)
-        family = [self.process.pid, *_descendants(self.process.pid)]
+        family = [self.process.pid, *descendants(self.process.pid)]
         self._processes |= {process for pid in family if (process := _process(pid)) is not None}
         for pid in family:
             self._shm_used |= _shm_files(pid)

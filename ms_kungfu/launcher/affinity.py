@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from ms_kungfu._processes import descendants
 
 _MAX_PASSES = 10
 
@@ -36,12 +39,8 @@ def divide(cores: Sequence[int], workers: int) -> list[list[int]]:
     if workers >= len(cores):
         return [[cores[i % len(cores)]] for i in range(workers)]
     least, more = divmod(len(cores), workers)
-    shares, begin = [], 0
-    for i in range(workers):
-        end = begin + least + (i < more)
-        shares.append(list(cores[begin:end]))
-        begin = end
-    return shares
+    rest = iter(cores)
+    return [list(itertools.islice(rest, least + (i < more))) for i in range(workers)]
 
 
 def pin(pid: int, cores: Iterable[int]) -> None:
@@ -52,22 +51,12 @@ def pin(pid: int, cores: Iterable[int]) -> None:
     wanted = set(cores)
     for _ in range(_MAX_PASSES):
         moved = False
-        pending, seen = [pid], {pid}
-        while pending:
-            task = Path(f"/proc/{pending.pop()}/task")
-            try:
-                threads = [int(entry.name) for entry in task.iterdir()]
-            except OSError:
-                continue
-            for thread in threads:
-                with contextlib.suppress(OSError):
-                    if os.sched_getaffinity(thread) != wanted:
-                        os.sched_setaffinity(thread, wanted)
-                        moved = True
-                with contextlib.suppress(OSError):
-                    for child in map(int, (task / str(thread) / "children").read_text().split()):
-                        if child not in seen:
-                            seen.add(child)
-                            pending.append(child)
+        for process in [pid, *descendants(pid)]:
+            with contextlib.suppress(OSError):
+                for task in Path(f"/proc/{process}/task").iterdir():
+                    with contextlib.suppress(OSError):
+                        if os.sched_getaffinity(int(task.name)) != wanted:
+                            os.sched_setaffinity(int(task.name), wanted)
+                            moved = True
         if not moved:
             return

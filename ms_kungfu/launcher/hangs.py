@@ -6,7 +6,8 @@ One that has not begun to count, because it imports or compiles, stands still on
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
+
+from ms_kungfu._processes import stat_of
 
 _MAX_GAP_S = 2.0
 
@@ -41,7 +42,6 @@ class HangWatch:
 def is_stopped(pid: int) -> bool:
     """Whether the process is stopped by a signal; not where it is gone."""
     try:
-        # The name in parentheses may hold spaces and parentheses itself.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return stat_of(pid)[0] == "T"
     except OSError:
         return False

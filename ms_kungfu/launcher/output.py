@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import fcntl
+import functools
 import os
 import select
 import selectors
@@ -23,6 +24,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Callable
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _MAX_LINE_BYTES = 64 * 1024
@@ -107,11 +109,6 @@ class _Stream:
     last_read: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Release:
-    name: str
-
-
 class Output:
     """Owner of the reading thread. `attach`, `say` and `close` are called from one other thread.
 
@@ -126,9 +123,11 @@ class Output:
         self._screens = (Screen(stdout), Screen(stderr))
         self._logs_begun: set[Path] = set()
         self._logs_given_up: set[Path] = set()
-        self._new: collections.deque[_Stream | bytes | _Release] = collections.deque()
+        self._streams: set[_Stream] = set()  # of the thread's, as is the selector
+        self._selector = selectors.DefaultSelector()
+        self._todo: collections.deque[Callable[[], None]] = collections.deque()  # by the thread
         self._closing = threading.Event()
-        self._last_words = b""
+        self._last_words: str | None = None
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_out.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="kungfu-output", daemon=True)
@@ -165,28 +164,24 @@ class Output:
             path = paths[i] if paths is not None else None
             log = self._open_log(path) if path is not None else None
             stream = _Stream(name, reading, None if self._quiet else screen, prefix, log, path, [] if held else None)
-            self._new.append(stream)
+            self._do(functools.partial(self._begin, stream))
             ends.append(writing)
-        self._wake()
         return ends[0], ends[1]
 
     def release(self, name: str) -> None:
         """Shows what the worker called `name` has printed so far, at most its last MiB, and prints from now on."""
-        self._new.append(_Release(name))
-        self._wake()
+        self._do(functools.partial(self._show_held, name))
 
     def say(self, text: str) -> None:
         """A line of the launcher's own on stderr, in order with what the workers print."""
-        self._new.append(_encoded(text))
-        self._wake()
+        self._do(functools.partial(self._print, text))
 
     def close(self, timeout_s: float | None, last_words: str | None = None) -> None:
         """Waits until the workers' pipes are closed and everything is written, at most `timeout_s`; None is no limit.
 
         `last_words` come after all that the workers have printed.
         """
-        if last_words is not None:
-            self._last_words = _encoded(last_words)
+        self._last_words = last_words
         self._closing.set()
         self._wake()
         self._thread.join(timeout_s)
@@ -200,13 +195,17 @@ class Output:
         try:
             return os.open(path, flags, 0o666)
         except OSError as error:
-            self._new.append(self._give_up(path, error))
+            self._give_up(path, error)
             return None
 
-    def _give_up(self, path: Path, error: OSError) -> bytes:
-        """What there is to say about it."""
+    def _give_up(self, path: Path, error: OSError) -> None:
         self._logs_given_up.add(path)
-        return _encoded(f"kungfu-run: the log file {path} is given up, the job goes on without it: {error.strerror}")
+        self.say(f"kungfu-run: the log file {path} is given up, the job goes on without it: {error.strerror}")
+
+    def _do(self, action: Callable[[], None]) -> None:
+        """Has it done by the thread."""
+        self._todo.append(action)
+        self._wake()
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
@@ -215,39 +214,41 @@ class Output:
     # ---- the thread ----
 
     def _run(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wake_in, selectors.EVENT_READ)
-            streams: set[_Stream] = set()
+        with self._selector:
+            self._selector.register(self._wake_in, selectors.EVENT_READ)
             while True:
                 closing = self._closing.is_set()
-                while self._new:
-                    item = self._new.popleft()
-                    if isinstance(item, bytes):
-                        self._screens[1].write(self, b"", [item])
-                    elif isinstance(item, _Release):
-                        for stream in streams:
-                            if stream.name == item.name and stream.held is not None:
-                                lines, stream.held = stream.held, None
-                                self._show(stream, lines)
-                    else:
-                        selector.register(item.fd, selectors.EVENT_READ, item)
-                        streams.add(item)
-                if closing and not streams:
-                    if self._last_words:
-                        self._screens[1].write(self, b"", [self._last_words])
+                while self._todo:
+                    self._todo.popleft()()
+                if closing and not self._streams:
+                    if self._last_words is not None:
+                        self._print(self._last_words)
                     return
-                waiting = any(stream.splitter.pending for stream in streams)
-                for key, _ in selector.select(_PARTIAL_LINE_S if waiting else None):
+                waiting = any(stream.splitter.pending for stream in self._streams)
+                for key, _ in self._selector.select(_PARTIAL_LINE_S if waiting else None):
                     if key.data is None:
                         self._wake_in.recv(4096)
                     elif not self._read(key.data):
-                        selector.unregister(key.data.fd)
+                        self._selector.unregister(key.data.fd)
                         os.close(key.data.fd)
-                        streams.discard(key.data)
+                        self._streams.discard(key.data)
                 now = time.monotonic()
-                for stream in streams:
+                for stream in self._streams:
                     if stream.splitter.pending and now - stream.last_read >= _PARTIAL_LINE_S:
                         self._show(stream, [stream.splitter.flush()])
+
+    def _begin(self, stream: _Stream) -> None:
+        self._selector.register(stream.fd, selectors.EVENT_READ, stream)
+        self._streams.add(stream)
+
+    def _show_held(self, name: str) -> None:
+        for stream in self._streams:
+            if stream.name == name and stream.held is not None:
+                lines, stream.held = stream.held, None
+                self._show(stream, lines)
+
+    def _print(self, text: str) -> None:
+        self._screens[1].write(self, b"", [text.encode("utf-8", "backslashreplace") + b"\n"])
 
     def _read(self, stream: _Stream) -> bool:
         """Reads once; False at the end of the stream."""
@@ -284,8 +285,4 @@ class Output:
         except OSError as error:
             os.close(stream.log)
             stream.log = None
-            self._screens[1].write(self, b"", [self._give_up(stream.log_path, error)])
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "backslashreplace") + b"\n"
+            self._give_up(stream.log_path, error)

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ms_kungfu._processes import children
 from ms_kungfu.broker_protocol import receive_fds
 
 _log = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:
     """
     deadline = time.monotonic() + patience_s
     while True:
-        left = _children()
+        left = children(os.getpid())
         for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -168,35 +169,19 @@ def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:
             time.sleep(_POLL_S)
 
 
-def _children() -> list[int]:
-    try:
-        return [int(pid) for pid in Path("/proc/thread-self/children").read_text().split()]
-    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
-        own = str(os.getpid())
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    # The name in parentheses may hold spaces and parentheses itself.
-                    if (entry / "stat").read_text().rpartition(")")[2].split()[1] == own:
-                        found.append(int(entry.name))
-        return found
-
-
 class _SupervisorProcess:
     """What runs in the supervisor: one loop over requests of the launcher and deaths of children."""
 
     def __init__(self, channel: socket.socket, command: list[str]) -> None:
         self._channel = channel
         self._command = command
-        self._leaders: dict[int, int] = {}  # process ID -> key
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._leaders: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # process ID -> key and process
         self._remove: list[tuple[str, int]] = []
 
     def run(self) -> None:
         os.setsid()  # a Ctrl-C at the terminal is the launcher's to handle
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        _libc.prctl(_PR_SET_NAME, b"kungfu-guard", 0, 0, 0)
+        set_process_name("kungfu-guard")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
             if signal.getsignal(number) != signal.SIG_IGN:  # what nohup set stays set for the workers as well
                 signal.signal(number, _nothing)  # unlike SIG_IGN, a handler is not inherited by exec
@@ -243,7 +228,7 @@ class _SupervisorProcess:
         if "start" in request:
             self._start(request["start"], request["environment"], request["cores"], fds)
         elif "signal" in request:
-            for pid, key in list(self._leaders.items()):
+            for pid, (key, _) in list(self._leaders.items()):
                 if request["key"] in (None, key):
                     with contextlib.suppress(OSError):
                         os.killpg(pid, request["signal"])
@@ -282,8 +267,7 @@ class _SupervisorProcess:
             what = (error.strerror if isinstance(error, OSError) else None) or str(error)
             self._tell("exited", Exited(key, 127 if missing else 126, f"can't run {self._command[0]!r}: {what}"))
             return
-        self._leaders[process.pid] = key
-        self._processes[process.pid] = process
+        self._leaders[process.pid] = key, process
         self._tell("started", Started(key, process.pid))
 
     def _reap(self) -> None:
@@ -296,15 +280,15 @@ class _SupervisorProcess:
             if found is None:
                 return
             pid = found.si_pid
-            key = self._leaders.pop(pid, None)
-            if key is not None:
+            leader = self._leaders.pop(pid, None)
+            if leader is not None:
                 with contextlib.suppress(OSError):
                     os.killpg(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
-            if key is not None:
-                code = os.waitstatus_to_exitcode(status)
-                self._processes.pop(pid).returncode = code  # or Popen would wait for it once more
-                self._tell("exited", Exited(key, code))
+            if leader is not None:
+                key, process = leader
+                process.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for it once more
+                self._tell("exited", Exited(key, process.returncode))
 
     def _tell(self, kind: str, event: Started | Exited) -> None:
         with contextlib.suppress(OSError):  # the launcher is gone; the loop finds that out
