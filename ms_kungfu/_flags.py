@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NoReturn
 
 _UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -24,29 +24,19 @@ class UsageError(Exception):
 class FlagParser(argparse.ArgumentParser):
     """An ArgumentParser for Go's way of writing flags."""
 
-    def __init__(self, prog: str, usage: str, description: str) -> None:
+    def __init__(self, prog: str, usage: str, description: str, refused: Mapping[str, str] | None = None) -> None:
+        """`refused`: flags of other programs, or that belong elsewhere, and why they aren't flags here."""
         super().__init__(prog, usage, description, add_help=False, allow_abbrev=False)
         self._is_switch: dict[str, bool] = {}
-        self._refused: dict[str, str] = {}
-        self.switch("h", "show this help")
-        self.switch("help", argparse.SUPPRESS)
+        self._refused = refused or {}
+        self.flag("h", "show this help", type=switch)
+        self.flag("help", argparse.SUPPRESS, type=switch)
 
-    def flag(
-        self, name: str, help: str, *, type: Callable[[str], Any] = str, default: Any = None, metavar: str
-    ) -> None:
-        self._is_switch[name] = False
-        self.add_argument(
-            f"-{name}", dest=name.replace("-", "_"), type=type, default=default, metavar=metavar, help=help
-        )
-
-    def switch(self, name: str, help: str, *, default: bool = False) -> None:
-        self._is_switch[name] = True
+    def flag(self, name: str, help: str, *, type: Callable[[str], Any] = str, metavar: str = "", **more: Any) -> None:
+        """`more`: as of add_argument. A flag of type `switch` may stand alone."""
         # Always given a value below: nargs="?" would swallow the program's name after a switch.
-        self.add_argument(f"-{name}", dest=name.replace("-", "_"), type=_bool, default=default, metavar="", help=help)
-
-    def refuse(self, name: str, reason: str) -> None:
-        """`name` is another program's flag, or belongs elsewhere: who gives it reads why it isn't one here."""
-        self._refused[name] = reason
+        self._is_switch[name] = type is switch
+        self.add_argument(f"-{name}", help=help, type=type, metavar=metavar, **more)
 
     def parse(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """The flags, and the words after them. UsageError says what is wrong; who asks for help gets it, and ends."""
@@ -79,13 +69,15 @@ class FlagParser(argparse.ArgumentParser):
         if flags.h or flags.help:
             self.print_help()
             self.exit()
+        del flags.h, flags.help
         return flags, words
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(re.sub(r"^argument ", "", message))
 
 
-def _bool(text: str) -> bool:
+def switch(text: str) -> bool:
+    """The type of flags that are on or off."""
     if text.lower() in ("1", "t", "true"):
         return True
     if text.lower() in ("0", "f", "false"):

@@ -137,8 +137,7 @@ class HostAgent:
 
     def logs_of(self, process: Process) -> str:
         """Names its log files; "" without -logdir."""
-        logs = self.output.log_paths(process.log_name)
-        return ", ".join(map(str, logs)) if logs is not None else ""
+        return ", ".join(map(str, self.output.log_paths(process.log_name)))
 
     def warn_of_crowd(self, cluster: Cluster) -> None:
         """Before `cluster` is wanted."""

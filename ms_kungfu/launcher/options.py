@@ -7,12 +7,13 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any, Callable
 from urllib.parse import urlsplit
 
 from ms_kungfu import env
-from ms_kungfu._flags import FlagParser, UsageError, duration, integer
+from ms_kungfu._flags import FlagParser, UsageError, duration, integer, switch
 from ms_kungfu.cluster import WORKER_PORTS
 from ms_kungfu.cluster_store import open_store
 from ms_kungfu.launcher.hosts import Host, HostError, parse_hosts, parse_ports
@@ -41,185 +42,202 @@ _NO_FLAGS = {
 _OTHER_STRATEGIES = ("STAR", "RING", "CLIQUE", "TREE", "BINARY_TREE", "BINARY_TREE_STAR", "MULTI_BINARY_TREE_STAR")
 
 
+def _strategy(name: str) -> str:
+    if name.upper() in ("AUTO", "SHM"):
+        return name.upper()
+    if name.upper() in _OTHER_STRATEGIES:
+        raise argparse.ArgumentTypeError(
+            f"{name} is not supported: workers of one host reduce in shared memory, which has no topology to choose; "
+            "leave -strategy out"
+        )
+    raise argparse.ArgumentTypeError(f"there is no strategy {name!r}; leave -strategy out or give AUTO")
+
+
+def _affinity(how: str) -> bool:
+    if how not in ("auto", "none"):
+        raise argparse.ArgumentTypeError(f"{how!r} is neither auto nor none")
+    return how == "auto"
+
+
+def _recover(how: str) -> Recover:
+    try:
+        return Recover(how)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{how!r} is none of {', '.join(r.value for r in Recover)}") from None
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+def _flag(name: str, help: str, *, metavar: str, type: Callable[[str], Any] = str, default: Any = None) -> Any:
+    """A field that a flag sets."""
+    return field(default=default, metadata={"name": name, "help": help, "type": type, "metavar": metavar})
+
+
+def _switch(name: str, help: str, default: bool = False) -> Any:
+    return _flag(name, help, metavar="", type=switch, default=default)
+
+
 @dataclass(frozen=True)
 class Options:
     """A job as asked for. Times are in seconds, None is no limit."""
 
     command: tuple[str, ...]
-    size: int
-    host: Host
-    ports: range
-    runner_port: int
-    watch: bool
-    keep: bool
-    quiet: bool
-    show_workers: bool
-    logdir: Path | None
-    logfile: Path | None
-    config_server: str | None  # URL as given
-    builtin_port: int | None  # port of the embedded config server, None: it is not embedded
-    timeout_s: float | None
-    delay_s: float
-    init_version: int | None  # None: the next one; -1: whatever the config server holds
-    affinity: bool
-    allow_nvlink: bool
-    leave_grace_s: float
-    recover: Recover
-    min_size: int
-    max_restarts: int
-    standbys: int
-    peer_timeout_s: float | None
-
-
-def _build_parser() -> FlagParser:
-    parser = FlagParser(
-        PROGRAM,
-        f"{PROGRAM} [flags] program [arguments]\n       {PROGRAM} resize SIZE [-config-server URL]\n"
-        f"       {PROGRAM} evict RANK [-config-server URL]",
-        "Runs a program as the workers of a cluster, on this machine. Flags take one dash or two, -name value or "
-        "-name=value.",
-    )
-    flag, switch = parser.flag, parser.switch
-    flag("np", "number of workers (default 1)", type=integer(1), default=1, metavar="N")
-    switch("w", "follow the config server: start and end workers as the cluster changes")
-    flag(
+    size: int = _flag("np", "number of workers (default 1)", type=integer(1), default=1, metavar="N")
+    watch: bool = _switch("w", "follow the config server: start and end workers as the cluster changes")
+    builtin_port: int | None = _flag(  # of the embedded config server, None: it is not embedded
         "builtin-config-port",
         "run a config server on this port, for as long as the job; 0 takes a free port",
         type=integer(0, 65535),
         metavar="PORT",
     )
-    flag("config-server", "URL of the config server, e.g. http://127.0.0.1:9100/config", metavar="URL")
-    switch("k", "with -w: stay when all workers have finished, for the next cluster")
-    switch("q", "say nothing but errors; the workers' output stays")
-    switch("v", "show what the workers print (default; -v=false leaves it to -logdir)", default=True)
-    flag("logdir", "folder for one HOST.PORT.stdout.log and .stderr.log for each worker", metavar="DIR")
-    flag("logfile", "file for what the launcher itself has to say; in -logdir where that is given", metavar="FILE")
-    flag(
+    config_server: str | None = _flag(  # URL as given
+        "config-server", "URL of the config server, e.g. http://127.0.0.1:9100/config", metavar="URL"
+    )
+    keep: bool = _switch("k", "with -w: stay when all workers have finished, for the next cluster")
+    quiet: bool = _switch("q", "say nothing but errors; the workers' output stays")
+    show_workers: bool = _switch(
+        "v", "show what the workers print (default; -v=false leaves it to -logdir)", default=True
+    )
+    logdir: Path | None = _flag(
+        "logdir", "folder for one HOST.PORT.stdout.log and .stderr.log for each worker", type=_path, metavar="DIR"
+    )
+    logfile: Path | None = _flag(
+        "logfile",
+        "file for what the launcher itself has to say; in -logdir where that is given",
+        type=_path,
+        metavar="FILE",
+    )
+    host: Host = _flag(
         "H",
         "this host as host:slots; growing past its slots is an error (default 127.0.0.1, no limit)",
         type=parse_hosts,
         default=Host(),
         metavar="HOST:SLOTS",
     )
-    flag(
+    ports: range = _flag(
         "port-range",
         "ports that name the workers (default 10000-11000)",
         type=parse_ports,
         default=WORKER_PORTS,
         metavar="A-B",
     )
-    flag("port", "port that names the launcher (default 38080)", type=integer(1, 65535), default=38080, metavar="PORT")
-    flag("strategy", "AUTO (default) or SHM: shared memory, the one way on one host", type=_strategy, metavar="NAME")
-    flag("timeout", "end the job after this time, e.g. 1h30m, with exit code 124", type=duration, metavar="TIME")
-    flag("delay", "wait before the start", type=duration, default=0.0, metavar="TIME")
-    flag(
+    runner_port: int = _flag(
+        "port", "port that names the launcher (default 38080)", type=integer(1, 65535), default=38080, metavar="PORT"
+    )
+    strategy: str = _flag(
+        "strategy", "AUTO (default) or SHM: shared memory, the one way on one host", type=_strategy, metavar="NAME"
+    )
+    timeout_s: float | None = _flag(
+        "timeout", "end the job after this time, e.g. 1h30m, with exit code 124", type=duration, metavar="TIME"
+    )
+    delay_s: float = _flag("delay", "wait before the start", type=duration, default=0.0, metavar="TIME")
+    init_version: int | None = _flag(
         "init-version",
         "first cluster version (default: the one after the config server's, else 0); "
         "-1 takes the cluster that the config server holds, as soon as it holds one",
         type=integer(-1),
         metavar="N",
     )
-    flag("affinity", "auto divides the cores among the workers (default); none doesn't", type=_affinity, metavar="HOW")
-    switch("allow-nvlink", "let each worker see all GPUs of the job, for NCCL to find NVLink; DEVICE_ID is its own")
-    flag(
+    affinity: bool = _flag(
+        "affinity",
+        "auto divides the cores among the workers (default); none doesn't",
+        type=_affinity,
+        default=True,
+        metavar="HOW",
+    )
+    allow_nvlink: bool = _switch(
+        "allow-nvlink", "let each worker see all GPUs of the job, for NCCL to find NVLink; DEVICE_ID is its own"
+    )
+    leave_grace_s: float = _flag(
         "leave-grace",
         "how long the place of a worker that has left the cluster, and the end of the job, wait for it (default 30s)",
         type=duration,
         default=30.0,
         metavar="TIME",
     )
-    flag(
+    recover: Recover = _flag(
         "recover",
         "what the death of a worker leads to, with -w: shrink (default): the others go on; replace: they do, and a new "
         "worker joins them; fail: the job ends (always so without -w)",
         type=_recover,
         metavar="HOW",
     )
-    flag("min-np", "with -w: end the job when fewer workers are left (default 1)", type=integer(1), metavar="N")
-    flag(
+    min_size: int = _flag(
+        "min-np", "with -w: end the job when fewer workers are left (default 1)", type=integer(1), metavar="N"
+    )
+    max_restarts: int = _flag(
         "max-restarts",
         "with -recover replace or -standby: how often within 5 minutes a worker's place, or a standby, is filled anew "
         f"(default {_MAX_RESTARTS})",
         type=integer(0),
         metavar="N",
     )
-    flag(
+    standbys: int = _flag(
         "standby",
         "with -w: keep N more processes ready, for workers to come (default 0)",
         type=integer(0),
         default=0,
         metavar="N",
     )
-    flag(
+    peer_timeout_s: float | None = _flag(
         "peer-timeout",
         "kill a worker that hangs for this time, e.g. because it was stopped; 0 is never (default "
         "$KUNGFU_PEER_TIMEOUT, else 30s)",
         type=duration,
         metavar="TIME",
     )
-    for name, reason in _NO_FLAGS.items():
-        parser.refuse(name, reason)
-    return parser
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
     """UsageError says what is wrong."""
-    flags, command = _build_parser().parse(arguments)
+    parser = FlagParser(
+        PROGRAM,
+        f"{PROGRAM} [flags] program [arguments]\n       {PROGRAM} resize SIZE [-config-server URL]\n"
+        f"       {PROGRAM} evict RANK [-config-server URL]",
+        "Runs a program as the workers of a cluster, on this machine. Flags take one dash or two, -name value or "
+        "-name=value.",
+        _NO_FLAGS,
+    )
+    for each in fields(Options):
+        if each.metadata:
+            parser.flag(**each.metadata, dest=each.name, default=each.default)
+    flags, command = parser.parse(arguments)
     if not command:
         raise UsageError(f"no program to run; write it after the flags: {PROGRAM} -np 2 python train.py")
     _check_program(command)
-    embedded = flags.builtin_config_port is not None or (flags.w and flags.config_server is None)
-    if flags.k and not flags.w:
+    embedded = flags.builtin_port is not None or (flags.watch and flags.config_server is None)
+    if flags.keep and not flags.watch:
         raise UsageError("-k needs -w: without it the job can't get another cluster to wait for")
-    if flags.init_version == -1 and (embedded or not flags.w):
+    if flags.init_version == -1 and (embedded or not flags.watch):
         raise UsageError(
             "-init-version -1 needs -w and a config server of its own (-config-server), to get the cluster"
         )
     if flags.config_server is not None:
-        _check_url(flags.config_server, flags.builtin_config_port)
-    if not flags.w:
-        for name in ("min_np", "standby"):
-            if getattr(flags, name):
-                raise UsageError(f"-{name.replace('_', '-')} needs -w: without it the cluster doesn't change")
+        _check_url(flags.config_server, flags.builtin_port)
+    if not flags.watch:
+        for name, value in (("-min-np", flags.min_size), ("-standby", flags.standbys)):
+            if value:
+                raise UsageError(f"{name} needs -w: without it the cluster doesn't change")
         if flags.recover not in (None, Recover.FAIL):
             raise UsageError(f"-recover {flags.recover.value} needs -w: without it the death of a worker ends the job")
-    if flags.max_restarts is not None and flags.recover is not Recover.REPLACE and not flags.standby:
+    if flags.max_restarts is not None and flags.recover is not Recover.REPLACE and not flags.standbys:
         raise UsageError("-max-restarts needs -recover replace or -standby: nothing is started again without them")
-    if flags.min_np is not None and flags.np < flags.min_np:
-        raise UsageError(f"-np {flags.np} is less than -min-np {flags.min_np}")
+    if flags.min_size is not None and flags.size < flags.min_size:
+        raise UsageError(f"-np {flags.size} is less than -min-np {flags.min_size}")
     try:
-        peer_timeout_s = env.PEER_TIMEOUT.get() if flags.peer_timeout is None else flags.peer_timeout
+        peer_timeout_s = env.PEER_TIMEOUT.get() if flags.peer_timeout_s is None else flags.peer_timeout_s
     except ValueError as error:
         raise UsageError(str(error)) from None
-    logdir = Path(flags.logdir) if flags.logdir else None
-    logfile = Path(logdir or ".", flags.logfile) if flags.logfile else None
-    options = Options(
-        command=tuple(command),
-        size=flags.np,
-        host=flags.H,
-        ports=flags.port_range,
-        runner_port=flags.port,
-        watch=flags.w,
-        keep=flags.k,
-        quiet=flags.q,
-        show_workers=flags.v,
-        logdir=logdir,
-        logfile=logfile,
-        config_server=flags.config_server,
-        # Watch mode with nothing to watch gets a config server on any port: kungfu-run resize finds it by its URL.
-        builtin_port=(flags.builtin_config_port or 0) if embedded else None,
-        timeout_s=flags.timeout or None,
-        delay_s=flags.delay,
-        init_version=flags.init_version,
-        allow_nvlink=flags.allow_nvlink,
-        affinity=flags.affinity if flags.affinity is not None else True,
-        leave_grace_s=flags.leave_grace,
-        recover=flags.recover or (Recover.SHRINK if flags.w else Recover.FAIL),
-        min_size=flags.min_np or 1,
-        max_restarts=_MAX_RESTARTS if flags.max_restarts is None else flags.max_restarts,
-        standbys=flags.standby,
-        peer_timeout_s=peer_timeout_s or None,
-    )
+    flags.logfile = flags.logfile and Path(flags.logdir or ".", flags.logfile)
+    # Watch mode with nothing to watch gets a config server on any port: kungfu-run resize finds it by its URL.
+    flags.builtin_port = (flags.builtin_port or 0) if embedded else None
+    flags.timeout_s, flags.peer_timeout_s = flags.timeout_s or None, peer_timeout_s or None
+    flags.recover = flags.recover or (Recover.SHRINK if flags.watch else Recover.FAIL)
+    flags.min_size = flags.min_size or 1
+    flags.max_restarts = _MAX_RESTARTS if flags.max_restarts is None else flags.max_restarts
+    options = Options(tuple(command), **vars(flags))
     try:
         options.host.first_cluster(options.size, options.ports, options.runner_port, 0)
     except HostError as error:
@@ -273,27 +291,3 @@ def _check_url(url: str, builtin_port: int | None) -> None:
         )
     if builtin_port is not None and parts.scheme != "http":
         raise UsageError("-builtin-config-port serves http, not https; write -config-server http://...")
-
-
-def _strategy(name: str) -> str:
-    if name.upper() in ("AUTO", "SHM"):
-        return name.upper()
-    if name.upper() in _OTHER_STRATEGIES:
-        raise argparse.ArgumentTypeError(
-            f"{name} is not supported: workers of one host reduce in shared memory, which has no topology to choose; "
-            "leave -strategy out"
-        )
-    raise argparse.ArgumentTypeError(f"there is no strategy {name!r}; leave -strategy out or give AUTO")
-
-
-def _affinity(how: str) -> bool:
-    if how not in ("auto", "none"):
-        raise argparse.ArgumentTypeError(f"{how!r} is neither auto nor none")
-    return how == "auto"
-
-
-def _recover(how: str) -> Recover:
-    try:
-        return Recover(how)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{how!r} is none of {', '.join(r.value for r in Recover)}") from None

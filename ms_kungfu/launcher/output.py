@@ -126,18 +126,16 @@ class Output:
         self._streams: set[_Stream] = set()  # of the thread's, as is the selector
         self._selector = selectors.DefaultSelector()
         self._todo: collections.deque[Callable[[], None]] = collections.deque()  # by the thread
-        self._closing = threading.Event()
+        self._closing = False
         self._last_words: str | None = None
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_out.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="kungfu-output", daemon=True)
         self._thread.start()
 
-    def log_paths(self, name: str) -> tuple[Path, Path] | None:
+    def log_paths(self, name: str) -> list[Path]:
         """The log files of the worker called `name` (host.port)."""
-        if self._logdir is None:
-            return None
-        return self._logdir / f"{name}.stdout.log", self._logdir / f"{name}.stderr.log"
+        return [] if self._logdir is None else [self._logdir / f"{name}.{what}.log" for what in ("stdout", "stderr")]
 
     def attach(self, name: str, colour: int, held: bool = False) -> tuple[int, int]:
         """Pipes for a worker's stdout and stderr: the writing ends, which the caller closes once they are passed on.
@@ -161,7 +159,7 @@ class Output:
             prefix = b""
             if screen.is_terminal:
                 prefix = f"\033[{_COLOURS[colour % len(_COLOURS)]}m[{name}::{what}]\033[0m ".encode()
-            path = paths[i] if paths is not None else None
+            path = paths[i] if paths else None
             log = self._open_log(path) if path is not None else None
             stream = _Stream(name, reading, None if self._quiet else screen, prefix, log, path, [] if held else None)
             self._do(functools.partial(self._begin, stream))
@@ -181,9 +179,7 @@ class Output:
 
         `last_words` come after all that the workers have printed.
         """
-        self._last_words = last_words
-        self._closing.set()
-        self._wake()
+        self._do(functools.partial(self._close, last_words))
         self._thread.join(timeout_s)
 
     def _open_log(self, path: Path) -> int | None:
@@ -205,9 +201,6 @@ class Output:
     def _do(self, action: Callable[[], None]) -> None:
         """Has it done by the thread."""
         self._todo.append(action)
-        self._wake()
-
-    def _wake(self) -> None:
         with contextlib.suppress(OSError):
             self._wake_out.send(b"x")
 
@@ -217,10 +210,9 @@ class Output:
         with self._selector:
             self._selector.register(self._wake_in, selectors.EVENT_READ)
             while True:
-                closing = self._closing.is_set()
                 while self._todo:
                     self._todo.popleft()()
-                if closing and not self._streams:
+                if self._closing and not self._streams:
                     if self._last_words is not None:
                         self._print(self._last_words)
                     return
@@ -236,6 +228,9 @@ class Output:
                 for stream in self._streams:
                     if stream.splitter.pending and now - stream.last_read >= _PARTIAL_LINE_S:
                         self._show(stream, [stream.splitter.flush()])
+
+    def _close(self, last_words: str | None) -> None:
+        self._closing, self._last_words = True, last_words
 
     def _begin(self, stream: _Stream) -> None:
         self._selector.register(stream.fd, selectors.EVENT_READ, stream)

@@ -143,7 +143,7 @@ class Guard:
 
 class Output:
     def log_paths(self, name):
-        return None
+        return []
 
     def attach(self, name, colour, held=False):
         return os.open(os.devnull, os.O_WRONLY), os.open(os.devnull, os.O_WRONLY)
