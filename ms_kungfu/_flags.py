@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NoReturn
 
@@ -19,6 +20,12 @@ _UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m":
 
 class UsageError(Exception):
     """A command line that makes no sense; the message is one sentence for the user."""
+
+
+def failed(program: str, error: object, code: int) -> int:
+    """Says why the program ends, and returns its exit status."""
+    print(f"{program}: {error}", file=sys.stderr)
+    return code
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -38,8 +45,13 @@ class FlagParser(argparse.ArgumentParser):
         self._is_switch[name] = type is switch
         self.add_argument(f"-{name}", help=help, type=type, metavar=metavar, **more)
 
-    def parse(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """The flags, and the words after them. UsageError says what is wrong; who asks for help gets it, and ends."""
+    def parse(
+        self, arguments: Sequence[str], flags: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """The flags, and the words after them; `flags` that were parsed before are added to.
+
+        UsageError says what is wrong. Who asks for help gets it, and the program ends.
+        """
         spelled: list[str] = []
         words = list(arguments)
         while words:
@@ -65,7 +77,7 @@ class FlagParser(argparse.ArgumentParser):
                 else:
                     raise UsageError(f"flag -{name} needs a value")
             spelled.append(f"-{name}={value}")
-        flags = self.parse_args(spelled)
+        flags = self.parse_args(spelled, flags)
         if flags.h or flags.help:
             self.print_help()
             self.exit()

@@ -8,6 +8,7 @@ their own user ID.
 from __future__ import annotations
 
 import array
+import contextlib
 import hmac
 import json
 import os
@@ -115,11 +116,8 @@ class BrokerClient:
 
         Raises PeerLostError where the launcher is gone, CollectiveTimeoutError, and ResizeError where it is refused.
         """
-        once = BrokerClient(self._address, self._secret)
-        try:
+        with contextlib.closing(BrokerClient(self._address, self._secret)) as once:
             answer = once._ask({"leave": str(peer), "terminated": terminated}, str(peer), "leaving", timeout)
-        finally:
-            once.close()
         if isinstance(answer, str):
             raise ResizeError(answer)
 
@@ -130,14 +128,11 @@ class BrokerClient:
 
         Raises OSError and ProtocolError.
         """
-        connection = _connected(self._address, self._secret, timeout)
-        try:
+        with contextlib.closing(_connected(self._address, self._secret, timeout)) as connection:
             connection.send(request)
             if fd is not None:
                 connection.send({}, (fd,))
             return connection.receive_with_fds()
-        finally:
-            connection.close()
 
     def close(self) -> None:
         if self._connection is not None:
@@ -228,7 +223,7 @@ class Connection:
 
     def __init__(self, connection: socket.socket, timeout: float | None) -> None:
         self.socket = connection
-        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self.extend(timeout)
 
     def close(self) -> None:
         self.socket.close()

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ms_kungfu._flags import FlagParser, UsageError, duration, integer
+from ms_kungfu._flags import FlagParser, UsageError, duration, failed, integer
 from ms_kungfu._processes import raise_descriptor_limit
 from ms_kungfu.cluster import Cluster, parse_json
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, read_secret, write_secret
@@ -41,8 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise_descriptor_limit()
         return asyncio.run(_serve(flags.host, flags.port, flags.endpoint, cluster, flags.ttl or None))
     except UsageError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return 2
+        return failed(PROGRAM, error, 2)
 
 
 def _read_cluster(path: Path) -> Cluster:
@@ -65,34 +64,23 @@ async def _serve(host: str, port: int, path: str, cluster: Cluster | None, ttl_s
     try:
         await server.start()
     except OSError as error:
-        print(
-            f"{PROGRAM}: can't listen on {host}:{port}: {error.strerror or error}; give another -port, or 0 for any "
-            "free one",
-            file=sys.stderr,
-        )
-        return 1
+        text = f"can't listen on {host}:{port}: {error.strerror or error}; give another -port, or 0 for any free one"
+        return failed(PROGRAM, text, 1)
     file: SecretFile | None = None
     try:
         try:
             file = write_secret(server.url, secret)
         except SecretFileError as error:
             if not given:
-                raise
+                return failed(PROGRAM, f"{error}; set KUNGFU_JOB_SECRET instead", 1)
             print(f"{PROGRAM}: {error}; the secret is KUNGFU_JOB_SECRET", file=sys.stderr)
         where = f"; the secret for writing is in {file.path}" if file else ""
         print(f"{PROGRAM}: serving {server.url}{where}", flush=True)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stop.wait(), ttl_s)
         return 0
-    except SecretFileError as error:
-        print(f"{PROGRAM}: {error}; set KUNGFU_JOB_SECRET instead", file=sys.stderr)
-        return 1
     finally:
         if file is not None:
             file.remove()
         with contextlib.suppress(Exception):
             await server.stop()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

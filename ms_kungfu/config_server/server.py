@@ -16,7 +16,7 @@ Anybody on the machine may connect, so nothing of the job's must hang on who doe
   Where there is no room for a newcomer the connection that has kept us waiting longest for a request is closed. So
   whoever sends his request at once, as our clients do, is served, however many others say nothing, or take their time.
 - At most half of the connections may wait for a newer version. Further ones are answered at once, as if the time were
-  over; `Follower` asks again and again then.
+  over; a store's `watch` returns early, and who follows asks again and again then.
 """
 
 from __future__ import annotations

@@ -11,22 +11,12 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from ms_kungfu.broker_protocol import Connection, ProtocolError
+from ms_kungfu.broker_protocol import Connection, Detached, ProtocolError, Stay
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.policy import would_be_left
 from ms_kungfu.launcher.segments import MakeSegment, Segment, Segments
 from ms_kungfu.launcher.stores import Stores
-from ms_kungfu.launcher.versions import (
-    ClusterVersions,
-    Detach,
-    Grant,
-    LeaveRequest,
-    Refuse,
-    Request,
-    StandbyRequest,
-    Stay,
-    Wait,
-)
+from ms_kungfu.launcher.versions import ClusterVersions, Grant, LeaveRequest, Refuse, Request, StandbyRequest, Wait
 
 _ANSWER_TIMEOUT_S = 10.0
 
@@ -237,7 +227,7 @@ class Broker:
         asked_for: int | None = None
         connection.extend(_ANSWER_TIMEOUT_S)
         while True:
-            answer: Grant | Detach | Stay | Refuse | Wait = Wait()
+            answer: Grant | Detached | Stay | Refuse | Wait = Wait()
             unknown: int | None = None
             chosen: Cluster | None = None
             news = False
@@ -276,7 +266,7 @@ class Broker:
                     self.on_unknown_version(unknown)
                 continue
             connection.extend(_ANSWER_TIMEOUT_S)
-            if isinstance(answer, Detach):
+            if isinstance(answer, Detached):
                 connection.send({"detached": True})
             elif isinstance(answer, Stay):
                 connection.send({"stay": True})
@@ -359,7 +349,7 @@ class Broker:
         self._announced = version
         self._segments.open[chosen].announce(version)
 
-    def _answer_of(self, request: Request) -> Grant | Detach | Stay | Refuse | Wait:
+    def _answer_of(self, request: Request) -> Grant | Detached | Stay | Refuse | Wait:
         wanted = self._versions.would_choose(request)
         if wanted is not None:
             try:
@@ -408,20 +398,13 @@ def _unmakeable(cluster: Cluster, error: Exception) -> str:
 def _request_from(message: dict[str, Any]) -> Request | StandbyRequest | LeaveRequest:
     if "leave" in message:
         return LeaveRequest(PeerID.parse(message["leave"]), message.get("terminated") is True)
-    numbers: dict[str, int | None] = {}
-    for name in ("incarnation", "member_of", "version", "standby", "step"):
-        value = message.get(name)
+    numbers = {name: message.get(name) for name in ("incarnation", "member_of", "version", "standby", "step")}
+    for name, value in numbers.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
             raise ProtocolError(f"{name} must be a number or null, got {value!r}")
-        numbers[name] = value
-    if numbers["standby"] is not None:
-        return StandbyRequest(numbers["standby"])
-    if numbers["incarnation"] is None:
+    standby, incarnation = numbers.pop("standby"), numbers.pop("incarnation")
+    if standby is not None:
+        return StandbyRequest(standby)
+    if incarnation is None:
         raise ProtocolError("a request names its incarnation")
-    return Request(
-        PeerID.parse(message.get("peer")),
-        numbers["incarnation"],
-        numbers["member_of"],
-        numbers["version"],
-        numbers["step"],
-    )
+    return Request(PeerID.parse(message.get("peer")), incarnation, **numbers)

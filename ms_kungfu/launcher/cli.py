@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ms_kungfu._flags import UsageError
+from ms_kungfu._flags import UsageError, failed
 from ms_kungfu._processes import raise_descriptor_limit
 from ms_kungfu.launcher.commands import evict, resize
 from ms_kungfu.launcher.options import PROGRAM, Options, parse_options
@@ -32,8 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(parse_options(words))
     except UsageError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return 2
+        return failed(PROGRAM, error, 2)
 
 
 def _run(options: Options) -> int:
@@ -56,16 +55,11 @@ def _run(options: Options) -> int:
         try:
             return asyncio.run(Job(options, supervisor, output).run())
         except StartError as error:
-            print(f"{PROGRAM}: {error}", file=sys.stderr)
-            return 1
+            return failed(PROGRAM, error, 1)
     except KeyboardInterrupt:  # before the job could install its own handler
         return 128 + signal.SIGINT
     except OSError as error:  # a log folder or file that can't be made
-        print(
-            f"{PROGRAM}: {error.strerror}: {error.filename}" if error.filename else f"{PROGRAM}: {error}",
-            file=sys.stderr,
-        )
-        return 1
+        return failed(PROGRAM, f"{error.strerror}: {error.filename}" if error.filename else error, 1)
     finally:
         supervisor.close()
 
@@ -110,7 +104,3 @@ def _set_up_log(options: Options, output: Output) -> None:
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(file)
         log.info("job of %d workers, launcher process %d: %s", options.size, os.getpid(), " ".join(options.command))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Callable
 
 from ms_kungfu import env
-from ms_kungfu._flags import FlagParser, UsageError
+from ms_kungfu._flags import FlagParser, UsageError, failed
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, open_store
-from ms_kungfu.config_server.secret_file import secret_from, servers_of_this_user
+from ms_kungfu.config_server.secret_file import read_secret, servers_of_this_user
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.hosts import MANY_PER_CORE, parse_ports
 from ms_kungfu.launcher.options import PROGRAM
@@ -74,9 +74,7 @@ def _main(
     try:
         flags, words = parser.parse(arguments)
         if words:  # flags may stand behind the number as well
-            more, rest = parser.parse(words[1:])
-            for name, value in vars(more).items():
-                setattr(flags, name, value or getattr(flags, name))
+            flags, rest = parser.parse(words[1:], flags)
             words = words[:1] + rest
         if len(words) != 1 or not words[0].isascii() or not words[0].isdigit() or int(words[0]) < least:
             raise UsageError(
@@ -85,7 +83,7 @@ def _main(
             )
         url = flags.config_server or os.environ.get(env.CONFIG_SERVER.name) or _only_job(program)
         try:
-            secret = secret_from(os.environ, url)
+            secret = os.environ.get(env.JOB_SECRET.name) or read_secret(url)
             store = open_store(url, secret)
         except ValueError as error:
             raise UsageError(f"-config-server: {error}") from None
@@ -105,11 +103,9 @@ def _main(
             )
         return 0
     except UsageError as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return 2
+        return failed(program, error, 2)
     except (ConfigServerError, ValueError) as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return 1
+        return failed(program, error, 1)
 
 
 def _only_job(program: str) -> str:

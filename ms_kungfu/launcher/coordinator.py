@@ -9,21 +9,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher import policy
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.policy import (
-    Action,
-    Failure,
-    Headcount,
-    JobState,
-    Verdict,
-    WorkerExited,
-    WorkerWorksOn,
-    decide,
-    exit_code_of,
-    fails_by_itself,
-    how_it_ended,
-    revised,
-)
+from ms_kungfu.launcher.policy import Action, Failure, Headcount, JobState, Verdict, WorkerExited, WorkerWorksOn
 
 _RESTART_WINDOW_S = 300.0
 
@@ -45,12 +33,7 @@ class Coordinator:
         self.pausing: list[int] = []  # places that are vacant after a pause, for all of them the same
         self._filled: dict[int, list[float]] = {}  # place -> when it was filled anew
         self._state = JobState(
-            0,
-            0,
-            keep=options.keep,
-            recover=options.recover,
-            min_size=options.min_size,
-            max_restarts=options.max_restarts,
+            keep=options.keep, recover=options.recover, min_size=options.min_size, max_restarts=options.max_restarts
         )
 
     @property
@@ -59,7 +42,7 @@ class Coordinator:
 
     def decide(self, event: WorkerExited | WorkerWorksOn, count: Headcount) -> Verdict:
         """What to do about `event`. What that means for the job as a whole is noted."""
-        verdict = decide(event, replace(self._state, **vars(count), finished=self.finishing))
+        verdict = policy.decide(event, replace(self._state, **vars(count), finished=self.finishing))
         self.resting = self.resting or verdict.action is Action.REST
         return verdict
 
@@ -70,10 +53,10 @@ class Coordinator:
 
     def member_failed(self, who: str, code: int, error: str, logs: str) -> bool:
         """Whether it is the first whose program failed by itself: the job will end with its code."""
-        failure = Failure(f"{who} {error or how_it_ended(code)}", exit_code_of(code))
+        failure = Failure(f"{who} {error or policy.how_it_ended(code)}", policy.exit_code_of(code))
         self._state.first_failure = self._state.first_failure or failure
         # Who could not be started, or was killed, has an `error`: no program failed there.
-        if error or not fails_by_itself(code) or self._state.program_failure is not None:
+        if error or not policy.fails_by_itself(code) or self._state.program_failure is not None:
             return False
         named = f", see {logs}" if logs else ""
         self._state.program_failure = Failure(f"{failure.reason}{named}", failure.exit_code)
@@ -114,7 +97,7 @@ class Coordinator:
         gone = {*ended, *self.members_to_leave(living)}
         ports = [port for port in self._options.ports if port not in taken_ports]
         last_version = max(last_version, self.last_version)
-        return revised(
+        return policy.revised(
             self.newest, last_version, gone, living, len(self.vacant), ports, self._options.host.slots_by_host
         )
 

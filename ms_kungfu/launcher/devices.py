@@ -154,9 +154,7 @@ def _from_table(
 def _only_one(devices: Devices, environ: Mapping[str, str], single: bool) -> Devices:
     """Honours a DEVICE_ID that the user has set, and not one that comes from an outer job's launcher."""
     text = environ.get(env.DEVICE_ID.name)
-    if not text or environ.get(env.SELF.name):
-        return devices
-    if devices.kind is None:
+    if not text or environ.get(env.SELF.name) or devices.kind is None:
         return devices
     if not single:
         raise DeviceListError(

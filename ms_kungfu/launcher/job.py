@@ -13,27 +13,17 @@ import signal
 from typing import Any
 
 from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher import policy
 from ms_kungfu.launcher.agent import GRACE_S, HostAgent
 from ms_kungfu.launcher.coordinator import Coordinator
 from ms_kungfu.launcher.hosts import HostError
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.output import Output
-from ms_kungfu.launcher.policy import (
-    Action,
-    Standing,
-    Verdict,
-    WorkerExited,
-    WorkerWorksOn,
-    how_it_ended,
-    interrupted,
-    leaves,
-    supervisor_lost,
-    timed_out,
-)
+from ms_kungfu.launcher.policy import Action, Standing, Verdict, WorkerExited, WorkerWorksOn
 from ms_kungfu.launcher.processes import Process
 from ms_kungfu.launcher.revisions import Revisions, StoreWatcher
-from ms_kungfu.launcher.startup import Start, prepare
+from ms_kungfu.launcher.startup import prepare
 from ms_kungfu.launcher.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
@@ -55,12 +45,6 @@ class Job:
         self._supervisor = supervisor
         self._output = output
         self._machine = Machine() if machine is None else machine
-        self._loop: asyncio.AbstractEventLoop
-        self._verdict: asyncio.Future[Verdict]
-        self._hurry: asyncio.Event
-        self._begun: Start
-        self._coordinator: Coordinator
-        self._revisions: Revisions
         self._agent: HostAgent | None = None
         self._watcher: StoreWatcher | None = None
         self._pause: asyncio.TimerHandle | None = None
@@ -69,7 +53,7 @@ class Job:
     async def run(self) -> int:
         """The job's exit code. StartError where it never started. Nothing of the job is left when it returns."""
         loop = self._loop = asyncio.get_running_loop()
-        self._verdict = loop.create_future()
+        self._verdict: asyncio.Future[Verdict] = loop.create_future()
         self._hurry = asyncio.Event()
         self._catch_signals()
         loop.set_exception_handler(self._on_bug)
@@ -105,12 +89,12 @@ class Job:
             on_secret_left=lambda file: self._supervisor.remove_at_end(file.path, file.inode),
         )
         self._coordinator = Coordinator(options, start.first)
-        self._revisions = Revisions(self, start, machine)
+        self._revisions = Revisions(self, self._coordinator, start, machine)
         agent = HostAgent(options, machine, self._supervisor, self._output, start, self._coordinator, self)
         self._agent = agent
         self._closers.callback(agent.close)
         if options.timeout_s is not None:
-            self._loop.call_later(options.timeout_s, self._settle, timed_out(options.timeout_s))
+            self._loop.call_later(options.timeout_s, self._settle, policy.timed_out(options.timeout_s))
         agent.start()
         if options.watch and start.store is not None:
             self._watcher = StoreWatcher(
@@ -134,7 +118,7 @@ class Job:
     def _on_signal(self, number: int) -> None:
         if self._verdict.done():
             self._hurry.set()  # a second Ctrl-C doesn't wait for the workers
-        self._settle(interrupted(number))
+        self._settle(policy.interrupted(number))
 
     def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception in one of the callbacks below: a job that is not looked after must not go on."""
@@ -169,7 +153,7 @@ class Job:
     # ---- reports of the host agent ----
 
     def supervisor_lost(self) -> None:
-        self._settle(supervisor_lost())
+        self._settle(policy.supervisor_lost())
 
     def worker_is_gone(self, process: Process) -> None:
         self._revisions.write()
@@ -190,7 +174,7 @@ class Job:
         if process.dismissed:
             code = 0  # the launcher's own doing, and told already
         elif not self.is_over and code == 0 and process.peer is not None:
-            _log.info("%s %s", who, how_it_ended(code))
+            _log.info("%s %s", who, policy.how_it_ended(code))
         if finished:
             coordinator.member_finished(who)
         logs = self._host.logs_of(process)
@@ -239,7 +223,7 @@ class Job:
                     self._end_who_is_kept()
                     return
                 left = [other for other in host.processes.living_members() if other != peer and other not in leaving]
-                verdict = leaves(process.who, len(left), self._options.min_size)
+                verdict = policy.leaves(process.who, len(left), self._options.min_size)
                 if not self._settle(verdict):
                     return
                 if verdict.action is Action.SHRINK:
@@ -257,10 +241,6 @@ class Job:
             self._host.tell_again_to_end(living)
 
     # ---- the cluster changes ----
-
-    @property
-    def last_version(self) -> int:
-        return self._coordinator.last_version
 
     def next_revision(self) -> Cluster | None:
         if self.is_over or self._coordinator.starts_nobody:

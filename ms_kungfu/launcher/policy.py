@@ -69,8 +69,8 @@ class Headcount:
     Only those that somebody waits for: not those that left longer ago than -leave-grace, or can't be killed.
     """
 
-    members: int
-    leaving: int
+    members: int = 0
+    leaving: int = 0
     terminated: int = 0
 
 

@@ -39,11 +39,6 @@ class Process:
     device: int = 0  # its place in Devices, for life
 
     @property
-    def is_not_waited_for(self) -> bool:
-        """Whether the job's end doesn't wait for it."""
-        return self.given_up or self.works_on or self.dismissed
-
-    @property
     def who(self) -> str:
         if self.peer is None:
             return f"standby {self.standby}" + ("" if self.pid is None else f" (pid {self.pid})")
@@ -89,7 +84,7 @@ class ProcessTable:
         return [peer for peer in current.workers if peer in members] if current is not None else []
 
     def headcount(self) -> Headcount:
-        waited_for = [p for p in self if not p.is_not_waited_for]
+        waited_for = [p for p in self if not (p.given_up or p.works_on or p.dismissed)]
         # First: a choice meanwhile makes members leaving, and forgets that they were told to.
         told = self._broker.told_to_end() if waited_for else ()
         standings = [self.standing(p) for p in waited_for]
@@ -103,13 +98,10 @@ class ProcessTable:
         """Whoever is on its way out has its port until it is gone, or has had its time."""
         return {p.peer.port for p in self if p.peer is not None and not p.works_on}
 
-    def spare(self) -> list[Process]:
-        """The standbys."""
-        return [p for p in self if p.peer is None and not p.killed_because]
-
     def farthest_standby(self) -> Process | None:
         ready = self._broker.ready_standbys()
-        return min(self.spare(), key=lambda p: (p.standby not in ready, p.key), default=None)
+        spare = [p for p in self if p.peer is None and not p.killed_because]
+        return min(spare, key=lambda p: (p.standby not in ready, p.key), default=None)
 
     def shares(self, cluster: Cluster) -> Iterator[tuple[Process, list[int]]]:
         """The running processes of `cluster`'s workers with their cores."""

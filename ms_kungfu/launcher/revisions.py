@@ -10,6 +10,7 @@ from typing import Callable, Protocol
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
+from ms_kungfu.launcher.coordinator import Coordinator
 from ms_kungfu.launcher.hosts import HostError
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.startup import Start
@@ -32,16 +33,14 @@ class RevisionOwner(Protocol):
     def on_cluster(self, cluster: Cluster) -> None:
         """The store holds `cluster`, which is news or is not."""
 
-    @property
-    def last_version(self) -> int: ...
-
 
 class Revisions:
     """Writes one after the other, in the background: each builds on what has become of the one before. A conflict means
     that there is something newer to build on."""
 
-    def __init__(self, job: RevisionOwner, start: Start, machine: Machine) -> None:
+    def __init__(self, job: RevisionOwner, coordinator: Coordinator, start: Start, machine: Machine) -> None:
         self._job = job
+        self._coordinator = coordinator
         self._start = start
         self._machine = machine
         self._task: asyncio.Future[None] | None = None
@@ -75,7 +74,7 @@ class Revisions:
             written = await self._machine.in_thread(lambda: store.put(cluster))
         except StaleVersionError:
             found = await self._machine.in_thread(store.get)
-            if found is None or found.version <= self._job.last_version:
+            if found is None or found.version <= self._coordinator.last_version:
                 raise  # it has come back without what it knew, and the watcher is about to tell it
             self._job.on_cluster(found)
         else:

@@ -236,12 +236,7 @@ class _SupervisorProcess:
             self._remove.append((request["remove"], request["inode"]))
 
     def _start(self, key: int, changes: dict[str, str | None], cores: list[int], fds: list[int]) -> None:
-        environment = dict(os.environ)
-        for name, value in changes.items():
-            if value is None:
-                environment.pop(name, None)
-            else:
-                environment[name] = value
+        environment = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
         supervisor = os.getpid()
 
         def become_worker() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from ms_kungfu.broker_protocol import Detached, Stay
 from ms_kungfu.cluster import Cluster, PeerID
 
 
@@ -42,16 +43,6 @@ class LeaveRequest:
 class Grant:
     cluster: Cluster
     rank: int
-
-
-@dataclass(frozen=True)
-class Detach:
-    pass
-
-
-@dataclass(frozen=True)
-class Stay:
-    """The version that was agreed on has been given up, and nobody went over to it: the members stay where they are."""
 
 
 @dataclass(frozen=True)
@@ -237,10 +228,10 @@ class ClusterVersions:
         may = is_next and self._is_member(request.peer) and not self.is_out(request.peer, request.incarnation)
         return cluster if may and cluster is not None and request.peer in cluster.workers else None
 
-    def answer(self, request: Request) -> Grant | Detach | Stay | Refuse | Wait:
+    def answer(self, request: Request) -> Grant | Detached | Stay | Refuse | Wait:
         """The answer to `request` now. May choose the version that a member asks for."""
         if self.is_out(request.peer, request.incarnation):
-            return Detach()
+            return Detached()
         current = self.current
         if request.member_of is None:
             if current is None or request.incarnation > current.version:

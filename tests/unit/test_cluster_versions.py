@@ -1,7 +1,8 @@
 """What the broker answers, without sockets."""
 
+from ms_kungfu.broker_protocol import Detached, Stay
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.versions import ClusterVersions, Detach, Grant, Refuse, Request, Stay, Wait
+from ms_kungfu.launcher.versions import ClusterVersions, Grant, Refuse, Request, Wait
 
 A, B, C = (PeerID("127.0.0.1", 10000 + i) for i in range(3))
 
@@ -49,7 +50,7 @@ def test_newcomer_waits_until_members_choose_its_version():
 def test_members_may_skip_a_version():
     versions = started(cluster(0, A), cluster(1, A, B), cluster(2, A, C))
     assert versions.answer(member(A, 0, 2)) == Grant(cluster(2, A, C), 0)
-    assert versions.answer(newcomer(B, 1)) == Detach()  # its version was never chosen
+    assert versions.answer(newcomer(B, 1)) == Detached()  # its version was never chosen
     assert versions.answer(newcomer(C, 2)) == Grant(cluster(2, A, C), 1)
 
 
@@ -58,14 +59,14 @@ def test_a_member_leaves_when_one_that_stays_has_gone_over():
     assert versions.answer(member(B, 0, 1)) == Wait()
     assert versions.chosen == 0
     assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A), 0)
-    assert versions.answer(member(B, 0, 1)) == Detach()
+    assert versions.answer(member(B, 0, 1)) == Detached()
 
 
 def test_a_slow_leaver_is_detached_even_when_the_others_are_far_ahead():
     versions = started(cluster(0, A, B), cluster(1, A), cluster(2, A, C))
     versions.answer(member(A, 0, 1))
     versions.answer(member(A, 1, 2))
-    assert versions.answer(member(B, 0, 1)) == Detach()
+    assert versions.answer(member(B, 0, 1)) == Detached()
 
 
 def test_a_peer_that_comes_back_is_another_process():
@@ -77,8 +78,8 @@ def test_a_peer_that_comes_back_is_another_process():
     assert versions.answer(newcomer(B, 2)) == Wait()
     versions.answer(member(A, 1, 2))
     assert versions.answer(newcomer(B, 2)) == Grant(cluster(2, A, B), 1)
-    assert versions.answer(newcomer(B, 0)) == Detach()
-    assert versions.answer(member(B, 0, 2, incarnation=0)) == Detach()
+    assert versions.answer(newcomer(B, 0)) == Detached()
+    assert versions.answer(member(B, 0, 2, incarnation=0)) == Detached()
 
 
 def test_unknown_version_has_to_be_looked_for():
@@ -244,7 +245,7 @@ def test_the_newest_wish_wins_at_once():
     versions.admit(cluster(2, A, B))  # the first was a mistake
     assert versions.announceable() == 2
     assert versions.is_out(C, 1)  # who is not needed any more
-    assert versions.answer(newcomer(C, 1)) == Detach()
+    assert versions.answer(newcomer(C, 1)) == Detached()
     assert not versions.is_out(B, 1)
     assert versions.answer(member(A, 0, 2)) == Grant(cluster(2, A, B), 0)
     assert versions.answer(newcomer(B, 1)) == Grant(cluster(2, A, B), 1)
