@@ -101,19 +101,11 @@ def sample(pid: int) -> Sample | None:
         return None
 
 
-@dataclass(frozen=True)
-class _Process:
-    """A process ID, and when it was started: the ID is used again."""
-
-    pid: int
-    started: str
-
-
-def _process(pid: int) -> _Process | None:
-    """None where it is gone, a zombie too."""
+def _started(pid: int) -> str | None:
+    """When the process was started: the ID is used again. None where it is gone, a zombie too."""
     with contextlib.suppress(OSError):
         fields = stat_of(pid)
-        return None if fields[0] in "ZX" else _Process(pid, fields[19])
+        return None if fields[0] in "ZX" else fields[19]
     return None
 
 
@@ -148,7 +140,7 @@ class _Job:
         self.has_followed = False  # the workers have gone over to one
         self.samples: dict[int, list[Sample]] = {}
         self.launcher: list[tuple[int, Sample]] = []  # with the number of workers
-        self._processes: set[_Process] = set()
+        self._processes: set[tuple[int, str]] = set()  # IDs, and when they were started
         self._shm_before = {*os.listdir(_SHM)}
         self._shm_used: set[str] = set()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -190,14 +182,14 @@ class _Job:
             if found is not None:
                 self.samples.setdefault(pid, []).append(found)
         family = [self.process.pid, *descendants(self.process.pid)]
-        self._processes |= {process for pid in family if (process := _process(pid)) is not None}
+        self._processes |= {(pid, started) for pid in family if (started := _started(pid)) is not None}
         for pid in family:
             self._shm_used |= _shm_files(pid)
 
     def left(self) -> list[str]:
         """What there is of the job when it has ended."""
         files = ({*os.listdir(_SHM)} - self._shm_before) & self._shm_used
-        running = sorted(process.pid for process in self._processes if _process(process.pid) == process)
+        running = sorted(pid for pid, started in self._processes if _started(pid) == started)
         return [f"process {pid} is left" for pid in running] + [f"{_SHM}/{name} is left" for name in sorted(files)]
 
     def wait(self, timeout: float) -> int | None:

@@ -8,7 +8,7 @@ import errno
 import logging
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Callable, Optional
 from urllib.parse import urlsplit
 
 from ms_kungfu import env
@@ -26,6 +26,7 @@ from ms_kungfu.launcher.options import Options
 if TYPE_CHECKING:
     from ms_kungfu.config_server.server import ConfigServer
 
+OnChange = Callable[[Optional[Cluster]], None]
 _log = logging.getLogger(__name__)
 _CONFIG_SERVER_START_S = 10.0
 _RETRY_S = 0.2
@@ -55,7 +56,7 @@ async def prepare(
     machine: Machine,
     closers: contextlib.AsyncExitStack,
     check: Callable[[Cluster], None],
-    on_change: Callable[[Cluster | None], None],
+    on_change: OnChange,
     on_secret_left: Callable[[SecretFile], None],
 ) -> Start:
     """Where a config server is embedded, it asks `check` before it takes a cluster, and calls `on_change` then.
@@ -106,11 +107,7 @@ def _find_devices(options: Options, machine: Machine) -> Devices:
 
 
 async def _embed(
-    options: Options,
-    machine: Machine,
-    store: ConfigStore,
-    secret: str,
-    on_change: Callable[[Cluster | None], None],
+    options: Options, machine: Machine, store: ConfigStore, secret: str, on_change: OnChange
 ) -> ConfigServer:
     parts = urlsplit(options.config_server or "http://127.0.0.1/config")
     host = "127.0.0.1" if parts.hostname in (None, "localhost") else str(parts.hostname)
