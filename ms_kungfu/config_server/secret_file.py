@@ -12,7 +12,7 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -85,6 +85,11 @@ def servers_of_this_user() -> list[str]:
                 if name.endswith(_SUFFIX) and host and port.isdigit():
                     found.add(f"http://{f'[{host}]' if ':' in host else host}:{port}/config")
     return sorted(found)
+
+
+def secret_from(environment: Mapping[str, str], url: str) -> str | None:
+    """The environment's secret, else the one in the file for `url`."""
+    return environment.get("KUNGFU_JOB_SECRET") or read_secret(url)
 
 
 def _directories() -> Iterator[Path]:

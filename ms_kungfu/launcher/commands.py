@@ -11,7 +11,7 @@ from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, failed
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, open_store
-from ms_kungfu.config_server.secret_file import read_secret, servers_of_this_user
+from ms_kungfu.config_server.secret_file import secret_from, servers_of_this_user
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.hosts import MANY_PER_CORE, parse_ports
 from ms_kungfu.launcher.options import PROGRAM
@@ -83,7 +83,7 @@ def _main(
             )
         url = flags.config_server or os.environ.get(env.CONFIG_SERVER.name) or _only_job(program)
         try:
-            secret = os.environ.get(env.JOB_SECRET.name) or read_secret(url)
+            secret = secret_from(os.environ, url)
             store = open_store(url, secret)
         except ValueError as error:
             raise UsageError(f"-config-server: {error}") from None

@@ -97,4 +97,3 @@ def test_the_environment_comes_first():
     write_secret(URL, "abc")
     assert secret_from({"KUNGFU_JOB_SECRET": "def"}, URL) == "def"
     assert secret_from({}, URL) == "abc"
-    assert secret_from({}, None) is None
