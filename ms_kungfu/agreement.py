@@ -7,9 +7,10 @@ meanwhile. All survivors see the same rows and go through the same attempts (doc
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
-from typing import Callable, TypeVar
+from typing import Any, Callable, TypeVar
 
 import numpy as np
 
@@ -42,14 +43,15 @@ def gather_living(row: Array, name: str, nonzero: int | None = None) -> dict[int
     }
 
 
-def gather_texts(text: str, name: str = "kungfu/texts") -> dict[int, str]:
-    """Collective: each living rank's text by its rank, in their order; the same at every rank that is in it."""
-    content = text.encode()
+def gather_json(value: Any, name: str) -> dict[int, Any]:
+    """Collective: each living rank's value, as JSON carries it, by its rank, in their order; the same at every rank
+    that is in it."""
+    content = json.dumps(value).encode()
     lengths = gather_living(np.array([len(content)]), f"{name}/lengths")
     row = np.frombuffer(content.ljust(max(int(length[0]) for length in lengths.values()), b"\0"), dtype=np.uint8)
     # Who has died since told a length and brings no text.
     rows = gather_living(row, name)
-    return {rank: each.tobytes()[: int(lengths[rank][0])].decode() for rank, each in rows.items()}
+    return {rank: json.loads(each.tobytes()[: int(lengths[rank][0])]) for rank, each in rows.items()}
 
 
 def broadcast_text(text: str, root: int, name: str = "kungfu/text") -> str:
@@ -59,6 +61,11 @@ def broadcast_text(text: str, root: int, name: str = "kungfu/text") -> str:
     length = comm.broadcast(np.array([content.size], dtype=np.int64), root=root, name=f"{name}/length")
     buffer = content if at_root else np.zeros(int(length[0]), dtype=np.uint8)
     return bytes(comm.broadcast(buffer, root=root, name=name)).decode()
+
+
+def broadcast_json(value: Callable[[], Any], root: int) -> Any:
+    """Collective: what `value`, called at the root alone, returns there, as JSON carries it. Raises likewise."""
+    return json.loads(broadcast_text(json.dumps(value()) if runtime.current_rank() == root else "", root))
 
 
 def told_by_one(

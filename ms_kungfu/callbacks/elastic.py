@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from traceback import walk_stack
 from typing import Any, Callable
 
 import mindspore as ms
@@ -17,7 +17,7 @@ from mindspore.train import Callback, Model, RunContext
 
 from ms_kungfu import membership, runtime
 from ms_kungfu._checks import at_least
-from ms_kungfu.agreement import broadcast_text
+from ms_kungfu.agreement import broadcast_json
 from ms_kungfu.callbacks import evaluation
 from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
 from ms_kungfu.callbacks.others import Others, agree_on_outputs
@@ -423,20 +423,14 @@ def _agreed(steps: int) -> int:
     runtime.init()
     if membership.is_joiner() or runtime.current_cluster_size() == 1:
         return steps  # a joiner hears of it with the rest of the state
-
-    def receive(root: int) -> int:
-        return int(broadcast_text(json.dumps(steps) if runtime.current_rank() == root else "", root))
-
-    return handover.from_lowest_rank(receive)
+    return int(handover.from_lowest_rank(partial(broadcast_json, lambda: steps)))
 
 
 def _calling() -> tuple[Any, str]:
     """The Model that enters its callbacks, and by which of its methods."""
-    frame = sys._getframe()
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe()):
         if frame.f_globals.get("__name__") == Model.__module__ and isinstance(frame.f_locals.get("self"), Model):
             return frame.f_locals["self"], frame.f_code.co_name
-        frame = frame.f_back  # type: ignore[assignment]
     return None, ""
 
 
@@ -456,9 +450,7 @@ def _sink_mode_asked_for() -> bool:
     MindSpore on CPU drops the wish and tells callbacks that sink mode is off; a program should hear of it here and not
     when it moves to a device.
     """
-    frame = sys._getframe()
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code.co_name == "_train" and frame.f_globals.get("__name__", "").startswith("mindspore."):
             return bool(frame.f_locals.get("dataset_sink_mode"))
-        frame = frame.f_back  # type: ignore[assignment]
     return False

@@ -22,7 +22,6 @@ batches (joined) the numbers are those of the others, the same at all; and the n
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -32,7 +31,7 @@ from mindspore.train.callback import RunContext
 from mindspore.train.metrics import get_metric_fn
 
 from ms_kungfu import runtime
-from ms_kungfu.agreement import gather_texts
+from ms_kungfu.agreement import gather_json
 from ms_kungfu.callbacks.codec import pack, unpack
 from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic import handover
@@ -165,7 +164,7 @@ class Evaluation:
 
 def gather(row: dict[str, Any]) -> dict[int, dict[str, Any]]:
     """Collective: every living worker's row by its rank, the same at all."""
-    return {rank: json.loads(text) for rank, text in gather_texts(json.dumps(row), "kungfu/callbacks").items()}
+    return gather_json(row, "kungfu/callbacks")
 
 
 def _inputs(element: Any) -> tuple[Any, ...]:

@@ -18,9 +18,9 @@ first used. What it has given to them itself (a folder, a patience) stays.
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Callable
 
 import mindspore as ms
@@ -37,7 +37,7 @@ from mindspore.train.callback import (
 )
 
 from ms_kungfu import _core, runtime
-from ms_kungfu.agreement import broadcast_text
+from ms_kungfu.agreement import broadcast_json
 from ms_kungfu.callbacks.codec import pack, unpack
 from ms_kungfu.callbacks.evaluation import gather
 from ms_kungfu.elastic import handover
@@ -206,17 +206,13 @@ def agree_on_outputs(params: Any, rows: int) -> None:
         loss = float((first.astype(ms.float32) if first.dtype == ms.bfloat16 else first).asnumpy().ravel()[0])
     told = gather({"has": outputs is not None, "loss": loss, "rows": rows})
     if not all(row["has"] for row in told.values()) and any(row["has"] for row in told.values()):
-
-        def receive(root: int) -> Any:
-            text = json.dumps(pack(outputs)) if runtime.current_rank() == root else ""
-            return unpack(json.loads(broadcast_text(text, root)))
-
         try:
-            received = handover.from_lowest_rank(receive, able=outputs is not None)
+            told_outputs = partial(broadcast_json, lambda: pack(outputs))
+            received = handover.from_lowest_rank(told_outputs, able=outputs is not None)
         except handover.StateLostError:
             return  # this worker has the state nevertheless, and goes on with no outputs of that step
         if outputs is None:
-            outputs = params.net_outputs = received
+            outputs = params.net_outputs = unpack(received)
             first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
     having = [row for row in told.values() if row["has"]]
     if not having or any(row["loss"] is None for row in having):

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 import numpy as np
 
 from ms_kungfu import membership, runtime
-from ms_kungfu.agreement import broadcast_text, told_by_one
+from ms_kungfu.agreement import broadcast_json, told_by_one
 from ms_kungfu.comm import Array
 from ms_kungfu.elastic import chronicle
 from ms_kungfu.elastic.checkpointing import Checkpointing
@@ -103,10 +102,9 @@ class AsynchronousSteps:
         row = np.array([training.step, epoch, wanted or 0, checkpoint, ended], np.int64)
 
         def receive(root: int, rows: Mapping[int, Array]) -> Array:
-            at_root = runtime.current_rank() == root
-            told = broadcast_text(json.dumps(self._position()) if at_root else "", root)
-            if not at_root:
-                self._take_position(json.loads(told))
+            furthest = broadcast_json(self._position, root)
+            if runtime.current_rank() != root:
+                self._take_position(furthest)
             return np.array(list(rows.values()))
 
         rows = told_by_one(row, "kungfu/sync", _furthest, receive)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+from functools import partial
 from typing import Any, Callable
 
 from ms_kungfu import runtime
-from ms_kungfu.agreement import broadcast_text, gather_texts
+from ms_kungfu.agreement import broadcast_json, gather_json
 from ms_kungfu.elastic import handover, program, state
 from ms_kungfu.elastic.checkpoint import CheckpointFolder, restore_tensors, take_snapshot
 from ms_kungfu.elastic.options import Options
@@ -40,13 +40,13 @@ class Checkpointing:
             raise ValueError("there is nowhere to write a checkpoint to; give checkpoint_dir")
         now, mine = self._now(), program.current()
         handover.average(now.averaged)
-        own = gather_texts(json.dumps({c.name: c.capture() for c in now.components if c.own}), "kungfu/checkpoint")
+        own = gather_json({c.name: c.capture() for c in now.components if c.own}, "kungfu/checkpoint")
         mine.checkpoint, mine.writes_checkpoint = step, runtime.current_rank() == min(own)
         if not mine.writes_checkpoint:
             return
         host = {
             "components": {c.name: c.capture() for c in now.components if not c.own},
-            "own": [json.loads(text) for text in own.values()],
+            "own": list(own.values()),
         }
         self.folder.save(take_snapshot(step, now, host))
 
@@ -58,13 +58,12 @@ class Checkpointing:
         if folder is None or last is None:
             return
 
-        def look(root: int) -> str:
+        def look() -> str:
             # Who wrote it is the lowest rank for as long as it is a member. One that has been sent away ends its
             # writing first; then there is one checkpoint more.
-            told = "writing" if mine.writes_checkpoint else "there" if folder.has(last) else "lost"
-            return broadcast_text(told if runtime.current_rank() == root else "", root)
+            return "writing" if mine.writes_checkpoint else "there" if folder.has(last) else "lost"
 
-        found = handover.from_lowest_rank(look)
+        found = handover.from_lowest_rank(partial(broadcast_json, look))
         if found != "writing":
             mine.checkpoint = None
         if found == "lost":
@@ -94,8 +93,7 @@ class Checkpointing:
         now, rank = self._now(), runtime.current_rank()
 
         def receive(root: int) -> Any:
-            text = json.dumps(self._open(folder, now)) if rank == root else ""
-            answer = json.loads(broadcast_text(text, root))
+            answer = broadcast_json(lambda: self._open(folder, now), root)
             if answer["host"] is not None:
                 handover.broadcast_tensors(now, root)
             return answer

@@ -6,7 +6,6 @@ Nobody hands over a mixture: who was receiving when the giver died has its own v
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, Callable, TypeVar
 import numpy as np
 
 from ms_kungfu import comm, membership, runtime
-from ms_kungfu.agreement import broadcast_text, gather_living, told_by_one
+from ms_kungfu.agreement import broadcast_json, gather_living, told_by_one
 from ms_kungfu.comm import Array
 from ms_kungfu.elastic import alike
 from ms_kungfu.elastic.inventory import assign, collect_parameters, fingerprint
@@ -169,9 +168,7 @@ def share_state(state: TrainingState) -> bool:
         return False
 
     def receive(root: int) -> Any:
-        at_root = runtime.current_rank() == root
-        text = json.dumps({c.name: c.capture() for c in state.components}) if at_root else ""
-        received = json.loads(broadcast_text(text, root))
+        received = broadcast_json(lambda: {c.name: c.capture() for c in state.components}, root)
         broadcast_tensors(state, root, keep=not joiner and _may_differ(state.parameters))
         return received
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 
 from ms_kungfu import comm, membership, runtime
-from ms_kungfu.agreement import gather_texts
+from ms_kungfu.agreement import gather_json
 from ms_kungfu.elastic import chronicle, handover, inventory, measuring, program, state
 from ms_kungfu.elastic.asynchronous import AsynchronousSteps, is_asynchronous
 from ms_kungfu.elastic.checkpointing import Checkpointing
@@ -370,10 +369,7 @@ class ElasticTraining:
         """
         if same:
             return self._stop(self._stop_asked)
-        everyones = {
-            rank: json.loads(text)
-            for rank, text in gather_texts(json.dumps([self._stop_asked, sameness.words()]), "kungfu/same").items()
-        }
+        everyones = gather_json([self._stop_asked, sameness.words()], "kungfu/same")
         check(self.step, {rank: told for rank, (_, told) in everyones.items()})
         return self._stop(any(stop for stop, _ in everyones.values()))
 

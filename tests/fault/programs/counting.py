@@ -22,7 +22,7 @@ import numpy as np
 
 import ms_kungfu as kf
 from ms_kungfu import comm, membership
-from ms_kungfu.agreement import broadcast_text, gather_texts
+from ms_kungfu.agreement import broadcast_text, gather_json
 from ms_kungfu.dataset import sharding
 from ms_kungfu.dataset.ledger import Ledger
 from ms_kungfu.elastic import handover
@@ -140,8 +140,7 @@ class Counting:
 
     def checkpoint(self) -> None:
         """As ElasticTraining writes them: every worker's own part is gathered, the lowest that lives writes."""
-        told = json.dumps({"step": self.step, "rank": kf.current_rank()})
-        parts = {rank: json.loads(text) for rank, text in gather_texts(told, "checkpoint").items()}
+        parts = gather_json({"step": self.step, "rank": kf.current_rank()}, "checkpoint")
         if any(part != {"step": self.step, "rank": rank} for rank, part in parts.items()):
             self.wrong("checkpoint", step=self.step, parts=parts)
         if kf.current_rank() == min(parts):
