@@ -5,13 +5,17 @@ of this process is under way. :func:`ms_kungfu.runtime.init` comes before them. 
 
 - `member`: what this process knows, and the ports by which it reaches the world
 - `identity`: rank, size, names
-- `joining`, `sigterm`: into a cluster and out of it
+- `joining`: into a cluster and out of it
 - `step_agreement`: once a step all ranks agree on the next version
 - `requested_size`: how a size that is wanted gets into the config server
 - `sync_points`: where asynchronous trainings come together instead
 - `reductions`: who took part in what was reduced
 - `model_store`: the way to other workers' latest models
 """
+
+# What it imports it offers.
+# ruff: noqa: F401
+# mypy: implicit-reexport
 
 from __future__ import annotations
 
@@ -38,47 +42,6 @@ from ms_kungfu.membership.member import Change, Member, Ports, current, use
 from ms_kungfu.membership.reductions import Reductions
 from ms_kungfu.membership.step_agreement import change_size, no_change, note_step, resize, step
 from ms_kungfu.membership.sync_points import enter_sync_point, follow_sync_point, sync_point_is_due
-
-__all__ = [
-    "Change",
-    "Member",
-    "Ports",
-    "Reductions",
-    "begin",
-    "change_size",
-    "cluster_version",
-    "current",
-    "enter_sync_point",
-    "evict",
-    "follow_sync_point",
-    "forget",
-    "identity",
-    "is_deferred",
-    "is_detached",
-    "is_first_cluster",
-    "is_joiner",
-    "join",
-    "local_rank",
-    "local_size",
-    "lost_ranks",
-    "no_change",
-    "note_step",
-    "participants_of",
-    "peer_of",
-    "rank",
-    "resize",
-    "set_weight",
-    "size",
-    "speaks_for_all",
-    "state_received",
-    "step",
-    "sync_point_is_due",
-    "sync_root",
-    "take_participants",
-    "uid",
-    "use",
-    "watch_reductions",
-]
 
 
 def watch_reductions() -> Reductions:

@@ -8,7 +8,7 @@ import zlib
 from ms_kungfu import env
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.errors import KungFuError
-from ms_kungfu.membership.member import current
+from ms_kungfu.membership.member import Member, current
 
 
 def identity() -> tuple[PeerID, int]:
@@ -93,20 +93,21 @@ def local_rank() -> int:
     member = current()
     if member.deferred:
         return member.get(env.LOCAL_RANK)
-    if member.cluster is None or member.self_id is None:
-        return 0
-    same_host = [worker for worker in member.cluster.workers if worker.host == member.self_id.host]
-    return same_host.index(member.self_id) if member.self_id in same_host else 0
+    here = _workers_here(member)
+    return here.index(member.self_id) if member.self_id in here else 0
 
 
 def local_size() -> int:
     """The number of workers on this host; until a deferred join that of the cluster it was started for."""
     member = current()
-    if member.deferred:
-        return member.get(env.LOCAL_SIZE)
+    return member.get(env.LOCAL_SIZE) if member.deferred else len(_workers_here(member))
+
+
+def _workers_here(member: Member) -> list[PeerID | None]:
+    """The workers of this host; of a process without a cluster itself."""
     if member.cluster is None or member.self_id is None:
-        return 1
-    return sum(worker.host == member.self_id.host for worker in member.cluster.workers)
+        return [member.self_id]
+    return [worker for worker in member.cluster.workers if worker.host == member.self_id.host]
 
 
 def uid() -> int:

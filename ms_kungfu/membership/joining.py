@@ -9,18 +9,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
+import threading
+from types import FrameType
 
 from ms_kungfu import env
 from ms_kungfu.broker_protocol import Detached, Granted, Stay
 from ms_kungfu.cluster import PeerID
-from ms_kungfu.errors import ResizeError
+from ms_kungfu.errors import KungFuError, ResizeError
 from ms_kungfu.membership.identity import identity
 from ms_kungfu.membership.member import Member, current
-from ms_kungfu.membership.sigterm import leave_on_sigterm
 
 _log = logging.getLogger(__name__)
 _NICE_OF_THE_DETACHED = 10
 _LEAVING_S = 10.0  # a program that has ended by then need not be told that it has left
+_ANSWER_S = 10.0
+_handles_sigterm = False  # or a parent of this process did
+_leaving = False
 
 
 def begin() -> None:
@@ -107,7 +112,7 @@ def enter_first(member: Member, granted: Granted | Detached | Stay) -> None:
     # In the first cluster everyone starts alike, with nothing to receive. A newcomer has to, also where those who have
     # the state died in that moment: to train from the beginning would lose theirs in silence.
     member.received = not member.deferred
-    leave_on_sigterm(member)
+    _leave_on_sigterm(member)
 
 
 def detach(member: Member, version: int | None) -> None:
@@ -142,6 +147,47 @@ def _tell_who_works_on(member: Member) -> None:
         )
 
     ports.start_thread("kungfu-left", tell)
+
+
+def _leave_on_sigterm(member: Member) -> None:
+    """A worker that is told to end by SIGTERM, its machine being needed perhaps, leaves the cluster after its step."""
+    global _handles_sigterm
+    if (
+        not _handles_sigterm
+        and member.ports.owns_process
+        and member.get(env.WATCH)
+        and threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a program that has its own handler knows better
+    ):
+        _handles_sigterm = True
+        signal.signal(signal.SIGTERM, _on_sigterm)
+        # A child of this process is no worker: SIGTERM ends it, as whoever sends it one expects.
+        os.register_at_fork(after_in_child=_be_mortal)
+
+
+def _be_mortal() -> None:
+    if signal.getsignal(signal.SIGTERM) is _on_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    global _leaving
+    member = current()
+    if _leaving or member.detached:  # twice means at once
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        return
+    _leaving = True
+    member.ports.start_thread("kungfu-leave", lambda: _ask_to_leave(member))
+
+
+def _ask_to_leave(member: Member) -> None:
+    try:
+        assert member.self_id is not None
+        member.broker().request_leave(member.self_id, _ANSWER_S, terminated=True)
+    except (KungFuError, AssertionError):
+        # The job is ending, or there is nobody to go on: SIGTERM does what it would do without a handler.
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def evict(rank: int) -> None:

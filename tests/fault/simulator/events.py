@@ -98,7 +98,7 @@ class Events:
         return min((present for present in clusters if present), key=len, default=[])[:1]
 
     def _leave_or_die(self, process):
-        """What `membership.sigterm` does."""
+        """What `membership.joining` does at SIGTERM."""
         try:
             if process.granted is None:
                 raise ResizeError("not in the cluster yet")
