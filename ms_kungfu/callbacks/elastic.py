@@ -104,20 +104,9 @@ class KungFuElasticCallback(Callback):
         super().__init__()
         # What is wrong with them is said here rather than when training begins.
         self._options = Options(
-            schedule=schedule,
-            wait=wait,
-            components=tuple(components),
-            lr_rule=lr_rule,
-            averaged=averaged,
-            checkpoint_dir=checkpoint_dir,
-            checkpoint_every=checkpoint_every,
-            keep_checkpoints=keep_checkpoints,
-            resume=resume,
-            policy=policy,
-            monitor=monitor,
-            evict=evict,
-            asynchronous=asynchronous,
-        )
+            schedule, wait, tuple(components), lr_rule, averaged, checkpoint_dir, checkpoint_every, keep_checkpoints,
+            resume, policy, monitor, evict, asynchronous,
+        )  # fmt: skip
         self._monitor = monitor
         self._global_batch_size = global_batch_size
         if global_batch_size is not None:
@@ -177,7 +166,7 @@ class KungFuElasticCallback(Callback):
         options = replace(self._options, components=(last_step, *self._options.components), monitor=self._monitor)
         self.training = training = ElasticTraining(
             params.train_network,
-            **options.arguments(),
+            **vars(options),
             prepare=partial(compile_step, params.train_network, params.train_dataset),
             dataset=params.train_dataset if elastic_data else None,
             loss_scale_manager=params.get("loss_scale_mananger"),  # as MindSpore spells it

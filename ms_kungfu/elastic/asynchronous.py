@@ -6,33 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Callable, Protocol
+from typing import Any, Callable
 
 import numpy as np
 
 from ms_kungfu import membership, runtime
 from ms_kungfu.agreement import broadcast_json, told_by_one
 from ms_kungfu.comm import Array
+from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.elastic import chronicle
 from ms_kungfu.elastic.checkpointing import Checkpointing
 from ms_kungfu.elastic.options import Options
 from ms_kungfu.elastic.policy import as_policy
-from ms_kungfu.elastic.program import is_behind
+from ms_kungfu.elastic.program import Training, is_behind
 from ms_kungfu.membership import Change
-
-if TYPE_CHECKING:
-    from ms_kungfu.dataset import ElasticDataset
-
-
-class Position(Protocol):
-    """Where a training is, and what it does at a sync point."""
-
-    step: int
-    epoch: int
-    should_stop: bool
-
-    @property
-    def dataset(self) -> ElasticDataset | None: ...
 
 
 class AsynchronousSteps:
@@ -46,7 +33,7 @@ class AsynchronousSteps:
 
     def __init__(
         self,
-        training: Position,
+        training: Training,
         size_after: Callable[[int], int | None],
         checkpoints: Checkpointing,
         follow: Callable[[Change], Change],
@@ -131,7 +118,7 @@ def _furthest(rows: Mapping[int, Array]) -> int:
     return max(rows, key=lambda rank: tuple(rows[rank][:2]))
 
 
-def is_asynchronous(options: Options, optimizers: list[Any], dataset: ElasticDataset | None, monitor: Any) -> bool:
+def is_asynchronous(options: Options, optimizers: list[Any], dataset: Shares | None, monitor: Any) -> bool:
     """Whether the workers make their steps without coming together. ValueError where they can't."""
     able = bool(optimizers) and all(getattr(o, "asynchronous", False) for o in optimizers)
     if options.asynchronous and not able:

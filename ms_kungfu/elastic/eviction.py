@@ -17,12 +17,6 @@ _log = logging.getLogger(__name__)
 Evict = Callable[[Sequence[int]], None]
 
 
-def check_evict(evict: Any) -> Evict | None:
-    if evict is not None and not callable(evict):
-        raise TypeError(f"evict is a function of the ranks that shall leave, got {evict!r}")
-    return evict
-
-
 @dataclass(frozen=True)
 class _Eviction:
     """Workers that are to leave, and who has asked for it, by their uids. The same at all workers."""

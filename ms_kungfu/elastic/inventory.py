@@ -100,19 +100,16 @@ def moving_statistics(trained: Iterable[Any]) -> list[Any]:
     return list({id(p): p for p in found if isinstance(p, ms.Parameter)}.values())
 
 
-def check_averaged(averaged: Sequence[Any] | None) -> Sequence[Any] | None:
+def check_averaged(averaged: Sequence[Any] | None) -> None:
     """TypeError unless it is None or a list of floating-point tensors."""
     import mindspore as ms
 
     floats = (ms.float16, ms.bfloat16, ms.float32, ms.float64)
-    if averaged is None:
-        return None
-    if not isinstance(averaged, (list, tuple)):
+    if not isinstance(averaged, (list, tuple, type(None))):
         raise TypeError(f"averaged is a list of Parameters, got {averaged!r}")
-    for tensor in averaged:
+    for tensor in averaged or ():
         if not isinstance(tensor, ms.Tensor) or tensor.dtype not in floats:
             raise TypeError(f"averaged is a list of Parameters with a mean, got {tensor!r} in it")
-    return tuple(averaged)
 
 
 def assign(tensor: Any, values: Array) -> None:

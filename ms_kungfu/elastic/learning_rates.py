@@ -1,4 +1,5 @@
-"""The learning rates of MindSpore's optimizers: read, set, and multiplied by a factor that follows the size."""
+"""The learning rates of MindSpore's optimizers: read, set, held where a list ends, and multiplied by a factor that
+follows the size."""
 
 from __future__ import annotations
 
@@ -7,12 +8,37 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import nn
+from mindspore import nn, ops
+from mindspore.nn.optim.optimizer import _IteratorLearningRate
 
 from ms_kungfu.elastic.inventory import assign, collect_cells
-from ms_kungfu.elastic.last_rate import LastingRates
 from ms_kungfu.elastic.lr_rule import FactorRule
 from ms_kungfu.elastic.state import Component
+
+
+class LastingRates(_IteratorLearningRate):
+    """A list by the step, whose last entry counts for all steps beyond it.
+
+    Such lists are exactly as long as the training (``nn.cosine_decay_lr``), and a step that is done again after a death
+    lies beyond. The index is held rather than the list made longer: nobody knows how many deaths there will be, and the
+    Parameter, which checkpoints contain, keeps its shape.
+    """
+
+    def construct(self, global_step):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        last = self.learning_rate.shape[0] - 1
+        return self.gather(self.learning_rate, ops.minimum(global_step, last), 0)
+
+
+def hold_last_rate(optimizer: nn.Optimizer) -> None:
+    """Let every list of rates of the optimizer, of groups too, go on with its last entry. Idempotent.
+
+    Without effect on what is compiled already.
+    """
+    rates: Any = getattr(optimizer, "learning_rate", None)
+    for rate in rates if isinstance(rates, nn.CellList) else [rates]:
+        if type(rate) is _IteratorLearningRate:
+            # In place: the optimizer's groups hold the same cell several times, under names of their own.
+            rate.__class__ = LastingRates
 
 
 class ScaledSchedule(nn.learning_rate_schedule.LearningRateSchedule):
@@ -85,29 +111,19 @@ class LearningRates:
     def _scalable(optimizer: Any) -> list[Any]:
         """The Parameters that scale the rates of one optimizer."""
         rates: Any = optimizer.learning_rate
-        if isinstance(rates, ms.Parameter):
-            return [rates]
         if isinstance(rates, tuple):
             return list(rates)
-        if isinstance(rates, nn.CellList):
-            found = []
-            wrapped: dict[int, ScaledSchedule] = {}
-            for i in range(len(rates)):  # an entry for each of the optimizer's parameters; a group shares one
-                rate: Any = rates[i]
-                scale = _parameter_of(rate)
-                if scale is None:
-                    known = wrapped.get(id(rate))
-                    if known is None:
-                        known = wrapped[id(rate)] = _wrap(optimizer, rate, f"learning_rate_factor_{i}")
-                    rates[i] = known
-                    scale = known.factor
-                found.append(scale)
-            return found
-        scale = _parameter_of(rates)
-        if scale is None:
-            optimizer.learning_rate = _wrap(optimizer, rates, "learning_rate_factor")
-            scale = optimizer.learning_rate.factor
-        return [scale]
+        if not isinstance(rates, nn.CellList):
+            if _parameter_of(rates) is None:
+                optimizer.learning_rate = _wrap(optimizer, rates, "learning_rate_factor")
+            return [_parameter_of(optimizer.learning_rate)]
+        wrapped: dict[int, ScaledSchedule] = {}
+        for i, rate in enumerate(list(rates)):  # one for each of the optimizer's parameters; a group shares one
+            if _parameter_of(rate) is None:
+                if id(rate) not in wrapped:
+                    wrapped[id(rate)] = _wrap(optimizer, rate, f"learning_rate_factor_{i}")
+                rates[i] = wrapped[id(rate)]
+        return [_parameter_of(rate) for rate in rates]
 
 
 def _times(values: Any, factor: float) -> Any:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.monitoring.monitor import Monitor
 from ms_kungfu.monitoring.record import StepRecord
-
-if TYPE_CHECKING:
-    from ms_kungfu.dataset import ElasticDataset
 
 
 def begin(monitor: Monitor, optimizers: Sequence[Any], step: int) -> None:
@@ -20,7 +18,7 @@ def begin(monitor: Monitor, optimizers: Sequence[Any], step: int) -> None:
 def step_end(
     monitor: Monitor,
     optimizers: Sequence[Any],
-    dataset: ElasticDataset | None,
+    dataset: Shares | None,
     step: int,
     loss: Any,
     samples: int | None,

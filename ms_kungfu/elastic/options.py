@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from ms_kungfu.elastic.checkpoint import check_folder
-from ms_kungfu.elastic.eviction import Evict, check_evict
+from ms_kungfu.elastic.eviction import Evict
 from ms_kungfu.elastic.inventory import check_averaged
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
 from ms_kungfu.elastic.policy import Policy, as_policy
@@ -41,10 +41,7 @@ class Options:
         check_averaged(self.averaged)
         check_folder(self.checkpoint_dir, self.checkpoint_every, self.keep_checkpoints, self.resume)
         as_policy(self.policy)
-        check_evict(self.evict)
+        if self.evict is not None and not callable(self.evict):
+            raise TypeError(f"evict is a function of the ranks that shall leave, got {self.evict!r}")
         if self.monitor is not None and not isinstance(self.monitor, Monitor):
             raise TypeError(f"monitor is a ms_kungfu.monitoring.Monitor, got {self.monitor!r}")
-
-    def arguments(self) -> dict[str, Any]:
-        """As keyword arguments, each as it was given."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}

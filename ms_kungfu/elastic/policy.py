@@ -203,18 +203,13 @@ def combine(decisions: Iterable[Decision]) -> Decision | None:
 
 def as_policy(policy: Policy | Sequence[Policy] | None) -> Policies:
     """One policy or several, as Policies. TypeError for anything else."""
-    parts = (
-        ()
-        if policy is None
-        else tuple(policy.parts)
-        if isinstance(policy, Policies)
-        else (policy,)
-        if isinstance(policy, Policy)
-        else policy
-    )
-    if not isinstance(parts, (tuple, list)) or not all(isinstance(part, Policy) for part in parts):
+    if isinstance(policy, Policies):
+        policy = policy.parts
+    elif policy is None or isinstance(policy, Policy):
+        policy = () if policy is None else (policy,)
+    if not isinstance(policy, (tuple, list)) or not all(isinstance(part, Policy) for part in policy):
         raise TypeError(f"policy is a ms_kungfu.elastic.Policy or a list of them, got {policy!r}")
-    return Policies(tuple(parts))
+    return Policies(tuple(policy))
 
 
 def __getattr__(name: str) -> Any:

@@ -6,33 +6,21 @@ import json
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from ms_kungfu import runtime
 from ms_kungfu.agreement import told_by_lowest
+from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.elastic.eviction import Evict, Evictions
 from ms_kungfu.elastic.policy import HOOKS, Decision, Metrics, Policies, Policy
-
-if TYPE_CHECKING:
-    from ms_kungfu.dataset import ElasticDataset
-    from ms_kungfu.monitoring.monitor import Monitor
-    from ms_kungfu.monitoring.record import StepRecord
+from ms_kungfu.elastic.program import Training
+from ms_kungfu.monitoring.monitor import Monitor
+from ms_kungfu.monitoring.record import StepRecord
 
 _log = logging.getLogger("ms_kungfu.elastic.steering")  # its documented name
 
 # Workers of one host reduce in shared memory, which has no topology to choose.
 _STRATEGIES = ("AUTO", "SHM")
-
-
-class Trained(Protocol):
-    """What policies see of a training, and change about it."""
-
-    step: int
-    epoch: int
-    optimizers: list[Any]
-
-    @property
-    def dataset(self) -> ElasticDataset | None: ...
 
 
 class PolicyRunner:
@@ -46,13 +34,12 @@ class PolicyRunner:
         self.monitor = monitor
         self.total_samples = total_samples
         self._evictions = Evictions(evict)
-        self._asked = tuple(
-            hook
-            for hook in HOOKS
-            if any(getattr(type(part), hook) is not getattr(Policy, hook) for part in policies.parts)
-        )
+        self._asked = {  # those that a policy has something to say at
+            hook for hook in HOOKS for part in policies.parts if getattr(type(part), hook) is not getattr(Policy, hook)
+        }
         self._wanted_size: int | None = None  # decided and not passed on yet
-        self._pending_size: int | None = None  # passed on and not come true yet
+        self.pending_size: int | None = None
+        """That was decided on, was passed on and hasn't come true yet."""
         self._keeps_local_batch = False  # when the size that was decided on comes true
         self._steps_at_size = 0
         self._began = time.monotonic()
@@ -65,7 +52,7 @@ class PolicyRunner:
             "time": time.monotonic() - self._began,
             "resize_time": self._resize_time,
             "size": self._wanted_size,
-            "pending": self._pending_size,
+            "pending": self.pending_size,
             "keeps_local_batch": self._keeps_local_batch,
             "total_samples": self.total_samples,
             "eviction": self._evictions.state(),
@@ -75,7 +62,7 @@ class PolicyRunner:
         self.policies.restore(state["policies"])
         self._began = time.monotonic() - state["time"]
         self._resize_time, self._wanted_size = state["resize_time"], state["size"]
-        self._pending_size, self._keeps_local_batch = state["pending"], state["keeps_local_batch"]
+        self.pending_size, self._keeps_local_batch = state["pending"], state["keeps_local_batch"]
         self.total_samples = state["total_samples"]
         self._evictions.restore(state.get("eviction"))
 
@@ -89,9 +76,9 @@ class PolicyRunner:
             self._resize_time += max(0.0, record.seconds - self._step_time)
         self._step_time = record.seconds
 
-    def on_resized(self, old_size: int, new_size: int, dataset: ElasticDataset | None) -> None:
+    def on_resized(self, old_size: int, new_size: int, dataset: Shares | None) -> None:
         """The cluster has changed, and its state isn't shared yet. At all members that go on."""
-        follows = self._keeps_local_batch and new_size == self._pending_size
+        follows = self._keeps_local_batch and new_size == self.pending_size
         if follows and dataset is not None and dataset.holds_global_batch:
             batch = max(1, round(dataset.global_batch_size * new_size / old_size))
             dataset.set_batch_size(global_batch_size=batch)
@@ -100,21 +87,16 @@ class PolicyRunner:
         """The cluster has changed, which held up training for so long."""
         self._steps_at_size = 0
         self._resize_time = seconds
-        self._pending_size, self._keeps_local_batch = None, False
+        self.pending_size, self._keeps_local_batch = None, False
 
     def take_size(self) -> int | None:
         """The size that has been decided on since the last call."""
         size, self._wanted_size = self._wanted_size, None
         if size is not None:
-            self._pending_size = size
+            self.pending_size = size
         return size
 
-    @property
-    def pending_size(self) -> int | None:
-        """The size that was decided on and hasn't come true yet."""
-        return self._pending_size
-
-    def hook(self, hook: str, training: Trained) -> None:
+    def hook(self, hook: str, training: Training) -> None:
         """Ask the policies and do what they say; a new size is left for `take_size`. Collective.
 
         Raises ValueError, at every worker, for a decision that can't be carried out here.
@@ -125,7 +107,7 @@ class PolicyRunner:
         decision = self.policies.decide(hook, self.metrics(training))
         if decision is not None and decision.size is not None:
             # Policies go on asking while the new workers get ready.
-            there = runtime.current_cluster_size() if self._pending_size is None else self._pending_size
+            there = runtime.current_cluster_size() if self.pending_size is None else self.pending_size
             if decision.size == there:
                 decision = replace(decision, size=None, keeps_local_batch=None)
         decision, decider = agree(decision)
@@ -151,11 +133,11 @@ class PolicyRunner:
         if decision.evict:
             self._evictions.order(decision.evict, decider)
 
-    def after_train(self, training: Trained) -> None:
+    def after_train(self, training: Training) -> None:
         """Tell the policies that a call of training has ended. Not collective: those who left are told as well."""
         self.policies.after_train(self.metrics(training))
 
-    def metrics(self, training: Trained) -> Metrics:
+    def metrics(self, training: Training) -> Metrics:
         record, dataset = self.monitor.last, training.dataset
         if dataset is not None:
             batch = dataset.global_batch_size
@@ -187,7 +169,7 @@ class PolicyRunner:
         )
 
     @staticmethod
-    def _check(decision: Decision, training: Trained) -> None:
+    def _check(decision: Decision, training: Training) -> None:
         size = runtime.current_cluster_size()
         if decision.strategy is not None and decision.strategy.upper() not in _STRATEGIES:
             raise ValueError(

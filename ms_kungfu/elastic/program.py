@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+from ms_kungfu.dataset.shares import Shares
+
+
+class Training(Protocol):
+    """What the parts of an `ElasticTraining` see of it."""
+
+    step: int
+    epoch: int
+    should_stop: bool
+    optimizers: list[Any]
+
+    @property
+    def dataset(self) -> Shares | None: ...
 
 
 @dataclass

@@ -95,6 +95,8 @@ class ElasticTraining:
     (`policy`, `monitor`, `wait`), is refused: ``asynchronous=False`` has them meet at every step.
     """
 
+    dataset: ElasticDataset | None = None
+
     def __init__(
         self,
         *trained: Any,
@@ -127,7 +129,7 @@ class ElasticTraining:
         self._checkpoints = Checkpointing(options, lambda: self.training_state)
         self._prepare_step = prepare
         self._trained = trained
-        self._dataset = dataset
+        self.dataset = dataset
         self._loss_scale_manager = loss_scale_manager
         self._call = 0
         self.step = 0
@@ -148,11 +150,10 @@ class ElasticTraining:
             dataset.driven = self._last_step
         self.optimizers = inventory.collect_optimizers(trained)
         """The optimizers of MindSpore among what is trained; of those in one another the outer one."""
-        if self.optimizers:
-            from ms_kungfu.elastic.last_rate import hold_last_rate  # loads MindSpore
+        for optimizer in self.optimizers:
+            from ms_kungfu.elastic.learning_rates import hold_last_rate  # loads MindSpore
 
-            for optimizer in self.optimizers:
-                hold_last_rate(optimizer)
+            hold_last_rate(optimizer)
         self.monitor = monitor or next((o.monitor for o in self.optimizers if hasattr(o, "monitor")), None)
         self.asynchronous = is_asynchronous(options, self.optimizers, dataset, self.monitor)
         """Whether the workers make their steps without coming together."""
@@ -170,10 +171,6 @@ class ElasticTraining:
         return runtime.current_cluster_size() if pending is None else pending
 
     @property
-    def dataset(self) -> ElasticDataset | None:
-        return self._dataset
-
-    @property
     def parameters(self) -> list[Any]:
         """The Parameters that are kept the same, each once."""
         bases = self._rates.bases if self._rates is not None else []
@@ -183,16 +180,12 @@ class ElasticTraining:
     def components(self) -> list[state.Component]:
         """The rest of the state."""
         carried = [state.Component("progress", self._progress, self._resume)]
-        if self._dataset is not None:
-            carried.append(state.Component("dataset", self._dataset.state, self._dataset.restore))
+        parts: dict[str, Any] = {"dataset": self.dataset, "monitor": self.monitor, "policies": self._policies}
+        carried += [state.Component(name, part.state, part.restore) for name, part in parts.items() if part is not None]
         if self._loss_scale_manager is not None:
             carried.append(state.attributes_component("loss_scale", self._loss_scale_manager))
         if self._rates is not None:
             carried.append(self._rates.component())
-        if self.monitor is not None:
-            carried.append(state.Component("monitor", self.monitor.state, self.monitor.restore))
-        if self._policies is not None:
-            carried.append(state.Component("policies", self._policies.state, self._policies.restore))
         return [*carried, *state.random_components(self._trained), *self._options.components]
 
     @property
@@ -301,8 +294,8 @@ class ElasticTraining:
         if not self._last_step.ended(self.step):
             return self._do_again()
         self._measure(loss, samples)
-        if self._dataset is not None:
-            self._dataset.commit(self._last_step.take_participants())
+        if self.dataset is not None:
+            self.dataset.commit(self._last_step.take_participants())
         self._ask("after_step")
         # Before a change: it takes all workers, and those who join by the change know nothing of it.
         if self._checkpoints.is_due(self.step):
@@ -323,7 +316,7 @@ class ElasticTraining:
         if self.should_stop:
             return
         self._ask("before_step")
-        if not self._told_of_steps and self._dataset is None:
+        if not self._told_of_steps and self.dataset is None:
             self._last_step.begins()
 
     def _do_again(self) -> Change:
@@ -331,8 +324,8 @@ class ElasticTraining:
         self.step -= 1
         self._steps_here -= 1
         participants = self._last_step.take_participants()
-        if self._dataset is not None:
-            self._dataset.take_back(participants)
+        if self.dataset is not None:
+            self.dataset.take_back(participants)
         change = self._change_to(None, self._sameness)
         self._step_follows()
         return replace(change, undone=True)
@@ -413,8 +406,8 @@ class ElasticTraining:
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs of a call of training that are still to do, of `count`: `begin`, then ``range(count)``, at a
         joiner from the epoch in which the others are."""
-        if self._policies is not None and self._policies.total_samples is None and self._dataset is not None:
-            self._policies.total_samples = count * self._dataset.total_samples
+        if self._policies is not None and self._policies.total_samples is None and self.dataset is not None:
+            self._policies.total_samples = count * self.dataset.total_samples
         self.begin()
         while self.epoch < count and not self.should_stop:
             self.epoch_begin()
@@ -429,7 +422,7 @@ class ElasticTraining:
     def _measure(self, loss: Any, samples: int | None) -> None:
         if self.monitor is None:
             return
-        record = measuring.step_end(self.monitor, self.optimizers, self._dataset, self.step, loss, samples)
+        record = measuring.step_end(self.monitor, self.optimizers, self.dataset, self.step, loss, samples)
         if self._policies is not None:
             self._policies.stepped(record)
 
@@ -462,7 +455,7 @@ class ElasticTraining:
         elif change.changed:
             self._steps_here = 0
             if self._policies is not None:
-                self._policies.on_resized(change.old_size, change.new_size, self._dataset)
+                self._policies.on_resized(change.old_size, change.new_size, self.dataset)
             handover.share_state(self.training_state)
             self._scale_rates()
             self._checkpoints.make_up(self.step)
@@ -475,8 +468,8 @@ class ElasticTraining:
 
     def _suspend(self, suspended: bool) -> None:
         self.should_stop = suspended
-        if self._dataset is not None:
-            self._dataset.suspended = suspended
+        if self.dataset is not None:
+            self.dataset.suspended = suspended
 
     def _progress(self) -> dict[str, Any]:
         return {

@@ -6,7 +6,7 @@ from typing import Any
 
 from mindspore import nn
 
-from ms_kungfu.elastic.last_rate import hold_last_rate
+from ms_kungfu.elastic.learning_rates import hold_last_rate
 
 
 class Delegating(nn.Optimizer):

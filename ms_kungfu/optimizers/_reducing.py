@@ -6,7 +6,7 @@ from typing import Any
 
 import mindspore as ms
 
-from ms_kungfu.elastic.last_rate import hold_last_rate
+from ms_kungfu.elastic.learning_rates import hold_last_rate
 from ms_kungfu.fusion import Plan
 from ms_kungfu.ops import _reparse
 from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer

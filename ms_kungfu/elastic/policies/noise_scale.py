@@ -136,8 +136,7 @@ class NoiseScalePolicy(Policy):
         here = q.cluster_size
         near = [s for s in self._sizes if here / self._max_step <= s <= here * self._max_step and s != here]
         if not near:  # the next one, however far
-            near = [s for s in (max((s for s in self._sizes if s < here), default=None),) if s is not None]
-            near += [s for s in (min((s for s in self._sizes if s > here), default=None),) if s is not None]
+            near = [s for s in self._sizes if s < here][-1:] + [s for s in self._sizes if s > here][:1]
         stay = self.cost(here, q, noise, horizon)
         best = min(near, key=lambda size: self.cost(size, q, noise, horizon), default=here)
         change = self.cost(best, q, noise, horizon) if best != here else stay
