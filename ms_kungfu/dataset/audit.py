@@ -131,18 +131,13 @@ def _follow_one_another(records: Sequence[Record], report: Report) -> None:
     for before, record in zip(records, records[1:]):
         if isinstance(record.claim, Stop):
             break
-        ended = isinstance(before.claim, End)
-        if isinstance(record.claim, End) and not ended:
-            follows = record.place == (before.epoch, before.step + 1)  # the number of its steps
-        elif isinstance(record.claim, End):
-            follows = False
-        else:
-            follows = record.place == ((before.epoch + 1, 0) if ended else (before.epoch, before.step + 1))
-        if not follows or (record.job, record.data) != (before.job, before.data):
-            after = (
-                f"{'the end of ' if ended else ''}{_name(before.data, before.epoch, None if ended else before.step)}"
-            )
-            now = "its end" if isinstance(record.claim, End) else _name(record.data, *record.place)
+        ended, ends = isinstance(before.claim, End), isinstance(record.claim, End)
+        # At the end of an epoch the number of its steps stands in the place of a step's.
+        due = (before.epoch + 1, 0) if ended else (before.epoch, before.step + 1)
+        follows = (record.job, record.data, record.place) == (before.job, before.data, due)
+        if not follows or (ended and ends):
+            after = f"the end of {_name(before.data, before.epoch)}" if ended else _name(before.data, *before.place)
+            now = "its end" if ends else _name(record.data, *record.place)
             report.problems.append(f"{record.where}: {now} after {after}: lines are missing, doubled or out of place")
 
 
@@ -157,7 +152,7 @@ def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, C
         if claim.version < of_job.get(job, claim.version):
             report.problems.append(f"{name}: cluster version {claim.version} after version {of_job[job]}")
         of_job[job] = claim.version
-        if first is not None and (claim.total, claim.seed, claim.shuffle) != (first.total, first.seed, first.shuffle):
+        if first is not None and claim.order != first.order:
             report.problems.append(
                 f"{name}: {claim.total} samples, seed {claim.seed}, shuffle {claim.shuffle}; "
                 f"the first record has {first.total}, {first.seed}, {first.shuffle}"
@@ -197,10 +192,7 @@ def _end(name: str, records: list[Record], steps: int, report: Report) -> End | 
 
 def _history(records: list[Record], report: Report) -> list[Record]:
     """The records that the training consists of: those of the last job, and of earlier ones what came before it."""
-    begins: dict[str, float] = {}
-    for record in records:
-        begins[record.job] = min(record.time, begins.get(record.job, record.time))
-    jobs = sorted(begins, key=lambda job: begins[job])
+    jobs = list(dict.fromkeys(record.job for record in sorted(records, key=lambda record: record.time)))
     report.jobs = len(jobs)
     for job in sorted(set(jobs) - {record.job for record in records if isinstance(record.claim, Claim)}):
         report.problems.append(f"job {job}: no step is on record")
@@ -282,7 +274,7 @@ def _cover(data: int, number: int, steps: dict[int, Claim], finished: bool, end:
     trained: list[tuple[int, Range]] = []
     given_back = 0
     for step, claim in steps.items():
-        if (claim.total, claim.seed, claim.shuffle) != (first.total, first.seed, first.shuffle):
+        if claim.order != first.order:
             continue  # `_attend` says so
         own, back = Step(step, claim.batch, claim.members).outcome(claim.participants)
         given_back += sharding.count(back)

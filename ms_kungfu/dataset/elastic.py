@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Union
 
 import mindspore.dataset as ds
 import numpy as np
+from mindspore.dataset.engine.datasets import MapDataset, ProjectDataset, RenameDataset
 from numpy.typing import NDArray
 
 from ms_kungfu import env, runtime
 from ms_kungfu._checks import at_least
 from ms_kungfu.dataset import sharding
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
-from ms_kungfu.dataset.shares import Shares, one_of
-from ms_kungfu.dataset.source import Source, pipeline_of, size_of
+from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.ops import wait_for_queue
+
+Source = Union[ds.Dataset, Callable[[list[int]], ds.Dataset]]
+_KEEPS_SAMPLES = (MapDataset, RenameDataset, ProjectDataset)
+_FORM = (
+    "{}; give an unbatched pipeline over one dataset that takes a sampler, or a function of a list of sample numbers "
+    "and total="
+)
+
+
+class _Numbers(list[int]):
+    """Known to be integers, and shared by MindSpore's copies of a pipeline. Its SubsetSampler looks at each number, and
+    each iterator copies each, which takes longer than all the rest of a new deal."""
+
+    def __deepcopy__(self, memo: Any) -> _Numbers:
+        return self
+
+
+def _leaf(pipeline: ds.Dataset) -> ds.Dataset:
+    while pipeline.children:
+        if len(pipeline.children) > 1:
+            raise TypeError(_FORM.format(f"{type(pipeline).__name__} has several sources"))
+        pipeline = pipeline.children[0]
+    return pipeline
+
+
+def _size_of(source: Source) -> int:
+    """The number of samples, having checked that `source` can be dealt by a sampler."""
+    if not isinstance(source, ds.Dataset):
+        raise ValueError("give total=, the number of samples, where the source of an ElasticDataset is a function")
+    node, pipeline = _leaf(source), source
+    while pipeline is not node:
+        if not isinstance(pipeline, _KEEPS_SAMPLES):
+            raise TypeError(_FORM.format(f"{type(pipeline).__name__} changes which samples there are"))
+        pipeline = pipeline.children[0]
+    iterable_only = isinstance(node, ds.GeneratorDataset) and not hasattr(node.source, "__getitem__")
+    if iterable_only or not hasattr(node, "use_sampler"):
+        raise TypeError(_FORM.format(f"{type(node).__name__} takes no sampler"))
+    if node.is_sharded():
+        raise ValueError("an ElasticDataset deals the samples itself; leave num_shards and shard_id out of its source")
+    return int(node.get_dataset_size())
 
 
 class ElasticDataset(Shares, ds.Dataset):
@@ -67,19 +108,18 @@ class ElasticDataset(Shares, ds.Dataset):
         ledger_errors: str = "raise",
     ) -> None:
         ds.Dataset.__init__(self)
-        one_of(batch_size, global_batch_size)
         self._source = source
         self._order: tuple[tuple[int, int], Any] = ((-1, -1), None)  # (seed, epoch) and its permutation
         folder = ledger if ledger is not None else env.LEDGER_DIR.get()
         if ledger_errors not in ERRORS:
             raise ValueError(f"ledger_errors is {' or '.join(map(repr, ERRORS))}, got {ledger_errors!r}")
-        samples = at_least(1, total, "total") if total is not None else size_of(source)
-        kept = None if folder is None else Ledger(Path(folder), ElasticDataset._made, ledger_errors)
-        ElasticDataset._made += 1
+        samples = at_least(1, total, "total") if total is not None else _size_of(source)
         Shares.__init__(
-            self, samples, batch_size, global_batch_size,
-            shuffle=shuffle, seed=seed, drop_remainder=drop_remainder, ledger=kept,
-        )  # fmt: skip
+            self, samples, batch_size, global_batch_size, shuffle=shuffle, seed=seed, drop_remainder=drop_remainder
+        )
+        if folder is not None:
+            self._ledger = Ledger(Path(folder), ElasticDataset._made, ledger_errors)
+        ElasticDataset._made += 1
 
     # -- what MindSpore calls -----------------------------------------------------------------------------------------
 
@@ -97,20 +137,18 @@ class ElasticDataset(Shares, ds.Dataset):
         return max(last - first, 1)
 
     def create_tuple_iterator(
-        self,
-        columns: Any = None,
-        num_epochs: int = -1,
-        output_numpy: bool = False,
-        do_copy: bool = False,
+        self, columns: Any = None, num_epochs: int = -1, output_numpy: bool = False, do_copy: bool = False
     ) -> Iterator[Any]:
         """Yields this worker's batches as lists of columns, `num_epochs` epochs of them (-1: no end)."""
-        return _Batches(self, "create_tuple_iterator", num_epochs, output_numpy, do_copy, columns)
+        options = {"columns": columns, "output_numpy": output_numpy, "do_copy": do_copy}
+        return _Batches(self, "create_tuple_iterator", num_epochs, options)
 
     def create_dict_iterator(
         self, num_epochs: int = -1, output_numpy: bool = False, do_copy: bool = False
     ) -> Iterator[Any]:
         """Yields this worker's batches as dictionaries, `num_epochs` epochs of them (-1: no end)."""
-        return _Batches(self, "create_dict_iterator", num_epochs, output_numpy, do_copy)
+        options = {"output_numpy": output_numpy, "do_copy": do_copy}
+        return _Batches(self, "create_dict_iterator", num_epochs, options)
 
     def get_col_names(self) -> list[str]:
         return self._pipeline([0]).get_col_names()
@@ -142,7 +180,14 @@ class ElasticDataset(Shares, ds.Dataset):
     # -- sharding -----------------------------------------------------------------------------------------------------
 
     def _pipeline(self, indices: list[int]) -> ds.Dataset:
-        return pipeline_of(self._source, indices)
+        """Over these samples, in this order."""
+        if not isinstance(self._source, ds.Dataset):
+            return self._source(indices)
+        pipeline = copy.deepcopy(self._source)
+        sampler = ds.SubsetSampler([0])
+        sampler.indices = _Numbers(indices)
+        _leaf(pipeline).use_sampler(sampler)
+        return pipeline
 
     def _deal(self) -> tuple[ds.Dataset, NDArray[np.int64]] | None:
         """A pipeline over this worker's batches of the rest of the epoch, and the positions of what comes out of it;
@@ -163,20 +208,8 @@ class ElasticDataset(Shares, ds.Dataset):
 class _Batches:
     """Walks through the epochs of an ElasticDataset, on one stock pipeline while the deal stays the same."""
 
-    def __init__(
-        self,
-        dataset: ElasticDataset,
-        kind: str,
-        num_epochs: int,
-        output_numpy: bool,
-        do_copy: bool,
-        columns: Any = None,
-    ):
-        self._dataset = dataset
-        self._kind = kind
-        self._options: dict[str, Any] = {"num_epochs": 1, "output_numpy": output_numpy, "do_copy": do_copy}
-        if columns is not None:
-            self._options["columns"] = columns
+    def __init__(self, dataset: ElasticDataset, kind: str, num_epochs: int, options: dict[str, Any]) -> None:
+        self._dataset, self._kind, self._options = dataset, kind, options
         self._epochs_left = num_epochs
         self._inner: Iterator[Any] | None = None
         self._coming: NDArray[np.int64] = np.empty(0, np.int64)  # positions of what `_inner` has still to deliver
@@ -201,7 +234,7 @@ class _Batches:
             dealt = dataset._deal()
             if dealt is not None:
                 pipeline, self._coming = dealt
-                self._inner = getattr(pipeline, self._kind)(**self._options)
+                self._inner = getattr(pipeline, self._kind)(num_epochs=1, **self._options)
             self._dealt_for = wanted
         step = dataset._take()
         if step is None and cursor.taken:  # gradients accumulated to the end of the epoch, which have been applied

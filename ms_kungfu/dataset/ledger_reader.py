@@ -26,6 +26,11 @@ class Claim:
     seed: int
     shuffle: bool
 
+    @property
+    def order(self) -> tuple[int, int, bool]:
+        """What makes positions into samples."""
+        return self.total, self.seed, self.shuffle
+
 
 @dataclass(frozen=True)
 class End:

@@ -70,7 +70,11 @@ class Shares:
         drop_remainder: bool = False,
         ledger: Record | None = None,
     ) -> None:
-        one_of(batch_size, global_batch_size)
+        if (batch_size is None) == (global_batch_size is None):
+            raise ValueError(
+                "an ElasticDataset has either batch_size (samples of a worker) or global_batch_size (of all workers), "
+                f"got batch_size={batch_size!r} and global_batch_size={global_batch_size!r}"
+            )
         self._per_worker: int | None = None
         self._global: int | None = None
         self._hold(batch_size, global_batch_size)
@@ -260,12 +264,3 @@ class Shares:
             self._weight = sum(sharding.count(taken.share(dealt.rank)) for taken in cursor.taken)
             membership.set_weight(self._weight)
         return step
-
-
-def one_of(batch_size: Any, global_batch_size: Any) -> None:
-    """ValueError unless one of them is given."""
-    if (batch_size is None) == (global_batch_size is None):
-        raise ValueError(
-            "an ElasticDataset has either batch_size (samples of a worker) or global_batch_size (of all workers), "
-            f"got batch_size={batch_size!r} and global_batch_size={global_batch_size!r}"
-        )

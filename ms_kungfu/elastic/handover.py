@@ -56,23 +56,13 @@ def let_differ(owner: Any) -> None:
     _differing.add(owner)
 
 
-def _may_differ(parameters: Iterable[Any]) -> bool:
-    own = _replicas()
-    return any(id(p) in own for p in parameters)
-
-
 def _replicas() -> set[int]:
     return {id(p) for owner in _differing if owner.replicas_differ for p in owner.get_parameters()}
 
 
-def _that_may_differ(state: TrainingState) -> set[int]:
-    """The tensors that differ between workers by nature."""
-    return _replicas() | {id(t) for t in (*state.averaged, *state.statistics)}
-
-
 def models_differ(trained: Iterable[Any]) -> bool:
     """Whether each worker trains a model of its own by design, as under an optimizer that averages models."""
-    return _may_differ(collect_parameters(trained))
+    return not _replicas().isdisjoint(map(id, collect_parameters(trained)))
 
 
 def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
@@ -115,9 +105,9 @@ def begin_alike(state: TrainingState) -> None:
     trained for the first time.
     """
     tensors = [*state.parameters, *state.buffers.values()]
-    may = _that_may_differ(state)
-    common = [t for t in tensors if id(t) not in may]
-    own = [t for t in tensors if id(t) in may]
+    by_nature = _replicas().union(map(id, (*state.averaged, *state.statistics)))
+    common = [t for t in tensors if id(t) not in by_nature]
+    own = [t for t in tensors if id(t) in by_nature]
     row = np.array(
         [fingerprint(state.parameters), alike.content(common), alike.content(own), not all(map(alike.is_marked, own))]
     )
@@ -169,7 +159,7 @@ def share_state(state: TrainingState) -> bool:
 
     def receive(root: int) -> Any:
         received = broadcast_json(lambda: {c.name: c.capture() for c in state.components}, root)
-        broadcast_tensors(state, root, keep=not joiner and _may_differ(state.parameters))
+        broadcast_tensors(state, root, keep=not joiner and models_differ(state.parameters))
         return received
 
     received = from_lowest_rank(receive, able=not joiner)
