@@ -48,6 +48,14 @@ def mend(cls: type) -> None:
     definers[0].construct = mindspore.jit(backend="ms_backend")(construct)  # type: ignore[attr-defined]
 
 
+class Mended:
+    """What is derived from this is mended."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        mend(cls)
+
+
 def mend_owner(frame: FrameType) -> None:
     """Mend the class of the cell in whose ``__setattr__`` the frame is."""
     owner = frame.f_locals.get("self")

@@ -8,11 +8,11 @@ import mindspore as ms
 
 from ms_kungfu.elastic.learning_rates import hold_last_rate
 from ms_kungfu.fusion import Plan
-from ms_kungfu.ops import _reparse
+from ms_kungfu.ops._reparse import Mended
 from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
 
 
-class Reducing:
+class Reducing(Mended):
     """Mix-in before an optimizer of MindSpore: reduce the gradients over all ranks, then let the optimizer update.
 
     The reduction comes first, so that a failure in it leaves parameters and moments as they were.
@@ -30,10 +30,6 @@ class Reducing:
     def fusion_plan(self) -> Plan:
         """Which gradients are reduced together, how large they are and in what order; ``print`` it. docs/fusion.md"""
         return self.grad_reducer.fusion_plan()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        _reparse.mend(cls)
 
     # Jitted, because in PyNative mode a plain override of a jitted method runs twice: see ms_kungfu/ops/_reparse.py.
     @ms.jit(backend="ms_backend")

@@ -15,10 +15,10 @@ from ms_kungfu.agreement import gather_living
 from ms_kungfu.errors import CollectiveMismatchError
 from ms_kungfu.fusion import Plan
 from ms_kungfu.ops import wait_for_queue
-from ms_kungfu.optimizers._replicas import Merge, Replicas
+from ms_kungfu.optimizers._replicas import Merge
 from ms_kungfu.optimizers._synchronising import Synchronising, move_toward
 from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
-from ms_kungfu.optimizers.pair import PairExchange, Publish, pair_options
+from ms_kungfu.optimizers.pair import PairExchange, Pairing, pair_options
 from ms_kungfu.optimizers.synchronous import CentralModel, between
 
 ALGORITHMS = ("ssgd", "sma", "pair")
@@ -38,7 +38,7 @@ class SetNumber(nn.Cell):
         return ops.assign(self.number, value)
 
 
-class AdaptiveSGDOptimizer(Replicas, Synchronising):
+class AdaptiveSGDOptimizer(Pairing, Synchronising):
     """Model averaging first, synchronous SGD later; or whatever a policy switches to while training runs.
 
     The first `change_step` steps are those of :class:`SynchronousAveragingOptimizer`, the later ones those of
@@ -152,17 +152,8 @@ class AdaptiveSGDOptimizer(Replicas, Synchronising):
         """Of S-SGD: which gradients are reduced together. docs/fusion.md"""
         return self.grad_reducer.fusion_plan()
 
-    def last_exchange(self) -> tuple[int, int]:
-        """Of the last step of pair averaging; see :class:`PairAveragingOptimizer`."""
-        rank, version = self.pairs.exchanged.asnumpy().tolist()
-        return rank, version
-
     def _number(self) -> int:
         return int(self.mode.asnumpy())
-
-    @cached_property
-    def _publish(self) -> Publish:
-        return Publish(self.parameters, self.pairs.store)
 
     @cached_property
     def _set_mode(self) -> SetNumber:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ms_kungfu.monitoring.monitor import Monitor
-from ms_kungfu.optimizers._delegating import Delegating
+from ms_kungfu.optimizers._synchronising import Delegating
 
 
 class _Monitored(Delegating):

@@ -7,7 +7,8 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn, ops
 
-from ms_kungfu.ops import KungFuAllReduce, ReduceOp, _reparse
+from ms_kungfu.ops import KungFuAllReduce, ReduceOp
+from ms_kungfu.ops._reparse import Mended
 
 
 class OverflowAgreement(nn.Cell):
@@ -35,16 +36,12 @@ class OverflowAgreement(nn.Cell):
         return ops.cast(self.all_reduce(ops.cast(ops.not_equal(overflow, 0), ms.int32)), ms.bool_)
 
 
-class Agreeing:
+class Agreeing(Mended):
     """Mix-in before a training cell of MindSpore that scales the loss: it hears of an overflow anywhere."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agree = OverflowAgreement()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        _reparse.mend(cls)
 
     def get_overflow_status(self, status, compute_output):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         return self.agree(super(Agreeing, self).get_overflow_status(status, compute_output))  # type: ignore[misc]  # noqa: UP008

@@ -46,7 +46,23 @@ class Publish(nn.Cell):
         return self.store(self.published)
 
 
-class PairAveragingOptimizer(Replicas, Synchronising):
+class Pairing(Replicas):
+    """Mix-in before `Synchronising`: workers that take on a part of each other's models, in pairs."""
+
+    parameters: Any
+    pairs: PairExchange
+
+    def last_exchange(self) -> tuple[int, int]:
+        """The rank and the version (its count of saves) of the model that the last step took; (-1, 0): of nobody."""
+        rank, version = self.pairs.exchanged.asnumpy().tolist()
+        return rank, version
+
+    @cached_property
+    def _publish(self) -> Publish:
+        return Publish(self.parameters, self.pairs.store)
+
+
+class PairAveragingOptimizer(Pairing, Synchronising):
     """Pair averaging (AD-PSGD): each worker trains a model of its own and averages it with one other worker's a step.
 
     Each step, with w this worker's model and g the gradient of its own batch at w::
@@ -98,11 +114,6 @@ class PairAveragingOptimizer(Replicas, Synchronising):
         super().__init__(optimizer)
         self.pairs = PairExchange(self.parameters, name, *pair_options(neighbour, prefetch, seed))
 
-    def last_exchange(self) -> tuple[int, int]:
-        """The rank and the version (its count of saves) of the model that the last step took; (-1, 0): of nobody."""
-        rank, version = self.pairs.exchanged.asnumpy().tolist()
-        return rank, version
-
     def publish(self) -> None:
         """Save this worker's model now, between steps, as each step does at its end.
 
@@ -110,10 +121,6 @@ class PairAveragingOptimizer(Replicas, Synchronising):
         older one until this worker's next step.
         """
         self._publish()
-
-    @cached_property
-    def _publish(self) -> Publish:
-        return Publish(self.parameters, self.pairs.store)
 
     def merge(self) -> None:
         super().merge()
