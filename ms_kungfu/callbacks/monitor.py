@@ -8,7 +8,6 @@ from mindspore.train import Callback
 
 from ms_kungfu.elastic.inventory import collect_optimizers
 from ms_kungfu.elastic.learning_rates import learning_rate_of
-from ms_kungfu.monitoring import summary
 from ms_kungfu.monitoring.monitor import Monitor
 
 
@@ -60,4 +59,5 @@ def batch_rows(params: Any) -> int:
 def connect_summary(monitor: Monitor, params: Any) -> None:
     """Records go to the SummaryRecord that a SummaryCollector has open."""
     if monitor.summary is None:
-        monitor.summary = summary.find(params.get("list_callback"))
+        collectors = (c for c in params.get("list_callback") or () if type(c).__name__ == "SummaryCollector")
+        monitor.summary = getattr(next(collectors, None), "_record", None)

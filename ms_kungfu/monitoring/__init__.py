@@ -13,10 +13,7 @@ if TYPE_CHECKING:
     from ms_kungfu.monitoring.monitor import Monitor
     from ms_kungfu.monitoring.noise_scale import NoiseScaleEstimator
     from ms_kungfu.monitoring.record import StepRecord
-    from ms_kungfu.optimizers.monitored import (
-        MonitorGradientNoiseScaleOptimizer,
-        MonitorGradientVarianceOptimizer,
-    )
+    from ms_kungfu.optimizers.monitored import MonitorGradientNoiseScaleOptimizer, MonitorGradientVarianceOptimizer
 
 _WHERE = {
     "MetricsEndpoint": "monitoring.endpoint",

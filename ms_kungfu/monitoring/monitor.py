@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -13,29 +14,17 @@ from typing import Any, Callable
 
 import numpy as np
 
-from ms_kungfu import _core, runtime
+from ms_kungfu import _core, env, runtime
 from ms_kungfu._checks import at_least
 from ms_kungfu.agreement import gather_living
+from ms_kungfu.monitoring.endpoint import MetricsEndpoint
 from ms_kungfu.monitoring.noise_scale import NoiseScaleEstimator
 from ms_kungfu.monitoring.record import StepRecord
+from ms_kungfu.monitoring.summary import write as write_summary
 
 _log = logging.getLogger("ms_kungfu.monitoring")
 
 Sink = Callable[[StepRecord], None]
-
-# What a worker tells the others of a step. Ten float32 travel in one cache line.
-_ROW = (
-    "squared_norm",
-    "batch",
-    "samples",
-    "seconds",
-    "exposed",
-    "busy",
-    "loss",
-    "received",
-    "monitor",
-    "resize",
-)
 
 
 class Monitor:
@@ -73,13 +62,7 @@ class Monitor:
         sinks: Sequence[Sink] = (),
         gradients: str = "gradients",
     ) -> None:
-        for name, value, least in (
-            ("interval", interval, 1),
-            ("update_ratio_interval", update_ratio_interval, 0),
-            ("log_interval", log_interval, 1),
-        ):
-            at_least(least, value, name)
-        self.interval = interval
+        self.interval = at_least(1, interval, "interval")
         self.summary = summary
         self.noise_scale = NoiseScaleEstimator(half_life)
         self.gradient_scale = 1.0
@@ -92,8 +75,8 @@ class Monitor:
         self._jsonl = None if jsonl is None else Path(jsonl)
         self._file: Any = None
         self._sinks = list(sinks)
-        self._log_interval, self._records = log_interval, 0
-        self._update_ratio_interval = update_ratio_interval
+        self._log_interval, self._records = at_least(1, log_interval, "log_interval"), 0
+        self._update_ratio_interval = at_least(0, update_ratio_interval, "update_ratio_interval")
         self._weights: list[Any] = []
         self._before: list[Any] | None = None
         self._update_ratio: float | None = None
@@ -205,29 +188,26 @@ class Monitor:
         brought, reduced, elements, norms_cpu_s = _core.take_gradient_norms()
         self._cpu_s += norms_cpu_s
         spent, self._cpu_s = self._cpu_s, 0.0
-        own, self._own_communication = self._own_communication, 0.0
+        unseen, self._own_communication = self._own_communication, 0.0
         self.cpu_seconds += spent
         self._measure_update()
-        row = np.array(
-            [
-                brought if elements else math.nan,
-                samples,
-                self._samples,
-                seconds,
-                (mine[3] - before[3] + own) / steps,
-                (mine[2] - before[2] + own) / steps,
-                _number(loss),
-                sum(received),
-                spent / steps,
-                math.nan if self._resize_seconds is None else self._resize_seconds,
-            ],
-            np.float32,
-        )
+        own = {
+            "seconds": seconds,
+            "squared_norm": brought if elements else math.nan,
+            "batch": samples,
+            "samples": self._samples,
+            "exposed": (mine[3] - before[3] + unseen) / steps,
+            "busy": (mine[2] - before[2] + unseen) / steps,
+            "loss": _number(loss),
+            "received": sum(received),
+            "monitor": spent / steps,
+            "resize": math.nan if self._resize_seconds is None else self._resize_seconds,
+        }
         self._steps = self._samples = 0
-        # No step takes no time. A byte more would not fit into the cache line.
-        everyones = gather_living(row, "kungfu/monitor", nonzero=_ROW.index("seconds"))
+        # No step takes no time. Ten float32 travel in one cache line, into which a byte more would not fit.
+        everyones = gather_living(np.array(list(own.values()), np.float32), "kungfu/monitor", nonzero=0)
         rows = np.array(list(everyones.values()), np.float64)
-        told = dict(zip(_ROW, rows.T))
+        told = dict(zip(own, rows.T))
         exposed, busy = told["exposed"], told["busy"]
         total = float(told["batch"].sum())
         self.trained_samples += int(told["samples"].sum())
@@ -286,12 +266,8 @@ class Monitor:
     # -- where records go ---------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        from ms_kungfu import env
-
         port = env.METRICS_PORT.get() if self._metrics_port is None else self._metrics_port
         if port is not None and self._endpoint is None:
-            from ms_kungfu.monitoring.endpoint import MetricsEndpoint
-
             self._endpoint = MetricsEndpoint(lambda: self.last, port)
         if self._jsonl is not None and self._file is None and self.step == 0 and runtime.current_rank() == 0:
             self._jsonl.parent.mkdir(parents=True, exist_ok=True)
@@ -301,8 +277,6 @@ class Monitor:
         self._records += 1
         if runtime.current_rank() == 0:
             if self._jsonl is not None:
-                import json
-
                 if self._file is None:
                     self._jsonl.parent.mkdir(parents=True, exist_ok=True)
                     self._file = self._jsonl.open("a", buffering=1)
@@ -310,9 +284,7 @@ class Monitor:
             if self._records % self._log_interval == 0 and _log.isEnabledFor(logging.INFO):
                 _log.info("%s", describe(record))
         if self.summary is not None:
-            from ms_kungfu.monitoring.summary import write
-
-            write(self.summary, record)
+            write_summary(self.summary, record)
         for sink in self._sinks:
             sink(record)
 

@@ -34,11 +34,3 @@ def write(summary: Any, record: StepRecord) -> None:
         if value is not None and math.isfinite(value):
             summary.add_value("scalar", f"kungfu/{name}", ms.Tensor(np.float32(value)))
     summary.record(record.step)
-
-
-def find(callbacks: Any) -> Any:
-    """The SummaryRecord that a SummaryCollector among the callbacks has open; None where there is none."""
-    for callback in callbacks or ():
-        if type(callback).__name__ == "SummaryCollector":
-            return getattr(callback, "_record", None)
-    return None
