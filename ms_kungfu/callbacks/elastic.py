@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from traceback import walk_stack
@@ -20,7 +21,7 @@ from ms_kungfu._checks import at_least
 from ms_kungfu.agreement import broadcast_json
 from ms_kungfu.callbacks import evaluation
 from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
-from ms_kungfu.callbacks.others import Others, agree_on_outputs
+from ms_kungfu.callbacks.others import Others, agree_on_outputs, replace_attribute
 from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic import handover, inventory
 from ms_kungfu.elastic.eviction import Evict
@@ -116,7 +117,7 @@ class KungFuElasticCallback(Callback):
         self._epoch_ended = False  # and nobody has asked yet whether to stop there
         self._steps = 0  # of an epoch of an ordinary dataset
         self._others: Others | None = None
-        self._bound: list[tuple[Any, dict[str, Any]]] = []  # models whose calls are under way, and what they had
+        self._bound: list[ExitStack] = []  # what gives the models whose calls are under way their own methods back
         self.training: ElasticTraining | None = None
         """What this callback drives, once training began."""
 
@@ -125,26 +126,20 @@ class KungFuElasticCallback(Callback):
         model, call = _calling()
         trains = call == "_train"
         evaluate = self._evaluate_alone if trains else self._evaluate_together
-        own: dict[str, Callable[..., Any]] = {
-            "_eval_process": evaluate,
-            "_eval_dataset_sink_process": evaluate,  # which would hide the batches
-        }
+        # The sink process would hide the batches.
+        own: dict[str, Callable[..., Any]] = {"_eval_process": evaluate, "_eval_dataset_sink_process": evaluate}
         if trains:
             own.update(_exec_preprocess=self._exec_preprocess, _eval_during_train=self._eval_during_train)
         if model is not None:
-            self._bound.append((model, {name: vars(model).get(name) for name in own}))
-            vars(model).update({name: partial(method, model) for name, method in own.items()})
+            self._bound.append(ExitStack())
+            for name, method in own.items():
+                replace_attribute(self._bound[-1], model, name, partial(method, model))
         return self
 
     def __exit__(self, *error: object) -> None:
         if not self._bound:
             return
-        model, before = self._bound.pop()
-        for name, method in before.items():
-            if method is None:
-                del vars(model)[name]
-            else:
-                vars(model)[name] = method
+        self._bound.pop().close()
         if not self._bound and self._others is not None:
             self._others.unhook()
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Callable
 
@@ -69,7 +70,7 @@ class Others:
             if is_carried(callback) or is_the_programs(callback):
                 name = type(callback).__name__
                 self._callbacks[f"{name}/{next(counts.setdefault(name, itertools.count()))}"] = callback
-        self._hooked: list[tuple[Any, str, Any]] = []
+        self._hooked = ExitStack()
         self._restored: dict[str, Any] = {}
         self._traces = {key: _trace(c) for key, c in self._callbacks.items() if not is_carried(c)}
         self._warned = False
@@ -110,16 +111,10 @@ class Others:
 
     def unhook(self) -> None:
         """Give the callbacks back as they were."""
-        for callback, hook, before in reversed(self._hooked):
-            if before is None:
-                vars(callback).pop(hook, None)
-            else:
-                vars(callback)[hook] = before
-        self._hooked.clear()
+        self._hooked.close()
 
     def _replace(self, callback: Any, hook: str, wrapper: Wrapper) -> None:
-        self._hooked.append((callback, hook, vars(callback).get(hook)))
-        vars(callback)[hook] = wrapper(callback, getattr(callback, hook))
+        replace_attribute(self._hooked, callback, hook, wrapper(callback, getattr(callback, hook)))
 
     def _then_restore(self, key: str) -> Callable[[Any, Hook], Hook]:
         """Those that come after the elastic callback begin when the state is here already, and would forget it."""
@@ -174,6 +169,15 @@ class Others:
                 "state_dict() and load_state_dict(state), or KungFuElasticCallback components=",
                 ", ".join(named),
             )
+
+
+def replace_attribute(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Until the stack is closed the object itself has `value` for what its class, or itself, has by this name."""
+    if name in vars(owner):
+        stack.callback(vars(owner).update, {name: vars(owner)[name]})
+    else:
+        stack.callback(vars(owner).pop, name, None)
+    vars(owner)[name] = value
 
 
 def is_mindspores(callback: Any) -> bool:
