@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from ms_kungfu.comm import Array
 # Short: what differs otherwise comes behind it, in a message with an end.
 _REMEDY = "all begin alike by KungFuElasticCallback, ElasticTraining or sync_net_parameters"
 
-_alike: dict[int, weakref.ref[Any]] = {}
+_alike: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _claims: list[tuple[Sequence[Any], int]] = []  # of this process: parameters, and what they were when it began
 
 
@@ -45,19 +44,13 @@ def _sum(values: Array) -> int:
 
 def mark(tensors: Iterable[Any]) -> None:
     """These have been made the same on all workers, at all of them."""
-    for tensor in tensors:
-        _alike[id(tensor)] = weakref.ref(tensor, partial(_forget, id(tensor)))
+    _alike.update((id(tensor), tensor) for tensor in tensors)
     _claims[:] = [claim for claim in _claims if not all(map(is_marked, claim[0]))]
     _tell()
 
 
-def _forget(key: int, _: weakref.ref[Any]) -> None:
-    _alike.pop(key, None)
-
-
 def is_marked(tensor: Any) -> bool:
-    known = _alike.get(id(tensor))
-    return known is not None and known() is tensor
+    return _alike.get(id(tensor)) is tensor
 
 
 def claim(parameters: Iterable[Any]) -> None:

@@ -15,7 +15,7 @@ from ms_kungfu.agreement import broadcast_json, told_by_one
 from ms_kungfu.comm import Array
 from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.elastic import chronicle
-from ms_kungfu.elastic.checkpointing import Checkpointing
+from ms_kungfu.elastic.checkpoint import Checkpointing
 from ms_kungfu.elastic.options import Options
 from ms_kungfu.elastic.policy import as_policy
 from ms_kungfu.elastic.program import Training, is_behind

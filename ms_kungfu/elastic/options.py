@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ms_kungfu.elastic.checkpoint import check_folder
+from ms_kungfu._checks import at_least
 from ms_kungfu.elastic.eviction import Evict
 from ms_kungfu.elastic.inventory import check_averaged
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
@@ -39,9 +40,22 @@ class Options:
         parse_schedule(self.schedule)
         parse_lr_rule(self.lr_rule)
         check_averaged(self.averaged)
-        check_folder(self.checkpoint_dir, self.checkpoint_every, self.keep_checkpoints, self.resume)
+        self._check_folder()
         as_policy(self.policy)
         if self.evict is not None and not callable(self.evict):
             raise TypeError(f"evict is a function of the ranks that shall leave, got {self.evict!r}")
         if self.monitor is not None and not isinstance(self.monitor, Monitor):
             raise TypeError(f"monitor is a ms_kungfu.monitoring.Monitor, got {self.monitor!r}")
+
+    def _check_folder(self) -> None:
+        """Of the checkpoints."""
+        folder, every = self.checkpoint_dir, self.checkpoint_every
+        for name in ("checkpoint_every", "keep_checkpoints"):
+            if getattr(self, name) is not None:
+                at_least(1, getattr(self, name), name)
+        if folder is None:
+            if every is not None or self.resume:
+                given = "checkpoint_every" if every is not None else "resume"
+                raise ValueError(f"{given} needs a folder; give checkpoint_dir")
+        elif Path(folder).exists() and not Path(folder).is_dir():
+            raise ValueError(f"checkpoint_dir is a folder, and {os.fspath(folder)} is something else")

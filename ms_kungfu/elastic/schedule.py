@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from operator import index
 from typing import Callable, Optional, Union
@@ -11,6 +12,7 @@ Schedule = Union[Mapping[int, int], str, Callable[[int], Optional[int]]]
 
 SizeRule = Callable[[int], Optional[int]]
 
+_PAIR = re.compile(r"\s*(-?[0-9]+)\s*:\s*(-?[0-9]+)\s*")
 _FORM = "write step:size pairs such as '10:2,20:4,40:1'"
 
 
@@ -37,14 +39,10 @@ def parse_schedule(schedule: Schedule | None) -> SizeRule:
 
 def _pairs(text: str) -> Iterable[tuple[int, int]]:
     for entry in text.split(","):
-        step, separator, size = (part.strip() for part in entry.partition(":"))
-        if not separator or not _is_integer(step) or not _is_integer(size):
+        pair = _PAIR.fullmatch(entry)
+        if pair is None:
             raise ValueError(f"schedule {text!r}: {entry.strip()!r} is not step:size with integers; {_FORM}")
-        yield int(step), int(size)
-
-
-def _is_integer(text: str) -> bool:
-    return text.isascii() and text.lstrip("-").isdigit()
+        yield int(pair[1]), int(pair[2])
 
 
 def _table(entries: Iterable[tuple[int, int]]) -> dict[int, int]:

@@ -14,7 +14,7 @@ from ms_kungfu import comm, membership, runtime
 from ms_kungfu.agreement import gather_json
 from ms_kungfu.elastic import chronicle, handover, inventory, measuring, program, state
 from ms_kungfu.elastic.asynchronous import AsynchronousSteps, is_asynchronous
-from ms_kungfu.elastic.checkpointing import Checkpointing
+from ms_kungfu.elastic.checkpoint import Checkpointing
 from ms_kungfu.elastic.eviction import Evict
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
 from ms_kungfu.elastic.options import Options

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from mindspore import nn
 
-from ms_kungfu.optimizers._reducing import Reducing
 from ms_kungfu.optimizers.adaptive import AdaptiveSGDOptimizer
-from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
+from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer, Reducing
 from ms_kungfu.optimizers.overflow import KungFuTrainOneStepWithLossScaleCell, OverflowAgreement
 from ms_kungfu.optimizers.pair import PairAveragingOptimizer
 from ms_kungfu.optimizers.synchronous import SynchronousAveragingOptimizer, SynchronousSGDOptimizer

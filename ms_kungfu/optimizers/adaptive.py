@@ -15,11 +15,10 @@ from ms_kungfu.agreement import gather_living
 from ms_kungfu.errors import CollectiveMismatchError
 from ms_kungfu.fusion import Plan
 from ms_kungfu.ops import wait_for_queue
-from ms_kungfu.optimizers._replicas import Merge
-from ms_kungfu.optimizers._synchronising import Synchronising, move_toward
+from ms_kungfu.optimizers._synchronising import Merge, Synchronising, move_toward
 from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
 from ms_kungfu.optimizers.pair import PairExchange, Pairing, pair_options
-from ms_kungfu.optimizers.synchronous import CentralModel, between
+from ms_kungfu.optimizers.synchronous import CentralModel, fraction
 
 ALGORITHMS = ("ssgd", "sma", "pair")
 _SSGD, _SMA, _PAIR = range(3)
@@ -91,7 +90,7 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
             raise TypeError(f"change_step must be a number of steps or None, not {change_step!r}")
         if change_step is not None and change_step < 0:
             raise ValueError(f"change_step must be at least 0, got {change_step}")
-        self.alpha = between("alpha", alpha, 0.0, 1.0, open_below=True)
+        self.alpha = fraction("alpha", alpha, zero=False)
         self.mode = Parameter(Tensor(_number_of(algorithm), ms.int32), name="algorithm", requires_grad=False)
         self.updates = Parameter(Tensor(0, ms.int64), name="updates", requires_grad=False)
         self.change_at = _NEVER if change_step is None else change_step

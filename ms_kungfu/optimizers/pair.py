@@ -11,8 +11,7 @@ from mindspore.ops import composite
 
 from ms_kungfu import runtime
 from ms_kungfu.ops._store import NEIGHBOURS, RequestModel, SaveModel
-from ms_kungfu.optimizers._replicas import Replicas
-from ms_kungfu.optimizers._synchronising import Synchronising, move_toward
+from ms_kungfu.optimizers._synchronising import Replicas, Synchronising, move_toward
 
 
 class PairExchange(nn.Cell):

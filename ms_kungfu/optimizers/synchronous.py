@@ -11,8 +11,7 @@ from mindspore.ops import composite
 from ms_kungfu.fusion import Plan
 from ms_kungfu.ops import KungFuAllReduce, ReduceOp
 from ms_kungfu.ops._cluster import Cluster
-from ms_kungfu.optimizers._replicas import Replicas
-from ms_kungfu.optimizers._synchronising import Synchronising, move_toward
+from ms_kungfu.optimizers._synchronising import Replicas, Synchronising, move_toward
 from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
 
 
@@ -139,8 +138,8 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
         self, optimizer: nn.Optimizer, alpha: float = 0.1, momentum: float = 0.0, name: str = "averaging"
     ) -> None:
         super().__init__(optimizer)
-        self.alpha = between("alpha", alpha, 0.0, 1.0, open_below=True)
-        self.momentum_of_center = between("momentum", momentum, 0.0, 1.0, open_above=True)
+        self.alpha = fraction("alpha", alpha, zero=False)
+        self.momentum_of_center = fraction("momentum", momentum, zero=True)
         self.center = CentralModel(self.parameters, self.momentum_of_center, name)
         self.map = composite.HyperMap()
 
@@ -150,16 +149,11 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
         return self.optimizer(ops.depend(gradients, moved))
 
 
-def between(
-    name: str, value: Any, least: float, most: float, *, open_below: bool = False, open_above: bool = False
-) -> float:
-    """`value` as a float; TypeError or ValueError unless it is a number within these limits."""
+def fraction(name: str, value: Any, *, zero: bool) -> float:
+    """`value` as a float; TypeError or ValueError unless it lies between 0 and 1, or is 0 (with `zero`), or 1
+    (without)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, not {value!r}")
-    inside = (least < value if open_below else least <= value) and (value < most if open_above else value <= most)
-    if not inside:
-        limits = (
-            f"{'above' if open_below else 'at least'} {least:g} and {'below' if open_above else 'at most'} {most:g}"
-        )
-        raise ValueError(f"{name} must be {limits}, got {value!r}")
+    if not (0 <= value < 1 if zero else 0 < value <= 1):
+        raise ValueError(f"{name} must be {'at least 0 and below' if zero else 'above 0 and at most'} 1, got {value!r}")
     return float(value)

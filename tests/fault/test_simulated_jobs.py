@@ -21,7 +21,7 @@ from ms_kungfu import membership
 from ms_kungfu.dataset import sharding
 from ms_kungfu.elastic import handover
 from ms_kungfu.elastic.asynchronous import AsynchronousSteps
-from ms_kungfu.elastic.checkpointing import Checkpointing
+from ms_kungfu.elastic.checkpoint import Checkpointing
 from ms_kungfu.launcher import agent, broker, versions
 from ms_kungfu.launcher.policy import Recover
 from ms_kungfu.membership import joining, step_agreement
