@@ -20,11 +20,25 @@ from ms_kungfu.agreement import gather_living
 from ms_kungfu.monitoring.endpoint import MetricsEndpoint
 from ms_kungfu.monitoring.noise_scale import NoiseScaleEstimator
 from ms_kungfu.monitoring.record import StepRecord
-from ms_kungfu.monitoring.summary import write as write_summary
 
 _log = logging.getLogger("ms_kungfu.monitoring")
 
 Sink = Callable[[StepRecord], None]
+_SUMMARY = (
+    "loss",
+    "learning_rate",
+    "cluster_size",
+    "batch_size",
+    "seconds",
+    "communication_seconds",
+    "exposed_seconds",
+    "hidden_fraction",
+    "slowdown",
+    "gradient_norm",
+    "gradient_variance",
+    "gradient_noise_scale",
+    "update_ratio",
+)
 
 
 class Monitor:
@@ -284,9 +298,20 @@ class Monitor:
             if self._records % self._log_interval == 0 and _log.isEnabledFor(logging.INFO):
                 _log.info("%s", describe(record))
         if self.summary is not None:
-            write_summary(self.summary, record)
+            _write_summary(self.summary, record)
         for sink in self._sinks:
             sink(record)
+
+
+def _write_summary(summary: Any, record: StepRecord) -> None:
+    """Adds a record's scalars as ``kungfu/...`` to an open SummaryRecord."""
+    import mindspore as ms
+
+    for name in _SUMMARY:
+        value = getattr(record, name)
+        if value is not None and math.isfinite(value):
+            summary.add_value("scalar", f"kungfu/{name}", ms.Tensor(np.float32(value)))
+    summary.record(record.step)
 
 
 def describe(record: StepRecord) -> str:

@@ -13,7 +13,7 @@ from ms_kungfu.elastic.policies import (
     StragglerPolicy,
     ThroughputPolicy,
 )
-from ms_kungfu.elastic.policies._sizes import candidates
+from ms_kungfu.elastic.policies.throughput import candidates
 from ms_kungfu.elastic.policy import Decision, Metrics, as_policy
 from ms_kungfu.monitoring.noise_scale import NoiseScaleEstimator
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ms_kungfu.elastic.policies._sizes import candidates
+from ms_kungfu.elastic.policies.throughput import candidates
 from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 
 
