@@ -268,13 +268,12 @@ class KungFuElasticCallback(Callback):
     def _eval_during_train(self, model: Any, valid_infos: Any, params: Any, callbacks: Any) -> None:
         """After the last step of an epoch."""
         training = self.training
-        if training is None or runtime.detached() or is_behind():
-            params.setdefault("net_outputs", None)
-            return
-        if not training.asynchronous:
+        takes_part = training is not None and not runtime.detached() and not is_behind()
+        if training is not None and takes_part and not training.asynchronous:
             agree_on_outputs(params, batch_rows(params))
         params.setdefault("net_outputs", None)
-        Model._eval_during_train(model, valid_infos, params, callbacks)
+        if takes_part:
+            Model._eval_during_train(model, valid_infos, params, callbacks)
 
     def _evaluate_together(
         self, model: Any, dataset: Any, callbacks: Any = None, params: Any = None, add_eval_loss: bool = False
@@ -420,12 +419,9 @@ def _calling() -> tuple[Any, str]:
 
 def _averages(network: Any) -> bool:
     """Whether something of ms_kungfu's in `network` keeps the workers' models together."""
-    for _, cell in network.cells_and_names():
-        if isinstance(cell, (Synchronising, KungFuGradReducer)) or any(
-            isinstance(value, Collective) for value in vars(cell).values()
-        ):
-            return True
-    return False
+    cells = [cell for _, cell in network.cells_and_names()]
+    held = [value for cell in cells for value in vars(cell).values()]
+    return any(isinstance(part, (Synchronising, KungFuGradReducer, Collective)) for part in (*cells, *held))
 
 
 def _sink_mode_asked_for() -> bool:

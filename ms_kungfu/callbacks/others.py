@@ -64,12 +64,12 @@ class Others:
     resumed = False  # it is from a checkpoint
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
-        counts: dict[str, itertools.count[int]] = {}
         self._callbacks: dict[str, Any] = {}
         for callback in callbacks:
             if is_carried(callback) or is_the_programs(callback):
                 name = type(callback).__name__
-                self._callbacks[f"{name}/{next(counts.setdefault(name, itertools.count()))}"] = callback
+                number = sum(key.startswith(f"{name}/") for key in self._callbacks)
+                self._callbacks[f"{name}/{number}"] = callback
         self._hooked = ExitStack()
         self._restored: dict[str, Any] = {}
         self._traces = {key: _trace(c) for key, c in self._callbacks.items() if not is_carried(c)}
@@ -156,9 +156,7 @@ class Others:
     def warn_of_what_is_not_carried(self) -> None:
         """After somebody has joined: name the program's callbacks that have changed since training began."""
         changed = {
-            key.split("/")[0]: sorted(
-                name for name, trace in _trace(self._callbacks[key]).items() if was.get(name) != trace
-            )
+            key.split("/")[0]: sorted(n for n, trace in _trace(self._callbacks[key]).items() if was.get(n) != trace)
             for key, was in self._traces.items()
         }
         named = [f"{name} ({', '.join(attributes)})" for name, attributes in changed.items() if attributes]

@@ -114,13 +114,8 @@ class CheckpointFolder:
             try:
                 self._write(snapshot)
             except Exception as error:  # whatever MindSpore makes of it; training is worth more than its checkpoint
-                _log.warning(
-                    "the checkpoint of step %d can't be written to %s (%s: %s); training goes on, earlier ones stay",
-                    snapshot.step,
-                    self.folder,
-                    type(error).__name__,
-                    error,
-                )
+                text = "the checkpoint of step %d can't be written to %s (%s: %s); training goes on, earlier ones stay"
+                _log.warning(text, snapshot.step, self.folder, type(error).__name__, error)
 
     def _write(self, snapshot: Snapshot) -> None:
         import mindspore as ms

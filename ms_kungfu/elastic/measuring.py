@@ -16,12 +16,7 @@ def begin(monitor: Monitor, optimizers: Sequence[Any], step: int) -> None:
 
 
 def step_end(
-    monitor: Monitor,
-    optimizers: Sequence[Any],
-    dataset: Shares | None,
-    step: int,
-    loss: Any,
-    samples: int | None,
+    monitor: Monitor, optimizers: Sequence[Any], dataset: Shares | None, step: int, loss: Any, samples: int | None
 ) -> StepRecord | None:
     """The record of the step just done, its number counted from 1; None between two that are measured. Collective."""
     from ms_kungfu.elastic.learning_rates import learning_rate_of  # loads MindSpore

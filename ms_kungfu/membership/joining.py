@@ -88,14 +88,8 @@ def request_segment(
 def enter(member: Member, granted: Granted, has_state: bool) -> None:
     """Joins the segment, together with the others of its version. A new version has had no sync points."""
     try:
-        member.core.join(
-            granted.fd,
-            granted.rank,
-            str(granted.peer),
-            has_state,
-            member.get(env.COLLECTIVE_TIMEOUT),
-            member.get(env.JOIN_TIMEOUT),
-        )
+        timeouts = member.get(env.COLLECTIVE_TIMEOUT), member.get(env.JOIN_TIMEOUT)
+        member.core.join(granted.fd, granted.rank, str(granted.peer), has_state, *timeouts)
     finally:
         member.ports.close(granted.fd)
     member.cluster = granted.cluster

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ms_kungfu._checks import at_least
 from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
 
@@ -26,8 +27,7 @@ class SchedulePolicy(Policy):
             if name not in known:
                 raise TypeError(f"a schedule changes size, {', '.join(known)}, not {name!r}")
             for step, value in table.items():
-                if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-                    raise ValueError(f"{name}: a step is an integer of 0 or more, got {step!r}")
+                at_least(0, step, f"{name}: a step")
                 _ = Decision("a check", **{name: value})
         self._changes = {name: dict(table) for name, table in changes.items()}
 
