@@ -108,7 +108,6 @@ class KungFuElasticCallback(Callback):
             schedule, wait, tuple(components), lr_rule, averaged, checkpoint_dir, checkpoint_every, keep_checkpoints,
             resume, policy, monitor, evict, asynchronous,
         )  # fmt: skip
-        self._monitor = monitor
         self._global_batch_size = global_batch_size
         if global_batch_size is not None:
             at_least(1, global_batch_size, "global_batch_size")
@@ -158,7 +157,7 @@ class KungFuElasticCallback(Callback):
         before = self.training
         others = self._others = Others(params.list_callback)
         last_step = Component("last_step", self._capture, self._receive)
-        options = replace(self._options, components=(last_step, *self._options.components), monitor=self._monitor)
+        options = replace(self._options, components=(last_step, *self._options.components))
         self.training = training = ElasticTraining(
             params.train_network,
             **vars(options),
@@ -167,9 +166,9 @@ class KungFuElasticCallback(Callback):
             loss_scale_manager=params.get("loss_scale_mananger"),  # as MindSpore spells it
             total_samples=params.epoch_num * params.train_dataset.total_samples if elastic_data else None,
         )
-        self._monitor = training.monitor
-        if self._monitor is not None:
-            connect_summary(self._monitor, params)
+        self._options = replace(self._options, monitor=training.monitor)  # goes on in the next call
+        if training.monitor is not None:
+            connect_summary(training.monitor, params)
         if not _averages(params.train_network):
             _log.warning(
                 "Model.train has no optimizer of ms_kungfu and no KungFuGradReducer here (%s): unless the program "

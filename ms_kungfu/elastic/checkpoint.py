@@ -245,10 +245,7 @@ class Checkpointing:
         mine.checkpoint, mine.writes_checkpoint = step, runtime.current_rank() == min(own)
         if not mine.writes_checkpoint:
             return
-        host = {
-            "components": {c.name: c.capture() for c in now.components if not c.own},
-            "own": list(own.values()),
-        }
+        host = {"components": {c.name: c.capture() for c in now.components if not c.own}, "own": list(own.values())}
         self.folder.save(take_snapshot(step, now, host))
 
     def make_up(self, step: int) -> None:

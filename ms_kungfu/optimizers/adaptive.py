@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import mindspore as ms
@@ -12,6 +11,7 @@ from mindspore.ops import composite
 
 from ms_kungfu import runtime
 from ms_kungfu.agreement import gather_living
+from ms_kungfu.elastic.inventory import assign
 from ms_kungfu.errors import CollectiveMismatchError
 from ms_kungfu.fusion import Plan
 from ms_kungfu.ops import wait_for_queue
@@ -23,18 +23,6 @@ from ms_kungfu.optimizers.synchronous import CentralModel, fraction
 ALGORITHMS = ("ssgd", "sma", "pair")
 _SSGD, _SMA, _PAIR = range(3)
 _NEVER = -1
-
-
-class SetNumber(nn.Cell):
-    """Write a number into a parameter in place, so that compiled graphs see it in both modes."""
-
-    def __init__(self, parameter: Parameter) -> None:
-        super().__init__(auto_prefix=False)
-        self.number = parameter
-
-    @ms.jit(backend="ms_backend")
-    def construct(self, value):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        return ops.assign(self.number, value)
 
 
 class AdaptiveSGDOptimizer(Pairing, Synchronising):
@@ -139,7 +127,7 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
             runtime.run_barrier()
             if self._prefetch:
                 self._publish()
-        self._set_mode(Tensor(wanted, ms.int32))
+        assign(self.mode, np.array(wanted))
         wait_for_queue()
 
     def merge(self) -> None:
@@ -153,10 +141,6 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
 
     def _number(self) -> int:
         return int(self.mode.asnumpy())
-
-    @cached_property
-    def _set_mode(self) -> SetNumber:
-        return SetNumber(self.mode)
 
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
