@@ -12,6 +12,7 @@ import argparse
 import difflib
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NoReturn
 
@@ -45,9 +46,7 @@ class FlagParser(argparse.ArgumentParser):
         self._is_switch[name] = type is switch
         self.add_argument(f"-{name}", help=help, type=type, metavar=metavar, **more)
 
-    def parse(
-        self, arguments: Sequence[str], flags: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
+    def parse(self, arguments: Sequence[str], flags: Namespace | None = None) -> tuple[Namespace, list[str]]:
         """The flags, and the words after them; `flags` that were parsed before are added to.
 
         UsageError says what is wrong. Who asks for help gets it, and the program ends.

@@ -16,6 +16,7 @@ import secrets
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,8 +172,7 @@ class BrokerClient:
                     kept = True
                     return Granted(cluster, rank, fds.pop(), peer, incarnation)
             finally:
-                for fd in fds:
-                    os.close(fd)
+                close_all(fds)
             if answer.get("detached") is True or answer.get("leaving") is True:
                 return Detached()
             if answer.get("stay") is True:
@@ -264,8 +264,7 @@ class Connection:
 
     def receive(self) -> dict[str, Any]:
         message, fds = self.receive_with_fds()
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
         return message
 
     def receive_with_fds(self) -> tuple[dict[str, Any], list[int]]:
@@ -282,8 +281,7 @@ class Connection:
             if not isinstance(message, dict):
                 raise ProtocolError("a message is not a JSON object")
         except BaseException:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
             raise
         return message, fds
 
@@ -317,6 +315,11 @@ def receive_fds(connection: socket.socket, max_bytes: int, flags: int = 0) -> tu
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
     return data, list(fds)
+
+
+def close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def new_nonce() -> str:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Callable, Protocol, TypeVar
 
 from ms_kungfu import env
+from ms_kungfu.broker_protocol import close_all
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher import affinity
 from ms_kungfu.launcher.coordinator import Coordinator
@@ -368,7 +369,8 @@ class HostAgent:
                 self.output.release(process.log_name)
                 self.broker.assign(process.standby, peer, cluster.version)
             else:
-                self._launch(process, self._environment(process, cluster, joins_later), shares[rank])
+                environment = self._environment(process, cluster, joins_later)
+                self._launch(process, environment, shares[rank], len(shares[rank]))
             if joins_later:
                 process.join_timer = self._loop.call_later(
                     self.begun.join_timeout_s, self._end_one_that_is_late, process, cluster.version
@@ -385,17 +387,14 @@ class HostAgent:
             number = next(self._standby_numbers)
             process = Process(next(self._keys), f"standby.{number}", rank=newest.size, standby=number)
             process.device = self.processes.choose_device(newest)
-            environment = self._environment(process, newest, True)
-            if self.options.affinity and "OMP_NUM_THREADS" not in self.machine.environ:
-                # As many as its share of the cores will be; until then it may use all of them.
-                environment["OMP_NUM_THREADS"] = str(len(affinity.divide(self._cores, newest.size + 1)[-1]))
-            self._launch(process, environment, list(self._cores))
+            # As many threads as its share of the cores will be; until then it may use all of them.
+            threads = len(affinity.divide(self._cores, newest.size + 1)[-1])
+            self._launch(process, self._environment(process, newest, True), list(self._cores), threads)
 
-    def _launch(self, process: Process, environment: dict[str, str | None], cores: list[int]) -> None:
+    def _launch(self, process: Process, environment: dict[str, str | None], cores: list[int], threads: int) -> None:
         """The supervisor tells what came of it."""
-        cores = cores if self.options.affinity else []
-        if cores and "OMP_NUM_THREADS" not in self.machine.environ:
-            environment.setdefault("OMP_NUM_THREADS", str(len(cores)))
+        if self.options.affinity and "OMP_NUM_THREADS" not in self.machine.environ:
+            environment["OMP_NUM_THREADS"] = str(threads)
         self.processes.by_key[process.key] = process
         self.emptied.clear()
         try:
@@ -408,10 +407,9 @@ class HostAgent:
             self._loop.call_soon(self._on_exit, process, never)
             return
         try:
-            self.supervisor.start(process.key, environment, cores, stdout, stderr)
+            self.supervisor.start(process.key, environment, cores if self.options.affinity else (), stdout, stderr)
         finally:
-            os.close(stdout)
-            os.close(stderr)
+            close_all((stdout, stderr))
 
     def _check_descriptors(self) -> None:
         """OSError where another newcomer would take the last descriptors: nobody would hear those who are starting

@@ -6,6 +6,7 @@ requests come is for whoever calls `serve`: `broker_server` has the socket and t
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from dataclasses import dataclass
@@ -24,10 +25,8 @@ _ANSWER_TIMEOUT_S = 10.0
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
+    except OSError as error:
+        return error.errno == errno.EPERM
     return True
 
 

@@ -248,7 +248,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
 def _check_program(command: Sequence[str]) -> None:
     """Says once what each worker would say otherwise."""
     program = command[0]
-    if not _is_runnable(program):
+    if shutil.which(program) is None or os.path.isdir(program):
         if program.endswith(".py") and os.path.isfile(program):
             raise UsageError(f"{program} is a script of Python's; write {PROGRAM} ... python {' '.join(command)}")
         raise UsageError(f"program {program!r} is not an executable file, nor is one of that name in PATH")
@@ -272,10 +272,6 @@ def _script_of(command: Sequence[str]) -> str | None:
         if word in ("-W", "-X", "--check-hash-based-pycs"):
             next(words, None)
     return None
-
-
-def _is_runnable(program: str) -> bool:
-    return shutil.which(program) is not None and not os.path.isdir(program)
 
 
 def _check_url(url: str, builtin_port: int | None) -> None:

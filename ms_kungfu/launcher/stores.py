@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Any, Callable
 
-from ms_kungfu.broker_protocol import Connection, ProtocolError
+from ms_kungfu.broker_protocol import Connection, ProtocolError, close_all
 from ms_kungfu.cluster import PeerID
 
 _Process = tuple[PeerID, int]  # a peer ID and the version that the process was started for
@@ -24,20 +24,18 @@ class Stores:
         message of its own, or ``{"store": "get", "peer"}``."""
         peer = PeerID.parse(message.get("peer"))
         if message.get("store") == "get":
-            fd = self._newest(peer)
+            fds = self._newest(peer)
             try:
-                connection.send({"store": fd is not None}, () if fd is None else (fd,))
+                connection.send({"store": bool(fds)}, tuple(fds))
             finally:
-                if fd is not None:
-                    os.close(fd)
+                close_all(fds)
             return
         incarnation = message.get("incarnation")
         if message.get("store") != "put" or not isinstance(incarnation, int):
             raise ProtocolError("a request to the stores is a put with an incarnation, or a get")
         _, fds = connection.receive_with_fds()
         if len(fds) != 1:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
             raise ProtocolError(f"a store is one descriptor, got {len(fds)}")
         if is_out(peer, incarnation):
             os.close(fds[0])
@@ -50,15 +48,13 @@ class Stores:
             os.close(before)
         connection.send({"store": True})
 
-    def _newest(self, peer: PeerID) -> int | None:
+    def _newest(self, peer: PeerID) -> list[int]:
+        """A copy of the descriptor, which is the caller's; empty where there is none."""
         with self._lock:
             found = [process for process in self._fds if process[0] == peer]
-            return os.dup(self._fds[max(found, key=lambda process: process[1])]) if found else None
+            return [os.dup(self._fds[max(found, key=lambda process: process[1])])] if found else []
 
     def drop(self, gone: Callable[[PeerID, int], bool]) -> None:
         """Closes those of processes that are gone."""
         with self._lock:
-            closing = [process for process in self._fds if gone(*process)]
-            fds = [self._fds.pop(process) for process in closing]
-        for fd in fds:
-            os.close(fd)
+            close_all([self._fds.pop(process) for process in list(self._fds) if gone(*process)])

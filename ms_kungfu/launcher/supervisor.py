@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from ms_kungfu._processes import children
-from ms_kungfu.broker_protocol import receive_fds
+from ms_kungfu.broker_protocol import close_all, receive_fds
 
 _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
@@ -220,8 +220,7 @@ class _SupervisorProcess:
         try:
             self._obey(json.loads(message), fds)
         finally:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
         return True
 
     def _obey(self, request: dict[str, Any], fds: list[int]) -> None:
