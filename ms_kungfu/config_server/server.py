@@ -262,9 +262,8 @@ class _Face:
             return
         application = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._once])
         application.router.add_get(self._server.path, self._get)
-        application.router.add_put(self._server.path, self._put)
-        application.router.add_post(self._server.path, self._put)
-        application.router.add_delete(self._server.path, self._delete)
+        for method in ("PUT", "POST", "DELETE"):
+            application.router.add_route(method, self._server.path, self._write)
         # A long poll must not hold up the end of the job, and one whose client has gone is over.
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
@@ -353,13 +352,13 @@ class _Face:
         finally:
             self._waiting -= 1
 
-    async def _put(self, request: web.Request) -> web.Response:
+    async def _write(self, request: web.Request) -> web.Response:
         refused = self._server.refuse_stranger(request)
         if refused is not None:
             return refused
-        body = await request.read()  # more than client_max_size is answered by 413
+        body = b"" if request.method == "DELETE" else await request.read()  # over client_max_size is answered by 413
         try:
-            if not body and request.method == "POST":
+            if not body and request.method != "PUT":
                 await self._server.forget()
                 return web.json_response({})
             return _answer(await self._server.write(body, request.headers.get(WRITER_HEADER, "")))
@@ -367,12 +366,6 @@ class _Face:
             return _sentence(400, str(error))
         except StaleVersionError as error:
             return _sentence(409, str(error))
-
-    async def _delete(self, request: web.Request) -> web.Response:
-        refused = self._server.refuse_stranger(request)
-        if refused is None:
-            await self._server.forget()
-        return refused or web.json_response({})
 
 
 def connection_limit() -> int:
