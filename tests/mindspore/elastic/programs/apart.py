@@ -8,7 +8,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 from mindspore.train import Callback, Model
-from reporting import Loss, digest, numbered, report
+from reporting import Loss, digest, layers, numbered, report
 
 import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback
@@ -42,7 +42,7 @@ class Last(Callback):
         report("step", step=run_context.original_args().cur_step_num)
 
 
-net = nn.SequentialCell(nn.Dense(4, 8), nn.BatchNorm1d(8), nn.Dense(8, 2))
+net = layers(nn.BatchNorm1d(8))
 if what == "sma":
     optimizer = SynchronousAveragingOptimizer(nn.Momentum(net.trainable_params(), 0.02, 0.9))
 else:

@@ -4,13 +4,12 @@ it is about to give its own) or "half" (the root, when it has given a part of th
 "texts" (the last rank, between the two meetings in which the workers' own states are gathered), "first" (the lowest
 rank, likewise), "write" (the lowest rank, in the thread that writes) or "end" (likewise, when training is over)."""
 
-import os
 import signal
 import sys
 
 import mindspore as ms
 from mindspore import nn
-from reporting import Loss, digest, numbered, numbers, report
+from reporting import Loss, die, digest, numbered, numbers, report
 
 import ms_kungfu as kf
 from ms_kungfu import agreement
@@ -26,10 +25,6 @@ ms.set_seed(1)
 net = nn.Dense(2, 1)
 optimizer = KungFuMomentum(net.trainable_params(), 0.1, 0.9)
 elastic = ElasticTraining(net, optimizer, checkpoint_dir=folder)
-
-
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def gather_living(row, name):

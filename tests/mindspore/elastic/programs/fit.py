@@ -7,7 +7,6 @@ sharded, elastic), train (elastic, per worker, sharded), callbacks (names), deat
 
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -29,7 +28,7 @@ from mindspore.train import (
     TimeMonitor,
 )
 from mindspore.train.callback import _checkpoint
-from reporting import Loss, Numbered, digest, numbered, numbers, report
+from reporting import Loss, Numbered, die, digest, numbered, numbers, report
 
 import ms_kungfu as kf
 from ms_kungfu import membership
@@ -59,7 +58,7 @@ class Error(MAE):
 class Watch(Callback):
     def on_train_step_begin(self, run_context):
         if [run_context.original_args().cur_step_num, kf.current_rank()] in deaths:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
 
     def on_train_step_end(self, run_context):
         params = run_context.original_args()
@@ -80,7 +79,7 @@ class Watch(Callback):
     def on_eval_step_end(self, run_context):
         self.batch += 1
         if [f"eval:{run_context.original_args().cur_epoch_num}:{self.batch}", kf.current_rank()] in deaths:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
 
     def on_train_epoch_end(self, run_context):
         params = run_context.original_args()
@@ -109,7 +108,7 @@ class Watch(Callback):
 def save_checkpoint(*arguments, **keywords):
     if [f"save:{elastic.training.step}", kf.current_rank()] in deaths:
         Path(arguments[1]).write_bytes(b"the beginning of a file")
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
     save(*arguments, **keywords)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import mindspore as ms
 from mindspore import nn
-from reporting import Loss, numbered, numbers, report
+from reporting import numbered, numbers, report, training_step
 
 import ms_kungfu as kf
 from ms_kungfu.dataset import ElasticDataset
@@ -17,15 +17,13 @@ from ms_kungfu.optimizers import KungFuMomentum
 ms.set_context(mode=ms.PYNATIVE_MODE)
 net = nn.Dense(4, 2)
 optimizer = KungFuMomentum(net.trainable_params(), 0.05, 0.9)
-loss_fn = Loss()
-grad_fn = ms.value_and_grad(lambda x, y: loss_fn(net(x), y), None, net.trainable_params())
+train_step = training_step(net, optimizer)
 data = ElasticDataset(numbered(60), global_batch_size=12)
 elastic = ElasticTraining(net, optimizer, dataset=data)
 wanted, first_epoch = [3, 1], 0
 for epoch in elastic.epochs(10_000):
     for x, y in data:
-        _, gradients = grad_fn(x, y)
-        optimizer(gradients)
+        train_step(x, y)
         report("step", step=elastic.step + 1, epoch=epoch, samples=numbers(y))
         came_true = kf.current_cluster_size() == {2: 1, 1: 3, 0: 0}[len(wanted)]  # a newer wish would take its place
         if kf.current_rank() == 0 and came_true and elastic.step % 20 == 3:

@@ -2,7 +2,7 @@
 
 import mindspore as ms
 from mindspore import nn
-from reporting import Loss, digest, numbered, report
+from reporting import digest, numbered, report, training_step
 
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import ElasticTraining
@@ -12,14 +12,13 @@ ms.set_context(mode=ms.PYNATIVE_MODE)
 ms.set_seed(1)
 net = nn.SequentialCell(nn.BatchNorm1d(4), nn.Dense(4, 2))
 optimizer = SynchronousAveragingOptimizer(nn.Momentum(net.trainable_params(), 0.1, 0.9))
-loss_fn = Loss()
-grad = ms.value_and_grad(lambda x, y: loss_fn(net(x), y), None, net.trainable_params())
+train_step = training_step(net, optimizer)
 data = ElasticDataset(numbered(24), global_batch_size=8)
 elastic = ElasticTraining(net, optimizer, dataset=data)
 for _ in elastic.epochs(1):
     net.set_train()
     for x, y in data:
-        optimizer(grad(x, y)[1])
+        train_step(x, y)
         elastic.step_end()
 
 

@@ -1,16 +1,14 @@
 """OUT SCHEDULE EPOCHS CALLS [plain | STEP:RANK ...]: an unmodified Model.train; each worker reports every step and its
 state after. A worker that has this rank kills itself in this step."""
 
-import os
 import random
-import signal
 import sys
 
 import mindspore as ms
 import numpy as np
 from mindspore import nn
 from mindspore.train import Callback, Model
-from reporting import Loss, digest, numbered, numbers, report
+from reporting import Loss, die, digest, numbered, numbers, report
 
 import ms_kungfu as kf
 from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback, sync_net_parameters
@@ -43,7 +41,7 @@ class Watch(Callback):
 
     def on_train_step_begin(self, run_context):
         if f"{run_context.original_args().cur_step_num}:{kf.current_rank()}" in deaths:
-            os.kill(os.getpid(), signal.SIGKILL)  # with its batch in its hands
+            die()  # with its batch in its hands
 
     def on_train_step_end(self, run_context):
         params = run_context.original_args()

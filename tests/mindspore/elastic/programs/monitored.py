@@ -10,7 +10,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 from mindspore.train import Model, SummaryCollector
-from reporting import Loss, digest, numbered, report
+from reporting import Loss, digest, numbered, report, training_step
 
 import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback, MonitorCallback
@@ -155,17 +155,11 @@ def straggler():
     told = Told()
     data = ElasticDataset(numbered(600), batch_size=2, seed=3)
     slow = kf.current_rank() == 1
-    loss_fn = Loss()
-
-    def forward(x, y):
-        return loss_fn(net(x), y)
-
-    grad_fn = ms.value_and_grad(forward, None, net.trainable_params())
+    train_step = training_step(net, optimizer)
     elastic = ElasticTraining(net, optimizer, dataset=data, policy=StragglerPolicy(patience=5))
     for x, y in elastic_batches(elastic, data):
-        loss, grads = grad_fn(x, y)
         time.sleep(0.15 if slow else 0.02)
-        optimizer(grads)
+        loss = train_step(x, y)
         elastic.step_end(loss)
         report("step", step=elastic.step, slow=slow, size_after=kf.current_cluster_size(), detached=kf.detached())
         if elastic.step >= 30:

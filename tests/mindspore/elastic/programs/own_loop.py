@@ -1,15 +1,13 @@
-"""OUT SCHEDULE EPOCHS BATCH MODE [STEP:RANK:PLACE ...]: a loop of one's own, in the style of MindSpore's comm-fusion
-tutorial. A worker kills itself where it has that rank in that step: "taken" is when it has its batch and nobody has its
-gradients, "trained" when the step is done and it has not been counted."""
+"""OUT SCHEDULE EPOCHS BATCH MODE [STEP:RANK:PLACE ...]: a loop of one's own. A worker kills itself where it has
+that rank in that step: "taken" is when it has its batch and nobody has its gradients, "trained" when the step is done
+and it has not been counted."""
 
-import os
-import signal
 import sys
 
 import mindspore as ms
 import numpy as np
 from mindspore import nn
-from reporting import Loss, digest, numbered, numbers, report
+from reporting import die, digest, layers, numbered, numbers, report, training_step
 
 import ms_kungfu as kf
 from ms_kungfu.dataset import ElasticDataset
@@ -22,28 +20,14 @@ deaths = sys.argv[6:]
 ms.set_context(mode=ms.GRAPH_MODE if sys.argv[5] == "graph" else ms.PYNATIVE_MODE)
 ms.set_seed(1)
 
-net = nn.SequentialCell(nn.Dense(4, 8), nn.Tanh(), nn.Dense(8, 2))
+net = layers(nn.Tanh())
 optimizer = KungFuAdam(net.trainable_params(), 0.2, eps=1.0)  # no whole step of what is rounding only
-loss_fn = Loss()
-
-
-def forward(x, y):
-    return loss_fn(net(x), y)
-
-
-grad_fn = ms.value_and_grad(forward, None, net.trainable_params())
-
-
-@ms.jit
-def train_step(x, y):
-    loss, grads = grad_fn(x, y)
-    optimizer(grads)
-    return loss
+train_step = training_step(net, optimizer, jit=True)
 
 
 def die_at(place):
     if f"{elastic.step + 1}:{kf.current_rank()}:{place}" in deaths:
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
 
 
 data = ElasticDataset(numbered(240), global_batch_size=batch, seed=5)

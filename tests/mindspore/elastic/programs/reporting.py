@@ -1,13 +1,17 @@
-"""What the programs of this folder share: a report for each worker, and data whose samples are their own numbers."""
+"""What the programs of this folder share: a report for each worker, data whose samples are their own numbers, networks
+and steps for them, and a worker's death."""
 
 import hashlib
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
 import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
+from mindspore import nn
 
 import ms_kungfu as kf
 
@@ -53,8 +57,35 @@ def numbers(y):
     return y.asnumpy()[:, -1].astype(int).tolist()
 
 
-class Loss(ms.nn.Cell):
+class Loss(nn.Cell):
     """Mean squared error without the sample's number."""
 
     def construct(self, output, y):
         return ((output - y[:, :2]) ** 2).mean()
+
+
+def layers(*between):
+    """A network for them with a hidden layer of eight, and `between` before the last one."""
+    return nn.SequentialCell(nn.Dense(4, 8), *between, nn.Dense(8, 2))
+
+
+def training_step(net, optimizer, jit=False):
+    """A step of a loop of one's own: takes a batch, updates, gives the loss. With `jit` all of it is compiled, in the
+    style of MindSpore's comm-fusion tutorial."""
+    loss_fn = Loss()
+
+    def forward(x, y):
+        return loss_fn(net(x), y)
+
+    grad_fn = ms.value_and_grad(forward, None, net.trainable_params())
+
+    def step(x, y):
+        loss, gradients = grad_fn(x, y)
+        optimizer(gradients)
+        return loss
+
+    return ms.jit(step) if jit else step
+
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)

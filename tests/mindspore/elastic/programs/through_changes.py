@@ -9,7 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 from mindspore.train import Callback, Model
-from reporting import Loss, digest, numbered, numbers, report
+from reporting import Loss, digest, layers, numbered, numbers, report
 
 import ms_kungfu as kf
 from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback
@@ -69,7 +69,7 @@ class After(Callback):
 
 
 norm = [nn.BatchNorm1d(8)] if network == "norm" else []
-net = nn.SequentialCell(nn.Dense(4, 8), *norm, nn.Tanh(), nn.Dense(8, 2))
+net = layers(*norm, nn.Tanh())
 optimizer = KungFuMomentum(net.trainable_params(), 0.02, 0.9)
 data = ElasticDataset(numbered(SAMPLES), batch_size=5, seed=5)  # the callback says what it really is
 elastic = KungFuElasticCallback(None if schedule == "none" else schedule, wait=True, **options)

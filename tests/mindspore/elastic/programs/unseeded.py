@@ -7,7 +7,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 from mindspore.train import Model
-from reporting import Loss, digest, numbered, report
+from reporting import Loss, digest, layers, numbered, report, training_step
 
 import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback, sync_net_parameters
@@ -17,32 +17,27 @@ from ms_kungfu.optimizers import KungFuMomentum
 
 how, mode = sys.argv[2:4]
 ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
-net = nn.SequentialCell(nn.Dense(4, 8), nn.BatchNorm1d(8), nn.Dense(8, 2))
+net = layers(nn.BatchNorm1d(8))
 optimizer = KungFuMomentum(net.trainable_params(), 0.02, 0.9)
 moments = list(optimizer.moments)
 moments[0].set_data(ms.Tensor(np.full(moments[0].shape, kf.current_rank()), ms.float32))
-loss_fn = Loss()
 data = ElasticDataset(numbered(60), global_batch_size=12)
 weights = [p for p in optimizer.get_parameters() if ".moving_" not in p.name]
 report("before", step=0, weights=digest(weights))
 
 if how == "callback":
-    Model(net, loss_fn, optimizer).train(2, data, callbacks=[KungFuElasticCallback()], dataset_sink_mode=False)
+    Model(net, Loss(), optimizer).train(2, data, callbacks=[KungFuElasticCallback()], dataset_sink_mode=False)
 elif how == "loop":
-
-    def forward(x, y):
-        return loss_fn(net(x), y)
-
-    grad = ms.value_and_grad(forward, None, net.trainable_params())
+    train_step = training_step(net, optimizer)
     elastic = ElasticTraining(net, optimizer, dataset=data)
     for _ in elastic.epochs(2):
         report("begin", step=elastic.step, all=digest(elastic.parameters))
         for x, y in data:
-            optimizer(grad(x, y)[1])
+            train_step(x, y)
             elastic.step_end()
 else:
     if how == "sync":
         sync_net_parameters(net)
         sync_net_parameters(optimizer)
-    Model(net, loss_fn, optimizer).train(2, data, dataset_sink_mode=False)
+    Model(net, Loss(), optimizer).train(2, data, dataset_sink_mode=False)
 report("end", step=0, weights=digest(weights), random=np.random.rand())
