@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from ms_kungfu._processes import stat_of
 from ms_kungfu.bench.contenders.base import Contender
 
 _GRACE_S = 10.0
@@ -124,7 +125,7 @@ class Group:
         total = 0
         for pid in self._pids:
             with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                fields = stat_of(pid)
                 total += int(fields[11]) + int(fields[12])
         return total / _TICKS_PER_S
 
