@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from ms_kungfu.bench import contenders, machine, report, rounds
 from ms_kungfu.bench.group import Group, running
@@ -74,7 +74,7 @@ def _measure(
                 "buffers": task.sets,
             }
             label = f"{name}, {way}" if len(ways) > 1 else name
-            entries.append(rounds.Entry(label, group, asdict(task), about))
+            entries.append(rounds.Entry(label, group, task, about))
     done = rounds.run(entries, settings.rounds)
     base = next((e for e in done if e.group.name.startswith("kungfu")), None)
     return report.records(bench, done, base)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import selectors
 import shutil
 import signal
 import socket
@@ -13,8 +11,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ms_kungfu._processes import stat_of
 from ms_kungfu.bench.contenders.base import Contender
@@ -36,7 +35,7 @@ class Group:
         self._timeout_s = timeout_s
         self._folder = tempfile.mkdtemp(prefix="kungfu-bench-")  # mode 0700: nobody else reaches the socket
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._connections: list[socket.socket] = []
+        self._connections: list[Connection] = []
         self._pids: list[int] = []
         self._failed = False  # then the others may be waiting for a rank that has gone
         self._listener = socket.socket(socket.AF_UNIX)
@@ -74,24 +73,23 @@ class Group:
         self._listener.settimeout(0.2)
         while len(self._connections) < self.size:
             try:
-                connection, _ = self._listener.accept()
-                connection.setblocking(True)
-                self._connections.append(connection)
+                accepted, _ = self._listener.accept()
+                accepted.setblocking(True)
+                self._connections.append(Connection(accepted.detach()))
             except socket.timeout:
                 if any(p.poll() not in (None, 0) for p in self._processes):
                     raise self._error("a process has ended before it was ready") from None
                 if time.monotonic() > deadline:
                     raise self._error(f"not ready within {self._timeout_s:g} s") from None
         answers = dict(zip(self._connections, self._answers()))
-        self._connections.sort(key=lambda connection: int(answers[connection]["rank"]))
-        self._pids = [int(answers[connection]["pid"]) for connection in self._connections]
+        self._connections.sort(key=lambda connection: answers[connection]["rank"])
+        self._pids = [answers[connection]["pid"] for connection in self._connections]
 
-    def measure(self, task: dict[str, Any]) -> list[dict[str, Any]]:
+    def measure(self, task: Any) -> list[dict[str, Any]]:
         """All ranks do `task`; their answers by rank."""
-        line = json.dumps(task).encode() + b"\n"
         for connection in self._connections:
             with contextlib.suppress(OSError):  # a dead rank shows when the answers are read
-                connection.sendall(line)
+                connection.send(task)
         answers = self._answers()
         for rank, answer in enumerate(answers):
             if "error" in answer:
@@ -100,25 +98,18 @@ class Group:
 
     def _answers(self) -> list[dict[str, Any]]:
         deadline = time.monotonic() + self._timeout_s
-        received = dict.fromkeys(self._connections, b"")
-        with selectors.DefaultSelector() as selector:
-            for connection in self._connections:
-                selector.register(connection, selectors.EVENT_READ)
-            while selector.get_map():
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    raise self._error(f"no answer within {self._timeout_s:g} s")
-                for key, _ in ready:
-                    connection = cast(socket.socket, key.fileobj)
-                    data = b""
-                    with contextlib.suppress(ConnectionError):
-                        data = connection.recv(1 << 16)
-                    if not data:
-                        raise self._error("a rank has died")
-                    received[connection] += data
-                    if data.endswith(b"\n"):
-                        selector.unregister(connection)
-        return [json.loads(received[connection]) for connection in self._connections]
+        received: dict[Any, dict[str, Any]] = {}
+        while len(received) < self.size:
+            missing = [connection for connection in self._connections if connection not in received]
+            ready: list[Any] = wait(missing, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise self._error(f"no answer within {self._timeout_s:g} s")
+            for connection in ready:
+                try:
+                    received[connection] = connection.recv()
+                except (EOFError, ConnectionError):
+                    raise self._error("a rank has died") from None
+        return [received[connection] for connection in self._connections]
 
     def cpu_seconds(self) -> float:
         """Processor time that the ranks have used so far."""

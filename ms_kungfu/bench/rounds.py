@@ -24,7 +24,7 @@ class Entry:
 
     label: str
     group: Group
-    task: dict[str, Any]
+    task: Any
     about: dict[str, Any] = field(default_factory=dict)
     rounds: list[list[float]] = field(default_factory=list)  # seconds of the rank that counts, by round
     wrong: str | None = None

@@ -1,15 +1,15 @@
 """One rank of a contender: ``python -m ms_kungfu.bench.worker module:Class folder rank size ...``; see :mod:`.group`.
 
-It reads one JSON task a line from the socket in `folder` and answers each with a line; between tasks it is blocked in
-that read. It ends when the other side does.
+It receives tasks from the socket in `folder` and answers each; between tasks it is blocked in a read. It ends when the
+other side does.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import socket
 import sys
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ms_kungfu.bench.contenders import find
 from ms_kungfu.bench.contenders.base import Contender, Unsupported
 
 
-def _answer(contender: Contender, task: dict[str, Any]) -> dict[str, Any]:
+def _answer(contender: Contender, task: Any) -> dict[str, Any]:
     try:
         return contender.measure(task)
     except Unsupported as error:
@@ -32,17 +32,10 @@ def _answer(contender: Contender, task: dict[str, Any]) -> dict[str, Any]:
 def main(arguments: list[str]) -> None:
     name, folder, rank, size, *extra = arguments
     contender = find(name)(int(rank), int(size), *extra)
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(Path(folder) / "socket"))
-        with connection.makefile("rw") as lines:
-            answer: dict[str, Any] = {"rank": contender.rank, "pid": os.getpid()}
-            while True:
-                lines.write(json.dumps(answer) + "\n")
-                lines.flush()
-                line = lines.readline()
-                if not line:
-                    return
-                answer = _answer(contender, json.loads(line))
+    with Client(str(Path(folder) / "socket")) as connection, contextlib.suppress(EOFError, ConnectionError):
+        connection.send({"rank": contender.rank, "pid": os.getpid()})
+        while True:
+            connection.send(_answer(contender, connection.recv()))
 
 
 if __name__ == "__main__":

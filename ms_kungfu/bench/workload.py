@@ -68,10 +68,6 @@ class Task:
     def nbytes(self) -> int:
         return sum(self.counts) * DTYPES[self.dtype].unit
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Task:
-        return cls(**{**value, "counts": tuple(value["counts"]), "groups": tuple(map(tuple, value["groups"]))})
-
 
 class Workload:
     """The buffers of one rank. A contender reads ``sets[i][0]`` and leaves its results in ``sets[i][1]``.

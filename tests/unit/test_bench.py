@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,10 +65,6 @@ def test_a_broadcast_poisons_all_but_its_root() -> None:
         work.poison()
     assert works[0].verify(1) is not None
     assert works[1].verify(1) is None
-
-
-def test_a_task_survives_json() -> None:
-    assert Task.from_json(json.loads(json.dumps(asdict(task())))) == task()
 
 
 def test_buckets_keep_the_order_and_the_limit() -> None:

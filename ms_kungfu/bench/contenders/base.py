@@ -78,7 +78,7 @@ class Contender(ABC):
         return [sys.executable, "-m", "ms_kungfu.bench.worker", own, folder, str(rank), str(size), *extra]
 
     @abstractmethod
-    def measure(self, task: dict[str, Any]) -> dict[str, Any]:
+    def measure(self, task: Any) -> dict[str, Any]:
         """Runs one measurement: ``{"samples": seconds of each, "wrong": None or what is wrong}``."""
 
 
@@ -89,10 +89,10 @@ class CollectiveContender(Contender):
     def loop(self, work: Workload) -> Loop:
         """What times the calls. After it the outputs of the sets that were used hold results."""
 
-    def measure(self, task: dict[str, Any]) -> dict[str, Any]:
-        work = Workload(Task.from_json(task), self.rank, self.size)
+    def measure(self, task: Task) -> dict[str, Any]:
+        work = Workload(task, self.rank, self.size)
         loop = self.loop(work)
-        samples, batch, sets = work.task.samples, work.task.batch, work.task.sets
+        samples, batch, sets = task.samples, task.batch, task.sets
         # Touches every buffer and name once, and wakes what sleeps.
         loop(max(2, -(-sets // batch)), batch)
         work.poison()

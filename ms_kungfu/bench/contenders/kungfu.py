@@ -9,7 +9,7 @@ import numpy as np
 
 from ms_kungfu import _core, comm
 from ms_kungfu.bench.contenders.base import CollectiveContender, Contender, Loop, Process, Unsupported, timed
-from ms_kungfu.bench.workload import Workload
+from ms_kungfu.bench.workload import Task, Workload
 from ms_kungfu.launcher.affinity import allowed_cores, divide
 
 _TIMEOUT_S = 300.0
@@ -79,6 +79,6 @@ class Memcpy(Joined, CollectiveContender):
             copies = [(inputs, [np.empty_like(x) for x in inputs]) for inputs, _ in copies]
         return lambda samples, batch: _core._time_memcpy(copies, samples, batch)
 
-    def measure(self, task: dict[str, Any]) -> dict[str, Any]:
+    def measure(self, task: Task) -> dict[str, Any]:
         # It copies this rank's own values: what a collective would have to yield can't come out.
         return {**super().measure(task), "wrong": None}
