@@ -1,8 +1,7 @@
-# add_kernel_plugin(TARGET): the plugin that gives MindSpore its kernels for one device, from the files of the current folder,
-# whose names are the same in each, and what is common to all.
+# add_kernel_plugin(TARGET): the plugin that gives MindSpore its kernels for one device, from what the current folder says of it
+# and what is common to all.
 function(add_kernel_plugin target)
-  add_library(${target} MODULE all_reduce.cc all_gather.cc broadcast.cc cluster.cc overlap.cc reduce_scatter.cc resize.cc
-                               store.cc plugin.cc ../common/groups.cc)
+  add_library(${target} MODULE plugin.cc ../common/groups.cc)
   target_include_directories(${target} PRIVATE .. ${CMAKE_CURRENT_SOURCE_DIR})
   target_compile_features(${target} PRIVATE cxx_std_17)
   target_compile_definitions(${target} PRIVATE KUNGFU_MINDSPORE_VERSION="${MindSporeWheel_VERSION}")

@@ -1,23 +1,20 @@
-// What the plugin tells about itself.
-#include <memory>
-#include <vector>
-
-#include "collective.h"
+// The plugin for Ascend devices, whose kernels are registered in MindSpore's factory of custom kernels.
+#include "common/accelerator.h"
+#include "common/kernels.h"
+#include "include/kernel/ascend/custom/kernel_mod_impl/custom_kernel_factory.h"
 
 extern "C" __attribute__((visibility("default"))) const char* kungfu_ms_version() { return KUNGFU_MINDSPORE_VERSION; }
 
 namespace mindspore::kernel::kungfu {
+namespace {
 
-// A kernel of this name as MindSpore's factory of custom kernels makes it, kept for as long as the process lives; null
-// if it knows none. For tests, which launch it as MindSpore would.
+auto& factory = CustomKernelFactory::Instance();
+[[maybe_unused]] const bool added = AddAll<Accelerator<KernelMod>>(factory);
+
+}  // namespace
+
 extern "C" __attribute__((visibility("default"))) KernelMod* kungfu_ms_make(const char* name) {
-  static auto* const kernels = new std::vector<std::shared_ptr<KernelMod>>;
-  auto kernel = CustomKernelFactory::Instance().Create(name);
-  if (kernel == nullptr) {
-    return nullptr;
-  }
-  kernels->push_back(kernel);
-  return kernels->back().get();
+  return MakeForTests(factory, name);
 }
 
 }  // namespace mindspore::kernel::kungfu

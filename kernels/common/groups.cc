@@ -92,7 +92,7 @@ uint64_t Count(const std::vector<int64_t>& shape) {
   return count;
 }
 
-uint64_t ClusterSize() {
+uint32_t ClusterSize() {
   uint32_t size = 0;
   Check(kf_cluster(nullptr, &size, nullptr));
   return size;

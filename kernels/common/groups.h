@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -13,7 +12,7 @@
 #include "include/runtime/hardware_abstract/kernel_base/kernel.h"
 #include "kungfu/c_api.h"
 
-// Inside MindSpore's namespace because its registration macros look names up from there.
+// Inside MindSpore's namespace, as all of its names are used here.
 namespace mindspore::kernel::kungfu {
 
 using KernelTensors = std::vector<KernelTensor*>;
@@ -28,7 +27,7 @@ uint64_t Count(const std::vector<int64_t>& shape);
 kf_op ReduceOpOf(const PrimitivePtr& primitive);
 
 // The number of ranks at present.
-uint64_t ClusterSize();
+uint32_t ClusterSize();
 
 // What becomes one operation.
 struct Group {
@@ -66,114 +65,6 @@ class Groups {
   std::vector<std::string> layouts_;    // of each part
   std::vector<uint64_t> input_counts_;  // in what they travel as
   std::vector<uint64_t> output_counts_;
-};
-
-// One tensor or a tuple of tensors in, as many out, on top of the device's own base class. Not thread-safe: MindSpore
-// launches a kernel from one thread at a time.
-template <typename Base>
-class CollectiveOn : public Base {
- public:
-  using Group = kungfu::Group;
-  using KernelTensors = kungfu::KernelTensors;
-
-  bool Init(const KernelTensors&, const KernelTensors&) override {
-    groups_.Init(this->primitive_);
-    name_ = groups_.name();
-    return true;
-  }
-  int Resize(const KernelTensors& inputs, const KernelTensors& outputs) override {
-    const int status = Base::Resize(inputs, outputs);
-    groups_.Sort(this->kernel_name_, inputs, outputs, Copies(), [this](size_t i) { return PartOf(i); });
-    return status;
-  }
-  std::vector<KernelAttr> GetOpSupport() override {
-    // With a list of dtypes MindSpore would cast all tensors of a tuple to the dtype of the first, and back.
-    return {KernelAttr().AddSkipCheckAttr(true).AddAllOutInRef(InPlace())};
-  }
-
- protected:
-  void LaunchGroups(const KernelTensors& inputs, const KernelTensors& outputs) {
-    ranks_ = static_cast<uint32_t>(ClusterSize());
-    Run(groups_.Bind(this->kernel_name_, inputs, outputs, InPlace(), [this](uint64_t n) { return OutputCount(n); }));
-  }
-
-  virtual void Run(const std::vector<Group>& groups) {
-    for (const auto& group : groups) {
-      Check(Run(group));
-    }
-  }
-  // Runs one group, where the groups have nothing to do with each other.
-  virtual kf_status Run(const Group& group) = 0;
-  // Whether it computes nothing, so that the elements may be of any type.
-  virtual bool Copies() const { return false; }
-  // Tensors of different parts are never in one group.
-  virtual size_t PartOf(size_t) const { return 0; }
-  // How many elements the output has to hold for an input of `count` elements, at the present size of the cluster.
-  virtual uint64_t OutputCount(uint64_t count) const { return count; }
-  // Whether the outputs are the inputs, written in place.
-  virtual bool InPlace() const { return false; }
-
-  const char* Layout(const Group& group) const { return groups_.Layout(group); }
-
-  std::string name_;   // matches the operation with the other ranks'
-  uint32_t ranks_{1};  // as this launch began: what the outputs are held against, and the operation is for
-
- private:
-  Groups groups_;
-};
-
-// A collective that reduces, by the primitive's attribute `op`.
-template <typename Collective>
-class Reducing : public Collective {
- public:
-  using typename Collective::Group;
-  using typename Collective::KernelTensors;
-
-  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
-    op_ = ReduceOpOf(this->primitive_);
-    return Collective::Init(inputs, outputs);
-  }
-
- protected:
-  kf_op op_{KF_SUM};
-};
-
-// The gradients of a step, in groups that are reduced one after another and, should a rank die meanwhile, with its part
-// in all of them or in none.
-template <typename Collective>
-class ReducingGradients : public Reducing<Collective> {
- public:
-  using typename Collective::Group;
-  using typename Collective::KernelTensors;
-
-  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
-    names_ = GetValue<std::vector<std::string>>(this->primitive_->GetAttr("names"));
-    group_of_ = GetValue<std::vector<int64_t>>(this->primitive_->GetAttr("group_of"));
-    if (names_.size() > 1 && group_of_.size() != inputs.size()) {
-      throw std::runtime_error("InternalError: " + this->kernel_name_ + " was given " + std::to_string(inputs.size()) +
-                               " tensors and groups for " + std::to_string(group_of_.size()));
-    }
-    return Reducing<Collective>::Init(inputs, outputs);
-  }
-
- protected:
-  virtual kf_status RunTogether(const std::vector<kf_group>& groups) = 0;
-
-  void Run(const std::vector<Group>& groups) override {
-    std::vector<kf_group> all;
-    all.reserve(groups.size());
-    for (const auto& group : groups) {
-      all.push_back(
-          {names_[group.part].c_str(), group.tensors.data(), group.tensors.size(), group.dtype, this->Layout(group)});
-    }
-    Check(RunTogether(all));
-  }
-  kf_status Run(const Group&) override { throw std::runtime_error("InternalError: groups are run together"); }
-  size_t PartOf(size_t i) const override { return names_.size() > 1 ? static_cast<size_t>(group_of_[i]) : 0; }
-
- private:
-  std::vector<std::string> names_;  // of the groups
-  std::vector<int64_t> group_of_;   // of each tensor, where there is more than one group
 };
 
 }  // namespace mindspore::kernel::kungfu

@@ -1,22 +1,20 @@
-// What the plugin tells about itself.
-#include <memory>
-#include <vector>
-
-#include "collective.h"
+// The plugin for GPUs, whose kernels are registered natively, as MindSpore's own are.
+#include "common/accelerator.h"
+#include "common/kernels.h"
+#include "mindspore/ops/kernel/gpu/gpu_kernel.h"
 
 extern "C" __attribute__((visibility("default"))) const char* kungfu_ms_version() { return KUNGFU_MINDSPORE_VERSION; }
 
 namespace mindspore::kernel::kungfu {
+namespace {
 
-// A kernel of this name as MindSpore's factory of native GPU kernels makes it, kept for as long as the process lives;
-// null if it knows none. For tests, which launch it as MindSpore would.
+auto& factory = Factory<NativeGpuKernelMod>::Instance();
+[[maybe_unused]] const bool added = AddAll<Accelerator<NativeGpuKernelMod>>(factory);
+
+}  // namespace
+
 extern "C" __attribute__((visibility("default"))) KernelMod* kungfu_ms_make(const char* name) {
-  static auto* const kernels = new std::vector<std::shared_ptr<KernelMod>>;
-  if (!Factory<NativeGpuKernelMod>::Instance().IsRegistered(name)) {
-    return nullptr;
-  }
-  kernels->push_back(Factory<NativeGpuKernelMod>::Instance().Create(name));
-  return kernels->back().get();
+  return MakeForTests(factory, name);
 }
 
 }  // namespace mindspore::kernel::kungfu

@@ -1,0 +1,160 @@
+// What the kernels of a GPU and of an Ascend device have in common; see kernels.h. What they do is in the device layer.
+#ifndef KUNGFU_KERNELS_COMMON_ACCELERATOR_H_
+#define KUNGFU_KERNELS_COMMON_ACCELERATOR_H_
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <vector>
+
+#include "common/groups.h"
+#include "kungfu/device.h"
+#include "kungfu/store.h"
+
+namespace mindspore::kernel::kungfu {
+
+// The ticket is a tensor in the device's memory, which neither half reads or writes: to fetch it the host would have to
+// wait for the stream, and with it for the backward pass. Its address tells which start a wait belongs to.
+class Tickets {
+ public:
+  static Tickets& Get() {
+    static auto* const tickets = new Tickets;  // MindSpore's threads may outlive static destructors
+    return *tickets;
+  }
+  void Put(const void* address, uint64_t ticket) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    tickets_[address] = ticket;  // in the place of one that nobody has waited for
+  }
+  uint64_t Take(const void* address) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    const auto found = tickets_.find(address);
+    if (found == tickets_.end()) {
+      throw std::runtime_error("InternalError: a reduction is waited for that was never started");
+    }
+    const auto ticket = found->second;
+    tickets_.erase(found);
+    return ticket;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const void*, uint64_t> tickets_;
+};
+
+// Tensors in pinned memory, one behind another, and then room for what the kernel gives out itself. A launch ends when
+// its copies have, as the next one uses the memory again.
+class PinnedRecord {
+ public:
+  PinnedRecord() = default;
+  PinnedRecord(const PinnedRecord&) = delete;
+  PinnedRecord& operator=(const PinnedRecord&) = delete;
+  ~PinnedRecord() { Free(); }
+
+  // The first `count` tensors; `room`: bytes behind them, for Write.
+  void Lay(const KernelTensors& tensors, size_t count, uint64_t room, void* stream) {
+    stream_ = stream;
+    uint64_t bytes = room;
+    for (size_t i = 0; i < count; ++i) {
+      bytes += tensors[i]->size();
+    }
+    if (bytes > bytes_) {
+      Free();
+      Check(kf_device_malloc_host(&memory_, bytes));
+      bytes_ = bytes;
+    }
+    rest_ = static_cast<char*>(memory_);
+    blobs_.clear();
+    for (size_t i = 0; i < count; ++i) {
+      blobs_.push_back({rest_, tensors[i]->size()});
+      rest_ += tensors[i]->size();
+    }
+  }
+  const std::vector<kf_blob>& blobs() const { return blobs_; }
+
+  void Fetch(const KernelTensors& tensors) {
+    for (size_t i = 0; i < blobs_.size(); ++i) {
+      Check(kf_device_copy(blobs_[i].data, tensors[i]->device_ptr(), blobs_[i].nbytes, KF_DEVICE_TO_HOST, stream_));
+    }
+    Finish();
+  }
+  void Store(const KernelTensors& tensors) {
+    for (size_t i = 0; i < blobs_.size(); ++i) {
+      Check(kf_device_copy(tensors[i]->device_ptr(), blobs_[i].data, blobs_[i].nbytes, KF_HOST_TO_DEVICE, stream_));
+    }
+  }
+  void Copy(const KernelTensors& to, const KernelTensors& from) {
+    for (size_t i = 0; i < from.size(); ++i) {
+      Check(kf_device_copy(to[i]->device_ptr(), from[i]->device_ptr(), from[i]->size(), KF_DEVICE_TO_DEVICE, stream_));
+    }
+  }
+  // By way of the room.
+  template <typename Value>
+  void Write(const KernelTensor& tensor, const Value& value) {
+    std::memcpy(rest_, &value, sizeof value);
+    Check(kf_device_copy(tensor.device_ptr(), rest_, sizeof value, KF_HOST_TO_DEVICE, stream_));
+    rest_ += sizeof value;
+  }
+  void Finish() { Check(kf_stream_synchronize(stream_)); }
+
+ private:
+  void Free() {
+    if (memory_ != nullptr) {
+      kf_device_free_host(memory_);
+    }
+    memory_ = nullptr;
+    bytes_ = 0;
+  }
+
+  void* memory_{nullptr};
+  uint64_t bytes_{0};
+  char* rest_{nullptr};  // of the room
+  std::vector<kf_blob> blobs_;
+  kf_stream stream_{nullptr};
+};
+
+template <typename Base>
+struct Accelerator {
+  using Kernel = Base;
+  using Record = PinnedRecord;
+
+  static constexpr auto kAllReduce = &kf_device_all_reduce;
+  static constexpr auto kAllReduceGradients = &kf_device_all_reduce_gradients;
+  static constexpr auto kAllGather = &kf_device_all_gather;
+  static constexpr auto kReduceScatter = &kf_device_reduce_scatter;
+  static constexpr auto kBroadcast = &kf_device_broadcast;
+  static kf_status kStartAllReduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
+                                   kf_op op, const char* layout, uint64_t* ticket, kf_stream stream) {
+    return kf_device_start_all_reduce(name, tensors, num_tensors, dtype, op, layout, stream, ticket);
+  }
+  template <typename Function, typename... Args>
+  static kf_status Call(Function* function, kf_stream stream, Args... args) {
+    return function(args..., stream);
+  }
+
+  static void PutTicket(const KernelTensor& tensor, uint64_t ticket) {
+    Tickets::Get().Put(tensor.device_ptr(), ticket);
+  }
+  static uint64_t TakeTicket(const KernelTensor& tensor) { return Tickets::Get().Take(tensor.device_ptr()); }
+  static kf_status Wait(const std::vector<kf_started>& started) {
+    std::vector<uint64_t> tickets;
+    for (const auto& each : started) {
+      tickets.push_back(each.ticket);
+    }
+    return kf_device_wait(tickets.data(), tickets.size());
+  }
+};
+
+// A kernel of this name as MindSpore's factory makes it, kept for as long as the process lives; null if it knows none.
+// For tests, which launch it as MindSpore would.
+template <typename Factory>
+KernelMod* MakeForTests(Factory& factory, const char* name) {
+  static auto* const kernels = new std::vector<std::shared_ptr<KernelMod>>;
+  kernels->push_back(factory.Create(name));
+  return kernels->back().get();
+}
+
+}  // namespace mindspore::kernel::kungfu
+
+#endif  // KUNGFU_KERNELS_COMMON_ACCELERATOR_H_
