@@ -32,13 +32,12 @@ Library::Library(const std::string& what, const char* paths, const std::vector<s
   if (handle_ == nullptr) throw Error(KF_MISSING, Text(what_, " is missing: ", tried));
 }
 
-void* Library::Symbol(const char* name, bool required) const {
-  void* symbol = dlsym(handle_, name);
-  if (symbol == nullptr && required) {
-    throw Error(KF_MISSING,
-                Text(what_, " in ", path_, " has no function ", name, ": it is another version or library"));
-  }
-  return symbol;
+Library::Symbol Library::Find(const std::string& name) const {
+  const Symbol symbol = FindOptional(name);
+  if (symbol.address != nullptr) return symbol;
+  throw Error(KF_MISSING, Text(what_, " in ", path_, " has no function ", name, ": it is another version or library"));
 }
+
+Library::Symbol Library::FindOptional(const std::string& name) const { return {dlsym(handle_, name.c_str())}; }
 
 }  // namespace kungfu::device

@@ -15,21 +15,21 @@ class Library {
   // KF_MISSING.
   Library(const std::string& what, const char* paths, const std::vector<std::string>& names);
 
+  // A function, of whatever type it is assigned to.
+  struct Symbol {
+    void* address;
+    template <typename Function>
+    operator Function*() const {
+      return reinterpret_cast<Function*>(address);
+    }
+  };
   // Throws Error KF_MISSING: the library is there but another than expected.
-  template <typename Function>
-  void Find(const char* name, Function*& function) const {
-    function = reinterpret_cast<Function*>(Symbol(name, /*required=*/true));
-  }
+  Symbol Find(const std::string& name) const;
   // Null where the library hasn't got it.
-  template <typename Function>
-  void FindOptional(const char* name, Function*& function) const {
-    function = reinterpret_cast<Function*>(Symbol(name, /*required=*/false));
-  }
+  Symbol FindOptional(const std::string& name) const;
   const std::string& path() const { return path_; }
 
  private:
-  void* Symbol(const char* name, bool required) const;
-
   std::string what_;
   std::string path_;
   void* handle_ = nullptr;  // never closed

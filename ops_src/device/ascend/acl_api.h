@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "device/library.h"
+
 namespace kungfu::device::acl {
 
 enum Error : int { kSuccess = 0, kRepeatInitialize = 100002 };
@@ -16,28 +18,31 @@ inline constexpr int kFormatNd = 2;
 using Handle = void*;  // aclrtStream, aclrtEvent, aclrtContext
 
 struct Runtime {
-  int (*Init)(const char* config);   // aclInit
-  const char* (*GetRecentErrMsg)();  // aclGetRecentErrMsg
-  // From here on each member is the function `aclrt` + its name.
-  int (*GetDeviceCount)(uint32_t* count);
-  int (*GetDevice)(int32_t* device);
-  int (*SetDevice)(int32_t device);
-  int (*GetCurrentContext)(Handle* context);
-  int (*SetCurrentContext)(Handle context);
-  int (*Malloc)(void** memory, size_t bytes, int policy);
-  int (*Free)(void* memory);
-  int (*MallocHost)(void** memory, size_t bytes);
-  int (*FreeHost)(void* memory);
-  int (*CreateStream)(Handle* stream);
-  int (*DestroyStream)(Handle stream);
-  int (*SynchronizeStream)(Handle stream);
-  int (*StreamAbort)(Handle stream);  // null before CANN 8
-  int (*StreamWaitEvent)(Handle stream, Handle event);
-  int (*CreateEvent)(Handle* event);
-  int (*DestroyEvent)(Handle event);
-  int (*RecordEvent)(Handle event, Handle stream);
-  int (*QueryEventStatus)(Handle event, int* status);
-  int (*MemcpyAsync)(void* to, size_t room, const void* from, size_t bytes, int kind, Handle stream);
+  explicit Runtime(const char* paths) : library("AscendCL (libascendcl)", paths, {"libascendcl.so"}) {}
+
+  const Library library;
+  int (*Init)(const char* config) = library.Find("aclInit");
+  const char* (*GetRecentErrMsg)() = library.FindOptional("aclGetRecentErrMsg");
+  int (*GetDeviceCount)(uint32_t* count) = library.Find("aclrtGetDeviceCount");
+  int (*GetDevice)(int32_t* device) = library.Find("aclrtGetDevice");
+  int (*SetDevice)(int32_t device) = library.Find("aclrtSetDevice");
+  int (*GetCurrentContext)(Handle* context) = library.Find("aclrtGetCurrentContext");
+  int (*SetCurrentContext)(Handle context) = library.Find("aclrtSetCurrentContext");
+  int (*Malloc)(void** memory, size_t bytes, int policy) = library.Find("aclrtMalloc");
+  int (*Free)(void* memory) = library.Find("aclrtFree");
+  int (*MallocHost)(void** memory, size_t bytes) = library.Find("aclrtMallocHost");
+  int (*FreeHost)(void* memory) = library.Find("aclrtFreeHost");
+  int (*CreateStream)(Handle* stream) = library.Find("aclrtCreateStream");
+  int (*DestroyStream)(Handle stream) = library.Find("aclrtDestroyStream");
+  int (*SynchronizeStream)(Handle stream) = library.Find("aclrtSynchronizeStream");
+  int (*StreamAbort)(Handle stream) = library.FindOptional("aclrtStreamAbort");  // null before CANN 8
+  int (*StreamWaitEvent)(Handle stream, Handle event) = library.Find("aclrtStreamWaitEvent");
+  int (*CreateEvent)(Handle* event) = library.Find("aclrtCreateEvent");
+  int (*DestroyEvent)(Handle event) = library.Find("aclrtDestroyEvent");
+  int (*RecordEvent)(Handle event, Handle stream) = library.Find("aclrtRecordEvent");
+  int (*QueryEventStatus)(Handle event, int* status) = library.Find("aclrtQueryEventStatus");
+  int (*MemcpyAsync)(void* to, size_t room, const void* from, size_t bytes, int kind,
+                     Handle stream) = library.Find("aclrtMemcpyAsync");
 };
 
 // aclDataType
@@ -45,13 +50,17 @@ enum Dtype : int { kFloat32 = 0, kFloat16 = 1, kFloat64 = 11, kBfloat16 = 27 };
 
 // Division in place, which HCCL has not: a mean is a sum, divided. Tensors, scalars and executors are opaque.
 struct Operators {
+  const Library base{"aclnn's base (libnnopbase)", nullptr, {"libnnopbase.so"}};
+  const Library library{"the operators of aclnn (libopapi)", nullptr, {"libopapi.so"}};
   void* (*CreateTensor)(const int64_t* shape, uint64_t rank, int dtype, const int64_t* stride, int64_t offset,
-                        int format, const int64_t* storage_shape, uint64_t storage_rank, void* data);
-  int (*DestroyTensor)(const void* tensor);
-  void* (*CreateScalar)(void* value, int dtype);
-  int (*DestroyScalar)(const void* scalar);
-  int (*InplaceDivsGetWorkspaceSize)(void* tensor, const void* scalar, uint64_t* bytes, void** executor);  // aclnn
-  int (*InplaceDivs)(void* workspace, uint64_t bytes, void* executor, Handle stream);                      // aclnn
+                        int format, const int64_t* storage_shape, uint64_t storage_rank,
+                        void* data) = base.Find("aclCreateTensor");
+  int (*DestroyTensor)(const void* tensor) = base.Find("aclDestroyTensor");
+  void* (*CreateScalar)(void* value, int dtype) = base.Find("aclCreateScalar");
+  int (*DestroyScalar)(const void* scalar) = base.Find("aclDestroyScalar");
+  int (*InplaceDivsGetWorkspaceSize)(void* tensor, const void* scalar, uint64_t* bytes,
+                                     void** executor) = library.Find("aclnnInplaceDivsGetWorkspaceSize");
+  int (*InplaceDivs)(void* workspace, uint64_t bytes, void* executor, Handle stream) = library.Find("aclnnInplaceDivs");
 };
 
 }  // namespace kungfu::device::acl
@@ -80,17 +89,24 @@ struct RootInfo {
 };
 using Comm = void*;
 
-// Each member is the function `Hccl` + its name.
 struct Library {
-  int (*GetRootInfo)(RootInfo* info);
-  int (*CommInitRootInfo)(uint32_t size, const RootInfo* info, uint32_t rank, Comm* comm);
-  int (*CommDestroy)(Comm comm);
-  int (*GetCommAsyncError)(Comm comm, int* result);
-  int (*AllReduce)(void* from, void* to, uint64_t count, int dtype, int op, Comm comm, acl::Handle stream);
-  int (*Broadcast)(void* data, uint64_t count, int dtype, uint32_t root, Comm comm, acl::Handle stream);
-  int (*AllGather)(void* from, void* to, uint64_t count, int dtype, Comm comm, acl::Handle stream);
-  int (*ReduceScatter)(void* from, void* to, uint64_t count, int dtype, int op, Comm comm, acl::Handle stream);
-  const char* (*GetErrorString)(int result);
+  explicit Library(const char* paths) : library("HCCL (libhccl)", paths, {"libhccl.so"}) {}
+
+  const device::Library library;
+  int (*GetRootInfo)(RootInfo* info) = library.Find("HcclGetRootInfo");
+  int (*CommInitRootInfo)(uint32_t size, const RootInfo* info, uint32_t rank,
+                          Comm* comm) = library.Find("HcclCommInitRootInfo");
+  int (*CommDestroy)(Comm comm) = library.Find("HcclCommDestroy");
+  int (*GetCommAsyncError)(Comm comm, int* result) = library.FindOptional("HcclGetCommAsyncError");
+  int (*AllReduce)(void* from, void* to, uint64_t count, int dtype, int op, Comm comm,
+                   acl::Handle stream) = library.Find("HcclAllReduce");
+  int (*Broadcast)(void* data, uint64_t count, int dtype, uint32_t root, Comm comm,
+                   acl::Handle stream) = library.Find("HcclBroadcast");
+  int (*AllGather)(void* from, void* to, uint64_t count, int dtype, Comm comm,
+                   acl::Handle stream) = library.Find("HcclAllGather");
+  int (*ReduceScatter)(void* from, void* to, uint64_t count, int dtype, int op, Comm comm,
+                       acl::Handle stream) = library.Find("HcclReduceScatter");
+  const char* (*GetErrorString)(int result) = library.FindOptional("HcclGetErrorString");
 };
 
 }  // namespace kungfu::device::hccl

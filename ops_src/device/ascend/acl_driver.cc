@@ -3,37 +3,13 @@
 
 #include "device/ascend/acl_api.h"
 #include "device/driver.h"
-#include "device/library.h"
 
 namespace kungfu::device {
 namespace {
 
 class AclDriver : public Driver {
  public:
-  explicit AclDriver(const char* paths) : library_("AscendCL (libascendcl)", paths, {"libascendcl.so"}) {
-    library_.Find("aclInit", acl_.Init);
-    library_.FindOptional("aclGetRecentErrMsg", acl_.GetRecentErrMsg);
-#define KUNGFU_FIND(name) library_.Find("aclrt" #name, acl_.name)
-    KUNGFU_FIND(GetDeviceCount);
-    KUNGFU_FIND(GetDevice);
-    KUNGFU_FIND(SetDevice);
-    KUNGFU_FIND(GetCurrentContext);
-    KUNGFU_FIND(SetCurrentContext);
-    KUNGFU_FIND(Malloc);
-    KUNGFU_FIND(Free);
-    KUNGFU_FIND(MallocHost);
-    KUNGFU_FIND(FreeHost);
-    KUNGFU_FIND(CreateStream);
-    KUNGFU_FIND(DestroyStream);
-    KUNGFU_FIND(SynchronizeStream);
-    KUNGFU_FIND(StreamWaitEvent);
-    KUNGFU_FIND(CreateEvent);
-    KUNGFU_FIND(DestroyEvent);
-    KUNGFU_FIND(RecordEvent);
-    KUNGFU_FIND(QueryEventStatus);
-    KUNGFU_FIND(MemcpyAsync);
-#undef KUNGFU_FIND
-    library_.FindOptional("aclrtStreamAbort", acl_.StreamAbort);
+  explicit AclDriver(const char* paths) : acl_(paths) {
     const int result = acl_.Init(nullptr);
     if (result != acl::kRepeatInitialize) Check(result, "aclInit");  // MindSpore may have been first
   }
@@ -124,8 +100,7 @@ class AclDriver : public Driver {
                                 recent != nullptr ? recent : ""));
   }
 
-  const Library library_;
-  acl::Runtime acl_{};
+  const acl::Runtime acl_;
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -7,59 +8,20 @@
 #include "collectives/dtype.h"
 #include "device/ascend/acl_api.h"
 #include "device/driver.h"
-#include "device/library.h"
 
 namespace kungfu::device {
 namespace {
 
-int DtypeOf(kf_dtype dtype) {
-  switch (dtype) {
-    case KF_INT8:
-      return hccl::kInt8;
-    case KF_UINT8:
-      return hccl::kUint8;
-    case KF_INT16:
-      return hccl::kInt16;
-    case KF_UINT16:
-      return hccl::kUint16;
-    case KF_INT32:
-      return hccl::kInt32;
-    case KF_UINT32:
-      return hccl::kUint32;
-    case KF_INT64:
-      return hccl::kInt64;
-    case KF_UINT64:
-      return hccl::kUint64;
-    case KF_FLOAT16:
-      return hccl::kFloat16;
-    case KF_BFLOAT16:
-      return hccl::kBfloat16;
-    case KF_FLOAT32:
-      return hccl::kFloat32;
-    case KF_FLOAT64:
-      return hccl::kFloat64;
-  }
-  return -1;
-}
+// HCCL's numbers, in the order of kf_dtype and of kf_op.
+constexpr int kDtypes[] = {hccl::kInt8,    hccl::kUint8,    hccl::kInt16,   hccl::kUint16,
+                           hccl::kInt32,   hccl::kUint32,   hccl::kInt64,   hccl::kUint64,
+                           hccl::kFloat16, hccl::kBfloat16, hccl::kFloat32, hccl::kFloat64};
+constexpr int kOps[] = {hccl::kSum, hccl::kSum /* divided afterwards */, hccl::kMin, hccl::kMax, hccl::kProd};
+static_assert(std::size(kDtypes) == kNumDtypes && std::size(kOps) == kNumOps);
 
 // HCCL reduces these on every device that it knows; more on some.
 bool IsReduced(kf_dtype dtype) {
   return dtype == KF_INT8 || dtype == KF_INT32 || dtype == KF_FLOAT16 || dtype == KF_FLOAT32 || dtype == KF_BFLOAT16;
-}
-
-int OpOf(kf_op op) {
-  switch (op) {
-    case KF_SUM:
-    case KF_MEAN:  // divided afterwards
-      return hccl::kSum;
-    case KF_MIN:
-      return hccl::kMin;
-    case KF_MAX:
-      return hccl::kMax;
-    case KF_PROD:
-      return hccl::kProd;
-  }
-  return -1;
 }
 
 void Check(const hccl::Library& hccl, int result, const char* function) {
@@ -149,57 +111,53 @@ class HcclCommunicator : public DeviceCommunicator {
     if (!state_->ended.load()) return false;
     if (!state_->failure.empty()) throw Error(KF_DEVICE, state_->failure);
     Check(hccl_, state_->result, "HcclCommInitRootInfo");
-    comm_ = state_->comm;
-    ready_ = true;
-    return true;
+    return ready_ = true;
   }
 
   void Launch(const Operation& operation, Stream stream) override {
-    const int dtype = DtypeOf(operation.dtype);
-    const int op = OpOf(operation.op);
     for (size_t i = 0; i < operation.num_tensors; i++) {
-      const kf_tensor& tensor = operation.tensors[i];
-      if (tensor.count == 0) continue;
-      void* input = const_cast<void*>(tensor.input);
-      switch (operation.kind) {
-        case Kind::kAllReduce:
-          Check(hccl_, hccl_.AllReduce(input, tensor.output, tensor.count, dtype, op, comm_, stream), "HcclAllReduce");
-          break;
-        case Kind::kBroadcast:
-          Check(hccl_, Broadcast(operation, tensor, dtype, stream), "HcclBroadcast");
-          break;
-        case Kind::kAllGather:
-          Check(hccl_, hccl_.AllGather(input, tensor.output, tensor.count, dtype, comm_, stream), "HcclAllGather");
-          break;
-        case Kind::kReduceScatter:
-          Check(hccl_, hccl_.ReduceScatter(input, tensor.output, tensor.count / size_, dtype, op, comm_, stream),
-                "HcclReduceScatter");
-          break;
-        case Kind::kBarrier:
-          break;
-      }
-      const bool reduces = operation.kind == Kind::kAllReduce || operation.kind == Kind::kReduceScatter;
-      if (reduces && operation.op == KF_MEAN) {
-        const uint64_t count = operation.kind == Kind::kAllReduce ? tensor.count : tensor.count / size_;
-        if (count > 0) division_.Launch(tensor.output, count, operation.dtype, size_, stream);
-      }
+      if (operation.tensors[i].count > 0) LaunchOne(operation, operation.tensors[i], stream);
     }
   }
 
   void CheckHealth() override {
     if (hccl_.GetCommAsyncError == nullptr || !ready_) return;
     int state = hccl::kSuccess;
-    Check(hccl_, hccl_.GetCommAsyncError(comm_, &state), "HcclGetCommAsyncError");
+    Check(hccl_, hccl_.GetCommAsyncError(state_->comm, &state), "HcclGetCommAsyncError");
     Check(hccl_, state, "HCCL");
   }
 
  private:
-  // HCCL's is always in place: what is the root's input for others becomes its output first.
-  int Broadcast(const Operation& operation, const kf_tensor& tensor, int dtype, Stream stream) {
-    if (tensor.output != tensor.input && operation.root == rank_) {
-      driver_.Copy(tensor.output, tensor.input, tensor.count * SizeOf(operation.dtype), KF_DEVICE_TO_DEVICE, stream);
+  void LaunchOne(const Operation& operation, const kf_tensor& tensor, Stream stream) {
+    const int dtype = kDtypes[operation.dtype];
+    const int op = kOps[operation.op];
+    hccl::Comm const comm = state_->comm;
+    void* const input = const_cast<void*>(tensor.input);
+    void* const output = tensor.output;
+    const uint64_t count = operation.kind == Kind::kReduceScatter ? tensor.count / size_ : tensor.count;
+    switch (operation.kind) {
+      case Kind::kAllReduce:
+        Check(hccl_, hccl_.AllReduce(input, output, count, dtype, op, comm, stream), "HcclAllReduce");
+        break;
+      case Kind::kBroadcast:
+        // HCCL's is always in place: what is the root's input for others becomes its output first.
+        if (output != input && operation.root == rank_) {
+          driver_.Copy(output, input, count * SizeOf(operation.dtype), KF_DEVICE_TO_DEVICE, stream);
+        }
+        Check(hccl_, hccl_.Broadcast(output, count, dtype, operation.root, comm, stream), "HcclBroadcast");
+        break;
+      case Kind::kAllGather:
+        Check(hccl_, hccl_.AllGather(input, output, count, dtype, comm, stream), "HcclAllGather");
+        break;
+      case Kind::kReduceScatter:
+        Check(hccl_, hccl_.ReduceScatter(input, output, count, dtype, op, comm, stream), "HcclReduceScatter");
+        break;
+      case Kind::kBarrier:
+        break;
     }
-    return hccl_.Broadcast(tensor.output, tensor.count, dtype, operation.root, comm_, stream);
+    if (Reduces(operation.kind) && operation.op == KF_MEAN && count > 0) {
+      division_.Launch(output, count, operation.dtype, size_, stream);
+    }
   }
 
   const hccl::Library& hccl_;
@@ -209,39 +167,16 @@ class HcclCommunicator : public DeviceCommunicator {
   Division division_;
   const std::shared_ptr<BringUp> state_ = std::make_shared<BringUp>();
   bool ready_ = false;
-  hccl::Comm comm_ = nullptr;
 };
 
 class HcclEngine : public Engine {
  public:
-  HcclEngine(const char* paths, Driver& driver)
-      : library_("HCCL (libhccl)", paths, {"libhccl.so"}),
-        base_("aclnn's base (libnnopbase)", nullptr, {"libnnopbase.so"}),
-        operators_library_("the operators of aclnn (libopapi)", nullptr, {"libopapi.so"}),
-        driver_(driver) {
-#define KUNGFU_FIND(name) library_.Find("Hccl" #name, hccl_.name)
-    KUNGFU_FIND(GetRootInfo);
-    KUNGFU_FIND(CommInitRootInfo);
-    KUNGFU_FIND(CommDestroy);
-    KUNGFU_FIND(AllReduce);
-    KUNGFU_FIND(Broadcast);
-    KUNGFU_FIND(AllGather);
-    KUNGFU_FIND(ReduceScatter);
-#undef KUNGFU_FIND
-    library_.FindOptional("HcclGetCommAsyncError", hccl_.GetCommAsyncError);
-    library_.FindOptional("HcclGetErrorString", hccl_.GetErrorString);
-    base_.Find("aclCreateTensor", operators_.CreateTensor);
-    base_.Find("aclDestroyTensor", operators_.DestroyTensor);
-    base_.Find("aclCreateScalar", operators_.CreateScalar);
-    base_.Find("aclDestroyScalar", operators_.DestroyScalar);
-    operators_library_.Find("aclnnInplaceDivsGetWorkspaceSize", operators_.InplaceDivsGetWorkspaceSize);
-    operators_library_.Find("aclnnInplaceDivs", operators_.InplaceDivs);
-  }
+  HcclEngine(const char* paths, Driver& driver) : hccl_(paths), driver_(driver) {}
 
   std::string Name() const override { return "HCCL"; }
 
   bool Supports(const Operation& operation) const override {
-    if (!(operation.kind == Kind::kAllReduce || operation.kind == Kind::kReduceScatter)) return true;
+    if (!Reduces(operation.kind)) return true;
     return IsReduced(operation.dtype) && (operation.op != KF_MEAN || operation.dtype >= KF_FLOAT16);
   }
 
@@ -256,12 +191,9 @@ class HcclEngine : public Engine {
   }
 
  private:
-  const Library library_;
-  const Library base_;
-  const Library operators_library_;
+  const hccl::Library hccl_;
+  const acl::Operators operators_;
   Driver& driver_;
-  hccl::Library hccl_{};
-  acl::Operators operators_{};
 };
 
 }  // namespace

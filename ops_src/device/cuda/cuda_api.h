@@ -5,6 +5,8 @@
 
 #include <cstddef>
 
+#include "device/library.h"
+
 namespace kungfu::device::cuda {
 
 enum Error : int { kSuccess = 0, kNotReady = 600 };
@@ -13,28 +15,33 @@ inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 using Handle = void*;  // cudaStream_t, cudaEvent_t
 
-// Each member is the function `cuda` + its name.
 struct Runtime {
-  int (*GetDeviceCount)(int* count);
-  int (*GetDevice)(int* device);
-  int (*SetDevice)(int device);
-  int (*DeviceGetPCIBusId)(char* id, int length, int device);
-  int (*Malloc)(void** memory, size_t bytes);
-  int (*Free)(void* memory);
-  int (*HostAlloc)(void** memory, size_t bytes, unsigned flags);
-  int (*FreeHost)(void* memory);
-  int (*StreamCreateWithFlags)(Handle* stream, unsigned flags);
-  int (*StreamDestroy)(Handle stream);
-  int (*StreamSynchronize)(Handle stream);
-  int (*StreamWaitEvent)(Handle stream, Handle event, unsigned flags);
-  int (*EventCreateWithFlags)(Handle* event, unsigned flags);
-  int (*EventDestroy)(Handle event);
-  int (*EventRecord)(Handle event, Handle stream);
-  int (*EventQuery)(Handle event);
-  int (*MemcpyAsync)(void* to, const void* from, size_t bytes, int kind, Handle stream);
-  int (*GetLastError)();
-  const char* (*GetErrorName)(int error);
-  const char* (*GetErrorString)(int error);
+  explicit Runtime(const char* paths)
+      : library("the CUDA runtime (libcudart)", paths,
+                {"libcudart.so.11.0", "libcudart.so.12", "libcudart.so.13", "libcudart.so"}) {}
+
+  const Library library;
+  int (*GetDeviceCount)(int* count) = library.Find("cudaGetDeviceCount");
+  int (*GetDevice)(int* device) = library.Find("cudaGetDevice");
+  int (*SetDevice)(int device) = library.Find("cudaSetDevice");
+  int (*DeviceGetPCIBusId)(char* id, int length, int device) = library.Find("cudaDeviceGetPCIBusId");
+  int (*Malloc)(void** memory, size_t bytes) = library.Find("cudaMalloc");
+  int (*Free)(void* memory) = library.Find("cudaFree");
+  int (*HostAlloc)(void** memory, size_t bytes, unsigned flags) = library.Find("cudaHostAlloc");
+  int (*FreeHost)(void* memory) = library.Find("cudaFreeHost");
+  int (*StreamCreateWithFlags)(Handle* stream, unsigned flags) = library.Find("cudaStreamCreateWithFlags");
+  int (*StreamDestroy)(Handle stream) = library.Find("cudaStreamDestroy");
+  int (*StreamSynchronize)(Handle stream) = library.Find("cudaStreamSynchronize");
+  int (*StreamWaitEvent)(Handle stream, Handle event, unsigned flags) = library.Find("cudaStreamWaitEvent");
+  int (*EventCreateWithFlags)(Handle* event, unsigned flags) = library.Find("cudaEventCreateWithFlags");
+  int (*EventDestroy)(Handle event) = library.Find("cudaEventDestroy");
+  int (*EventRecord)(Handle event, Handle stream) = library.Find("cudaEventRecord");
+  int (*EventQuery)(Handle event) = library.Find("cudaEventQuery");
+  int (*MemcpyAsync)(void* to, const void* from, size_t bytes, int kind,
+                     Handle stream) = library.Find("cudaMemcpyAsync");
+  int (*GetLastError)() = library.Find("cudaGetLastError");
+  const char* (*GetErrorName)(int error) = library.Find("cudaGetErrorName");
+  const char* (*GetErrorString)(int error) = library.Find("cudaGetErrorString");
 };
 
 }  // namespace kungfu::device::cuda
@@ -70,21 +77,32 @@ struct Config {
   int blocking = 0;
 };
 
-// Each member is the function `nccl` + its name.
 struct Library {
-  int (*GetVersion)(int* version);
-  int (*GetUniqueId)(Id* id);
-  int (*CommInitRankConfig)(Comm* comm, int size, Id id, int rank, Config* config);
-  int (*CommAbort)(Comm comm);
-  int (*CommGetAsyncError)(Comm comm, int* result);
-  int (*GroupStart)();
-  int (*GroupEnd)();
-  int (*AllReduce)(const void* from, void* to, size_t count, int dtype, int op, Comm comm, cuda::Handle stream);
-  int (*Broadcast)(const void* from, void* to, size_t count, int dtype, int root, Comm comm, cuda::Handle stream);
-  int (*AllGather)(const void* from, void* to, size_t count, int dtype, Comm comm, cuda::Handle stream);
-  int (*ReduceScatter)(const void* from, void* to, size_t count, int dtype, int op, Comm comm, cuda::Handle stream);
-  const char* (*GetErrorString)(int result);
-  const char* (*GetLastError)(Comm comm);
+  explicit Library(const char* paths) : library("NCCL (libnccl)", paths, {"libnccl.so.2", "libnccl.so"}) {}
+
+  const device::Library library;
+  int (*GetVersion)(int* version) = library.Find("ncclGetVersion");
+  const int version = KnownVersion();  // before anything is missed that an older one hasn't got
+  int (*GetUniqueId)(Id* id) = library.Find("ncclGetUniqueId");
+  int (*CommInitRankConfig)(Comm* comm, int size, Id id, int rank,
+                            Config* config) = library.Find("ncclCommInitRankConfig");
+  int (*CommAbort)(Comm comm) = library.Find("ncclCommAbort");
+  int (*CommGetAsyncError)(Comm comm, int* result) = library.Find("ncclCommGetAsyncError");
+  int (*GroupStart)() = library.Find("ncclGroupStart");
+  int (*GroupEnd)() = library.Find("ncclGroupEnd");
+  int (*AllReduce)(const void* from, void* to, size_t count, int dtype, int op, Comm comm,
+                   cuda::Handle stream) = library.Find("ncclAllReduce");
+  int (*Broadcast)(const void* from, void* to, size_t count, int dtype, int root, Comm comm,
+                   cuda::Handle stream) = library.Find("ncclBroadcast");
+  int (*AllGather)(const void* from, void* to, size_t count, int dtype, Comm comm,
+                   cuda::Handle stream) = library.Find("ncclAllGather");
+  int (*ReduceScatter)(const void* from, void* to, size_t count, int dtype, int op, Comm comm,
+                       cuda::Handle stream) = library.Find("ncclReduceScatter");
+  const char* (*GetErrorString)(int result) = library.Find("ncclGetErrorString");
+  const char* (*GetLastError)(Comm comm) = library.FindOptional("ncclGetLastError");
+
+  // Throws Error KF_MISSING where it is too old.
+  int KnownVersion() const;
 };
 
 }  // namespace kungfu::device::nccl

@@ -1,38 +1,12 @@
 #include "device/cuda/cuda_api.h"
 #include "device/driver.h"
-#include "device/library.h"
 
 namespace kungfu::device {
 namespace {
 
 class CudaDriver : public Driver {
  public:
-  explicit CudaDriver(const char* paths)
-      : library_("the CUDA runtime (libcudart)", paths,
-                 {"libcudart.so.11.0", "libcudart.so.12", "libcudart.so.13", "libcudart.so"}) {
-#define KUNGFU_FIND(name) library_.Find("cuda" #name, cuda_.name)
-    KUNGFU_FIND(GetDeviceCount);
-    KUNGFU_FIND(GetDevice);
-    KUNGFU_FIND(SetDevice);
-    KUNGFU_FIND(DeviceGetPCIBusId);
-    KUNGFU_FIND(Malloc);
-    KUNGFU_FIND(Free);
-    KUNGFU_FIND(HostAlloc);
-    KUNGFU_FIND(FreeHost);
-    KUNGFU_FIND(StreamCreateWithFlags);
-    KUNGFU_FIND(StreamDestroy);
-    KUNGFU_FIND(StreamSynchronize);
-    KUNGFU_FIND(StreamWaitEvent);
-    KUNGFU_FIND(EventCreateWithFlags);
-    KUNGFU_FIND(EventDestroy);
-    KUNGFU_FIND(EventRecord);
-    KUNGFU_FIND(EventQuery);
-    KUNGFU_FIND(MemcpyAsync);
-    KUNGFU_FIND(GetLastError);
-    KUNGFU_FIND(GetErrorName);
-    KUNGFU_FIND(GetErrorString);
-#undef KUNGFU_FIND
-  }
+  explicit CudaDriver(const char* paths) : cuda_(paths) {}
 
   int Count() override {
     int count = 0;
@@ -109,8 +83,7 @@ class CudaDriver : public Driver {
                                 "): ", cuda_.GetErrorString(error)));
   }
 
-  const Library library_;
-  cuda::Runtime cuda_{};
+  const cuda::Runtime cuda_;
 };
 
 }  // namespace

@@ -1,56 +1,30 @@
 #include <cstring>
+#include <iterator>
 
+#include "collectives/dtype.h"
 #include "device/cuda/cuda_api.h"
 #include "device/driver.h"
-#include "device/library.h"
 
 namespace kungfu::device {
 namespace {
 
-int DtypeOf(kf_dtype dtype) {
-  switch (dtype) {
-    case KF_INT8:
-      return nccl::kInt8;
-    case KF_UINT8:
-      return nccl::kUint8;
-    case KF_INT32:
-      return nccl::kInt32;
-    case KF_UINT32:
-      return nccl::kUint32;
-    case KF_INT64:
-      return nccl::kInt64;
-    case KF_UINT64:
-      return nccl::kUint64;
-    case KF_FLOAT16:
-      return nccl::kFloat16;
-    case KF_BFLOAT16:
-      return nccl::kBfloat16;
-    case KF_FLOAT32:
-      return nccl::kFloat32;
-    case KF_FLOAT64:
-      return nccl::kFloat64;
-    case KF_INT16:
-    case KF_UINT16:
-      return -1;  // NCCL has none
-  }
-  return -1;
-}
+// NCCL's numbers, in the order of kf_dtype and of kf_op.
+constexpr int kDtypes[] = {nccl::kInt8,
+                           nccl::kUint8,
+                           -1 /* it has none of 16 bits */,
+                           -1,
+                           nccl::kInt32,
+                           nccl::kUint32,
+                           nccl::kInt64,
+                           nccl::kUint64,
+                           nccl::kFloat16,
+                           nccl::kBfloat16,
+                           nccl::kFloat32,
+                           nccl::kFloat64};
+constexpr int kOps[] = {nccl::kSum, nccl::kAvg, nccl::kMin, nccl::kMax, nccl::kProd};
+static_assert(std::size(kDtypes) == kNumDtypes && std::size(kOps) == kNumOps);
 
-int OpOf(kf_op op) {
-  switch (op) {
-    case KF_SUM:
-      return nccl::kSum;
-    case KF_MEAN:
-      return nccl::kAvg;
-    case KF_MIN:
-      return nccl::kMin;
-    case KF_MAX:
-      return nccl::kMax;
-    case KF_PROD:
-      return nccl::kProd;
-  }
-  return -1;
-}
+std::string VersionText(int version) { return Text(version / 10000, ".", version / 100 % 100, ".", version % 100); }
 
 void Check(const nccl::Library& nccl, int result, const char* function, nccl::Comm comm) {
   if (result == nccl::kSuccess || result == nccl::kInProgress) return;
@@ -68,7 +42,7 @@ class NcclCommunicator : public DeviceCommunicator {
     nccl::Config config;  // not blocking: the bring-up can be given up when a peer dies in it
     const int result = nccl_.CommInitRankConfig(&comm_, static_cast<int>(size), raw, static_cast<int>(rank), &config);
     try {
-      Check(nccl_, result, "ncclCommInitRankConfig", comm_);
+      Check(result, "ncclCommInitRankConfig");
     } catch (...) {
       Abort();
       throw;
@@ -76,64 +50,50 @@ class NcclCommunicator : public DeviceCommunicator {
   }
   ~NcclCommunicator() override { Abort(); }
 
-  bool Ready() override { return Progress("NCCL"); }
-
-  void Launch(const Operation& operation, Stream stream) override {
-    const int dtype = DtypeOf(operation.dtype);
-    const int op = OpOf(operation.op);
-    // One group: NCCL makes one launch of all tensors.
-    Check(nccl_, nccl_.GroupStart(), "ncclGroupStart", comm_);
-    Error failure(KF_OK, "");
-    for (size_t i = 0; i < operation.num_tensors && failure.status() == KF_OK; i++) {
-      const kf_tensor& tensor = operation.tensors[i];
-      if (tensor.count == 0) continue;
-      try {
-        LaunchOne(operation, tensor, dtype, op, stream);
-      } catch (const Error& error) {
-        failure = error;
-      }
-    }
-    const int end = nccl_.GroupEnd();
-    if (failure.status() != KF_OK) throw failure;
-    Check(nccl_, end, "ncclGroupEnd", comm_);
+  bool Ready() override {
+    int state = nccl::kSuccess;
+    Check(nccl_.CommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
+    Check(state, "NCCL");
+    return state == nccl::kSuccess;
   }
 
-  void CheckHealth() override { Progress("NCCL"); }
+  void Launch(const Operation& operation, Stream stream) override {
+    // One group: NCCL makes one launch of all tensors.
+    Check(nccl_.GroupStart(), "ncclGroupStart");
+    try {
+      for (size_t i = 0; i < operation.num_tensors; i++) {
+        if (operation.tensors[i].count > 0) LaunchOne(operation, operation.tensors[i], stream);
+      }
+    } catch (...) {
+      nccl_.GroupEnd();
+      throw;
+    }
+    Check(nccl_.GroupEnd(), "ncclGroupEnd");
+  }
+
+  void CheckHealth() override { Ready(); }
 
  private:
-  void LaunchOne(const Operation& operation, const kf_tensor& tensor, int dtype, int op, Stream stream) {
+  void LaunchOne(const Operation& operation, const kf_tensor& tensor, Stream stream) {
+    const auto& [input, output, count] = tensor;
+    const int dtype = kDtypes[operation.dtype];
+    const int op = kOps[operation.op];
+    const int root = static_cast<int>(operation.root);
     switch (operation.kind) {
       case Kind::kAllReduce:
-        Check(nccl_, nccl_.AllReduce(tensor.input, tensor.output, tensor.count, dtype, op, comm_, stream),
-              "ncclAllReduce", comm_);
-        return;
+        return Check(nccl_.AllReduce(input, output, count, dtype, op, comm_, stream), "ncclAllReduce");
       case Kind::kBroadcast:
-        Check(nccl_,
-              nccl_.Broadcast(tensor.input, tensor.output, tensor.count, dtype, static_cast<int>(operation.root), comm_,
-                              stream),
-              "ncclBroadcast", comm_);
-        return;
+        return Check(nccl_.Broadcast(input, output, count, dtype, root, comm_, stream), "ncclBroadcast");
       case Kind::kAllGather:
-        Check(nccl_, nccl_.AllGather(tensor.input, tensor.output, tensor.count, dtype, comm_, stream), "ncclAllGather",
-              comm_);
-        return;
-      case Kind::kReduceScatter: {
-        const size_t part = tensor.count / size_;
-        Check(nccl_, nccl_.ReduceScatter(tensor.input, tensor.output, part, dtype, op, comm_, stream),
-              "ncclReduceScatter", comm_);
-        return;
-      }
+        return Check(nccl_.AllGather(input, output, count, dtype, comm_, stream), "ncclAllGather");
+      case Kind::kReduceScatter:
+        return Check(nccl_.ReduceScatter(input, output, count / size_, dtype, op, comm_, stream), "ncclReduceScatter");
       case Kind::kBarrier:
         return;
     }
   }
 
-  bool Progress(const char* function) {
-    int state = nccl::kSuccess;
-    Check(nccl_, nccl_.CommGetAsyncError(comm_, &state), "ncclCommGetAsyncError", comm_);
-    Check(nccl_, state, function, comm_);
-    return state == nccl::kSuccess;
-  }
+  void Check(int result, const char* function) const { device::Check(nccl_, result, function, comm_); }
 
   void Abort() noexcept {
     if (comm_ != nullptr) nccl_.CommAbort(comm_);
@@ -147,35 +107,14 @@ class NcclCommunicator : public DeviceCommunicator {
 
 class NcclEngine : public Engine {
  public:
-  explicit NcclEngine(const char* paths) : library_("NCCL (libnccl)", paths, {"libnccl.so.2", "libnccl.so"}) {
-    library_.Find("ncclGetVersion", nccl_.GetVersion);
-    const int result = nccl_.GetVersion(&version_);
-    if (result != nccl::kSuccess || version_ < nccl::kOldestVersion) {
-      throw Error(KF_MISSING, Text(library_.path(), " is NCCL ", Version(), "; 2.14 or a later one is needed"));
-    }
-#define KUNGFU_FIND(name) library_.Find("nccl" #name, nccl_.name)
-    KUNGFU_FIND(GetUniqueId);
-    KUNGFU_FIND(CommInitRankConfig);
-    KUNGFU_FIND(CommAbort);
-    KUNGFU_FIND(CommGetAsyncError);
-    KUNGFU_FIND(GroupStart);
-    KUNGFU_FIND(GroupEnd);
-    KUNGFU_FIND(AllReduce);
-    KUNGFU_FIND(Broadcast);
-    KUNGFU_FIND(AllGather);
-    KUNGFU_FIND(ReduceScatter);
-    KUNGFU_FIND(GetErrorString);
-#undef KUNGFU_FIND
-    library_.FindOptional("ncclGetLastError", nccl_.GetLastError);
-  }
+  explicit NcclEngine(const char* paths) : nccl_(paths) {}
 
-  std::string Name() const override { return "NCCL " + Version(); }
+  std::string Name() const override { return "NCCL " + VersionText(nccl_.version); }
 
   bool Supports(const Operation& operation) const override {
-    if (DtypeOf(operation.dtype) < 0) return false;
-    if (!(operation.kind == Kind::kAllReduce || operation.kind == Kind::kReduceScatter)) return true;
+    if (kDtypes[operation.dtype] < 0) return false;
     // How ncclAvg rounds integers has changed between versions; ours truncate towards zero.
-    return operation.op != KF_MEAN || operation.dtype >= KF_FLOAT16;
+    return !Reduces(operation.kind) || operation.op != KF_MEAN || operation.dtype >= KF_FLOAT16;
   }
 
   size_t IdBytes() const override { return nccl::kIdBytes; }
@@ -189,14 +128,16 @@ class NcclEngine : public Engine {
   }
 
  private:
-  std::string Version() const { return Text(version_ / 10000, ".", version_ / 100 % 100, ".", version_ % 100); }
-
-  const Library library_;
-  nccl::Library nccl_{};
-  int version_ = 0;
+  const nccl::Library nccl_;
 };
 
 }  // namespace
+
+int nccl::Library::KnownVersion() const {
+  int known = 0;
+  if (GetVersion(&known) == kSuccess && known >= kOldestVersion) return known;
+  throw Error(KF_MISSING, Text(library.path(), " is NCCL ", VersionText(known), "; 2.14 or a later one is needed"));
+}
 
 std::unique_ptr<Engine> OpenNccl(const char* paths) { return std::make_unique<NcclEngine>(paths); }
 
