@@ -21,6 +21,7 @@ using kungfu::device::Device;
 using kungfu::device::Driver;
 using kungfu::device::Engine;
 
+// What is open. Never destroyed: threads may outlive static destructors.
 struct Opened {
   std::mutex mutex;
   // The following guarded by it. Driver and engine are there for the life of the process, once they are.
@@ -29,14 +30,9 @@ struct Opened {
   kf_device_kind kind = KF_DEVICE_GPU;
   std::shared_ptr<Device> device;
 };
-
-Opened& TheOpened() {
-  static Opened* const opened = new Opened;
-  return *opened;
-}
+Opened& opened = *new Opened;
 
 std::shared_ptr<Device> Get() {
-  Opened& opened = TheOpened();
   std::lock_guard<std::mutex> guard(opened.mutex);
   if (opened.device == nullptr) throw Error(KF_INVALID, "no device is open; call ms_kungfu.init(device=...) first");
   return opened.device;
@@ -52,7 +48,6 @@ void Open(kf_device_kind kind, const kf_device_options& options) {
   if (kind != KF_DEVICE_GPU && kind != KF_DEVICE_ASCEND) {
     throw Error(KF_INVALID, Text("no kind of device has number ", int(kind)));
   }
-  Opened& opened = TheOpened();
   std::lock_guard<std::mutex> guard(opened.mutex);
   if (opened.driver != nullptr && opened.kind != kind) {
     throw Error(KF_INVALID,
@@ -104,14 +99,12 @@ kf_status kf_device_open(kf_device_kind kind, const kf_device_options* options) 
 
 void kf_device_close(void) {
   std::shared_ptr<Device> device;
-  Opened& opened = TheOpened();
   std::lock_guard<std::mutex> guard(opened.mutex);
   device = std::move(opened.device);
 }
 
 const char* kf_device_engine(void) {
   static thread_local std::string text;
-  Opened& opened = TheOpened();
   std::lock_guard<std::mutex> guard(opened.mutex);
   text = opened.device == nullptr ? "none" : opened.device->EngineInUse();
   return text.c_str();
@@ -143,21 +136,6 @@ kf_status kf_stream_destroy(kf_stream stream) {
 }
 kf_status kf_stream_synchronize(kf_stream stream) {
   return WithDriver([&](Driver& driver) { driver.Synchronize(stream); });
-}
-kf_status kf_stream_wait_event(kf_stream stream, kf_event event) {
-  return WithDriver([&](Driver& driver) { driver.Wait(stream, event); });
-}
-kf_status kf_event_create(kf_event* event) {
-  return WithDriver([&](Driver& driver) { *event = driver.NewEvent(); });
-}
-kf_status kf_event_destroy(kf_event event) {
-  return WithDriver([&](Driver& driver) { driver.DeleteEvent(event); });
-}
-kf_status kf_event_record(kf_event event, kf_stream stream) {
-  return WithDriver([&](Driver& driver) { driver.Record(event, stream); });
-}
-kf_status kf_event_query(kf_event event, int* done) {
-  return WithDriver([&](Driver& driver) { *done = driver.Done(event) ? 1 : 0; });
 }
 kf_status kf_device_copy(void* to, const void* from, uint64_t bytes, kf_copy_kind kind, kf_stream stream) {
   return WithDriver([&](Driver& driver) {

@@ -14,11 +14,6 @@ kf_status kf_save(const char* name, const char* layout, const kf_blob* blobs, si
   return Guarded([&] { *version = Peer::Get().store().Save(name, layout, blobs, num_blobs); });
 }
 
-kf_status kf_request(uint32_t rank, const char* name, const char* layout, const kf_blob* blobs, size_t num_blobs,
-                     uint64_t* version) {
-  return Guarded([&] { *version = Peer::Get().store().Request(rank, name, layout, blobs, num_blobs); });
-}
-
 kf_status kf_request_neighbour(const char* name, const char* layout, const kf_blob* blobs, size_t num_blobs,
                                kf_neighbour neighbour, uint64_t seed, int ahead, int64_t* rank, uint64_t* version) {
   return Guarded([&] {

@@ -1,4 +1,4 @@
-// The C ABI of the device layer: memory, copies, streams and events of a GPU or an Ascend device, and the collectives
+// The C ABI of the device layer: memory, copies and streams of a GPU or an Ascend device, and the collectives
 // over tensors in its memory. The vendor's libraries are opened at run time; nothing of them is needed to build.
 //
 // Between devices the vendor's library reduces (NCCL, HCCL), with its rounding and its order. Ranks that share a
@@ -34,7 +34,6 @@ typedef enum kf_copy_kind {
 } kf_copy_kind;
 
 typedef void* kf_stream;  // the vendor's handle: cudaStream_t, aclrtStream
-typedef void* kf_event;
 
 typedef struct kf_device_options {
   // Paths, separated by colons; the first that can be opened is taken. NULL: what the process has loaded already, then
@@ -67,11 +66,6 @@ KF_API kf_status kf_device_free_host(void* memory);
 KF_API kf_status kf_stream_create(kf_stream* stream);
 KF_API kf_status kf_stream_destroy(kf_stream stream);
 KF_API kf_status kf_stream_synchronize(kf_stream stream);
-KF_API kf_status kf_stream_wait_event(kf_stream stream, kf_event event);
-KF_API kf_status kf_event_create(kf_event* event);
-KF_API kf_status kf_event_destroy(kf_event event);
-KF_API kf_status kf_event_record(kf_event event, kf_stream stream);
-KF_API kf_status kf_event_query(kf_event event, int* done);
 // Asynchronous for the host where its memory is pinned.
 KF_API kf_status kf_device_copy(void* to, const void* from, uint64_t bytes, kf_copy_kind kind, kf_stream stream);
 
