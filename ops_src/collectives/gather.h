@@ -26,12 +26,7 @@ Gathered<T> GatherLiving(Communicator& communicator, const char* name, const T& 
   Gathered<T> all{std::vector<T>(communicator.size()), {}};
   std::memset(static_cast<void*>(all.rows.data()), 0, all.rows.size() * sizeof(T));
   const kf_tensor tensor{&mine, all.rows.data(), sizeof(T)};
-  Operation gather;
-  gather.kind = Kind::kAllGather;
-  gather.name = name;
-  gather.tensors = &tensor;
-  gather.num_tensors = 1;
-  all.members = communicator.MembersOf(communicator.Run(gather));
+  all.members = communicator.MembersOf(communicator.Run({Kind::kAllGather, name, &tensor, 1}));
   return all;
 }
 

@@ -13,6 +13,16 @@ uint64_t Mix(uint64_t hash, uint64_t value) {
 
 }  // namespace
 
+void KeptOperation::Keep(const Operation& asked) {
+  name = asked.name;
+  layout = asked.layout == nullptr ? "" : asked.layout;
+  tensors.assign(asked.tensors, asked.tensors + asked.num_tensors);
+  operation = asked;
+  operation.name = name.c_str();
+  operation.layout = asked.layout == nullptr ? nullptr : layout.c_str();
+  operation.tensors = tensors.data();
+}
+
 const char* NameOf(Kind kind) {
   switch (kind) {
     case Kind::kAllReduce:

@@ -35,6 +35,15 @@ struct Operation {
 };
 inline constexpr int kWeightBits = 24;
 
+// One that outlives its caller's: its name, its layout and its list of tensors are its own, their memory is not.
+struct KeptOperation {
+  void Keep(const Operation& asked);
+
+  std::string name, layout;
+  std::vector<kf_tensor> tensors;
+  Operation operation;  // of the above
+};
+
 const char* NameOf(Kind kind);
 
 inline bool Reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter; }

@@ -6,22 +6,8 @@
 #include "base/hash.h"
 #include "base/threads.h"
 #include "collectives/dtype.h"
-#include "device/session.h"
 
 namespace kungfu::device {
-namespace {
-
-// Equal at all ranks if and (but for the hash) only if they bring the same tensors to the same operation.
-uint64_t WholeSignatureOf(const Operation& operation) {
-  const uint64_t signature = SignatureOf(operation);
-  uint64_t hash = Fnv1a(&signature, sizeof signature);
-  for (size_t i = 0; i < operation.num_tensors; i++) {
-    hash = Fnv1a(&operation.tensors[i].count, sizeof operation.tensors[i].count, hash);
-  }
-  return hash;
-}
-
-}  // namespace
 
 Device::Device(Driver& driver, Engine* engine, std::string why_no_engine, const Options& options)
     : tools_{driver,
@@ -56,15 +42,9 @@ uint64_t Device::Start(std::shared_ptr<Communicator> communicator, const Operati
   }
   auto job = std::make_shared<Job>();
   job->communicator = std::move(communicator);
-  job->name = operation.name;
-  job->layout = operation.layout == nullptr ? "" : operation.layout;
-  job->tensors.assign(operation.tensors, operation.tensors + operation.num_tensors);
-  job->operation = operation;
-  job->operation.name = job->name.c_str();
-  job->operation.layout = operation.layout == nullptr ? nullptr : job->layout.c_str();
-  job->operation.tensors = job->tensors.data();
+  job->Keep(operation);
   job->key = Fnv1a(job->name.data(), job->name.size());
-  job->signature = WholeSignatureOf(job->operation);
+  job->signature = SignatureOf(job->operation);
   const Place here = tools_.driver.Here();
   {
     std::lock_guard<std::mutex> guard(mutex_);

@@ -15,7 +15,6 @@
 
 #include "collectives/communicator.h"
 #include "device/driver.h"
-#include "device/job.h"
 #include "device/session.h"
 
 namespace kungfu::device {

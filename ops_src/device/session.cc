@@ -212,13 +212,7 @@ void Session::BringUp() {
     std::memcpy(id.data(), &head, sizeof head);
   }
   const kf_tensor tensor{id.data(), id.data(), id.size()};
-  Operation broadcast;
-  broadcast.kind = Kind::kBroadcast;
-  broadcast.name = "kungfu/device/id";
-  broadcast.tensors = &tensor;
-  broadcast.num_tensors = 1;
-  broadcast.dtype = KF_UINT8;
-  communicator.Run(broadcast);
+  communicator.Run({Kind::kBroadcast, "kungfu/device/id", &tensor, 1});
   Head head;
   std::memcpy(&head, id.data(), sizeof head);
   Error failure(KF_DEVICE, Text("rank 0: ", head.text));

@@ -6,15 +6,35 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "collectives/communicator.h"
 #include "device/driver.h"
-#include "device/job.h"
 #include "device/staging.h"
 
 namespace kungfu::device {
+
+// One operation over device memory.
+struct Job : KeptOperation {
+  std::shared_ptr<Communicator> communicator;
+  uint64_t key = 0;
+  uint64_t signature = 0;
+  uint32_t sequence = 0;
+  std::chrono::steady_clock::time_point since;
+  Mark ready;                   // on the caller's stream
+  std::unique_ptr<Block> kept;  // the inputs of a reduction in place, for doing it again
+  bool by_staging = false;
+  std::optional<Error> failure;  // of this rank's device, before the others know
+
+  // Guarded by the device's mutex:
+  bool ended = false;
+  std::optional<Error> error;
+  uint32_t members = 0;  // that took part
+};
+using JobPtr = std::shared_ptr<Job>;
 
 struct Options {
   kf_engine engine = KF_ENGINE_AUTO;

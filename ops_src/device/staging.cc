@@ -42,19 +42,14 @@ class Staging::Plan {
       }
     }
     // In place on the host where inputs and outputs are of one size.
-    in_bytes = most * ins * unit;
-    out_at = ins == outs ? 0 : AlignedForDevice(in_bytes);
-    buffer_bytes = out_at + most * outs * unit;
-    if (chunks.size() == 1) {
-      in_bytes = chunks[0].count * ins * unit;
-      out_at = ins == outs ? 0 : AlignedForDevice(in_bytes);
-      buffer_bytes = out_at + chunks[0].count * outs * unit;
-    }
+    const size_t largest = chunks.size() == 1 ? chunks[0].count : most;
+    out_at = ins == outs ? 0 : AlignedForDevice(largest * ins * unit);
+    buffer_bytes = out_at + largest * outs * unit;
   }
 
   const size_t unit;
   size_t ins, outs;
-  size_t in_bytes, out_at, buffer_bytes;
+  size_t out_at, buffer_bytes;
   std::vector<Piece> pieces;
   std::vector<Chunk> chunks;
 };
@@ -73,10 +68,6 @@ Staging::~Staging() {
     } catch (const Error&) {  // the device is gone, and the stream with it
     }
   }
-}
-
-void Staging::WaitFor(const Mark& mark) const {
-  Poll([&] { return mark.Done(); });
 }
 
 // Of the device: the communicator's errors are never caught here.
@@ -169,7 +160,9 @@ void Staging::Pipeline(Communicator& communicator, const Operation& operation, c
 
   for (size_t c = 0; c < plan.chunks.size(); c++) {
     for (; fetched < std::min(c + kBuffers, plan.chunks.size()); fetched++) fetch(fetched);
-    Try([&] { WaitFor(came[c]); });  // and so the buffer's last way back to the device, which precedes it
+    Try([&] {
+      Poll([&] { return came[c].Done(); });
+    });  // and so the buffer's last way back to the device, which precedes it
     char* buffer = Buffer(c, plan.buffer_bytes);
     const kf_tensor host{buffer, buffer + plan.out_at, plan.chunks[c].count * plan.ins};
     Operation step = operation;
@@ -185,7 +178,9 @@ void Staging::Pipeline(Communicator& communicator, const Operation& operation, c
       if (tensor.output == tensor.input || tensor.count == 0) continue;
       driver_.Copy(tensor.output, tensor.input, tensor.count * plan.unit, KF_DEVICE_TO_DEVICE, in_);
     }
-    if (!plan.chunks.empty()) WaitFor(Mark(driver_, in_));
+    if (plan.chunks.empty()) return;
+    const Mark last(driver_, in_);
+    Poll([&] { return last.Done(); });
   });
 }
 

@@ -44,7 +44,6 @@ class Staging {
   class Plan;
 
   void Pipeline(Communicator& communicator, const Operation& operation, const Plan& plan, const Mark& ready);
-  void WaitFor(const Mark& mark) const;
   char* Buffer(size_t chunk, size_t bytes);
   template <typename Body>
   void Try(const Body& body);

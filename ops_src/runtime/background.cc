@@ -24,20 +24,15 @@ std::atomic<uint32_t> delay_ms{0};
 
 // Belongs to the starting thread until it is queued, to the background thread while it runs, to the waiter when it has
 // ended. Which of them it is at changes under the mutex.
-struct Background::Pending {
+struct Background::Pending : KeptOperation {
   enum class State { kQueued, kRunning, kEnded };
 
   // Takes what `asked` brings into memory of its own.
   void Copy(const Operation& asked) {
-    name = asked.name;
-    layout = asked.layout == nullptr ? "" : asked.layout;
-    operation = asked;
-    operation.name = name.c_str();
-    operation.layout = asked.layout == nullptr ? nullptr : layout.c_str();
+    Keep(asked);
     const size_t unit = SizeOf(asked.dtype);
     bytes = 0;
-    for (size_t i = 0; i < asked.num_tensors; i++) bytes += Aligned(asked.tensors[i].count * unit);
-    tensors.assign(asked.tensors, asked.tensors + asked.num_tensors);
+    for (const kf_tensor& tensor : tensors) bytes += Aligned(tensor.count * unit);
     char* at = inputs.Get(bytes);
     for (kf_tensor& tensor : tensors) {
       const size_t n = tensor.count * unit;
@@ -46,7 +41,6 @@ struct Background::Pending {
       tensor.output = nullptr;
       at += Aligned(n);
     }
-    operation.tensors = tensors.data();
   }
 
   void Run() noexcept {
@@ -98,11 +92,8 @@ struct Background::Pending {
 
   std::shared_ptr<Communicator> communicator;  // until it has run
   std::weak_ptr<Communicator> ran_on;
-  std::string name, layout;
-  Operation operation;             // of the following
-  std::vector<kf_tensor> tensors;  // from `inputs`; to `results`, or to the waiter's outputs
-  Memory inputs, results;
-  size_t bytes = 0;  // of `inputs` and of `results`
+  Memory inputs, results;  // of the tensors; results may go to the waiter's outputs instead
+  size_t bytes = 0;        // of `inputs` and of `results`
   std::optional<Error> error;
   uint32_t generation = 0;  // that it ended in
 
