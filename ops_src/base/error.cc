@@ -1,35 +1,33 @@
 #include "base/error.h"
 
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+
 namespace kungfu {
 
-const char* StatusName(kf_status status) {
-  switch (status) {
-    case KF_OK:
-      return "OK";
-    case KF_INVALID:
-      return "ValueError";
-    case KF_TYPE:
-      return "TypeError";
-    case KF_MISMATCH:
-      return "CollectiveMismatchError";
-    case KF_PEER_LOST:
-      return "PeerLostError";
-    case KF_TIMEOUT:
-      return "CollectiveTimeoutError";
-    case KF_STALE:
-      return "StaleClusterError";
-    case KF_ABORTED:
-      return "CollectiveAbortedError";
-    case KF_RESIZE:
-      return "ResizeError";
-    case KF_INTERNAL:
-      return "InternalError";
-    case KF_MISSING:
-      return "ImportError";
-    case KF_DEVICE:
-      return "DeviceError";
-  }
-  return "InternalError";
-}
+namespace {
+
+constexpr const char* kNames[] = {
+    "OK",
+    "ValueError",
+    "TypeError",
+    "CollectiveMismatchError",
+    "PeerLostError",
+    "CollectiveTimeoutError",
+    "StaleClusterError",
+    "CollectiveAbortedError",
+    "ResizeError",
+    "InternalError",
+    "ImportError",
+    "DeviceError",
+};
+static_assert(std::size(kNames) == KF_DEVICE + 1);
+
+}  // namespace
+
+const char* StatusName(kf_status status) { return kNames[status]; }
+
+Error SystemError(const std::string& what) { return Error(KF_INTERNAL, Text(what, ": ", std::strerror(errno))); }
 
 }  // namespace kungfu

@@ -2,6 +2,7 @@
 #ifndef KUNGFU_BASE_ERROR_H_
 #define KUNGFU_BASE_ERROR_H_
 
+#include <cstring>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -32,11 +33,19 @@ std::string Text(const Parts&... parts) {
   return out.str();
 }
 
+// What the last system call of this thread that failed says, as an InternalError about `what`.
+Error SystemError(const std::string& what);
+
 // Fills a field of fixed size with as much of `text` as fits, and a NUL.
 template <size_t kSize>
 void CopyText(char (&field)[kSize], const std::string& text) {
   const size_t n = text.copy(field, kSize - 1);
   field[n] = '\0';
+}
+// The text of such a field, which may come from a process that isn't ours.
+template <size_t kSize>
+std::string TextOf(const char (&field)[kSize]) {
+  return {field, strnlen(field, kSize)};
 }
 
 // Throws InternalError with the values in question where an invariant does not hold.

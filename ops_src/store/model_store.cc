@@ -3,11 +3,9 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <new>
 
@@ -42,10 +40,6 @@ constexpr size_t kWord = sizeof(uint64_t);
 constexpr int kAttempts = 1000;
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<uint64_t>) == kWord);
-
-size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
-
-std::string SystemError(const std::string& what) { return Text(what, ": ", std::strerror(errno)); }
 
 // Each tensor begins on a cache line of the buffer.
 size_t Padded(const kf_blob* blobs, size_t num_blobs) {
@@ -86,48 +80,44 @@ void Collect(char* to, const std::atomic<uint64_t>* from, size_t bytes) {
 
 std::atomic<uint64_t>* Words(char* at) { return reinterpret_cast<std::atomic<uint64_t>*>(at); }
 
-Header& HeaderOf(const Mapping& head) { return *reinterpret_cast<Header*>(head.data()); }
-
-// The text of a field that may come from a process that isn't ours.
-template <size_t kSize>
-std::string TextOf(const char (&field)[kSize]) {
-  return {field, strnlen(field, kSize)};
+// Of `bytes` at `offset` of a store.
+std::unique_ptr<Mapping> Map(int fd, size_t offset, size_t bytes, bool writable) {
+  return std::make_unique<Mapping>(fd, offset, bytes, writable, Text(bytes, " bytes of a model store"));
 }
+
+// A lock of the whole file, for fcntl.
+struct flock Whole(short type) {
+  struct flock whole{};
+  whole.l_type = type;
+  whole.l_whence = SEEK_SET;
+  return whole;
+}
+
+Header& HeaderOf(const Mapping& head) { return *reinterpret_cast<Header*>(head.data()); }
 
 std::string Described(const std::string& layout, uint64_t bytes) { return Text(layout, " (", bytes, " bytes)"); }
 
 }  // namespace
 
-Mapping::Mapping(int fd, size_t offset, size_t bytes, bool writable) : bytes_(bytes) {
-  void* map =
-      mmap(nullptr, bytes_, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, static_cast<off_t>(offset));
-  if (map == MAP_FAILED) throw Error(KF_INTERNAL, SystemError(Text("mmap of ", bytes, " bytes of a model store")));
-  data_ = static_cast<char*>(map);
-}
-
-Mapping::~Mapping() { munmap(data_, bytes_); }
-
 ModelStore::ModelStore() {
   try {
     fd_ = memfd_create("kungfu-store", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd_ < 0) throw Error(KF_INTERNAL, SystemError("memfd_create"));
+    if (fd_ < 0) throw SystemError("memfd_create");
     end_ = RoundUp(sizeof(Header), kPage);
-    if (ftruncate(fd_, static_cast<off_t>(end_)) != 0) throw Error(KF_INTERNAL, SystemError("no shared memory"));
+    if (ftruncate(fd_, static_cast<off_t>(end_)) != 0) throw SystemError("no shared memory");
     // It may grow, but nobody can shrink it under a reader's feet (a SIGBUS).
     fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK);
-    head_ = std::make_unique<Mapping>(fd_, 0, end_, /*writable=*/true);
+    head_ = Map(fd_, 0, end_, /*writable=*/true);
     auto* header = new (head_->data()) Header{};
     header->layout_version = kLayoutVersion;
     header->record_bytes = sizeof(Record);
     header->magic = kMagic;
     // A lock of the process, not of the descriptor, which others will hold too. It would also go if this process closed
     // any descriptor of the file, so both of them are kept to the end.
-    struct flock whole{};
-    whole.l_type = F_WRLCK;
-    whole.l_whence = SEEK_SET;
-    if (fcntl(fd_, F_SETLK, &whole) != 0) throw Error(KF_INTERNAL, SystemError("fcntl(F_SETLK) on a model store"));
+    struct flock whole = Whole(F_WRLCK);
+    if (fcntl(fd_, F_SETLK, &whole) != 0) throw SystemError("fcntl(F_SETLK) on a model store");
     read_fd_ = open(Text("/proc/self/fd/", fd_).c_str(), O_RDONLY | O_CLOEXEC);
-    if (read_fd_ < 0) throw Error(KF_INTERNAL, SystemError("opening a model store for reading"));
+    if (read_fd_ < 0) throw SystemError("opening a model store for reading");
   } catch (...) {
     if (fd_ >= 0) close(fd_);
     throw;
@@ -182,7 +172,7 @@ uint64_t ModelStore::Save(const std::string& name, const std::string& layout, co
           throw Error(KF_INTERNAL, Text("no shared memory of ", record.capacity, " bytes for \"", name,
                                         "\": ", std::strerror(error)));
         }
-        own.buffers[i] = std::make_unique<Mapping>(fd_, end_, record.capacity, /*writable=*/true);
+        own.buffers[i] = Map(fd_, end_, record.capacity, /*writable=*/true);
         end_ += record.capacity;
       }
     } catch (...) {
@@ -205,20 +195,16 @@ uint64_t ModelStore::Save(const std::string& name, const std::string& layout, co
 }
 
 StoreView::StoreView(int fd, bool own) : own_(own) {
-  struct stat info{};
-  if (fstat(fd, &info) != 0) throw Error(KF_INTERNAL, SystemError("fstat of a model store"));
-  const auto bytes = static_cast<size_t>(info.st_size);
-  if (bytes < sizeof(Header)) {
-    throw Error(KF_INTERNAL, Text("a model store of ", bytes, " bytes has no header"));
-  }
-  head_ = std::make_unique<Mapping>(fd, 0, sizeof(Header), /*writable=*/false);
+  const size_t bytes = FileSize(fd, "a model store");
+  if (bytes < sizeof(Header)) throw Error(KF_INTERNAL, Text("a model store of ", bytes, " bytes has no header"));
+  head_ = Map(fd, 0, sizeof(Header), /*writable=*/false);
   const Header& header = HeaderOf(*head_);
   if (header.magic != kMagic || header.layout_version != kLayoutVersion || header.record_bytes != sizeof(Record)) {
     throw Error(KF_INTERNAL, Text("not a model store of this version of the runtime (magic ", header.magic, ", layout ",
                                   header.layout_version, ")"));
   }
   fd_ = own_ ? fd : fcntl(fd, F_DUPFD_CLOEXEC, 0);
-  if (fd_ < 0) throw Error(KF_INTERNAL, SystemError("duplicating a model store's descriptor"));
+  if (fd_ < 0) throw SystemError("duplicating a model store's descriptor");
 }
 
 StoreView::~StoreView() {
@@ -227,10 +213,8 @@ StoreView::~StoreView() {
 
 bool StoreView::OwnerLives() const {
   if (own_) return true;
-  struct flock whole{};
-  whole.l_type = F_RDLCK;
-  whole.l_whence = SEEK_SET;
-  if (fcntl(fd_, F_GETLK, &whole) != 0) throw Error(KF_INTERNAL, SystemError("fcntl(F_GETLK) on a model store"));
+  struct flock whole = Whole(F_RDLCK);
+  if (fcntl(fd_, F_GETLK, &whole) != 0) throw SystemError("fcntl(F_GETLK) on a model store");
   return whole.l_type != F_UNLCK;
 }
 
@@ -243,9 +227,7 @@ const StoreView::Known* StoreView::Find(const std::string& name) const {
   for (uint32_t i = 0; i < records && i < kRecords; i++) {
     const Record& record = header.record[i];
     if (TextOf(record.name) != name) continue;
-    struct stat info{};
-    if (fstat(fd_, &info) != 0) throw Error(KF_INTERNAL, SystemError("fstat of a model store"));
-    const auto size = static_cast<uint64_t>(info.st_size);
+    const size_t size = FileSize(fd_, "a model store");
     Known known{&record, {}};
     for (int b = 0; b < 2; b++) {
       const bool inside = record.capacity <= size && record.offset[b] <= size - record.capacity;
@@ -253,7 +235,7 @@ const StoreView::Known* StoreView::Find(const std::string& name) const {
         throw Error(KF_INTERNAL, Text("record \"", name, "\" of a model store is outside of it: ", record.capacity,
                                       " bytes at ", record.offset[b], " of ", size));
       }
-      known.buffers[b] = std::make_unique<Mapping>(fd_, record.offset[b], record.capacity, /*writable=*/false);
+      known.buffers[b] = Map(fd_, record.offset[b], record.capacity, /*writable=*/false);
     }
     return &known_.emplace(name, std::move(known)).first->second;
   }

@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "base/forks.h"
+#include "base/mapping.h"
 #include "kungfu/store.h"
 
 namespace kungfu::store {
@@ -41,20 +42,6 @@ inline constexpr size_t kLayoutBytes = 256;
 
 struct Header;
 struct Record;
-
-// Shared memory, unmapped with the object.
-class Mapping {
- public:
-  Mapping(int fd, size_t offset, size_t bytes, bool writable);
-  ~Mapping();
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  char* data() const { return data_; }
-
- private:
-  char* data_;
-  size_t bytes_;
-};
 
 // The owner's side. Thread-safe.
 class ModelStore {

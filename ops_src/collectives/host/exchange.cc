@@ -316,7 +316,7 @@ void Exchange::ReportMismatch(Flight& flight) {
     shm::Complaint& theirs = self_.segment.complaint(flight.channel, r);
     // Or it died before it could say what it brought, as may others: without them there may be no mismatch.
     waiting_.Await(theirs.sequence, flight.sequence, r, flight);
-    const std::string what(theirs.text, strnlen(theirs.text, sizeof theirs.text));
+    const std::string what = TextOf(theirs.text);
     const auto same = std::find_if(brought.begin(), brought.end(), [&](const auto& b) { return b.first == what; });
     if (same == brought.end()) {
       brought.emplace_back(what, Text("rank ", r));

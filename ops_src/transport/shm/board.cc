@@ -1,6 +1,5 @@
 #include "transport/shm/board.h"
 
-#include <cstring>
 #include <optional>
 
 #include "base/error.h"
@@ -29,8 +28,6 @@ void EachWordOf(const Segment& segment, uint32_t rank, bool used_only, const Vis
     visit(segment.done(l, rank));
   }
 }
-
-std::string TextIn(const char* field, size_t size) { return {field, strnlen(field, size)}; }
 
 }  // namespace
 
@@ -80,10 +77,7 @@ bool Board::Attach(uint32_t rank, const std::string& address, bool has_state) {
   return true;
 }
 
-std::string Board::Address(uint32_t rank) const {
-  const RankStatus& its = segment_->status(rank);
-  return TextIn(its.address, sizeof its.address);
-}
+std::string Board::Address(uint32_t rank) const { return TextOf(segment_->status(rank).address); }
 
 // One that is expelled can't say so any more, and needn't.
 void Board::Leave(uint32_t rank) {
@@ -116,7 +110,7 @@ std::string Board::GaveUpAlone(uint32_t rank) const {
   const RankStatus& its = segment_->status(rank);
   const uint32_t word = its.gave_up.value.load(std::memory_order_acquire) & Counter::kMask;
   if (word != static_cast<uint32_t>(GaveUp::kAlone)) return "";
-  return TextIn(its.gave_up_text, sizeof its.gave_up_text);
+  return TextOf(its.gave_up_text);
 }
 
 // What the dead have said counts no more; whoever saw it while they lived says the same, and counts.
@@ -125,7 +119,7 @@ std::optional<Error> Board::GaveUpForAll() const {
   for (uint32_t r = 0; r < size(); r++) {
     const RankStatus& its = segment_->status(r);
     if (!its.gave_up.Reached(static_cast<uint32_t>(GaveUp::kForAll)) || IsDead(r)) continue;
-    return Error(static_cast<kf_status>(its.gave_up_status), TextIn(its.gave_up_text, sizeof its.gave_up_text));
+    return Error(static_cast<kf_status>(its.gave_up_status), TextOf(its.gave_up_text));
   }
   return std::nullopt;
 }

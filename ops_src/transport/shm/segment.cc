@@ -2,12 +2,9 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <new>
 
 #include "base/error.h"
@@ -18,10 +15,6 @@ namespace {
 constexpr uint64_t kMagic = 0x6b756e6766755348;  // "kungfuSH"
 constexpr uint32_t kLayoutVersion = 5;
 constexpr size_t kPage = 4096;
-
-size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
-
-std::string SystemError(const char* what) { return Text(what, ": ", std::strerror(errno)); }
 
 }  // namespace
 
@@ -49,17 +42,16 @@ int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores, boo
     throw Error(KF_INVALID, Text("a host takes 1 to ", kMaxRanks, " ranks of a job, got ", size));
   }
   const int fd = memfd_create("kungfu", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) throw Error(KF_INTERNAL, SystemError("memfd_create"));
+  if (fd < 0) throw SystemError("memfd_create");
   try {
     const Layout layout = LayoutFor(size);
     if (ftruncate(fd, static_cast<off_t>(layout.total)) != 0) {
-      throw Error(KF_INTERNAL, SystemError(Text("no shared memory of ", layout.total, " bytes").c_str()));
+      throw SystemError(Text("no shared memory of ", layout.total, " bytes"));
     }
     // Nobody can shrink it under the others' feet (a SIGBUS) once it is sealed.
     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
-    void* map = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (map == MAP_FAILED) throw Error(KF_INTERNAL, SystemError("mmap of a new segment"));
-    auto* header = new (map) Header{};
+    const Mapping map(fd, 0, sizeof(Header), /*writable=*/true, "a new segment");
+    auto* header = new (map.data()) Header{};
     header->layout_version = kLayoutVersion;
     header->size = size;
     header->cluster_version = cluster_version;
@@ -68,7 +60,6 @@ int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores, boo
     header->recovers = recovers ? 1 : 0;
     header->total_bytes = layout.total;
     header->magic = kMagic;
-    munmap(map, sizeof(Header));
   } catch (...) {
     close(fd);
     throw;
@@ -77,26 +68,19 @@ int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores, boo
 }
 
 Segment::Segment(int fd) {
-  struct stat info{};
-  if (fstat(fd, &info) != 0) throw Error(KF_INTERNAL, SystemError("fstat of a segment"));
-  const auto bytes = static_cast<size_t>(info.st_size);
+  const size_t bytes = FileSize(fd, "a segment");
   if (bytes < sizeof(Header)) throw Error(KF_INTERNAL, Text("a segment of ", bytes, " bytes has no header"));
-  void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-  if (map == MAP_FAILED) throw Error(KF_INTERNAL, SystemError("mmap of a segment"));
-  base_ = static_cast<char*>(map);
+  base_ = map_.emplace(fd, 0, bytes, /*writable=*/true, "a segment").data();
   const Header& header = this->header();
   const bool ours = header.magic == kMagic && header.layout_version == kLayoutVersion && header.size >= 1 &&
                     header.size <= kMaxRanks && header.total_bytes == bytes && LayoutFor(header.size).total == bytes;
   if (!ours) {
-    const std::string seen = Text("magic ", header.magic, ", layout ", header.layout_version, ", size ", header.size,
-                                  ", ", header.total_bytes, " of ", bytes, " bytes");
-    munmap(map, bytes);
-    throw Error(KF_INTERNAL, Text("not a segment of this version of the runtime (", seen, ")"));
+    throw Error(KF_INTERNAL, Text("not a segment of this version of the runtime (magic ", header.magic, ", layout ",
+                                  header.layout_version, ", size ", header.size, ", ", header.total_bytes, " of ",
+                                  bytes, " bytes)"));
   }
   size_ = header.size;
   layout_ = LayoutFor(size_);
 }
-
-Segment::~Segment() { munmap(base_, layout_.total); }
 
 }  // namespace kungfu::shm

@@ -11,8 +11,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <string>
+#include <optional>
 
+#include "base/mapping.h"
 #include "transport/shm/futex.h"
 
 namespace kungfu::shm {
@@ -118,9 +119,6 @@ class Segment {
 
   // Maps a segment. The descriptor stays the caller's.
   explicit Segment(int fd);
-  ~Segment();
-  Segment(const Segment&) = delete;
-  Segment& operator=(const Segment&) = delete;
 
   uint32_t size() const { return header().size; }
   uint64_t cluster_version() const { return header().cluster_version; }
@@ -158,6 +156,7 @@ class Segment {
     return At<LaneCounter>(layout_.lane_words, (static_cast<size_t>(lane) * size_ + rank) * kLaneWords + which).counter;
   }
 
+  std::optional<Mapping> map_;
   char* base_ = nullptr;
   uint32_t size_ = 0;
   Layout layout_{};
