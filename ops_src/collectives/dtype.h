@@ -14,73 +14,21 @@ inline constexpr int kNumOps = KF_PROD + 1;
 inline bool IsDtype(kf_dtype dtype) { return dtype >= KF_INT8 && dtype <= KF_FLOAT64; }
 inline bool IsOp(kf_op op) { return op >= KF_SUM && op <= KF_PROD; }
 
-inline size_t SizeOf(kf_dtype dtype) {
-  switch (dtype) {
-    case KF_INT8:
-    case KF_UINT8:
-      return 1;
-    case KF_INT16:
-    case KF_UINT16:
-    case KF_FLOAT16:
-    case KF_BFLOAT16:
-      return 2;
-    case KF_INT32:
-    case KF_UINT32:
-    case KF_FLOAT32:
-      return 4;
-    case KF_INT64:
-    case KF_UINT64:
-    case KF_FLOAT64:
-      return 8;
-  }
-  return 0;
-}
+struct DtypeFacts {
+  const char* name;
+  size_t size;
+};
+inline constexpr DtypeFacts kDtypes[] = {
+    {"int8", 1},  {"uint8", 1},  {"int16", 2},   {"uint16", 2},   {"int32", 4},   {"uint32", 4},
+    {"int64", 8}, {"uint64", 8}, {"float16", 2}, {"bfloat16", 2}, {"float32", 4}, {"float64", 8},
+};
+inline constexpr const char* kOps[] = {"sum", "mean", "min", "max", "prod"};
+static_assert(sizeof kDtypes / sizeof *kDtypes == kNumDtypes && sizeof kOps / sizeof *kOps == kNumOps);
 
-inline const char* NameOf(kf_dtype dtype) {
-  switch (dtype) {
-    case KF_INT8:
-      return "int8";
-    case KF_UINT8:
-      return "uint8";
-    case KF_INT16:
-      return "int16";
-    case KF_UINT16:
-      return "uint16";
-    case KF_INT32:
-      return "int32";
-    case KF_UINT32:
-      return "uint32";
-    case KF_INT64:
-      return "int64";
-    case KF_UINT64:
-      return "uint64";
-    case KF_FLOAT16:
-      return "float16";
-    case KF_BFLOAT16:
-      return "bfloat16";
-    case KF_FLOAT32:
-      return "float32";
-    case KF_FLOAT64:
-      return "float64";
-  }
-  return "?";
-}
-
-inline const char* NameOf(kf_op op) {
-  switch (op) {
-    case KF_SUM:
-      return "sum";
-    case KF_MEAN:
-      return "mean";
-    case KF_MIN:
-      return "min";
-    case KF_MAX:
-      return "max";
-    case KF_PROD:
-      return "prod";
-  }
-  return "?";
-}
+inline size_t SizeOf(kf_dtype dtype) { return kDtypes[dtype].size; }
+inline const char* NameOf(kf_dtype dtype) { return kDtypes[dtype].name; }
+inline const char* NameOf(kf_op op) { return kOps[op]; }
+inline bool IsFloat(kf_dtype dtype) { return dtype >= KF_FLOAT16; }
 
 }  // namespace kungfu
 

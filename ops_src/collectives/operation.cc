@@ -24,19 +24,8 @@ void KeptOperation::Keep(const Operation& asked) {
 }
 
 const char* NameOf(Kind kind) {
-  switch (kind) {
-    case Kind::kAllReduce:
-      return "all_reduce";
-    case Kind::kBroadcast:
-      return "broadcast";
-    case Kind::kAllGather:
-      return "all_gather";
-    case Kind::kReduceScatter:
-      return "reduce_scatter";
-    case Kind::kBarrier:
-      return "barrier";
-  }
-  return "?";
+  static constexpr const char* kNames[] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"};
+  return kNames[static_cast<uint8_t>(kind)];
 }
 
 uint64_t SignatureOf(const Operation& operation) {

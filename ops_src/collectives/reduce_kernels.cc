@@ -82,67 +82,43 @@ struct BFloat {
 
 // ---- the operations ----
 
-struct Sum {
-  template <typename A>
-  static A Apply(A a, A b) {
-    return a + b;
-  }
-  template <typename A>
-  static A Finish(A a, A) {
-    return a;
-  }
+template <typename A>
+struct AsItIs {
+  static A Finish(A a, A) { return a; }
 };
 
-struct Mean {
-  template <typename A>
-  static A Apply(A a, A b) {
-    return a + b;
-  }
-  template <typename A>
-  static A Finish(A a, A n) {
-    return a / n;
-  }
+template <typename A>
+struct Sum : AsItIs<A> {
+  static A Apply(A a, A b) { return a + b; }
 };
 
-struct Prod {
-  template <typename A>
-  static A Apply(A a, A b) {
-    return a * b;
-  }
-  template <typename A>
-  static A Finish(A a, A) {
-    return a;
-  }
+template <typename A>
+struct Mean : Sum<A> {
+  static A Finish(A a, A n) { return a / n; }
 };
 
-struct Min {
-  template <typename A>
-  static A Apply(A a, A b) {
-    return (a < b || a != a) ? a : b;
-  }
-  template <typename A>
-  static A Finish(A a, A) {
-    return a;
-  }
+template <typename A>
+struct Prod : AsItIs<A> {
+  static A Apply(A a, A b) { return a * b; }
 };
 
-struct Max {
-  template <typename A>
-  static A Apply(A a, A b) {
-    return (a > b || a != a) ? a : b;
-  }
-  template <typename A>
-  static A Finish(A a, A) {
-    return a;
-  }
+template <typename A>
+struct Min : AsItIs<A> {
+  static A Apply(A a, A b) { return (a < b || a != a) ? a : b; }
+};
+
+template <typename A>
+struct Max : AsItIs<A> {
+  static A Apply(A a, A b) { return (a > b || a != a) ? a : b; }
 };
 
 // ---- the loops ----
 
-template <typename Format, typename Op>
+template <typename Format, template <typename> typename Operation>
 void Reduce(void* out, const void* const* sources, unsigned n, size_t count) {
   using T = typename Format::Stored;
   using A = typename Format::Acc;
+  using Op = Operation<A>;
   T* const y = static_cast<T*>(out);
   const T* const first = static_cast<const T*>(sources[0]);
   const A ranks = static_cast<A>(n);
@@ -193,31 +169,23 @@ void Blend(void* out, const void* const* sources, const double* shares, unsigned
 
 }  // namespace
 
-#define KUNGFU_ROW(format, mean_format) \
-  {Reduce<format, Sum>, Reduce<mean_format, Mean>, Reduce<format, Min>, Reduce<format, Max>, Reduce<format, Prod>}
-using WideInt8 = Widened<int8_t, int64_t>;
-using WideUint8 = Widened<uint8_t, uint64_t>;
-using WideInt16 = Widened<int16_t, int64_t>;
-using WideUint16 = Widened<uint16_t, uint64_t>;
-using WideInt32 = Widened<int32_t, int64_t>;
-using WideUint32 = Widened<uint32_t, uint64_t>;
 __extension__ typedef __int128 Int128;
 __extension__ typedef unsigned __int128 Uint128;
-using WideInt64 = Widened<int64_t, Int128>;
-using WideUint64 = Widened<uint64_t, Uint128>;
+#define KUNGFU_ROW(format, ...) \
+  {Reduce<format, Sum>, Reduce<__VA_ARGS__, Mean>, Reduce<format, Min>, Reduce<format, Max>, Reduce<format, Prod>}
 
-// Rows in the order of kf_dtype, columns in the order of kf_op.
+// Rows in the order of kf_dtype, columns in the order of kf_op. A mean has a format of its own.
 extern const ReduceTable kTable;
 const ReduceTable kTable = {
     {
-        KUNGFU_ROW(Plain<int8_t>, WideInt8),
-        KUNGFU_ROW(Plain<uint8_t>, WideUint8),
-        KUNGFU_ROW(Plain<int16_t>, WideInt16),
-        KUNGFU_ROW(Plain<uint16_t>, WideUint16),
-        KUNGFU_ROW(Plain<int32_t>, WideInt32),
-        KUNGFU_ROW(Plain<uint32_t>, WideUint32),
-        KUNGFU_ROW(Plain<int64_t>, WideInt64),
-        KUNGFU_ROW(Plain<uint64_t>, WideUint64),
+        KUNGFU_ROW(Plain<int8_t>, Widened<int8_t, int64_t>),
+        KUNGFU_ROW(Plain<uint8_t>, Widened<uint8_t, uint64_t>),
+        KUNGFU_ROW(Plain<int16_t>, Widened<int16_t, int64_t>),
+        KUNGFU_ROW(Plain<uint16_t>, Widened<uint16_t, uint64_t>),
+        KUNGFU_ROW(Plain<int32_t>, Widened<int32_t, int64_t>),
+        KUNGFU_ROW(Plain<uint32_t>, Widened<uint32_t, uint64_t>),
+        KUNGFU_ROW(Plain<int64_t>, Widened<int64_t, Int128>),
+        KUNGFU_ROW(Plain<uint64_t>, Widened<uint64_t, Uint128>),
         KUNGFU_ROW(Half, Half),
         KUNGFU_ROW(BFloat, BFloat),
         KUNGFU_ROW(Plain<float>, Plain<float>),

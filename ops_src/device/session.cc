@@ -44,7 +44,7 @@ struct Complaint {
 };
 
 uint32_t WeightOf(const Operation& operation) {
-  const bool counts = operation.weighted && operation.op == KF_MEAN && operation.dtype >= KF_FLOAT16;
+  const bool counts = operation.weighted && operation.op == KF_MEAN && IsFloat(operation.dtype);
   return counts ? operation.weight : 0;
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "collectives/dtype.h"
 
 namespace kungfu::monitoring {
 namespace {
@@ -61,10 +62,6 @@ double ThreadCpuSeconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-bool IsFloat(kf_dtype dtype) {
-  return dtype == KF_FLOAT16 || dtype == KF_BFLOAT16 || dtype == KF_FLOAT32 || dtype == KF_FLOAT64;
 }
 
 }  // namespace

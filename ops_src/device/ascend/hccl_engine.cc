@@ -12,12 +12,13 @@
 namespace kungfu::device {
 namespace {
 
-// HCCL's numbers, in the order of kf_dtype and of kf_op.
-constexpr int kDtypes[] = {hccl::kInt8,    hccl::kUint8,    hccl::kInt16,   hccl::kUint16,
-                           hccl::kInt32,   hccl::kUint32,   hccl::kInt64,   hccl::kUint64,
-                           hccl::kFloat16, hccl::kBfloat16, hccl::kFloat32, hccl::kFloat64};
-constexpr int kOps[] = {hccl::kSum, hccl::kSum /* divided afterwards */, hccl::kMin, hccl::kMax, hccl::kProd};
-static_assert(std::size(kDtypes) == kNumDtypes && std::size(kOps) == kNumOps);
+// HCCL's numbers, in the order of kf_dtype and of kf_op. It has no mean: a sum is divided afterwards.
+constexpr int kHcclDtypes[] = {
+    hccl::kInt8,  hccl::kUint8,  hccl::kInt16,   hccl::kUint16,   hccl::kInt32,   hccl::kUint32,
+    hccl::kInt64, hccl::kUint64, hccl::kFloat16, hccl::kBfloat16, hccl::kFloat32, hccl::kFloat64,
+};
+constexpr int kHcclOps[] = {hccl::kSum, hccl::kSum, hccl::kMin, hccl::kMax, hccl::kProd};
+static_assert(std::size(kHcclDtypes) == kNumDtypes && std::size(kHcclOps) == kNumOps);
 
 // HCCL reduces these on every device that it knows; more on some.
 bool IsReduced(kf_dtype dtype) {
@@ -129,8 +130,8 @@ class HcclCommunicator : public DeviceCommunicator {
 
  private:
   void LaunchOne(const Operation& operation, const kf_tensor& tensor, Stream stream) {
-    const int dtype = kDtypes[operation.dtype];
-    const int op = kOps[operation.op];
+    const int dtype = kHcclDtypes[operation.dtype];
+    const int op = kHcclOps[operation.op];
     hccl::Comm const comm = state_->comm;
     void* const input = const_cast<void*>(tensor.input);
     void* const output = tensor.output;
@@ -177,7 +178,7 @@ class HcclEngine : public Engine {
 
   bool Supports(const Operation& operation) const override {
     if (!Reduces(operation.kind)) return true;
-    return IsReduced(operation.dtype) && (operation.op != KF_MEAN || operation.dtype >= KF_FLOAT16);
+    return IsReduced(operation.dtype) && (operation.op != KF_MEAN || IsFloat(operation.dtype));
   }
 
   size_t IdBytes() const override { return hccl::kRootInfoBytes; }

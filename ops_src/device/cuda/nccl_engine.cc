@@ -9,20 +9,13 @@ namespace kungfu::device {
 namespace {
 
 // NCCL's numbers, in the order of kf_dtype and of kf_op.
-constexpr int kDtypes[] = {nccl::kInt8,
-                           nccl::kUint8,
-                           -1 /* it has none of 16 bits */,
-                           -1,
-                           nccl::kInt32,
-                           nccl::kUint32,
-                           nccl::kInt64,
-                           nccl::kUint64,
-                           nccl::kFloat16,
-                           nccl::kBfloat16,
-                           nccl::kFloat32,
-                           nccl::kFloat64};
-constexpr int kOps[] = {nccl::kSum, nccl::kAvg, nccl::kMin, nccl::kMax, nccl::kProd};
-static_assert(std::size(kDtypes) == kNumDtypes && std::size(kOps) == kNumOps);
+constexpr int kMissing = -1;
+constexpr int kNcclDtypes[] = {
+    nccl::kInt8,  nccl::kUint8,  kMissing,       kMissing,        nccl::kInt32,   nccl::kUint32,
+    nccl::kInt64, nccl::kUint64, nccl::kFloat16, nccl::kBfloat16, nccl::kFloat32, nccl::kFloat64,
+};
+constexpr int kNcclOps[] = {nccl::kSum, nccl::kAvg, nccl::kMin, nccl::kMax, nccl::kProd};
+static_assert(std::size(kNcclDtypes) == kNumDtypes && std::size(kNcclOps) == kNumOps);
 
 std::string VersionText(int version) { return Text(version / 10000, ".", version / 100 % 100, ".", version % 100); }
 
@@ -76,8 +69,8 @@ class NcclCommunicator : public DeviceCommunicator {
  private:
   void LaunchOne(const Operation& operation, const kf_tensor& tensor, Stream stream) {
     const auto& [input, output, count] = tensor;
-    const int dtype = kDtypes[operation.dtype];
-    const int op = kOps[operation.op];
+    const int dtype = kNcclDtypes[operation.dtype];
+    const int op = kNcclOps[operation.op];
     const int root = static_cast<int>(operation.root);
     switch (operation.kind) {
       case Kind::kAllReduce:
@@ -112,9 +105,9 @@ class NcclEngine : public Engine {
   std::string Name() const override { return "NCCL " + VersionText(nccl_.version); }
 
   bool Supports(const Operation& operation) const override {
-    if (kDtypes[operation.dtype] < 0) return false;
+    if (kNcclDtypes[operation.dtype] == kMissing) return false;
     // How ncclAvg rounds integers has changed between versions; ours truncate towards zero.
-    return !Reduces(operation.kind) || operation.op != KF_MEAN || operation.dtype >= KF_FLOAT16;
+    return !Reduces(operation.kind) || operation.op != KF_MEAN || IsFloat(operation.dtype);
   }
 
   size_t IdBytes() const override { return nccl::kIdBytes; }
