@@ -232,8 +232,12 @@ uint32_t HostCommunicator::RunShared(const Operation& operation, uint32_t from_g
                              ", ", self_.board.LostReason(operation.root), ", cluster version ", cluster_version_));
     }
     host::Flight flight(operation, name, members, size_, self_.oversubscribed);
-    PrepareComplaint(flight);
     try {
+      if (flight.sequence % kComplaintPeriod == 0) {
+        // It is brought up to an operation that is long over.
+        shm::Counter& complaint = self_.segment.complaint(flight.channel, rank_).sequence;
+        if (!complaint.Reached(flight.sequence - 2)) rules_.Publish(complaint, flight.sequence - 2);
+      }
       rules_.CheckDeaths(flight);
       exchange_.Run(flight);
       name.sequence = flight.sequence;
@@ -247,13 +251,6 @@ uint32_t HostCommunicator::RunShared(const Operation& operation, uint32_t from_g
       throw;
     }
   }
-}
-
-// Now and then a rank's complaint is brought up to an operation that is long over.
-void HostCommunicator::PrepareComplaint(const host::Flight& flight) const {
-  if (flight.sequence % kComplaintPeriod != 0) return;
-  shm::Counter& complaint = self_.segment.complaint(flight.channel, rank_).sequence;
-  if (!complaint.Reached(flight.sequence - 2)) rules_.Publish(complaint, flight.sequence - 2);
 }
 
 void HostCommunicator::CountTraffic(const host::Flight& flight, uint64_t began) const {

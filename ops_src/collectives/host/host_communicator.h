@@ -54,7 +54,6 @@ class HostCommunicator final : public Communicator {
   void AwaitMembers();
   uint32_t RunShared(const Operation& operation, uint32_t from_generation);
   uint32_t SettleShared(const Operation* operations, uint32_t* generations, size_t num_operations);
-  void PrepareComplaint(const host::Flight& flight) const;
   void CountTraffic(const host::Flight& flight, uint64_t began) const;
 
   mutable host::Endpoint self_;  // whose board is everybody's
