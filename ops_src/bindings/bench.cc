@@ -15,12 +15,11 @@ namespace py = pybind11;
 namespace kungfu {
 namespace {
 
-// The buffers of one call; `Sets` are taken in turns, so that data can come from memory instead of from the cache.
-struct Set {
-  std::vector<kf_tensor> tensors;
-};
+// The buffers of one call.
+using Set = std::vector<kf_tensor>;
 
-// Keeps Python's buffers for the length of a loop.
+// They are taken in turns, so that data can come from memory instead of from the cache. Keeps Python's buffers for the
+// length of a loop.
 class Sets {
  public:
   using Buffers = std::vector<std::pair<std::vector<py::buffer>, std::vector<py::buffer>>>;
@@ -35,7 +34,7 @@ class Sets {
         const auto bytes = static_cast<size_t>(in.size * in.itemsize);
         const py::buffer_info& out = held_.emplace_back(outputs[i].request(/*writable=*/true));
         if (static_cast<size_t>(out.size * out.itemsize) != bytes) throw Error(KF_INVALID, "sizes differ");
-        set.tensors.push_back({input, out.ptr, bytes / unit});
+        set.push_back({input, out.ptr, bytes / unit});
       }
       sets_.push_back(std::move(set));
     }
@@ -76,22 +75,15 @@ std::vector<double> Time(size_t samples, size_t batch, const Barrier& barrier, c
   return seconds;
 }
 
-void Barrier(Communicator& communicator) {
-  Operation operation;
-  operation.name = "bench/barrier";
-  communicator.Run(operation);
-}
+void Barrier(Communicator& communicator) { communicator.Run({Kind::kBarrier, "bench/barrier"}); }
 
 std::vector<double> TimeCollective(const std::string& kind, const std::string& name, const Sets::Buffers& buffers,
                                    const Groups& groups, int dtype, int op, uint32_t root, size_t samples,
                                    size_t batch) {
-  Operation operation;
-  operation.kind = kind == "broadcast" ? Kind::kBroadcast : Kind::kAllReduce;
-  operation.dtype = static_cast<kf_dtype>(dtype);
-  operation.op = static_cast<kf_op>(op);
-  operation.root = root;
-  const Sets sets(buffers, SizeOf(operation.dtype));
-  Check(groups, sets[0].tensors.size());
+  const Kind what = kind == "broadcast" ? Kind::kBroadcast : Kind::kAllReduce;
+  const auto type = static_cast<kf_dtype>(dtype);
+  const Sets sets(buffers, SizeOf(type));
+  Check(groups, sets[0].size());
   std::vector<std::string> names;
   for (size_t g = 0; g < groups.size(); g++) names.push_back(Text(name, "/", g));
   const auto communicator = Peer::Get().Current();
@@ -100,11 +92,9 @@ std::vector<double> TimeCollective(const std::string& kind, const std::string& n
       [&](size_t turn) {
         const Set& set = sets[turn];
         for (size_t g = 0; g < groups.size(); g++) {
-          Operation one = operation;
-          one.name = names[g].c_str();
-          one.tensors = set.tensors.data() + groups[g].first;
-          one.num_tensors = groups[g].second - groups[g].first;
-          communicator->Run(one);
+          const auto [begin, end] = groups[g];
+          communicator->Run(
+              {what, names[g].c_str(), set.data() + begin, end - begin, type, static_cast<kf_op>(op), root});
         }
       });
 }
@@ -130,12 +120,12 @@ std::vector<double> TimeMpi(const std::string& kind, Handle function, Handle bar
                             const Groups& groups, size_t unit, Handle datatype, Handle op, int root, Handle comm,
                             size_t samples, size_t batch) {
   const Sets sets(buffers, unit);
-  Check(groups, sets[0].tensors.size());
+  Check(groups, sets[0].size());
   std::vector<uint64_t> counts;
   uint64_t packed = 0;
   for (const auto& [begin, end] : groups) {
     uint64_t count = 0;
-    for (size_t i = begin; i < end; i++) count += sets[0].tensors[i].count;
+    for (size_t i = begin; i < end; i++) count += sets[0][i].count;
     MpiCount(count);
     counts.push_back(count);
     if (end - begin > 1) packed = std::max(packed, count);
@@ -156,8 +146,8 @@ std::vector<double> TimeMpi(const std::string& kind, Handle function, Handle bar
       [&](size_t turn) {
         const Set& set = sets[turn];
         for (size_t g = 0; g < groups.size(); g++) {
-          const kf_tensor* begin = set.tensors.data() + groups[g].first;
-          const kf_tensor* end = set.tensors.data() + groups[g].second;
+          const kf_tensor* begin = set.data() + groups[g].first;
+          const kf_tensor* end = set.data() + groups[g].second;
           if (end - begin == 1) {
             run(begin->input, begin->output, static_cast<int>(counts[g]));
             continue;
@@ -183,7 +173,7 @@ std::vector<double> TimeMemcpy(const Sets::Buffers& buffers, size_t samples, siz
   return Time(
       samples, batch, [&] { Barrier(*communicator); },
       [&](size_t turn) {
-        for (const kf_tensor& tensor : sets[turn].tensors) std::memcpy(tensor.output, tensor.input, tensor.count);
+        for (const kf_tensor& tensor : sets[turn]) std::memcpy(tensor.output, tensor.input, tensor.count);
       });
 }
 

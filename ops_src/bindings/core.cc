@@ -60,37 +60,18 @@ kf_dtype DtypeOf(const Buffer& buffer, int dtype) {
     if (!IsDtype(static_cast<kf_dtype>(dtype))) throw Error(KF_TYPE, Text("no dtype has number ", dtype));
     return static_cast<kf_dtype>(dtype);
   }
+  static constexpr std::pair<char, kf_dtype> kFormats[] = {
+      {'b', KF_INT8},    {'B', KF_UINT8},   {'h', KF_INT16},   {'H', KF_UINT16}, {'i', KF_INT32},
+      {'I', KF_UINT32},  {'l', KF_INT64},   {'q', KF_INT64},   {'L', KF_UINT64}, {'Q', KF_UINT64},
+      {'e', KF_FLOAT16}, {'f', KF_FLOAT32}, {'d', KF_FLOAT64},
+  };
   const char* format = buffer.format();
   if (std::strchr("@=<", format[0]) != nullptr && format[0] != '\0') format++;
-  switch (format[1] == '\0' ? format[0] : '\0') {
-    case 'b':
-      return KF_INT8;
-    case 'B':
-      return KF_UINT8;
-    case 'h':
-      return KF_INT16;
-    case 'H':
-      return KF_UINT16;
-    case 'i':
-      return KF_INT32;
-    case 'I':
-      return KF_UINT32;
-    case 'l':
-    case 'q':
-      return KF_INT64;
-    case 'L':
-    case 'Q':
-      return KF_UINT64;
-    case 'e':
-      return KF_FLOAT16;
-    case 'f':
-      return KF_FLOAT32;
-    case 'd':
-      return KF_FLOAT64;
-    default:
-      throw Error(KF_TYPE, Text("no collective takes elements of format '", buffer.format(),
-                                "'; (u)int8 to 64, float16, bfloat16, float32 and float64 work"));
+  for (const auto& [letter, known] : kFormats) {
+    if (format[0] == letter && format[1] == '\0') return known;
   }
+  throw Error(KF_TYPE, Text("no collective takes elements of format '", buffer.format(),
+                            "'; (u)int8 to 64, float16, bfloat16, float32 and float64 work"));
 }
 
 // Called with the GIL released, by Python's main thread, which is the only one that runs handlers of signals.
@@ -177,12 +158,10 @@ std::chrono::milliseconds Milliseconds(double seconds) {
     raised.restore();
     throw Interrupted(by);
   }
-  static constexpr kf_status kAll[] = {KF_INVALID, KF_TYPE,   KF_MISMATCH, KF_PEER_LOST, KF_TIMEOUT, KF_STALE,
-                                       KF_ABORTED, KF_RESIZE, KF_INTERNAL, KF_MISSING,   KF_DEVICE};
   const std::string type = py::str(raised.type().attr("__name__"));
   const std::string text = py::str(raised.value());
-  for (const kf_status status : kAll) {
-    if (type == StatusName(status)) throw Error(status, text);
+  for (int status = KF_INVALID; status <= KF_DEVICE; status++) {
+    if (type == StatusName(static_cast<kf_status>(status))) throw Error(static_cast<kf_status>(status), text);
   }
   throw Error(KF_RESIZE, Text(type, ": ", text));
 }
@@ -257,9 +236,6 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "living", [] { return Peer::Get().Current()->Living(); }, "Ranks not known to be dead, as this process sees it.");
   m.def(
-      "take_participants", [] { return Peer::Get().Current()->TakeParticipants(); },
-      "Ranks that took part in the gradient reductions since the last call; the same at all of them.");
-  m.def(
       "take_reductions",
       [] {
         const auto taken = Peer::Get().Current()->TakeReductions();
@@ -320,52 +296,35 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "all_reduce",
       [](const char* name, const py::object& in, const py::object& out, int op, int dtype) {
-        Operation operation;
-        operation.kind = Kind::kAllReduce;
-        operation.name = name;
-        operation.op = static_cast<kf_op>(op);
-        RunOn(operation, in, out, dtype, "");
+        RunOn({Kind::kAllReduce, name, nullptr, 0, KF_UINT8, static_cast<kf_op>(op)}, in, out, dtype, "");
       },
       py::arg("name"), py::arg("input"), py::arg("output"), py::arg("op"), py::arg("dtype") = -1);
   m.def(
       "broadcast",
       [](const char* name, const py::object& in, const py::object& out, uint32_t root, int dtype,
          const std::string& kind) {
-        Operation operation;
-        operation.kind = Kind::kBroadcast;
-        operation.name = name;
-        operation.root = root;
-        RunOn(operation, in, out, dtype, kind);
+        RunOn({Kind::kBroadcast, name, nullptr, 0, KF_UINT8, KF_SUM, root}, in, out, dtype, kind);
       },
       py::arg("name"), py::arg("input"), py::arg("output"), py::arg("root"), py::arg("dtype") = -1,
       py::arg("kind") = "");
   m.def(
       "all_gather",
       [](const char* name, const py::object& in, const py::object& out, int dtype, const std::string& kind) {
-        Operation operation;
-        operation.kind = Kind::kAllGather;
-        operation.name = name;
-        RunOn(operation, in, out, dtype, kind);
+        RunOn({Kind::kAllGather, name}, in, out, dtype, kind);
       },
       py::arg("name"), py::arg("input"), py::arg("output"), py::arg("dtype") = -1, py::arg("kind") = "",
       "`kind` is the elements' type where they travel as another one, for the check between the ranks.");
   m.def(
       "reduce_scatter",
       [](const char* name, const py::object& in, const py::object& out, int op, int dtype) {
-        Operation operation;
-        operation.kind = Kind::kReduceScatter;
-        operation.name = name;
-        operation.op = static_cast<kf_op>(op);
-        RunOn(operation, in, out, dtype, "");
+        RunOn({Kind::kReduceScatter, name, nullptr, 0, KF_UINT8, static_cast<kf_op>(op)}, in, out, dtype, "");
       },
       py::arg("name"), py::arg("input"), py::arg("output"), py::arg("op"), py::arg("dtype") = -1);
   m.def(
       "barrier",
       [](const char* name) {
-        Operation operation;
-        operation.name = name;
         const auto communicator = Joined();
-        Waiting([&] { communicator->Run(operation); });
+        Waiting([&] { communicator->Run({Kind::kBarrier, name}); });
       },
       py::arg("name"));
 

@@ -75,11 +75,7 @@ kf_status kf_reduce_scatter(const char* name, const kf_tensor* tensors, size_t n
   return Run(operation);
 }
 
-kf_status kf_barrier(const char* name) {
-  Operation operation;
-  operation.name = name;
-  return Run(operation);
-}
+kf_status kf_barrier(const char* name) { return Run({Kind::kBarrier, name}); }
 
 kf_status kf_resize(uint32_t size, int* changed, int* detached) {
   return Guarded([&] {

@@ -5,20 +5,11 @@
 namespace kungfu {
 namespace {
 
-std::string& OfThread() {
-  static thread_local std::string message;
-  return message;
-}
+thread_local std::string of_thread;
 
-struct Shared {
-  std::mutex mutex;
-  std::string message;  // guarded by mutex
-};
-
-Shared& OfProcess() {
-  static Shared* const shared = new Shared;
-  return *shared;
-}
+// Never destroyed: threads may outlive static destructors.
+std::mutex& mutex = *new std::mutex;
+std::string& of_process = *new std::string;  // guarded by mutex
 
 }  // namespace
 
@@ -26,22 +17,20 @@ kf_status RecordFailure(const std::exception& error) noexcept {
   try {
     const auto* typed = dynamic_cast<const Error*>(&error);
     const Error described = typed != nullptr ? *typed : Error(KF_INTERNAL, error.what());
-    OfThread() = described.Described();
-    Shared& shared = OfProcess();
-    std::lock_guard<std::mutex> guard(shared.mutex);
-    shared.message = OfThread();
+    of_thread = described.Described();
+    std::lock_guard<std::mutex> guard(mutex);
+    of_process = of_thread;
     return described.status();
   } catch (...) {  // no memory for the text
     return KF_INTERNAL;
   }
 }
 
-const char* LastFailureOfThread() noexcept { return OfThread().c_str(); }
+const char* LastFailureOfThread() noexcept { return of_thread.c_str(); }
 
 std::string LastFailureOfProcess() {
-  Shared& shared = OfProcess();
-  std::lock_guard<std::mutex> guard(shared.mutex);
-  return shared.message;
+  std::lock_guard<std::mutex> guard(mutex);
+  return of_process;
 }
 
 }  // namespace kungfu

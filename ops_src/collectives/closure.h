@@ -19,12 +19,9 @@ struct Closed : Error {
 // That it is over, and why: the first reason stays. Thread-safe.
 class Closure {
  public:
-  void Close(kf_status status, const std::string& reason) {
-    Close(status, reason, [] {});
-  }
   // Where this closes it, and it wasn't closed before, `then` runs before anybody else is told that it is.
-  template <typename Then>
-  void Close(kf_status status, const std::string& reason, const Then& then) {
+  template <typename Then = void (*)()>
+  void Close(kf_status status, const std::string& reason, const Then& then = [] {}) {
     std::lock_guard<std::mutex> guard(mutex_);
     if (status_ != KF_OK) return;
     status_ = status;

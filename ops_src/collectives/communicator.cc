@@ -27,12 +27,6 @@ Members Ranks(uint32_t size) {
 Communicator::Communicator(uint32_t rank, uint32_t size, uint64_t cluster_version)
     : rank_(rank), size_(size), cluster_version_(cluster_version), everyone_(Ranks(size)) {}
 
-Members Communicator::TakeParticipants() {
-  const Reductions taken = TakeReductions();
-  const uint32_t latest = taken.gradient > 0 ? taken.gradient : taken.any;
-  return MembersOf(latest > 0 ? latest - 1 : 0);
-}
-
 Members Communicator::MembersOf(uint32_t generation) const {
   Members members = everyone_;
   if (!is_member()) return members;

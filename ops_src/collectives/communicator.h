@@ -56,9 +56,6 @@ class Communicator {
   // generation than the latest are done again.
   virtual uint32_t Settle(const Operation* operations, uint32_t* generations, size_t num_operations) = 0;
 
-  // Who took part in the gradient reductions (operations that are `weighted`; where there was none, in all-reduces)
-  // since the last call: the same answer at all who took part. Everybody where there was none.
-  Members TakeParticipants();
   Reductions TakeReductions() { return reductions_.Take(); }
   // In which the last all-reduce of this rank ended.
   uint32_t last_generation() const { return reductions_.last_generation(); }

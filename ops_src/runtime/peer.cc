@@ -39,10 +39,8 @@ std::shared_ptr<Communicator> Peer::Current() {
 }
 
 void Peer::SetJoinHandler(JoinHandler handler) {
-  JoinHandler previous;  // given up without the lock: it may wait for Python
   std::lock_guard<std::mutex> guard(mutex_);
-  previous = std::move(join_handler_);
-  join_handler_ = std::move(handler);
+  join_handler_.swap(handler);  // the one before is given up behind the lock: it may wait for Python
   joins_later_.store(join_handler_ != nullptr, std::memory_order_release);
 }
 
@@ -147,10 +145,8 @@ ResizeOutcome Peer::Resize(uint32_t size) {
 }
 
 void Peer::SetResizeHandler(ResizeHandler handler) {
-  ResizeHandler previous;  // given up without the lock: it may wait for Python
   std::lock_guard<std::mutex> guard(mutex_);
-  previous = std::move(resize_handler_);
-  resize_handler_ = std::move(handler);
+  resize_handler_.swap(handler);  // likewise
 }
 
 }  // namespace kungfu

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -79,6 +80,12 @@ inline Error ErrorOf(const std::exception_ptr& thrown) {
 inline Operation Op(Kind kind, const char* name, const std::vector<kf_tensor>& tensors, kf_dtype dtype,
                     kf_op op = KF_SUM, uint32_t root = 0) {
   return {kind, name, tensors.data(), tensors.size(), dtype, op, root, nullptr};
+}
+
+// Who took part in the gradient reductions (where there was none, in all-reduces) since the last call.
+inline Members TakeParticipants(Communicator& communicator) {
+  const Reductions taken = communicator.TakeReductions();
+  return communicator.MembersOf(std::max(taken.gradient > 0 ? taken.gradient : taken.any, 1u) - 1);
 }
 
 // An all-reduce of equal values, and what has to come out.

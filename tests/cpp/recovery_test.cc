@@ -104,7 +104,7 @@ void AllReduce(Communicator& communicator, Board::Rank& mine, int slot, size_t c
   const kf_tensor tensor{x.data(), out.data(), count};
   communicator.Run({Kind::kAllReduce, "x", &tensor, 1, KF_FLOAT32, KF_SUM, 0, nullptr});
   mine.took_part[slot] = MaskOf(out, slot, false);
-  mine.participants[slot] = MaskOf(communicator.TakeParticipants());
+  mine.participants[slot] = MaskOf(TakeParticipants(communicator));
 }
 
 // A step with groups of several sizes, which have to be of one mind.
@@ -135,7 +135,7 @@ void Step(Communicator& communicator, Background* background, Board::Rank& mine,
   const uint32_t mask = MaskOf(out[0], slot, true);
   const bool alike = mask == MaskOf(out[1], slot, true) && mask == MaskOf(out[2], slot, true);
   mine.took_part[slot] = alike ? mask : 0;
-  mine.participants[slot] = MaskOf(communicator.TakeParticipants());
+  mine.participants[slot] = MaskOf(TakeParticipants(communicator));
 }
 
 // The ranks whose values are in what a gather has given, each in its place and nothing elsewhere; 0: it is no such
@@ -192,7 +192,7 @@ void Mismatch(Communicator& communicator, Board::Rank& mine, int slot, size_t co
   try {
     communicator.Run(Op(Kind::kAllReduce, "m", {{x.data(), y.data(), own}}, KF_FLOAT32));
     mine.took_part[slot] = MaskOf(y, slot, false);
-    mine.participants[slot] = MaskOf(communicator.TakeParticipants());
+    mine.participants[slot] = MaskOf(TakeParticipants(communicator));
   } catch (const Error& error) {
     if (error.status() != KF_MISMATCH) throw;
     mine.took_part[slot] = mine.participants[slot] = kMismatch;

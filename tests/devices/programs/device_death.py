@@ -12,6 +12,7 @@ import numpy as np
 from device_api import Array
 
 from ms_kungfu import _core, _device, errors
+from ms_kungfu.membership.reductions import Outcomes
 
 target, where, recovers = sys.argv[1], sys.argv[7], sys.argv[8] == "1"
 fd, rank, size, victim = (int(text) for text in sys.argv[2:6])
@@ -35,12 +36,13 @@ def members(i: int) -> list[int]:
     raise AssertionError(f"rank {rank}, group {i}: neither the sum of all nor that of the survivors: {got[:10]}")
 
 
+reductions = Outcomes(_core).of_nobody
 if rank == victim:
     api.fail(fault)
 try:
     for step in range(3):
         api.all_reduce_gradients(NAMES, data, out, "sum", stream)
-        print(f"step {step}:", *(members(i) for i in range(len(NAMES))), "of", _core.take_participants())
+        print(f"step {step}:", *(members(i) for i in range(len(NAMES))), "of", reductions.take_participants())
 except errors.PeerLostError as error:
     assert not recovers and f"rank {victim}" in str(error), error
     print("PeerLostError")
