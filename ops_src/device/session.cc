@@ -28,6 +28,14 @@ struct Announcement {
   uint32_t count;
   Ready ready[Session::kMostReady];
 };
+// What an announcement has of the operation that `ready` is of; null: nothing.
+const Ready* Find(const Announcement& announcement, const Ready& ready) {
+  const Ready* const end = announcement.ready + announcement.count;
+  const Ready* const found = std::find_if(announcement.ready, end, [&](const Ready& each) {
+    return each.key == ready.key && each.sequence == ready.sequence;
+  });
+  return found == end ? nullptr : found;
+}
 struct Capabilities {
   uint32_t choice;       // kf_engine
   uint32_t has_library;  // the engine is there
@@ -83,28 +91,19 @@ std::vector<JobPtr> Session::Order(const std::vector<JobPtr>& mine) {
   }
 
   std::vector<JobPtr> common;
-  const auto same = [](const Ready& a, const Ready& b) { return a.key == b.key && a.sequence == b.sequence; };
-  const auto job_of = [&](const Ready& ready) {
-    for (const JobPtr& job : mine) {
-      if (job->key == ready.key && job->sequence == ready.sequence) return job;
-    }
-    return JobPtr();
-  };
   for (uint32_t i = 0; i < all.first().count; i++) {
     const Ready& ready = all.first().ready[i];
     bool everywhere = true;
     bool equal = true;
     bool equal_weights = true;
     for (const uint32_t r : all.members) {
-      const Announcement& each = all.rows[r];
-      const Ready* end = each.ready + each.count;
-      const Ready* found = std::find_if(each.ready, end, [&](const Ready& other) { return same(ready, other); });
-      everywhere = everywhere && found != end;
-      equal = equal && found != end && found->signature == ready.signature;
-      equal_weights = equal_weights && found != end && found->weight == ready.weight;
+      const Ready* theirs = Find(all.rows[r], ready);
+      everywhere = everywhere && theirs != nullptr;
+      equal = equal && theirs != nullptr && theirs->signature == ready.signature;
+      equal_weights = equal_weights && theirs != nullptr && theirs->weight == ready.weight;
     }
     if (!everywhere) continue;
-    const JobPtr job = job_of(ready);
+    const JobPtr& job = mine[Find(own, ready) - own.ready];
     if (equal) {
       // No vendor's library weights the ranks.
       job->by_staging = job->by_staging || !equal_weights;
@@ -121,11 +120,7 @@ std::vector<JobPtr> Session::Order(const std::vector<JobPtr>& mine) {
   for (size_t i = 0; expired && i < mine.size(); i++) {
     std::string missing;
     for (const uint32_t r : all.members) {
-      const Announcement& its = all.rows[r];
-      if (std::any_of(its.ready, its.ready + its.count, [&](const Ready& each) { return same(own.ready[i], each); })) {
-        continue;
-      }
-      missing += Text(missing.empty() ? "" : ", ", "rank ", r);
+      if (Find(all.rows[r], own.ready[i]) == nullptr) missing += Text(missing.empty() ? "" : ", ", "rank ", r);
     }
     if (missing.empty()) continue;
     const Error late(KF_TIMEOUT, Text(NameOf(mine[i]->operation.kind), " \"", mine[i]->name, "\": ", missing,

@@ -88,16 +88,11 @@ class AclDriver : public Driver {
   }
 
  private:
-  void Check(int error, const char* function) const {
-    if (error != acl::kSuccess) Fail(error, function, "");
-  }
-  void Check(int error, const char* function, size_t bytes) const {
-    if (error != acl::kSuccess) Fail(error, function, Text(" of ", bytes, " bytes"));
-  }
-  [[noreturn]] void Fail(int error, const char* function, const std::string& detail) const {
+  void Check(int error, const char* function, size_t bytes = 0) const {
+    if (error == acl::kSuccess) return;
     const char* recent = acl_.GetRecentErrMsg != nullptr ? acl_.GetRecentErrMsg() : nullptr;
-    throw Error(KF_DEVICE, Text(function, detail, ": error ", error, recent != nullptr && recent[0] != '\0' ? ": " : "",
-                                recent != nullptr ? recent : ""));
+    throw Error(KF_DEVICE, Text(function, bytes > 0 ? Text(" of ", bytes, " bytes") : "", ": error ", error,
+                                recent != nullptr && recent[0] != '\0' ? ": " : "", recent != nullptr ? recent : ""));
   }
 
   const acl::Runtime acl_;

@@ -71,16 +71,11 @@ class CudaDriver : public Driver {
   }
 
  private:
-  void Check(int error, const char* function) const {
-    if (error != cuda::kSuccess) Fail(error, function, "");
-  }
-  void Check(int error, const char* function, size_t bytes) const {
-    if (error != cuda::kSuccess) Fail(error, function, Text(" of ", bytes, " bytes"));
-  }
-  [[noreturn]] void Fail(int error, const char* function, const std::string& detail) const {
+  void Check(int error, const char* function, size_t bytes = 0) const {
+    if (error == cuda::kSuccess) return;
     cuda_.GetLastError();  // else the next one to ask, MindSpore, finds our error
-    throw Error(KF_DEVICE, Text(function, detail, ": ", cuda_.GetErrorName(error), " (", error,
-                                "): ", cuda_.GetErrorString(error)));
+    throw Error(KF_DEVICE, Text(function, bytes > 0 ? Text(" of ", bytes, " bytes") : "", ": ",
+                                cuda_.GetErrorName(error), " (", error, "): ", cuda_.GetErrorString(error)));
   }
 
   const cuda::Runtime cuda_;
