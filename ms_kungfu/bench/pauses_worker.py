@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ms_kungfu import comm, membership, runtime
-from ms_kungfu.agreement import broadcast_text
+from ms_kungfu.agreement import broadcast_json
 from ms_kungfu.dataset import sharding
 from ms_kungfu.dataset.ledger import Ledger
 from ms_kungfu.elastic import handover
@@ -144,8 +144,7 @@ class _Synthetic:
         joiner = membership.is_joiner()
 
         def receive(root: int) -> Any:
-            progress = json.dumps({"step": self.step, "walk": self._walk.state()})
-            received = json.loads(broadcast_text(progress if runtime.current_rank() == root else "", root))
+            received = broadcast_json(lambda: {"step": self.step, "walk": self._walk.state()}, root)
             comm.broadcast(self.weights, root, "weights", self.weights)
             return received
 
