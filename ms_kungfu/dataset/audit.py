@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from ms_kungfu.dataset import sharding
-from ms_kungfu.dataset.ledger_reader import Claim, End, Record, Stop, read
+from ms_kungfu.dataset.ledger import Claim, End, Record, Stop, read
 from ms_kungfu.dataset.sharding import Range, Step
 from ms_kungfu.errors import KungFuError
 

@@ -16,7 +16,7 @@ import numpy as np
 from ms_kungfu import comm, membership, runtime
 from ms_kungfu.agreement import broadcast_json, gather_living, told_by_one
 from ms_kungfu.comm import Array
-from ms_kungfu.elastic import alike
+from ms_kungfu.elastic import sameness
 from ms_kungfu.elastic.inventory import assign, collect_parameters, fingerprint
 from ms_kungfu.elastic.state import TrainingState, restore_components
 from ms_kungfu.errors import KungFuError
@@ -79,7 +79,7 @@ def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
                 broadcast_parameters(list(parameters), giver, "kungfu/state/parameters")
 
         from_lowest_rank(receive, preferred=root)
-        alike.mark(parameters)
+        sameness.mark(parameters)
         membership.state_received()  # what such a program calls its state
 
 
@@ -108,9 +108,8 @@ def begin_alike(state: TrainingState) -> None:
     by_nature = _replicas().union(map(id, (*state.averaged, *state.statistics)))
     common = [t for t in tensors if id(t) not in by_nature]
     own = [t for t in tensors if id(t) in by_nature]
-    row = np.array(
-        [fingerprint(state.parameters), alike.content(common), alike.content(own), not all(map(alike.is_marked, own))]
-    )
+    unmarked = not all(map(sameness.is_marked, own))
+    row = np.array([fingerprint(state.parameters), sameness.content(common), sameness.content(own), unmarked])
     rows = gather_living(row, "kungfu/state/begin")
     _check_programs({rank: int(each[0]) for rank, each in rows.items()})
     differ = [len({int(each[column]) for each in rows.values()}) > 1 for column in (1, 2)]
@@ -131,7 +130,7 @@ def begin_alike(state: TrainingState) -> None:
         from_lowest_rank(receive)
         if runtime.current_rank() == min(rows):
             _log.info("the workers' parameters differed: training begins from this one's")
-    alike.mark(tensors)
+    sameness.mark(tensors)
 
 
 def _check_programs(fingerprints: Mapping[int, int]) -> None:
@@ -165,7 +164,7 @@ def share_state(state: TrainingState) -> bool:
     received = from_lowest_rank(receive, able=not joiner)
     if joiner:
         restore_components(state.components, received)
-        alike.mark([*state.parameters, *state.buffers.values()])
+        sameness.mark([*state.parameters, *state.buffers.values()])
         membership.state_received()
     return joiner
 

@@ -13,7 +13,6 @@ from mindspore.nn.optim.optimizer import _IteratorLearningRate
 
 from ms_kungfu.elastic.inventory import assign, collect_cells
 from ms_kungfu.elastic.lr_rule import FactorRule
-from ms_kungfu.elastic.state import Component
 
 
 class LastingRates(_IteratorLearningRate):
@@ -87,11 +86,11 @@ class LearningRates:
             vars(optimizers[0])["_kungfu_learning_rates"] = known
         return known
 
-    def component(self) -> Component:
-        def restore(state: Any) -> None:
-            self.start_size, self.factor = state["start_size"], state["factor"]
+    def state(self) -> Any:
+        return {"start_size": self.start_size, "factor": self.factor}
 
-        return Component("learning_rate", lambda: {"start_size": self.start_size, "factor": self.factor}, restore)
+    def restore(self, state: Any) -> None:
+        self.start_size, self.factor = state["start_size"], state["factor"]
 
     def follow(self, rule: FactorRule, size: int) -> None:
         """Set the rates for `size` workers. The same bits at all workers whose rates were the same."""

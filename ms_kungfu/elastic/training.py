@@ -180,12 +180,11 @@ class ElasticTraining:
     def components(self) -> list[state.Component]:
         """The rest of the state."""
         carried = [state.Component("progress", self._progress, self._resume)]
-        parts: dict[str, Any] = {"dataset": self.dataset, "monitor": self.monitor, "policies": self._policies}
+        parts: dict[str, Any] = {"dataset": self.dataset, "learning_rate": self._rates}
+        parts.update(monitor=self.monitor, policies=self._policies)
         carried += [state.Component(name, part.state, part.restore) for name, part in parts.items() if part is not None]
         if self._loss_scale_manager is not None:
             carried.append(state.attributes_component("loss_scale", self._loss_scale_manager))
-        if self._rates is not None:
-            carried.append(self._rates.component())
         return [*carried, *state.random_components(self._trained), *self._options.components]
 
     @property

@@ -9,7 +9,7 @@ import mindspore as ms
 from mindspore import nn
 from mindspore.ops import constexpr
 
-from ms_kungfu.elastic import alike
+from ms_kungfu.elastic import sameness
 from ms_kungfu.elastic.learning_rates import hold_last_rate
 from ms_kungfu.fusion import Plan, parse
 from ms_kungfu.fusion._mindspore import plan_of
@@ -139,7 +139,7 @@ class KungFuGradReducer(nn.Cell):
     @cached_property
     def plan(self) -> Plan:
         if self.begins_alike:
-            alike.claim(self.planned_parameters)
+            sameness.claim(self.planned_parameters)
         return plan_of(self.planned_parameters, self._fusion, self._name)
 
     @cached_property

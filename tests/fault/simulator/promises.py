@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ms_kungfu import env
 from ms_kungfu.dataset import audit
-from ms_kungfu.dataset.ledger_reader import Claim, End, Record
+from ms_kungfu.dataset.ledger import Claim, End, Record
 from ms_kungfu.elastic.handover import StateLostError
 from ms_kungfu.launcher.policy import Recover
 from tests.fault.simulator.setting import Violation
