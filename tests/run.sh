@@ -38,7 +38,7 @@ part() { # NAME PYTEST ARGUMENTS...
   # 5: nothing is selected
   "${pytest[@]}" "${all[@]}" --durations=20 --durations-min=1 "$@" || [ $? = 5 ] || failed=1
 }
-part "side by side" -n "$((cores < 8 ? cores : 8))" --dist worksteal -m "$marks and not alone"
+part "side by side" -n "$((cores < 8 ? cores : 8))" --dist load --maxschedchunk 1 -m "$marks and not alone"
 part "one at a time" -m "$marks and alone"
 if [ ${#all[@]} -gt 0 ]; then part "timing" -m timing; fi
 exit $failed

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ms_kungfu.dataset import audit, sharding
-from tests.conftest import one_at_a_time
+from tests.conftest import build_cpp
 from tests.fault.programs.faults import (
     COLLECTIVE_PLACES,
     CONNECTIONS,
@@ -39,7 +39,6 @@ from tests.fault.programs.faults import (
 from tests.multiprocess.launching import Program
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "cpp-tests"  # of tests/cpp, too
 PROGRAM = Path(__file__).with_name("programs") / "faulty.py"
 _PEER_TIMEOUT_S = 3  # of scripts with a worker that stops; the machine may be busy
 _LIMIT_S = 90.0
@@ -48,15 +47,7 @@ _FD_SLACK = 2
 
 def build_runtime() -> Path:
     """The runtime with the places of its collectives marked, built beside the C++ tests, of which it is a part."""
-    with one_at_a_time("cpp-tests"):
-        for command in (
-            ["cmake", "-G", "Ninja", "-S", ROOT, "-B", BUILD, "-DKUNGFU_BUILD_TESTS=ON", "-DKUNGFU_BUILD_PYTHON=OFF"],
-            ["cmake", "--build", BUILD, "--target", "kungfu_runtime", "--parallel", str(os.cpu_count() or 1)],
-        ):
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-            if done.returncode != 0:
-                raise AssertionError(f"{' '.join(map(str, command))}\n{done.stdout}")
-    return BUILD / "ops_src" / "libkungfu_runtime.so"
+    return build_cpp("kungfu_runtime") / "ops_src" / "libkungfu_runtime.so"
 
 
 @dataclass(frozen=True)
