@@ -23,16 +23,16 @@ def test_n_workers_train_as_one_and_errors_reach_python(run_workers, args):
 
 @pytest.mark.parametrize("n", [3, long(1)])
 def test_a_single_worker_and_more_workers_than_cores(run_workers, n):
-    run_workers("overlap.py", n, "graph", timeout_s=280)
+    run_workers("overlap.py", n, "graph", *(["once"] if n > 2 else []), timeout_s=280)
 
 
 def test_joiners_step_beside_veterans(run_program):
     program = HERE / "programs" / "fusion_resizes.py"
     alone = re.findall(r"^weights (\S+) (\S+)$", run_program(program, "none", np=0), re.MULTILINE)
-    output = run_program(program, "3:3,6:2,9:4,14:1,17:3", "overlap", np=1, watch=True)
-    assert len(re.findall(r"^left$", output, re.MULTILINE)) == 1 + 3
+    output = run_program(program, "3:2,8:3,13:2", "overlap", np=1, watch=True)
+    assert len(re.findall(r"^left$", output, re.MULTILINE)) == 1
     resized = re.findall(r"weights (\S+) (\S+)$", output, re.MULTILINE)
-    assert len(resized) == 3
+    assert len(resized) == 2
     assert len(set(resized)) == 1, "the workers differ"
     assert float(resized[0][1]) == pytest.approx(float(alone[0][1]), rel=rounding.relative(20, 4 + 6 + 5 + 24))
 

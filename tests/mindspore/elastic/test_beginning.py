@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import long
+
 
 @pytest.mark.parametrize(
-    ("how", "mode"), [("callback", "graph"), ("loop", "pynative"), ("loop", "graph"), ("sync", "graph")]
+    ("how", "mode"), [("callback", "graph"), ("loop", "pynative"), long("loop", "graph"), ("sync", "graph")]
 )
 def test_training_without_a_seed_begins_from_one_workers_state(run_elastic, how, mode):
     reports = run_elastic("unseeded.py", how, mode, np=3)

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from tests.conftest import long
+
 
 @pytest.fixture
 def fit(run_elastic):
@@ -32,7 +34,7 @@ def epochs(reports):
     ("mode", "valid", "np"),
     [
         ("graph", "same", 2),
-        ("pynative", "same", 3),
+        long("pynative", "same", 3),
         ("graph", "shuffled", 2),
         ("graph", "sharded", 3),
         ("pynative", "elastic", 3),
@@ -62,7 +64,7 @@ def test_what_one_rank_alone_was_to_evaluate_others_do_when_it_dies(fit):
     assert len(reports.of("end")) == 2
 
 
-@pytest.mark.parametrize("valid", ["shuffled", "elastic"])
+@pytest.mark.parametrize("valid", ["shuffled", long("elastic")])
 def test_the_next_one_tells_when_the_one_that_tells_dies(fit, valid):
     reports = fit(3, valid=valid, epochs=2, deaths=[["eval:2:3", 0]])
     found = epochs(reports)
@@ -88,7 +90,7 @@ def test_the_last_file_is_there_though_its_writer_died_in_it(fit, every):
     }
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["elastic callback first", "elastic callback last"])
+@pytest.mark.parametrize("last", [False, long(True)], ids=["elastic callback first", "elastic callback last"])
 def test_a_joiner_decides_as_the_others_do(fit, last):
     """It joins after the last step of epoch 2, and so does another one in the midst of epoch 4."""
     reports = fit(1, schedule="10:2,17:3", epochs=8, callbacks=[*OWN, "Counter", "Carried"], min_delta=100.0, last=last)
@@ -128,7 +130,7 @@ def test_one_worker_writes_and_the_next_one_goes_on(fit):
     assert len(records) == 3, records
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["elastic callback first", "elastic callback last"])
+@pytest.mark.parametrize("last", [long(False), True], ids=["elastic callback first", "elastic callback last"])
 def test_files_and_steps_are_numbered_within_their_epoch(fit, last):
     """A worker joins in step 4 of 10 and one more in step 11, and rank 0 dies in step 13; an epoch is shorter so."""
     options = {"train": "per worker", "batch": 4, "callbacks": ["ModelCheckpoint"], "save": 1, "keep": 99}

@@ -16,21 +16,23 @@ kf.init()
 RANK, SIZE = kf.current_rank(), kf.current_cluster_size()
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
-DTYPES = FLOATS + INTEGERS if sys.argv[2] == "all" else ["float32", "bfloat16", "int64"]
+FEW = ["float32", "bfloat16", "int64"]
+DTYPES = FLOATS + INTEGERS if sys.argv[2] == "all" else FEW
 
 
 class Calls(nn.Cell):
-    """Each primitive on each tensor alone and on all of them as a tuple; one cell, so that there is one compilation."""
+    """Each primitive on all tensors as a tuple, and on each alone. Compiling it takes as long as there are calls."""
 
-    def __init__(self, primitives):
+    def __init__(self, primitives, alone):
         super().__init__()
-        self.primitives = primitives
+        self.primitives, self.alone = primitives, alone
 
     def construct(self, *xs):
         results = ()
         for primitive in self.primitives:
-            for x in xs:
-                results = results + (primitive(x),)
+            if self.alone:
+                for x in xs:
+                    results = results + (primitive(x),)
             results = results + primitive(xs)
         return results
 
@@ -87,10 +89,11 @@ def check(primitives, shapes, dtype, expect):
     arrays.append([a.T[::2] for a in wide])
     xs.append(tensor(wide[RANK], dtype).T[::2])
 
-    results = iter(Calls(primitives)(*xs))
+    alone = dtype in FEW  # what a primitive makes of a form doesn't hang on the dtype
+    results = iter(Calls(primitives, alone)(*xs))
     for primitive in primitives:
         wants = [expect(primitive, each) for each in arrays]
-        for form in ("alone", "in a tuple"):
+        for form in ("alone", "in a tuple") if alone else ("in a tuple",):
             for x, want in zip(xs, wants):
                 same(next(results), want, f"{primitive.name} {dtype} {x.shape} {form}")
         for got, want in zip(primitive(tuple(xs)), wants):

@@ -1,7 +1,11 @@
-"""Workers on shards against one worker on the whole batch, for every optimizer: `optimizers.py graph|pynative`."""
+"""Workers on shards against one worker on the whole batch, for every optimizer.
+
+`optimizers.py graph|pynative [SECTION ...]`: those sections only, if any are named.
+"""
 
 from __future__ import annotations
 
+import itertools
 import sys
 
 import mindspore as ms
@@ -29,6 +33,7 @@ kf.init()
 RANK, SIZE = kf.current_rank(), kf.current_cluster_size()
 LOCAL_BATCH, STEPS = 4, 4
 TERMS = 5 + 8 + LOCAL_BATCH * SIZE
+_turns = itertools.count()
 
 
 def make_net():
@@ -66,6 +71,17 @@ def train(make_optimizer, sharded, make_step=None):
     return [p.asnumpy() for p in net.trainable_params()]
 
 
+def shared(make):
+    """What `make` makes at one of the ranks, another one each time, as all could: each training is a compilation."""
+    root = next(_turns) % SIZE
+    weights = make() if root == RANK else [p.asnumpy() for p in make_net().trainable_params()]
+    return [comm.broadcast(np.ascontiguousarray(w), root, name="shared").reshape(w.shape) for w in weights]
+
+
+def trained_by_one(make_optimizer, make_step=None):
+    return shared(lambda: train(make_optimizer, False, make_step))
+
+
 def agree(what, got, expected):
     starts = [p.asnumpy() for p in make_net().trainable_params()]
     for mine, want, start in zip(got, expected, starts):
@@ -99,7 +115,7 @@ def drop_ins():
     for i, (name, make) in enumerate(cases):
         theirs, ours = getattr(nn, name), getattr(kf_optimizers, f"KungFu{name}")
         assert issubclass(ours, theirs)
-        expected = train(make(theirs), sharded=False)
+        expected = trained_by_one(make(theirs))
         agree(f"{name} {i}", train(make(ours), sharded=True), expected)
         inner = make(theirs)
         around = train(lambda net, inner=inner: SynchronousSGDOptimizer(inner(net)), sharded=True)
@@ -146,7 +162,7 @@ def refusals():
 
 def sums():
     """Of equal shares the sum is SIZE times the mean."""
-    mean = train(lambda net: nn.Momentum(net.trainable_params(), 0.01 * SIZE, 0.9), sharded=False)
+    mean = trained_by_one(lambda net: nn.Momentum(net.trainable_params(), 0.01 * SIZE, 0.9))
     total = train(lambda net: KungFuMomentum(net.trainable_params(), 0.01, 0.9, gradients_mean=False), sharded=True)
     agree("sum", total, mean)
 
@@ -178,7 +194,7 @@ def reducer_in_a_training_cell():
         return nn.Momentum(net.trainable_params(), 0.1, 0.9)
 
     ours = train(momentum, True, lambda net, opt: Clipped(net, opt, KungFuGradReducer(opt.parameters)))
-    agree("clipped", ours, train(momentum, False, lambda net, opt: Clipped(net, opt, None)))
+    agree("clipped", ours, trained_by_one(momentum, lambda net, opt: Clipped(net, opt, None)))
 
 
 class ClippingMomentum(nn.Momentum):
@@ -195,8 +211,8 @@ def clipping_inside():
         return ClippingMomentum(net.trainable_params(), 0.1, 0.9)
 
     ours = train(lambda net: SynchronousSGDOptimizer(inner(net)), sharded=True)
-    agree("clipping inside", ours, train(inner, sharded=False))
-    unclipped = train(lambda net: nn.Momentum(net.trainable_params(), 0.1, 0.9), sharded=False)
+    agree("clipping inside", ours, trained_by_one(inner))
+    unclipped = trained_by_one(lambda net: nn.Momentum(net.trainable_params(), 0.1, 0.9))
     assert not np.allclose(ours[0], unclipped[0], rtol=1e-4), "nothing was clipped"
 
 
@@ -211,7 +227,7 @@ class Doubling(KungFuMomentum):
 
 
 def subclass_of_ours():
-    expected = train(lambda net: nn.Momentum(net.trainable_params(), 0.2, 0.9), sharded=False)
+    expected = trained_by_one(lambda net: nn.Momentum(net.trainable_params(), 0.2, 0.9))
     agree("subclass", train(lambda net: Doubling(net.trainable_params(), 0.1, 0.9), sharded=True), expected)
 
 
@@ -238,7 +254,7 @@ def hand_written_loops():
             run(shard(x), shard(y)) if sharded else run(Tensor(x), Tensor(y))
         return [p.asnumpy() for p in net.trainable_params()]
 
-    expected = loop(lambda net: nn.Momentum(net.trainable_params(), 0.1, 0.9), False, False)
+    expected = shared(lambda: loop(lambda net: nn.Momentum(net.trainable_params(), 0.1, 0.9), False, False))
     for jitted in (False, True):
         ours = loop(lambda net: KungFuMomentum(net.trainable_params(), 0.1, 0.9), True, jitted)
         agree(f"loop, jitted={jitted}", ours, expected)
@@ -256,7 +272,7 @@ def model_train():
         ms.Model(net, nn.MSELoss(), optimizer, **kwargs).train(1, data, dataset_sink_mode=sink)
         return [p.asnumpy() for p in net.trainable_params()]
 
-    expected = run(nn.Momentum, False, False)
+    expected = shared(lambda: run(nn.Momentum, False, False))
     for sink in (False, True):
         agree(f"Model.train, sink={sink}", run(KungFuMomentum, True, sink), expected)
     agree(
@@ -305,7 +321,7 @@ def plain_subclasses():
                 gradients = self.map_(self.collectives[0], gradients)
                 return super(Hidden, self).construct(gradients)  # noqa: UP008
 
-        expected = train(lambda net, base=base, args=args: base(net.trainable_params(), *args), sharded=False)
+        expected = trained_by_one(lambda net, base=base, args=args: base(net.trainable_params(), *args))
 
         def make(cls, args=args):
             return lambda net: cls(net.trainable_params(), *args)
