@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ms_kungfu import env, runtime
 from ms_kungfu._checks import at_least
-from ms_kungfu.dataset import sharding
+from ms_kungfu.dataset import shards, sharding
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
 from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.ops import wait_for_queue
@@ -78,6 +78,9 @@ class ElasticDataset(Shares, ds.Dataset):
             default that of ``KUNGFU_LEDGER_DIR``, else nothing is recorded.
         ledger_errors: what a ledger that can't be written (a full disk) does: ``"raise"`` ends training with an
             OSError, ``"warn"`` goes on without a record, which the audit says.
+        shards: a step is a deal of so many shards of one shape, which divide `global_batch_size`, and the bits of
+            training don't depend on the cluster: docs/shards.md. An iterator then yields the first shard of each step
+            that this worker is dealt, which Model.train, or `ms_kungfu.elastic.ShardedStep`, takes for the whole.
 
     Every sample is trained once an epoch, whatever happens in between: after a resize or a death the rest of the epoch
     is dealt out anew from where the *trained* steps end, so batches that MindSpore had prefetched come from the new
@@ -106,6 +109,7 @@ class ElasticDataset(Shares, ds.Dataset):
         drop_remainder: bool = False,
         ledger: str | os.PathLike[str] | None = None,
         ledger_errors: str = "raise",
+        shards: int | None = None,
     ) -> None:
         ds.Dataset.__init__(self)
         self._source = source
@@ -115,8 +119,9 @@ class ElasticDataset(Shares, ds.Dataset):
             raise ValueError(f"ledger_errors is {' or '.join(map(repr, ERRORS))}, got {ledger_errors!r}")
         samples = at_least(1, total, "total") if total is not None else _size_of(source)
         Shares.__init__(
-            self, samples, batch_size, global_batch_size, shuffle=shuffle, seed=seed, drop_remainder=drop_remainder
-        )
+            self, samples, batch_size, global_batch_size,
+            shuffle=shuffle, seed=seed, drop_remainder=drop_remainder, shards=shards,
+        )  # fmt: skip
         if folder is not None:
             self._ledger = Ledger(Path(folder), ElasticDataset._made, ledger_errors)
         ElasticDataset._made += 1
@@ -132,6 +137,8 @@ class ElasticDataset(Shares, ds.Dataset):
 
     def get_batch_size(self) -> int:
         """Samples of this worker's full batch."""
+        if self._shards is not None:
+            return self._cursor.unit
         members = self.members
         first, last = sharding.block(self.global_batch_size, members.index(runtime.current_rank()), len(members))
         return max(last - first, 1)
@@ -141,14 +148,17 @@ class ElasticDataset(Shares, ds.Dataset):
     ) -> Iterator[Any]:
         """Yields this worker's batches as lists of columns, `num_epochs` epochs of them (-1: no end)."""
         options = {"columns": columns, "output_numpy": output_numpy, "do_copy": do_copy}
-        return _Batches(self, "create_tuple_iterator", num_epochs, options)
+        return self._batches("create_tuple_iterator", num_epochs, options)
 
     def create_dict_iterator(
         self, num_epochs: int = -1, output_numpy: bool = False, do_copy: bool = False
     ) -> Iterator[Any]:
         """Yields this worker's batches as dictionaries, `num_epochs` epochs of them (-1: no end)."""
         options = {"output_numpy": output_numpy, "do_copy": do_copy}
-        return _Batches(self, "create_dict_iterator", num_epochs, options)
+        return self._batches("create_dict_iterator", num_epochs, options)
+
+    def _batches(self, *arguments: Any) -> _Batches:
+        return (_Batches if self._shards is None else ShardBatches)(self, *arguments)
 
     def get_col_names(self) -> list[str]:
         return self._pipeline([0]).get_col_names()
@@ -193,16 +203,27 @@ class ElasticDataset(Shares, ds.Dataset):
         """A pipeline over this worker's batches of the rest of the epoch, and the positions of what comes out of it;
         None at its end."""
         cursor, dealt = self._cursor, self._present()
-        where, lengths = cursor.deal(self.global_batch_size, dealt.members, dealt.rank)
+        if self._shards is None:
+            where, lengths = cursor.deal(self.global_batch_size, dealt.members, dealt.rank)
+        else:
+            rest = sharding.positions(cursor.rest)
+            where, lengths = shards.deal(
+                rest, self.global_batch_size, cursor.unit, cursor.drop_remainder, self.shards_of
+            )
         if lengths.size == 0:
             return None
-        if self._order[0] != (self._seed, cursor.epoch):
-            order = sharding.permutation(self._total, self._seed, cursor.epoch, self._shuffle)
-            self._order = (self._seed, cursor.epoch), order
-        pipeline = self._pipeline(self._order[1][where].tolist())
+        pipeline = self._pipeline(self._samples(where))
         if (lengths[:-1] == lengths[0]).all() and lengths[-1] <= lengths[0]:
             return pipeline.batch(int(lengths[0])), where
         return pipeline.batch(lambda info: int(lengths[info.get_batch_num()])), where
+
+    def _samples(self, where: NDArray[np.int64]) -> list[int]:
+        """The numbers of the samples at these positions of the epoch."""
+        epoch = self._cursor.epoch
+        if self._order[0] != (self._seed, epoch):
+            self._order = (self._seed, epoch), sharding.permutation(self._total, self._seed, epoch, self._shuffle)
+        samples: list[int] = self._order[1][where].tolist()
+        return samples
 
 
 class _Batches:
@@ -242,9 +263,20 @@ class _Batches:
             return next(self)  # what a worker that died had taken is still to be trained
         if step is None:
             return self._end_epoch()
+        batch = self._first(step)
+        if dataset.driven is not None:
+            dataset.driven.begins()
+        return batch
+
+    def _first(self, step: sharding.Step) -> Any:
+        """What is yielded for the step."""
+        return self._receive(max(sharding.count(step.share(self._dataset._dealt.rank)), 1))
+
+    def _receive(self, expected: int) -> Any:
+        """The pipeline's next batch, which has to have so many samples."""
+        dataset = self._dataset
         assert self._inner is not None
         batch = next(self._inner, None)
-        expected = max(sharding.count(step.share(dataset._dealt.rank)), 1)
         given = 0 if batch is None else next(iter(batch.values() if isinstance(batch, dict) else batch)).shape[0]
         if given != expected:
             raise ValueError(
@@ -255,8 +287,6 @@ class _Batches:
         if dataset.keeps_ledger:
             dataset._deliver(sharding.ranges(self._coming[:given]))
             self._coming = self._coming[given:]
-        if dataset.driven is not None:
-            dataset.driven.begins()
         return batch
 
     def _end_epoch(self) -> Any:
@@ -276,3 +306,58 @@ class _Batches:
         inner, self._inner, self._dealt_for = self._inner, None, ()
         if inner is not None:
             inner.stop()  # type: ignore[attr-defined]
+
+
+class ShardBatches(_Batches):
+    """The shards of each step, of which the iterator yields the first that this worker is dealt. `current`: of whoever
+    has yielded last."""
+
+    current: ShardBatches | None = None
+
+    def _first(self, step: sharding.Step) -> Any:
+        dataset = self._dataset
+        self._step = step
+        self._length = sharding.count(step.batch)
+        self.count = shards.count(self._length, dataset._cursor.unit)
+        """Of this step."""
+        self.last_share = shards.last_share(self._length, dataset._cursor.unit)
+        """What the last of them counts, where the others count 1."""
+        self.own = dataset.shards_of(self.count)
+        self._coming_shards = self.own or [self.count - 1]
+        self.first = self._coming_shards[0]
+        """Which of them is yielded."""
+        self._parts = 0
+        self._batches_by_shard: dict[int, Any] = {}
+        ShardBatches.current = self
+        return self.batch(self.first)
+
+    @property
+    def weights(self) -> list[int]:
+        """By rank, of how much each is dealt; none: all alike."""
+        return list(self._dataset._weights)
+
+    def next_key(self) -> tuple[int, int]:
+        """The seed and the number of the step, by which random numbers are keyed; another number for each ShardedStep
+        that is called with one batch."""
+        cursor = self._dataset._cursor
+        self._parts += 1
+        return self._dataset._seed, cursor.epoch << 40 | self._step.number << 8 | (self._parts - 1) & 255
+
+    def made(self) -> None:
+        """The sum over all shards of the step is there."""
+        self._dataset._sharded = True
+
+    def batch(self, shard: int) -> Any:
+        """The columns of a shard of this step, as the iterator yields them. Those that this worker was dealt come in
+        their order from the pipeline; one of a worker that died, from a pipeline of its own."""
+        unit = self._dataset._cursor.unit
+        while shard not in self._batches_by_shard and shard in self._coming_shards:
+            coming = self._coming_shards.pop(0)
+            self._batches_by_shard[coming] = self._receive(min(unit, self._length - coming * unit))
+        if shard not in self._batches_by_shard:
+            dataset = self._dataset
+            where = sharding.positions(self._step.batch)[shard * unit : (shard + 1) * unit]
+            pipeline = dataset._pipeline(dataset._samples(where)).batch(unit)
+            self._batches_by_shard[shard] = next(iter(getattr(pipeline, self._kind)(**self._options)))
+            dataset._deliver(sharding.ranges(where))
+        return self._batches_by_shard[shard]

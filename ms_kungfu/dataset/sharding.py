@@ -13,6 +13,8 @@ Rules
   remains). So no step is tiny, none is larger than asked for, and an epoch has ``ceil(total / global_batch)`` steps at
   any size, and more only where shares came back to the pool. With `drop_remainder` what doesn't fill a global batch
   is left out instead.
+- Where a step is a deal of shards, the same holds of shards in the place of samples: a shard has `unit` samples, the last
+  one of an epoch what is left.
 - A step's samples are dealt in blocks as even as possible; the first workers have one more where it doesn't divide.
 - Where a step has fewer samples than there are workers, the last ones have none. They take part all the same: they
   repeat the step's last sample, and what they bring counts with weight 0. Should all die who have a sample of their
@@ -39,13 +41,23 @@ def permutation(total: int, seed: int, epoch: int, shuffle: bool = True) -> NDAr
     return np.random.default_rng((seed, epoch)).permutation(total)
 
 
-def step_length(left: int, global_batch: int, drop_remainder: bool = False) -> int:
-    """Samples of the next step where `left` remain; 0 when the epoch is over."""
+def step_length(left: int, global_batch: int, drop_remainder: bool = False, unit: int = 1) -> int:
+    """Samples of the next step where `left` remain; 0 when the epoch is over. A step that isn't the last has a multiple
+    of `unit`, which divides `global_batch`."""
     if drop_remainder:
         return global_batch if left >= global_batch else 0
     if left <= global_batch:
         return left
-    return (left + 1) // 2 if 2 * left < 3 * global_batch else global_batch
+    units = -(-left // unit)
+    return (units + 1) // 2 * unit if 2 * units * unit < 3 * global_batch else global_batch
+
+
+def count_full(left: int, global_batch: int, drop_remainder: bool = False, unit: int = 1) -> int:
+    """How many of the next steps, where `left` samples remain, take a whole global batch."""
+    if drop_remainder:
+        return left // global_batch
+    left = -(-left // unit) * unit
+    return max(0, (2 * left - 3 * global_batch) // (2 * global_batch) + 1)
 
 
 def count_steps(left: int, global_batch: int, drop_remainder: bool = False) -> int:
@@ -127,6 +139,8 @@ class EpochCursor:
 
     def __init__(self, total: int, drop_remainder: bool = False) -> None:
         self.total = total
+        self.unit = 1
+        """Samples of a shard, where steps are deals of shards."""
         self.drop_remainder = drop_remainder
         self.epoch = 0
         self.steps = 0
@@ -149,7 +163,7 @@ class EpochCursor:
     def take(self, global_batch: int, members: Sequence[int]) -> Step | None:
         """Hands out the next step; None at the end of the epoch."""
         rest = self.rest
-        length = step_length(count(rest), global_batch, self.drop_remainder)
+        length = step_length(count(rest), global_batch, self.drop_remainder, self.unit)
         if length == 0:
             return None
         step = Step(self.steps + len(self.taken), part(rest, 0, length), tuple(members))
@@ -178,10 +192,7 @@ class EpochCursor:
         one after the other, and the length of each batch, of which none is 0."""
         rest = positions(self.rest)
         left, place, workers = rest.size, tuple(members).index(rank), len(members)
-        if self.drop_remainder:
-            full = left // global_batch
-        else:
-            full = max(0, (2 * left - 3 * global_batch) // (2 * global_batch) + 1)
+        full = count_full(left, global_batch, self.drop_remainder)
         first, last = block(global_batch, place, workers)
         steps = rest[: full * global_batch].reshape(full, global_batch)
         shares = [(steps[:, first:last] if last > first else steps[:, -1:]).ravel()]

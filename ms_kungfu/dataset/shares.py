@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, Protocol
 
-from ms_kungfu import membership, runtime
+from ms_kungfu import _core, membership, runtime
 from ms_kungfu._checks import at_least
 from ms_kungfu.dataset import sharding
+from ms_kungfu.dataset.shards import count as count_shards
 from ms_kungfu.errors import KungFuError
 
 
@@ -57,6 +58,7 @@ class Shares:
         shuffle, seed: the order, a function of (`seed`, epoch).
         drop_remainder: leave out what doesn't fill a global batch at the end of an epoch.
         ledger: keeps record of what was trained.
+        shards: a step is a deal of so many (`ms_kungfu.dataset.shards`); None: each worker trains its part in one.
     """
 
     def __init__(
@@ -69,18 +71,24 @@ class Shares:
         seed: int = 0,
         drop_remainder: bool = False,
         ledger: Record | None = None,
+        shards: int | None = None,
     ) -> None:
         if (batch_size is None) == (global_batch_size is None):
             raise ValueError(
                 "an ElasticDataset has either batch_size (samples of a worker) or global_batch_size (of all workers), "
                 f"got batch_size={batch_size!r} and global_batch_size={global_batch_size!r}"
             )
+        self._shards = None if shards is None else at_least(1, shards, "shards")
+        if shards is not None and global_batch_size is None:
+            raise ValueError("shards are parts of a global batch: give global_batch_size instead of batch_size")
+        self._weights: tuple[int, ...] = ()  # of how much each rank is dealt
+        self._sharded = False  # the step at hand has been made, shard by shard
         self._per_worker: int | None = None
         self._global: int | None = None
+        self._cursor = sharding.EpochCursor(total, drop_remainder)
         self._hold(batch_size, global_batch_size)
         self._total = total
         self._shuffle, self._seed = bool(shuffle), index(seed)
-        self._cursor = sharding.EpochCursor(total, drop_remainder)
         self._dealt = _Dealt(-1, 0, 0, ())  # until the first step
         self._reductions = membership.watch_reductions()
         self._deals = 0  # how often what was dealt lost its validity, other than by a new cluster version or epoch
@@ -143,6 +151,11 @@ class Shares:
         return self._global is not None
 
     @property
+    def shards(self) -> int | None:
+        """Into how many a full step is dealt; None: a step is one part for each worker."""
+        return self._shards
+
+    @property
     def keeps_ledger(self) -> bool:
         """Whether what is trained is recorded."""
         return self._ledger is not None
@@ -157,6 +170,13 @@ class Shares:
 
     def _hold(self, batch_size: int | None, global_batch_size: int | None) -> None:
         """Constant from now on: one of the two."""
+        if self._shards is not None:
+            if global_batch_size is None or at_least(1, global_batch_size, "global_batch_size") % self._shards:
+                raise ValueError(
+                    f"a step of {self._shards} shards takes a global_batch_size that they divide, so that all have the "
+                    f"same shape, not {'a batch_size' if global_batch_size is None else global_batch_size}"
+                )
+            self._cursor.unit = global_batch_size // self._shards
         self._per_worker = None if batch_size is None else at_least(1, batch_size, "batch_size")
         self._global = None if global_batch_size is None else at_least(1, global_batch_size, "global_batch_size")
 
@@ -168,6 +188,9 @@ class Shares:
         if not self._cursor.taken:
             return
         dealt = self._dealt
+        if self._shards is not None:
+            self._commit_sharded(dealt)
+            return
         if dealt.version != runtime.cluster_version():
             # Handed out in a cluster of other ranks, which a resize by hand has ended since.
             participants = membership.participants_of(dealt.version)
@@ -185,6 +208,38 @@ class Shares:
         if self._ledger is not None:
             for step, share in zip(steps, delivered):
                 self._ledger.step(epoch, step, dealt.rank, share, common)
+
+    def _commit_sharded(self, dealt: _Dealt) -> None:
+        """All of the step is trained, whoever lives: its shards were computed by others where their owner died."""
+        if not self._sharded:
+            raise KungFuError(
+                "this ElasticDataset deals shards, and nothing summed those of the step: train with Model.train and "
+                "KungFuElasticCallback, or call a ms_kungfu.elastic.ShardedStep with each batch"
+            )
+        self._sharded = False
+        living = tuple(_core.sharded_members()) if dealt.version == runtime.cluster_version() else dealt.members
+        epoch, delivered, common = self._cursor.epoch, self._delivered, self._ledger_common(dealt)
+        steps, self._delivered = self._cursor.commit(), []
+        self._weight = 0
+        if living != dealt.members:
+            self._dealt = replace(dealt, members=living)
+            self._deals += 1
+        if self._ledger is not None:
+            # One step at a time: the next begins where the sum over all shards is there.
+            share = tuple(r for each in delivered for r in each)
+            self._ledger.step(epoch, steps[0], dealt.rank, share, {**common, "participants": living})
+
+    def shards_of(self, count: int) -> list[int]:
+        """This worker's shards of a step that has `count`."""
+        dealt = self._present()
+        weights = [self._weights[r] for r in dealt.members] if len(self._weights) == dealt.size else []
+        return list(_core.deal_shards(count, list(dealt.members), weights, dealt.rank))
+
+    def weigh(self, weights: Sequence[int]) -> None:
+        """From the next step on each rank is dealt shards in proportion to its number. At all workers alike."""
+        if tuple(weights) != self._weights:
+            self._weights = tuple(weights)
+            self._deals += 1
 
     def take_back(self, participants: Sequence[int]) -> None:
         """Hand out again what was handed out, to these ranks alone: the step has been undone.
@@ -224,6 +279,7 @@ class Shares:
             "total": self._total,
             "seed": self._seed,
             "shuffle": self._shuffle,
+            **({} if self._shards is None else {"shards": self._shards}),
         }
 
     def _global_batch_of(self, dealt: _Dealt) -> int:
@@ -260,7 +316,11 @@ class Shares:
         """Hands out a step, and tells the runtime what this worker's gradients count from now on."""
         cursor, dealt = self._cursor, self._present()
         step = cursor.take(self.global_batch_size, dealt.members)
-        if step is not None:
+        if step is not None and self._shards is not None:
+            length, unit = sharding.count(step.batch), cursor.unit
+            shards = self.shards_of(count_shards(length, unit))
+            self._weight = sum(min(unit, length - shard * unit) for shard in shards)
+        elif step is not None:
             self._weight = sum(sharding.count(taken.share(dealt.rank)) for taken in cursor.taken)
             membership.set_weight(self._weight)
         return step

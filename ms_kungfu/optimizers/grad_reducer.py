@@ -125,7 +125,17 @@ class KungFuGradReducer(nn.Cell):
         self._name = name
         self._fusion = fusion
         self._overlap = overlap
+        self.left_to_shards = False  # a ShardedStep has summed them
         self.begins_alike = True  # where the parameters differ between the ranks at first, the first reduction fails
+
+    def leave_to_shards(self) -> None:
+        """The gradients come from a `ShardedStep`, and have been reduced. ValueError with ``overlap=True``."""
+        if self._overlap:
+            raise ValueError(
+                "overlap=True reduces the gradients of one backward pass while it goes on, and a step of shards has "
+                "several; leave it out where the ElasticDataset deals shards"
+            )
+        self.left_to_shards = True
 
     def fusion_plan(self) -> Plan:
         """Which gradient is in which group, in what order: the plan in use, or what it would be by now.
@@ -161,6 +171,8 @@ class KungFuGradReducer(nn.Cell):
     # Jitted, so that PyNative mode knows the same operations as GRAPH mode.
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        if self.left_to_shards:
+            return gradients
         if not self.grouped:
             return self.all_reduce(gradients)
         check_count(len(gradients), self.count)

@@ -19,14 +19,16 @@
 #include "kungfu/device.h"
 #include "monitoring/gradient_norms.h"
 #include "runtime/peer.h"
+#include "shards/step.h"
 #include "transport/shm/board.h"
 
 namespace py = pybind11;
 
 namespace kungfu {
 
-void RegisterBench(py::module_& m);  // bench.cc
-void RegisterStore(py::module_& m);  // store.cc
+void RegisterBench(py::module_& m);   // bench.cc
+void RegisterShards(py::module_& m);  // shards.cc
+void RegisterStore(py::module_& m);   // store.cc
 
 namespace {
 
@@ -136,6 +138,7 @@ void RunOn(Operation operation, const py::object& in, const py::object& out, int
   const kf_tensor tensor{input.data(), output.data(), input.bytes() / SizeOf(operation.dtype)};
   operation.tensors = &tensor;
   operation.num_tensors = 1;
+  shards::Step::Get().Refuse(operation.name, /*gradients=*/false);
   Waiting([&] { communicator->Run(operation); });
 }
 
@@ -415,6 +418,7 @@ PYBIND11_MODULE(_core, m) {
            "Tells the members that a newer cluster version is wanted.");
 
   RegisterBench(m);
+  RegisterShards(m);
   RegisterStore(m);
 }
 

@@ -1,10 +1,12 @@
 #include "kungfu/c_api.h"
 
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "c_api/failure.h"
 #include "runtime/peer.h"
+#include "shards/step.h"
 
 namespace {
 
@@ -14,7 +16,10 @@ using kungfu::Operation;
 using kungfu::Peer;
 
 kf_status Run(const Operation& operation) {
-  return Guarded([&] { Peer::Get().Current()->Run(operation); });
+  return Guarded([&] {
+    kungfu::shards::Step::Get().Refuse(operation.name, /*gradients=*/false);
+    Peer::Get().Current()->Run(operation);
+  });
 }
 
 }  // namespace
@@ -27,6 +32,7 @@ kf_status kf_all_reduce(const char* name, const kf_tensor* tensors, size_t num_t
 
 kf_status kf_all_reduce_gradients(const kf_group* groups, size_t num_groups, kf_op op) {
   return Guarded([&] {
+    for (size_t i = 0; i < num_groups; i++) kungfu::shards::Step::Get().Refuse(groups[i].name, /*gradients=*/true);
     const uint32_t weight = Peer::Get().weight();
     std::vector<Operation> operations;
     operations.reserve(num_groups);
@@ -42,9 +48,31 @@ kf_status kf_all_reduce_gradients(const kf_group* groups, size_t num_groups, kf_
   });
 }
 
+kf_status kf_sum_shards(const kf_group* groups, size_t num_groups, int* over) {
+  return Guarded([&] {
+    kungfu::DelayForTests();
+    std::vector<kf_group> claimed(groups, groups + num_groups);
+    std::vector<std::string> layouts(num_groups);
+    for (size_t i = 0; i < num_groups; i++) {
+      layouts[i] = Peer::Get().WithClaim(groups[i].layout);
+      claimed[i].layout = layouts[i].c_str();
+    }
+    *over = kungfu::shards::Step::Get().Bring(claimed.data(), claimed.size()) ? 1 : 0;
+  });
+}
+
+kf_status kf_shard_key(uint64_t* seed, uint64_t* step, uint32_t* shard, int* any) {
+  return Guarded([&] {
+    const auto key = kungfu::shards::Step::Get().CurrentKey();
+    *any = key ? 1 : 0;
+    if (key) std::tie(*seed, *step, *shard) = std::tie(key->seed, key->step, key->leaf);
+  });
+}
+
 kf_status kf_start_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
                               const char* layout, uint64_t* ticket) {
   return Guarded([&] {
+    kungfu::shards::Step::Get().Refuse(name, /*gradients=*/true);
     *ticket = 0;
     const std::string claimed = Peer::Get().WithClaim(layout);
     *ticket = Peer::Get().Start({Kind::kAllReduce, name, tensors, num_tensors, dtype, op, 0, claimed.c_str(),

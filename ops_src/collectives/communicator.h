@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/error.h"
@@ -39,6 +40,15 @@ struct CommunicatorOptions {
 // A forked child has a copy that refuses whatever would speak in its parent's name; see base/forks.h.
 class Communicator {
  public:
+  // An operation that depends on who takes part in it.
+  class Renewable {
+   public:
+    virtual ~Renewable() = default;
+    // As this rank brings it in `generation`, which never falls from one call to the next; null: it has something to do
+    // before it can. Of one name, kind and dtype in all generations; valid until the next call.
+    virtual const Operation* In(uint32_t generation) = 0;
+  };
+
   virtual ~Communicator() = default;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -55,6 +65,10 @@ class Communicator {
   // The same for operations that were run already, with inputs as they were then: those that ended in an earlier
   // generation than the latest are done again.
   virtual uint32_t Settle(const Operation* operations, uint32_t* generations, size_t num_operations) = 0;
+  // An all-reduce whose inputs depend on its generation, which is `from_generation` (the same at all ranks) or a later
+  // one. Where a rank isn't ready for the one that it has come to, the answer is none, and nobody has lost anything: the
+  // others wait for it there, and it calls again when it is, with the generation that it was asked for last.
+  virtual std::optional<uint32_t> RunRenewable(Renewable& operation, uint32_t from_generation) = 0;
 
   Reductions TakeReductions() { return reductions_.Take(); }
   // In which the last all-reduce of this rank ended.

@@ -3,11 +3,19 @@
 #include <cstring>
 
 #include "collectives/dtype.h"
+#include "collectives/host/transfer.h"
 #include "collectives/observer.h"
 
 namespace kungfu {
 
 void RunAlone(const Operation& operation) {
+  if (operation.planes != nullptr) {
+    const char* const nowhere = nullptr;
+    host::Cursor cursor(operation);
+    host::Consume(operation, host::Reducer(operation), /*members=*/{0}, /*rank=*/0, /*size=*/1, cursor,
+                  CountOf(operation) * SizeOf(operation.dtype), &nowhere, /*stride=*/0, /*stream=*/false);
+    return;
+  }
   for (size_t i = 0; i < operation.num_tensors; i++) {
     const kf_tensor& tensor = operation.tensors[i];
     const size_t bytes = tensor.count * SizeOf(operation.dtype);
@@ -25,6 +33,13 @@ uint32_t LoneCommunicator::Run(const Operation& operation) {
   RunAlone(operation);
   if (observed) observed->Done(/*size=*/1);
   return 0;
+}
+
+std::optional<uint32_t> LoneCommunicator::RunRenewable(Renewable& operation, uint32_t from_generation) {
+  const Operation* const ready = operation.In(from_generation);
+  if (ready == nullptr) return std::nullopt;
+  Run(*ready);
+  return from_generation;
 }
 
 uint32_t LoneCommunicator::RunAll(const Operation* operations, size_t num_operations) {

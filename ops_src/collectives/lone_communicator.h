@@ -6,7 +6,7 @@
 
 namespace kungfu {
 
-// What an operation of one rank does: the values are the inputs, whatever the operation.
+// What an operation of one rank does: the values are the inputs, whatever the operation; of planes, their sum.
 void RunAlone(const Operation& operation);
 
 class LoneCommunicator final : public Communicator {
@@ -15,6 +15,7 @@ class LoneCommunicator final : public Communicator {
 
   uint32_t Run(const Operation& operation) override;
   uint32_t RunAll(const Operation* operations, size_t num_operations) override;
+  std::optional<uint32_t> RunRenewable(Renewable& operation, uint32_t from_generation) override;
   uint32_t Settle(const Operation*, uint32_t*, size_t) override { return 0; }
 
  private:

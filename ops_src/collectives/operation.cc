@@ -34,6 +34,7 @@ uint64_t SignatureOf(const Operation& operation) {
   if (operation.layout != nullptr) {
     for (const char* c = operation.layout; *c != '\0'; c++) hash = Mix(hash, static_cast<unsigned char>(*c));
   }
+  if (operation.planes != nullptr) hash = Mix(hash, operation.planes->hash);
   const uint64_t op = Reduces(operation.kind) ? operation.op : 0;
   return (hash << 24) | static_cast<uint64_t>(operation.kind) << 16 | static_cast<uint64_t>(operation.dtype) << 8 | op;
 }
@@ -80,6 +81,7 @@ std::string Describe(const Operation& operation) {
   if (operation.layout != nullptr && operation.layout[0] != '\0') text += Text(" ", operation.layout);
   if (operation.layout == nullptr && operation.num_tensors > 1) text += Text(" in ", operation.num_tensors, " tensors");
   if (Reduces(operation.kind)) text += Text(", ", NameOf(operation.op));
+  if (operation.planes != nullptr) text += Text(" of shards (deal ", operation.planes->hash, ")");
   if (operation.kind == Kind::kBroadcast) text += Text(", root ", operation.root);
   return text;
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "collectives/planes.h"
 #include "kungfu/c_api.h"
 
 namespace kungfu {
@@ -32,6 +33,8 @@ struct Operation {
   // The number of ranks that the tensors were sized for (0: nobody says): where the cluster has changed between that
   // and the call, an all-gather would write past the end of its outputs.
   uint32_t ranks = 0;
+  // Of an all-reduce by which ranks bring more than their tensors, or nothing; null for all others.
+  const Planes* planes = nullptr;
 };
 inline constexpr int kWeightBits = 24;
 

@@ -32,6 +32,8 @@ ReduceFn ReductionFor(kf_dtype dtype, kf_op op) { return Chosen().table->fn[dtyp
 
 BlendFn BlendFor(kf_dtype dtype) { return Chosen().table->blend[dtype]; }
 
+DivideFn DivisionFor(kf_dtype dtype) { return Chosen().table->divide[dtype]; }
+
 const char* ReductionInstructionSet() { return Chosen().name; }
 
 }  // namespace kungfu

@@ -167,6 +167,17 @@ void Blend(void* out, const void* const* sources, const double* shares, unsigned
   }
 }
 
+template <typename Format>
+void Divide(void* out, const void* in, double divisor, size_t count) {
+  using T = typename Format::Stored;
+  using A = typename Format::Acc;
+  T* const y = static_cast<T*>(out);
+  const T* const x = static_cast<const T*>(in);
+  const A by = static_cast<A>(divisor);
+#pragma GCC ivdep
+  for (size_t i = 0; i < count; i++) y[i] = Format::Store(Format::Load(x[i]) / by);
+}
+
 }  // namespace
 
 __extension__ typedef __int128 Int128;
@@ -193,6 +204,8 @@ const ReduceTable kTable = {
     },
     {nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, Blend<Half>, Blend<BFloat>,
      Blend<Plain<float>>, Blend<Plain<double>>},
+    {nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, Divide<Half>, Divide<BFloat>,
+     Divide<Plain<float>>, Divide<Plain<double>>},
 };
 
 }  // namespace KUNGFU_ISA

@@ -11,6 +11,7 @@ namespace kungfu {
 struct ReduceTable {
   ReduceFn fn[kNumDtypes][kNumOps];
   BlendFn blend[kNumDtypes];
+  DivideFn divide[kNumDtypes];
 };
 
 namespace baseline {

@@ -28,6 +28,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -218,6 +219,8 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
     turns.HaveRead(chunk + 1);
   };
 
+  std::optional<PlaneSources> plane_sources;
+  if (operation.planes != nullptr) plane_sources.emplace(*operation.planes, members);
   uint32_t staged = 0;
   turns.BeginStaging();
   for (uint32_t chunk = 0; chunk < flight.chunks; chunk++) {
@@ -233,14 +236,18 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
     const size_t begin = part_begin(me, flight.BytesOf(chunk));
     const size_t end = part_begin(me + 1, flight.BytesOf(chunk));
     const void* sources[shm::kMaxRanks];
+    const char* buffers[shm::kMaxRanks];
     for (uint32_t i = 0; i < num; i++) {
       const uint32_t r = members[i];
       if (r != self_.rank) waiting_.Await(self_.segment.ready(lane, r), base + chunk + 1, r, flight);
-      sources[i] = self_.segment.buffer(lane, r, flight.BufferOf(base, chunk)) + begin;
+      buffers[i] = self_.segment.buffer(lane, r, flight.BufferOf(base, chunk));
+      sources[i] = buffers[i] + begin;
     }
     const bool past_caches = turns.Streams(chunk);
-    flight.reduce(self_.segment.buffer(lane, self_.rank, flight.BufferOf(base, chunk)) + begin, sources, num,
-                  end - begin, past_caches);
+    char* const mine = self_.segment.buffer(lane, self_.rank, flight.BufferOf(base, chunk)) + begin;
+    const auto own = [&](uint32_t p) { return mine + p * flight.chunk_bytes; };
+    flight.reduce(mine, plane_sources ? plane_sources->Gather(buffers, begin, flight.chunk_bytes, self_.rank, own) : sources,
+                  num, end - begin, past_caches);
     if (past_caches) StreamFence();
     KUNGFU_FAULT_POINT("before a chunk is reduced");
     rules_.Publish(reduced, base_reduced + chunk + 1);

@@ -36,13 +36,14 @@ struct Flight {
         count(CountOf(op)),
         unit(SizeOf(op.dtype)),
         parts(op.kind == Kind::kReduceScatter ? size : 1),
+        planes(op.planes == nullptr ? 1 : op.planes->most),
         part_bytes(count * unit / parts),
-        whole(oversubscribed && part_bytes * parts <= kWholeBytes),
+        whole(oversubscribed && part_bytes * parts * planes <= kWholeBytes),
         splits(op.kind == Kind::kAllReduce && of.size() >= kSplitRanks &&
-               part_bytes > (whole ? kSplitWholeBytes / of.size() : shm::kBufferBytes)),
-        chunk_bytes((whole ? shm::kBuffers : 1) * shm::kBufferBytes / parts / shm::kLine * shm::kLine),
+               part_bytes * planes > (whole ? kSplitWholeBytes / of.size() : shm::kBufferBytes)),
+        chunk_bytes((whole ? shm::kBuffers : 1) * shm::kBufferBytes / parts / planes / shm::kLine * shm::kLine),
         chunks(static_cast<uint32_t>((part_bytes + chunk_bytes - 1) / chunk_bytes)),
-        inlined(count * unit <= shm::kInlineBytes),
+        inlined(count * unit * planes <= shm::kInlineBytes),
         reduce(op) {}
 
   bool AtOnce() const { return inlined || (chunks <= 1 && !splits); }
@@ -50,7 +51,7 @@ struct Flight {
   // The buffer that chunk `chunk` goes into, where the lane's counters stand at `base`.
   uint32_t BufferOf(uint32_t base, uint32_t chunk) const { return whole ? 0 : base + chunk; }
   // Bytes that this rank reads from another one's part of the segment, where that one brings something.
-  uint64_t ReadFromEach() const { return splits ? 2 * part_bytes / members.size() : part_bytes; }
+  uint64_t ReadFromEach() const { return splits ? (planes + 1) * part_bytes / members.size() : planes * part_bytes; }
   size_t BytesOf(uint32_t chunk) const { return std::min(chunk_bytes, part_bytes - chunk * chunk_bytes); }
   // How its messages begin.
   std::string Title() const { return Text(NameOf(operation.kind), " \"", operation.name, "\": "); }
@@ -64,6 +65,7 @@ struct Flight {
   const uint64_t count;  // elements that a rank brings
   const size_t unit;     // bytes of one
   const uint32_t parts;  // into which they are scattered
+  const size_t planes;  // that a rank brings at most
   const size_t part_bytes;
   const bool whole;          // brought at once, in all buffers
   const bool splits;         // each rank reduces a part of it

@@ -216,12 +216,43 @@ uint32_t HostCommunicator::SettleShared(const Operation* operations, uint32_t* g
   return latest;
 }
 
+std::optional<uint32_t> HostCommunicator::RunRenewable(Renewable& operation, uint32_t from_generation) {
+  rules_.ThrowIfClosed();
+  std::optional<uint32_t> generation;
+  OrGiveUp([&] {
+    if (size_ == 1) {
+      const Operation* const ready = operation.In(0);
+      if (ready == nullptr) return;
+      RunAlone(*ready);
+      generation = 0;
+      return;
+    }
+    generation = RunGenerations(from_generation, [&](uint32_t now) {
+      const Operation* const renewed = operation.In(now);
+      if (renewed != nullptr) Check(*renewed);
+      return renewed;
+    });
+  });
+  return generation;
+}
+
 uint32_t HostCommunicator::RunShared(const Operation& operation, uint32_t from_generation) {
+  return *RunGenerations(from_generation, [&](uint32_t) { return &operation; });
+}
+
+template <typename OperationIn>
+std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generation, const OperationIn& operation_in) {
   const uint64_t began = Ticks();
-  const host::ChannelTable::Use use = channels_.Acquire(operation);
+  const Operation* ready = operation_in(from_generation);
+  if (ready == nullptr) return std::nullopt;
+  const host::ChannelTable::Use use = channels_.Acquire(*ready);
   host::BoundName& name = *use.name;
-  if (name.generation < from_generation) channels_.MoveTo(from_generation, operation, name);
+  if (name.generation < from_generation) channels_.MoveTo(from_generation, *ready, name);
   for (;;) {
+    // A name begins, and begins again, with generation 0, and is led to its present one.
+    if (name.generation != from_generation) ready = operation_in(name.generation);
+    if (ready == nullptr) return std::nullopt;
+    const Operation& operation = *ready;
     Members fewer;
     if (name.generation > 0) fewer = MembersOf(name.generation);
     const Members& members = name.generation > 0 ? fewer : everyone_;

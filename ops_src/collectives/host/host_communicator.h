@@ -44,6 +44,7 @@ class HostCommunicator final : public Communicator {
   uint32_t Run(const Operation& operation) override;
   uint32_t RunAll(const Operation* operations, size_t num_operations) override;
   uint32_t Settle(const Operation* operations, uint32_t* generations, size_t num_operations) override;
+  std::optional<uint32_t> RunRenewable(Renewable& operation, uint32_t from_generation) override;
 
  private:
   ControlBoard* board() const override { return &self_.board; }
@@ -53,6 +54,8 @@ class HostCommunicator final : public Communicator {
   void OrGiveUp(const Body& body);
   void AwaitMembers();
   uint32_t RunShared(const Operation& operation, uint32_t from_generation);
+  template <typename OperationIn>
+  std::optional<uint32_t> RunGenerations(uint32_t from_generation, const OperationIn& operation_in);
   uint32_t SettleShared(const Operation* operations, uint32_t* generations, size_t num_operations);
   void CountTraffic(const host::Flight& flight, uint64_t began) const;
 

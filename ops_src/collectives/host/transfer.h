@@ -33,6 +33,7 @@ class Cursor {
       const size_t n = std::min(left, bytes - at);
       if (n > 0) piece(tensor, offset_, at, n);
       at += n;
+      taken_ += n;
       offset_ += n;
       if (n == left) {
         index_++;
@@ -41,10 +42,13 @@ class Cursor {
     }
   }
 
+  size_t taken() const { return taken_; }  // bytes so far, within a take up to before the piece
+
  private:
   const Operation& operation_;
   const size_t unit_;
   const size_t parts_;
+  size_t taken_ = 0;
   size_t index_ = 0;
   size_t offset_ = 0;
 };
@@ -68,7 +72,10 @@ inline void CopyOut(void* to, const void* from, size_t bytes, bool stream) {
 class Reducer {
  public:
   explicit Reducer(const Operation& operation)
-      : reduce_(ReductionFor(operation.dtype, operation.op)), unit_(SizeOf(operation.dtype)) {}
+      : reduce_(ReductionFor(operation.dtype, operation.op)),
+        unit_(SizeOf(operation.dtype)),
+        planes_(operation.planes),
+        divide_(operation.planes == nullptr ? nullptr : DivisionFor(operation.dtype)) {}
 
   // From now on a mean in which member i counts by weights[i]. Equal weights change nothing, not a bit.
   void Weigh(const Operation& operation, const std::vector<uint32_t>& weights) {
@@ -80,7 +87,7 @@ class Reducer {
     for (const uint32_t weight : weights) shares_.push_back(static_cast<double>(weight) / static_cast<double>(total));
   }
 
-  // `bytes` of each of the `n` members' elements into `to`; with `stream` past the caches. Moves `sources`.
+  // `bytes` of each of the `n` members' elements (of each plane, where there are such) into `to`; with `stream` past the caches. Moves `sources`.
   void operator()(char* to, const void** sources, uint32_t n, size_t bytes, bool stream) const {
     if (!stream) {
       Apply(to, sources, n, bytes);
@@ -91,7 +98,8 @@ class Reducer {
       const size_t part = std::min(kBlock, bytes - at);
       Apply(block, sources, n, part);
       StreamCopy(to + at, block, part);
-      for (uint32_t i = 0; i < n; i++) sources[i] = At(sources[i], kBlock);
+      const size_t count = planes_ == nullptr ? n : planes_->count();
+      for (size_t i = 0; i < count; i++) sources[i] = At(sources[i], kBlock);
     }
   }
 
@@ -100,6 +108,10 @@ class Reducer {
   static constexpr size_t kBlock = 4096;
 
   void Apply(char* to, const void* const* sources, uint32_t n, size_t bytes) const {
+    if (planes_ != nullptr) {
+      AddUp(to, sources, bytes);
+      return;
+    }
     if (blend_ == nullptr) {
       reduce_(to, sources, n, bytes / unit_);
       return;
@@ -116,16 +128,53 @@ class Reducer {
     blend_(to, counting, shares, num, bytes / unit_);
   }
 
+  // By the planes' program, block by block. A result on its way is in the place of the block that it has on the stack.
+  // `to` may be one of the sources: it is written when the block has been read.
+  void AddUp(char* to, const void* const* sources, size_t bytes) const {
+    alignas(64) char results[Planes::kMaxDepth][kBlock];
+    const void* stack[Planes::kMaxDepth + 1];
+    for (size_t at = 0; at < bytes; at += kBlock) {
+      const size_t part = std::min(kBlock, bytes - at);
+      size_t top = 0;
+      for (const int32_t step : planes_->program) {
+        if (step != Planes::kAdd) {
+          stack[top++] = At(sources[step], at);
+          continue;
+        }
+        top--;
+        reduce_(results[top - 1], stack + top - 1, 2, part / unit_);
+        stack[top - 1] = results[top - 1];
+      }
+      divide_(to + at, stack[0], planes_->divisor, part / unit_);
+    }
+  }
+
   ReduceFn reduce_;
   BlendFn blend_ = nullptr;
   std::vector<double> shares_;  // of each member, where blend_ is set
   size_t unit_;
+  const Planes* planes_;
+  DivideFn divide_;  // where there are planes
 };
 
-// Copies the next `bytes` of what this rank brings into `buffer`; for a scatter, of each rank's part, `stride` apart.
+// Where the bytes of a plane of this rank's own are that `cursor` is at; `input`: those of the operation's tensors.
+inline const void* OwnPlane(const Planes& planes, uint32_t plane, const Cursor& cursor, const void* input) {
+  const char* const own = planes.own[plane];
+  return own == nullptr ? input : own + cursor.taken();
+}
+
+// Copies the next `bytes` of what this rank brings into `buffer`; for a scatter, of each rank's part, and of each plane
+// where there are such, `stride` apart.
 inline void Stage(const Operation& operation, uint32_t size, Cursor& cursor, size_t bytes, char* buffer, size_t stride,
                   bool stream) {
   cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
+    if (operation.planes != nullptr) {
+      const Planes& planes = *operation.planes;
+      for (uint32_t p = 0; p < planes.own.size(); p++) {
+        CopyOut(buffer + p * stride + at, OwnPlane(planes, p, cursor, At(tensor.input, offset)), n, stream);
+      }
+      return;
+    }
     if (operation.kind != Kind::kReduceScatter) {
       CopyOut(buffer + at, At(tensor.input, offset), n, stream);
       return;
@@ -136,6 +185,30 @@ inline void Stage(const Operation& operation, uint32_t size, Cursor& cursor, siz
   });
 }
 
+// The sources of a reduction of planes: `at` in each member's buffer, where its planes are `stride` apart.
+class PlaneSources {
+ public:
+  PlaneSources(const Planes& planes, const Members& members) : planes_(planes), members_(members) {
+    sources_.resize(planes.count());
+  }
+  // With `own`, this rank's are where it says: own(plane).
+  template <typename Own>
+  const void** Gather(const char* const* buffers, size_t at, size_t stride, uint32_t rank, const Own& own) {
+    size_t next = 0;
+    for (size_t i = 0; i < members_.size(); i++) {
+      for (uint32_t p = 0; p < planes_.of_rank[members_[i]]; p++) {
+        sources_[next++] = members_[i] == rank ? own(p) : buffers[i] + p * stride + at;
+      }
+    }
+    return sources_.data();
+  }
+
+ private:
+  const Planes& planes_;
+  const Members& members_;
+  std::vector<const void*> sources_;
+};
+
 // Produces the next `bytes` of this rank's output from what the members have staged: buffers[i] is that of members[i].
 inline void Consume(const Operation& operation, const Reducer& reduce, const Members& members, uint32_t rank,
                     uint32_t size, Cursor& cursor, size_t bytes, const char* const* buffers, size_t stride,
@@ -143,6 +216,15 @@ inline void Consume(const Operation& operation, const Reducer& reduce, const Mem
   const size_t unit = SizeOf(operation.dtype);
   const auto num = static_cast<uint32_t>(members.size());
   const void* sources[shm::kMaxRanks];
+  if (operation.planes != nullptr) {
+    const Planes& planes = *operation.planes;
+    PlaneSources all(planes, members);
+    cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
+      const auto own = [&](uint32_t p) { return OwnPlane(planes, p, cursor, At(tensor.input, offset)); };
+      reduce(At(tensor.output, offset), all.Gather(buffers, at, stride, rank, own), num, n, stream);
+    });
+    return;
+  }
   cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
     switch (operation.kind) {
       case Kind::kAllReduce:

@@ -1,0 +1,48 @@
+"""How the shards of an epoch's steps are dealt. Pure. What a shard is, and how its gradients meet: ops_src/shards/step.h.
+
+A step of T samples has ``ceil(T / unit)`` shards; all have `unit` samples, but for the last one of the epoch. A worker
+that is dealt no shard of a step computes the last one for nothing, as it needs something to run.
+"""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ms_kungfu.dataset import sharding
+
+Positions = NDArray[np.int64]
+
+
+def count(length: int, unit: int) -> int:
+    """The shards of a step of `length` samples."""
+    return -(-length // unit)
+
+
+def last_share(length: int, unit: int) -> float:
+    """What the last shard of the step counts, where the others count 1."""
+    return (length - (count(length, unit) - 1) * unit) / unit
+
+
+def deal(
+    rest: Positions, global_batch: int, unit: int, drop_remainder: bool, shards_of: Callable[[int], list[int]]
+) -> tuple[Positions, Positions]:
+    """What a worker is handed out if nothing changes until the end of the epoch, of which `rest` are left:
+    the positions of its shards, one shard after the other, and the length of each. ``shards_of(n)`` are its shards of a
+    step that has n."""
+    full = sharding.count_full(rest.size, global_batch, drop_remainder, unit)
+    per_step = global_batch // unit
+    own = shards_of(per_step) or [per_step - 1]
+    steps = rest[: full * global_batch].reshape(full, per_step, unit)
+    positions = [steps[:, own].ravel()]
+    lengths = [np.full(full * len(own), unit, dtype=np.int64)]
+    rest = rest[full * global_batch :]
+    while length := sharding.step_length(rest.size, global_batch, drop_remainder, unit):
+        shards = count(length, unit)
+        for shard in shards_of(shards) or [shards - 1]:
+            positions.append(rest[shard * unit : min((shard + 1) * unit, length)])
+            lengths.append(np.array([positions[-1].size], dtype=np.int64))
+        rest = rest[length:]
+    return np.concatenate(positions), np.concatenate(lengths)

@@ -1,0 +1,152 @@
+"""A training step as a deal of shards: what one worker does in it. Why the bits don't depend on the cluster, and what
+becomes of a death: ops_src/shards/step.h; for users: docs/shards.md."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import mindspore as ms
+from mindspore import nn, ops
+
+from ms_kungfu import _core
+from ms_kungfu.dataset.elastic import ShardBatches
+from ms_kungfu.elastic import alike, inventory
+from ms_kungfu.errors import KungFuError
+from ms_kungfu.ops import wait_for_queue
+from ms_kungfu.ops._shards import SumShards
+
+Gradients = tuple[Any, ...]
+
+
+class ShardedStep:
+    """Trains one step of an `ElasticDataset` that deals shards, in loops of one's own.
+
+    ::
+
+        data = ElasticDataset(samples, global_batch_size=32, shards=8)
+        step = ShardedStep(ms.value_and_grad(forward, None, optimizer.parameters), optimizer)
+        for image, label in data:
+            loss = step(image, label)
+            elastic.step_end()
+
+    Each worker calls ``forward_backward`` once for each shard that it is dealt, and ``update`` once, with the gradients
+    of the whole global batch: their mean over its samples, where a shard's are the mean over the shard's. Clipping,
+    a check for overflow and the optimizer belong in `update`.
+
+    Args:
+        forward_backward: a function or cell of a shard's columns (tensors of shapes ``(samples, ...)``) that returns
+            ``(loss, gradients)``: a scalar and a tuple of tensors, of float dtypes.
+        update: a function, cell or optimizer of these gradients. An optimizer of ms_kungfu doesn't reduce them again.
+        trained: cells whose moving statistics the step has to keep alike; by default those among the two arguments.
+        gradients_mean: False: `update` gets the sum over the shards instead of the mean.
+
+    A call takes the columns as the dataset's iterator has yielded them, and returns the loss, the mean over the global
+    batch, with the same bits at every worker. Two steps on one batch (the two networks of a GAN) are two ShardedSteps,
+    called one after the other at all workers.
+
+    Moving statistics of normalization begin each shard with their values as the step began, and end the step with the
+    mean of their values after each shard.
+
+    Raises:
+        ValueError: where optimizers don't fit (they average models instead of gradients), or columns aren't the
+            iterator's.
+        KungFuError: without a step of an `ElasticDataset` with shards.
+    """
+
+    def __init__(
+        self,
+        forward_backward: Callable[..., Any],
+        update: Callable[[Gradients], Any],
+        *,
+        trained: Any = None,
+        gradients_mean: bool = True,
+    ) -> None:
+        if ms.get_context("device_target") != "CPU":
+            raise ValueError("shards are computed on CPUs only so far; leave shards= out of the ElasticDataset")
+        cells = [part for part in (forward_backward, update) if isinstance(part, nn.Cell)]
+        trained = cells if trained is None else [*cells, trained]
+        for optimizer in inventory.collect_optimizers(trained):
+            check_optimizer(optimizer)
+        for cell in inventory.collect_cells(trained).values():
+            if getattr(cell, "reduces_gradients", False):
+                cell.leave_to_shards()
+        self._statistics = inventory.moving_statistics(trained)
+        self._parameters = [p for o in inventory.collect_optimizers(trained) for p in o.parameters]
+        self._mean = gradients_mean
+        self.cell = _Shard(forward_backward, update)
+        """What runs once a shard."""
+        self._claimed = False
+
+    def __call__(self, *columns: Any) -> Any:
+        batches = ShardBatches.current
+        if batches is None:
+            raise KungFuError("a ShardedStep takes what an ElasticDataset with shards has yielded")
+        place = _places(columns, batches.batch(batches.first))
+        if not self._claimed:
+            alike.claim(self._parameters)
+            self._claimed = True
+        wait_for_queue()  # what PyNative mode has queued may write to the statistics
+        seed, step = batches.next_key()
+        _core.begin_sharded_step(
+            batches.count, batches.last_share, self._mean, batches.weights, seed, step,
+            [statistic.asnumpy() for statistic in self._statistics],
+        )  # fmt: skip
+        try:
+            loss = self._make(columns, batches, place)
+        finally:
+            _core.end_sharded_step()
+        batches.made()
+        return loss
+
+    def _make(self, columns: Any, batches: ShardBatches, place: list[int]) -> Any:
+        while True:
+            if missing := _core.missing_shards():
+                batch = batches.batch(missing[0])
+                values = list(batch.values()) if isinstance(batch, dict) else batch
+                columns = tuple(values[i] for i in place)
+                _core.take_shard(missing[0])
+            else:  # a worker without a shard in this step
+                _core.take_no_shard()
+            loss, over = self.cell(*columns)
+            if bool(over.asnumpy()):
+                return loss
+
+
+class _Shard(nn.Cell):
+    """One shard, and behind the last one the update."""
+
+    def __init__(self, forward_backward: Callable[..., Any], update: Callable[[Gradients], Any]) -> None:
+        super().__init__(auto_prefix=False)
+        self.forward_backward = forward_backward
+        self.update = update
+        self.sum_shards = SumShards("kungfu/shards")
+
+    def construct(self, *columns):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        loss, gradients = self.forward_backward(*columns)
+        summed = self.sum_shards(gradients + (loss,))
+        over = summed[-1]
+        loss = summed[-2]
+        if over:
+            loss = ops.depend(loss, self.update(summed[:-2]))
+        return loss, over
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """ValueError for one that doesn't follow the mean of the gradients."""
+    if getattr(optimizer, "asynchronous", False) or hasattr(optimizer, "merge"):
+        raise ValueError(
+            f"{type(optimizer).__name__} averages models, of which each worker has its own, while shards make one model "
+            "that doesn't depend on the workers; train with KungFuMomentum or its like, or without shards"
+        )
+
+
+def _places(columns: Any, batch: Any) -> list[int]:
+    """Which columns of the batch these are."""
+    values = list(batch.values()) if isinstance(batch, dict) else list(batch)
+    ids = [id(value) for value in values]
+    if any(id(column) not in ids for column in columns):
+        raise ValueError(
+            "a ShardedStep takes the columns as the iterator has yielded them, since it needs the same ones of further "
+            "shards; what is computed from them belongs in forward_backward, or in the dataset's pipeline"
+        )
+    return [ids.index(id(column)) for column in columns]

@@ -1,0 +1,62 @@
+// Steps that are deals of shards.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "runtime/peer.h"
+#include "shards/step.h"
+
+namespace py = pybind11;
+
+namespace kungfu {
+namespace {
+
+shards::Statistic StatisticOf(const py::array& array) {
+  kf_dtype dtype;
+  if (py::isinstance<py::array_t<float>>(array)) {
+    dtype = KF_FLOAT32;
+  } else if (py::isinstance<py::array_t<double>>(array)) {
+    dtype = KF_FLOAT64;
+  } else {
+    throw Error(KF_TYPE, "moving statistics are of float32 or float64");
+  }
+  // Through the buffer's own address: asnumpy calls an array read-only that shares a tensor's memory.
+  return {dtype, const_cast<void*>(array.data()), static_cast<uint64_t>(array.size())};
+}
+
+}  // namespace
+
+void RegisterShards(py::module_& m) {
+  using shards::Step;
+  const auto released = py::call_guard<py::gil_scoped_release>();
+
+  m.def(
+      "begin_sharded_step",
+      [](uint32_t leaves, double last, bool mean, std::vector<uint32_t> weights, uint64_t seed, uint64_t step,
+         const std::vector<py::array>& statistics) {
+        std::vector<shards::Statistic> held;
+        for (const py::array& array : statistics) held.push_back(StatisticOf(array));
+        const py::gil_scoped_release release;
+        Step::Get().Begin(Peer::Get().Current(), {leaves, last, mean, std::move(weights), seed, step}, held);
+      },
+      py::arg("leaves"), py::arg("last"), py::arg("mean"), py::arg("weights"), py::arg("seed"), py::arg("step"),
+      py::arg("statistics"), "The arrays are written to until the step is over.");
+  m.def("missing_shards", [] { return Step::Get().Missing(); }, released);
+  m.def("take_shard", [](uint32_t leaf) { Step::Get().Take(leaf); }, released);
+  m.def("take_no_shard", [] { Step::Get().TakeNone(); }, released);
+  m.def("take_shard_for_hashes", [](uint32_t leaf) { Step::Get().TakeForHashes(leaf); }, released);
+  m.def("shard_hashes", [] { return Step::Get().Hashes(); }, released);
+  m.def("end_sharded_step", [] { Step::Get().End(); });
+  m.def("sharded_step_is_over", [] { return Step::Get().over(); }, released);
+  m.def("sharded_members", [] { return Step::Get().MembersNow(); }, released,
+        "The ranks to which the next step is dealt.");
+  m.def(
+      "deal_shards",
+      [](uint32_t leaves, const Members& members, const std::vector<uint32_t>& weights, uint32_t rank) {
+        return shards::Deal(leaves, members, weights).Of(rank);
+      },
+      py::arg("leaves"), py::arg("members"), py::arg("weights"), py::arg("rank"),
+      "The shards of `rank`, ascending, of a step that `members` begin; `weights` of each of them, or none.");
+}
+
+}  // namespace kungfu

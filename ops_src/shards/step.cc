@@ -1,0 +1,301 @@
+#include "shards/step.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "base/error.h"
+#include "base/fault_point.h"
+#include "base/float_environment.h"
+#include "base/hash.h"
+#include "collectives/dtype.h"
+
+namespace kungfu::shards {
+namespace {
+
+// How the members' planes add up to the root.
+Planes PlanesOf(const Tree& tree, const Deal& deal, const Members& members, uint32_t ranks, double divisor,
+                uint64_t hash) {
+  Planes planes;
+  planes.of_rank.resize(ranks);
+  planes.divisor = divisor;
+  std::map<Node, int32_t> numbers;
+  int32_t next = 0;
+  for (const uint32_t rank : members) {
+    for (const Node& node : tree.Cover(deal.Of(rank))) {
+      numbers[node] = next++;
+      planes.of_rank[rank]++;
+    }
+    planes.most = std::max(planes.most, planes.of_rank[rank]);
+    for (const uint32_t leaf : deal.Of(rank)) hash = Fnv1a(&leaf, sizeof leaf, hash);
+    hash = Fnv1a(&rank, sizeof rank, hash);
+  }
+  planes.hash = hash;
+  // From the root downwards, the left side first; a node is left when both of its sides are done.
+  const auto add_up = [&](const auto& self, Node node) -> void {
+    const auto found = numbers.find(node);
+    if (found != numbers.end()) {
+      planes.program.push_back(found->second);
+      return;
+    }
+    const auto [left, right] = tree.Children(node);
+    self(self, left);
+    self(self, right);
+    planes.program.push_back(Planes::kAdd);
+  };
+  add_up(add_up, tree.Root());
+  return planes;
+}
+
+uint64_t ElementsOf(const kf_group& group) {
+  uint64_t elements = 0;
+  for (size_t i = 0; i < group.num_tensors; i++) elements += group.tensors[i].count;
+  return elements;
+}
+
+}  // namespace
+
+// One group, as it is in each generation.
+class Step::Renewal : public Communicator::Renewable {
+ public:
+  Renewal(Step& step, const kf_group& group, const PartialSums& sums, double divisor, uint64_t hash)
+      : step_(step), group_(group), sums_(sums), divisor_(divisor), hash_(hash) {}
+
+  const Operation* In(uint32_t generation) override {
+    step_.MoveTo(generation);
+    if (!step_.MissingHere().empty()) return nullptr;
+    const Communicator& communicator = *step_.communicator_;
+    planes_ = PlanesOf(step_.tree_, step_.deal_, communicator.MembersOf(generation), communicator.size(), divisor_, hash_);
+    for (const auto& [_, memory] : sums_.nodes()) planes_.own.push_back(memory);
+    operation_ = {Kind::kAllReduce, group_.name, group_.tensors, group_.num_tensors, group_.dtype, KF_SUM, 0,
+                  group_.layout};
+    operation_.planes = &planes_;
+    return &operation_;
+  }
+
+ private:
+  Step& step_;
+  const kf_group& group_;
+  const PartialSums& sums_;
+  const double divisor_;
+  const uint64_t hash_;
+  Planes planes_;
+  Operation operation_;
+};
+
+Step& Step::Get() {
+  static Step* const step = new Step;
+  return *step;
+}
+
+void Step::Begin(std::shared_ptr<Communicator> communicator, const Plan& plan,
+                 const std::vector<Statistic>& statistics) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (plan.leaves == 0 || plan.leaves > kMaxLeaves) {
+    throw Error(KF_INVALID, Text("a step has 1 to ", kMaxLeaves, " shards, not ", plan.leaves));
+  }
+  if (communicator != communicator_) generation_ = 0;
+  communicator_ = std::move(communicator);
+  plan_ = plan;
+  tree_ = Tree(plan.leaves);
+  const Members members = communicator_->MembersOf(generation_);
+  std::vector<uint32_t> weights;
+  for (const uint32_t rank : members) {
+    if (rank < plan.weights.size()) weights.push_back(plan.weights[rank]);
+  }
+  if (weights.size() < members.size()) weights.clear();
+  deal_ = Deal(plan.leaves, members, weights);
+  brought_.assign(plan.leaves, false);
+  taken_ = Taken::kNothing;
+  begun_ = over_ = false;
+  reduced_ = 0;
+  roots_.clear();
+
+  statistics_ = statistics;
+  base_.resize(statistics.size());
+  root_.resize(statistics.size());
+  for (size_t i = 0; i < statistics.size(); i++) {
+    const size_t bytes = statistics[i].count * SizeOf(statistics[i].dtype);
+    const auto* const data = static_cast<const char*>(statistics[i].data);
+    base_[i].assign(data, data + bytes);
+    root_[i].resize(bytes);
+  }
+}
+
+Leaves Step::Missing() const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return MissingHere();
+}
+
+Leaves Step::MissingHere() const {
+  Leaves missing;
+  for (const uint32_t leaf : deal_.Of(communicator_->rank())) {
+    if (!brought_[leaf]) missing.push_back(leaf);
+  }
+  return missing;
+}
+
+void Step::Take(uint32_t leaf) { Arm(Taken::kLeaf, leaf); }
+void Step::TakeNone() { Arm(Taken::kNone, 0); }
+void Step::TakeForHashes(uint32_t leaf) { Arm(Taken::kForHashes, leaf); }
+
+void Step::Arm(Taken taken, uint32_t leaf) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (over_) throw Error(KF_INVALID, "no step has begun that a shard could be of");
+  if (taken == Taken::kLeaf && (leaf >= plan_.leaves || brought_[leaf])) {
+    throw Error(KF_INVALID, Text("shard ", leaf, " of ", plan_.leaves, " has been brought already, or isn't there"));
+  }
+  taken_ = taken;
+  leaf_ = leaf;
+  inside_.store(Inside::kShard, std::memory_order_relaxed);
+  RestoreStatistics();
+}
+
+void Step::Refuse(const char* name, bool gradients) const {
+  const Inside inside = inside_.load(std::memory_order_relaxed);
+  if (inside == Inside::kNothing || (inside == Inside::kStep && !gradients)) return;
+  throw Error(KF_INVALID, Text("\"", name, "\" can't run in a step of shards, of which the workers compute different "
+                               "numbers: reduce gradients by giving ShardedStep's forward_backward and update alone to "
+                               "it, without a KungFuGradReducer or KungFuAllReduce in them, and the optimizer itself"));
+}
+
+void Step::RestoreStatistics() {
+  for (size_t i = 0; i < statistics_.size(); i++) std::memcpy(statistics_[i].data, base_[i].data(), base_[i].size());
+}
+
+std::optional<Key> Step::CurrentKey() const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (taken_ == Taken::kNothing) return std::nullopt;
+  return Key{plan_.seed, plan_.step, leaf_};
+}
+
+bool Step::over() const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return over_;
+}
+
+Members Step::MembersNow() const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return communicator_ == nullptr ? Members{} : communicator_->MembersOf(generation_);
+}
+
+std::vector<uint64_t> Step::Hashes() const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return hashes_;
+}
+
+bool Step::Bring(const kf_group* groups, size_t num_groups) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  const Taken taken = std::exchange(taken_, Taken::kNothing);
+  if (over_ || taken == Taken::kNothing) {
+    throw Error(KF_INVALID,
+                "gradients are summed over shards once for each shard that ShardedStep computes; a second sum in one "
+                "step, or one outside of it, needs a ShardedStep of its own");
+  }
+  inside_.store(Inside::kStep, std::memory_order_relaxed);
+  const DefaultFloatEnvironment same_everywhere;
+  if (taken == Taken::kForHashes) {
+    ForHashes(groups, num_groups);
+    RestoreStatistics();
+    return false;
+  }
+  const std::vector<kf_group> all = WithStatistics(groups, num_groups);
+  if (!begun_) {
+    begun_ = true;
+    sums_.resize(all.size());
+    for (size_t k = 0; k < all.size(); k++) sums_[k].Begin(all[k].dtype, ElementsOf(all[k]));
+  }
+  KUNGFU_CHECK(sums_.size() == all.size(), "a shard brings ", all.size(), " groups, the one before ", sums_.size());
+  for (size_t k = reduced_; k < all.size() && taken == Taken::kLeaf; k++) {
+    KUNGFU_CHECK(sums_[k].elements() == ElementsOf(all[k]), "shards bring different numbers of elements");
+    const double share = leaf_ + 1 == plan_.leaves ? plan_.last : 1;
+    sums_[k].Add(tree_, leaf_, all[k].tensors, all[k].num_tensors, share, /*borrow=*/true);
+  }
+  if (taken == Taken::kLeaf) brought_[leaf_] = true;
+  KUNGFU_FAULT_POINT("when a shard is added");
+  over_ = MissingHere().empty() && Reduce(all, num_groups);
+  if (!over_) {
+    for (size_t k = reduced_; k < all.size(); k++) sums_[k].Keep(all[k].tensors, all[k].num_tensors);
+    KeepRoots(all);
+    KUNGFU_FAULT_POINT("between two shards");
+    return false;
+  }
+  GiveRoots(all);
+  for (size_t i = 0; i < statistics_.size(); i++) std::memcpy(statistics_[i].data, root_[i].data(), root_[i].size());
+  return true;
+}
+
+bool Step::Reduce(const std::vector<kf_group>& groups, size_t num_gradients) {
+  const double total = plan_.leaves - 1 + plan_.last;
+  for (; reduced_ < groups.size(); reduced_++) {
+    const bool mean = plan_.mean || reduced_ >= num_gradients;
+    Renewal renewal(*this, groups[reduced_], sums_[reduced_], mean ? total : 1,
+                    Fnv1a(&plan_.last, sizeof plan_.last, Fnv1a(&mean, sizeof mean)));
+    const auto ended = communicator_->RunRenewable(renewal, generation_);
+    if (!ended) return false;
+    MoveTo(*ended);
+    KUNGFU_FAULT_POINT("between the sums of a step");
+  }
+  return true;
+}
+
+// The deal of a generation follows from that of the one before and the death between them.
+void Step::MoveTo(uint32_t generation) {
+  for (; generation_ < generation; generation_++) {
+    const Members before = communicator_->MembersOf(generation_), after = communicator_->MembersOf(generation_ + 1);
+    const auto dead = std::find_if(before.begin(), before.end(),
+                                   [&](uint32_t r) { return std::find(after.begin(), after.end(), r) == after.end(); });
+    KUNGFU_CHECK(dead != before.end(), "nobody has died between generations ", generation_, " and ", generation_ + 1);
+    deal_.Lose(*dead);
+  }
+}
+
+// Of groups that have ended while a later one has more to wait for: the memory that they are in is this launch's.
+void Step::KeepRoots(const std::vector<kf_group>& groups) {
+  for (size_t k = roots_.size(); k < reduced_; k++) {
+    std::vector<char>& root = roots_.emplace_back();
+    for (size_t i = 0; i < groups[k].num_tensors; i++) {
+      const auto* const from = static_cast<const char*>(groups[k].tensors[i].output);
+      root.insert(root.end(), from, from + groups[k].tensors[i].count * SizeOf(groups[k].dtype));
+    }
+  }
+}
+
+void Step::GiveRoots(const std::vector<kf_group>& groups) const {
+  for (size_t k = 0; k < roots_.size(); k++) {
+    const char* from = roots_[k].data();
+    for (size_t i = 0; i < groups[k].num_tensors; i++) {
+      const size_t bytes = groups[k].tensors[i].count * SizeOf(groups[k].dtype);
+      if (bytes > 0) std::memcpy(groups[k].tensors[i].output, from, bytes);
+      from += bytes;
+    }
+  }
+}
+
+// Those of one dtype together, after the gradients.
+std::vector<kf_group> Step::WithStatistics(const kf_group* groups, size_t num_groups) {
+  std::vector<kf_group> all(groups, groups + num_groups);
+  statistic_tensors_.assign(kNumDtypes, {});
+  for (size_t i = 0; i < statistics_.size(); i++) {
+    statistic_tensors_[statistics_[i].dtype].push_back({statistics_[i].data, root_[i].data(), statistics_[i].count});
+  }
+  for (int dtype = 0; dtype < kNumDtypes; dtype++) {
+    const std::vector<kf_tensor>& tensors = statistic_tensors_[dtype];
+    if (tensors.empty()) continue;
+    all.push_back({"kungfu/shards/statistics", tensors.data(), tensors.size(), static_cast<kf_dtype>(dtype), nullptr});
+  }
+  return all;
+}
+
+void Step::ForHashes(const kf_group* groups, size_t num_groups) {
+  hashes_.clear();
+  for (size_t k = 0; k < num_groups; k++) {
+    for (size_t i = 0; i < groups[k].num_tensors; i++) {
+      const kf_tensor& tensor = groups[k].tensors[i];
+      hashes_.push_back(Fnv1a(tensor.input, tensor.count * SizeOf(groups[k].dtype)));
+    }
+  }
+}
+
+}  // namespace kungfu::shards

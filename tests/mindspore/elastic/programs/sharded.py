@@ -1,0 +1,59 @@
+"""OUT MODE NET SHARDS SCHEDULE EPOCHS [STEP:RANK:N ...]: a loop of one's own over a dataset that deals shards. The worker
+that has this rank in this step kills itself before it computes its N-th shard of it, from 0. NET: plain | norm."""
+
+import os
+import signal
+import sys
+
+import mindspore as ms
+from mindspore import nn
+from reporting import Loss, digest, numbered, report
+
+import ms_kungfu as kf
+from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.elastic import ElasticTraining
+from ms_kungfu.elastic.sharded_step import ShardedStep
+from ms_kungfu.optimizers import KungFuMomentum
+
+mode, kind, shards = sys.argv[2], sys.argv[3], int(sys.argv[4])
+schedule, epochs = None if sys.argv[5] == "none" else sys.argv[5], int(sys.argv[6])
+deaths = sys.argv[7:]
+ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+ms.set_seed(1)
+
+middle = [nn.BatchNorm1d(8)] if kind == "norm" else []
+net = nn.SequentialCell(nn.Dense(4, 8), *middle, nn.Tanh(), nn.Dense(8, 2))
+optimizer = KungFuMomentum(net.trainable_params(), 0.05, 0.9)
+loss_fn = Loss()
+net.set_train()
+
+
+def forward(x, y):
+    return loss_fn(net(x), y)
+
+
+step = ShardedStep(ms.value_and_grad(forward, None, net.trainable_params()), optimizer, trained=net)
+compute, computed = step.cell, 0
+
+
+def counted(*columns):
+    global computed
+    if f"{elastic.step + 1}:{kf.current_rank()}:{computed}" in deaths:
+        os.kill(os.getpid(), signal.SIGKILL)
+    computed += 1
+    return compute(*columns)
+
+
+step.cell = counted
+data = ElasticDataset(numbered(90), global_batch_size=4 * shards, shards=shards, seed=5)
+elastic = ElasticTraining(net, optimizer, schedule=schedule, wait=True, dataset=data)
+for epoch in elastic.epochs(epochs):
+    for x, y in data:
+        computed = 0
+        loss = step(x, y)
+        report("step", step=elastic.step + 1, epoch=epoch, loss=loss.asnumpy().tobytes().hex(), computed=computed)
+        elastic.step_end()
+        if not elastic.should_stop:
+            report("after", step=elastic.step, parameters=digest(elastic.parameters), size=kf.current_cluster_size())
+if not kf.detached():
+    report("end", step=elastic.step, epoch=elastic.epoch)
