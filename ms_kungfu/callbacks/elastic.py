@@ -22,6 +22,7 @@ from ms_kungfu.agreement import broadcast_json
 from ms_kungfu.callbacks import evaluation
 from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
 from ms_kungfu.callbacks.others import Others, agree_on_outputs, replace_attribute
+from ms_kungfu.callbacks.sharded import ShardedTraining
 from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic import handover, inventory
 from ms_kungfu.elastic.eviction import Evict
@@ -117,6 +118,7 @@ class KungFuElasticCallback(Callback):
         self._steps = 0  # of an epoch of an ordinary dataset
         self._others: Others | None = None
         self._bound: list[ExitStack] = []  # what gives the models whose calls are under way their own methods back
+        self._sharded: ShardedTraining | None = None
         self.training: ElasticTraining | None = None
         """What this callback drives, once training began."""
 
@@ -135,7 +137,13 @@ class KungFuElasticCallback(Callback):
                 replace_attribute(self._bound[-1], model, name, partial(method, model))
         return self
 
+    def _end_sharded(self) -> None:
+        if self._sharded is not None:
+            self._sharded.end()
+            self._sharded = None
+
     def __exit__(self, *error: object) -> None:
+        self._end_sharded()
         if not self._bound:
             return
         self._bound.pop().close()
@@ -161,7 +169,7 @@ class KungFuElasticCallback(Callback):
         self.training = training = ElasticTraining(
             params.train_network,
             **vars(options),
-            prepare=partial(compile_step, params.train_network, params.train_dataset),
+            prepare=self._prepare(params),
             dataset=params.train_dataset if elastic_data else None,
             loss_scale_manager=params.get("loss_scale_mananger"),  # as MindSpore spells it
             total_samples=params.epoch_num * params.train_dataset.total_samples if elastic_data else None,
@@ -201,6 +209,19 @@ class KungFuElasticCallback(Callback):
         if training.should_stop:
             run_context.request_stop()
         self._agree_on_stops(run_context)
+
+    def _prepare(self, params: Any) -> Callable[[], None]:
+        """What compiles the first step."""
+        data = params.train_dataset
+        if not isinstance(data, ElasticDataset) or data.shards is None:
+            return partial(compile_step, params.train_network, data)
+        if params.get("loss_scale_mananger") is not None:
+            raise ValueError(
+                "with shards an overflow is looked for in the sum of all of them, once a step; scale the loss in a "
+                "loop with ms_kungfu.elastic.ShardedStep, whose update does that, or train without shards"
+            )
+        self._sharded = ShardedTraining(params.train_network)
+        return partial(self._sharded.compile, data)
 
     def on_train_epoch_begin(self, run_context: Any) -> None:
         params = run_context.original_args()
@@ -250,6 +271,7 @@ class KungFuElasticCallback(Callback):
             RunContext.request_stop(run_context)
 
     def on_train_end(self, run_context: Any) -> None:
+        self._end_sharded()
         if self.training is not None:
             self.training.end()
             # Where each worker has a model of its own, the statistics are of that one until the models are merged.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ms_kungfu import env, runtime
 from ms_kungfu._checks import at_least
-from ms_kungfu.dataset import shards, sharding
+from ms_kungfu.dataset import sharding, shards
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
 from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.ops import wait_for_queue
@@ -142,6 +142,12 @@ class ElasticDataset(Shares, ds.Dataset):
         members = self.members
         first, last = sharding.block(self.global_batch_size, members.index(runtime.current_rank()), len(members))
         return max(last - first, 1)
+
+    def shard_sizes(self) -> list[int]:
+        """How many samples the shards of an epoch have: all alike, but for its last one. With `shards` only."""
+        unit = self._cursor.unit
+        rest = 0 if self._cursor.drop_remainder else self._total % unit
+        return [unit, rest] if rest else [unit]
 
     def create_tuple_iterator(
         self, columns: Any = None, num_epochs: int = -1, output_numpy: bool = False, do_copy: bool = False

@@ -13,8 +13,8 @@ Rules
   remains). So no step is tiny, none is larger than asked for, and an epoch has ``ceil(total / global_batch)`` steps at
   any size, and more only where shares came back to the pool. With `drop_remainder` what doesn't fill a global batch
   is left out instead.
-- Where a step is a deal of shards, the same holds of shards in the place of samples: a shard has `unit` samples, the last
-  one of an epoch what is left.
+- Where a step is a deal of shards, the same holds of shards in the place of samples: a shard has `unit` samples, the
+  last one of an epoch what is left.
 - A step's samples are dealt in blocks as even as possible; the first workers have one more where it doesn't divide.
 - Where a step has fewer samples than there are workers, the last ones have none. They take part all the same: they
   repeat the step's last sample, and what they bring counts with weight 0. Should all die who have a sample of their

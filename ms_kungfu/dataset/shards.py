@@ -1,4 +1,4 @@
-"""How the shards of an epoch's steps are dealt. Pure. What a shard is, and how its gradients meet: ops_src/shards/step.h.
+"""How the shards of an epoch's steps are dealt. Pure. What a shard is, how gradients meet: ops_src/shards/step.h.
 
 A step of T samples has ``ceil(T / unit)`` shards; all have `unit` samples, but for the last one of the epoch. A worker
 that is dealt no shard of a step computes the last one for nothing, as it needs something to run.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         StragglerPolicy,
         ThroughputPolicy,
     )
+    from ms_kungfu.elastic.sharded_step import ShardedStep
     from ms_kungfu.elastic.state import Component
     from ms_kungfu.elastic.training import ElasticTraining
 
@@ -28,6 +29,7 @@ __all__ = [
     "Policy",
     "Metrics",
     "SchedulePolicy",
+    "ShardedStep",
     "StragglerPolicy",
     "ThroughputPolicy",
 ]
@@ -38,6 +40,10 @@ def __getattr__(name: str) -> Any:
         from ms_kungfu.elastic.training import ElasticTraining
 
         return ElasticTraining
+    if name == "ShardedStep":
+        from ms_kungfu.elastic.sharded_step import ShardedStep
+
+        return ShardedStep
     if name == "Component":
         from ms_kungfu.elastic.state import Component
 

@@ -47,9 +47,9 @@ void RegisterShards(py::module_& m) {
   m.def("take_shard_for_hashes", [](uint32_t leaf) { Step::Get().TakeForHashes(leaf); }, released);
   m.def("shard_hashes", [] { return Step::Get().Hashes(); }, released);
   m.def("end_sharded_step", [] { Step::Get().End(); });
-  m.def("sharded_step_is_over", [] { return Step::Get().over(); }, released);
-  m.def("sharded_members", [] { return Step::Get().MembersNow(); }, released,
-        "The ranks to which the next step is dealt.");
+  m.def(
+      "sharded_members", [] { return Step::Get().MembersNow(); }, released,
+      "The ranks to which the next step is dealt.");
   m.def(
       "deal_shards",
       [](uint32_t leaves, const Members& members, const std::vector<uint32_t>& weights, uint32_t rank) {

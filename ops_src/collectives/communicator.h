@@ -66,8 +66,8 @@ class Communicator {
   // generation than the latest are done again.
   virtual uint32_t Settle(const Operation* operations, uint32_t* generations, size_t num_operations) = 0;
   // An all-reduce whose inputs depend on its generation, which is `from_generation` (the same at all ranks) or a later
-  // one. Where a rank isn't ready for the one that it has come to, the answer is none, and nobody has lost anything: the
-  // others wait for it there, and it calls again when it is, with the generation that it was asked for last.
+  // one. Where a rank isn't ready for the one that it has come to, the answer is none, and nobody has lost anything:
+  // the others wait for it there, and it calls again when it is, with the generation that it was asked for last.
   virtual std::optional<uint32_t> RunRenewable(Renewable& operation, uint32_t from_generation) = 0;
 
   Reductions TakeReductions() { return reductions_.Take(); }

@@ -1,5 +1,5 @@
-// An all-reduce to which a rank brings several *planes*, each as large as the operation's tensors, and which says in which
-// order they are added. (A step's shards: shards/tree.h.)
+// An all-reduce to which a rank brings several *planes*, each as large as the operation's tensors, and which says in
+// which order they are added. (A step's shards: shards/tree.h.)
 #ifndef KUNGFU_COLLECTIVES_PLANES_H_
 #define KUNGFU_COLLECTIVES_PLANES_H_
 
@@ -17,8 +17,8 @@ struct Planes {
   // By rank. Planes are numbered through, in the order of the ranks.
   std::vector<uint32_t> of_rank;
   uint32_t most = 0;  // of a rank
-  // In postfix order: the number of a plane, or kAdd, which takes the two results before it, the earlier one on the left,
-  // and rounds their sum to the operation's dtype.
+  // In postfix order: the number of a plane, or kAdd, which takes the two results before it, the earlier one on the
+  // left, and rounds their sum to the operation's dtype.
   std::vector<int32_t> program;
   double divisor = 1;  // of the result
   // Where this rank has its planes, with the tensors' elements one after another; null: in the operation's inputs.

@@ -24,7 +24,8 @@ using BlendFn = void (*)(void* out, const void* const* sources, const double* sh
 
 BlendFn BlendFor(kf_dtype dtype);
 
-// out[i] = in[i] / divisor, which is rounded to what the dtype accumulates in before. For float dtypes, null for others.
+// out[i] = in[i] / divisor, which is rounded to what the dtype accumulates in before. For float dtypes, null for
+// others.
 using DivideFn = void (*)(void* out, const void* in, double divisor, size_t count);
 
 DivideFn DivisionFor(kf_dtype dtype);

@@ -66,10 +66,11 @@ class Step::Renewal : public Communicator::Renewable {
     step_.MoveTo(generation);
     if (!step_.MissingHere().empty()) return nullptr;
     const Communicator& communicator = *step_.communicator_;
-    planes_ = PlanesOf(step_.tree_, step_.deal_, communicator.MembersOf(generation), communicator.size(), divisor_, hash_);
+    planes_ =
+        PlanesOf(step_.tree_, step_.deal_, communicator.MembersOf(generation), communicator.size(), divisor_, hash_);
     for (const auto& [_, memory] : sums_.nodes()) planes_.own.push_back(memory);
-    operation_ = {Kind::kAllReduce, group_.name, group_.tensors, group_.num_tensors, group_.dtype, KF_SUM, 0,
-                  group_.layout};
+    operation_ = {Kind::kAllReduce, group_.name, group_.tensors, group_.num_tensors, group_.dtype,
+                  KF_SUM,           0,           group_.layout};
     operation_.planes = &planes_;
     return &operation_;
   }
@@ -155,7 +156,8 @@ void Step::Arm(Taken taken, uint32_t leaf) {
 void Step::Refuse(const char* name, bool gradients) const {
   const Inside inside = inside_.load(std::memory_order_relaxed);
   if (inside == Inside::kNothing || (inside == Inside::kStep && !gradients)) return;
-  throw Error(KF_INVALID, Text("\"", name, "\" can't run in a step of shards, of which the workers compute different "
+  throw Error(KF_INVALID, Text("\"", name,
+                               "\" can't run in a step of shards, of which the workers compute different "
                                "numbers: reduce gradients by giving ShardedStep's forward_backward and update alone to "
                                "it, without a KungFuGradReducer or KungFuAllReduce in them, and the optimizer itself"));
 }
@@ -168,11 +170,6 @@ std::optional<Key> Step::CurrentKey() const {
   std::lock_guard<std::mutex> guard(mutex_);
   if (taken_ == Taken::kNothing) return std::nullopt;
   return Key{plan_.seed, plan_.step, leaf_};
-}
-
-bool Step::over() const {
-  std::lock_guard<std::mutex> guard(mutex_);
-  return over_;
 }
 
 Members Step::MembersNow() const {

@@ -5,25 +5,25 @@
 // the sums that it has, as far as siblings meet (tree.h). With its last leaf begins the sum over all ranks, in which a
 // rank brings the few nodes that its leaves make (collectives/planes.h), and everybody gets the root.
 //
-// A death. The reduction of a generation ends with all its members' parts or not at all, at all survivors alike, as every
-// operation does (host/failure_rules.cc): who dies when all he brings is out has part in it. Else all survivors go to the
-// next generation, whose deal follows from that of the one before: the dead rank's leaves are the others'. Who has got
-// some isn't ready for that generation: Bring answers "more", the caller computes them and brings them. The others wait
-// for him there. A second death in the meantime is the same case again. What a rank has added up stays until the step is
-// over, so nothing is computed twice but what died with its owner.
+// A death. The reduction of a generation ends with all its members' parts or not at all, at all survivors alike, as
+// every operation does (host/failure_rules.cc): who dies when all he brings is out has part in it. Else all survivors
+// go to the next generation, whose deal follows from that of the one before: the dead rank's leaves are the others'.
+// Who has got some isn't ready for that generation: Bring answers "more", the caller computes them and brings them. The
+// others wait for him there. A second death in the meantime is the same case again. What a rank has added up stays
+// until the step is over, so nothing is computed twice but what died with its owner.
 //
 // Nobody waits in a circle: a rank waits only in the reduction of a generation to which it has brought all its leaves
 // there, so who waits owes nothing; and who owes a leaf waits for nobody.
 //
 // The groups of a step (dtypes, moving statistics) are reduced one after another, each from the generation on in which
-// the one before has ended. They needn't end in the same one: the root doesn't depend on who has brought what. No output
-// counts before all have ended.
+// the one before has ended. They needn't end in the same one: the root doesn't depend on who has brought what. No
+// output counts before all have ended.
 //
-// The bits of a root are a function of what the leaves bring: one tree, each node rounded to the dtype that travels, left
-// plus right, the first leaf copied and never added to zeros, in one float environment.
+// The bits of a root are a function of what the leaves bring: one tree, each node rounded to the dtype that travels,
+// left plus right, the first leaf copied and never added to zeros, in one float environment.
 //
-// Moving statistics are tensors that computing a leaf changes. Each leaf begins with their values as the step began, and
-// their root, the mean of their values after each leaf, is what they are when it is over.
+// Moving statistics are tensors that computing a leaf changes. Each leaf begins with their values as the step began,
+// and their root, the mean of their values after each leaf, is what they are when it is over.
 #ifndef KUNGFU_SHARDS_STEP_H_
 #define KUNGFU_SHARDS_STEP_H_
 
@@ -83,7 +83,6 @@ class Step {
   // Brings gradients. True: the step is over, and the root is in the outputs of `groups`. False: there is more in
   // Missing(). The groups are the same each time but for their memory.
   bool Bring(const kf_group* groups, size_t num_groups);
-  bool over() const;
   // The update is made. From Begin to here gradients aren't reduced in any other way, and nothing is while a shard is
   // computed: ranks compute different numbers of them. Refuse says so, for an operation of this name.
   void End() { inside_.store(Inside::kNothing, std::memory_order_relaxed); }

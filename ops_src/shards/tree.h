@@ -1,9 +1,9 @@
 // The fixed tree by which the gradients of a step's shards are added up. Pure.
 //
-// A shard is a leaf; *node* (level, index) is the sum over the leaves from index << level to before (index + 1) << level,
-// as far as there are so many: left child plus right child, or the left child alone where the right one has no leaf. So
-// the tree is a function of the number of leaves, and the bits of its root are one of what the leaves bring: not of who
-// computes which leaf, and not of the order in which they come.
+// A shard is a leaf; *node* (level, index) is the sum over the leaves from index << level to before (index + 1) <<
+// level, as far as there are so many: left child plus right child, or the left child alone where the right one has no
+// leaf. So the tree is a function of the number of leaves, and the bits of its root are one of what the leaves bring:
+// not of who computes which leaf, and not of the order in which they come.
 #ifndef KUNGFU_SHARDS_TREE_H_
 #define KUNGFU_SHARDS_TREE_H_
 

@@ -246,7 +246,8 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
     const bool past_caches = turns.Streams(chunk);
     char* const mine = self_.segment.buffer(lane, self_.rank, flight.BufferOf(base, chunk)) + begin;
     const auto own = [&](uint32_t p) { return mine + p * flight.chunk_bytes; };
-    flight.reduce(mine, plane_sources ? plane_sources->Gather(buffers, begin, flight.chunk_bytes, self_.rank, own) : sources,
+    flight.reduce(mine,
+                  plane_sources ? plane_sources->Gather(buffers, begin, flight.chunk_bytes, self_.rank, own) : sources,
                   num, end - begin, past_caches);
     if (past_caches) StreamFence();
     KUNGFU_FAULT_POINT("before a chunk is reduced");

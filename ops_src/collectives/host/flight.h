@@ -65,7 +65,7 @@ struct Flight {
   const uint64_t count;  // elements that a rank brings
   const size_t unit;     // bytes of one
   const uint32_t parts;  // into which they are scattered
-  const size_t planes;  // that a rank brings at most
+  const size_t planes;   // that a rank brings at most
   const size_t part_bytes;
   const bool whole;          // brought at once, in all buffers
   const bool splits;         // each rank reduces a part of it

@@ -87,7 +87,8 @@ class Reducer {
     for (const uint32_t weight : weights) shares_.push_back(static_cast<double>(weight) / static_cast<double>(total));
   }
 
-  // `bytes` of each of the `n` members' elements (of each plane, where there are such) into `to`; with `stream` past the caches. Moves `sources`.
+  // `bytes` of each of the `n` members' elements (of each plane, where there are such) into `to`; with `stream` past
+  // the caches. Moves `sources`.
   void operator()(char* to, const void** sources, uint32_t n, size_t bytes, bool stream) const {
     if (!stream) {
       Apply(to, sources, n, bytes);

@@ -97,8 +97,8 @@ typedef struct kf_started {
 } kf_started;
 KF_API kf_status kf_wait(const kf_started* started, size_t num_started);
 // The gradients of one shard of a step, which ShardedStep has begun: see shards/step.h. *over says whether the step is,
-// and the sum over all shards, divided by their number, is in the outputs; else there are more shards to compute, and the
-// outputs have no value. Float dtypes.
+// and the sum over all shards, divided by their number, is in the outputs; else there are more shards to compute, and
+// the outputs have no value. Float dtypes.
 KF_API kf_status kf_sum_shards(const kf_group* groups, size_t num_groups, int* over);
 // What the random numbers of the shard that is computed are a function of; *any is 0 where there is none.
 KF_API kf_status kf_shard_key(uint64_t* seed, uint64_t* step, uint32_t* shard, int* any);

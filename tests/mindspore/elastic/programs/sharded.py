@@ -1,5 +1,6 @@
-"""OUT MODE NET SHARDS SCHEDULE EPOCHS [STEP:RANK:N ...]: a loop of one's own over a dataset that deals shards. The worker
-that has this rank in this step kills itself before it computes its N-th shard of it, from 0. NET: plain | norm."""
+"""OUT MODE NET SHARDS SCHEDULE EPOCHS [STEP:RANK:N ...]: training on a dataset that deals shards. The worker that has
+this rank in this step kills itself before it computes its N-th shard of it, from 0. NET: plain | norm, in a loop of
+one's own, or model: plain in Model.train."""
 
 import os
 import signal
@@ -7,12 +8,13 @@ import sys
 
 import mindspore as ms
 from mindspore import nn
+from mindspore.train import Callback, Model
 from reporting import Loss, digest, numbered, report
 
 import ms_kungfu as kf
+from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import ElasticTraining
-from ms_kungfu.elastic.sharded_step import ShardedStep
+from ms_kungfu.elastic import ElasticTraining, ShardedStep
 from ms_kungfu.optimizers import KungFuMomentum
 
 mode, kind, shards = sys.argv[2], sys.argv[3], int(sys.argv[4])
@@ -32,6 +34,23 @@ def forward(x, y):
     return loss_fn(net(x), y)
 
 
+class Watch(Callback):
+    """Comes after the elastic callback: sees what the next step begins with."""
+
+    def on_train_step_end(self, run_context):
+        params = run_context.original_args()
+        report("step", step=params.cur_step_num, loss=params.net_outputs.asnumpy().tobytes().hex())
+        if not kf.detached():
+            state = digest(params.train_network.get_parameters())
+            report("after", step=params.cur_step_num, parameters=state, size=kf.current_cluster_size())
+
+
+def train_with_model():
+    Model(net, loss_fn, optimizer).train(
+        epochs, data, callbacks=[KungFuElasticCallback(schedule, wait=True), Watch()], dataset_sink_mode=False
+    )
+
+
 step = ShardedStep(ms.value_and_grad(forward, None, net.trainable_params()), optimizer, trained=net)
 compute, computed = step.cell, 0
 
@@ -44,8 +63,11 @@ def counted(*columns):
     return compute(*columns)
 
 
-step.cell = counted
 data = ElasticDataset(numbered(90), global_batch_size=4 * shards, shards=shards, seed=5)
+if kind == "model":
+    train_with_model()
+    sys.exit()
+step.cell = counted
 elastic = ElasticTraining(net, optimizer, schedule=schedule, wait=True, dataset=data)
 for epoch in elastic.epochs(epochs):
     for x, y in data:
