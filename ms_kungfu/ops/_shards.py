@@ -22,6 +22,6 @@ class SumShards(Collective):
     def __init__(self, name: str) -> None:
         super().__init__("KungFuSumShards", name)
 
-    def __infer__(self, x: dict[str, Any]) -> dict[str, Any]:
-        brought = super().__infer__(x)
+    def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
+        brought = super().__infer__(*inputs)
         return {"shape": (*brought["shape"], []), "dtype": (*brought["dtype"], _BOOL), "value": None}

@@ -1,0 +1,98 @@
+"""A step as a deal of shards: the same bits for every history of the cluster."""
+
+from __future__ import annotations
+
+import pytest
+from mindspore import nn
+from mindspore.dataset import NumpySlicesDataset
+
+from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.elastic import ShardedStep
+from ms_kungfu.elastic.sharded_step import check_optimizer
+from ms_kungfu.errors import KungFuError
+from ms_kungfu.optimizers import KungFuMomentum, PairAveragingOptimizer, SynchronousAveragingOptimizer
+
+PROGRAM = "sharded.py"
+
+
+def history(reports):
+    """The state after each step, having checked that all workers agree on it."""
+    seen = {}
+    for step, rows in reports.by_step("after").items():
+        (seen[step],) = {row["parameters"] for row in rows}
+    for step, rows in reports.by_step("step").items():
+        assert len({row["loss"] for row in rows}) == 1, f"losses of step {step}"
+    return seen
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What one worker makes of it, by arguments."""
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "net", "np", "schedule", "deaths"),
+    [
+        (
+            "graph",
+            "norm",
+            3,
+            "none",
+            ["2:2:1", "4:0:0"],
+        ),  # the second is the lowest rank
+        ("graph", "norm", 2, "2:4,4:1", []),
+        ("pynative", "norm", 2, "none", ["4:0:2"]),
+        ("graph", "model", 2, "2:3,5:1", []),
+    ],
+)
+def test_every_history_of_the_cluster_has_the_bits_of_one_worker(run_elastic, alone, mode, net, np, schedule, deaths):
+    expected = alone.get(net)
+    if expected is None:
+        expected = alone[net] = history(run_elastic(PROGRAM, "graph", net, "8", "none", "2", ledger=False))
+    assert len(expected) == 6  # 90 samples in steps of 32: two of 32, one of 26, whose last shard has 2
+    seen = run_elastic(PROGRAM, mode, net, "8", schedule, "2", *deaths, np=np, ledger=False)
+    assert history(seen) == expected
+    if deaths:
+        # The step stays whole: the others compute what the dead one owed, in the same step.
+        step = int(deaths[0].split(":")[0])
+        assert sum(row["computed"] for row in seen.by_step("step")[step]) >= 8
+
+
+def dataset(**options):
+    return ElasticDataset(NumpySlicesDataset(list(range(16)), ["x"], shuffle=False), **options)
+
+
+def test_shards_divide_a_global_batch():
+    with pytest.raises(ValueError, match="they divide"):
+        dataset(global_batch_size=9, shards=2)
+    with pytest.raises(ValueError, match="global_batch_size"):
+        dataset(batch_size=8, shards=2)
+    with pytest.raises(ValueError, match="they divide"):
+        dataset(global_batch_size=8, shards=4).set_batch_size(global_batch_size=6)
+    assert dataset(global_batch_size=8, shards=4).shard_sizes() == [2]
+    assert dataset(global_batch_size=9, shards=3).shard_sizes() == [3, 1]
+
+
+def test_a_step_that_nobody_has_summed_is_refused():
+    batches = dataset(global_batch_size=8, shards=2).create_tuple_iterator()
+    next(batches)
+    with pytest.raises(KungFuError, match="ShardedStep"):
+        next(batches)
+
+
+def test_optimizers_that_average_models_are_refused():
+    parameters = nn.Dense(2, 2).trainable_params()
+    for kind in (SynchronousAveragingOptimizer, PairAveragingOptimizer):
+        with pytest.raises(ValueError, match="averages models"):
+            check_optimizer(kind(nn.Momentum(parameters, 0.1, 0.9)))
+    with pytest.raises(ValueError, match="overlap"):
+        ShardedStep(lambda x: x, KungFuMomentum(parameters, 0.1, 0.9, overlap=True))
+
+
+def test_columns_are_the_iterators():
+    step = ShardedStep(lambda x: x, KungFuMomentum(nn.Dense(2, 2).trainable_params(), 0.1, 0.9))
+    for (x,) in dataset(global_batch_size=8, shards=2).create_tuple_iterator():
+        with pytest.raises(ValueError, match="as the iterator has yielded them"):
+            step(x + 1)
+        break
