@@ -10,7 +10,7 @@ from mindspore import nn, ops
 
 from ms_kungfu import _core
 from ms_kungfu.dataset.elastic import ShardBatches
-from ms_kungfu.elastic import alike, inventory
+from ms_kungfu.elastic import inventory, sameness
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.ops import wait_for_queue
 from ms_kungfu.ops._shards import SumShards
@@ -83,7 +83,7 @@ class ShardedStep:
             raise KungFuError("a ShardedStep takes what an ElasticDataset with shards has yielded")
         place = _places(columns, batches.batch(batches.first))
         if not self._claimed:
-            alike.claim(self._parameters)
+            sameness.claim(self._parameters)
             self._claimed = True
         wait_for_queue()  # what PyNative mode has queued may write to the statistics
         seed, step = batches.next_key()
