@@ -69,7 +69,40 @@ struct Host {
   static kf_status Wait(const std::vector<kf_started>& started) { return kf_wait(started.data(), started.size()); }
 };
 
-[[maybe_unused]] const bool added = AddAll<Host>(Factory<NativeCpuKernelMod>::Instance());
+// The gradients of a shard in; as many out, which have a value where the last output, one bool, says that the step is
+// over. On CPUs only: sums are kept in the host's memory from launch to launch.
+class SumShards : public CollectiveOn<Host> {
+ public:
+  bool Launch(const KernelTensors& inputs, const KernelTensors& workspace, const KernelTensors& outputs,
+              void* stream) override {
+    over_ = static_cast<bool*>(outputs.back()->device_ptr());
+    return CollectiveOn<Host>::Launch(inputs, workspace, {outputs.begin(), outputs.end() - 1}, stream);
+  }
+
+ protected:
+  void Run(const std::vector<Group>& groups) override {
+    std::vector<kf_group> all;
+    all.reserve(groups.size());
+    for (const auto& group : groups) {
+      all.push_back({"kungfu/shards", group.tensors.data(), group.tensors.size(), group.dtype, Layout(group)});
+    }
+    int over = 0;
+    Check(kf_sum_shards(all.data(), all.size(), &over));
+    *over_ = over != 0;
+  }
+  kf_status Run(const Group&) override { throw std::runtime_error("InternalError: groups are summed together"); }
+
+ private:
+  bool* over_{nullptr};  // MindSpore's, for the length of a launch
+};
+
+bool AddShards(Factory<NativeCpuKernelMod>& factory) {
+  Add<SumShards>(factory, "KungFuSumShards");
+  return true;
+}
+
+[[maybe_unused]] const bool added =
+    AddAll<Host>(Factory<NativeCpuKernelMod>::Instance()) && AddShards(Factory<NativeCpuKernelMod>::Instance());
 
 }  // namespace
 }  // namespace mindspore::kernel::kungfu
