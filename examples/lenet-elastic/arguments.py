@@ -28,6 +28,10 @@ def parse_arguments(words=None):
         "--until", type=float, metavar="TIME", help="end with the epoch of this time, as date +%%s has it"
     )
     parser.add_argument("--global-batch-size", type=int, default=32, help="samples a step, over all workers")
+    parser.add_argument(
+        "--shards", type=int, default=0, metavar="S",
+        help="deal each step in S shards: the same bits on any cluster (default: 0, a part for each worker)",
+    )  # fmt: skip
     parser.add_argument("--learning-rate", type=float, default=0.02, help="at the start; it falls to 0 by a cosine")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(

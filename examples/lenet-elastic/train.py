@@ -45,6 +45,7 @@ def main():
         train_data = ElasticDataset(
             data.samples(folder, "train"),
             global_batch_size=args.global_batch_size,
+            shards=args.shards or None,
             seed=args.seed,
             ledger=args.ledger,
         )

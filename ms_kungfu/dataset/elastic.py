@@ -13,7 +13,7 @@ import numpy as np
 from mindspore.dataset.engine.datasets import MapDataset, ProjectDataset, RenameDataset
 from numpy.typing import NDArray
 
-from ms_kungfu import env, runtime
+from ms_kungfu import _core, env, runtime
 from ms_kungfu._checks import at_least
 from ms_kungfu.dataset import sharding, shards
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
@@ -81,6 +81,8 @@ class ElasticDataset(Shares, ds.Dataset):
         shards: a step is a deal of so many shards of one shape, which divide `global_batch_size`, and the bits of
             training don't depend on the cluster: docs/shards.md. An iterator then yields the first shard of each step
             that this worker is dealt, which Model.train, or `ms_kungfu.elastic.ShardedStep`, takes for the whole.
+        shards_check: what becomes of it where a shard that is computed a second time has other gradients, and the bits
+            depend on more than the seed: ``"raise"`` ends training with a DivergenceError, ``"warn"`` goes on.
 
     Every sample is trained once an epoch, whatever happens in between: after a resize or a death the rest of the epoch
     is dealt out anew from where the *trained* steps end, so batches that MindSpore had prefetched come from the new
@@ -110,6 +112,7 @@ class ElasticDataset(Shares, ds.Dataset):
         ledger: str | os.PathLike[str] | None = None,
         ledger_errors: str = "raise",
         shards: int | None = None,
+        shards_check: str = "raise",
     ) -> None:
         ds.Dataset.__init__(self)
         self._source = source
@@ -117,6 +120,9 @@ class ElasticDataset(Shares, ds.Dataset):
         folder = ledger if ledger is not None else env.LEDGER_DIR.get()
         if ledger_errors not in ERRORS:
             raise ValueError(f"ledger_errors is {' or '.join(map(repr, ERRORS))}, got {ledger_errors!r}")
+        if shards_check not in ("raise", "warn"):
+            raise ValueError(f"shards_check is 'raise' or 'warn', got {shards_check!r}")
+        self._shards_check = shards_check
         samples = at_least(1, total, "total") if total is not None else _size_of(source)
         Shares.__init__(
             self, samples, batch_size, global_batch_size,
@@ -349,6 +355,15 @@ class ShardBatches(_Batches):
         self._parts += 1
         return self._dataset._seed, cursor.epoch << 40 | self._step.number << 8 | (self._parts - 1) & 255
 
+    @property
+    def check(self) -> str:
+        """What a shard whose gradients differ leads to: "raise" or "warn"."""
+        return self._dataset._shards_check
+
+    def weigh(self, weights: list[int]) -> None:
+        """From the next step on ranks are dealt shards by these."""
+        self._dataset.weigh(weights)
+
     def made(self) -> None:
         """The sum over all shards of the step is there."""
         self._dataset._sharded = True
@@ -365,5 +380,6 @@ class ShardBatches(_Batches):
             where = sharding.positions(self._step.batch)[shard * unit : (shard + 1) * unit]
             pipeline = dataset._pipeline(dataset._samples(where)).batch(unit)
             self._batches_by_shard[shard] = next(iter(getattr(pipeline, self._kind)(**self._options)))
-            dataset._deliver(sharding.ranges(where))
+            if shard in _core.missing_shards():  # and isn't only looked at
+                dataset._deliver(sharding.ranges(where))
         return self._batches_by_shard[shard]

@@ -8,9 +8,11 @@ from typing import Any, Callable
 import mindspore as ms
 from mindspore import nn, ops
 
-from ms_kungfu import _core
+from ms_kungfu import _core, runtime
 from ms_kungfu.dataset.elastic import ShardBatches
 from ms_kungfu.elastic import inventory, sameness
+from ms_kungfu.elastic.canary import Canary
+from ms_kungfu.elastic.pace import Pace
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.ops import wait_for_queue
 from ms_kungfu.ops._shards import SumShards
@@ -51,6 +53,9 @@ class ShardedStep:
         ValueError: where optimizers don't fit (they average models instead of gradients), or columns aren't the
             iterator's.
         KungFuError: without a step of an `ElasticDataset` with shards.
+        DivergenceError: at all workers, in the first step with somebody new: where a shard that is computed twice, or
+            at two workers, has other gradients, with the parameter's name; a dataset with ``shards_check="warn"`` only
+            has it logged.
     """
 
     def __init__(
@@ -76,12 +81,19 @@ class ShardedStep:
         self.cell = _Shard(forward_backward, update)
         """What runs once a shard."""
         self._claimed = False
+        self._canary, self._pace = Canary(), Pace()
 
     def __call__(self, *columns: Any) -> Any:
         batches = ShardBatches.current
         if batches is None:
             raise KungFuError("a ShardedStep takes what an ElasticDataset with shards has yielded")
         place = _places(columns, batches.batch(batches.first))
+
+        def compute(shard: int) -> Any:
+            batch = batches.batch(shard)
+            values = list(batch.values()) if isinstance(batch, dict) else batch
+            return self.cell(*(values[i] for i in place))
+
         if not self._claimed:
             sameness.claim(self._parameters)
             self._claimed = True
@@ -92,24 +104,32 @@ class ShardedStep:
             [statistic.asnumpy() for statistic in self._statistics],
         )  # fmt: skip
         try:
-            loss = self._make(columns, batches, place)
+            self._canary.look(runtime.cluster_version(), batches.check, compute, self._names)
+            loss = self._make(batches.first, compute)
         finally:
             _core.end_sharded_step()
         batches.made()
+        where = runtime.cluster_version(), runtime.current_cluster_size()
+        batches.weigh(self._pace.step_end(*where, batches.count, batches.weights))
         return loss
 
-    def _make(self, columns: Any, batches: ShardBatches, place: list[int]) -> Any:
+    @staticmethod
+    def _make(first: int, compute: Callable[[int], Any]) -> Any:
         while True:
             if missing := _core.missing_shards():
-                batch = batches.batch(missing[0])
-                values = list(batch.values()) if isinstance(batch, dict) else batch
-                columns = tuple(values[i] for i in place)
                 _core.take_shard(missing[0])
+                loss, over = compute(missing[0])
             else:  # a worker without a shard in this step
                 _core.take_no_shard()
-            loss, over = self.cell(*columns)
+                loss, over = compute(first)
             if bool(over.asnumpy()):
                 return loss
+
+    def _names(self, count: int) -> list[str]:
+        """What the gradients are called, and the loss behind them."""
+        if len(self._parameters) + 1 == count:
+            return [f"the gradient of {p.name!r}" for p in self._parameters] + ["the loss"]
+        return [f"gradient {i}" for i in range(count - 1)] + ["the loss"]
 
 
 class _Shard(nn.Cell):

@@ -59,7 +59,8 @@ class ElasticTraining:
         components: more state of the program's own, see `ms_kungfu.elastic.state`.
         lr_rule: how the learning rates of all optimizers of ``mindspore.nn`` among `trained` follow the size of the
             cluster: ``"linear"`` multiplies them by size / size at the start, ``"sqrt"`` by its root, a function
-            ``(size, start_size) -> factor`` by what it returns. The start is the first `begin` with the optimizer.
+            ``(size, start_size) -> factor`` by what it returns. The start is the first `begin` with the optimizer. With
+            a dataset that deals shards the sizes are those of the global batch, which the cluster doesn't change.
         averaged: the Parameters and buffers that differ between workers by nature and are averaged over them at each
             change and before a checkpoint; None: the moving means and variances of MindSpore's normalization cells.
             ``()``: none are averaged; when somebody joins all go on with those of the lowest rank.
@@ -224,7 +225,7 @@ class ElasticTraining:
         if self._lr_factor is not None:
             from ms_kungfu.elastic.learning_rates import LearningRates
 
-            self._rates = LearningRates.of(self._trained, runtime.current_cluster_size())
+            self._rates = LearningRates.of(self._trained, self._rates_follow())
         if membership.is_joiner() and not runtime.detached():
             if self._prepare_step is not None:
                 self._prepare_step()  # before the others have to wait for this worker
@@ -463,7 +464,13 @@ class ElasticTraining:
 
     def _scale_rates(self) -> None:
         if self._rates is not None and self._lr_factor is not None:
-            self._rates.follow(self._lr_factor, runtime.current_cluster_size())
+            self._rates.follow(self._lr_factor, self._rates_follow())
+
+    def _rates_follow(self) -> int:
+        """The global batch where steps are deals of shards, which the cluster's size doesn't change."""
+        if self._dataset is not None and self._dataset.shards is not None:
+            return self._dataset.global_batch_size
+        return runtime.current_cluster_size()
 
     def _suspend(self, suspended: bool) -> None:
         self.should_stop = suspended

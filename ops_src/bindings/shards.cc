@@ -48,6 +48,8 @@ void RegisterShards(py::module_& m) {
   m.def("shard_hashes", [] { return Step::Get().Hashes(); }, released);
   m.def("end_sharded_step", [] { Step::Get().End(); });
   m.def(
+      "shard_pace", [] { return Step::Get().Pace(); }, released, "Seconds of this step, and shards computed in them.");
+  m.def(
       "sharded_members", [] { return Step::Get().MembersNow(); }, released,
       "The ranks to which the next step is dealt.");
   m.def(

@@ -1,7 +1,6 @@
 #include "shards/deal.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/error.h"
 
@@ -9,18 +8,22 @@ namespace kungfu::shards {
 
 Deal::Deal(uint32_t leaves, const Members& members, const std::vector<uint32_t>& weights) {
   const std::vector<uint32_t> even(members.size(), 1);
-  const std::vector<uint32_t>& counts = weights.empty() ? even : weights;
-  KUNGFU_CHECK(counts.size() == members.size(), counts.size(), " weights for ", members.size(), " members");
-  const uint64_t total = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
-  KUNGFU_CHECK(total > 0, "no member has a weight");
-  const uint64_t sure = std::min<uint64_t>(leaves, members.size());  // one each
-  uint64_t before = 0;
+  const std::vector<uint32_t>& speeds = weights.empty() ? even : weights;
+  KUNGFU_CHECK(speeds.size() == members.size(), speeds.size(), " weights for ", members.size(), " members");
+  KUNGFU_CHECK(std::all_of(speeds.begin(), speeds.end(), [](uint32_t s) { return s > 0; }), "a weight is 0");
+  // Leaf by leaf to whoever would be done with it first; the first ones to those who have none.
+  std::vector<uint64_t> counts(members.size());
+  for (uint32_t leaf = 0; leaf < leaves; leaf++) {
+    size_t best = leaf < members.size() ? leaf : 0;
+    for (size_t i = 0; i < members.size() && leaf >= members.size(); i++) {
+      if ((counts[i] + 1) * speeds[best] < (counts[best] + 1) * speeds[i]) best = i;
+    }
+    counts[best]++;
+  }
   uint32_t next = 0;
   for (size_t i = 0; i < members.size(); i++) {
-    before += counts[i];
-    const auto end = static_cast<uint32_t>(std::min<uint64_t>(i + 1, sure) + (leaves - sure) * before / total);
     Leaves& mine = of_[members[i]];
-    for (; next < end; next++) mine.push_back(next);
+    for (uint64_t k = 0; k < counts[i]; k++) mine.push_back(next++);
   }
 }
 

@@ -14,8 +14,9 @@ namespace kungfu::shards {
 class Deal {
  public:
   Deal() = default;
-  // Contiguous blocks in the order of `members`, in proportion to `weights` (of each member; none: equal ones). Each
-  // member has one leaf at least, where there are as many; else the first ones have one each.
+  // Contiguous blocks in the order of `members`, of whom each has one leaf at least, where there are as many; else the
+  // first ones have one each. `weights` are the members' speeds (none: equal ones): the blocks are such that the
+  // slowest is done as early as it can be.
   Deal(uint32_t leaves, const Members& members, const std::vector<uint32_t>& weights);
 
   // `rank` has died: its leaves are dealt to the others, as evenly as they go, beside what these have.

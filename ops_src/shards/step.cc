@@ -112,6 +112,8 @@ void Step::Begin(std::shared_ptr<Communicator> communicator, const Plan& plan,
   begun_ = over_ = false;
   reduced_ = 0;
   roots_.clear();
+  seconds_ = 0;
+  computed_ = 0;
 
   statistics_ = statistics;
   base_.resize(statistics.size());
@@ -149,6 +151,7 @@ void Step::Arm(Taken taken, uint32_t leaf) {
   }
   taken_ = taken;
   leaf_ = leaf;
+  taken_at_ = std::chrono::steady_clock::now();
   inside_.store(Inside::kShard, std::memory_order_relaxed);
   RestoreStatistics();
 }
@@ -172,6 +175,11 @@ std::optional<Key> Step::CurrentKey() const {
   return Key{plan_.seed, plan_.step, leaf_};
 }
 
+std::pair<double, uint32_t> Step::Pace() const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return {seconds_, computed_};
+}
+
 Members Step::MembersNow() const {
   std::lock_guard<std::mutex> guard(mutex_);
   return communicator_ == nullptr ? Members{} : communicator_->MembersOf(generation_);
@@ -184,6 +192,7 @@ std::vector<uint64_t> Step::Hashes() const {
 
 bool Step::Bring(const kf_group* groups, size_t num_groups) {
   std::lock_guard<std::mutex> guard(mutex_);
+  const auto arrived = std::chrono::steady_clock::now();
   const Taken taken = std::exchange(taken_, Taken::kNothing);
   if (over_ || taken == Taken::kNothing) {
     throw Error(KF_INVALID,
@@ -209,7 +218,11 @@ bool Step::Bring(const kf_group* groups, size_t num_groups) {
     const double share = leaf_ + 1 == plan_.leaves ? plan_.last : 1;
     sums_[k].Add(tree_, leaf_, all[k].tensors, all[k].num_tensors, share, /*borrow=*/true);
   }
-  if (taken == Taken::kLeaf) brought_[leaf_] = true;
+  if (taken == Taken::kLeaf) {
+    brought_[leaf_] = true;
+    seconds_ += std::chrono::duration<double>(arrived - taken_at_).count();
+    computed_++;
+  }
   KUNGFU_FAULT_POINT("when a shard is added");
   over_ = MissingHere().empty() && Reduce(all, num_groups);
   if (!over_) {

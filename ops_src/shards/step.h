@@ -28,10 +28,12 @@
 #define KUNGFU_SHARDS_STEP_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "collectives/communicator.h"
@@ -89,6 +91,8 @@ class Step {
   void Refuse(const char* name, bool gradients) const;
   // To whom the next step is dealt: without those who are known to have died in this one.
   Members MembersNow() const;
+  // What this rank has computed since Begin, from Take to Bring: seconds, and leaves.
+  std::pair<double, uint32_t> Pace() const;
   // Of the leaf that is computed; none between the steps.
   std::optional<Key> CurrentKey() const;
   // Of the bits of each tensor that was brought after TakeForHashes.
@@ -126,6 +130,9 @@ class Step {
   std::vector<PartialSums> sums_;
   std::vector<std::vector<char>> roots_;  // of groups that ended in an earlier Bring
   std::vector<uint64_t> hashes_;
+  std::chrono::steady_clock::time_point taken_at_;
+  double seconds_ = 0;     // from Take to Bring, of
+  uint32_t computed_ = 0;  // so many leaves
 
   std::vector<Statistic> statistics_;
   std::vector<std::vector<char>> base_, root_;             // of each statistic

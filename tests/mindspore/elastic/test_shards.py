@@ -59,6 +59,21 @@ def test_every_history_of_the_cluster_has_the_bits_of_one_worker(run_elastic, al
         assert sum(row["computed"] for row in seen.by_step("step")[step]) >= 8
 
 
+def test_a_slow_worker_is_dealt_less_and_the_bits_stay(run_elastic):
+    expected = history(run_elastic(PROGRAM, "graph", "plain", "8", "none", "6", ledger=False))
+    reports = run_elastic(PROGRAM, "graph", "slow", "8", "none", "6", np=2, ledger=False)
+    assert history(reports) == expected
+    # Two full steps of each epoch have 8 shards; of speeds 3 to 1 six and two are best.
+    last = reports.by_step("step")[17]
+    assert [row["computed"] for row in last] == [6, 2]
+
+
+def test_gradients_that_are_no_function_of_the_shard_end_training_with_a_name(run_elastic):
+    output = run_elastic(PROGRAM, "graph", "stock", "8", "none", "1", np=2, ledger=False, status=1).output
+    assert "computed one shard twice, and the gradient of " in output
+    assert "Dropout" in output
+
+
 def dataset(**options):
     return ElasticDataset(NumpySlicesDataset(list(range(16)), ["x"], shuffle=False), **options)
 

@@ -1,10 +1,12 @@
 """OUT MODE NET SHARDS SCHEDULE EPOCHS [STEP:RANK:N ...]: training on a dataset that deals shards. The worker that has
 this rank in this step kills itself before it computes its N-th shard of it, from 0. NET: plain | norm, in a loop of
-one's own, or model: plain in Model.train."""
+one's own; model: plain in Model.train; stock: with MindSpore's Dropout; slow: plain, and rank 1 takes three times as
+long."""
 
 import os
 import signal
 import sys
+import time
 
 import mindspore as ms
 from mindspore import nn
@@ -23,7 +25,7 @@ deaths = sys.argv[7:]
 ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
 ms.set_seed(1)
 
-middle = [nn.BatchNorm1d(8)] if kind == "norm" else []
+middle = {"norm": [nn.BatchNorm1d(8)], "stock": [nn.Dropout(p=0.5)]}.get(kind, [])
 net = nn.SequentialCell(nn.Dense(4, 8), *middle, nn.Tanh(), nn.Dense(8, 2))
 optimizer = KungFuMomentum(net.trainable_params(), 0.05, 0.9)
 loss_fn = Loss()
@@ -60,6 +62,8 @@ def counted(*columns):
     if f"{elastic.step + 1}:{kf.current_rank()}:{computed}" in deaths:
         os.kill(os.getpid(), signal.SIGKILL)
     computed += 1
+    if kind == "slow":
+        time.sleep(0.03 if kf.current_rank() == 1 else 0.01)
     return compute(*columns)
 
 

@@ -1,0 +1,74 @@
+"""What can't be seen by inspection: whether a shard's gradients are a function of the shard.
+
+In the first step of each cluster version that somebody new is in, all compute the step's first shard and compare the
+hashes of its gradients; the new ones compute it twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ms_kungfu import _core
+from ms_kungfu.agreement import gather_living
+from ms_kungfu.errors import DivergenceError
+
+_log = logging.getLogger(__name__)
+
+_CAUSES = (
+    "stock Dropout and random operations (ms_kungfu docs/shards.md has what to use instead), state that the program "
+    "keeps by itself, another number of cores or another processor make it so"
+)
+
+
+def difference(rows: dict[int, Sequence[int]], again: dict[int, Sequence[int]], names: Sequence[str]) -> str | None:
+    """What to say, by the hashes of each rank's gradients and of those that new ranks computed again; None: all are
+    equal. Pure."""
+    first = min(rows)
+    for i, name in enumerate(names):
+        for rank in rows:
+            if rank in again and again[rank][i] != rows[rank][i]:
+                return f"rank {rank} computed one shard twice, and {name} differs: {_CAUSES}"
+        for rank in rows:
+            if rows[rank][i] != rows[first][i]:
+                return f"ranks {first} and {rank} computed one shard each, and {name} differs: {_CAUSES}"
+    return None
+
+
+class Canary:
+    """Of one `ShardedStep`. `names`: what its gradients are called."""
+
+    def __init__(self) -> None:
+        self._version = -1
+
+    def look(self, version: int, check: str, compute: Callable[[int], None], names: Callable[[int], list[str]]) -> None:
+        """In a step, before its first shard: ``compute(shard)`` computes one and brings it nowhere. Collective.
+
+        Raises:
+            DivergenceError, at all workers, where a gradient differs; with ``check="warn"`` that is a warning.
+        """
+        if version == self._version:
+            return
+        new, self._version = self._version < 0, version
+        if not any(row[0] for row in gather_living(np.array([new]), "kungfu/shards/new").values()):
+            return
+        hashes = [self._hashes(compute)]
+        if new:
+            hashes.append(self._hashes(compute))
+        row = np.array([hashes[0], hashes[-1], [int(new)] * len(hashes[0])], np.uint64)
+        told = gather_living(row, "kungfu/shards/hashes")
+        rows = {rank: each[0].tolist() for rank, each in told.items()}
+        again = {rank: each[1].tolist() for rank, each in told.items() if each[2][0]}
+        what = difference(rows, again, names(len(hashes[0])))
+        if what is not None and check == "raise":
+            raise DivergenceError(what)
+        if what is not None:
+            _log.warning("%s; the bits of this training aren't those of another one", what)
+
+    @staticmethod
+    def _hashes(compute: Callable[[int], None]) -> list[int]:
+        _core.take_shard_for_hashes(0)
+        compute(0)
+        return _core.shard_hashes()

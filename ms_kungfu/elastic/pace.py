@@ -1,0 +1,58 @@
+"""Who is slow is dealt fewer shards. The bits don't depend on it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ms_kungfu import _core
+from ms_kungfu.agreement import gather_living
+
+_GAIN = 1.1  # by which a step has to become shorter, for what a new deal costs
+
+
+def speeds(seconds: dict[int, float], size: int) -> list[int]:
+    """By rank, from what a shard takes each of them: integers of which the fastest has 1000, and those who said nothing
+    too. Pure."""
+    least = min(seconds.values())
+    return [max(1, round(1000 * least / seconds[rank])) if rank in seconds else 1000 for rank in range(size)]
+
+
+def longest(shards: int, seconds: dict[int, float], weights: list[int]) -> float:
+    """The time of the worker that is done last, of a step dealt by these weights (none: evenly). Pure."""
+    members = sorted(seconds)
+    mine = [weights[rank] for rank in members] if weights else []
+    return max(len(_core.deal_shards(shards, members, mine, rank)) * seconds[rank] for rank in members)
+
+
+class Pace:
+    """Measures what a shard takes this worker, and agrees with the others on how they are dealt.
+
+    In the second, fourth and eighth step of a cluster version, and in every sixteenth, by a gather of 8 bytes a rank;
+    never where there is but one worker, or no shard to spare.
+    """
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._steps = 0
+        self._seconds = self._shards = 0.0
+
+    def step_end(self, version: int, size: int, shards: int, weights: list[int]) -> list[int]:
+        """The weights of the next steps. Collective."""
+        if version != self._version:
+            self._version, self._steps = version, 0
+            self._seconds = self._shards = 0.0
+            weights = []  # of ranks that may be others now
+        self._steps += 1
+        seconds, computed = _core.shard_pace()
+        if self._steps > 1:  # not what was compiled in the first
+            self._seconds, self._shards = self._seconds + seconds, self._shards + computed
+        if size == 1 or shards <= size or (self._steps not in (2, 4, 8) and self._steps % 16):
+            return weights
+        mine = self._seconds / self._shards if self._shards else 0.0
+        self._seconds = self._shards = 0.0
+        known = {rank: float(row[0]) for rank, row in gather_living(np.array([mine]), "kungfu/shards/pace").items()}
+        if min(known.values()) <= 0:
+            return weights
+        proposed = speeds(known, size)
+        now, then = longest(shards, known, weights), longest(shards, known, proposed)
+        return proposed if then * _GAIN < now else weights

@@ -1,0 +1,86 @@
+"""The pure rules of shards: what is dealt to whom, and what is said of gradients that differ."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ms_kungfu import _core
+from ms_kungfu.dataset import sharding, shards
+from ms_kungfu.elastic.canary import difference
+from ms_kungfu.elastic.pace import longest, speeds
+
+
+@given(
+    total=st.integers(1, 200), unit=st.integers(1, 5), per_step=st.integers(1, 8), workers=st.integers(1, 9),
+    drop=st.booleans(),
+)  # fmt: skip
+def test_each_sample_is_dealt_once_and_only_the_epochs_last_shard_is_shorter(total, unit, per_step, workers, drop):
+    members = list(range(workers))
+    cursor = sharding.EpochCursor(total, drop)
+    cursor.unit = unit
+    dealt = {
+        rank: shards.deal(
+            np.arange(total), per_step * unit, unit, drop,
+            lambda count, rank=rank: _core.deal_shards(count, members, [], rank),
+        )
+        for rank in members
+    }  # fmt: skip
+    seen, lengths = [], []
+    at = {rank: [0, 0] for rank in members}  # positions and shards that have been taken
+    while (step := cursor.take(per_step * unit, members)) is not None:
+        length = sharding.count(step.batch)
+        count = shards.count(length, unit)
+        for rank in members:
+            mine = _core.deal_shards(count, members, [], rank)
+            for _ in mine or [count - 1]:
+                positions, sizes = dealt[rank]
+                size = sizes[at[rank][1]]
+                taken = positions[at[rank][0] : at[rank][0] + size].tolist()
+                at[rank] = [at[rank][0] + size, at[rank][1] + 1]
+                if mine:
+                    seen += taken
+                    lengths.append((taken[0], size))
+        cursor.commit()
+    assert sorted(seen) == list(range(total - (total % (per_step * unit) if drop else 0)))
+    assert all(size == unit for _, size in sorted(lengths)[:-1])
+    assert all(taken == len(dealt[rank][0]) for rank, (taken, _) in at.items())
+
+
+def test_the_last_shard_counts_by_its_samples():
+    assert shards.last_share(32, 4) == 1.0
+    assert shards.last_share(26, 4) == 0.5
+    assert shards.count(26, 4) == 7
+
+
+@pytest.mark.parametrize(
+    ("count", "members", "weights", "expected"),
+    [
+        (8, [0, 1, 2], [], [[0, 1, 2], [3, 4, 5], [6, 7]]),
+        (2, [0, 1, 2], [], [[0], [1], []]),
+        (4, [1, 3], [3, 1], [[0, 1, 2], [3]]),
+        (16, [0, 1, 2, 3], [1000, 1000, 1000, 333], [list(range(5)), list(range(5, 10)), list(range(10, 15)), [15]]),
+    ],
+)
+def test_shards_are_dealt_in_blocks_by_speed(count, members, weights, expected):
+    assert [_core.deal_shards(count, members, weights, rank) for rank in members] == expected
+
+
+def test_a_new_deal_follows_from_what_a_shard_takes_each():
+    seconds = {0: 0.01, 1: 0.03, 3: 0.01}  # rank 2 has died
+    assert speeds(seconds, 4) == [1000, 333, 1000, 1000]
+    assert longest(7, seconds, []) == pytest.approx(0.06)
+    assert longest(7, seconds, speeds(seconds, 4)) == pytest.approx(0.03)
+
+
+def test_what_differs_is_named_with_the_ranks():
+    names = ["the gradient of 'a'", "the gradient of 'b'"]
+    assert difference({0: [1, 2], 1: [1, 2]}, {1: [1, 2]}, names) is None
+    assert "rank 1 computed one shard twice, and the gradient of 'b' differs" in difference(
+        {0: [1, 2], 1: [1, 2]}, {1: [1, 3]}, names
+    )
+    assert "ranks 0 and 2 computed one shard each, and the gradient of 'a' differs" in difference(
+        {0: [1, 2], 2: [9, 2]}, {}, names
+    )
