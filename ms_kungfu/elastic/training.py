@@ -468,8 +468,8 @@ class ElasticTraining:
 
     def _rates_follow(self) -> int:
         """The global batch where steps are deals of shards, which the cluster's size doesn't change."""
-        if self._dataset is not None and self._dataset.shards is not None:
-            return self._dataset.global_batch_size
+        if self.dataset is not None and self.dataset.shards is not None:
+            return self.dataset.global_batch_size
         return runtime.current_cluster_size()
 
     def _suspend(self, suspended: bool) -> None:
