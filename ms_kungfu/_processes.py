@@ -34,6 +34,18 @@ def stat_of(pid: int | str) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
+def pin_threads(pid: int | str, cores: set[int]) -> bool:
+    """Moves the threads of process `pid` to `cores`. Whether one had to be moved: it may have started others since."""
+    moved = False
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                if os.sched_getaffinity(int(task.name)) != cores:
+                    os.sched_setaffinity(int(task.name), cores)
+                    moved = True
+    return moved
+
+
 def children(pid: int) -> list[int]:
     """None where the process is gone."""
     found: list[int] = []

@@ -60,7 +60,8 @@ class BrokerClient:
     wait, nobody has to be found and to prove anything any more.
 
     The connection belongs to one thread at a time, and to the process that has opened it: a forked child opens one of
-    its own. :meth:`request_leave` and :meth:`exchange_store` have each their own, and may be called from any thread.
+    its own. :meth:`request_leave`, :meth:`fix_cores` and :meth:`exchange_store` have each their own, and may be called
+    from any thread.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
@@ -121,6 +122,29 @@ class BrokerClient:
             answer = once._ask({"leave": str(peer), "terminated": terminated}, str(peer), "leaving", timeout)
         if isinstance(answer, str):
             raise ResizeError(answer)
+
+    def fix_cores(self, each: int, timeout: float) -> int:
+        """Has this host's launcher give each worker the same number of cores, from now on and at every size of the
+        cluster: `each`, unless it is fixed already. That number, once this process has as many; 0: it pins nobody.
+
+        Raises KungFuError, CollectiveTimeoutError and PeerLostError as :meth:`request_segment`.
+        """
+        who = f"process {os.getpid()}"
+        try:
+            with contextlib.closing(_connected(self._address, self._secret, timeout)) as connection:
+                connection.send({"cores": each})
+                answer = connection.receive()
+            if not isinstance(answer.get("cores"), int):
+                raise ProtocolError(text_field(answer, "error"))
+            return int(answer["cores"])
+        except socket.timeout:
+            raise CollectiveTimeoutError(
+                f"{who}: no answer from the launcher about cores within {timeout:g} s"
+            ) from None
+        except OSError as error:
+            raise PeerLostError(f"{who}: the launcher is gone ({error.strerror or error})") from None
+        except ProtocolError as error:
+            raise KungFuError(f"{who}: {error}") from None
 
     def exchange_store(
         self, request: dict[str, Any], timeout: float, fd: int | None = None

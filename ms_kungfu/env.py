@@ -242,6 +242,12 @@ RANK_ID = Variable("RANK_ID", NUMBER, 0, "The worker's rank at its start.")
 RANK_SIZE = Variable("RANK_SIZE", NUMBER, 1, "The size at its start.")
 LOCAL_RANK = Variable("KUNGFU_LOCAL_RANK", NUMBER, 0, "The worker's rank among those of its host, at its start.")
 LOCAL_SIZE = Variable("KUNGFU_LOCAL_SIZE", NUMBER, 1, "How many workers its host has, at its start.")
+CORES_PER_WORKER = _optional(
+    "KUNGFU_CORES_PER_WORKER",
+    NUMBER,
+    "How many cores each worker has, whatever the size of the cluster (`-cores-per-worker`, or 1 once the training "
+    "deals shards). Unset: they are divided anew at each change.",
+)
 DEVICE_ID = Variable(
     "DEVICE_ID",
     NUMBER,

@@ -8,7 +8,7 @@ from typing import Any, Callable
 import mindspore as ms
 from mindspore import nn, ops
 
-from ms_kungfu import _core, runtime
+from ms_kungfu import _core, membership, runtime
 from ms_kungfu.dataset.elastic import ShardBatches
 from ms_kungfu.elastic import inventory, sameness
 from ms_kungfu.elastic.canary import Canary
@@ -18,6 +18,8 @@ from ms_kungfu.ops import wait_for_queue
 from ms_kungfu.ops._shards import SumShards
 
 Gradients = tuple[Any, ...]
+
+_ON_CORES = "computed on {} cores a worker (kungfu-run -cores-per-worker K has all alike)"
 
 
 class ShardedStep:
@@ -95,6 +97,7 @@ class ShardedStep:
             return self.cell(*(values[i] for i in place))
 
         if not self._claimed:
+            membership.fix_cores()
             sameness.claim(self._parameters)
             self._claimed = True
         wait_for_queue()  # what PyNative mode has queued may write to the statistics
@@ -105,7 +108,8 @@ class ShardedStep:
         )  # fmt: skip
         try:
             self._canary.look(runtime.cluster_version(), batches.check, compute, self._names)
-            loss = self._make(batches.first, compute)
+            with sameness.claiming(f"{_ON_CORES.format(membership.core_count())}, "):
+                loss = self._make(batches.first, compute)
         finally:
             _core.end_sharded_step()
         batches.made()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from ms_kungfu._processes import descendants
+from ms_kungfu._processes import descendants, pin_threads
 
 _MAX_PASSES = 10
 
@@ -43,6 +43,32 @@ def divide(cores: Sequence[int], workers: int) -> list[list[int]]:
     return [list(itertools.islice(rest, least + (i < more))) for i in range(workers)]
 
 
+def spread(cores: Sequence[int], workers: int, each: int) -> list[list[int]]:
+    """`each` cores for each of `workers`, as far from each other as there are cores; several workers on a core, evenly,
+    where there are too few.
+
+    >>> spread([0, 1, 2, 3, 4, 5], 2, 2)
+    [[0, 1], [3, 4]]
+    >>> spread([0, 1, 2], 2, 2)
+    [[0, 1], [2, 0]]
+    """
+    count = len(cores)
+    first = [i * count // workers if workers * each <= count else i * each for i in range(workers)]
+    return [[cores[(begin + k) % count] for k in range(each)] for begin in first]
+
+
+@dataclass
+class Shares:
+    """What the workers get of a host's cores."""
+
+    cores: Sequence[int]
+    each: int | None  # as many for each worker, whatever the size of the cluster; None: all are divided
+
+    def of(self, workers: int) -> list[list[int]]:
+        """That of each of `workers`."""
+        return divide(self.cores, workers) if self.each is None else spread(self.cores, workers, self.each)
+
+
 def pin(pid: int, cores: Iterable[int]) -> None:
     """Moves all threads of a process and of its descendants to `cores`. Threads that end meanwhile don't matter.
 
@@ -50,13 +76,6 @@ def pin(pid: int, cores: Iterable[int]) -> None:
     """
     wanted = set(cores)
     for _ in range(_MAX_PASSES):
-        moved = False
-        for process in [pid, *descendants(pid)]:
-            with contextlib.suppress(OSError):
-                for task in Path(f"/proc/{process}/task").iterdir():
-                    with contextlib.suppress(OSError):
-                        if os.sched_getaffinity(int(task.name)) != wanted:
-                            os.sched_setaffinity(int(task.name), wanted)
-                            moved = True
+        moved = [process for process in [pid, *descendants(pid)] if pin_threads(process, wanted)]
         if not moved:
             return

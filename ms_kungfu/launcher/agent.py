@@ -9,6 +9,7 @@ Everything here runs in the launcher's event loop; the news of the broker's thre
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import errno
 import itertools
@@ -23,7 +24,7 @@ from typing import Callable, Protocol, TypeVar
 from ms_kungfu import env
 from ms_kungfu.broker_protocol import close_all
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher import affinity
+from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.coordinator import Coordinator
 from ms_kungfu.launcher.hangs import HangWatch
 from ms_kungfu.launcher.hosts import MANY_PER_CORE
@@ -40,6 +41,7 @@ _log = logging.getLogger(__name__)
 # Everything has to be gone within 2 s of a death or a signal: what is left of them is for SIGKILL and for reaping.
 GRACE_S = 1.0
 _RETRY_S = 0.2
+_FIX_CORES_S = 8.0  # for moving all threads of all workers; a worker waits longer
 _SPARE_DESCRIPTORS = 8  # for requests to the config server, the memory of versions, logs
 _CANT_RUN = 126  # as a shell has it
 _OUT_GRACE_S = 10.0  # for whoever can't go on, to end by itself
@@ -88,6 +90,7 @@ class HostAgent:
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._cores = self.machine.allowed_cores()
+        self._shares = Shares(self._cores, self.options.cores_per_worker)
         self._keys = itertools.count()
         self._places = itertools.count()
         self._standby_numbers = itertools.count(1)
@@ -104,10 +107,11 @@ class HostAgent:
             on_chosen=lambda cluster, step: from_thread(self._on_chosen, (cluster, step)),
             on_ready=lambda who: from_thread(self._on_ready, who),
             on_trouble=lambda trouble: from_thread(self._on_trouble, trouble),
+            on_cores=self._on_cores,
             on_leave=(lambda peer: from_thread(reports.worker_leaves, peer)) if self.options.watch else None,
         )
         self._server = self.machine.serve_broker(self.broker, bytes.fromhex(self.begun.secret))
-        self.processes = ProcessTable(self.broker, self.begun.devices, self._cores)
+        self.processes = ProcessTable(self.broker, self.begun.devices, self._shares)
 
     def start(self) -> None:
         """Chooses the first cluster and starts its workers. StartError where it can't have shared memory."""
@@ -221,10 +225,38 @@ class HostAgent:
         # Whoever could not be started, for want of a descriptor perhaps, is tried again.
         self.start_missing(self.coordinator.newest)
         if self.options.affinity:
-            for process, cores in self.processes.shares(cluster):
-                if process.pid is not None:
-                    self.machine.pin(process.pid, cores)
+            self._move_to_cores(cluster)
         self._loop.call_later(self.machine.standby_delay_s, self.keep_standbys)
+
+    def _move_to_cores(self, cluster: Cluster) -> None:
+        """The members of `cluster` to their shares of the cores; where each has a fixed number, everybody else who
+        hasn't got as many."""
+        shares = {process.key: cores for process, cores in self.processes.shares(cluster)}
+        for process in self.processes:
+            cores = shares.get(process.key)
+            if cores is None and self._shares.each is not None and not process.has_its_cores:
+                cores = self._shares.of(process.rank + 1)[-1]
+            if cores is not None and process.pid is not None:
+                self.machine.pin(process.pid, cores)
+                process.has_its_cores = self._shares.each is not None
+
+    def _on_cores(self, each: int) -> int:
+        """In a thread of the broker's: a worker needs as many cores as all others have, and `each` is enough. It
+        begins to train when it has the answer: how many each has, now and at every size; 0: nobody is pinned."""
+        answer: concurrent.futures.Future[int] = concurrent.futures.Future()
+        self.from_thread(lambda each: self._fix_cores(each, answer), each)
+        return answer.result(_FIX_CORES_S)
+
+    def _fix_cores(self, each: int, answer: concurrent.futures.Future[int]) -> None:
+        if self.options.affinity:
+            if self._shares.each is None:
+                self._shares.each = each
+            if any(process.pid is None for process in self.processes):  # the one that asks, perhaps
+                self._loop.call_later(_RETRY_S, self._fix_cores, each, answer)
+                return
+            if not all(process.has_its_cores for process in self.processes):
+                self._move_to_cores(self.broker.current() or self.coordinator.newest)
+        answer.set_result(self._shares.each or 0)
 
     def _on_ready(self, who: tuple[PeerID, int] | int) -> None:
         """A newcomer (peer ID and incarnation), or standby number `who`, would join at once."""
@@ -348,7 +380,7 @@ class HostAgent:
         """Starts who is new in `cluster`; those in `replacing` take the places of workers that have died."""
         coordinator = self.coordinator
         present = {p.peer for p in self.processes if p.peer is not None and self.processes.is_current(p)}
-        shares = affinity.divide(self._cores, cluster.size)
+        shares = self._shares.of(cluster.size)
         current = self.broker.current()
         joins_later = current is not None and current.version < cluster.version
         for peer in peers_to_start(cluster, present, self.broker.ended_in(cluster), coordinator.finishing):
@@ -387,14 +419,17 @@ class HostAgent:
             number = next(self._standby_numbers)
             process = Process(next(self._keys), f"standby.{number}", rank=newest.size, standby=number)
             process.device = self.processes.choose_device(newest)
-            # As many threads as its share of the cores will be; until then it may use all of them.
-            threads = len(affinity.divide(self._cores, newest.size + 1)[-1])
-            self._launch(process, self._environment(process, newest, True), list(self._cores), threads)
+            # As many threads as its share of the cores will be; until then it may use all of them, unless it is to
+            # begin with exactly its number.
+            share = self._shares.of(newest.size + 1)[-1]
+            cores = list(self._cores) if self._shares.each is None else share
+            self._launch(process, self._environment(process, newest, True), cores, len(share))
 
     def _launch(self, process: Process, environment: dict[str, str | None], cores: list[int], threads: int) -> None:
         """The supervisor tells what came of it."""
         if self.options.affinity and "OMP_NUM_THREADS" not in self.machine.environ:
             environment["OMP_NUM_THREADS"] = str(threads)
+        process.has_its_cores = self._shares.each is not None
         self.processes.by_key[process.key] = process
         self.emptied.clear()
         try:
@@ -447,6 +482,7 @@ class HostAgent:
             env.RANK_SIZE.name: str(cluster.size + standby),
             env.LOCAL_RANK.name: str(len(here) if process.peer not in here else here.index(process.peer)),
             env.LOCAL_SIZE.name: str(len(here) + standby),
+            env.CORES_PER_WORKER.name: str(self._shares.each) if self._shares.each else None,
             **self.begun.devices.environment(process.device),
         }
         if "PYTHONUNBUFFERED" not in self.machine.environ:

@@ -6,6 +6,7 @@ requests come is for whoever calls `serve`: `broker_server` has the socket and t
 
 from __future__ import annotations
 
+import concurrent.futures
 import errno
 import os
 import threading
@@ -39,7 +40,9 @@ class Broker:
     standby (its number) is ready to join; all from the broker's threads, without its lock. `on_leave` is told who of
     the newest version has been granted to leave it, None where nobody may; `on_trouble` why the shared memory of a
     version can't be made: `announce` tries it again. These two may be called with the lock held, and must not come back
-    here. `recovers`: members go on without those who die. Fewer than `min_size` members are never left by a leave.
+    here. `on_cores` fixes how many cores each worker of the host has and returns that number, 0 where nobody is pinned;
+    it may raise concurrent.futures.TimeoutError. `recovers`: members go on without those who die. Fewer than `min_size`
+    members are never left by a leave.
     """
 
     cores: int
@@ -48,6 +51,7 @@ class Broker:
     on_ready: Callable[[tuple[PeerID, int] | int], None]
     on_trouble: Callable[[str], None]
     on_leave: Callable[[PeerID], None] | None
+    on_cores: Callable[[int], int] = lambda each: 0
     recovers: bool = False
     min_size: int = 1
     make_segment: MakeSegment = Segment
@@ -198,6 +202,9 @@ class Broker:
             if "store" in message:
                 self._stores.serve(connection, message, self.is_out)
                 return False
+            if "cores" in message:
+                self._fix_cores(connection, message["cores"])
+                return False
             request = _request_from(message)
         except (ProtocolError, ValueError) as error:
             connection.send({"error": str(error)})
@@ -208,6 +215,17 @@ class Broker:
         else:
             self._answer(connection, request, pid)
         return True
+
+    def _fix_cores(self, connection: Connection, each: object) -> None:
+        if not isinstance(each, int) or isinstance(each, bool) or each < 1:
+            raise ProtocolError(f"cores must be a number of at least 1, got {each!r}")
+        try:
+            answer = {"cores": self.on_cores(each)}
+        except concurrent.futures.TimeoutError:
+            connection.send({"error": "the launcher didn't get to moving the workers to their cores"})
+            return
+        connection.extend(_ANSWER_TIMEOUT_S)
+        connection.send(answer)
 
     def _answer(self, connection: Connection, request: Request | StandbyRequest, pid: int) -> None:
         try:

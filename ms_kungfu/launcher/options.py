@@ -16,6 +16,7 @@ from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, duration, integer, switch
 from ms_kungfu.cluster import WORKER_PORTS
 from ms_kungfu.cluster_store import open_store
+from ms_kungfu.launcher.affinity import allowed_cores
 from ms_kungfu.launcher.hosts import Host, HostError, parse_hosts, parse_ports
 from ms_kungfu.launcher.policy import Recover
 
@@ -147,6 +148,13 @@ class Options:
         default=True,
         metavar="HOW",
     )
+    cores_per_worker: int | None = _flag(
+        "cores-per-worker",
+        "each worker has exactly K cores, at every size of the cluster, shared where there are too few (default: all "
+        "are divided, but for 1 each where training deals shards)",
+        type=integer(1),
+        metavar="K",
+    )
     allow_nvlink: bool = _switch(
         "allow-nvlink", "let each worker see all GPUs of the job, for NCCL to find NVLink; DEVICE_ID is its own"
     )
@@ -224,6 +232,14 @@ def parse_options(arguments: Sequence[str]) -> Options:
             raise UsageError(f"-recover {flags.recover.value} needs -w: without it the death of a worker ends the job")
     if flags.max_restarts is not None and flags.recover is not Recover.REPLACE and not flags.standbys:
         raise UsageError("-max-restarts needs -recover replace or -standby: nothing is started again without them")
+    if flags.cores_per_worker is not None:
+        if not flags.affinity:
+            raise UsageError("-cores-per-worker gives out cores and -affinity none doesn't; leave one of them out")
+        cores = len(allowed_cores())
+        if flags.cores_per_worker > cores:
+            raise UsageError(
+                f"-cores-per-worker {flags.cores_per_worker} is more than the {cores} cores of this host for the job"
+            )
     if flags.min_size is not None and flags.size < flags.min_size:
         raise UsageError(f"-np {flags.size} is less than -min-np {flags.min_size}")
     try:

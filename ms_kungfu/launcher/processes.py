@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher import affinity
+from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.devices import Devices
 from ms_kungfu.launcher.policy import Headcount, Standing
@@ -36,6 +36,7 @@ class Process:
     given_up: bool = False  # it did not even answer SIGKILL
     works_on: bool = False  # it has left, and its grace is over
     dismissed: bool = False  # ended by the launcher, which has said why
+    has_its_cores: bool = False  # as many as each worker has, where that is fixed
     device: int = 0  # its place in Devices, for life
 
     @property
@@ -49,10 +50,10 @@ class Process:
 class ProcessTable:
     """The processes."""
 
-    def __init__(self, broker: Broker, devices: Devices, cores: Sequence[int]) -> None:
+    def __init__(self, broker: Broker, devices: Devices, shares: Shares) -> None:
         self._broker = broker
         self._devices = devices
-        self._cores = cores
+        self._shares = shares
         self.by_key: dict[int, Process] = {}
 
     def __iter__(self) -> Iterator[Process]:
@@ -105,7 +106,7 @@ class ProcessTable:
 
     def shares(self, cluster: Cluster) -> Iterator[tuple[Process, list[int]]]:
         """The running processes of `cluster`'s workers with their cores."""
-        shares = dict(zip(cluster.workers, affinity.divide(self._cores, cluster.size)))
+        shares = dict(zip(cluster.workers, self._shares.of(cluster.size)))
         for process in self:
             if process.peer in shares and self.is_current(process):
                 yield process, shares[process.peer]

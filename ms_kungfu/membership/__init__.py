@@ -5,6 +5,7 @@ of this process is under way. :func:`ms_kungfu.runtime.init` comes before them. 
 
 - `member`: what this process knows, and the ports by which it reaches the world
 - `identity`: rank, size, names
+- `cores`: how many it has, where bits hang on it
 - `joining`: into a cluster and out of it
 - `step_agreement`: once a step all ranks agree on the next version
 - `requested_size`: how a size that is wanted gets into the config server
@@ -19,6 +20,7 @@ of this process is under way. :func:`ms_kungfu.runtime.init` comes before them. 
 
 from __future__ import annotations
 
+from ms_kungfu.membership.cores import core_count, fix_cores
 from ms_kungfu.membership.identity import (
     cluster_version,
     identity,

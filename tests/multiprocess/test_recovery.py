@@ -323,6 +323,25 @@ def test_a_newcomer_and_a_standby_that_are_stopped_before_they_count_are_killed(
     assert one.finish(1) == set(pids.values())
 
 
+def test_a_fixed_number_of_cores_also_for_standbys_and_after_deaths(job):
+    one = job("-np", 2, "-recover", "replace", "-standby", 1, "-cores-per-worker", 1)
+    pids = one.in_version(0, 2)
+    standby = int(one.wait_for(r"standby 1 \(pid (\d+)\) started")[0][1])
+    one.wait_for("standby 1 .* is ready")
+    living = [pids[0], pids[1], standby]
+    assert [len(mask) for pid in living for mask in masks_of(pid)] == [1] * 3
+    os.kill(pids[0], signal.SIGKILL)
+    after = one.in_version(2, 2)
+    assert standby in after.values()
+    assert [len(mask) for pid in after.values() for mask in masks_of(pid)] == [1] * 2
+    assert one.finish(2) == set(after.values())
+
+
+def masks_of(pid):
+    """Of a process's threads: each set of cores."""
+    return {frozenset(os.sched_getaffinity(int(task))) for task in os.listdir(f"/proc/{pid}/task")}
+
+
 def test_a_standby_takes_the_place_of_the_dead(job):
     one = job("-np", 2, "-recover", "replace", "-standby", 1)
     pids = one.in_version(0, 2)

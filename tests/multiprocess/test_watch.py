@@ -16,7 +16,7 @@ from tests.conftest import free_port
 pytestmark = pytest.mark.timeout(90)
 
 WORKER = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 from ms_kungfu.cluster_store import StoreUnreachableError, open_store
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.broker_protocol import BrokerClient, Detached
@@ -40,6 +40,11 @@ def enter(member_of, version):
     time.sleep(0.05)  # the launcher moves us to our cores now
     print(f"in {me} incarnation={incarnation} version={answer.cluster.version} rank={answer.rank} "
           f"size={answer.cluster.size} cores={len(os.sched_getaffinity(0))}", flush=True)
+    if "FIX" in os.environ and "KUNGFU_CORES_PER_WORKER" not in os.environ:
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+        fixed = BrokerClient(broker, bytes.fromhex(secret)).fix_cores(1, 60)
+        masks = {len(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")}
+        print(f"fixed {me}: {fixed} {masks}", flush=True)
     return answer.cluster
 
 print(f"broker={os.environ['KUNGFU_BROKER']}", flush=True)
@@ -145,6 +150,36 @@ def test_cores_are_divided_again_at_every_change(watch):
     assert sum(shares) == max(cores, 2)
     job.resize("1")
     assert [int(m[4]) for m in job.wait_for_version(2, 1)] == [cores]
+    job.finish()
+
+
+def test_each_worker_has_as_many_cores_at_every_size(watch):
+    cores = len(os.sched_getaffinity(0))
+    job = watch("-np", 1, "-cores-per-worker", 1)
+    assert [int(m[4]) for m in job.wait_for_version(0, 1)] == [1]
+    job.resize(str(cores + 1))
+    members = job.wait_for_version(1, cores + 1)
+    assert [int(m[4]) for m in members] == [1] * (cores + 1)
+    job.resize("1")
+    assert [int(m[4]) for m in job.wait_for_version(2, 1)] == [1]
+    job.finish()
+
+
+def test_workers_that_ask_for_it_have_one_core_from_then_on(watch):
+    job = watch("-np", 1, environment={"FIX": "1"})
+    job.wait_for_version(0, 1)
+    job.wait_for(r"^fixed 127.0.0.1:10000: 1 \{1\}")
+    job.resize("2")
+    assert [int(m[4]) for m in job.wait_for_version(1, 2)] == [1, 1]  # the newcomer knows, and doesn't ask
+    job.resize("1")
+    assert [int(m[4]) for m in job.wait_for_version(2, 1)] == [1]
+    job.finish()
+
+
+def test_nobody_is_pinned_where_affinity_is_none(watch):
+    cores = len(os.sched_getaffinity(0))
+    job = watch("-np", 1, "-affinity", "none", environment={"FIX": "1"})
+    job.wait_for(rf"^fixed 127.0.0.1:10000: 0 \{{{cores}\}}")
     job.finish()
 
 

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from ms_kungfu.launcher.affinity import allowed_cores, divide
+from ms_kungfu.launcher.affinity import Shares, allowed_cores, divide, spread
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 8, 13])
@@ -28,3 +28,21 @@ def test_neighbouring_cores_stay_together():
 
 def test_allowed_cores_are_those_of_this_process():
     assert set(allowed_cores()) == os.sched_getaffinity(0)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 8, 13])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7, 20])
+@pytest.mark.parametrize("each", [1, 2, 3, 8])
+def test_a_fixed_number_of_cores_is_spread_evenly(cores, workers, each):
+    if each > cores:
+        return
+    shares = spread(list(range(cores)), workers, each)
+    assert [len(set(share)) for share in shares] == [each] * workers
+    counts = [sum(core in share for share in shares) for core in range(cores)]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_workers_are_as_far_from_each_other_as_there_are_cores():
+    assert spread([0, 1, 2, 3, 4, 5, 6, 7], 2, 1) == [[0], [4]]
+    assert Shares([0, 1, 2, 3], 1).of(2) == [[0], [2]]
+    assert Shares([0, 1, 2, 3], None).of(2) == [[0, 1], [2, 3]]

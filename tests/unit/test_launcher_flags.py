@@ -188,3 +188,12 @@ def test_the_time_after_which_a_worker_hangs(monkeypatch):
     assert parse_options(["-peer-timeout", "0", "sh"]).peer_timeout_s is None
     monkeypatch.setenv("KUNGFU_PEER_TIMEOUT", "soon")
     assert refusal("sh") == "KUNGFU_PEER_TIMEOUT must be a number of seconds, 0 for never, got 'soon'"
+
+
+def test_a_fixed_number_of_cores(monkeypatch):
+    monkeypatch.setattr("ms_kungfu.launcher.options.allowed_cores", lambda: [0, 1, 2])
+    assert parse_options(["sh"]).cores_per_worker is None
+    assert parse_options(["-cores-per-worker", "3", "sh"]).cores_per_worker == 3
+    assert "4 is more than the 3 cores" in refusal("-cores-per-worker", "4", "sh")
+    assert "at least 1" in refusal("-cores-per-worker", "0", "sh")
+    assert "-affinity none" in refusal("-cores-per-worker", "1", "-affinity", "none", "sh")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from mindspore import nn
 from mindspore.dataset import NumpySlicesDataset
@@ -53,6 +55,7 @@ def test_every_history_of_the_cluster_has_the_bits_of_one_worker(run_elastic, al
     assert len(expected) == 6  # 90 samples in steps of 32: two of 32, one of 26, whose last shard has 2
     seen = run_elastic(PROGRAM, mode, net, "8", schedule, "2", *deaths, np=np, ledger=False)
     assert history(seen) == expected
+    assert all(row["cores"] == [1] for row in seen.of("step") if "cores" in row)
     if deaths:
         # The step stays whole: the others compute what the dead one owed, in the same step.
         step = int(deaths[0].split(":")[0])
@@ -72,6 +75,14 @@ def test_gradients_that_are_no_function_of_the_shard_end_training_with_a_name(ru
     output = run_elastic(PROGRAM, "graph", "stock", "8", "none", "1", np=2, ledger=False, status=1).output
     assert "computed one shard twice, and the gradient of " in output
     assert "Dropout" in output
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores to differ in their number")
+def test_ranks_with_other_numbers_of_cores_are_refused(run_elastic):
+    seen = run_elastic(PROGRAM, "graph", "plain", "8", "none", "1", "2:1:wide", np=2, ledger=False, status=1)
+    assert "computed on 1 cores a worker" in seen.output
+    assert "computed on 2 cores a worker (kungfu-run -cores-per-worker K has all alike)" in seen.output
+    assert not seen.by_step("step").get(2)
 
 
 def dataset(**options):

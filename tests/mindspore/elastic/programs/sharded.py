@@ -1,7 +1,7 @@
 """OUT MODE NET SHARDS SCHEDULE EPOCHS [STEP:RANK:N ...]: training on a dataset that deals shards. The worker that has
-this rank in this step kills itself before it computes its N-th shard of it, from 0. NET: plain | norm, in a loop of
-one's own; model: plain in Model.train; stock: with MindSpore's Dropout; slow: plain, and rank 1 takes three times as
-long."""
+this rank in this step kills itself before it computes its N-th shard of it, from 0; STEP:RANK:wide: it takes two
+cores there. NET: plain | norm, in a loop of one's own; model: plain in Model.train; stock: with MindSpore's Dropout;
+slow: plain, and rank 1 takes three times as long."""
 
 import os
 import signal
@@ -19,6 +19,7 @@ from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import ElasticTraining, ShardedStep
 from ms_kungfu.optimizers import KungFuMomentum
 
+two_cores = sorted(os.sched_getaffinity(os.getppid()))[:2]  # this process may have one already
 mode, kind, shards = sys.argv[2], sys.argv[3], int(sys.argv[4])
 schedule, epochs = None if sys.argv[5] == "none" else sys.argv[5], int(sys.argv[6])
 deaths = sys.argv[7:]
@@ -53,6 +54,11 @@ def train_with_model():
     )
 
 
+def masks():
+    """Over how many cores each thread may run."""
+    return sorted({len(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")})
+
+
 step = ShardedStep(ms.value_and_grad(forward, None, net.trainable_params()), optimizer, trained=net)
 compute, computed = step.cell, 0
 
@@ -76,8 +82,17 @@ elastic = ElasticTraining(net, optimizer, schedule=schedule, wait=True, dataset=
 for epoch in elastic.epochs(epochs):
     for x, y in data:
         computed = 0
+        if f"{elastic.step + 1}:{kf.current_rank()}:wide" in deaths:
+            os.sched_setaffinity(0, two_cores)
         loss = step(x, y)
-        report("step", step=elastic.step + 1, epoch=epoch, loss=loss.asnumpy().tobytes().hex(), computed=computed)
+        report(
+            "step",
+            step=elastic.step + 1,
+            epoch=epoch,
+            loss=loss.asnumpy().tobytes().hex(),
+            computed=computed,
+            cores=masks(),
+        )
         elastic.step_end()
         if not elastic.should_stop:
             report("after", step=elastic.step, parameters=digest(elastic.parameters), size=kf.current_cluster_size())

@@ -1,0 +1,48 @@
+"""How many cores a worker has where it decides bits: some of MindSpore's CPU kernels divide their work by the size of
+the affinity mask at the time of the launch."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from ms_kungfu import env
+from ms_kungfu._processes import pin_threads
+from ms_kungfu.membership.identity import local_rank
+from ms_kungfu.membership.member import current
+
+_log = logging.getLogger(__name__)
+_TIMEOUT_S = 60.0
+_MAX_PASSES = 10
+_fixed = False
+
+
+def fix_cores() -> None:
+    """Gives this process a number of cores that doesn't change any more and that all other workers have: what
+    ``-cores-per-worker`` says, else one. Later calls do nothing.
+
+    The launcher does it where it pins at all, for all workers: it spreads them evenly, and would undo at the next
+    change of the cluster what a worker does by itself.
+    """
+    global _fixed
+    if _fixed:
+        return
+    member = current()
+    if member.get(env.CORES_PER_WORKER) is None:
+        if member.get(env.BROKER) is None or member.broker().fix_cores(1, _TIMEOUT_S) == 0:
+            allowed = sorted(os.sched_getaffinity(0))
+            core = allowed[local_rank() % len(allowed)]
+            for _ in range(_MAX_PASSES):  # until there is no thread left that may have started another one meanwhile
+                if not pin_threads("self", {core}):
+                    break
+        _log.info(
+            "training with shards has %d core%s a worker, here %s: their number decides bits; "
+            "kungfu-run -cores-per-worker gives more", core_count(), "" if core_count() == 1 else "s",
+            ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+        )  # fmt: skip
+    _fixed = True
+
+
+def core_count() -> int:
+    """How many cores this thread has, and what it computes."""
+    return len(os.sched_getaffinity(0))
