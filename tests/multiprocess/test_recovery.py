@@ -12,6 +12,8 @@ import pytest
 from launching import GONE_WITHIN_S
 from test_watch import ExternalServer
 
+from ms_kungfu.broker_protocol import BrokerClient
+from ms_kungfu.errors import KungFuError
 from tests.conftest import free_port
 
 pytestmark = pytest.mark.timeout(120)
@@ -335,6 +337,24 @@ def test_a_fixed_number_of_cores_also_for_standbys_and_after_deaths(job):
     assert standby in after.values()
     assert [len(mask) for pid in after.values() for mask in masks_of(pid)] == [1] * 2
     assert one.finish(2) == set(after.values())
+
+
+def test_who_was_started_with_more_cores_gets_as_many_as_all_when_one_asks(job):
+    one = job("-np", 1, "-standby", 1)
+    pids = one.in_version(0, 1)
+    standby = int(one.wait_for(r"standby 1 \(pid (\d+)\) started")[0][1])
+    one.wait_for("standby 1 .* is ready")
+    cores = len(os.sched_getaffinity(0))
+    assert {len(mask) for pid in (pids[0], standby) for mask in masks_of(pid)} == {cores}
+    environment = Path(f"/proc/{pids[0]}/environ").read_text()
+    given = dict(line.partition("=")[::2] for line in environment.split("\0"))
+    broker = BrokerClient(given["KUNGFU_BROKER"], bytes.fromhex(given["KUNGFU_JOB_SECRET"]))
+    assert broker.fix_cores(1, 30) == 1
+    assert {len(mask) for pid in (pids[0], standby) for mask in masks_of(pid)} == {1}
+    assert broker.fix_cores(cores + 1, 30) == 1  # it is fixed already
+    with pytest.raises(KungFuError, match="at least 1"):
+        broker.fix_cores(0, 30)
+    assert one.finish(1) == set(pids.values())
 
 
 def masks_of(pid):
