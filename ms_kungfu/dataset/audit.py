@@ -10,6 +10,9 @@ What is checked
 - All workers that a step contains agree on it: cluster version, members, participants, the batch, seed and total. A
   record of a worker that the others' records leave out doesn't count: it died, and the step was committed without it.
 - What was delivered to each worker is the share that follows from the batch and the members.
+- Where a step is a deal of shards (format 3) all of its batch is trained, whoever died in it. Each worker got at least
+  the shards that it was dealt; those of who died in it are with the others, each with one of them. What a participant
+  had that has no record, because it died before it wrote, is what it was dealt, and what no other record has.
 - A file's lines follow from one another: each by the ``crc`` of the one before, each step and each end of an epoch by
   its number. Only the last line may be torn.
 - Who takes part in a step of a cluster version takes part in all earlier ones of that version and has a record of each.
@@ -36,7 +39,8 @@ from typing import Any
 
 import numpy as np
 
-from ms_kungfu.dataset import sharding
+from ms_kungfu import _core
+from ms_kungfu.dataset import sharding, shards
 from ms_kungfu.dataset.ledger import Claim, End, Record, Stop, read
 from ms_kungfu.dataset.sharding import Range, Step
 from ms_kungfu.errors import KungFuError
@@ -64,7 +68,7 @@ class Epoch:
     dropped: list[int] = field(default_factory=list)
     """Samples left out because `drop_remainder` says so."""
     given_back: int = 0
-    """Samples that a worker had taken when it died, and which others trained later."""
+    """Samples that a worker had taken when it died, and which others trained: later, or as shards in the same step."""
 
     @property
     def exact(self) -> bool:
@@ -122,7 +126,11 @@ def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: I
                 continue
             end = _end(_name(data, number), ends[data, number], max(of_epoch) + 1, report)
             finished = end is not None or number < max(numbers)
-            report.epochs.append(_cover(data, number, of_epoch, finished, end, report))
+            trained = {
+                step: _trained(_name(data, number, step), claim, found[number, step], report)
+                for step, claim in of_epoch.items()
+            }
+            report.epochs.append(_cover(data, number, of_epoch, trained, finished, end, report))
     return report
 
 
@@ -243,6 +251,8 @@ def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
         if record.rank in seen:
             report.problems.append(f"{name}: rank {record.rank} recorded it twice ({record.where})")
         seen.add(record.rank)
+        if agreed.shards is not None:
+            continue  # see `_trained`
         share = Step(record.step, agreed.batch, agreed.members).share(record.rank)
         if not _is_delivered(record.share, share, agreed.batch):
             own = f"rank {record.rank} trained {_text(record.share)}, its share is {_text(share)} ({record.where})"
@@ -259,11 +269,70 @@ def _is_delivered(given: tuple[Range, ...], share: tuple[Range, ...], batch: tup
     return np.array_equal(sharding.positions(given), sharding.positions(share))
 
 
+_Trained = tuple[list[Range], int]  # in a step: each time that something counts; how many samples deaths gave back
+
+
+def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report) -> _Trained:
+    """What the participants of a step trained in it."""
+    step = Step(0, claim.batch, claim.members)
+    if claim.shards is None:
+        own, back = step.outcome(claim.participants)
+        return list(own), sharding.count(back)
+    unit, length = claim.shards.unit, sharding.count(claim.batch)
+    count = shards.count(length, unit)
+    dealt = {
+        rank: _core.deal_shards(count, list(claim.members), list(claim.shards.weights), rank) for rank in claim.members
+    }
+    dead = set(claim.members) - set(claim.participants)
+    times, idle = Counter[int](), Counter[int]()
+    recorded = {record.rank: record for record in records if record.claim == claim}
+    for rank, record in recorded.items():
+        try:
+            given = shards.shards_in(record.share, claim.batch, unit)
+        except ValueError:
+            given = []
+        if not set(dealt[rank]) <= set(given) or len(set(given)) < len(given):
+            report.problems.append(
+                f"{name}: rank {rank} trained {_text(record.share)}, and was dealt the shards {dealt[rank]} of {unit} "
+                f"samples each of {_text(claim.batch)} ({record.where})"
+            )
+        for shard in given:
+            (times if dealt[rank] or shard < count - 1 else idle)[shard] += 1
+    lost = {shard for rank in dead for shard in dealt[rank]}
+    unwritten = [rank for rank in claim.participants if rank not in recorded]
+    for shard in range(count):
+        # The last one is computed for nothing by who is dealt none, and counts if its owner has died.
+        others = {shard for rank in unwritten for shard in dealt[rank]} | (lost if unwritten or idle[shard] else set())
+        if times[shard] == 0 and shard in others:
+            times[shard] = 1
+        # A second sum in a step is dealt to those who live, so what is delivered may have been another's for the first.
+        if claim.shards.sums > 1 and dead:
+            times[shard] = min(times[shard], 1)
+        if times[shard] != 1:
+            owner = next(rank for rank in claim.members if shard in dealt[rank])
+            said = "nobody" if times[shard] == 0 else f"{times[shard]} workers"
+            report.problems.append(f"{name}: shard {shard} of {count}, dealt to rank {owner}, was trained by {said}")
+    trained = [
+        piece
+        for shard in times.elements()
+        for piece in sharding.part(claim.batch, shard * unit, min((shard + 1) * unit, length))
+    ]
+    return trained, sum(min(unit, length - shard * unit) for shard in lost)
+
+
 def _text(ranges: Iterable[Range]) -> str:
     return "+".join(f"[{first},{last})" for first, last in ranges) or "nothing"
 
 
-def _cover(data: int, number: int, steps: dict[int, Claim], finished: bool, end: End | None, report: Report) -> Epoch:
+def _cover(
+    data: int,
+    number: int,
+    steps: dict[int, Claim],
+    outcomes: dict[int, _Trained],
+    finished: bool,
+    end: End | None,
+    report: Report,
+) -> Epoch:
     """What the participants of all steps trained together."""
     first = next(iter(steps.values()))
     total, last_step = first.total, max(steps)
@@ -276,8 +345,8 @@ def _cover(data: int, number: int, steps: dict[int, Claim], finished: bool, end:
     for step, claim in steps.items():
         if claim.order != first.order:
             continue  # `_attend` says so
-        own, back = Step(step, claim.batch, claim.members).outcome(claim.participants)
-        given_back += sharding.count(back)
+        own, back = outcomes[step]
+        given_back += back
         for begin, stop in own:
             times[begin:stop] += 1
             trained.append((step, (begin, stop)))

@@ -129,7 +129,7 @@ class ElasticDataset(Shares, ds.Dataset):
             shuffle=shuffle, seed=seed, drop_remainder=drop_remainder, shards=shards,
         )  # fmt: skip
         if folder is not None:
-            self._ledger = Ledger(Path(folder), ElasticDataset._made, ledger_errors)
+            self._ledger = Ledger(Path(folder), ElasticDataset._made, ledger_errors, sharded=shards is not None)
         ElasticDataset._made += 1
 
     # -- what MindSpore calls -----------------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ class ShardBatches(_Batches):
 
     def made(self) -> None:
         """The sum over all shards of the step is there."""
-        self._dataset._sharded = True
+        self._dataset._sums += 1
 
     def batch(self, shard: int) -> Any:
         """The columns of a shard of this step, as the iterator yields them. Those that this worker was dealt come in

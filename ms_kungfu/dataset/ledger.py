@@ -15,11 +15,18 @@ workers know of it: the epoch and the step's number in it; cluster version and s
 the worker died before it wrote its own. At the end of an epoch each worker writes a line with ``steps``, how many it
 had, and ``left``, what ``drop_remainder`` leaves out of it. Both have ``job``, ``data`` and ``time`` too.
 
+A step that is a deal of shards has ``shards``, into how many a ``global_batch`` is cut; ``weights`` of the members, by
+which they are dealt (none: evenly); and ``sums``, how many ShardedSteps were made with its batch. All of its ``batch``
+is in its update, whoever died in it: ``participants`` are those who haven't, and a ``share`` has the shards that were
+delivered to a worker, one after the other, those that it owed first, then those of workers that died in the step. Who
+is dealt none has the last one, for nothing.
+
 The last entry of a line is ``crc``: of the line's text, going on from the ``crc`` of the line before. So a line that is
 missing, doubled or altered shows in its own file, except for whole lines missing at the end of it, which only the other
 workers' files can tell. The header's stands alone, since it is the one line that is written again.
 
 *Formats.* 1 is what ms_kungfu wrote before files had a header: no ``crc``, and ``share`` computed instead of observed.
+2 has no shards; a file without them still has that number, since nothing in it is new. 3 is the record of shards.
 An entry that a reader may leave unread is added to a header or a line without a new number. Another kind of line, or
 another meaning, takes the next number, which an older reader refuses.
 """
@@ -44,7 +51,8 @@ from ms_kungfu._version import VERSION
 from ms_kungfu.dataset.sharding import EpochCursor, Range, Step
 from ms_kungfu.errors import KungFuError
 
-FORMAT = 2
+FORMAT = 3  # the newest that is read, and what a record of shards is written in
+_WITHOUT_SHARDS = 2
 ERRORS = ("raise", "warn")
 _HEADER_BYTES = 768  # whatever it comes to say: a disk that is full has no room for a longer one
 _REASON_CHARS = 80
@@ -76,14 +84,16 @@ class Ledger:
 
     With `errors` "raise" a line that can't be written is an OSError, and so is each one after it. With "warn" the file
     ends there, which is a warning, and training goes on without a record. Both leave the reason in the header.
+    `sharded`: its steps are deals of shards.
     """
 
-    def __init__(self, folder: Path, data: int, errors: str = "raise") -> None:
+    def __init__(self, folder: Path, data: int, errors: str = "raise", *, sharded: bool = False) -> None:
         if errors not in ERRORS:
             raise ValueError(f"ledger_errors is {' or '.join(map(repr, ERRORS))}, got {errors!r}")
         self._folder = folder
         self._data = data
         self._errors = errors
+        self._format = FORMAT if sharded else _WITHOUT_SHARDS
         self._file: Any = None
         self._whole = 0  # bytes of it that are whole lines
         self._crc = 0
@@ -129,7 +139,7 @@ class Ledger:
     def _header(self, stopped: dict[str, Any] | None = None) -> bytes:
         line, _ = seal(
             {
-                "ledger": FORMAT,
+                "ledger": self._format,
                 "written_by": VERSION,
                 "job": job(),
                 "data": self._data,
@@ -170,6 +180,18 @@ class Ledger:
 
 
 @dataclass(frozen=True)
+class Shards:
+    """How the shards of a step were dealt."""
+
+    unit: int
+    """Samples of each but the last."""
+    weights: tuple[int, ...]
+    """Of the members; none: all alike."""
+    sums: int
+    """ShardedSteps that were made with the batch."""
+
+
+@dataclass(frozen=True)
 class Claim:
     """What one record says that all records of the step have to say."""
 
@@ -181,6 +203,8 @@ class Claim:
     total: int
     seed: int
     shuffle: bool
+    shards: Shards | None = None
+    """None: the members' shares are blocks of the batch."""
 
     @property
     def order(self) -> tuple[int, int, bool]:
@@ -254,8 +278,18 @@ def _parse(line: dict[str, Any], where: str) -> Record:
         if not all(type(rank) is int and 0 <= rank < size for rank in members):
             raise ValueError(line)
         seed, shuffle = line["seed"], bool(line["shuffle"])
-        claim = Claim(version, size, members, participants, batch, total, seed, shuffle)
+        dealt = _shards(line, global_batch, len(members)) if "shards" in line else None
+        claim = Claim(version, size, members, participants, batch, total, seed, shuffle, dealt)
     return Record(where, str(line["job"]), float(line["time"]), *own, share, claim)
+
+
+def _shards(line: dict[str, Any], global_batch: int, members: int) -> Shards:
+    count, weights, sums = line["shards"], tuple(line["weights"]), line["sums"]
+    if not all(type(number) is int for number in (count, sums, *weights)) or min(count, sums) < 1:
+        raise ValueError(line)
+    if global_batch % count or (weights and (len(weights) != members or min(weights) < 0 or not any(weights))):
+        raise ValueError(line)
+    return Shards(global_batch // count, weights, sums)
 
 
 def read(folder: Path) -> tuple[dict[str, list[Record]], list[str], list[str]]:

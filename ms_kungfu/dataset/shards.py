@@ -6,6 +6,7 @@ that is dealt no shard of a step computes the last one for nothing, as it needs 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Callable
 
 import numpy as np
@@ -24,6 +25,23 @@ def count(length: int, unit: int) -> int:
 def last_share(length: int, unit: int) -> float:
     """What the last shard of the step counts, where the others count 1."""
     return (length - (count(length, unit) - 1) * unit) / unit
+
+
+def shards_in(share: Iterable[sharding.Range], batch: Iterable[sharding.Range], unit: int) -> list[int]:
+    """Which shards of the step of `batch` a worker was delivered, one after the other. ValueError where it isn't
+    whole ones."""
+    given, step = sharding.positions(share), sharding.positions(batch)
+    in_order = np.argsort(step)
+    where = in_order[np.searchsorted(step, given, sorter=in_order).clip(max=step.size - 1)]
+    found, at = [], 0
+    while at < given.size:
+        shard = int(where[at]) // unit
+        expected = step[shard * unit : (shard + 1) * unit]
+        if not np.array_equal(given[at : at + expected.size], expected):
+            raise ValueError(given[at])
+        found.append(shard)
+        at += expected.size
+    return found
 
 
 def deal(

@@ -82,7 +82,7 @@ class Shares:
         if shards is not None and global_batch_size is None:
             raise ValueError("shards are parts of a global batch: give global_batch_size instead of batch_size")
         self._weights: tuple[int, ...] = ()  # of how much each rank is dealt
-        self._sharded = False  # the step at hand has been made, shard by shard
+        self._sums = 0  # how often the step at hand has been made, shard by shard
         self._per_worker: int | None = None
         self._global: int | None = None
         self._cursor = sharding.EpochCursor(total, drop_remainder)
@@ -211,15 +211,15 @@ class Shares:
 
     def _commit_sharded(self, dealt: _Dealt) -> None:
         """All of the step is trained, whoever lives: its shards were computed by others where their owner died."""
-        if not self._sharded:
+        if not self._sums:
             raise KungFuError(
                 "this ElasticDataset deals shards, and nothing summed those of the step: train with Model.train and "
                 "KungFuElasticCallback, or call a ms_kungfu.elastic.ShardedStep with each batch"
             )
-        self._sharded = False
         living = tuple(_core.sharded_members()) if dealt.version == runtime.cluster_version() else dealt.members
         epoch, delivered, common = self._cursor.epoch, self._delivered, self._ledger_common(dealt)
-        steps, self._delivered = self._cursor.commit(), []
+        common.update(weights=self._weights_of(dealt), sums=self._sums, participants=living)
+        steps, self._delivered, self._sums = self._cursor.commit(), [], 0
         self._weight = 0
         if living != dealt.members:
             self._dealt = replace(dealt, members=living)
@@ -227,13 +227,16 @@ class Shares:
         if self._ledger is not None:
             # One step at a time: the next begins where the sum over all shards is there.
             share = tuple(r for each in delivered for r in each)
-            self._ledger.step(epoch, steps[0], dealt.rank, share, {**common, "participants": living})
+            self._ledger.step(epoch, steps[0], dealt.rank, share, common)
 
     def shards_of(self, count: int) -> list[int]:
         """This worker's shards of a step that has `count`."""
         dealt = self._present()
-        weights = [self._weights[r] for r in dealt.members] if len(self._weights) == dealt.size else []
-        return list(_core.deal_shards(count, list(dealt.members), weights, dealt.rank))
+        return list(_core.deal_shards(count, list(dealt.members), self._weights_of(dealt), dealt.rank))
+
+    def _weights_of(self, dealt: _Dealt) -> list[int]:
+        """Of its members; none: all alike."""
+        return [self._weights[r] for r in dealt.members] if len(self._weights) == dealt.size else []
 
     def weigh(self, weights: Sequence[int]) -> None:
         """From the next step on each rank is dealt shards in proportion to its number. At all workers alike."""
@@ -268,7 +271,7 @@ class Shares:
     def _put_back(self) -> None:
         """What was handed out and doesn't count is handed out again."""
         self._cursor.put_back()
-        self._delivered = []
+        self._delivered, self._sums = [], 0
 
     def _ledger_common(self, dealt: _Dealt) -> dict[str, Any]:
         return {
@@ -302,7 +305,7 @@ class Shares:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from another worker's `state`. ValueError where that worker has other data."""
         self._cursor.restore(state)
-        self._delivered = []
+        self._delivered, self._sums = [], 0
         self._seed = state["seed"]
         self._per_worker, self._global = state["batch"]
         self._deals += 1

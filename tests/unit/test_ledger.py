@@ -442,13 +442,13 @@ def test_a_delivery_that_is_not_the_share_is_found_also_where_a_sample_is_repeat
 
 def test_a_newer_format_is_refused_by_its_version(recorded):
     header, *lines = recorded[1].read_bytes().splitlines(True)
-    newer = header.replace(b'"ledger":2', b'"ledger":3').replace(ledger.VERSION.encode(), b"7.8.9")
+    newer = header.replace(b'"ledger":2', b'"ledger":4').replace(ledger.VERSION.encode(), b"7.8.9")
     recorded[1].write_bytes(b"".join([newer, *lines]))
     command = [sys.executable, "-m", "ms_kungfu.dataset.audit", str(recorded[0].parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "has ledger format 3, written by ms_kungfu 7.8.9; " in done.stderr
-    assert "reads formats 1 to 2" in done.stderr
+    assert "has ledger format 4, written by ms_kungfu 7.8.9; " in done.stderr
+    assert "reads formats 1 to 3" in done.stderr
 
 
 def test_an_entry_that_a_later_version_adds_is_no_damage(recorded):

@@ -8,7 +8,7 @@ import pytest
 from mindspore import nn
 from mindspore.dataset import NumpySlicesDataset
 
-from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.dataset import ElasticDataset, audit
 from ms_kungfu.elastic import ShardedStep
 from ms_kungfu.elastic.sharded_step import check_optimizer
 from ms_kungfu.errors import KungFuError
@@ -51,11 +51,17 @@ def alone(tmp_path_factory):
 def test_every_history_of_the_cluster_has_the_bits_of_one_worker(run_elastic, alone, mode, net, np, schedule, deaths):
     expected = alone.get(net)
     if expected is None:
-        expected = alone[net] = history(run_elastic(PROGRAM, "graph", net, "8", "none", "2", ledger=False))
+        first = run_elastic(PROGRAM, "graph", net, "8", "none", "2")
+        assert first.audit().exact
+        expected = alone[net] = history(first)
     assert len(expected) == 6  # 90 samples in steps of 32: two of 32, one of 26, whose last shard has 2
-    seen = run_elastic(PROGRAM, mode, net, "8", schedule, "2", *deaths, np=np, ledger=False)
+    seen = run_elastic(PROGRAM, mode, net, "8", schedule, "2", *deaths, np=np)
     assert history(seen) == expected
     assert all(row["cores"] == [1] for row in seen.of("step") if "cores" in row)
+    report = seen.audit()
+    assert report.exact, audit.to_text(report)
+    assert [(epoch.steps, epoch.trained) for epoch in report.epochs] == [(3, 90)] * 2
+    assert (sum(epoch.given_back for epoch in report.epochs) > 0) == bool(deaths)
     if deaths:
         # The step stays whole: the others compute what the dead one owed, in the same step.
         step = int(deaths[0].split(":")[0])
