@@ -340,13 +340,19 @@ class ShardBatches(_Batches):
         """Which of them is yielded."""
         self._parts = 0
         self._batches_by_shard: dict[int, Any] = {}
+        self._looked_at: dict[int, tuple[sharding.Range, ...]] = {}  # those of others, which aren't on record
         ShardBatches.current = self
         return self.batch(self.first)
 
     @property
     def weights(self) -> list[int]:
-        """By rank, of how much each is dealt; none: all alike."""
-        return list(self._dataset._weights)
+        """By rank, of how much each was dealt of this step; none: all alike."""
+        return self._dataset._step_weights
+
+    @property
+    def next_weights(self) -> list[int]:
+        """The same of the next step, as far as it is agreed."""
+        return self._dataset._weights_in(self._dataset._dealt)
 
     def next_key(self) -> tuple[int, int]:
         """The seed and the number of the step, by which random numbers are keyed; another number for each ShardedStep
@@ -375,11 +381,12 @@ class ShardBatches(_Batches):
         while shard not in self._batches_by_shard and shard in self._coming_shards:
             coming = self._coming_shards.pop(0)
             self._batches_by_shard[coming] = self._receive(min(unit, self._length - coming * unit))
+        dataset = self._dataset
         if shard not in self._batches_by_shard:
-            dataset = self._dataset
             where = sharding.positions(self._step.batch)[shard * unit : (shard + 1) * unit]
             pipeline = dataset._pipeline(dataset._samples(where)).batch(unit)
             self._batches_by_shard[shard] = next(iter(getattr(pipeline, self._kind)(**self._options)))
-            if shard in _core.missing_shards():  # and isn't only looked at
-                dataset._deliver(sharding.ranges(where))
+            self._looked_at[shard] = sharding.ranges(where)
+        if shard in self._looked_at and shard in _core.missing_shards():  # it is trained, now or later
+            dataset._deliver(self._looked_at.pop(shard))
         return self._batches_by_shard[shard]

@@ -26,7 +26,8 @@ missing, doubled or altered shows in its own file, except for whole lines missin
 workers' files can tell. The header's stands alone, since it is the one line that is written again.
 
 *Formats.* 1 is what ms_kungfu wrote before files had a header: no ``crc``, and ``share`` computed instead of observed.
-2 has no shards; a file without them still has that number, since nothing in it is new. 3 is the record of shards.
+2 has no shards; a file without them still has that number, since nothing in it is new. 3 is the record of shards, and
+how they are dealt (ops_src/shards/deal.h), which the audit computes: another deal is another format.
 An entry that a reader may leave unread is added to a header or a line without a new number. Another kind of line, or
 another meaning, takes the next number, which an older reader refuses.
 """
@@ -287,7 +288,7 @@ def _shards(line: dict[str, Any], global_batch: int, members: int) -> Shards:
     count, weights, sums = line["shards"], tuple(line["weights"]), line["sums"]
     if not all(type(number) is int for number in (count, sums, *weights)) or min(count, sums) < 1:
         raise ValueError(line)
-    if global_batch % count or (weights and (len(weights) != members or min(weights) < 0 or not any(weights))):
+    if global_batch % count or (weights and (len(weights) != members or min(weights) < 1)):
         raise ValueError(line)
     return Shards(global_batch // count, weights, sums)
 

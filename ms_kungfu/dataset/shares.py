@@ -81,7 +81,9 @@ class Shares:
         self._shards = None if shards is None else at_least(1, shards, "shards")
         if shards is not None and global_batch_size is None:
             raise ValueError("shards are parts of a global batch: give global_batch_size instead of batch_size")
-        self._weights: tuple[int, ...] = ()  # of how much each rank is dealt
+        self._weights: tuple[int, ...] = ()  # of how much each rank is dealt,
+        self._weighed_in = -1  # in this cluster version: in another the ranks are others
+        self._step_weights: list[int] = []  # by rank, that the step at hand was dealt by
         self._sums = 0  # how often the step at hand has been made, shard by shard
         self._per_worker: int | None = None
         self._global: int | None = None
@@ -218,7 +220,9 @@ class Shares:
             )
         living = tuple(_core.sharded_members()) if dealt.version == runtime.cluster_version() else dealt.members
         epoch, delivered, common = self._cursor.epoch, self._delivered, self._ledger_common(dealt)
-        common.update(weights=self._weights_of(dealt), sums=self._sums, participants=living)
+        # Those of the next step may be agreed already.
+        weights = [self._step_weights[r] for r in dealt.members] if self._step_weights else []
+        common.update(weights=weights, sums=self._sums, participants=living)
         steps, self._delivered, self._sums = self._cursor.commit(), [], 0
         self._weight = 0
         if living != dealt.members:
@@ -232,16 +236,19 @@ class Shares:
     def shards_of(self, count: int) -> list[int]:
         """This worker's shards of a step that has `count`."""
         dealt = self._present()
-        return list(_core.deal_shards(count, list(dealt.members), self._weights_of(dealt), dealt.rank))
+        by_rank = self._weights_in(dealt)
+        weights = [by_rank[r] for r in dealt.members] if by_rank else []
+        return list(_core.deal_shards(count, list(dealt.members), weights, dealt.rank))
 
-    def _weights_of(self, dealt: _Dealt) -> list[int]:
-        """Of its members; none: all alike."""
-        return [self._weights[r] for r in dealt.members] if len(self._weights) == dealt.size else []
+    def _weights_in(self, dealt: _Dealt) -> list[int]:
+        """By rank; none: all alike. Who has joined knows no others."""
+        return list(self._weights) if self._weighed_in == dealt.version else []
 
     def weigh(self, weights: Sequence[int]) -> None:
         """From the next step on each rank is dealt shards in proportion to its number. At all workers alike."""
-        if tuple(weights) != self._weights:
-            self._weights = tuple(weights)
+        before, version = self._weights_in(self._present()), runtime.cluster_version()
+        self._weights, self._weighed_in = tuple(weights), version
+        if list(weights) != before:
             self._deals += 1
 
     def take_back(self, participants: Sequence[int]) -> None:
@@ -321,6 +328,7 @@ class Shares:
         step = cursor.take(self.global_batch_size, dealt.members)
         if step is not None and self._shards is not None:
             length, unit = sharding.count(step.batch), cursor.unit
+            self._step_weights = self._weights_in(dealt)
             shards = self.shards_of(count_shards(length, unit))
             self._weight = sum(min(unit, length - shard * unit) for shard in shards)
         elif step is not None:

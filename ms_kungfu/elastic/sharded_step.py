@@ -114,7 +114,7 @@ class ShardedStep:
             _core.end_sharded_step()
         batches.made()
         where = runtime.cluster_version(), runtime.current_cluster_size()
-        batches.weigh(self._pace.step_end(*where, batches.count, batches.weights))
+        batches.weigh(self._pace.step_end(*where, batches.count, batches.next_weights))
         return loss
 
     @staticmethod

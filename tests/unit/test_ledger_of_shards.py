@@ -134,8 +134,8 @@ def died(recorded, shares):
 
 
 def test_shards_of_a_dead_worker_are_with_the_others(recorded):
-    # dealt are 0-1, 2-4 and 5-7, of 3 samples each, from 72 on; each worker's own come first
-    died(recorded, ([[72, 78], [78, 81]], [[87, 96], [81, 87]]))
+    # dealt are 0-2, 3-5 and 6-7, of 3 samples each, from 72 on; each worker's own come first
+    died(recorded, ([[72, 81], [81, 84]], [[90, 96], [84, 90]]))
     report = verdict(recorded[0].parent)
     assert report.exact, audit.to_text(report)
     assert report.epochs[0].given_back == 9
@@ -144,13 +144,10 @@ def test_shards_of_a_dead_worker_are_with_the_others(recorded):
 @pytest.mark.parametrize(
     ("shares", "said"),
     [
-        (([[72, 78], [78, 81]], [[87, 96], [84, 87]]), "shard 3 of 8, dealt to rank 1, was trained by nobody"),
-        (([[72, 78], [78, 84]], [[87, 96], [81, 87]]), "shard 3 of 8, dealt to rank 1, was trained by 2 workers"),
-        (([[72, 78], [78, 81]], [[90, 96], [81, 87]]), "shard 5 of 8, dealt to rank 2, was trained by nobody"),
-        (
-            ([[72, 78], [78, 80]], [[87, 96], [81, 87]]),
-            "rank 0 trained [72,78)+[78,80), and was dealt the shards [0, 1]",
-        ),
+        (([[72, 81]], [[90, 96], [84, 90]]), "shard 3 of 8, dealt to rank 1, was trained by nobody"),
+        (([[72, 81], [81, 87]], [[90, 96], [84, 90]]), "shard 4 of 8, dealt to rank 1, was trained by 2 workers"),
+        (([[72, 81], [81, 84]], [[93, 96], [84, 90]]), "shard 6 of 8, dealt to rank 2, was trained by nobody"),
+        (([[72, 81], [81, 83]], [[90, 96], [84, 90]]), "trained [72,81)+[81,83), and was dealt the shards [0, 1, 2]"),
     ],
 )
 def test_a_shard_that_is_left_out_or_doubled_after_a_death_is_named(recorded, shares, said):
@@ -161,7 +158,7 @@ def test_a_shard_that_is_left_out_or_doubled_after_a_death_is_named(recorded, sh
     order = audit.sharding.permutation(96, 3, 0)
     (epoch,) = report.epochs
     if "by 2" in said:
-        assert epoch.repeated == {sample: [3, 3] for sample in sorted(order[81:84].tolist())}
+        assert epoch.repeated == {sample: [3, 3] for sample in sorted(order[84:87].tolist())}
         assert not epoch.missing
     else:
         assert set(order[81:84]) <= set(epoch.missing) or "shard 3" not in said
@@ -169,7 +166,7 @@ def test_a_shard_that_is_left_out_or_doubled_after_a_death_is_named(recorded, sh
 
 
 @pytest.mark.parametrize(
-    "share", [[[6, 12]], [[6, 15], [0, 3]], [[6, 14]], [[6, 9], [9, 12], [9, 12]], [], [[9, 15], [7, 9]]]
+    "share", [[[9, 15]], [[9, 18], [0, 3]], [[9, 17]], [[9, 12], [12, 18], [12, 15]], [], [[12, 18], [10, 12]]]
 )
 def test_a_share_that_isnt_the_shards_that_were_dealt_is_found_without_a_death(recorded, share):
     change(recorded[1], lambda line: {**line, "share": share}, at(0, 0))
@@ -193,7 +190,7 @@ def test_the_format_is_new_only_where_there_are_shards(recorded, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "edit", [{"shards": 0}, {"shards": 7}, {"weights": [1, 1]}, {"weights": [0, 0, 0]}, {"sums": 0}, {"weights": None}]
+    "edit", [{"shards": 0}, {"shards": 7}, {"weights": [1, 1]}, {"weights": [1, 0, 1]}, {"sums": 0}, {"weights": None}]
 )
 def test_a_deal_that_cant_be_is_damage(recorded, edit):
     change(recorded[0], lambda line: {**line, **edit}, at(0, 0))
