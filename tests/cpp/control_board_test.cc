@@ -82,6 +82,7 @@ class Idle final : public Communicator {
   uint32_t Run(const Operation&) override { return closure_.ThrowIfClosed(), 0; }
   uint32_t RunAll(const Operation*, size_t) override { return 0; }
   uint32_t Settle(const Operation*, uint32_t*, size_t) override { return 0; }
+  std::optional<uint32_t> RunRenewable(Renewable&, uint32_t) override { return 0; }
 
  private:
   ControlBoard* board() const override { return &board_; }
