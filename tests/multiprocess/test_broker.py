@@ -207,6 +207,7 @@ def test_the_step_of_who_chooses_a_version_is_told(host):
     one = host(cluster(0, A), cluster(1, A))
     granted = one.grant(A, 0, 0, 1, 20, step=120)
     os.close(granted.fd)
+    one.wait_until(lambda: one.chosen)  # told behind the grant, by another thread
     assert one.chosen == [(cluster(1, A), 120)]
 
 
