@@ -1,8 +1,13 @@
 // The plugin for CPUs, where kernels are launched without a stream and the tensors are in the host's memory.
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <vector>
 
+#include "base/bfloat16.h"
+#include "base/float16.h"
 #include "common/kernels.h"
+#include "cpu/philox.h"
 #include "mindspore/ops/kernel/cpu/cpu_kernel.h"
 
 extern "C" __attribute__((visibility("default"))) const char* kungfu_ms_version() { return KUNGFU_MINDSPORE_VERSION; }
@@ -96,8 +101,117 @@ class SumShards : public CollectiveOn<Host> {
   bool* over_{nullptr};  // MindSpore's, for the length of a launch
 };
 
+// What Dropout and its gradient have in common: a tensor of a float dtype in, the same where an element is kept, scaled
+// so that the expectation stays, else 0.
+class Dropping : public HostKernel {
+ public:
+  bool Init(const KernelTensors&, const KernelTensors&) override {
+    threshold_ = static_cast<uint64_t>(GetValue<int64_t>(this->primitive_->GetAttr("threshold")));
+    return true;
+  }
+  int Resize(const KernelTensors& inputs, const KernelTensors& outputs) override {
+    count_ = Count(inputs[0]->GetShapeVector());
+    return HostKernel::Resize(inputs, outputs);
+  }
+  std::vector<KernelAttr> GetOpSupport() override { return {KernelAttr().AddSkipCheckAttr(true)}; }
+
+ protected:
+  void Apply(const KernelTensor& from, const bool* kept, const KernelTensor& to) const {
+    switch (from.dtype_id()) {
+      case kNumberTypeFloat16:
+        return ApplyTo<float16, float>(from, kept, to);
+      case kNumberTypeBFloat16:
+        return ApplyTo<bfloat16, float>(from, kept, to);
+      case kNumberTypeFloat32:
+        return ApplyTo<float, float>(from, kept, to);
+      case kNumberTypeFloat64:
+        return ApplyTo<double, double>(from, kept, to);
+      default:  // refused when shapes are inferred
+        throw std::runtime_error("InternalError: " + kernel_name_ + " of a dtype that isn't a float's");
+    }
+  }
+
+  uint64_t threshold_{0};  // of 2^32 numbers these many mean that an element is dropped
+  uint64_t count_{0};
+
+ private:
+  template <typename Element, typename Wide>
+  void ApplyTo(const KernelTensor& from, const bool* kept, const KernelTensor& to) const {
+    constexpr double kNumbers = 4294967296.0;
+    const auto scale = static_cast<Wide>(kNumbers / (kNumbers - static_cast<double>(threshold_)));
+    const auto* const x = static_cast<const Element*>(from.device_ptr());
+    auto* const y = static_cast<Element*>(to.device_ptr());
+    for (uint64_t i = 0; i < count_; ++i) {
+      y[i] = kept[i] ? static_cast<Element>(static_cast<Wide>(x[i]) * scale) : static_cast<Element>(Wide{0});
+    }
+  }
+};
+
+// x in; x with elements dropped and the mask (true: kept) out. What is drawn is a function of the shard and of how many
+// were drawn before for it; outside of a step of shards of the seed, the rank and how many the process has drawn
+// before.
+class Dropout : public Dropping {
+ public:
+  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
+    seed_ = static_cast<uint64_t>(GetValue<int64_t>(this->primitive_->GetAttr("seed")));
+    rank_ = static_cast<uint32_t>(GetValue<int64_t>(this->primitive_->GetAttr("rank")));
+    return Dropping::Init(inputs, outputs);
+  }
+  bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs, void*) override {
+    auto* const kept = static_cast<bool*>(outputs[1]->device_ptr());
+    Draw(kept);
+    Apply(*inputs[0], kept, *outputs[0]);
+    return true;
+  }
+
+ private:
+  // Two rounds: the first makes 128 bits of what a draw is keyed by, the second the draw's numbers, four a block.
+  void Draw(bool* kept) const {
+    static std::atomic<uint64_t> draws{0};
+    constexpr uint32_t kNoPlace = ~0u;  // no shard draws as often
+    uint64_t seed = 0;
+    uint64_t step = 0;
+    uint32_t shard = 0;
+    uint32_t place = 0;
+    int any = 0;
+    Check(kf_shard_key(&seed, &step, &shard, &place, &any));
+    if (any == 0) {
+      seed = seed_;
+      step = draws.fetch_add(1, std::memory_order_relaxed);
+      shard = rank_;
+      place = kNoPlace;
+    }
+    const PhiloxBlock drawn =
+        Philox({static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32), shard, place}, seed);
+    const uint64_t key = drawn[0] | static_cast<uint64_t>(drawn[1]) << 32;
+    for (uint64_t i = 0; i < count_; i += 4) {
+      const uint64_t block = i / 4;
+      const PhiloxBlock numbers =
+          Philox({static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), drawn[2], drawn[3]}, key);
+      const uint64_t left = std::min<uint64_t>(4, count_ - i);
+      for (uint64_t k = 0; k < left; ++k) {
+        kept[i + k] = numbers[k] >= threshold_;
+      }
+    }
+  }
+
+  uint64_t seed_{0};
+  uint32_t rank_{0};
+};
+
+// The gradient of the first output and the mask in, the gradient of x out.
+class DropoutGrad : public Dropping {
+ public:
+  bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs, void*) override {
+    Apply(*inputs[0], static_cast<const bool*>(inputs[1]->device_ptr()), *outputs[0]);
+    return true;
+  }
+};
+
 bool AddShards(Factory<NativeCpuKernelMod>& factory) {
   Add<SumShards>(factory, "KungFuSumShards");
+  Add<Dropout>(factory, "KungFuDropout");
+  Add<DropoutGrad>(factory, "KungFuDropoutGrad");
   return true;
 }
 

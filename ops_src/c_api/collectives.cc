@@ -61,11 +61,11 @@ kf_status kf_sum_shards(const kf_group* groups, size_t num_groups, int* over) {
   });
 }
 
-kf_status kf_shard_key(uint64_t* seed, uint64_t* step, uint32_t* shard, int* any) {
+kf_status kf_shard_key(uint64_t* seed, uint64_t* step, uint32_t* shard, uint32_t* place, int* any) {
   return Guarded([&] {
-    const auto key = kungfu::shards::Step::Get().CurrentKey();
+    const auto key = kungfu::shards::Step::Get().NextKey();
     *any = key ? 1 : 0;
-    if (key) std::tie(*seed, *step, *shard) = std::tie(key->seed, key->step, key->leaf);
+    if (key) std::tie(*seed, *step, *shard, *place) = std::tie(key->seed, key->step, key->leaf, key->place);
   });
 }
 

@@ -152,6 +152,7 @@ void Step::Arm(Taken taken, uint32_t leaf) {
   taken_ = taken;
   leaf_ = leaf;
   taken_at_ = std::chrono::steady_clock::now();
+  draws_ = 0;
   inside_.store(Inside::kShard, std::memory_order_relaxed);
   RestoreStatistics();
 }
@@ -169,10 +170,17 @@ void Step::RestoreStatistics() {
   for (size_t i = 0; i < statistics_.size(); i++) std::memcpy(statistics_[i].data, base_[i].data(), base_[i].size());
 }
 
-std::optional<Key> Step::CurrentKey() const {
+std::optional<Key> Step::NextKey() {
+  // Not by taken_: a shard whose computing has failed stays taken.
+  const Inside inside = inside_.load(std::memory_order_relaxed);
+  if (inside == Inside::kNothing) return std::nullopt;
+  if (inside == Inside::kStep) {
+    throw Error(KF_INVALID,
+                "ShardedStep's update draws random numbers, as of a Dropout in it, which would be others "
+                "at each worker; what draws belongs in forward_backward");
+  }
   std::lock_guard<std::mutex> guard(mutex_);
-  if (taken_ == Taken::kNothing) return std::nullopt;
-  return Key{plan_.seed, plan_.step, leaf_};
+  return Key{plan_.seed, plan_.step, leaf_, draws_++};
 }
 
 std::pair<double, uint32_t> Step::Pace() const {

@@ -52,10 +52,14 @@ struct Plan {
   uint64_t seed = 0, step = 0;    // of the leaves' random numbers
 };
 
-// What the random numbers of a leaf are a function of, but for the place where they are drawn.
+// What the random numbers of one draw are a function of, but for the element.
+//
+// The place says which layer draws: the how manieth draw it is since computing the leaf began. A program draws in the
+// same order wherever it runs, at a joiner as at a veteran and in either of MindSpore's modes, while a number that a
+// layer gets when it is made depends on what else the process has made. A layer that is called twice draws twice.
 struct Key {
   uint64_t seed, step;
-  uint32_t leaf;
+  uint32_t leaf, place;
 };
 
 // Memory that holds its contents for the whole step.
@@ -93,8 +97,8 @@ class Step {
   Members MembersNow() const;
   // What this rank has computed since Begin, from Take to Bring: seconds, and leaves.
   std::pair<double, uint32_t> Pace() const;
-  // Of the leaf that is computed; none between the steps.
-  std::optional<Key> CurrentKey() const;
+  // Of the next draw for the leaf that is computed; none outside of a step. Refused in the update.
+  std::optional<Key> NextKey();
   // Of the bits of each tensor that was brought after TakeForHashes.
   std::vector<uint64_t> Hashes() const;
 
@@ -124,6 +128,7 @@ class Step {
   std::vector<bool> brought_;
   Taken taken_ = Taken::kNothing;
   uint32_t leaf_ = 0;
+  uint32_t draws_ = 0;  // for what is taken
   bool begun_ = false;  // something has been brought
   bool over_ = true;
   size_t reduced_ = 0;  // groups whose root is there

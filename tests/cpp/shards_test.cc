@@ -396,8 +396,8 @@ class Trainer {
         step_.TakeNone();
       } else {
         step_.Take(leaf);
-        const auto key = step_.CurrentKey();
-        Require(key && key->leaf == leaf && key->step == plan.step, "the key is another leaf's");
+        const auto key = step_.NextKey();
+        Require(key && key->leaf == leaf && key->step == plan.step && key->place == 0, "the key is another leaf's");
       }
       Computing(inherited);
       for (size_t i = 0; i < statistics_.size(); i++) {
@@ -565,16 +565,20 @@ TEST(ShardsStep, RefusesWhatIsNoPartOfIt) {
   EXPECT_THROW(step.Take(2), Error);
   EXPECT_THROW(step.Bring(&group, 1), Error) << "nothing is taken";
 
+  EXPECT_FALSE(step.NextKey()) << "no shard is computed";
   step.TakeForHashes(0);
   EXPECT_THROW(step.Refuse("other", false), Error) << "a shard is computed";
+  EXPECT_EQ(step.NextKey()->place, 0u);
+  EXPECT_EQ(step.NextKey()->place, 1u) << "two draws of a shard differ";
   statistic = 6;
   EXPECT_FALSE(step.Bring(&group, 1));
   EXPECT_EQ(step.Hashes().size(), 1u);
   EXPECT_EQ(statistic, 5) << "it counts for nothing";
   EXPECT_EQ(step.Missing(), (Leaves{0, 1}));
-  EXPECT_FALSE(step.CurrentKey());
+  EXPECT_THROW(step.NextKey(), Error) << "between the shards";
 
   step.Take(0);
+  EXPECT_EQ(step.NextKey()->place, 0u) << "what is computed again draws the same again";
   statistic = 7;
   EXPECT_FALSE(step.Bring(&group, 1));
   EXPECT_THROW(step.Refuse("other", true), Error) << "between the shards";

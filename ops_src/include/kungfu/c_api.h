@@ -100,8 +100,9 @@ KF_API kf_status kf_wait(const kf_started* started, size_t num_started);
 // and the sum over all shards, divided by their number, is in the outputs; else there are more shards to compute, and
 // the outputs have no value. Float dtypes.
 KF_API kf_status kf_sum_shards(const kf_group* groups, size_t num_groups, int* over);
-// What the random numbers of the shard that is computed are a function of; *any is 0 where there is none.
-KF_API kf_status kf_shard_key(uint64_t* seed, uint64_t* step, uint32_t* shard, int* any);
+// What random numbers that are drawn now, for the shard that is computed, are a function of. *place: how many draws,
+// of whatever layer, computing the shard has made before; each call is one. *any is 0 where no shard is computed.
+KF_API kf_status kf_shard_key(uint64_t* seed, uint64_t* step, uint32_t* shard, uint32_t* place, int* any);
 // `input` is read at the root, `output` written at every other rank (and at the root where it is not `input`).
 KF_API kf_status kf_broadcast(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
                               uint32_t root, const char* layout);

@@ -47,6 +47,7 @@ def alone(tmp_path_factory):
         # In the first step, in which the others have looked at its first shard already.
         ("pynative", "norm", 2, "none", ["1:0:3"]),
         ("graph", "model", 2, "2:3,5:1", []),
+        ("graph", "dropout", 2, "2:3", ["4:0:1"]),
     ],
 )
 def test_every_history_of_the_cluster_has_the_bits_of_one_worker(run_elastic, alone, mode, net, np, schedule, deaths):

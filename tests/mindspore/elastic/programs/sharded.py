@@ -1,7 +1,7 @@
 """OUT MODE NET SHARDS SCHEDULE EPOCHS [STEP:RANK:N ...]: training on a dataset that deals shards. The worker that has
 this rank in this step kills itself before it computes its N-th shard of it, from 0; STEP:RANK:wide: it takes two
-cores there. NET: plain | norm, in a loop of one's own; model: plain in Model.train; stock: with MindSpore's Dropout;
-slow: plain, and rank 1 takes three times as long."""
+cores there. NET: plain | norm | dropout, in a loop of one's own; model: plain in Model.train; stock: with MindSpore's
+Dropout; slow: plain, and rank 1 takes three times as long."""
 
 import os
 import signal
@@ -26,7 +26,11 @@ deaths = sys.argv[7:]
 ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
 ms.set_seed(1)
 
-middle = {"norm": [nn.BatchNorm1d(8)], "stock": [nn.Dropout(p=0.5)]}.get(kind, [])
+middle = {
+    "norm": [nn.BatchNorm1d(8)],
+    "stock": [nn.Dropout(p=0.5)],
+    "dropout": [kf.nn.Dropout(p=0.25) for _ in "ab"],
+}.get(kind, [])
 net = nn.SequentialCell(nn.Dense(4, 8), *middle, nn.Tanh(), nn.Dense(8, 2))
 optimizer = KungFuMomentum(net.trainable_params(), 0.05, 0.9)
 loss_fn = Loss()

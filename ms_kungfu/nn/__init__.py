@@ -1,0 +1,5 @@
+"""Layers whose random state belongs to a shard of a step, and not to a kernel: docs/shards.md."""
+
+from ms_kungfu.nn.dropout import Dropout
+
+__all__ = ["Dropout"]

@@ -1,0 +1,74 @@
+"""Dropout as a primitive whose mask is a function of what it is drawn for: what `ms_kungfu.nn.Dropout` calls."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from typing import Any, Callable
+
+import mindspore as ms
+from mindspore import dtype as mstype
+from mindspore.ops import PrimitiveWithInfer
+from mindspore.ops._grad_experimental.grad_base import bprop_getters
+
+from ms_kungfu import runtime
+from ms_kungfu.ops._base import Primitive, element
+
+_FLOATS = (mstype.float16, mstype.bfloat16, mstype.float32, mstype.float64)
+_BOOL = mstype.TensorType(mstype.bool_)
+
+
+@functools.cache
+def _seed_of_process() -> int:
+    return secrets.randbits(63)
+
+
+class Dropout(Primitive):
+    """One tensor of a float dtype in; the same with elements dropped, and the mask (true: kept), out.
+
+    While a shard is computed the mask is a function of the dataset's seed, the step, the shard, and how many masks were
+    drawn for it before. Else of `seed`, `rank`, and how many the process has drawn before.
+    """
+
+    def __init__(self, threshold: int, seed: int, rank: int) -> None:
+        super().__init__("KungFuDropout", ["x"], ["y", "mask"], threshold=threshold, seed=seed, rank=rank)
+        self.add_prim_attr("recompute", False)  # which would draw another mask
+
+    @classmethod
+    def of(cls, p: float) -> Dropout:
+        """Drops each element with probability `p`, to 32 bits. By the global seed and this worker's rank, as they are
+        now: at the time of a call a process that has yet to join would have to, to know its rank."""
+        seed = ms.get_seed()
+        return cls(
+            min(round(p * 2**32), 2**32 - 1), _seed_of_process() if seed is None else seed, runtime.current_rank()
+        )
+
+    def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
+        shape, dtype = inputs[0]["shape"], inputs[0]["dtype"]
+        if element(dtype) not in _FLOATS:
+            raise TypeError(f"Dropout takes float16, bfloat16, float32 or float64, not a tensor of {element(dtype)}")
+        return (shape, shape), (dtype, _BOOL)
+
+
+class DropoutGrad(PrimitiveWithInfer):
+    """The gradient of Dropout's first output and its mask in, that of its input out. Without a side effect: where
+    nobody needs it, it is left out."""
+
+    def __init__(self, threshold: int) -> None:
+        super().__init__("KungFuDropoutGrad")
+        self.init_attrs = {"threshold": threshold}
+        self.init_prim_io_names(inputs=["dy", "mask"], outputs=["dx"])
+        self.add_prim_attr("threshold", threshold)
+
+    def __infer__(self, dy: dict[str, Any], mask: dict[str, Any]) -> dict[str, Any]:
+        return {"shape": dy["shape"], "dtype": dy["dtype"], "value": None}
+
+
+@bprop_getters.register(Dropout)
+def _of_dropout(self: Dropout) -> Callable[..., tuple[Any]]:
+    grad = DropoutGrad(self.threshold)
+
+    def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
+        return (grad(dout[0], out[1]),)
+
+    return bprop
