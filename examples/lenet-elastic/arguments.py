@@ -50,5 +50,14 @@ def parse_arguments(words=None):
     return parser.parse_args(words)
 
 
+def shards_for(args):
+    """As many as the schedule's largest cluster has workers, or the next more that divide the batch."""
+    if args.shards or args.schedule == "none":
+        return args.shards
+    largest = max(int(entry.split(":")[1]) for entry in args.schedule.split(","))
+    return next((n for n in range(largest, args.global_batch_size + 1) if args.global_batch_size % n == 0), 0)
+
+
 if __name__ == "__main__":
-    parse_arguments()  # ends with a sentence where they make no sense: run-elastic.sh asks before it begins
+    # Ends with a sentence where the arguments make no sense: run-elastic.sh asks before it begins.
+    print(shards_for(parse_arguments()))

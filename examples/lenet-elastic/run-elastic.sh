@@ -55,7 +55,8 @@ for ((i = 1; i <= $#; i++)); do
 done
 words=("$@")
 [ "${1:-}" != --chaos ] || words=("${@:2}")
-python arguments.py "${words[@]}" # before the last run's proof is removed: it ends this where it has a complaint
+# Before the last run's proof is removed: it ends this where it has a complaint.
+shards=$(python arguments.py "${words[@]}")
 [ "$resume" ] || rm -rf logs/ledger
 
 # --chaos, as the first argument: workers are killed and the cluster is resized at random, for two minutes (or
@@ -69,7 +70,7 @@ if [ "${1:-}" = --chaos ]; then
 fi
 
 kungfu-run -q -logdir logs -np 1 -w -builtin-config-port "$port" -config-server "http://127.0.0.1:$port/config" \
-  python train.py --ledger logs/ledger "$@" <&0 &
+  python train.py --ledger logs/ledger --shards "$shards" "$@" <&0 &
 job=$!
 trap 'kill -TERM "$job"' TERM HUP
 trap : INT # a terminal sends it to kungfu-run too

@@ -18,6 +18,7 @@ from ms_kungfu._checks import at_least
 from ms_kungfu.dataset import sharding, shards
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
 from ms_kungfu.dataset.shares import Shares
+from ms_kungfu.errors import KungFuError
 from ms_kungfu.ops import wait_for_queue
 
 Source = Union[ds.Dataset, Callable[[list[int]], ds.Dataset]]
@@ -365,6 +366,12 @@ class ShardBatches(_Batches):
     def check(self) -> str:
         """What a shard whose gradients differ leads to: "raise" or "warn"."""
         return self._dataset._shards_check
+
+    def check_deal(self, dealt: list[int]) -> None:
+        """KungFuError where the runtime deals other shards than the pipeline delivers. A second ShardedStep on one batch
+        may begin after a death in the first."""
+        if self._parts == 1 and dealt != self.own:
+            raise KungFuError(f"shards {dealt} of a step are this worker's, and its data is of shards {self.own}")
 
     def weigh(self, weights: list[int]) -> None:
         """From the next step on ranks are dealt shards by these."""

@@ -107,6 +107,7 @@ class ShardedStep:
             [statistic.asnumpy() for statistic in self._statistics],
         )  # fmt: skip
         try:
+            batches.check_deal(_core.missing_shards())
             self._canary.look(runtime.cluster_version(), batches.check, compute, self._names)
             with sameness.claiming(f"{_ON_CORES.format(membership.core_count())}, "):
                 loss = self._make(batches.first, compute)
