@@ -336,7 +336,7 @@ class ShardBatches(_Batches):
         self.last_share = shards.last_share(self._length, dataset._cursor.unit)
         """What the last of them counts, where the others count 1."""
         self.own = dataset.shards_of(self.count)
-        self._coming_shards = self.own or [self.count - 1]
+        self._coming_shards = list(self.own) or [self.count - 1]
         self.first = self._coming_shards[0]
         """Which of them is yielded."""
         self._parts = 0
@@ -368,8 +368,8 @@ class ShardBatches(_Batches):
         return self._dataset._shards_check
 
     def check_deal(self, dealt: list[int]) -> None:
-        """KungFuError where the runtime deals other shards than the pipeline delivers. A second ShardedStep on one batch
-        may begin after a death in the first."""
+        """KungFuError where the runtime deals other shards than the pipeline delivers. (A second ShardedStep on one
+        batch may begin after a death in the first.)"""
         if self._parts == 1 and dealt != self.own:
             raise KungFuError(f"shards {dealt} of a step are this worker's, and its data is of shards {self.own}")
 
