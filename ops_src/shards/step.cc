@@ -48,6 +48,11 @@ Planes PlanesOf(const Tree& tree, const Deal& deal, const Members& members, uint
   return planes;
 }
 
+bool IsInPlace(const kf_group& group) {
+  return std::any_of(group.tensors, group.tensors + group.num_tensors,
+                     [](const kf_tensor& tensor) { return tensor.count > 0 && tensor.input == tensor.output; });
+}
+
 uint64_t ElementsOf(const kf_group& group) {
   uint64_t elements = 0;
   for (size_t i = 0; i < group.num_tensors; i++) elements += group.tensors[i].count;
@@ -146,8 +151,10 @@ void Step::TakeForHashes(uint32_t leaf) { Arm(Taken::kForHashes, leaf); }
 void Step::Arm(Taken taken, uint32_t leaf) {
   std::lock_guard<std::mutex> guard(mutex_);
   if (over_) throw Error(KF_INVALID, "no step has begun that a shard could be of");
-  if (taken == Taken::kLeaf && (leaf >= plan_.leaves || brought_[leaf])) {
-    throw Error(KF_INVALID, Text("shard ", leaf, " of ", plan_.leaves, " has been brought already, or isn't there"));
+  const Leaves missing = MissingHere();
+  if (taken == Taken::kLeaf && std::find(missing.begin(), missing.end(), leaf) == missing.end()) {
+    throw Error(KF_INVALID,
+                Text("shard ", leaf, " of ", plan_.leaves, " isn't this rank's, or has been brought already"));
   }
   taken_ = taken;
   leaf_ = leaf;
@@ -224,7 +231,8 @@ bool Step::Bring(const kf_group* groups, size_t num_groups) {
   for (size_t k = reduced_; k < all.size() && taken == Taken::kLeaf; k++) {
     KUNGFU_CHECK(sums_[k].elements() == ElementsOf(all[k]), "shards bring different numbers of elements");
     const double share = leaf_ + 1 == plan_.leaves ? plan_.last : 1;
-    sums_[k].Add(tree_, leaf_, all[k].tensors, all[k].num_tensors, share, /*borrow=*/true);
+    // In place an attempt that fails has written over what the next one reads.
+    sums_[k].Add(tree_, leaf_, all[k].tensors, all[k].num_tensors, share, /*borrow=*/!IsInPlace(all[k]));
   }
   if (taken == Taken::kLeaf) {
     brought_[leaf_] = true;
