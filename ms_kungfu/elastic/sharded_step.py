@@ -158,7 +158,7 @@ class _Shard(nn.Cell):
 
 def check_optimizer(optimizer: Any) -> None:
     """ValueError for one that doesn't follow the mean of the gradients."""
-    if getattr(optimizer, "asynchronous", False) or hasattr(optimizer, "merge"):
+    if hasattr(optimizer, "replicas_differ"):
         raise ValueError(
             f"{type(optimizer).__name__} averages models, of which each worker has its own, while shards make one "
             "model that doesn't depend on the workers; train with KungFuMomentum or its like, or without shards"

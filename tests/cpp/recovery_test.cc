@@ -2,7 +2,6 @@
 // all of them alike.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +16,7 @@
 #include "base/fault_point.h"
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "deaths.h"
 #include "ranks.h"
 #include "runtime/background.h"
 #include "runtime/peer.h"
@@ -370,32 +370,7 @@ class Cluster {
   std::vector<pid_t> pids_;
 };
 
-// The seed of this run, which says what is tried in what order; the same again with KUNGFU_KILL_SEED.
-unsigned Seed() {
-  static const unsigned seed = [] {
-    const char* const given = std::getenv("KUNGFU_KILL_SEED");
-    const unsigned drawn = given != nullptr ? unsigned(std::strtoul(given, nullptr, 10)) : std::random_device()();
-    std::printf("KUNGFU_KILL_SEED=%u\n", drawn);
-    return drawn;
-  }();
-  return seed;
-}
-bool Everywhere() { return std::getenv("KUNGFU_KILL_EVERYWHERE") != nullptr; }
-
-class Recovery : public ::testing::Test {
- protected:
-  void SetUp() override {
-#ifdef __SANITIZE_THREAD__
-    GTEST_SKIP() << "it sees nothing of what passes between processes; threads run the same code in other tests";
-#endif
-    board =
-        static_cast<Board*>(mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  }
-  void TearDown() override {
-    if (board != nullptr) munmap(board, sizeof(Board));
-    board = nullptr;
-  }
-};
+using Recovery = DeathsOnBoard<Board, board>;
 
 // One rank dies, or freezes, is taken for dead and goes on, at each place, which takes long, with
 // KUNGFU_KILL_EVERYWHERE in the environment; else at some places of each kind of work, however long that takes (10 s on

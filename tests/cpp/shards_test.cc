@@ -2,7 +2,6 @@
 // and whoever dies meanwhile, wherever.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,6 +24,7 @@
 #include "collectives/dtype.h"
 #include "collectives/lone_communicator.h"
 #include "collectives/reduce.h"
+#include "deaths.h"
 #include "ranks.h"
 #include "shards/deal.h"
 #include "shards/partial_sums.h"
@@ -37,7 +37,9 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 using Bytes = std::vector<char>;
+using testing::Everywhere;
 using testing::Ranks;
+using testing::Seed;
 
 // ---- the reference, which shares nothing with the tree but the arithmetic of 16-bit floats
 
@@ -116,18 +118,6 @@ Bytes Draw(kf_dtype dtype, size_t count, std::mt19937& random) {
   }
   return bytes;
 }
-
-// The seed of this run; the same again with KUNGFU_KILL_SEED.
-unsigned Seed() {
-  static const unsigned seed = [] {
-    const char* const given = std::getenv("KUNGFU_KILL_SEED");
-    const unsigned drawn = given != nullptr ? unsigned(std::strtoul(given, nullptr, 10)) : std::random_device()();
-    std::printf("KUNGFU_KILL_SEED=%u\n", drawn);
-    return drawn;
-  }();
-  return seed;
-}
-bool Everywhere() { return std::getenv("KUNGFU_KILL_EVERYWHERE") != nullptr; }
 
 // ---- the tree and the deal
 
@@ -788,20 +778,8 @@ class Cluster {
   std::vector<pid_t> pids_;
 };
 
-class ShardsDeaths : public ::testing::Test {
+class ShardsDeaths : public testing::DeathsOnBoard<Board, board> {
  protected:
-  void SetUp() override {
-#ifdef __SANITIZE_THREAD__
-    GTEST_SKIP() << "it sees nothing of what passes between processes; threads run the same code in other tests";
-#endif
-    board =
-        static_cast<Board*>(mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  }
-  void TearDown() override {
-    if (board != nullptr) munmap(board, sizeof(Board));
-    board = nullptr;
-  }
-
   // How many of the victims came to their places.
   static int Struck(const std::vector<Victim>& victims) {
     int struck = 0;

@@ -1,0 +1,45 @@
+// What tests have in common whose ranks are processes that are killed.
+#ifndef KUNGFU_TESTS_CPP_DEATHS_H_
+#define KUNGFU_TESTS_CPP_DEATHS_H_
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+namespace kungfu::testing {
+
+// The seed of this run, which says what is tried in what order; the same again with KUNGFU_KILL_SEED.
+inline unsigned Seed() {
+  static const unsigned seed = [] {
+    const char* const given = std::getenv("KUNGFU_KILL_SEED");
+    const unsigned drawn = given != nullptr ? unsigned(std::strtoul(given, nullptr, 10)) : std::random_device()();
+    std::printf("KUNGFU_KILL_SEED=%u\n", drawn);
+    return drawn;
+  }();
+  return seed;
+}
+inline bool Everywhere() { return std::getenv("KUNGFU_KILL_EVERYWHERE") != nullptr; }
+
+// For the length of a test `board` is memory that the processes which it forks share with it.
+template <typename Board, Board*& board>
+class DeathsOnBoard : public ::testing::Test {
+ protected:
+  void SetUp() override {
+#ifdef __SANITIZE_THREAD__
+    GTEST_SKIP() << "it sees nothing of what passes between processes; threads run the same code in other tests";
+#endif
+    board =
+        static_cast<Board*>(mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  }
+  void TearDown() override {
+    if (board != nullptr) munmap(board, sizeof(Board));
+    board = nullptr;
+  }
+};
+
+}  // namespace kungfu::testing
+
+#endif  // KUNGFU_TESTS_CPP_DEATHS_H_
