@@ -55,6 +55,12 @@ for ((i = 1; i <= $#; i++)); do
 done
 words=("$@")
 [ "${1:-}" != --chaos ] || words=("${@:2}")
+mkdir -p logs
+exec {lock}>logs/lock
+if ! flock -n "$lock"; then
+  echo "run-elastic.sh: another run writes into logs/ of this folder; let it end, or copy the folder" >&2
+  exit 1
+fi
 # Before the last run's proof is removed: it ends this where it has a complaint.
 shards=$(python arguments.py "${words[@]}")
 [ "$resume" ] || rm -rf logs/ledger

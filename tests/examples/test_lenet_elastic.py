@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -26,11 +27,20 @@ def example(monkeypatch):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def run(*command, timeout_s=280, **environment):
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the example: a run writes beside its files, and others run at the same time."""
+    copy = tmp_path / "examples" / "lenet-elastic"
+    return shutil.copytree(
+        EXAMPLE, copy, ignore=shutil.ignore_patterns("data", "data-drawn", "out", "logs", "__pycache__")
+    )
+
+
+def run(folder, *command, timeout_s=280, **environment):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         [str(part) for part in command],
-        cwd=EXAMPLE,
+        cwd=folder,
         env={**os.environ, "PATH": path, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -50,9 +60,9 @@ def needs(*modules):
     [(("--epochs", "3", "--schedule", "20:2,50:4,110:1"), 3, 0.8), long((), 8, 0.95)],
     ids=["shorter", "without arguments"],
 )
-def test_a_run_that_grows_and_shrinks(tmp_path, arguments, epochs, learnt):
+def test_a_run_that_grows_and_shrinks(folder, tmp_path, arguments, epochs, learnt):
     needs("mindspore", "sklearn", "matplotlib", "tqdm")
-    done = run("./run-elastic.sh", "--out", tmp_path, *arguments)
+    done = run(folder, "./run-elastic.sh", "--out", tmp_path, *arguments)
     assert done.returncode == 0, done.stdout[-4000:]
     rows = [json.loads(line) for line in (tmp_path / "training.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 47 * epochs + 1))
@@ -80,9 +90,9 @@ def test_a_run_that_grows_and_shrinks(tmp_path, arguments, epochs, learnt):
         (("--resume",), "resume needs a folder"),
     ],
 )
-def test_bad_input_is_one_sentence(arguments, sentence, tmp_path):
+def test_bad_input_is_one_sentence(folder, arguments, sentence, tmp_path):
     needs("mindspore", "sklearn", "matplotlib")
-    done = run(sys.executable, "train.py", "--out", tmp_path, *arguments, DATA_PATH="")
+    done = run(folder, sys.executable, "train.py", "--out", tmp_path, *arguments, DATA_PATH="")
     assert done.returncode not in (0, None)
     assert sentence in done.stdout
     assert "Traceback" not in done.stdout
@@ -91,15 +101,15 @@ def test_bad_input_is_one_sentence(arguments, sentence, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) is None, reason="not installed")
-def test_a_run_that_was_cut_off_resumes(tmp_path):
+def test_a_run_that_was_cut_off_resumes(folder, tmp_path):
     needs("mindspore", "sklearn", "matplotlib", "tqdm")
     command = ["./run-elastic.sh", "--epochs", "1", "--schedule", "none", "--out", tmp_path / "out"]
     command += ["--checkpoint", tmp_path / "kept"]
-    whole = run(*command)
+    whole = run(folder, *command)
     assert whole.returncode == 0, whole.stdout[-4000:]
     lines = (tmp_path / "out" / "training.jsonl").read_text()
     (tmp_path / "kept" / "step-00000040.ckpt").unlink()
-    resumed = run(*command, "--resume")
+    resumed = run(folder, *command, "--resume")
     assert resumed.returncode == 0, resumed.stdout[-4000:]
     again = (tmp_path / "out" / "training.jsonl").read_text()
     losses = [[(row["step"], row["loss"]) for row in map(json.loads, text.splitlines())] for text in (lines, again)]
@@ -111,24 +121,18 @@ def test_a_run_that_was_cut_off_resumes(tmp_path):
 
 
 @pytest.fixture
-def plain(tmp_path):
-    """A copy of the example, and a PYTHONPATH on which what a plain install-kungfu.sh leaves out is missing."""
-    folder = tmp_path / "examples" / "lenet-elastic"
-    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("data", "data-drawn", "out", "logs", "__pycache__"))
+def absent(tmp_path):
+    """A PYTHONPATH on which what a plain install-kungfu.sh leaves out is missing."""
     for name in ("matplotlib", "sklearn", "tqdm"):
         text = f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n"
         (tmp_path / "absent" / name).mkdir(parents=True)
         (tmp_path / "absent" / name / "__init__.py").write_text(text)
-    return folder, {**os.environ, "PYTHONPATH": str(tmp_path / "absent")}
+    return tmp_path / "absent"
 
 
-def test_without_the_extras_it_trains_and_says_that_no_picture_can_be_drawn(plain):
+def test_without_the_extras_it_trains_and_says_that_no_picture_can_be_drawn(folder, absent):
     needs("mindspore")
-    folder, environment = plain
-    done = subprocess.run(
-        [sys.executable, "train.py", "--schedule", "none", "--epochs", "3"],
-        cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200,
-    )  # fmt: skip
+    done = run(folder, sys.executable, "train.py", "--schedule", "none", "--epochs", "3", PYTHONPATH=str(absent))
     assert done.returncode == 0, done.stdout[-4000:]
     assert "no picture is drawn: there is no matplotlib" in done.stdout
     assert "the digits are drawn: there is no sklearn" in done.stdout
@@ -140,21 +144,28 @@ def test_without_the_extras_it_trains_and_says_that_no_picture_can_be_drawn(plai
 
 @pytest.mark.skipif(shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) is None, reason="not installed")
 @pytest.mark.parametrize("arguments", [["--epocs", "3"], ["--schedule", "20;3"], ["--chaos", "--epochs", "x"]])
-def test_a_misspelt_argument_leaves_the_last_ledger_as_it_is(tmp_path, arguments):
+def test_a_misspelt_argument_leaves_the_last_ledger_as_it_is(folder, arguments):
     needs("sklearn", "matplotlib", "tqdm")
-    folder = tmp_path / "examples" / "lenet-elastic"
-    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("data", "out", "logs", "__pycache__"))
     (folder / "logs" / "ledger").mkdir(parents=True)
     (folder / "logs" / "ledger" / "proof").write_text("of the last run")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["./run-elastic.sh", *arguments],
-        cwd=folder, env={**os.environ, "PATH": path},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
-    )  # fmt: skip
+    done = run(folder, "./run-elastic.sh", *arguments)
     assert done.returncode == 2, done.stdout
     assert "train.py: error: " in done.stdout
     assert (folder / "logs" / "ledger" / "proof").read_text() == "of the last run"
+
+
+@pytest.mark.skipif(shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) is None, reason="not installed")
+def test_two_runs_at_a_time_in_one_folder_are_refused(folder):
+    needs("sklearn", "matplotlib", "tqdm")
+    (folder / "logs" / "ledger").mkdir(parents=True)
+    with (folder / "logs" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = run(folder, "./run-elastic.sh", "--epochs", "1")
+    assert done.returncode == 1
+    assert (
+        done.stdout == "run-elastic.sh: another run writes into logs/ of this folder; let it end, or copy the folder\n"
+    )
+    assert (folder / "logs" / "ledger").exists()
 
 
 def read_idx(path):

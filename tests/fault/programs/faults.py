@@ -46,6 +46,8 @@ RARE_PLACES = (
     "between_taking_a_lane_and_binding_it", "between_a_lane's_change_and_the_wake-up",
     "between_a_publish_and_its_wake-up", "when_it_has_closed_its_communicator", "when_it_has_retired_a_channel",
 )  # fmt: skip
+# Where a step is a deal of shards; tests/cpp/shards_test.cc strikes at these.
+PLACES_OF_SHARDS = ("when_a_shard_is_added", "between_two_shards", "between_the_sums_of_a_step")
 CONNECTIONS = ("broker", "broker_answer", "config", "config_answer")
 _PLACED = ("kill", "stop", "slow")
 _KINDS = {"refuse": CONNECTIONS, "leave": ("",), "evict": ("",), "resize": ("",)}
