@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ms_kungfu import _core
+from ms_kungfu import membership
 from ms_kungfu.agreement import gather_living
 from ms_kungfu.errors import DivergenceError
 
@@ -69,6 +69,8 @@ class Canary:
 
     @staticmethod
     def _hashes(compute: Callable[[int], None]) -> list[int]:
-        _core.take_shard_for_hashes(0)
+        core = membership.current().core
+        core.take_shard_for_hashes(0)
         compute(0)
-        return _core.shard_hashes()
+        hashes: list[int] = core.shard_hashes()
+        return hashes
