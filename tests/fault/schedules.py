@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ms_kungfu.launcher.policy import Recover
@@ -177,6 +178,17 @@ def violation_of(schedule: Schedule) -> Violation | None:
     except Violation as violation:
         return violation
     return None
+
+
+def first_violation(schedules: Iterable[Schedule], most_events: int = 3) -> str:
+    """Tells of the first that breaks a promise, and can be told in so many events. AssertionError where none does."""
+    tried = 0
+    for tried, schedule in enumerate(schedules, 1):
+        violation = violation_of(schedule)
+        if violation is not None and len((short := shrunk(schedule)).happenings) <= most_events:
+            first = str(violation).splitlines()[0]
+            return f"found by schedule {tried}, told in {len(short.happenings)} events: {first}"
+    raise AssertionError(f"nothing was found in {tried} schedules")
 
 
 def shrunk(schedule: Schedule) -> Schedule:

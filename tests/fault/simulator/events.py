@@ -33,6 +33,9 @@ class Events:
         )
 
     def _happen(self, happening):
+        if happening.place:
+            self.traps.append((happening.kind, happening.who, int(happening.more), happening.place))
+            return
         if self.broker is None or self.verdict is not None:
             return
         members, kind, who = self.members(), happening.kind, happening.who
@@ -64,8 +67,6 @@ class Events:
                 target.frozen |= kind == "freeze"
                 if kind == "pause" or (kind == "freeze" and happening.more):
                     self.loop.at(happening.more, self.go_on, target)
-        elif kind in ("kill at", "stop at"):
-            self.traps.append((kind, who, int(happening.more), happening.place))
         elif kind == "kill all":
             self.say("do", "-- kill all")
             for target in members:

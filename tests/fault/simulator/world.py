@@ -83,7 +83,7 @@ class World(Events, Promises):
 
     def _lasts(self, happening):
         """How long it may be until it has happened."""
-        return (1 + happening.more) * 2 * self.setup.step_s if happening.place else happening.more
+        return (1 + happening.more) * (0.3 + 2 * self.setup.step_s) if happening.place else happening.more
 
     # -- running --
 
