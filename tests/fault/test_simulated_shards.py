@@ -39,12 +39,12 @@ def deaths_at_each_place(seed: int) -> Iterator[tuple[str, Schedule]]:
     rng = random.Random(seed)
     for place in PLACES_IN_A_STEP:
         # In the first step all is new; later there are deaths and changes before.
-        who, at = rng.randrange(3), rng.choice((0.0, 0.4, 0.7))
+        who, at = rng.randrange(3), rng.choice((0.0, 0.4, 0.7, 1.2))
         happenings = [Happening(at, "kill at", who, rng.choice((0, 0, 1, 2)), place)]
         if rng.random() < 0.7:
             happenings.append(Happening(at, "kill at", (who + 1) % 3, 0, rng.choice(PLACES_IN_A_STEP)))
         if rng.random() < 0.5 or place in PLACES_IN_A_CHANGE:
-            happenings.append(Happening(0.3, "resize", rng.choice((1, 2, 4, 5))))
+            happenings.append(Happening(rng.choice((0.3, 0.9)), "resize", rng.choice((1, 2, 4, 5))))
         setup = replace(
             SHARDED, sums=rng.choice((1, 2)), uneven=rng.random() < 0.5, size=rng.choice((2, 3, 4)),
             shards=rng.choice((2, 3, 4, 6, 12)), recover=rng.choice((Recover.REPLACE, Recover.SHRINK)),
