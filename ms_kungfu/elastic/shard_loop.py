@@ -6,7 +6,7 @@ Why the bits don't depend on the cluster, and what becomes of a death: ops_src/s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ms_kungfu import membership, runtime
 from ms_kungfu.comm import Array
@@ -14,26 +14,10 @@ from ms_kungfu.elastic import sameness
 from ms_kungfu.elastic.canary import Canary
 from ms_kungfu.elastic.pace import Pace
 
+if TYPE_CHECKING:
+    from ms_kungfu.dataset.elastic import ShardBatches
+
 _ON_CORES = "computed on {} cores a worker (kungfu-run -cores-per-worker K has all alike)"
-
-
-class Batches(Protocol):
-    """The shards of a step, as a dataset deals and delivers them: `ShardBatches`."""
-
-    count: int
-    last_share: float
-    first: int
-
-    @property
-    def weights(self) -> list[int]: ...
-    @property
-    def next_weights(self) -> list[int]: ...
-    @property
-    def check(self) -> str: ...
-    def next_key(self) -> tuple[int, int]: ...
-    def check_deal(self, dealt: list[int]) -> None: ...
-    def weigh(self, weights: list[int]) -> None: ...
-    def made(self) -> None: ...
 
 
 class ShardLoop:
@@ -51,13 +35,16 @@ class ShardLoop:
 
     def step(
         self,
-        batches: Batches,
+        batches: ShardBatches,
         compute: Callable[[int], tuple[Any, Any]],
         statistics: Callable[[], list[Array]] = list,
     ) -> Any:
-        """One step; collective. ``compute(shard)`` computes one and brings its gradients, or makes the update where it
-        was the step's last at this worker; it returns the loss and whether it has (scalar tensors). `statistics` are
-        moving ones, in memory that computing a shard changes. Returns the loss of the whole step."""
+        """One step; collective. Returns the loss of all of it.
+
+        ``compute(shard)`` computes one, brings its gradients, and makes the update once their sum over all shards is
+        there; it returns the loss and whether it was (scalar tensors). `statistics` are the moving ones, in memory that
+        computing a shard changes.
+        """
         core = membership.current().core
         if not self._claimed:
             membership.fix_cores()
