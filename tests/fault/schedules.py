@@ -116,6 +116,8 @@ def schedule_of(seed: int) -> Schedule:
         setup, happenings = _shards(rng, setup, happenings)
     elif not setup.asynchronous and rng.random() < 0.3:
         setup = replace(setup, reductions=rng.choice((2, 3)))
+    if not setup.asynchronous and rng.random() < 0.4:
+        setup = replace(setup, epochs_a_call=rng.choice((1, 2)))
     return Schedule(seed, setup, tuple(happenings))
 
 
@@ -209,7 +211,7 @@ def shrunk(schedule: Schedule) -> Schedule:
     schedule = replace(schedule, happenings=tuple(events))
     plain = Setup()
     names = ("schedule", "wait", "standbys", "external", "min_size", "max_restarts", "groups", "prepare_s", "step_s",
-             "checkpoint_every", "sums", "uneven", "reductions")  # fmt: skip
+             "checkpoint_every", "sums", "uneven", "reductions", "epochs_a_call")  # fmt: skip
     for name in names:
         simpler = replace(schedule, setup=replace(schedule.setup, **{name: getattr(plain, name)}))
         if simpler != schedule and violation_of(simpler) is not None:

@@ -52,6 +52,7 @@ class Setup:
     groups: tuple[str, ...] = ("grad/0", "grad/1")
     checkpoint_every: int | None = None
     resume: bool = False
+    epochs_a_call: int | None = None  # of training; None: one call
     reductions: int = 1  # of a step, with an update behind each
     shards: int | None = None  # of which a step is a deal
     sums: int = 1  # ShardedSteps that are made with each batch

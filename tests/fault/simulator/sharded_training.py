@@ -17,7 +17,6 @@ class ShardedProgram(Program):
 
     def __init__(self, world, process):
         super().__init__(world, process)
-        self.loops = [ShardLoop((), mean=True) for _ in range(self.setup.sums)]
         if self.setup.uneven:
             process.slow *= world.current.random.choice((1, 1, 1.5, 3))
 
@@ -29,6 +28,10 @@ class ShardedProgram(Program):
         )  # fmt: skip
         data._ledger = self._ledger()
         return data
+
+    def _call(self):
+        self.loops = [ShardLoop((), mean=True) for _ in range(self.setup.sums)]
+        super()._call()
 
     def _epoch(self):
         for columns in self.data.create_tuple_iterator(num_epochs=1):
@@ -47,7 +50,7 @@ class ShardedProgram(Program):
         if change.undone:
             raise Violation(f"{self.process.name}: a step of shards is undone")
         if change.changed and not self.training.should_stop:
-            world.arrived(self)
+            self._arrive()
 
     def _shard(self, columns):
         """What the network does with a shard: gradients, the sum, and behind the last one the update."""

@@ -14,6 +14,7 @@ from mindspore import nn  # which ElasticTraining loads when it is needed: not i
 from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.elastic import ElasticTraining
 from ms_kungfu.elastic.checkpoint import CheckpointFolder
+from ms_kungfu.elastic.program import is_behind
 from ms_kungfu.elastic.state import Component
 from tests.fault.simulator.setting import Violation
 from tests.fault.simulator.shards import updated
@@ -26,7 +27,8 @@ class Program:
         self.world, self.process, self.core = world, process, process.core
         self.setup = setup = world.setup
         self.weights, self.stopping = 0, False
-        self.brought = {}  # to the last step's result: rank -> what
+        self.brought = []  # to the results of the last step's reductions: rank -> what
+        self.arrived_in = None  # the cluster version
         process.program = self
         self.data = self._samples()
         self.disk = Disk(world, process)
@@ -64,19 +66,30 @@ class Program:
         return {"step": self.training.step, "program": self._capture(), "data": self.data.state()}
 
     def main(self):
-        training = self.training
+        self._call()
+        # A joiner runs through the calls that the others have behind them.
+        while is_behind() or (self.setup.epochs_a_call and not self.stopping and not self.process.member.detached):
+            self._call()
+        self.disk.wait()
+        self.world.say("left", f"{self.process.name} is done after {self.training.step} steps")
+
+    def _call(self):
+        """A call of training."""
+        training, before = self.training, self.arrived_in
         self.world.place("in begin")
         training.begin()
-        if not training.should_stop:
-            self.world.arrived(self)
+        if not training.should_stop and self.core.cluster_version() != before:
+            self._arrive()
         while not training.should_stop:
             self._epoch()
             training.epoch_end()
-            if self.stopping:
+            if self.stopping or training.epoch == self.setup.epochs_a_call:
                 break
         training.end()
-        self.disk.wait()
-        self.world.say("left", f"{self.process.name} is done after {training.step} steps")
+
+    def _arrive(self):
+        self.arrived_in = self.core.cluster_version()
+        self.world.arrived(self)
 
     def _epoch(self):
         while (step := self.data.next_step(self.core.rank())) is not None:
@@ -88,7 +101,6 @@ class Program:
         world.sleep(seconds * (0.5 + world.current.random.random()) * world.calm())
 
     def _train(self, step):
-        world = self.world
         before, self.brought = self.weights, []
         for _ in range(self.setup.reductions):
             self._reduce(step)
@@ -96,7 +108,7 @@ class Program:
         if change.undone and self.weights != before:
             raise Violation(f"{self.process.name}: a step is undone, and its weights aren't what they were")
         if change.changed and not self.training.should_stop:
-            world.arrived(self)
+            self._arrive()
 
     def _reduce(self, step):
         """One of the step's reductions, and its update."""
@@ -152,7 +164,7 @@ class AsynchronousProgram(Program):
         if change.changed or member.sync_points != points:
             world.met(self, version, points + 1)
         if change.changed:
-            world.arrived(self)
+            self._arrive()
 
 
 class Reducer(nn.Cell):
