@@ -113,7 +113,7 @@ class Program:
     def _reduce(self, step):
         """One of the step's reductions, and its update."""
         world, core = self.world, self.core
-        self._compute()
+        self._compute(1 / self.setup.reductions)
         world.place("before the reduction")
         groups = core.commit(self.setup.groups, (step.share(core.rank()), world.loop.now > world.quiet_from))
         brought = groups[0]
