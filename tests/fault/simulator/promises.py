@@ -46,7 +46,7 @@ class Promises:
     def committed(self, program, epoch, step, share, common):
         """A step goes on record at a worker: it has one outcome, at all of them."""
         participants = common["participants"]
-        outcome = (common["version"], participants, program.weights)
+        outcome = (common["version"], participants, program.weights, *program.losses)
         number, who = program.training.step, program.process.name
         known = self.steps.setdefault(number, outcome)
         if known != outcome:

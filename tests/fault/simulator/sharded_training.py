@@ -41,8 +41,9 @@ class ShardedProgram(Program):
         world, batches = self.world, ShardBatches.current()
         if columns is not batches.batch(batches.first):
             raise Violation(f"{self.process.name} is yielded another batch than its step's first")
+        self.losses = []
         for loop in self.loops:
-            loop.step(batches, lambda shard: self._shard(batches.batch(shard)))
+            self.losses.append(loop.step(batches, lambda shard: self._shard(batches.batch(shard))).asnumpy())
             world.place("after the sum")
         stop = np.array([world.loop.now > world.quiet_from], np.int32)
         self.stopping |= bool(comm.all_reduce(stop, "max", "program/stop")[0])

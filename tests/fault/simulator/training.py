@@ -28,6 +28,7 @@ class Program:
         self.setup = setup = world.setup
         self.weights, self.stopping = 0, False
         self.brought = []  # to the results of the last step's reductions: rank -> what
+        self.losses = []  # of the last step, where it is a deal of shards
         self.arrived_in = None  # the cluster version
         process.program = self
         self.data = self._samples()
