@@ -130,6 +130,7 @@ def _shards(rng: random.Random, setup: Setup, happenings: list[Happening]) -> tu
         setup, shards=shards, global_batch=shards * rng.choice((1, 2, 3)), samples=rng.randint(6, 40),
         sums=rng.choice((1, 1, 2)), uneven=rng.random() < 0.3, seed=rng.randrange(3),
     )  # fmt: skip
+    setup = replace(setup, drop_remainder=setup.samples >= setup.global_batch and rng.random() < 0.2)
     happenings = list(happenings)
     when = rng.uniform(0.1, 1.0)
     for _ in range(rng.choice((0, 1, 1, 2, 3, 4))):
@@ -213,7 +214,7 @@ def shrunk(schedule: Schedule) -> Schedule:
     schedule = replace(schedule, happenings=tuple(events))
     plain = Setup()
     names = ("schedule", "wait", "standbys", "external", "min_size", "max_restarts", "groups", "prepare_s", "step_s",
-             "checkpoint_every", "sums", "uneven", "reductions", "epochs_a_call")  # fmt: skip
+             "checkpoint_every", "sums", "uneven", "drop_remainder", "reductions", "epochs_a_call")  # fmt: skip
     for name in names:
         simpler = replace(schedule, setup=replace(schedule.setup, **{name: getattr(plain, name)}))
         if simpler != schedule and violation_of(simpler) is not None:

@@ -57,7 +57,8 @@ class Setup:
     shards: int | None = None  # of which a step is a deal
     sums: int = 1  # ShardedSteps that are made with each batch
     uneven: bool = False  # some workers are slower than others
-    seed: int = 0  # of the data's order
+    seed: int = 0  # of the data's order, where a step is a deal of shards; likewise
+    drop_remainder: bool = False
 
     def size_after(self, step):
         return dict(self.schedule).get(step)

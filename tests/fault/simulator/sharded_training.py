@@ -24,7 +24,7 @@ class ShardedProgram(Program):
         setup = self.setup
         data = ElasticDataset(
             lambda numbers: Pipeline(self, numbers), global_batch_size=setup.global_batch, total=setup.samples,
-            seed=setup.seed, shards=setup.shards,
+            seed=setup.seed, drop_remainder=setup.drop_remainder, shards=setup.shards,
         )  # fmt: skip
         data._ledger = self._ledger()
         return data

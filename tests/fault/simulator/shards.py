@@ -202,8 +202,8 @@ class Undisturbed:
     def __init__(self, setup):
         self._setup = setup
         self._weights = [0]
-        self._epoch, self._number = 0, 0
-        self._rest = None
+        self._epoch, self._number = -1, 0
+        self._rest = []
 
     def after(self, step):
         while len(self._weights) <= step:
@@ -212,12 +212,12 @@ class Undisturbed:
 
     def _next(self, weights):
         setup = self._setup
-        if not self._rest:
-            if self._rest is not None:
-                self._epoch, self._number = self._epoch + 1, 0
-            self._rest = sharding.permutation(setup.samples, setup.seed, self._epoch).tolist()
         unit = setup.global_batch // setup.shards
-        length = sharding.step_length(len(self._rest), setup.global_batch, unit=unit)
+        length = sharding.step_length(len(self._rest), setup.global_batch, setup.drop_remainder, unit)
+        if length == 0:
+            self._epoch, self._number = self._epoch + 1, 0
+            self._rest = sharding.permutation(setup.samples, setup.seed, self._epoch).tolist()
+            length = sharding.step_length(len(self._rest), setup.global_batch, setup.drop_remainder, unit)
         batch, self._rest = self._rest[:length], self._rest[length:]
         shards = [batch[begin : begin + unit] for begin in range(0, length, unit)]
         share = len(shards[-1]) / unit
