@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable, Union
@@ -13,7 +14,7 @@ import numpy as np
 from mindspore.dataset.engine.datasets import MapDataset, ProjectDataset, RenameDataset
 from numpy.typing import NDArray
 
-from ms_kungfu import _core, env, runtime
+from ms_kungfu import env, membership, runtime
 from ms_kungfu._checks import at_least
 from ms_kungfu.dataset import sharding, shards
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
@@ -322,10 +323,14 @@ class _Batches:
 
 
 class ShardBatches(_Batches):
-    """The shards of each step, of which the iterator yields the first that this worker is dealt. `current`: of whoever
-    has yielded last."""
+    """The shards of each step, of which the iterator yields the first that this worker is dealt."""
 
-    current: ShardBatches | None = None
+    _yielded: weakref.WeakKeyDictionary[membership.Member, ShardBatches] = weakref.WeakKeyDictionary()
+
+    @classmethod
+    def current(cls) -> ShardBatches | None:
+        """Which of them has yielded last in this process."""
+        return cls._yielded.get(membership.current())
 
     def _first(self, step: sharding.Step) -> Any:
         dataset = self._dataset
@@ -342,7 +347,7 @@ class ShardBatches(_Batches):
         self._parts = 0
         self._batches_by_shard: dict[int, Any] = {}
         self._looked_at: dict[int, tuple[sharding.Range, ...]] = {}  # those of others, which aren't on record
-        ShardBatches.current = self
+        self._yielded[membership.current()] = self
         return self.batch(self.first)
 
     @property
@@ -394,6 +399,7 @@ class ShardBatches(_Batches):
             pipeline = dataset._pipeline(dataset._samples(where)).batch(unit)
             self._batches_by_shard[shard] = next(iter(getattr(pipeline, self._kind)(**self._options)))
             self._looked_at[shard] = sharding.ranges(where)
-        if shard in self._looked_at and shard in _core.missing_shards():  # it is trained, now or later
+        missing = membership.current().core.missing_shards
+        if shard in self._looked_at and shard in missing():  # it is trained, now or later
             dataset._deliver(self._looked_at.pop(shard))
         return self._batches_by_shard[shard]

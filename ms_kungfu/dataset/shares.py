@@ -218,7 +218,9 @@ class Shares:
                 "this ElasticDataset deals shards, and nothing summed those of the step: train with Model.train and "
                 "KungFuElasticCallback, or call a ms_kungfu.elastic.ShardedStep with each batch"
             )
-        living = tuple(_core.sharded_members()) if dealt.version == runtime.cluster_version() else dealt.members
+        living = dealt.members
+        if dealt.version == runtime.cluster_version():
+            living = tuple(membership.current().core.sharded_members())
         epoch, delivered, common = self._cursor.epoch, self._delivered, self._ledger_common(dealt)
         # Those of the next step may be agreed already.
         weights = [self._step_weights[r] for r in dealt.members] if self._step_weights else []

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from ms_kungfu import _core
+from ms_kungfu import membership
 from ms_kungfu.agreement import gather_living
 from ms_kungfu.errors import DivergenceError
 
@@ -43,7 +44,7 @@ class Canary:
     def __init__(self) -> None:
         self._version = -1
 
-    def look(self, version: int, check: str, compute: Callable[[int], None], names: Callable[[int], list[str]]) -> None:
+    def look(self, version: int, check: str, compute: Callable[[int], Any], names: Callable[[int], list[str]]) -> None:
         """In a step, before its first shard: ``compute(shard)`` computes one and brings it nowhere. Collective.
 
         Raises:
@@ -68,7 +69,9 @@ class Canary:
             _log.warning("%s; the bits of this training aren't those of another one", what)
 
     @staticmethod
-    def _hashes(compute: Callable[[int], None]) -> list[int]:
-        _core.take_shard_for_hashes(0)
+    def _hashes(compute: Callable[[int], Any]) -> list[int]:
+        core = membership.current().core
+        core.take_shard_for_hashes(0)
         compute(0)
-        return _core.shard_hashes()
+        hashes: list[int] = core.shard_hashes()
+        return hashes

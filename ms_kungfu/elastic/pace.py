@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ms_kungfu import _core
+from ms_kungfu import _core, membership
 from ms_kungfu.agreement import gather_living
 
 _GAIN = 1.1  # by which a step has to become shorter, for what a new deal costs
@@ -43,7 +43,7 @@ class Pace:
             self._seconds = self._shards = 0.0
             weights = []  # of ranks that may be others now
         self._steps += 1
-        seconds, computed = _core.shard_pace()
+        seconds, computed = membership.current().core.shard_pace()
         if self._steps > 1:  # not what was compiled in the first
             self._seconds, self._shards = self._seconds + seconds, self._shards + computed
         if size == 1 or shards <= size or (self._steps not in (2, 4, 8) and self._steps % 16):

@@ -1,5 +1,4 @@
-"""A training step as a deal of shards: what one worker does in it. Why the bits don't depend on the cluster, and what
-becomes of a death: ops_src/shards/step.h; for users: docs/shards.md."""
+"""A training step as a deal of shards, over MindSpore's networks. For users: docs/shards.md."""
 
 from __future__ import annotations
 
@@ -8,18 +7,14 @@ from typing import Any, Callable
 import mindspore as ms
 from mindspore import nn, ops
 
-from ms_kungfu import _core, membership, runtime
 from ms_kungfu.dataset.elastic import ShardBatches
-from ms_kungfu.elastic import inventory, sameness
-from ms_kungfu.elastic.canary import Canary
-from ms_kungfu.elastic.pace import Pace
+from ms_kungfu.elastic import inventory
+from ms_kungfu.elastic.shard_loop import ShardLoop
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.ops import wait_for_queue
 from ms_kungfu.ops._shards import SumShards
 
 Gradients = tuple[Any, ...]
-
-_ON_CORES = "computed on {} cores a worker (kungfu-run -cores-per-worker K has all alike)"
 
 
 class ShardedStep:
@@ -78,15 +73,13 @@ class ShardedStep:
             if getattr(cell, "reduces_gradients", False):
                 cell.leave_to_shards()
         self._statistics = inventory.moving_statistics(trained)
-        self._parameters = [p for o in inventory.collect_optimizers(trained) for p in o.parameters]
-        self._mean = gradients_mean
         self.cell = _Shard(forward_backward, update)
         """What runs once a shard."""
-        self._claimed = False
-        self._canary, self._pace = Canary(), Pace()
+        parameters = [p for o in inventory.collect_optimizers(trained) for p in o.parameters]
+        self._loop = ShardLoop(parameters, gradients_mean)
 
     def __call__(self, *columns: Any) -> Any:
-        batches = ShardBatches.current
+        batches = ShardBatches.current()
         if batches is None:
             raise KungFuError("a ShardedStep takes what an ElasticDataset with shards has yielded")
         place = _places(columns, batches.batch(batches.first))
@@ -96,45 +89,8 @@ class ShardedStep:
             values = list(batch.values()) if isinstance(batch, dict) else batch
             return self.cell(*(values[i] for i in place))
 
-        if not self._claimed:
-            membership.fix_cores()
-            sameness.claim(self._parameters)
-            self._claimed = True
         wait_for_queue()  # what PyNative mode has queued may write to the statistics
-        seed, step = batches.next_key()
-        _core.begin_sharded_step(
-            batches.count, batches.last_share, self._mean, batches.weights, seed, step,
-            [statistic.asnumpy() for statistic in self._statistics],
-        )  # fmt: skip
-        try:
-            batches.check_deal(_core.missing_shards())
-            self._canary.look(runtime.cluster_version(), batches.check, compute, self._names)
-            with sameness.claiming(f"{_ON_CORES.format(membership.core_count())}, "):
-                loss = self._make(batches.first, compute)
-        finally:
-            _core.end_sharded_step()
-        batches.made()
-        where = runtime.cluster_version(), runtime.current_cluster_size()
-        batches.weigh(self._pace.step_end(*where, batches.count, batches.next_weights))
-        return loss
-
-    @staticmethod
-    def _make(first: int, compute: Callable[[int], Any]) -> Any:
-        while True:
-            if missing := _core.missing_shards():
-                _core.take_shard(missing[0])
-                loss, over = compute(missing[0])
-            else:  # a worker without a shard in this step
-                _core.take_no_shard()
-                loss, over = compute(first)
-            if bool(over.asnumpy()):
-                return loss
-
-    def _names(self, count: int) -> list[str]:
-        """What the gradients are called, and the loss behind them."""
-        if len(self._parameters) + 1 == count:
-            return [f"the gradient of {p.name!r}" for p in self._parameters] + ["the loss"]
-        return [f"gradient {i}" for i in range(count - 1)] + ["the loss"]
+        return self._loop.step(batches, compute, lambda: [statistic.asnumpy() for statistic in self._statistics])
 
 
 class _Shard(nn.Cell):

@@ -32,7 +32,7 @@ class LastStep:
         self._reductions = membership.watch_reductions()
         self._several = False  # reductions in a step
         self._begun = False
-        self._kept: list[tuple[Any, Array]] = []
+        self._kept: list[tuple[Any, Array]] | None = None  # None: nothing is kept
         self._host: list[tuple[Callable[[Any], None], Any]] = []
 
     def watch(self, trained: Any) -> None:
@@ -56,12 +56,12 @@ class LastStep:
         """Whether it stands; where it doesn't, everything is as it was before it. The same at all workers."""
         commits, partly = self._reductions.take_commits()
         self._several = self._several or commits > 1
-        kept, host = (self._kept, self._host) if self._begun else ([], [])
-        self._begun, self._kept, self._host = False, [], []
+        kept, host = (self._kept, self._host) if self._begun else (None, [])
+        self._begun, self._kept, self._host = False, None, []
         if not partly:
             return True
         ranks = ", ".join(map(str, partly))
-        if not kept:
+        if kept is None:
             raise KungFuError(
                 f"step {step}: rank {ranks} died between two gradient reductions, in the first step that had several; "
                 "what was before it isn't kept. Resume from a checkpoint"

@@ -14,7 +14,6 @@ from ms_kungfu.membership.member import current
 _log = logging.getLogger(__name__)
 _TIMEOUT_S = 60.0
 _MAX_PASSES = 10
-_fixed = False
 
 
 def fix_cores() -> None:
@@ -24,10 +23,9 @@ def fix_cores() -> None:
     The launcher does it where it pins at all, for all workers: it spreads them evenly, and would undo at the next
     change of the cluster what a worker does by itself.
     """
-    global _fixed
-    if _fixed:
-        return
     member = current()
+    if member.cores_fixed:
+        return
     if member.get(env.CORES_PER_WORKER) is None:
         if member.get(env.BROKER) is None or member.broker().fix_cores(1, _TIMEOUT_S) == 0:
             allowed = sorted(os.sched_getaffinity(0))
@@ -40,7 +38,7 @@ def fix_cores() -> None:
             "kungfu-run -cores-per-worker gives more", core_count(), "" if core_count() == 1 else "s",
             ",".join(map(str, sorted(os.sched_getaffinity(0)))),
         )  # fmt: skip
-    _fixed = True
+    member.cores_fixed = True
 
 
 def core_count() -> int:

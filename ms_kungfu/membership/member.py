@@ -71,6 +71,7 @@ class Member:
         self.joining = threading.RLock()
         self.row: NDArray[np.uint64] = np.zeros(5, np.uint64)  # of the step's agreement
         self.begun = False  # `ms_kungfu.runtime.init` is over
+        self.cores_fixed = False  # `cores.fix_cores` is over
         self._broker: BrokerClient | None = None
         self.reset()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ms_kungfu.launcher.policy import Recover
@@ -24,6 +25,34 @@ _KINDS = {
     "server away": 2,
     "server loses all": 1,
 }
+# Where a worker waits, and may die, from a step's first shard to the next one's, and what a change adds.
+PLACES_IN_A_STEP = (
+    "reads a batch",
+    "before its word in kungfu/shards/new",
+    "before its word in kungfu/shards/hashes",
+    "after its word in kungfu/shards/hashes",
+    "in a leaf",
+    "when a shard is added",
+    "between two shards",
+    "before its word in shards/0",
+    "after its word in shards/0",
+    "before the next generation",
+    "between the sums of a step",
+    "before its word in shards/1",
+    "after its word in shards/1",
+    "after the sum",
+    "before its word in kungfu/shards/pace",
+    "after its word in kungfu/shards/pace",
+    "before its word in program/stop",
+    "before the record",
+    "before its word in kungfu/step",
+    "after its word in kungfu/step",
+    "asks",
+    "is answered",
+    "joining",
+    "joined",
+    "before its word in kungfu/state/root",
+)
 _OF_THE_SERVER = ("server away", "server loses all")
 
 
@@ -83,7 +112,33 @@ def schedule_of(seed: int) -> Schedule:
         happenings = sorted([*happenings, _freeze(rng, rng.uniform(0.1, 1.0))], key=lambda h: h.at)
     if rng.random() < 0.3:
         setup = replace(setup, checkpoint_every=rng.choice((3, 12)))
+    if not setup.asynchronous and rng.random() < 0.5:
+        setup, happenings = _shards(rng, setup, happenings)
+    elif not setup.asynchronous and rng.random() < 0.3:
+        setup = replace(setup, reductions=rng.choice((2, 3)))
+    if not setup.asynchronous and rng.random() < 0.4:
+        setup = replace(setup, epochs_a_call=rng.choice((1, 2)))
+    if setup.shards is not None or setup.reductions > 1:  # steps take longer, so there are fewer before the end
+        setup = replace(setup, schedule=tuple((step // 3, size) for step, size in setup.schedule))
     return Schedule(seed, setup, tuple(happenings))
+
+
+def _shards(rng: random.Random, setup: Setup, happenings: list[Happening]) -> tuple[Setup, list[Happening]]:
+    """A step is a deal of shards, and workers die in it."""
+    shards = rng.choice((1, 2, 3, 4, 5, 6, 8, 8))
+    setup = replace(
+        setup, shards=shards, global_batch=shards * rng.choice((1, 2, 3)), samples=rng.randint(6, 40),
+        sums=rng.choice((1, 1, 2)), uneven=rng.random() < 0.3, seed=rng.randrange(3),
+    )  # fmt: skip
+    setup = replace(setup, drop_remainder=setup.samples >= setup.global_batch and rng.random() < 0.2)
+    happenings = list(happenings)
+    when = rng.uniform(0.1, 1.0)
+    for _ in range(rng.choice((0, 1, 1, 2, 3, 4))):
+        kind = "kill at" if rng.random() < 0.9 else "stop at"
+        place, times = rng.choice(PLACES_IN_A_STEP), float(rng.choice((0, 0, 0, 1, 2, 5)))
+        happenings.append(Happening(round(when, 4), kind, rng.randrange(12), times, place))
+        when += rng.choice((0.0, 0.0, 0.02, 0.3))
+    return setup, sorted(happenings, key=lambda happening: happening.at)
 
 
 def _wishes_and_deaths(rng: random.Random, setup: Setup) -> tuple[Setup, list[Happening]]:
@@ -130,6 +185,17 @@ def violation_of(schedule: Schedule) -> Violation | None:
     return None
 
 
+def first_violation(schedules: Iterable[Schedule], most_events: int = 3) -> str:
+    """Tells of the first that breaks a promise, and can be told in so many events. AssertionError where none does."""
+    tried = 0
+    for tried, schedule in enumerate(schedules, 1):
+        violation = violation_of(schedule)
+        if violation is not None and len((short := shrunk(schedule)).happenings) <= most_events:
+            first = str(violation).splitlines()[0]
+            return f"found by schedule {tried}, told in {len(short.happenings)} events: {first}"
+    raise AssertionError(f"nothing was found in {tried} schedules")
+
+
 def shrunk(schedule: Schedule) -> Schedule:
     """A schedule with as few events, and as plain a job, as still break a promise (Zeller's delta debugging, 2002)."""
     events = list(schedule.happenings)
@@ -148,7 +214,7 @@ def shrunk(schedule: Schedule) -> Schedule:
     schedule = replace(schedule, happenings=tuple(events))
     plain = Setup()
     names = ("schedule", "wait", "standbys", "external", "min_size", "max_restarts", "groups", "prepare_s", "step_s",
-             "checkpoint_every")  # fmt: skip
+             "checkpoint_every", "sums", "uneven", "drop_remainder", "reductions", "epochs_a_call")  # fmt: skip
     for name in names:
         simpler = replace(schedule, setup=replace(schedule.setup, **{name: getattr(plain, name)}))
         if simpler != schedule and violation_of(simpler) is not None:

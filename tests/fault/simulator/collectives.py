@@ -14,6 +14,7 @@ from ms_kungfu.comm import OPS
 from ms_kungfu.errors import CollectiveTimeoutError, PeerLostError
 from tests.fault.simulator.clock import Condition
 from tests.fault.simulator.setting import MAX_WORKERS, Violation
+from tests.fault.simulator.shards import Step
 
 
 class Segment:
@@ -90,8 +91,10 @@ class Core:
         self.own_rank = 0
         self.generations = {}  # name -> the generation it has come to
         self.numbers = {}  # (name, generation) -> operations so far
-        self.committed_in = self.reduced_in = 0  # the latest generation of a step's gradients, of anything; from 1
+        self.committed_in = []  # the generations of commits, from 1, that nobody has asked for
+        self.reduced_in = 0  # the latest one of anything else, likewise
         self.has_state = False
+        self.sharded = Step(self)
 
     # What concerns the machine, or other libraries.
 
@@ -124,7 +127,7 @@ class Core:
                 f"{segment.version}"
             )
         self.segment, self.own_rank = segment, rank
-        self.generations, self.numbers, self.committed_in, self.reduced_in = {}, {}, 0, 0
+        self.generations, self.numbers, self.committed_in, self.reduced_in = {}, {}, [], 0
         segment.attached[rank] = self.process
         self.has_state = has_state
         segment.changed.notify_all()
@@ -169,9 +172,9 @@ class Core:
         return segment.size
 
     def take_reductions(self):
-        gradient, latest = self.committed_in, self.reduced_in
-        self.committed_in = self.reduced_in = 0
-        return gradient, latest, int(gradient > 0), gradient, gradient
+        commits, latest = self.committed_in, self.reduced_in
+        self.committed_in, self.reduced_in = [], 0
+        return max(commits, default=0), latest, len(commits), *(commits[:1] or [0]), *(commits[-1:] or [0])
 
     def members_of(self, generation):
         return self.segment.members(generation)
@@ -202,15 +205,53 @@ class Core:
                 break
             for k in behind:
                 results[k] = self.run(names[k], contribution, generation=latest)
-        self.committed_in = max(self.committed_in, results[0][1] + 1)
+        self.committed_in.append(results[0][1] + 1)
         return [brought for brought, _ in results]
+
+    # Of a step that is a deal of shards.
+
+    def begin_sharded_step(self, leaves, last, mean, weights, seed, step, statistics):
+        self.sharded.begin(leaves, last, mean, weights, (seed, step))
+
+    def missing_shards(self):
+        return self.sharded.missing()
+
+    def take_shard(self, leaf):
+        self.sharded.take(leaf)
+
+    def take_no_shard(self):
+        self.sharded.take("none")
+
+    def take_shard_for_hashes(self, leaf):
+        self.sharded.take("for hashes")
+
+    def shard_hashes(self):
+        return self.sharded.hashes
+
+    def end_sharded_step(self):
+        self.sharded.inside = ""
+
+    def shard_pace(self):
+        return self.sharded.seconds, self.sharded.computed
+
+    def sharded_members(self):
+        return self.sharded.members()
+
+    # What they all are made of.
 
     def run(self, name, brings, root=None, generation=0):
         """What the members of the generation in which the operation ended have brought, by rank; and it."""
+        return self.renew(name, lambda _: brings, generation, root)
+
+    def renew(self, name, brings_in, generation=0, root=None):
+        """The same where each generation takes something else, which `brings_in` tells; what it raises ends it."""
         segment, own = self.segment, self.own_rank
+        if self.sharded.inside == "shard":
+            raise Violation(f"{self.process.name} comes to {name} while it computes a shard")
         self.generations[name] = max(self.generations.get(name, 0), generation)
         while True:
             generation = self.generations[name]
+            brings = brings_in(generation)
             members = segment.members(generation)
             if root is not None and root not in members:
                 raise PeerLostError(f"broadcast {name}: its root, rank {root}, has died")
@@ -229,11 +270,12 @@ class Core:
         segment, world = self.segment, self.world
         words = segment.words.setdefault(key, {})
         wait = segment.waits.setdefault(key, Condition(world))
-        world.place("before its word", takes_time=True)
+        world.place(f"before its word in {key[0]}", takes_time=True)
         words[self.own_rank] = brings
         if len(words) == len(members) or segment.deaths:
             wait.notify_all()
-        world.place("after its word")
+        world.place(f"after its word in {key[0]}")
+        self.sharded.check_wait(key[0])
         while True:
             missing = [rank for rank in members if rank not in words and (root is None or not self.is_dead(rank, root))]
             if not missing:

@@ -33,6 +33,9 @@ class Events:
         )
 
     def _happen(self, happening):
+        if happening.place:
+            self.traps.append((happening.kind, happening.who, int(happening.more), happening.place))
+            return
         if self.broker is None or self.verdict is not None:
             return
         members, kind, who = self.members(), happening.kind, happening.who
@@ -54,8 +57,8 @@ class Events:
             if kind.startswith("kill"):
                 self.kill(target, -signal.SIGKILL)
             elif kind == "slow":
-                target.slow = 20.0
-                self.loop.at(happening.more, setattr, target, "slow", 1.0)
+                target.slow *= 20
+                self.loop.at(happening.more, self._hurry, target)
             elif kind == "terminate":
                 target.terminated = True
                 target.start("leave", lambda: self._leave_or_die(target))
@@ -90,6 +93,31 @@ class Events:
             self.loop.at(happening.more, self.server.come_back)
         else:
             raise ValueError(kind)
+
+    @staticmethod
+    def _hurry(process):
+        process.slow /= 20
+
+    def falls_into_a_trap(self, process, place):
+        """Whether the process dies here. Who would be the last of all doesn't."""
+        for i, (kind, who, times, where) in enumerate(self.traps):
+            segment = process.core.segment
+            if place != where or segment is None or (who < 8 and process.core.own_rank != who % segment.size):
+                continue
+            if times:
+                self.traps[i] = kind, who, times - 1, where
+                return False
+            if len(self.members()) < 2 and kind == "kill at":
+                continue
+            del self.traps[i]
+            self.trapped.add((kind, place))
+            self.say("do", f"-- {kind} {place!r}: {process.name}")
+            if kind == "stop at":
+                self.stop(process)
+                return False
+            self.kill(process, -signal.SIGKILL)
+            return True
+        return False
 
     def _lonely(self, members):
         """Those of whom a cluster that somebody wished for has only one: the smallest such cluster's."""

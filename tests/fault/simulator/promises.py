@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from ms_kungfu import env
 from ms_kungfu.dataset import audit
-from ms_kungfu.dataset.ledger import Claim, End, Record
+from ms_kungfu.dataset.ledger import Claim, End, Record, Shards
 from ms_kungfu.elastic.handover import StateLostError
 from ms_kungfu.launcher.policy import Recover
 from tests.fault.simulator.setting import Violation
+from tests.fault.simulator.shards import Undisturbed, updated
 
 
 class Promises:
     """Of a `World`."""
 
-    def __init__(self):
+    def __init__(self, setup, before):
         self.steps = {}  # number -> (version, participants, weights)
         self.arrivals = {}  # version -> the state that all have there
         self.records = {}  # process -> lines of its ledger
+        self.undisturbed = None if setup.shards is None else Undisturbed(setup)
         self.sync_points = {}  # version, number -> the place that all have after it
         self.shares = {}  # epoch, position -> processes that have trained it, of asynchronous ones
         self.trouble = []  # exceptions in workers
@@ -26,6 +28,11 @@ class Promises:
         self.wished = []  # clusters that were asked for from outside
         self.refused = set()  # versions
         self.holders = {}  # version -> processes that came to it with the training state
+        self.name, self.begins = "job 1", 0.0
+        if before is not None:
+            self.name, self.begins = before.name + "'", before.begins + before.loop.now
+            self.records.update(before.records)
+            self.checkpoints.update(before.checkpoints)
 
     def _is_excused(self, process, error):
         """Only what can't be helped: all who came to its version with the state have died, and somebody had."""
@@ -39,30 +46,49 @@ class Promises:
     def committed(self, program, epoch, step, share, common):
         """A step goes on record at a worker: it has one outcome, at all of them."""
         participants = common["participants"]
-        if tuple(program.brought) != participants:
-            raise Violation(
-                f"{program.process.name}: {participants} took part, {tuple(program.brought)} are in the result"
-            )
-        outcome = (common["version"], participants, program.weights)
-        number = program.training.step
+        outcome = (common["version"], participants, program.weights, *program.losses)
+        number, who = program.training.step, program.process.name
         known = self.steps.setdefault(number, outcome)
         if known != outcome:
-            raise Violation(f"step {number} has two outcomes: {known} and, at {program.process.name}, {outcome}")
+            raise Violation(f"step {number} has two outcomes: {known} and, at {who}, {outcome}")
+        dealt = None
+        if self.undisturbed is None:
+            self._check_reduced(program, number, participants)
+        else:
+            unit = common["global_batch"] // common["shards"]
+            dealt = Shards(unit, tuple(common["weights"]), common["sums"])
+            if program.weights != self.undisturbed.after(number):
+                raise Violation(f"{who} has other weights after step {number} than one worker to which nothing happens")
         self.place("before the record")
         claim = Claim(
             common["version"], common["size"], step.members, participants, step.batch, common["total"], common["seed"],
-            not common["shuffle"],
+            common["shuffle"], dealt,
         )  # fmt: skip
         self._record(program, epoch, step.number, share, claim)
+
+    def _check_reduced(self, program, number, participants):
+        """All of the step's reductions have its participants, and nothing else has made its weights."""
+        who = program.process.name
+        for brought in program.brought:
+            if tuple(brought) != participants:
+                raise Violation(f"{who}: {participants} took part, {tuple(brought)} are in the result")
+        before = self.steps.get(number - 1)
+        if before is not None or number == 1:
+            weights = 0 if before is None else before[2]
+            for brought in program.brought:
+                weights = updated(weights, brought.items())
+            if weights != program.weights:
+                raise Violation(f"{who}: the weights after step {number} don't follow from those before it")
 
     def ended(self, program, walk, common):
         end = End(walk.pool, common["global_batch"], common["drop_remainder"])
         self._record(program, walk.epoch, walk.steps, (), end)
 
     def _record(self, program, epoch, step, share, claim):
-        lines = self.records.setdefault(program.process.name, [])
-        where = f"{program.process.name}, line {len(lines) + 1}"
-        lines.append(Record(where, "job", self.loop.now, 0, epoch, step, program.core.rank(), share, claim))
+        lines = self.records.setdefault(f"{self.name}, {program.process.name}", [])
+        where = f"{self.name}, {program.process.name}, line {len(lines) + 1}"
+        time = self.begins + self.loop.now
+        lines.append(Record(where, self.name, time, 0, epoch, step, program.core.rank(), share, claim))
 
     def trained(self, program, epoch, step):
         """An asynchronous worker's share of a step."""
@@ -145,7 +171,7 @@ class Promises:
         if newest.version != chosen.version:
             raise Violation(f"version {newest.version} was never chosen, {chosen.version} was the last")
         setup, kinds = self.setup, {h.kind for h in self.happenings}
-        deaths = {"kill member", "kill newcomer", "kill lone", "stop", "freeze"}
+        deaths = {"kill member", "kill newcomer", "kill lone", "kill at", "stop", "stop at", "freeze"}
         if setup.schedule or not kinds <= deaths | {"pause", "slow", "resize", "no descriptors"}:
             return
         if self.refused:

@@ -25,9 +25,11 @@ class Happening:
     kind: str
     who: int = 0
     more: float = 0.0
+    place: str = ""  # of "kill at" and "stop at": whoever has the rank `who` (from 8: anybody) comes there next
 
     def __str__(self):
-        return f"{self.at:.3f} s: {self.kind} {self.who}" + (f" ({self.more:g})" if self.more else "")
+        more = f" ({self.more:g})" if self.more else ""
+        return f"{self.at:.3f} s: {self.kind} {self.who}{more}" + (f" {self.place!r}" if self.place else "")
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,14 @@ class Setup:
     prepare_s: float = 0.5
     groups: tuple[str, ...] = ("grad/0", "grad/1")
     checkpoint_every: int | None = None
+    resume: bool = False
+    epochs_a_call: int | None = None  # of training; None: one call
+    reductions: int = 1  # of a step, with an update behind each
+    shards: int | None = None  # of which a step is a deal
+    sums: int = 1  # ShardedSteps that are made with each batch
+    uneven: bool = False  # some workers are slower than others
+    seed: int = 0  # of the data's order, where a step is a deal of shards; likewise
+    drop_remainder: bool = False
 
     def size_after(self, step):
         return dict(self.schedule).get(step)

@@ -6,15 +6,18 @@ gradients are what each worker brings to `Core.commit`, and the weights a number
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-import mindspore  # noqa: F401  # which ElasticTraining loads when it is needed: not in a greenlet
+from mindspore import nn  # which ElasticTraining loads when it is needed: not in a greenlet
 
 from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.elastic import ElasticTraining
 from ms_kungfu.elastic.checkpoint import CheckpointFolder
+from ms_kungfu.elastic.program import is_behind
 from ms_kungfu.elastic.state import Component
 from tests.fault.simulator.setting import Violation
+from tests.fault.simulator.shards import updated
 
 
 class Program:
@@ -24,19 +27,31 @@ class Program:
         self.world, self.process, self.core = world, process, process.core
         self.setup = setup = world.setup
         self.weights, self.stopping = 0, False
-        self.brought = {}  # to the last step's result: rank -> what
+        self.brought = []  # to the results of the last step's reductions: rank -> what
+        self.losses = []  # of the last step, where it is a deal of shards
+        self.arrived_in = None  # the cluster version
         process.program = self
-        self.data = Samples(setup.samples, global_batch_size=setup.global_batch, shuffle=False, ledger=self._ledger())
+        self.data = self._samples()
         self.disk = Disk(world, process)
         self.training = ElasticTraining(
+            *self._trained(),
             schedule=setup.size_after,
             wait=setup.wait,
             dataset=self.data,
-            components=[Component("program", self._capture, self._restore)],
+            components=[Component("loss_scale", self._capture, self._restore)],  # which undoing a step takes back
             checkpoint_dir=None if setup.checkpoint_every is None else self.disk,
             checkpoint_every=setup.checkpoint_every,
+            resume=setup.resume,
             prepare=lambda: world.sleep(world.current.random.random() * setup.prepare_s),
         )
+
+    def _samples(self):
+        setup = self.setup
+        return Samples(setup.samples, global_batch_size=setup.global_batch, shuffle=False, ledger=self._ledger())
+
+    def _trained(self):
+        """As many networks as a step has reductions."""
+        return [Reducer() for _ in range(self.setup.reductions)] if self.setup.reductions > 1 else []
 
     def _ledger(self):
         return Record(self)
@@ -52,43 +67,65 @@ class Program:
         return {"step": self.training.step, "program": self._capture(), "data": self.data.state()}
 
     def main(self):
-        training = self.training
+        self._call()
+        # A joiner runs through the calls that the others have behind them.
+        while is_behind() or (self.setup.epochs_a_call and not self.stopping and not self.process.member.detached):
+            self._call()
+        self.disk.wait()
+        self.world.say("left", f"{self.process.name} is done after {self.training.step} steps")
+
+    def _call(self):
+        """A call of training."""
+        training, before = self.training, self.arrived_in
         self.world.place("in begin")
         training.begin()
-        if not training.should_stop:
-            self.world.arrived(self)
+        if not training.should_stop and self.core.cluster_version() != before:
+            self._arrive()
         while not training.should_stop:
             self._epoch()
             training.epoch_end()
-            if self.stopping:
+            if self.stopping or training.epoch == self.setup.epochs_a_call:
                 break
         training.end()
-        self.disk.wait()
-        self.world.say("left", f"{self.process.name} is done after {training.step} steps")
+
+    def _arrive(self):
+        self.arrived_in = self.core.cluster_version()
+        self.world.arrived(self)
 
     def _epoch(self):
         while (step := self.data.next_step(self.core.rank())) is not None:
             self._train(step)
 
-    def _compute(self):
+    def _compute(self, part=1.0):
         world = self.world
-        world.sleep(self.setup.step_s * self.process.slow * (0.5 + world.current.random.random()) * world.calm())
+        seconds = self.setup.step_s * part * self.process.slow
+        world.sleep(seconds * (0.5 + world.current.random.random()) * world.calm())
 
     def _train(self, step):
+        before, self.brought = self.weights, []
+        for _ in range(self.setup.reductions):
+            self._reduce(step)
+        change = self.training.step_end()
+        if change.undone and self.weights != before:
+            raise Violation(f"{self.process.name}: a step is undone, and its weights aren't what they were")
+        if change.changed and not self.training.should_stop:
+            self._arrive()
+
+    def _reduce(self, step):
+        """One of the step's reductions, and its update."""
         world, core = self.world, self.core
-        self._compute()
+        self._compute(1 / self.setup.reductions)
         world.place("before the reduction")
         groups = core.commit(self.setup.groups, (step.share(core.rank()), world.loop.now > world.quiet_from))
-        self.brought = groups[0]
-        if any(other != self.brought for other in groups):
+        brought = groups[0]
+        if any(other != brought for other in groups):
             raise Violation(f"{self.process.name}: a step's groups have different participants: {groups}")
         world.place("after the reduction")
-        if core.rank() not in self.brought:
+        if core.rank() not in brought:
             raise Violation(f"{self.process.name} lives and took no part")
-        self.weights = hash((self.weights, tuple(self.brought.items())))
-        self.stopping |= any(stop for _, stop in self.brought.values())
-        if self.training.step_end().changed and not self.training.should_stop:
-            world.arrived(self)
+        self.weights = updated(self.weights, brought.items())
+        self.brought.append(brought)
+        self.stopping |= any(stop for _, stop in brought.values())
 
 
 class AsynchronousProgram(Program):
@@ -128,7 +165,13 @@ class AsynchronousProgram(Program):
         if change.changed or member.sync_points != points:
             world.met(self, version, points + 1)
         if change.changed:
-            world.arrived(self)
+            self._arrive()
+
+
+class Reducer(nn.Cell):
+    """Stands for a network whose gradients are reduced, without Parameters."""
+
+    reduces_gradients = True
 
 
 class Samples(Shares):
@@ -181,6 +224,13 @@ class Disk(CheckpointFolder):
 
     def has(self, step):
         return step in self._world.checkpoints
+
+    def load(self):
+        found = self._world.checkpoints
+        if not found:
+            return None
+        step = max(found)
+        return Path(f"step-{step}"), found[step].arrays, json.loads(json.dumps(found[step].host))
 
     def paths(self):
         return [Path(f"step-{step}") for step in sorted(self._world.checkpoints)]

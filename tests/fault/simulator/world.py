@@ -29,6 +29,7 @@ from tests.fault.simulator.setting import (
     Outcome,
     Violation,
 )
+from tests.fault.simulator.sharded_training import ShardedProgram
 from tests.fault.simulator.training import AsynchronousProgram, Program
 
 
@@ -44,8 +45,9 @@ class _Told(logging.Handler):
 class World(Events, Promises):
     """One job, one course of events. `run` once."""
 
-    def __init__(self, seed, setup, happenings, told=None):
-        Promises.__init__(self)
+    def __init__(self, seed, setup, happenings, told=None, before=None):
+        """`before`: a world that is over, on whose disk there are checkpoints and ledgers."""
+        Promises.__init__(self, setup, before)
         self.seed, self.setup, self.happenings = seed, setup, happenings
         self.random = random.Random(f"{seed} world")
         self.told = told
@@ -58,8 +60,10 @@ class World(Events, Promises):
         self.processes = {}  # key -> Process, those that run
         self.everybody = []
         self.deaths = 0
-        last = max((h.at + h.more for h in happenings), default=0.0)
-        self.hangs = any(h.kind in ("stop", "freeze") for h in happenings)
+        self.traps = []  # "kill at" and "stop at"
+        self.trapped = set()
+        last = max((h.at + self._lasts(h) for h in happenings), default=0.0)
+        self.hangs = any(h.kind in ("stop", "freeze", "stop at") for h in happenings)
         self.calm_from = last + (2.5 * PEER_TIMEOUT_S if self.hangs else 0.5)
         self.slow_from = self.calm_from + 1.0
         if any(h.kind == "freeze" for h in happenings):
@@ -76,6 +80,10 @@ class World(Events, Promises):
         self.closing = False
         self.survivors_at_verdict = 0  # members that have the training state
         self.no_descriptors_until = 0.0
+
+    def _lasts(self, happening):
+        """How long it may be until it has happened."""
+        return (1 + happening.more) * (0.3 + 2 * self.setup.step_s) if happening.place else happening.more
 
     # -- running --
 
@@ -103,6 +111,8 @@ class World(Events, Promises):
     def place(self, name, takes_time=False):
         """Somewhere a process may be for a moment, and die. Passed at once when nothing happens any more, but for what
         `takes_time`, lest a loop stand still in time."""
+        if self.traps and self.loop.now < self.calm_from and self.falls_into_a_trap(self.current.process, name):
+            self.switch_out()
         if takes_time or self.loop.now < self.calm_from + 1.0:
             self.sleep(self.short(self.current.random))
 
@@ -175,8 +185,8 @@ class World(Events, Promises):
             config_server="http://server/config" if setup.external else None,
             builtin_port=None if setup.external else 0, timeout_s=None, delay_s=0.0, init_version=None,
             affinity=False, allow_nvlink=False, leave_grace_s=3.0, recover=setup.recover, min_size=setup.min_size,
-            max_restarts=setup.max_restarts, standbys=setup.standbys,
-            peer_timeout_s=PEER_TIMEOUT_S if self.hangs else None,
+            cores_per_worker=None if setup.shards is None else 1, max_restarts=setup.max_restarts,
+            standbys=setup.standbys, peer_timeout_s=PEER_TIMEOUT_S if self.hangs else None,
         )  # fmt: skip
 
     @contextlib.contextmanager
@@ -205,7 +215,8 @@ class World(Events, Promises):
     def run_worker(self, process):
         code = 0
         try:
-            (AsynchronousProgram if self.setup.asynchronous else Program)(self, process).main()
+            program = AsynchronousProgram if self.setup.asynchronous else Program
+            (program if self.setup.shards is None else ShardedProgram)(self, process).main()
         except Violation as error:
             self.trouble.append(error)
             raise

@@ -1,0 +1,85 @@
+"""What one worker does in a step that is a deal of shards, whatever computes a shard: `ShardedStep` without MindSpore.
+
+Why the bits don't depend on the cluster, and what becomes of a death: ops_src/shards/step.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ms_kungfu import membership, runtime
+from ms_kungfu.comm import Array
+from ms_kungfu.elastic import sameness
+from ms_kungfu.elastic.canary import Canary
+from ms_kungfu.elastic.pace import Pace
+
+if TYPE_CHECKING:
+    from ms_kungfu.dataset.elastic import ShardBatches
+
+_ON_CORES = "computed on {} cores a worker (kungfu-run -cores-per-worker K has all alike)"
+
+
+class ShardLoop:
+    """Of one `ShardedStep`.
+
+    Args:
+        parameters: what is trained.
+        mean: whether the update gets the mean over the step or the sum.
+    """
+
+    def __init__(self, parameters: Sequence[Any], mean: bool) -> None:
+        self._parameters, self._mean = parameters, mean
+        self._claimed = False
+        self._canary, self._pace = Canary(), Pace()
+
+    def step(
+        self,
+        batches: ShardBatches,
+        compute: Callable[[int], tuple[Any, Any]],
+        statistics: Callable[[], list[Array]] = list,
+    ) -> Any:
+        """One step; collective. Returns the loss of all of it.
+
+        ``compute(shard)`` computes one, brings its gradients, and makes the update once their sum over all shards is
+        there; it returns the loss and whether it was (scalar tensors). `statistics` are the moving ones, in memory that
+        computing a shard changes.
+        """
+        core = membership.current().core
+        if not self._claimed:
+            membership.fix_cores()
+            sameness.claim(self._parameters)
+            self._claimed = True
+        seed, step = batches.next_key()
+        core.begin_sharded_step(
+            batches.count, batches.last_share, self._mean, batches.weights, seed, step, statistics()
+        )
+        try:
+            batches.check_deal(core.missing_shards())
+            self._canary.look(runtime.cluster_version(), batches.check, compute, self._names)
+            with sameness.claiming(f"{_ON_CORES.format(membership.core_count())}, "):
+                loss = self._make(core, batches.first, compute)
+        finally:
+            core.end_sharded_step()
+        batches.made()
+        where = runtime.cluster_version(), runtime.current_cluster_size()
+        batches.weigh(self._pace.step_end(*where, batches.count, batches.next_weights))
+        return loss
+
+    @staticmethod
+    def _make(core: Any, first: int, compute: Callable[[int], tuple[Any, Any]]) -> Any:
+        while True:
+            if missing := core.missing_shards():
+                core.take_shard(missing[0])
+                loss, over = compute(missing[0])
+            else:  # a worker without a shard in this step
+                core.take_no_shard()
+                loss, over = compute(first)
+            if bool(over.asnumpy()):
+                return loss
+
+    def _names(self, count: int) -> list[str]:
+        """What the gradients are called, and the loss behind them."""
+        if len(self._parameters) + 1 == count:
+            return [f"the gradient of {p.name!r}" for p in self._parameters] + ["the loss"]
+        return [f"gradient {i}" for i in range(count - 1)] + ["the loss"]
