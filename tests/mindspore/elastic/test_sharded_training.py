@@ -48,6 +48,7 @@ def alone(tmp_path_factory):
         ("pynative", "norm", 2, "none", ["1:0:3"]),
         ("graph", "model", 2, "2:3,5:1", []),
         ("graph", "dropout", 2, "2:3", ["4:0:1"]),
+        ("graph", "augment", 2, "4:3", ["2:0:1", "5:1:0"]),
     ],
 )
 def test_every_history_of_the_cluster_has_the_bits_of_one_worker(run_elastic, alone, mode, net, np, schedule, deaths):

@@ -1,7 +1,7 @@
 """OUT MODE NET SHARDS SCHEDULE EPOCHS [STEP:RANK:N ...]: training on a dataset that deals shards. The worker that has
 this rank in this step kills itself before it computes its N-th shard of it, from 0; STEP:RANK:wide: it takes two
 cores there. NET: plain | norm | dropout, in a loop of one's own; model: plain in Model.train; stock: with MindSpore's
-Dropout; slow: plain, and rank 1 takes three times as long."""
+Dropout; slow: plain, and rank 1 takes three times as long; augment: plain, of samples that are augmented by key."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ import sys
 import time
 
 import mindspore as ms
+import numpy as np
 from mindspore import nn
 from mindspore.train import Callback, Model
 from reporting import Loss, digest, numbered, report
@@ -77,7 +78,12 @@ def counted(*columns):
     return compute(*columns)
 
 
-data = ElasticDataset(numbered(90), global_batch_size=4 * shards, shards=shards, seed=5)
+samples = numbered(90)
+if kind == "augment":
+    samples = samples.map(lambda x, key: x + np.random.default_rng(key).random(4, np.float32), ["x", "key"], ["x"])
+data = ElasticDataset(
+    samples, global_batch_size=4 * shards, shards=shards, seed=5, key_column="key" if kind == "augment" else None
+)
 if kind == "model":
     train_with_model()
     sys.exit()
