@@ -363,11 +363,11 @@ class ShardBatches(_Batches):
 
     def _first(self, step: sharding.Step) -> Any:
         dataset = self._dataset
-        self._step = step
+        self._step, self._unit = step, dataset._cursor.unit
         self._length = sharding.count(step.batch)
-        self.count = shards.count(self._length, dataset._cursor.unit)
+        self.count = shards.count(self._length, self._unit)
         """Of this step."""
-        self.last_share = shards.last_share(self._length, dataset._cursor.unit)
+        self.last_share = shards.last_share(self._length, self._unit)
         """What the last of them counts, where the others count 1."""
         self.own = dataset.shards_of(self.count)
         self._coming_shards = list(self.own) or [self.count - 1]
@@ -418,7 +418,7 @@ class ShardBatches(_Batches):
     def batch(self, shard: int) -> Any:
         """The columns of a shard of this step, as the iterator yields them. Those that this worker was dealt come in
         their order from the pipeline; one of a worker that died, from a pipeline of its own."""
-        unit = self._dataset._cursor.unit
+        unit = self._unit
         while shard not in self._batches_by_shard and shard in self._coming_shards:
             coming = self._coming_shards.pop(0)
             self._batches_by_shard[coming] = self._receive(min(unit, self._length - coming * unit))

@@ -316,6 +316,7 @@ class ElasticTraining:
         if self.should_stop:
             return
         self._ask("before_step")
+        self._scale_rates()  # a policy, or the program, may have changed the global batch
         if not self._told_of_steps and self.dataset is None:
             self._last_step.begins()
 
