@@ -99,9 +99,9 @@ class ShardedTraining:
         if not (scales or kind is nn.TrainOneStepCell) or returns:
             raise ValueError(
                 f"Model.train's network is a {kind.__name__}{'(return_grad=True)' if returns else ''}, and with shards "
-                "what it does with gradients comes once a step, behind their sum, not once a shard; train in a loop with "
-                "ms_kungfu.elastic.ShardedStep(forward_backward, update), with clipping and the like in update, or "
-                "without shards"
+                "what it does with gradients comes once a step, behind their sum, not once a shard; train in a loop "
+                "with ms_kungfu.elastic.ShardedStep(forward_backward, update), with clipping and the like in update, "
+                "or without shards"
             )
         self._cell, self._class = train_cell, kind
         if scales:

@@ -41,7 +41,8 @@ class ShardedStep:
         forward_backward: a function or cell of a shard's columns (tensors of shapes ``(samples, ...)``) that returns
             ``(loss, gradients)``: a scalar and a tuple of tensors, of float dtypes.
         update: a function, cell or optimizer of these gradients. An optimizer of ms_kungfu doesn't reduce them again.
-        trained: cells whose moving statistics the step has to keep alike; by default those among the two arguments.
+        trained: cells and optimizers, in lists too, that the two arguments use where these are functions: of cells the
+            step keeps the moving statistics alike, of optimizers it knows that they needn't reduce.
         gradients_mean: False: `update` gets the sum over the shards instead of the mean.
 
     A call takes the columns as the dataset's iterator has yielded them, and returns the loss, the mean over the global
@@ -113,6 +114,8 @@ class ShardedStep:
                 loss = self._make(batches.first, compute)
         finally:
             _core.end_sharded_step()
+        if not self._mean:
+            loss = loss / (batches.count - 1 + batches.last_share)  # it was summed with the gradients
         batches.made()
         where = runtime.cluster_version(), runtime.current_cluster_size()
         batches.weigh(self._pace.step_end(*where, batches.count, batches.next_weights))
