@@ -26,8 +26,6 @@ class Metrics:
     """Samples of a step, of all workers together."""
     holds_global_batch: bool = False
     """Whether the batch stays the same when the cluster changes; else it grows and shrinks with it."""
-    shards: int | None = None
-    """Into how many a full step is dealt (docs/shards.md); None: each worker trains its part of the batch in one."""
     trained_samples: int = 0
     """Of all workers."""
     total_samples: int | None = None
@@ -50,6 +48,8 @@ class Metrics:
     """Since training started, resizes included."""
     resize_time: float | None = None
     """For how long the last change of the cluster held up training."""
+    shards: int | None = None
+    """Into how many a full step is dealt (docs/shards.md); None: each worker trains its part of the batch in one."""
 
     @property
     def local_batch_size(self) -> float:
@@ -69,8 +69,6 @@ class Decision:
     that deals shards deals more or fewer of them, of the same shape."""
     global_batch_size: int | None = None
     local_batch_size: int | None = None
-    shards: int | None = None
-    """With `global_batch_size`: into how many a full step is dealt, from the next one on; else as many as before."""
     learning_rate: float | None = None
     """Instead of the present one, or of the rest of the optimizer's list of rates."""
     strategy: str | None = None
@@ -79,6 +77,8 @@ class Decision:
     """What ``optimizer.switch_to`` takes."""
     evict: tuple[int, ...] = ()
     """Ranks that shall leave."""
+    shards: int | None = None
+    """With `global_batch_size`: into how many a full step is dealt, from the next one on; else as many as before."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.reason, str) or not self.reason:
