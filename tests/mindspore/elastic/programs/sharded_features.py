@@ -4,13 +4,15 @@ computes its N-th shard of it, from 0, those counted that are computed for compa
 
 KIND, under Model.train: plain; fixed: a fixed loss scale; scaled: a dynamic one, which a sample overflows; fit: with
 evaluation. In a loop of one's own: scaler: as scaled, by ms.amp; clip: clipping by the global norm of the gradients'
-sum, groups of parameters and fusion groups, beside a plain program on one worker; gan: two networks and steps."""
+sum, groups of parameters and fusion groups, monitored, where one worker is alone beside a plain program; gan: two
+networks and steps."""
 
 import os
 import signal
 import sys
 
 import mindspore as ms
+import numpy as np
 from mindspore import nn, ops
 from mindspore.train import Callback, Model
 from reporting import Loss, digest, layers, numbered, report
@@ -20,6 +22,8 @@ from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.dataset.elastic import ShardBatches
 from ms_kungfu.elastic import ElasticTraining, ShardedStep, sharded_step
+from ms_kungfu.monitoring import Monitor
+from ms_kungfu.monitoring.noise_scale import unbiased_estimates
 from ms_kungfu.optimizers import KungFuAdam, KungFuMomentum, KungFuTrainOneStepWithLossScaleCell
 
 mode, kind, epochs = sys.argv[2], sys.argv[3], int(sys.argv[4])
@@ -149,7 +153,9 @@ def clip():
         if sys.argv[5] != "none" or deaths or kf.current_cluster_size() > 1:
             return {}
         batches = ShardBatches.current
-        leaves = [others_grad(*batches.batch(i))[1] for i in range(batches.count)]
+        losses, leaves = zip(*(others_grad(*batches.batch(i)) for i in range(batches.count)))
+        expected.update(measured([float(loss) for loss in losses], leaves, batches.last_share))
+        leaves = list(leaves)
         if batches.last_share != 1:
             leaves[-1] = [g * batches.last_share for g in leaves[-1]]
         while len(leaves) > 1:
@@ -160,7 +166,29 @@ def clip():
         assert digest(weights[0]) == digest(weights[1])
         return {"plain": True}
 
-    loop([net, optimizer], ShardedStep(grad, update, trained=[net, optimizer], gradients_mean=False), beside)
+    def check(record):
+        if expected:
+            found = {name: getattr(record, name) for name in expected}
+            assert np.allclose(list(found.values()), list(expected.values()), rtol=1e-4), (found, expected)
+
+    expected = {}
+    step = ShardedStep(grad, update, trained=[net, optimizer], gradients_mean=False)
+    loop([net, optimizer], step, beside, check, monitor=Monitor(half_life=1e-9, update_ratio_interval=0))
+
+
+def measured(losses, leaves, last):
+    """What a monitor should have to say of these shards of four samples, the last of which may have fewer."""
+    flat = np.array([np.concatenate([g.asnumpy().ravel() for g in leaf]) for leaf in leaves], np.float64)
+    shares = [1.0] * (len(leaves) - 1) + [last]
+    local, reduced = (flat**2).sum(axis=1).mean(), (np.average(flat, axis=0, weights=shares) ** 2).sum()
+    squared, covariance = unbiased_estimates(local, reduced, [4 * share for share in shares])
+    return {
+        "loss": np.average(losses, weights=shares),
+        "gradient_norm": np.sqrt(reduced),
+        "gradient_variance": local - reduced,
+        "gradient_noise_scale": max(covariance, 0) / squared if squared > 0 else np.inf,
+        "batch_size": 4 * sum(shares),
+    }
 
 
 def groups(of):
@@ -185,15 +213,17 @@ def gan():
     loop([net, other, first, second], step, dict)
 
 
-def loop(trained, step, more):
+def loop(trained, step, more, check=lambda record: None, monitor=None):
     global elastic, steps_done
-    elastic = ElasticTraining(*trained, schedule=schedule, wait=True, dataset=data, **checkpoints)
+    elastic = ElasticTraining(*trained, schedule=schedule, wait=True, dataset=data, monitor=monitor, **checkpoints)
     steps_done = lambda: elastic.step  # noqa: E731
     for _ in elastic.epochs(epochs):
         for x, y in data:
             loss = step(x, y)
             report("step", step=elastic.step + 1, loss=loss.asnumpy().tobytes().hex(), **more())
-            elastic.step_end()
+            elastic.step_end(loss)
+            if monitor is not None:
+                check(monitor.last)
             if not elastic.should_stop:
                 weights = digest(net.trainable_params())
                 report("after", step=elastic.step, parameters=digest(elastic.parameters), weights=weights)
