@@ -53,8 +53,8 @@ class ShardedStep:
     mean of their values after each shard.
 
     Raises:
-        ValueError: where optimizers don't fit (they average models instead of gradients), or columns aren't the
-            iterator's.
+        ValueError: where optimizers don't fit (they average models instead of gradients, overlap their reduction, or
+            sum over the workers), or columns aren't the iterator's.
         KungFuError: without a step of an `ElasticDataset` with shards.
         DivergenceError: at all workers, in the first step with somebody new: where a shard that is computed twice, or
             at two workers, has other gradients, with the parameter's name; a dataset with ``shards_check="warn"`` only
@@ -77,7 +77,7 @@ class ShardedStep:
             check_optimizer(optimizer)
         for cell in inventory.collect_cells(trained).values():
             if getattr(cell, "reduces_gradients", False):
-                cell.leave_to_shards()
+                cell.leave_to_shards(gradients_mean)
         self._statistics = inventory.moving_statistics(trained)
         self._parameters = [p for o in inventory.collect_optimizers(trained) for p in o.parameters]
         self._mean = gradients_mean

@@ -215,6 +215,8 @@ class ElasticTraining:
         and its dataset suspended until it arrives there.
         """
         runtime.init()
+        if self.dataset is not None:
+            inventory.check_reduced(self._trained, self.dataset.shards)
         mine = program.current()
         mine.calls += 1
         self._call = mine.calls

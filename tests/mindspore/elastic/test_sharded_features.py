@@ -10,7 +10,7 @@ from mindspore.dataset import NumpySlicesDataset
 from ms_kungfu import comm
 from ms_kungfu.callbacks.sharded import ShardedTraining
 from ms_kungfu.dataset import ElasticDataset, audit
-from ms_kungfu.elastic import ShardedStep, sharded_step
+from ms_kungfu.elastic import ElasticTraining, ShardedStep, sharded_step
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.ops import KungFuAllReduce, ReduceOp, wait_for_queue
 from ms_kungfu.optimizers import KungFuGradReducer, KungFuMomentum
@@ -111,6 +111,10 @@ def test_a_checkpoint_goes_on_at_another_size_with_the_scale(run_elastic, of_one
 # -- what is refused, on one worker -----------------------------------------------------------------------------------
 
 
+def samples():
+    return NumpySlicesDataset([1.0, 2.0, 3.0, 4.0], ["x"], shuffle=False)
+
+
 @pytest.fixture
 def one_step(monkeypatch):
     """``run(forward_backward, update)`` makes one step of two shards in PyNative mode."""
@@ -118,9 +122,8 @@ def one_step(monkeypatch):
     ms.set_context(mode=ms.PYNATIVE_MODE)
 
     def run(forward_backward, update=lambda gradients: None, **options):
-        source = NumpySlicesDataset([1.0, 2.0, 3.0, 4.0], ["x"], shuffle=False)
         step = ShardedStep(forward_backward, update, **options)
-        data = ElasticDataset(source, global_batch_size=4, shards=2, shuffle=False)
+        data = ElasticDataset(samples(), global_batch_size=4, shards=2, shuffle=False)
         loss = step(*next(data.create_tuple_iterator()))
         wait_for_queue()
         return loss
@@ -204,6 +207,24 @@ def test_a_training_cell_of_ones_own_is_refused_with_what_to_do():
     ):
         with pytest.raises(ValueError, match=f"network is a {name}, .*ShardedStep"):
             ShardedTraining(cell)
+
+
+def test_a_sum_over_the_workers_is_refused_where_the_step_makes_a_mean():
+    parameters = nn.Dense(1, 1).trainable_params()
+    optimizer = KungFuMomentum(parameters, 0.1, 0.9, gradients_mean=False)
+    with pytest.raises(ValueError, match="sums the gradients over the workers, .* the ShardedStep too"):
+        ShardedStep(mean, optimizer)
+    ShardedStep(mean, optimizer, gradients_mean=False)
+
+
+def test_an_optimizer_that_was_left_to_shards_is_refused_without():
+    net = nn.Dense(1, 1)
+    optimizer = KungFuMomentum(net.trainable_params(), 0.1, 0.9)
+    ElasticTraining(net, optimizer, dataset=ElasticDataset(samples(), 2)).begin()
+    ShardedStep(mean, optimizer)
+    with pytest.raises(ValueError, match="has been trained with shards, .* make a new optimizer"):
+        ElasticTraining(net, optimizer, dataset=ElasticDataset(samples(), 2)).begin()
+    ElasticTraining(net, optimizer, dataset=ElasticDataset(samples(), global_batch_size=2, shards=1)).begin()
 
 
 @pytest.mark.parametrize("target", ["GPU", "Ascend"])
