@@ -74,13 +74,14 @@ struct Host {
   static kf_status Wait(const std::vector<kf_started>& started) { return kf_wait(started.data(), started.size()); }
 };
 
-// The gradients of a shard in; as many out, which have a value where the last output, one bool, says that the step is
-// over. On CPUs only: sums are kept in the host's memory from launch to launch.
+// The gradients of a shard in, and behind them its loss; as many out, which have a value where the last output, one
+// bool, says that the step is over. On CPUs only: sums are kept in the host's memory from launch to launch.
 class SumShards : public CollectiveOn<Host> {
  public:
   bool Launch(const KernelTensors& inputs, const KernelTensors& workspace, const KernelTensors& outputs,
               void* stream) override {
     over_ = static_cast<bool*>(outputs.back()->device_ptr());
+    loss_ = inputs.back()->device_ptr();
     return CollectiveOn<Host>::Launch(inputs, workspace, {outputs.begin(), outputs.end() - 1}, stream);
   }
 
@@ -92,13 +93,15 @@ class SumShards : public CollectiveOn<Host> {
       all.push_back({"kungfu/shards", group.tensors.data(), group.tensors.size(), group.dtype, Layout(group)});
     }
     int over = 0;
-    Check(kf_sum_shards(all.data(), all.size(), &over));
+    Check(kf_sum_shards(all.data(), all.size(), loss_, &over));
     *over_ = over != 0;
   }
   kf_status Run(const Group&) override { throw std::runtime_error("InternalError: groups are summed together"); }
 
  private:
-  bool* over_{nullptr};  // MindSpore's, for the length of a launch
+  // MindSpore's, for the length of a launch:
+  bool* over_{nullptr};
+  const void* loss_{nullptr};
 };
 
 // What Dropout and its gradient have in common: a tensor of a float dtype in, the same where an element is kept, scaled

@@ -215,11 +215,6 @@ class KungFuElasticCallback(Callback):
         data = params.train_dataset
         if not isinstance(data, ElasticDataset) or data.shards is None:
             return partial(compile_step, params.train_network, data)
-        if params.get("loss_scale_mananger") is not None:
-            raise ValueError(
-                "with shards an overflow is looked for in the sum of all of them, once a step; scale the loss in a "
-                "loop with ms_kungfu.elastic.ShardedStep, whose update does that, or train without shards"
-            )
         self._sharded = ShardedTraining(params.train_network)
         return partial(self._sharded.compile, data)
 

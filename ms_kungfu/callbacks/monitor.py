@@ -39,7 +39,8 @@ class MonitorCallback(Callback):
         optimizers = self._optimizers
         monitor.gradient_scale = float(getattr(optimizers[0], "loss_scale", 1.0)) if optimizers else 1.0
         rate = learning_rate_of(optimizers, params.cur_step_num - 1)
-        monitor.step_end(batch_rows(params), params.net_outputs, rate)
+        shards = getattr(params.train_dataset, "step_shards", ())
+        monitor.step_end(batch_rows(params), params.net_outputs, rate, shards=shards)
 
     def on_train_end(self, run_context: Any) -> None:
         if self.monitor is not None:

@@ -10,6 +10,7 @@ from mindspore import nn, ops
 
 from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic.sharded_step import ShardedStep
+from ms_kungfu.optimizers.overflow import KungFuTrainOneStepWithLossScaleCell
 
 
 class _ForwardBackward(nn.Cell):
@@ -28,27 +29,95 @@ class _ForwardBackward(nn.Cell):
         return loss, gradients
 
 
+_unscale = ops.MultitypeFuncGraph("unscale")
+_overflows = ops.MultitypeFuncGraph("overflows")
+
+
+@_unscale.register("Tensor", "Tensor")
+def _over_scale(scale, gradient):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+    return gradient * ops.cast(ops.reciprocal(scale), gradient.dtype)
+
+
+@_overflows.register("Tensor")
+def _has_overflown(gradient):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+    """1 where an element is infinite or NaN, else 0."""
+    return ops.cast(ops.logical_not(ops.isfinite(gradient).all()), ms.float32)
+
+
+class _ScaledForwardBackward(nn.Cell):
+    """What a ``TrainOneStepWithLossScaleCell`` does before it looks for an overflow."""
+
+    def __init__(self, train_cell: Any) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = train_cell.network
+        self.weights = train_cell.weights
+        self.scale = train_cell.scale_sense
+        self.grad = ops.GradOperation(get_by_list=True, sens_param=True)
+        self.map = ops.HyperMap()
+
+    def construct(self, *columns):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        loss = self.network(*columns)
+        sens = ops.ones_like(loss) * ops.cast(self.scale, loss.dtype)
+        gradients = self.grad(self.network, self.weights)(*columns, sens)
+        return loss, self.map(ops.partial(_unscale, self.scale), gradients)
+
+
+class _UnlessOverflown(nn.Cell):
+    """What it does from there on, with the sum over all shards: an infinity or NaN of one of them is in that. MindSpore
+    has the check for GPU and Ascend only."""
+
+    def __init__(self, train_cell: Any) -> None:
+        super().__init__(auto_prefix=False)
+        self.optimizer = train_cell.optimizer
+        self.scale = train_cell.scale_sense
+        self.manager = train_cell.loss_scaling_manager  # None: the program sets the scale
+        self.overflow = ms.Parameter(ms.Tensor(False), name="overflow", requires_grad=False)
+        self.map = ops.HyperMap()
+
+    def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        overflow = ops.greater(ops.addn(self.map(_overflows, gradients)), 0)
+        overflow = ops.depend(overflow, ops.assign(self.overflow, overflow))
+        if self.manager is not None:
+            overflow = self.manager(self.scale, overflow)
+        if not overflow:
+            overflow = ops.depend(overflow, self.optimizer(gradients))
+        return overflow
+
+
 class ShardedTraining:
     """For the length of a call of training, `train_cell` trains a whole step of shards when it is called.
 
-    ValueError where it isn't a ``TrainOneStepCell`` as MindSpore makes it: what else such a cell does between gradients
-    and update (clipping, loss scaling) belongs behind the sum over all shards, which only its author can cut out.
+    It is a ``TrainOneStepCell`` or ``TrainOneStepWithLossScaleCell`` as MindSpore makes it, or this one's relative of
+    ms_kungfu. ValueError where it isn't: what else such a cell does between gradients and update (clipping) belongs
+    behind the sum over all shards, which only its author can cut out.
     """
 
     def __init__(self, train_cell: Any) -> None:
-        if type(train_cell) is not nn.TrainOneStepCell:
+        kind = type(train_cell)
+        scales = kind in (nn.TrainOneStepWithLossScaleCell, KungFuTrainOneStepWithLossScaleCell)
+        returns = getattr(train_cell, "return_grad", False)
+        if not (scales or kind is nn.TrainOneStepCell) or returns:
             raise ValueError(
-                f"Model.train's network is a {type(train_cell).__name__}, and with shards what it does with gradients "
-                "comes once a step, behind their sum, not once a shard; train in a loop with ms_kungfu.elastic."
-                "ShardedStep(forward_backward, update), with clipping and loss scaling in update, or without shards"
+                f"Model.train's network is a {kind.__name__}{'(return_grad=True)' if returns else ''}, and with shards "
+                "what it does with gradients comes once a step, behind their sum, not once a shard; train in a loop "
+                "with ms_kungfu.elastic.ShardedStep(forward_backward, update), with clipping and the like in update, "
+                "or without shards"
             )
-        self._cell, self._class = train_cell, type(train_cell)
-        self.step = ShardedStep(_ForwardBackward(train_cell), train_cell.optimizer)
+        self._cell, self._class = train_cell, kind
+        if scales:
+            update = _UnlessOverflown(train_cell)
+            self.step = ShardedStep(_ScaledForwardBackward(train_cell), update)
+        else:
+            self.step = ShardedStep(_ForwardBackward(train_cell), train_cell.optimizer)
         self.step.cell.set_train()
 
-        class Sharded(nn.TrainOneStepCell):
+        class Sharded(kind):  # type: ignore[misc, valid-type]
             def __call__(_, *columns: Any) -> Any:
-                return self.step(*columns)
+                if not scales:
+                    return self.step(*columns)
+                scale = ms.Tensor(train_cell.scale_sense.asnumpy().copy())  # that of this step
+                loss = self.step(*columns)
+                return loss, ms.Tensor(update.overflow.asnumpy().copy()), scale
 
         train_cell.__class__ = Sharded
 

@@ -46,6 +46,21 @@ def _leaf(pipeline: ds.Dataset) -> ds.Dataset:
     return pipeline
 
 
+def _beside_leaf(pipeline: ds.Dataset, column: ds.Dataset) -> ds.Dataset:
+    """`pipeline`, whose dataset has one column more, below all that is mapped."""
+    above, leaf = None, pipeline
+    while leaf.children:
+        if len(leaf.children) > 1:
+            raise TypeError(f"key_column takes a source over one dataset, and {type(leaf).__name__} has several")
+        above, leaf = leaf, leaf.children[0]
+    leaf.parent = []
+    zipped = ds.zip((leaf, column))
+    if above is None:
+        return zipped
+    above.children = [zipped]
+    return pipeline
+
+
 def _size_of(source: Source) -> int:
     """The number of samples, having checked that `source` can be dealt by a sampler."""
     if not isinstance(source, ds.Dataset):
@@ -61,6 +76,13 @@ def _size_of(source: Source) -> int:
     if node.is_sharded():
         raise ValueError("an ElasticDataset deals the samples itself; leave num_shards and shard_id out of its source")
     return int(node.get_dataset_size())
+
+
+def _check_key_column(source: Source, name: str) -> None:
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"key_column is the name of a column, a text, got {name!r}")
+    if isinstance(source, ds.Dataset) and name in _leaf(source).get_col_names():
+        raise ValueError(f"key_column adds the column {name!r}, which the source's dataset has already; name another")
 
 
 class ElasticDataset(Shares, ds.Dataset):
@@ -85,6 +107,10 @@ class ElasticDataset(Shares, ds.Dataset):
             that this worker is dealt, which Model.train, or `ms_kungfu.elastic.ShardedStep`, takes for the whole.
         shards_check: what becomes of it where a shard that is computed a second time has other gradients, and the bits
             depend on more than the seed: ``"raise"`` ends training with a DivergenceError, ``"warn"`` goes on.
+        key_column: the source's own dataset gets a last column of this name, which its maps may take: uint32 of shape
+            ``(4,)``, a function of (`seed`, epoch, sample) alone and another one for each. What a map draws from
+            ``np.random.default_rng(key)`` is then the same whoever makes the sample, and however often. A column that
+            no map takes comes out with the others. docs/data.md
 
     Every sample is trained once an epoch, whatever happens in between: after a resize or a death the rest of the epoch
     is dealt out anew from where the *trained* steps end, so batches that MindSpore had prefetched come from the new
@@ -115,9 +141,13 @@ class ElasticDataset(Shares, ds.Dataset):
         ledger_errors: str = "raise",
         shards: int | None = None,
         shards_check: str = "raise",
+        key_column: str | None = None,
     ) -> None:
         ds.Dataset.__init__(self)
         self._source = source
+        self._key_column = key_column
+        if key_column is not None:
+            _check_key_column(source, key_column)
         self._order: tuple[tuple[int, int], Any] = ((-1, -1), None)  # (seed, epoch) and its permutation
         folder = ledger if ledger is not None else env.LEDGER_DIR.get()
         if ledger_errors not in ERRORS:
@@ -204,14 +234,18 @@ class ElasticDataset(Shares, ds.Dataset):
     # -- sharding -----------------------------------------------------------------------------------------------------
 
     def _pipeline(self, indices: list[int]) -> ds.Dataset:
-        """Over these samples, in this order."""
-        if not isinstance(self._source, ds.Dataset):
-            return self._source(indices)
-        pipeline = copy.deepcopy(self._source)
-        sampler = ds.SubsetSampler([0])
-        sampler.indices = _Numbers(indices)
-        _leaf(pipeline).use_sampler(sampler)
-        return pipeline
+        """Over these samples of the present epoch, in this order."""
+        if isinstance(self._source, ds.Dataset):
+            pipeline = copy.deepcopy(self._source)
+            sampler = ds.SubsetSampler([0])
+            sampler.indices = _Numbers(indices)
+            _leaf(pipeline).use_sampler(sampler)
+        else:
+            pipeline = self._source(indices)
+        if self._key_column is None:
+            return pipeline
+        keys = sharding.keys(indices, self._seed, self._cursor.epoch)
+        return _beside_leaf(pipeline, ds.NumpySlicesDataset(keys, [self._key_column], shuffle=False))
 
     def _deal(self) -> tuple[ds.Dataset, NDArray[np.int64]] | None:
         """A pipeline over this worker's batches of the rest of the epoch, and the positions of what comes out of it;
@@ -334,11 +368,11 @@ class ShardBatches(_Batches):
 
     def _first(self, step: sharding.Step) -> Any:
         dataset = self._dataset
-        self._step = step
+        self._step, self._unit = step, dataset._cursor.unit
         self._length = sharding.count(step.batch)
-        self.count = shards.count(self._length, dataset._cursor.unit)
+        self.count = shards.count(self._length, self._unit)
         """Of this step."""
-        self.last_share = shards.last_share(self._length, dataset._cursor.unit)
+        self.last_share = shards.last_share(self._length, self._unit)
         """What the last of them counts, where the others count 1."""
         self.own = dataset.shards_of(self.count)
         self._coming_shards = list(self.own) or [self.count - 1]
@@ -389,7 +423,7 @@ class ShardBatches(_Batches):
     def batch(self, shard: int) -> Any:
         """The columns of a shard of this step, as the iterator yields them. Those that this worker was dealt come in
         their order from the pipeline; one of a worker that died, from a pipeline of its own."""
-        unit = self._dataset._cursor.unit
+        unit = self._unit
         while shard not in self._batches_by_shard and shard in self._coming_shards:
             coming = self._coming_shards.pop(0)
             self._batches_by_shard[coming] = self._receive(min(unit, self._length - coming * unit))

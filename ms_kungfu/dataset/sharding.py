@@ -41,6 +41,15 @@ def permutation(total: int, seed: int, epoch: int, shuffle: bool = True) -> NDAr
     return np.random.default_rng((seed, epoch)).permutation(total)
 
 
+def keys(samples: Sequence[int], seed: int, epoch: int) -> NDArray[np.uint32]:
+    """What random numbers for each of `samples` are keyed by in `epoch`: uint32 of shape (len(samples), 4), the seed's
+    64 bits, the epoch and the sample's number. ``np.random.default_rng`` takes them as they are, and mixes them."""
+    made = np.empty((len(samples), 4), np.uint32)
+    made[:, 0], made[:, 1], made[:, 2] = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, epoch & 0xFFFFFFFF
+    made[:, 3] = np.asarray(samples, np.int64) & 0xFFFFFFFF
+    return made
+
+
 def step_length(left: int, global_batch: int, drop_remainder: bool = False, unit: int = 1) -> int:
     """Samples of the next step where `left` remain; 0 when the epoch is over. A step that isn't the last has a multiple
     of `unit`, which divides `global_batch`."""

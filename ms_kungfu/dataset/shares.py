@@ -84,11 +84,12 @@ class Shares:
         self._weights: tuple[int, ...] = ()  # of how much each rank is dealt,
         self._weighed_in = -1  # in this cluster version: in another the ranks are others
         self._step_weights: list[int] = []  # by rank, that the step at hand was dealt by
+        self._step_shards: tuple[int, ...] = ()
         self._sums = 0  # how often the step at hand has been made, shard by shard
         self._per_worker: int | None = None
         self._global: int | None = None
         self._cursor = sharding.EpochCursor(total, drop_remainder)
-        self._hold(batch_size, global_batch_size)
+        self._hold(batch_size, global_batch_size, self._shards)
         self._total = total
         self._shuffle, self._seed = bool(shuffle), index(seed)
         self._dealt = _Dealt(-1, 0, 0, ())  # until the first step
@@ -158,27 +159,41 @@ class Shares:
         return self._shards
 
     @property
+    def step_shards(self) -> tuple[int, ...]:
+        """Samples of each shard of the step that was handed out last; nothing where steps aren't deals of shards."""
+        return self._step_shards
+
+    @property
     def keeps_ledger(self) -> bool:
         """Whether what is trained is recorded."""
         return self._ledger is not None
 
-    def set_batch_size(self, batch_size: int | None = None, global_batch_size: int | None = None) -> None:
+    def set_batch_size(
+        self, batch_size: int | None = None, global_batch_size: int | None = None, shards: int | None = None
+    ) -> None:
         """Other batches from the next one on: of a worker, or of all together; one of the two. At all workers at the
-        same step. The rest of the epoch is dealt out anew."""
+        same step. The rest of the epoch is dealt out anew.
+
+        `shards`: where steps are deals of shards, into how many; by default as many as before, of another shape, for
+        which all workers compile. In proportion to `global_batch_size` they keep their shape. ValueError, and nothing
+        changes, where they don't divide it.
+        """
         if (batch_size is None) == (global_batch_size is None):
             raise ValueError("set_batch_size takes batch_size or global_batch_size, one of the two")
-        self._hold(batch_size, global_batch_size)
+        if shards is not None and self._shards is None:
+            raise ValueError("this ElasticDataset deals no shards; give shards= when it is made")
+        self._hold(batch_size, global_batch_size, self._shards if shards is None else at_least(1, shards, "shards"))
         self._deals += 1
 
-    def _hold(self, batch_size: int | None, global_batch_size: int | None) -> None:
-        """Constant from now on: one of the two."""
-        if self._shards is not None:
-            if global_batch_size is None or at_least(1, global_batch_size, "global_batch_size") % self._shards:
+    def _hold(self, batch_size: int | None, global_batch_size: int | None, shards: int | None) -> None:
+        """Constant from now on: one of the first two."""
+        if shards is not None:
+            if global_batch_size is None or at_least(1, global_batch_size, "global_batch_size") % shards:
                 raise ValueError(
-                    f"a step of {self._shards} shards takes a global_batch_size that they divide, so that all have the "
+                    f"a step of {shards} shards takes a global_batch_size that they divide, so that all have the "
                     f"same shape, not {'a batch_size' if global_batch_size is None else global_batch_size}"
                 )
-            self._cursor.unit = global_batch_size // self._shards
+            self._shards, self._cursor.unit = shards, global_batch_size // shards
         self._per_worker = None if batch_size is None else at_least(1, batch_size, "batch_size")
         self._global = None if global_batch_size is None else at_least(1, global_batch_size, "global_batch_size")
 
@@ -309,14 +324,17 @@ class Shares:
 
     def state(self) -> dict[str, Any]:
         """What another worker needs to go on from here; JSON."""
-        return {**self._cursor.state(), "seed": self._seed, "batch": [self._per_worker, self._global]}
+        batch = [self._per_worker, self._global]
+        return {**self._cursor.state(), "seed": self._seed, "batch": batch, "shards": self._shards}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from another worker's `state`. ValueError where that worker has other data."""
         self._cursor.restore(state)
         self._delivered, self._sums = [], 0
         self._seed = state["seed"]
-        self._per_worker, self._global = state["batch"]
+        # Where both deal shards the number is the training's; a checkpoint of another training may be without.
+        shards = state.get("shards") or self._shards
+        self._hold(*state["batch"], None if self._shards is None else shards)
         self._deals += 1
 
     def _deliver(self, share: tuple[sharding.Range, ...]) -> None:
@@ -332,7 +350,8 @@ class Shares:
             length, unit = sharding.count(step.batch), cursor.unit
             self._step_weights = self._weights_in(dealt)
             shards = self.shards_of(count_shards(length, unit))
-            self._weight = sum(min(unit, length - shard * unit) for shard in shards)
+            self._step_shards = tuple(min(unit, length - at) for at in range(0, length, unit))
+            self._weight = sum(self._step_shards[shard] for shard in shards)
         elif step is not None:
             self._weight = sum(sharding.count(taken.share(dealt.rank)) for taken in cursor.taken)
             membership.set_weight(self._weight)

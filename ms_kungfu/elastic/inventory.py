@@ -80,6 +80,21 @@ def collect_optimizers(trained: Iterable[Any]) -> list[Any]:
     return list({id(o): o for item in trained for o in of(item)}.values())
 
 
+def reducers(trained: Iterable[Any], *, left_to_shards: bool) -> list[Any]:
+    """The cells that reduce gradients, or, with `left_to_shards`, those that don't since a `ShardedStep` does."""
+    found = [cell for cell in collect_cells(trained).values() if getattr(cell, "reduces_gradients", False)]
+    return [cell for cell in found if cell.left_to_shards == left_to_shards]
+
+
+def check_reduced(trained: Iterable[Any], shards: int | None) -> None:
+    """ValueError where gradients would be reduced by nobody."""
+    if shards is None and reducers(trained, left_to_shards=True):
+        raise ValueError(
+            "this optimizer has been trained with shards, whose sums took the place of its own reduction, and this "
+            "ElasticDataset deals none; make a new optimizer for it"
+        )
+
+
 # Of the cells with moving statistics, in mindspore.nn and in mindspore.mint.nn.
 _NORMALIZATION = ("mindspore.nn.layer.normalization", "mindspore.mint.nn.layer.normalization")
 

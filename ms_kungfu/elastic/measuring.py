@@ -26,4 +26,5 @@ def step_end(
     elif samples is None:
         samples = next((o.device_batch_size for o in optimizers if getattr(o, "device_batch_size", None)), 0)
     monitor.gradient_scale = float(getattr(optimizers[0], "loss_scale", 1.0)) if optimizers else 1.0
-    return monitor.step_end(samples, loss, learning_rate_of(optimizers, step - 1), step)
+    shards = () if dataset is None else dataset.step_shards
+    return monitor.step_end(samples, loss, learning_rate_of(optimizers, step - 1), step, shards)

@@ -48,6 +48,8 @@ class Metrics:
     """Since training started, resizes included."""
     resize_time: float | None = None
     """For how long the last change of the cluster held up training."""
+    shards: int | None = None
+    """Into how many a full step is dealt (docs/shards.md); None: each worker trains its part of the batch in one."""
 
     @property
     def local_batch_size(self) -> float:
@@ -63,7 +65,8 @@ class Decision:
     size: int | None = None
     """Number of workers. They come when they are ready; until then policies are asked as before."""
     keeps_local_batch: bool | None = None
-    """With `size`: a dataset that holds its global batch changes it in proportion, when the new size comes true."""
+    """With `size`: a dataset that holds its global batch changes it in proportion, when the new size comes true; one
+    that deals shards deals more or fewer of them, of the same shape."""
     global_batch_size: int | None = None
     local_batch_size: int | None = None
     learning_rate: float | None = None
@@ -74,16 +77,20 @@ class Decision:
     """What ``optimizer.switch_to`` takes."""
     evict: tuple[int, ...] = ()
     """Ranks that shall leave."""
+    shards: int | None = None
+    """With `global_batch_size`: into how many a full step is dealt, from the next one on; else as many as before."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.reason, str) or not self.reason:
             raise ValueError("a decision has a reason: a text that isn't empty")
-        for name in ("size", "global_batch_size", "local_batch_size"):
+        for name in ("size", "global_batch_size", "local_batch_size", "shards"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} is an integer of 1 or more, got {value!r}")
         if self.global_batch_size is not None and self.local_batch_size is not None:
             raise ValueError("a decision sets global_batch_size or local_batch_size, not both")
+        if self.shards is not None and self.global_batch_size is None:
+            raise ValueError("shards goes with the global_batch_size that they are parts of")
         if self.keeps_local_batch and self.size is None:
             raise ValueError("keeps_local_batch goes with a size")
         rate = self.learning_rate
@@ -188,8 +195,8 @@ def combine(decisions: Iterable[Decision]) -> Decision | None:
     for decision in decisions:
         wanted = decision.changes
         if "global_batch_size" in changes or "local_batch_size" in changes:
-            wanted.pop("global_batch_size", None)
-            wanted.pop("local_batch_size", None)
+            for name in ("global_batch_size", "local_batch_size", "shards"):
+                wanted.pop(name, None)
         # A worker that is told to go and a new size are two ways to change the membership; one at a time.
         if "size" in changes or "evict" in changes:
             for name in ("size", "keeps_local_batch", "evict"):

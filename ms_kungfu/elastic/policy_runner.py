@@ -80,8 +80,10 @@ class PolicyRunner:
         """The cluster has changed, and its state isn't shared yet. At all members that go on."""
         follows = self._keeps_local_batch and new_size == self.pending_size
         if follows and dataset is not None and dataset.holds_global_batch:
-            batch = max(1, round(dataset.global_batch_size * new_size / old_size))
-            dataset.set_batch_size(global_batch_size=batch)
+            # Of shards so many that nobody has to compile one of another shape.
+            unit = 1 if dataset.shards is None else dataset.global_batch_size // dataset.shards
+            count = max(1, round(dataset.global_batch_size // unit * new_size / old_size))
+            dataset.set_batch_size(global_batch_size=unit * count, shards=None if dataset.shards is None else count)
 
     def took(self, seconds: float) -> None:
         """The cluster has changed, which held up training for so long."""
@@ -120,7 +122,7 @@ class PolicyRunner:
             self._wanted_size = decision.size
             self._keeps_local_batch = bool(decision.keeps_local_batch)
         if training.dataset is not None and (decision.global_batch_size or decision.local_batch_size):
-            training.dataset.set_batch_size(decision.local_batch_size, decision.global_batch_size)
+            training.dataset.set_batch_size(decision.local_batch_size, decision.global_batch_size, decision.shards)
         if decision.learning_rate is not None:
             from ms_kungfu.elastic.learning_rates import set_learning_rate  # loads MindSpore
 
@@ -149,6 +151,7 @@ class PolicyRunner:
             "cluster_size": runtime.current_cluster_size(),
             "batch_size": batch,
             "holds_global_batch": dataset is not None and dataset.holds_global_batch,
+            "shards": None if dataset is None else dataset.shards,
             "trained_samples": self.monitor.trained_samples,
             "total_samples": self.total_samples,
             "steps_at_size": self._steps_at_size,

@@ -61,6 +61,8 @@ class ShardLoop:
                 loss = self._make(core, batches.first, compute)
         finally:
             core.end_sharded_step()
+        if not self._mean:
+            loss = loss / (batches.count - 1 + batches.last_share)  # it was summed with the gradients
         batches.made()
         where = runtime.cluster_version(), runtime.current_cluster_size()
         batches.weigh(self._pace.step_end(*where, batches.count, batches.next_weights))

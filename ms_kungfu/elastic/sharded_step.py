@@ -36,7 +36,8 @@ class ShardedStep:
         forward_backward: a function or cell of a shard's columns (tensors of shapes ``(samples, ...)``) that returns
             ``(loss, gradients)``: a scalar and a tuple of tensors, of float dtypes.
         update: a function, cell or optimizer of these gradients. An optimizer of ms_kungfu doesn't reduce them again.
-        trained: cells whose moving statistics the step has to keep alike; by default those among the two arguments.
+        trained: cells and optimizers, in lists too, that the two arguments use where these are functions: of cells the
+            step keeps the moving statistics alike, of optimizers it knows that they needn't reduce.
         gradients_mean: False: `update` gets the sum over the shards instead of the mean.
 
     A call takes the columns as the dataset's iterator has yielded them, and returns the loss, the mean over the global
@@ -47,8 +48,8 @@ class ShardedStep:
     mean of their values after each shard.
 
     Raises:
-        ValueError: where optimizers don't fit (they average models instead of gradients), or columns aren't the
-            iterator's.
+        ValueError: where optimizers don't fit (they average models instead of gradients, overlap their reduction, or
+            sum over the workers), or columns aren't the iterator's.
         KungFuError: without a step of an `ElasticDataset` with shards.
         DivergenceError: at all workers, in the first step with somebody new: where a shard that is computed twice, or
             at two workers, has other gradients, with the parameter's name; a dataset with ``shards_check="warn"`` only
@@ -71,7 +72,7 @@ class ShardedStep:
             check_optimizer(optimizer)
         for cell in inventory.collect_cells(trained).values():
             if getattr(cell, "reduces_gradients", False):
-                cell.leave_to_shards()
+                cell.leave_to_shards(gradients_mean)
         self._statistics = inventory.moving_statistics(trained)
         self.cell = _Shard(forward_backward, update)
         """What runs once a shard."""

@@ -215,6 +215,8 @@ class ElasticTraining:
         and its dataset suspended until it arrives there.
         """
         runtime.init()
+        if self.dataset is not None:
+            inventory.check_reduced(self._trained, self.dataset.shards)
         mine = program.current()
         mine.calls += 1
         self._call = mine.calls
@@ -316,6 +318,7 @@ class ElasticTraining:
         if self.should_stop:
             return
         self._ask("before_step")
+        self._scale_rates()  # a policy, or the program, may have changed the global batch
         if not self._told_of_steps and self.dataset is None:
             self._last_step.begins()
 

@@ -37,8 +37,8 @@ class LastStep:
 
     def watch(self, trained: Any) -> None:
         """This is what is trained."""
-        reducers = [c for c in inventory.collect_cells(trained).values() if getattr(c, "reduces_gradients", False)]
-        self._several = len(reducers) > 1
+        # Steps of shards stand whatever happens, and need no copy.
+        self._several = len(inventory.reducers(trained, left_to_shards=False)) > 1
 
     def begins(self) -> None:
         """A step begins, if it hasn't already: keep what may have to be taken back."""

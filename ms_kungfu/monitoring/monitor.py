@@ -124,7 +124,12 @@ class Monitor:
         self._go_on()
 
     def step_end(
-        self, samples: int = 0, loss: Any = None, learning_rate: float | None = None, step: int | None = None
+        self,
+        samples: int = 0,
+        loss: Any = None,
+        learning_rate: float | None = None,
+        step: int | None = None,
+        shards: Sequence[int] = (),
     ) -> StepRecord | None:
         """A step is done. The new record, or None between two of them. Collective at each `interval`-th step.
 
@@ -132,6 +137,8 @@ class Monitor:
             samples: of this worker, in this step; without them there is no noise scale.
             loss: this worker's, a number or a tensor of one.
             step: the number of the step just done, from 1; by default counted.
+            shards: the samples of each shard where the step was a deal of shards (`ElasticDataset.step_shards`). What
+                is measured of gradients is then the shards' and the same for every deal; `samples` isn't looked at.
         """
         # What MindSpore has queued belongs to this step; a program of NumPy has loaded none of it.
         ops = sys.modules.get("ms_kungfu.ops")
@@ -140,10 +147,10 @@ class Monitor:
         now, cpu = time.perf_counter(), time.thread_time()
         self.step = self.step + 1 if step is None else step
         self._steps += 1
-        self._samples += samples
+        self._samples += sum(shards) or samples
         record = None
         if self.step % self.interval == 0:
-            record = self._record(now, samples, loss, learning_rate)
+            record = self._record(now, samples, loss, learning_rate, shards)
         elif self.interval > 1:
             self._watch()
         self._snapshot()
@@ -193,7 +200,9 @@ class Monitor:
         """Norms of gradients are taken in the steps that will be measured."""
         _core.watch_gradients(self._gradients if (self.step + 1) % self.interval == 0 else "")
 
-    def _record(self, now: float, samples: int, loss: Any, learning_rate: float | None) -> StepRecord:
+    def _record(
+        self, now: float, samples: int, loss: Any, learning_rate: float | None, shards: Sequence[int]
+    ) -> StepRecord:
         mine, steps = _core.traffic(), self._steps
         before, self._traffic = self._traffic, mine
         seconds, self._began = (now - self._began) / steps, now
@@ -217,20 +226,26 @@ class Monitor:
             "monitor": spent / steps,
             "resize": math.nan if self._resize_seconds is None else self._resize_seconds,
         }
-        self._steps = self._samples = 0
+        trained, self._steps, self._samples = self._samples, 0, 0
         # No step takes no time. Ten float32 travel in one cache line, into which a byte more would not fit.
         everyones = gather_living(np.array(list(own.values()), np.float32), "kungfu/monitor", nonzero=0)
         rows = np.array(list(everyones.values()), np.float64)
         told = dict(zip(own, rows.T))
         exposed, busy = told["exposed"], told["busy"]
-        total = float(told["batch"].sum())
-        self.trained_samples += int(told["samples"].sum())
         scale = self.gradient_scale**2
+        # With shards all say the same, of which the mean is that, to the bit.
         local, reduced = float(told["squared_norm"].mean()) / scale, reduced / scale
-        self.noise_scale.update(local, reduced, told["batch"].tolist())
+        if shards:  # nothing that depends on the deal
+            total, average_loss = float(sum(shards)), float(told["loss"][0])
+            self.trained_samples += trained
+            self.noise_scale.update(local, reduced, shards)
+        else:
+            total = float(told["batch"].sum())
+            weights = told["batch"] / total if total else np.full(len(rows), 1 / len(rows))
+            average_loss = float(told["loss"] @ weights)
+            self.trained_samples += int(told["samples"].sum())
+            self.noise_scale.update(local, reduced, told["batch"].tolist())
         communication = float(busy.min())
-        weights = told["batch"] / total if total else np.full(len(rows), 1 / len(rows))
-        average_loss = float(told["loss"] @ weights)
         resize = float(told["resize"].max())
         self.last = record = StepRecord(
             step=self.step,

@@ -44,7 +44,7 @@ class StepRecord:
     gradient_norm: float | None
     """Of the mean over all workers."""
     gradient_variance: float | None
-    """Mean squared distance of a worker's gradient from the mean over all workers."""
+    """Mean squared distance of a worker's gradient (with shards: a shard's) from the mean over all."""
     gradient_noise_scale: float | None
     """In samples, see `ms_kungfu.monitoring.noise_scale`; infinite where noise hides the gradient."""
     update_ratio: float | None

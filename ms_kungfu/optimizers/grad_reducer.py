@@ -128,12 +128,21 @@ class KungFuGradReducer(nn.Cell):
         self.left_to_shards = False  # a ShardedStep has summed them
         self.begins_alike = True  # where the parameters differ between the ranks at first, the first reduction fails
 
-    def leave_to_shards(self) -> None:
-        """The gradients come from a `ShardedStep`, and have been reduced. ValueError with ``overlap=True``."""
+    def leave_to_shards(self, mean: bool = True) -> None:
+        """The gradients come from a `ShardedStep`, and have been reduced, to their mean or sum over the shards.
+
+        ValueError with ``overlap=True``, and where a sum over the workers was asked for and the step makes a mean.
+        """
         if self._overlap:
             raise ValueError(
                 "overlap=True reduces the gradients of one backward pass while it goes on, and a step of shards has "
                 "several; leave it out where the ElasticDataset deals shards"
+            )
+        if mean and not self.mean:
+            raise ValueError(
+                "gradients_mean=False sums the gradients over the workers, on whose number nothing depends where the "
+                "ElasticDataset deals shards; leave it out, or give it to the ShardedStep too, for the sum over the "
+                "shards"
             )
         self.left_to_shards = True
 

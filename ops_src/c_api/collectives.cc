@@ -48,7 +48,7 @@ kf_status kf_all_reduce_gradients(const kf_group* groups, size_t num_groups, kf_
   });
 }
 
-kf_status kf_sum_shards(const kf_group* groups, size_t num_groups, int* over) {
+kf_status kf_sum_shards(const kf_group* groups, size_t num_groups, const void* loss, int* over) {
   return Guarded([&] {
     kungfu::DelayForTests();
     std::vector<kf_group> claimed(groups, groups + num_groups);
@@ -57,7 +57,7 @@ kf_status kf_sum_shards(const kf_group* groups, size_t num_groups, int* over) {
       layouts[i] = Peer::Get().WithClaim(groups[i].layout);
       claimed[i].layout = layouts[i].c_str();
     }
-    *over = kungfu::shards::Step::Get().Bring(claimed.data(), claimed.size()) ? 1 : 0;
+    *over = kungfu::shards::Step::Get().Bring(claimed.data(), claimed.size(), loss) ? 1 : 0;
   });
 }
 

@@ -58,13 +58,13 @@ double Squares16(const uint16_t* x, uint64_t count, kf_dtype dtype) {
   return sum;
 }
 
+}  // namespace
+
 double ThreadCpuSeconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
-
-}  // namespace
 
 double SquaredNorm(const void* data, uint64_t count, kf_dtype dtype) {
   if (dtype == KF_FLOAT32) return Squares(static_cast<const float*>(data), count);
@@ -92,9 +92,22 @@ Norms GradientNorms::Take() {
   return taken;
 }
 
+bool GradientNorms::Watching() const {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  return !name_.empty();
+}
+
+void GradientNorms::Add(const Norms& norms) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  sums_.brought += norms.brought;
+  sums_.reduced += norms.reduced;
+  sums_.elements += norms.elements;
+  sums_.cpu_s += norms.cpu_s;
+}
+
 bool GradientNorms::Matches(const Operation& operation) {
   if (operation.kind != Kind::kAllReduce || (operation.op != KF_SUM && operation.op != KF_MEAN)) return false;
-  if (!IsFloat(operation.dtype)) return false;
+  if (!IsFloat(operation.dtype) || operation.planes != nullptr) return false;
   const std::lock_guard<std::mutex> guard(mutex_);
   if (name_.empty()) return false;
   for (const char* at = operation.name; (at = std::strstr(at, name_.c_str())) != nullptr; at++) {
@@ -124,11 +137,7 @@ class GradientNorms::Measured : public Observation {
     }
     if (operation_.op == KF_SUM) norms_.reduced /= static_cast<double>(size) * size;
     norms_.cpu_s += ThreadCpuSeconds() - began;
-    const std::lock_guard<std::mutex> guard(all_.mutex_);
-    all_.sums_.brought += norms_.brought;
-    all_.sums_.reduced += norms_.reduced;
-    all_.sums_.elements += norms_.elements;
-    all_.sums_.cpu_s += norms_.cpu_s;
+    all_.Add(norms_);
   }
 
  private:

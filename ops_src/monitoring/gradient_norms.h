@@ -29,6 +29,10 @@ class GradientNorms : public Observer {
   void Watch(const std::string& name);
   // What was seen since the last call, or since Watch.
   Norms Take();
+  // A step of shards (shards/step.h) is several operations of which none has a rank's gradients, and measures itself:
+  // where something is watched, it adds what it has seen. `brought` is then the mean over the shards.
+  bool Watching() const;
+  void Add(const Norms& norms);
 
   std::unique_ptr<Observation> Begin(const Operation& operation) override;
 
@@ -38,7 +42,7 @@ class GradientNorms : public Observer {
   GradientNorms() = default;
   bool Matches(const Operation& operation);
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::string name_;  // guarded by mutex_
   Norms sums_;        // guarded by mutex_
 };
@@ -46,6 +50,8 @@ class GradientNorms : public Observer {
 // Sum of the squares of `count` elements. Float32 lanes over blocks, then float64: relative error below 1e-6. The same
 // bits for the same elements.
 double SquaredNorm(const void* data, uint64_t count, kf_dtype dtype);
+// That this thread has used.
+double ThreadCpuSeconds();
 
 }  // namespace kungfu::monitoring
 

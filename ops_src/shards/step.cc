@@ -10,6 +10,7 @@
 #include "base/float_environment.h"
 #include "base/hash.h"
 #include "collectives/dtype.h"
+#include "monitoring/gradient_norms.h"
 
 namespace kungfu::shards {
 namespace {
@@ -51,6 +52,19 @@ Planes PlanesOf(const Tree& tree, const Deal& deal, const Members& members, uint
 bool IsInPlace(const kf_group& group) {
   return std::any_of(group.tensors, group.tensors + group.num_tensors,
                      [](const kf_tensor& tensor) { return tensor.count > 0 && tensor.input == tensor.output; });
+}
+
+// Of the gradients among these, as they are brought or, where the step is over, as the outputs have them.
+double SquaredNormOf(const kf_group* groups, size_t num_groups, const void* loss, bool outputs) {
+  double sum = 0;
+  for (size_t k = 0; k < num_groups; k++) {
+    for (size_t i = 0; i < groups[k].num_tensors; i++) {
+      const kf_tensor& tensor = groups[k].tensors[i];
+      if (tensor.count == 0 || tensor.input == loss) continue;
+      sum += monitoring::SquaredNorm(outputs ? tensor.output : tensor.input, tensor.count, groups[k].dtype);
+    }
+  }
+  return sum;
 }
 
 uint64_t ElementsOf(const kf_group& group) {
@@ -119,6 +133,8 @@ void Step::Begin(std::shared_ptr<Communicator> communicator, const Plan& plan,
   roots_.clear();
   seconds_ = 0;
   computed_ = 0;
+  watched_ = monitoring::GradientNorms::Get().Watching();
+  norms_cpu_s_ = 0;
 
   statistics_ = statistics;
   base_.resize(statistics.size());
@@ -205,7 +221,7 @@ std::vector<uint64_t> Step::Hashes() const {
   return hashes_;
 }
 
-bool Step::Bring(const kf_group* groups, size_t num_groups) {
+bool Step::Bring(const kf_group* groups, size_t num_groups, const void* loss) {
   std::lock_guard<std::mutex> guard(mutex_);
   const auto arrived = std::chrono::steady_clock::now();
   const Taken taken = std::exchange(taken_, Taken::kNothing);
@@ -221,7 +237,12 @@ bool Step::Bring(const kf_group* groups, size_t num_groups) {
     RestoreStatistics();
     return false;
   }
-  const std::vector<kf_group> all = WithStatistics(groups, num_groups);
+  const std::vector<kf_group> all = WithOwn(groups, num_groups);
+  if (watched_ && taken == Taken::kLeaf) {
+    const double began = monitoring::ThreadCpuSeconds();
+    norm_ = SquaredNormOf(groups, num_groups, loss, /*outputs=*/false);
+    norms_cpu_s_ += monitoring::ThreadCpuSeconds() - began;
+  }
   if (!begun_) {
     begun_ = true;
     sums_.resize(all.size());
@@ -230,7 +251,8 @@ bool Step::Bring(const kf_group* groups, size_t num_groups) {
   KUNGFU_CHECK(sums_.size() == all.size(), "a shard brings ", all.size(), " groups, the one before ", sums_.size());
   for (size_t k = reduced_; k < all.size() && taken == Taken::kLeaf; k++) {
     KUNGFU_CHECK(sums_[k].elements() == ElementsOf(all[k]), "shards bring different numbers of elements");
-    const double share = leaf_ + 1 == plan_.leaves ? plan_.last : 1;
+    const bool is_norm = watched_ && k + 1 == all.size();
+    const double share = leaf_ + 1 == plan_.leaves && !is_norm ? plan_.last : 1;
     // In place an attempt that fails has written over what the next one reads.
     sums_[k].Add(tree_, leaf_, all[k].tensors, all[k].num_tensors, share, /*borrow=*/!IsInPlace(all[k]));
   }
@@ -249,13 +271,14 @@ bool Step::Bring(const kf_group* groups, size_t num_groups) {
   }
   GiveRoots(all);
   for (size_t i = 0; i < statistics_.size(); i++) std::memcpy(statistics_[i].data, root_[i].data(), root_[i].size());
+  if (watched_) ReportNorms(groups, num_groups, loss);
   return true;
 }
 
 bool Step::Reduce(const std::vector<kf_group>& groups, size_t num_gradients) {
-  const double total = plan_.leaves - 1 + plan_.last;
   for (; reduced_ < groups.size(); reduced_++) {
     const bool mean = plan_.mean || reduced_ >= num_gradients;
+    const double total = watched_ && reduced_ + 1 == groups.size() ? plan_.leaves : Total();
     Renewal renewal(*this, groups[reduced_], sums_[reduced_], mean ? total : 1,
                     Fnv1a(&plan_.last, sizeof plan_.last, Fnv1a(&mean, sizeof mean)));
     const auto ended = communicator_->RunRenewable(renewal, generation_);
@@ -299,8 +322,8 @@ void Step::GiveRoots(const std::vector<kf_group>& groups) const {
   }
 }
 
-// Those of one dtype together, after the gradients.
-std::vector<kf_group> Step::WithStatistics(const kf_group* groups, size_t num_groups) {
+// After the gradients the statistics, those of one dtype together; the norm is the last.
+std::vector<kf_group> Step::WithOwn(const kf_group* groups, size_t num_groups) {
   std::vector<kf_group> all(groups, groups + num_groups);
   statistic_tensors_.assign(kNumDtypes, {});
   for (size_t i = 0; i < statistics_.size(); i++) {
@@ -311,7 +334,20 @@ std::vector<kf_group> Step::WithStatistics(const kf_group* groups, size_t num_gr
     if (tensors.empty()) continue;
     all.push_back({"kungfu/shards/statistics", tensors.data(), tensors.size(), static_cast<kf_dtype>(dtype), nullptr});
   }
+  if (watched_) all.push_back({"kungfu/shards/norms", &norm_tensor_, 1, KF_FLOAT64, nullptr});
   return all;
+}
+
+void Step::ReportNorms(const kf_group* groups, size_t num_groups, const void* loss) const {
+  const double began = monitoring::ThreadCpuSeconds();
+  monitoring::Norms seen;
+  seen.brought = norms_;
+  seen.reduced = SquaredNormOf(groups, num_groups, loss, /*outputs=*/true);
+  if (!plan_.mean) seen.reduced /= Total() * Total();
+  for (size_t k = 0; k < num_groups; k++) seen.elements += ElementsOf(groups[k]);
+  if (loss != nullptr) seen.elements--;
+  seen.cpu_s = norms_cpu_s_ + monitoring::ThreadCpuSeconds() - began;
+  monitoring::GradientNorms::Get().Add(seen);
 }
 
 void Step::ForHashes(const kf_group* groups, size_t num_groups) {

@@ -22,6 +22,9 @@
 // The bits of a root are a function of what the leaves bring: one tree, each node rounded to the dtype that travels,
 // left plus right, the first leaf copied and never added to zeros, in one float environment.
 //
+// Where gradients are watched (monitoring/gradient_norms.h), the squared norm of each leaf's goes through the tree as
+// one number more, so that all ranks have the same mean of them, whoever computed which leaf.
+//
 // Moving statistics are tensors that computing a leaf changes. Each leaf begins with their values as the step began,
 // and their root, the mean of their values after each leaf, is what they are when it is over.
 #ifndef KUNGFU_SHARDS_STEP_H_
@@ -87,8 +90,9 @@ class Step {
   void TakeForHashes(uint32_t leaf);
 
   // Brings gradients. True: the step is over, and the root is in the outputs of `groups`. False: there is more in
-  // Missing(). The groups are the same each time but for their memory.
-  bool Bring(const kf_group* groups, size_t num_groups);
+  // Missing(). The groups are the same each time but for their memory. `loss` is the input of the one tensor in them
+  // that is no gradient.
+  bool Bring(const kf_group* groups, size_t num_groups, const void* loss = nullptr);
   // The update is made. From Begin to here gradients aren't reduced in any other way, and nothing is while a shard is
   // computed: ranks compute different numbers of them. Refuse says so, for an operation of this name.
   void End() { inside_.store(Inside::kNothing, std::memory_order_relaxed); }
@@ -110,7 +114,10 @@ class Step {
   void MoveTo(uint32_t generation);
   Leaves MissingHere() const;
   void RestoreStatistics();
-  std::vector<kf_group> WithStatistics(const kf_group* groups, size_t num_groups);
+  std::vector<kf_group> WithOwn(const kf_group* groups, size_t num_groups);
+  // What the leaves count together.
+  double Total() const { return plan_.leaves - 1 + plan_.last; }
+  void ReportNorms(const kf_group* groups, size_t num_groups, const void* loss) const;
   void KeepRoots(const std::vector<kf_group>& groups);
   void GiveRoots(const std::vector<kf_group>& groups) const;
   void ForHashes(const kf_group* groups, size_t num_groups);
@@ -138,6 +145,11 @@ class Step {
   std::chrono::steady_clock::time_point taken_at_;
   double seconds_ = 0;     // from Take to Bring, of
   uint32_t computed_ = 0;  // so many leaves
+
+  bool watched_ = false;         // in this step, at all ranks
+  double norm_ = 0, norms_ = 0;  // squared, of the leaf that is brought; the mean over all
+  const kf_tensor norm_tensor_{&norm_, &norms_, 1};
+  double norms_cpu_s_ = 0;
 
   std::vector<Statistic> statistics_;
   std::vector<std::vector<char>> base_, root_;             // of each statistic

@@ -25,6 +25,7 @@
 #include "collectives/lone_communicator.h"
 #include "collectives/reduce.h"
 #include "deaths.h"
+#include "monitoring/gradient_norms.h"
 #include "ranks.h"
 #include "shards/deal.h"
 #include "shards/partial_sums.h"
@@ -295,11 +296,13 @@ struct Case {
   std::vector<Tensors> groups;
   std::vector<Tensors> statistics;
   uint32_t cores;
+  bool watched;  // the gradients' norms
   Plan plan;
 
   std::string Name() const {
-    std::string name = Text(size, " ranks on ", cores, " cores, ", plan.leaves, " leaves, the last of ", plan.last,
-                            plan.mean ? ", mean" : ", sum", plan.weights.empty() ? "" : ", weights");
+    std::string name =
+        Text(size, " ranks on ", cores, " cores, ", plan.leaves, " leaves, the last of ", plan.last,
+             plan.mean ? ", mean" : ", sum", plan.weights.empty() ? "" : ", weights", watched ? ", watched" : "");
     for (const Tensors& group : groups) name += Text(", ", group.count, " ", NameOf(group.dtype));
     return name + Text(", ", statistics.size(), " statistics");
   }
@@ -314,6 +317,7 @@ struct Training {
     std::vector<Bytes> roots;                    // by group
     std::vector<Bytes> before, after;            // by statistic
     std::vector<std::vector<Bytes>> after_leaf;  // by statistic and leaf
+    double norms;                                // squared, the mean over the leaves
   };
 
   explicit Training(const Case& its, unsigned seed) : is(its) {
@@ -325,6 +329,7 @@ struct Training {
         step.gradients.push_back(DrawLeaves(group, random));
         step.roots.push_back(Root(group.dtype, step.gradients.back(), is.plan.mean));
       }
+      step.norms = MeanNorm(step);
       step.before = statistics;
       for (const Tensors& each : is.statistics) {
         step.after_leaf.push_back(DrawLeaves(each, random));
@@ -340,6 +345,26 @@ struct Training {
       leaves.push_back(Draw(tensors.dtype, tensors.count, random));
     }
     return leaves;
+  }
+  // Of tensors as Trainer::Bring has them: a third of a group each, and the rest.
+  double MeanNorm(const OfStep& step) const {
+    std::vector<Bytes> norms;
+    for (uint32_t leaf = 0; leaf < is.plan.leaves; leaf++) {
+      double norm = 0;
+      for (size_t k = 0; k < is.groups.size(); k++) {
+        const auto [dtype, count] = is.groups[k];
+        const size_t first = count / 3;
+        const char* const at = step.gradients[k][leaf].data();
+        if (first > 0) norm += monitoring::SquaredNorm(at, first, dtype);
+        if (count > first) norm += monitoring::SquaredNorm(at + first * SizeOf(dtype), count - first, dtype);
+      }
+      const auto* const bytes = reinterpret_cast<const char*>(&norm);
+      norms.emplace_back(bytes, bytes + sizeof norm);
+    }
+    double mean;
+    std::memcpy(&mean, Over(KF_FLOAT64, PlainSum(KF_FLOAT64, norms, 0, norms.size()), is.plan.leaves).data(),
+                sizeof mean);
+    return mean;
   }
   Bytes Root(kf_dtype dtype, std::vector<Bytes> leaves, bool mean) const {
     if (is.plan.last != 1) leaves.back() = Times(dtype, leaves.back(), is.plan.last);
@@ -474,7 +499,7 @@ const std::vector<std::pair<std::vector<Tensors>, std::vector<Tensors>>>& Shapes
 }
 
 Case DrawCase(uint32_t size, size_t shape, std::mt19937& random) {
-  Case drawn{size, Shapes()[shape].first, Shapes()[shape].second, random() % 2 == 0 ? 2u : 8u, {}};
+  Case drawn{size, Shapes()[shape].first, Shapes()[shape].second, random() % 2 == 0 ? 2u : 8u, random() % 2 == 0, {}};
   drawn.plan.leaves = random() % 6 == 0 ? 1 + random() % size : size + random() % (3 * size + 1);
   drawn.plan.last = random() % 2 == 0 ? 1 : 0.375;
   drawn.plan.mean = random() % 3 != 0;
@@ -485,6 +510,12 @@ Case DrawCase(uint32_t size, size_t shape, std::mt19937& random) {
   return drawn;
 }
 
+// Where ranks are threads they share what is seen.
+struct Watched {
+  explicit Watched(bool watched) { monitoring::GradientNorms::Get().Watch(watched ? "gradients" : ""); }
+  ~Watched() { monitoring::GradientNorms::Get().Watch(""); }
+};
+
 TEST(ShardsStep, HasTheBitsOfOnePlainSum) {
   std::mt19937 random(Seed());
   for (uint32_t size = 1; size <= 5; size++) {
@@ -493,6 +524,7 @@ TEST(ShardsStep, HasTheBitsOfOnePlainSum) {
       const Case drawn = DrawCase(size, shape, random);
       SCOPED_TRACE(drawn.Name());
       const Training training(drawn, seed);
+      const Watched watched(drawn.watched);
       Members everyone(size);
       std::iota(everyone.begin(), everyone.end(), 0);
       const auto train = [&](uint32_t, Communicator& communicator) {
@@ -585,6 +617,42 @@ TEST(ShardsStep, RefusesWhatIsNoPartOfIt) {
   EXPECT_THROW(step.Bring(&group, 1), Error) << "a second sum in one step";
 }
 
+TEST(ShardsStep, MeasuresTheGradientsOfItsLeavesAndTheirMean) {
+  monitoring::GradientNorms& norms = monitoring::GradientNorms::Get();
+  for (const bool mean : {true, false}) {
+    for (const bool watched : {true, false}) {
+      const Watched watching(watched);
+      LoneCommunicator lone;
+      Step step;
+      Plan plan;
+      plan.leaves = 3;
+      plan.last = 0.5;
+      plan.mean = mean;
+      step.Begin({&lone, [](Communicator*) {}}, plan, {});
+      bool over = false;
+      for (uint32_t leaf = 0; leaf < 3; leaf++) {
+        const float gradient[] = {float(leaf + 1), float(2 * leaf)}, loss = 100;
+        float mean_gradient[2], mean_loss;
+        const kf_tensor tensors[] = {{gradient, mean_gradient, 2}, {nullptr, nullptr, 0}, {&loss, &mean_loss, 1}};
+        const double second[] = {4};
+        double mean_second[1];
+        const kf_tensor double_tensor{second, mean_second, 1};
+        const kf_group groups[] = {{"kungfu/shards", tensors, 3, KF_FLOAT32, nullptr},
+                                   {"kungfu/shards", &double_tensor, 1, KF_FLOAT64, nullptr}};
+        step.Take(leaf);
+        over = step.Bring(groups, 2, &loss);
+      }
+      ASSERT_TRUE(over);
+      step.End();
+      const monitoring::Norms seen = norms.Take();
+      // (1, 0, 4), (2, 2, 4) and (3, 4, 4), of which the last counts half.
+      EXPECT_DOUBLE_EQ(seen.brought, watched ? (17 + 24 + 41) / 3.0 : 0);
+      EXPECT_NEAR(seen.reduced, watched ? (4.5 * 4.5 + 4 * 4) / (2.5 * 2.5) + 16 : 0, 1e-5);
+      EXPECT_EQ(seen.elements, watched ? 3u : 0u);
+    }
+  }
+}
+
 // As threads, so that sanitizers see what survivors do: a rank that brings no more, in any step after any number of
 // leaves, and is said to be dead.
 TEST(ShardsStep, IsWholeWithoutWhoStopsInTheMidstOfIt) {
@@ -607,6 +675,7 @@ TEST(ShardsStep, IsWholeWithoutWhoStopsInTheMidstOfIt) {
       const Case drawn = DrawCase(size, shape, random);
       SCOPED_TRACE(drawn.Name());
       const Training training(drawn, seed);
+      const Watched watched(drawn.watched);
       std::vector<int> stops(size, -1);  // after how many leaves
       for (uint32_t n = 0; n < 1 + random() % (size - 1); n++) stops[random() % size] = int(random() % 8);
       if (std::count(stops.begin(), stops.end(), -1) == 0) stops[0] = -1;
@@ -760,8 +829,12 @@ class Cluster {
       HostCommunicator communicator(std::make_shared<shm::Segment>(fd_), rank, "", false, {20000ms, 20000ms});
       communicator.Assemble();
       Mortal trainer(training_, communicator, inheriting);
+      monitoring::GradientNorms& norms = monitoring::GradientNorms::Get();
+      norms.Watch(training_.is.watched ? "gradients" : "");
       for (int number = 0; number < kSteps; number++) {
         for (const uint32_t r : trainer.Train(number)) mine.members[number] |= 1u << r;
+        Require(norms.Take().brought == (training_.is.watched ? training_.steps[number].norms : 0),
+                Text("the norms of step ", number, " have other bits"));
         mine.done++;
       }
       communicator.Leave();

@@ -120,6 +120,18 @@ def test_norms_are_numpys(dtype, count):
     assert 0 <= cpu_s < 1
 
 
+def test_a_step_of_shards_counts_by_them_with_one_worker_too():
+    monitor = Monitor(interval=2)
+    monitor.begin()
+    for _ in range(2):
+        reduce([3.0, 4.0])
+        record = monitor.step_end(3, loss=0.5, shards=(4, 4, 2))  # of which this worker has computed fewer
+    assert (record.batch_size, record.trained_samples, record.loss) == (10, 20, 0.5)
+    assert monitor.noise_scale.steps == 1
+    assert record.gradient_noise_scale == 0.0  # both norms are the same here
+    monitor.end()
+
+
 def test_state_reaches_another_worker():
     one, other = Monitor(), Monitor()
     one.begin()

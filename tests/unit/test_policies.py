@@ -24,6 +24,7 @@ class Cluster:
     def __init__(self, policy, step_time, size=1, batch=8, resize=4.0, noise=lambda step: None, **known):
         self.policy, self.step_time, self.size, self.batch, self.resize = policy, step_time, size, batch, resize
         self.noise, self.known = noise, known
+        self.shards = known.pop("shards", 0)
         self.step = self.at_size = self.samples = 0
         self.time = self.worker_seconds = 0.0
         self.last_resize = None
@@ -47,8 +48,9 @@ class Cluster:
                         steps_at_size=self.at_size,
                         step_time=seconds,
                         communication_time=seconds - self.step_time(1),
-                        gradient_noise_scale=noise if self.size > 1 else None,
-                        noise_scale_steps=self.step if self.size > 1 else 0,
+                        gradient_noise_scale=noise if self.size > 1 or self.shards > 1 else None,
+                        noise_scale_steps=self.step if self.size > 1 or self.shards > 1 else 0,
+                        shards=self.shards or None,
                         training_time=self.time,
                         resize_time=self.last_resize,
                         **self.known,
@@ -72,6 +74,8 @@ class Cluster:
 
 def test_a_schedule_changes_everything_at_its_step():
     policy = SchedulePolicy("0:2,10:4", learning_rate={10: 0.1, 20: 0.01}, optimizer={20: "ssgd"})
+    resharding = SchedulePolicy(global_batch_size={2: 64, 3: 32}, shards={2: 16})
+    assert resharding.after_step(Metrics(step=2)).changes == {"global_batch_size": 64, "shards": 16}
     assert policy.before_train(Metrics()) == Decision("the schedule's entry for step 0", size=2)
     assert policy.before_train(Metrics(step=10)) is None
     assert policy.after_step(Metrics(step=9)) is None
@@ -86,6 +90,7 @@ def test_a_schedule_changes_everything_at_its_step():
         ({"momentum": {1: 0.9}}, TypeError, "not 'momentum'"),
         ({"learning_rate": {-1: 0.1}}, ValueError, "a step is an integer of 0 or more"),
         ({"local_batch_size": {3: 0}}, ValueError, "local_batch_size is an integer of 1 or more"),
+        ({"shards": {3: 4}, "global_batch_size": {2: 8}}, ValueError, "shards goes with the global_batch_size"),
     ],
 )
 def test_a_wrong_schedule_is_refused_where_it_is_given(arguments, error, message):
@@ -198,6 +203,19 @@ def test_it_grows_while_noise_says_so_and_stops_where_communication_says_so():
     assert cluster.sizes[-200:] == [4] * 200
     assert "one worker alone can't measure the noise scale" in cluster.reasons[0]
     assert "noise scale 4e+03 at a batch of 16: 4 workers instead of 2 cost" in cluster.reasons[1]
+
+
+def test_a_worker_alone_measures_the_noise_of_its_shards():
+    def run(shards, noise):
+        policy = NoiseScalePolicy(4, probe=50)
+        return Cluster(policy, lambda size: 0.1, noise=lambda step: noise, shards=shards).run(900)
+
+    assert set(run(4, 1.0).sizes) == {1}
+    grown = run(4, 1000.0)
+    assert grown.size == 4
+    assert "noise scale 1e+03 at a batch of 8" in grown.reasons[0]
+    for shards in (0, 1):  # of one shard nothing can be told
+        assert "one worker alone can't measure the noise scale" in run(shards, 1.0).reasons[0]
 
 
 def test_it_shrinks_when_the_noise_has_gone():

@@ -31,6 +31,8 @@ class Wants(Policy):
         ({"size": 2.0}, "size is an integer"),
         ({"global_batch_size": True}, "global_batch_size is an integer"),
         ({"global_batch_size": 8, "local_batch_size": 2}, "not both"),
+        ({"shards": 4}, "shards goes with the global_batch_size"),
+        ({"global_batch_size": 8, "shards": 0}, "shards is an integer of 1 or more, got 0"),
         ({"learning_rate": float("nan")}, "learning_rate is a number"),
         ({"learning_rate": -0.1}, "learning_rate is a number"),
         ({"evict": (-1,)}, "evict holds ranks"),
@@ -50,6 +52,7 @@ def test_a_decision_survives_the_way_to_the_other_workers():
     for decision in (
         Decision("a", size=3, learning_rate=0.1, evict=(0, 2)),
         Decision("b", local_batch_size=4, optimizer="ssgd", strategy="AUTO"),
+        Decision("c", global_batch_size=64, shards=16),
     ):
         assert Decision.from_json(decision.to_json()) == decision
     assert set(Decision("c", size=1).to_json()) == {"reason", "size"}
@@ -61,7 +64,7 @@ def test_the_first_policy_has_its_way_and_the_others_the_rest():
             Decision("one", size=4),
             Decision("two", size=2, learning_rate=0.1, evict=(1,)),
             Decision("three", learning_rate=0.2, local_batch_size=8),
-            Decision("four", global_batch_size=16),
+            Decision("four", global_batch_size=16, shards=4),
         ]
     )
     assert made == Decision("one; two; three", size=4, learning_rate=0.1, local_batch_size=8)

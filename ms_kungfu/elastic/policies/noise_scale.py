@@ -36,9 +36,10 @@ class NoiseScalePolicy(Policy):
         max_step: by what factor the cluster grows or shrinks at a time at most; an extrapolation further than that is
             not to be trusted.
         probe: steps that a single worker trains before a second one is asked for, to measure the noise anew: one
-            worker alone can't.
+            worker alone can't, but where its steps are deals of shards.
 
-    An `ElasticDataset` that holds its global batch changes it in proportion, when the new size comes true.
+    An `ElasticDataset` that holds its global batch changes it in proportion, when the new size comes true; one that
+    deals shards deals so many more or fewer, of the same shape.
     """
 
     def __init__(
@@ -123,7 +124,9 @@ class NoiseScalePolicy(Policy):
         self._observe(q)
         if q.steps_at_size <= self._warmup or q.cluster_size not in self._times or not q.batch_size:
             return None
-        if q.cluster_size == 1 and (q.gradient_noise_scale is None or q.steps_at_size >= self._probe):
+        measures_alone = q.shards is not None and q.shards > 1
+        overdue = q.gradient_noise_scale is None or q.steps_at_size >= self._probe
+        if q.cluster_size == 1 and overdue and not measures_alone:
             second = min((size for size in self._sizes if size > 1), default=None)
             if second is None or (q.gradient_noise_scale is None and q.steps_at_size < self._interval):
                 return None

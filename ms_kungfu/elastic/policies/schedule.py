@@ -15,21 +15,23 @@ class SchedulePolicy(Policy):
 
     Args:
         size: a schedule of sizes, as `KungFuElasticCallback` takes it: ``"10:2,20:4"``, ``{10: 2}`` or a function.
-        global_batch_size, local_batch_size, learning_rate, strategy, optimizer: ``{step: value}``.
+        global_batch_size, shards, local_batch_size, learning_rate, strategy, optimizer: ``{step: value}``. An entry of
+            `shards` goes with one of `global_batch_size` at the same step.
 
     Step 0 is before the first step.
     """
 
     def __init__(self, size: Schedule | None = None, **changes: Mapping[int, Any]) -> None:
         self._size_after = parse_schedule(size)
-        known = ("global_batch_size", "local_batch_size", "learning_rate", "strategy", "optimizer")
+        known = ("global_batch_size", "shards", "local_batch_size", "learning_rate", "strategy", "optimizer")
         for name, table in changes.items():
             if name not in known:
                 raise TypeError(f"a schedule changes size, {', '.join(known)}, not {name!r}")
-            for step, value in table.items():
+            for step in table:
                 at_least(0, step, f"{name}: a step")
-                _ = Decision("a check", **{name: value})
         self._changes = {name: dict(table) for name, table in changes.items()}
+        for step in {step for table in self._changes.values() for step in table}:
+            _ = Decision("a check", **self._changes_at(step))
 
     def before_train(self, q: Metrics) -> Decision | None:
         return self._at(0) if q.step == 0 else None
@@ -38,8 +40,11 @@ class SchedulePolicy(Policy):
         return self._at(q.step)
 
     def _at(self, step: int) -> Decision | None:
-        found = {name: table[step] for name, table in self._changes.items() if step in table}
+        found = self._changes_at(step)
         size = self._size_after(step)
         if size is not None:
             found["size"] = size
         return Decision(f"the schedule's entry for step {step}", **found) if found else None
+
+    def _changes_at(self, step: int) -> dict[str, Any]:
+        return {name: table[step] for name, table in self._changes.items() if step in table}

@@ -98,8 +98,9 @@ typedef struct kf_started {
 KF_API kf_status kf_wait(const kf_started* started, size_t num_started);
 // The gradients of one shard of a step, which ShardedStep has begun: see shards/step.h. *over says whether the step is,
 // and the sum over all shards, divided by their number, is in the outputs; else there are more shards to compute, and
-// the outputs have no value. Float dtypes.
-KF_API kf_status kf_sum_shards(const kf_group* groups, size_t num_groups, int* over);
+// the outputs have no value. Float dtypes. `loss` is the input of the one tensor that is no gradient, a scalar, or
+// NULL.
+KF_API kf_status kf_sum_shards(const kf_group* groups, size_t num_groups, const void* loss, int* over);
 // What random numbers that are drawn now, for the shard that is computed, are a function of. *place: how many draws,
 // of whatever layer, computing the shard has made before; each call is one. *any is 0 where no shard is computed.
 KF_API kf_status kf_shard_key(uint64_t* seed, uint64_t* step, uint32_t* shard, uint32_t* place, int* any);

@@ -59,3 +59,11 @@ def run_elastic(run_program: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return Reports(folder, output)
 
     return run
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> object:
+    """A cluster that is played in this process, as datasets see it."""
+    from tests.mindspore.elastic import fake_cluster  # loads MindSpore
+
+    return fake_cluster.play(monkeypatch)

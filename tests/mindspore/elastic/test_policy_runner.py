@@ -32,9 +32,10 @@ def make_net():
     return nn.Dense(1, 1)
 
 
-def make_data(total=24, batch=4):
+def make_data(total=24, batch=4, **options):
     x = np.arange(total, dtype=np.float32)[:, None] / total
-    return ElasticDataset(ms.dataset.NumpySlicesDataset((x, 2 * x), ["x", "y"], shuffle=False), batch, shuffle=False)
+    source = ms.dataset.NumpySlicesDataset((x, 2 * x), ["x", "y"], shuffle=False)
+    return ElasticDataset(source, None if options else batch, shuffle=False, **options)
 
 
 class Once(Policy):
@@ -216,6 +217,47 @@ def test_the_batch_follows_a_size_once_and_when_it_comes_true(holds, came_true, 
         each.took(0.1)
         each.on_resized(1, 4, data)
         assert data.global_batch_size == expected
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"), [(1, 4, (64, 16)), (4, 2, (8, 2)), (2, 3, (24, 6)), (3, 1, (4, 1))]
+)
+def test_more_workers_are_dealt_more_shards_of_the_same_shape(old, new, expected):
+    net, data = make_net(), make_data(64, global_batch_size=16, shards=4)
+    elastic = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=Asks())
+    elastic._policies.pending_size, elastic._policies._keeps_local_batch = new, True
+    elastic._policies.on_resized(old, new, data)
+    assert (data.global_batch_size, data.shards) == expected
+    assert data.shard_sizes() == [4]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"global_batch_size": 18}, "a step of 4 shards takes a global_batch_size that they divide"),
+        ({"global_batch_size": 16, "shards": 3}, "a step of 3 shards takes a global_batch_size that they divide"),
+        ({"local_batch_size": 4}, "not a batch_size"),
+    ],
+)
+def test_shards_that_cannot_be_dealt_are_refused(changes, message):
+    data = make_data(global_batch_size=16, shards=4)
+    with pytest.raises(ValueError, match=message):
+        train(Once(**changes), data)
+    assert (data.global_batch_size, data.shards, data.shard_sizes()) == (16, 4, [4])
+    with pytest.raises(ValueError, match="deals no shards"):
+        train(Once(global_batch_size=16, shards=4), make_data())
+
+
+def test_a_learning_rate_follows_a_global_batch_that_a_policy_changes():
+    net, data = make_net(), make_data(global_batch_size=16, shards=4)
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    elastic = train(Once(global_batch_size=64, shards=16), data, optimizer, lr_rule="linear")
+    assert (data.global_batch_size, data.shards) == (64, 16)
+    assert learning_rate_of([optimizer], 0) == pytest.approx(0.4)
+    other = make_data(global_batch_size=16, shards=4)
+    other.restore(json.loads(json.dumps(data.state())))  # as a joiner does
+    assert (other.global_batch_size, other.shards, other.shard_sizes()) == (64, 16, [4])
+    assert elastic.step == 3
 
 
 def test_a_batch_that_a_policy_changes_is_dealt_anew():

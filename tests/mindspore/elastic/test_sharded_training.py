@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -48,6 +49,7 @@ def alone(tmp_path_factory):
         ("pynative", "norm", 2, "none", ["1:0:3"]),
         ("graph", "model", 2, "2:3,5:1", []),
         ("graph", "dropout", 2, "2:3", ["4:0:1"]),
+        ("graph", "augment", 2, "4:3", ["2:0:1", "5:1:0"]),
     ],
 )
 def test_every_history_of_the_cluster_has_the_bits_of_one_worker(run_elastic, alone, mode, net, np, schedule, deaths):
@@ -92,6 +94,30 @@ def test_ranks_with_other_numbers_of_cores_are_refused(run_elastic):
     assert "computed on 1 cores a worker" in seen.output
     assert "computed on 2 cores a worker (kungfu-run -cores-per-worker K has all alike)" in seen.output
     assert not seen.by_step("step").get(2)
+
+
+def test_what_is_measured_and_decided_by_it_is_a_function_of_the_seed(run_elastic):
+    """A policy sets the rate by the noise scale, and others change the number of shards and their shape."""
+    seen = [
+        run_elastic(PROGRAM, "graph", "steered", "8", schedule, "2", *deaths, np=np)
+        for np, schedule, deaths in ((1, "none", []), (2, "3:3", ["2:0:1", "5:1:0"]))
+    ]
+    alone, together = (history(reports) for reports in seen)
+    assert together == alone
+    told = []
+    for reports in seen:
+        (of_step,) = {json.dumps([rows[0]["told"] for rows in reports.by_step("told").values()])}
+        for rows in reports.by_step("told").values():
+            assert len({json.dumps(row["told"]) for row in rows}) == 1
+        told.append(of_step)
+        report = reports.audit()
+        assert report.exact, audit.to_text(report)
+    assert told[0] == told[1]
+    steps = json.loads(told[0])
+    assert [(batch, shards) for batch, shards, *_ in steps] == [(32, 8), (48, 12), (48, 12), (24, 12)] + [(24, 12)] * 2
+    noises, rates = {noise for _, _, noise, _ in steps}, {rate for *_, rate in steps}
+    assert len(noises) == 6
+    assert len(rates) > 3
 
 
 def dataset(**options):

@@ -1,7 +1,8 @@
 """OUT MODE NET SHARDS SCHEDULE EPOCHS [STEP:RANK:N ...]: training on a dataset that deals shards. The worker that has
 this rank in this step kills itself before it computes its N-th shard of it, from 0; STEP:RANK:wide: it takes two
 cores there. NET: plain | norm | dropout, in a loop of one's own; model: plain in Model.train; stock: with MindSpore's
-Dropout; slow: plain, and rank 1 takes three times as long."""
+Dropout; slow: plain, and rank 1 takes three times as long; augment: plain, of samples that are augmented by key;
+steered: plain, with policies that change the rate, the shards and their shape."""
 
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import time
 
 import mindspore as ms
+import numpy as np
 from mindspore import nn
 from mindspore.train import Callback, Model
 from reporting import Loss, digest, numbered, report
@@ -16,7 +18,7 @@ from reporting import Loss, digest, numbered, report
 import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import ElasticTraining, ShardedStep
+from ms_kungfu.elastic import ElasticTraining, NoiseScaleLearningRate, SchedulePolicy, ShardedStep
 from ms_kungfu.optimizers import KungFuMomentum
 
 two_cores = sorted(os.sched_getaffinity(os.getppid()))[:2]  # this process may have one already
@@ -77,12 +79,22 @@ def counted(*columns):
     return compute(*columns)
 
 
-data = ElasticDataset(numbered(90), global_batch_size=4 * shards, shards=shards, seed=5)
+samples = numbered(90)
+if kind == "augment":
+    samples = samples.map(lambda x, key: x + np.random.default_rng(key).random(4, np.float32), ["x", "key"], ["x"])
+data = ElasticDataset(
+    samples, global_batch_size=4 * shards, shards=shards, seed=5, key_column="key" if kind == "augment" else None
+)
 if kind == "model":
     train_with_model()
     sys.exit()
 step.cell = counted
-elastic = ElasticTraining(net, optimizer, schedule=schedule, wait=True, dataset=data)
+policies = []
+if kind == "steered":
+    # First more shards of the same shape, then as many of another one.
+    resharding = SchedulePolicy(global_batch_size={2: 48, 4: 24}, shards={2: 12})
+    policies = [NoiseScaleLearningRate(0.05, tolerance=0, min_measurements=1), resharding]
+elastic = ElasticTraining(net, optimizer, schedule=schedule, wait=True, dataset=data, policy=policies)
 for epoch in elastic.epochs(epochs):
     for x, y in data:
         computed = 0
@@ -97,7 +109,10 @@ for epoch in elastic.epochs(epochs):
             computed=computed,
             cores=masks(),
         )
-        elastic.step_end()
+        elastic.step_end(loss)
+        if policies:
+            noise, rate = elastic.monitor.noise_scale.noise_scale, float(optimizer.learning_rate.asnumpy())
+            report("told", step=elastic.step, told=[data.global_batch_size, data.shards, noise, rate])
         if not elastic.should_stop:
             report("after", step=elastic.step, parameters=digest(elastic.parameters), size=kf.current_cluster_size())
 if not kf.detached():

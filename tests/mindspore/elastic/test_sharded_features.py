@@ -1,0 +1,234 @@
+"""What else is in a step of shards: each works, with the bits of one worker, or is refused by a sentence."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import pytest
+from mindspore import nn
+from mindspore.dataset import NumpySlicesDataset
+
+from ms_kungfu import comm
+from ms_kungfu.callbacks.sharded import ShardedTraining
+from ms_kungfu.dataset import ElasticDataset, audit
+from ms_kungfu.elastic import ElasticTraining, ShardedStep, sharded_step
+from ms_kungfu.errors import KungFuError
+from ms_kungfu.ops import KungFuAllReduce, ReduceOp, wait_for_queue
+from ms_kungfu.optimizers import KungFuGradReducer, KungFuMomentum
+
+PROGRAM = "sharded_features.py"
+
+
+def history(reports):
+    """The state after each step, having checked that all workers agree on it and on what the step gave."""
+    seen = {}
+    for step, rows in reports.by_step("after").items():
+        (seen[step],) = {row["parameters"] for row in rows}
+    for step, rows in reports.by_step("step").items():
+        given = {tuple(sorted((k, v) for k, v in row.items() if k not in ("rank", "size", "plain"))) for row in rows}
+        assert len(given) == 1, f"step {step}"
+    return seen
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What one worker makes of it, by kind."""
+    return {}
+
+
+@pytest.fixture
+def of_one_worker(run_elastic, alone):
+    def run(kind):
+        if kind not in alone:
+            alone[kind] = run_elastic(PROGRAM, "graph", kind, "2", "none", ledger=False)
+            assert len(history(alone[kind])) == 6
+        return alone[kind]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "np", "schedule", "deaths"),
+    [
+        ("graph", "scaled", 2, "3:3", ["2:0:1", "5:1:1"]),
+        pytest.param("pynative", "scaled", 2, "none", ["4:0:1"], marks=pytest.mark.long),
+        pytest.param("graph", "scaler", 2, "none", ["4:0:1"], marks=pytest.mark.long),
+        ("graph", "clip", 3, "4:2", ["2:1:1"]),
+        ("graph", "gan", 2, "3:3", ["2:1:5"]),  # its second shard of the second network
+        pytest.param("graph", "fit", 2, "2:3", ["5:0:1"], marks=pytest.mark.long),
+    ],
+)
+def test_every_history_has_the_bits_of_one_worker(run_elastic, of_one_worker, mode, kind, np, schedule, deaths):
+    one = of_one_worker(kind)
+    seen = run_elastic(PROGRAM, mode, kind, "2", schedule, *deaths, np=np)
+    assert history(seen) == history(one)
+    report = seen.audit()
+    assert report.exact, audit.to_text(report)
+    assert sum(epoch.given_back for epoch in report.epochs) > 0
+    if kind in ("scaled", "scaler"):
+        check_scales(one)
+    if kind == "clip":
+        assert all(row["plain"] for row in one.of("step"))
+    if kind == "fit":
+        check_evaluations(one, seen)
+
+
+def check_scales(one):
+    """Sample 7 overflows once an epoch: that step changes no weight and halves the scale."""
+    weights = {step: rows[0]["weights"] for step, rows in one.by_step("after").items()}
+    rows = {step: rows[0] for step, rows in one.by_step("step").items()}
+    skipped = [step for step in range(2, 7) if weights[step] == weights[step - 1]]
+    scales = [rows[step]["scale"] for step in range(1, 7)]
+    assert len(skipped) >= 1
+    assert len(set(weights.values())) == 6 - len(skipped)
+    if "overflow" in rows[1]:
+        assert [row["step"] for row in rows.values() if row["overflow"]][-len(skipped) :] == skipped
+        for step in range(1, 6):
+            assert scales[step] <= scales[step - 1] / 2 if rows[step]["overflow"] else scales[step] >= scales[step - 1]
+    assert len(set(scales)) >= 2
+
+
+def check_evaluations(one, seen):
+    expected = {step: rows[0]["loss"] for step, rows in one.by_step("evaluated").items()}
+    found = seen.by_step("evaluated")
+    assert list(expected) == list(found) == [3, 6]
+    for step, rows in found.items():
+        assert len({row["loss"] for row in rows}) == 1
+        assert rows[0]["loss"] == pytest.approx(expected[step], rel=1e-6)
+
+
+def test_a_fixed_scale_that_is_a_power_of_two_changes_no_bit(run_elastic, of_one_worker):
+    assert history(run_elastic(PROGRAM, "graph", "fixed", "2", "none", np=2)) == history(of_one_worker("plain"))
+
+
+def test_a_checkpoint_goes_on_at_another_size_with_the_scale(run_elastic, of_one_worker, tmp_path):
+    one, folder = history(of_one_worker("scaled")), f"checkpoints={tmp_path / 'checkpoints'}"
+    before = history(run_elastic(PROGRAM, "graph", "scaled", "1", "none", folder, np=2, ledger=False))
+    assert before == {step: one[step] for step in (1, 2, 3)}
+    after = history(run_elastic(PROGRAM, "graph", "scaled", "2", "none", folder, np=3, ledger=False))
+    assert after == {step: one[step] for step in (3, 4, 5, 6)}
+
+
+# -- what is refused, on one worker -----------------------------------------------------------------------------------
+
+
+def samples():
+    return NumpySlicesDataset([1.0, 2.0, 3.0, 4.0], ["x"], shuffle=False)
+
+
+@pytest.fixture
+def one_step(monkeypatch):
+    """``run(forward_backward, update)`` makes one step of two shards in PyNative mode."""
+    monkeypatch.setattr(sharded_step.membership, "fix_cores", lambda: None)
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+
+    def run(forward_backward, update=lambda gradients: None, **options):
+        step = ShardedStep(forward_backward, update, **options)
+        data = ElasticDataset(samples(), global_batch_size=4, shards=2, shuffle=False)
+        loss = step(*next(data.create_tuple_iterator()))
+        wait_for_queue()
+        return loss
+
+    yield run
+    ms.set_context(mode=ms.GRAPH_MODE)
+
+
+def mean(x):
+    x = x.astype(ms.float32)
+    return x.mean(), (x.sum(),)
+
+
+def test_the_step_that_the_others_are_compared_with_works(one_step):
+    seen = []
+    assert one_step(mean, lambda gradients: seen.append(float(gradients[0]))) == 2.5
+    assert one_step(mean, lambda gradients: seen.append(float(gradients[0])), gradients_mean=False) == 2.5
+    assert seen == [5.0, 10.0]
+
+
+@pytest.mark.parametrize("where", ["forward_backward", "update"])
+def test_gradients_are_reduced_in_no_other_way(one_step, where):
+    reduce = KungFuAllReduce(ReduceOp.SUM, "mine") if where == "forward_backward" else KungFuGradReducer()
+
+    def reduced(gradients):
+        return tuple(reduce(g) for g in gradients) if where == "forward_backward" else reduce(gradients)
+
+    def forward_backward(x):
+        loss, gradients = mean(x)
+        return loss, reduced(gradients) if where == "forward_backward" else gradients
+
+    with pytest.raises((RuntimeError, ValueError), match="can't run in a step of shards, of which the workers compute"):
+        one_step(forward_backward, reduced if where == "update" else lambda gradients: None)
+
+
+def test_a_reducer_that_the_step_is_told_of_leaves_the_gradients_as_they_are(one_step):
+    seen, reducer = [], KungFuGradReducer()
+    one_step(mean, lambda gradients: seen.append(float(reducer(gradients)[0])), trained=reducer)
+    assert seen == [5.0]
+
+
+def test_collectives_of_the_programs_own_are_refused_between_shards(one_step):
+    def forward_backward(x):
+        comm.all_reduce(x.asnumpy(), name="mine")
+        return mean(x)
+
+    with pytest.raises(ValueError, match='"mine" can\'t run in a step of shards'):
+        one_step(forward_backward)
+
+
+def test_a_second_sum_in_one_step_is_refused(one_step):
+    steps = []
+
+    def forward_backward(x):
+        steps.append(x)
+        return mean(x)
+
+    def update(gradients):
+        again.cell(steps[-1])
+
+    again = ShardedStep(mean, lambda gradients: None)
+    with pytest.raises((RuntimeError, KungFuError), match="a second sum in one step"):
+        one_step(forward_backward, update)
+
+
+class OwnCell(nn.TrainOneStepCell):
+    """As programs have it that reduce, clip or skip by themselves."""
+
+    def __init__(self, network, optimizer):
+        super().__init__(network, optimizer)
+        self.reducer = KungFuGradReducer(optimizer.parameters)
+
+
+def test_a_training_cell_of_ones_own_is_refused_with_what_to_do():
+    net = nn.WithLossCell(nn.Dense(1, 1), nn.MSELoss())
+    optimizer = KungFuMomentum(net.trainable_params(), 0.1, 0.9)
+    for cell, name in (
+        (OwnCell(net, optimizer), "OwnCell"),
+        (nn.TrainOneStepCell(net, optimizer, return_grad=True), r"TrainOneStepCell\(return_grad=True\)"),
+        (nn.ForwardValueAndGrad(net, optimizer.parameters), "ForwardValueAndGrad"),
+    ):
+        with pytest.raises(ValueError, match=f"network is a {name}, .*ShardedStep"):
+            ShardedTraining(cell)
+
+
+def test_a_sum_over_the_workers_is_refused_where_the_step_makes_a_mean():
+    parameters = nn.Dense(1, 1).trainable_params()
+    optimizer = KungFuMomentum(parameters, 0.1, 0.9, gradients_mean=False)
+    with pytest.raises(ValueError, match="sums the gradients over the workers, .* the ShardedStep too"):
+        ShardedStep(mean, optimizer)
+    ShardedStep(mean, optimizer, gradients_mean=False)
+
+
+def test_an_optimizer_that_was_left_to_shards_is_refused_without():
+    net = nn.Dense(1, 1)
+    optimizer = KungFuMomentum(net.trainable_params(), 0.1, 0.9)
+    ElasticTraining(net, optimizer, dataset=ElasticDataset(samples(), 2)).begin()
+    ShardedStep(mean, optimizer)
+    with pytest.raises(ValueError, match="has been trained with shards, .* make a new optimizer"):
+        ElasticTraining(net, optimizer, dataset=ElasticDataset(samples(), 2)).begin()
+    ElasticTraining(net, optimizer, dataset=ElasticDataset(samples(), global_batch_size=2, shards=1)).begin()
+
+
+@pytest.mark.parametrize("target", ["GPU", "Ascend"])
+def test_devices_without_shards_are_refused(monkeypatch, target):
+    monkeypatch.setattr(ms, "get_context", {"device_target": target}.get)
+    with pytest.raises(ValueError, match="on CPUs only so far; leave shards= out"):
+        ShardedStep(mean, lambda gradients: None)
