@@ -13,6 +13,7 @@ import numpy as np
 from ms_kungfu import comm, membership, runtime
 from ms_kungfu.agreement import gather_json
 from ms_kungfu.elastic import chronicle, handover, inventory, measuring, program, state
+from ms_kungfu.elastic.ahead import Ahead
 from ms_kungfu.elastic.asynchronous import AsynchronousSteps, is_asynchronous
 from ms_kungfu.elastic.checkpoint import Checkpointing
 from ms_kungfu.elastic.eviction import Evict
@@ -125,6 +126,7 @@ class ElasticTraining:
         )  # fmt: skip
         self._options = options
         self._size_after = parse_schedule(schedule)
+        self._ahead = Ahead(schedule)
         self._lr_factor = parse_lr_rule(lr_rule)
         self._rates: LearningRates | None = None  # once training began, where there is a rule
         self._checkpoints = Checkpointing(options, lambda: self.training_state)
@@ -289,6 +291,7 @@ class ElasticTraining:
         self.step += 1
         chronicle.deaths(self.step)
         self._steps_here += 1
+        self._ahead.look(self.step)
         if self.asynchronous:
             return self._asynchronous.step_end()
         if not self._last_step.ended(self.step):

@@ -29,7 +29,7 @@ class Program:
         self.data = Samples(setup.samples, global_batch_size=setup.global_batch, shuffle=False, ledger=self._ledger())
         self.disk = Disk(world, process)
         self.training = ElasticTraining(
-            schedule=setup.size_after,
+            schedule=dict(setup.schedule) or None,
             wait=setup.wait,
             dataset=self.data,
             components=[Component("program", self._capture, self._restore)],
