@@ -80,4 +80,4 @@ def to_start(kept: int, expected: Expected, present: Present, room: Room) -> Sta
         reason = f"nobody is started ahead for want of memory: {free} MiB are free, and a worker takes {each}"
         return Start(first, reason, lacks_memory=True)
     reason = f"{expected.size} workers are wanted next: who is new is started ahead, {at_once} at a time"
-    return Start(first + int(min(missing, have_room, may_start)), reason)
+    return Start(first + max(0, int(min(missing, have_room, may_start))), reason)
