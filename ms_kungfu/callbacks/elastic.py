@@ -222,7 +222,7 @@ class KungFuElasticCallback(Callback):
                 "loop with ms_kungfu.elastic.ShardedStep, whose update does that, or train without shards"
             )
         self._sharded = ShardedTraining(params.train_network)
-        return partial(self._sharded.compile, data)
+        return partial(self._sharded.step.compile, data)
 
     def on_train_epoch_begin(self, run_context: Any) -> None:
         params = run_context.original_args()

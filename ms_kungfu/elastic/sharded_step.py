@@ -6,10 +6,11 @@ from __future__ import annotations
 from typing import Any, Callable
 
 import mindspore as ms
+import numpy as np
 from mindspore import nn, ops
 
 from ms_kungfu import _core, membership, runtime
-from ms_kungfu.dataset.elastic import ShardBatches
+from ms_kungfu.dataset.elastic import ElasticDataset, ShardBatches
 from ms_kungfu.elastic import inventory, sameness
 from ms_kungfu.elastic.canary import Canary
 from ms_kungfu.elastic.pace import Pace
@@ -117,6 +118,17 @@ class ShardedStep:
         where = runtime.cluster_version(), runtime.current_cluster_size()
         batches.weigh(self._pace.step_end(*where, batches.count, batches.next_weights))
         return loss
+
+    def compile(self, dataset: ElasticDataset) -> None:
+        """Compile it for the shapes of all shards of an epoch without running it, where it takes all columns of
+        `dataset` in their order: what ``ElasticTraining(..., prepare=lambda: step.compile(data))`` has a worker do
+        before it joins. Nothing in PyNative mode."""
+        if ms.get_context("mode") != ms.GRAPH_MODE:
+            return
+        types = dataset.output_types()
+        for samples in dataset.shard_sizes():
+            shapes = [[samples, *shape[1:]] for shape in dataset.output_shapes()]
+            self.cell.compile(*(ms.Tensor(np.zeros(shape, dtype)) for shape, dtype in zip(shapes, types)))
 
     @staticmethod
     def _make(first: int, compute: Callable[[int], Any]) -> Any:

@@ -1,5 +1,6 @@
-"""OUT LAUNCHER_LOG SHARDS ENTRIES: Model.train by a schedule of STEP:SIZE,... with wait=True, on a dataset that deals
-SHARDS shards (0: parts). At the step of an entry the training waits until as many standbys are ready as it takes."""
+"""OUT LAUNCHER_LOG KIND SCHEDULE: training by a schedule with wait=True, which waits at the step of an entry until as many
+standbys are ready as it takes. KIND: parts: Model.train; shards: the same with shards; loop: these in a loop of one's
+own."""
 
 import re
 import sys
@@ -13,39 +14,70 @@ from reporting import Loss, digest, layers, numbered, report
 import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.elastic import ElasticTraining, ShardedStep
 from ms_kungfu.elastic.schedule import entries
 from ms_kungfu.optimizers import KungFuMomentum
 
-launcher_log, shards, schedule = Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+launcher_log, kind, schedule = Path(sys.argv[2]), sys.argv[3], sys.argv[4]
 ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(1)
-sizes = [(0, 1), *entries(schedule)]
-needed = {step: sum(max(0, size - before) for (_, before), (at, size) in zip(sizes, sizes[1:]) if at <= step)
-          for step, _ in sizes[1:]}  # fmt: skip
+
+needed, started, size = {}, 0, 1
+for at, wanted in entries(schedule):
+    started += max(0, wanted - size)
+    needed[at], size = started, wanted
+
+
+def wait(step):
+    """Before the end of `step`."""
+    while kf.current_rank() == 0 and len(re.findall(r"standby \d+ .* is ready", launcher_log.read_text())) < needed.get(
+        step, 0
+    ):
+        time.sleep(0.05)
+
+
+def tell(step, cell):
+    """Behind it: how many graphs of this cell have been compiled, and the state."""
+    report("step", step=step, graphs=len(cell.compile_cache))
+    if not kf.detached():
+        report("after", step=step, parameters=digest(net.get_parameters()))
 
 
 class Wait(Callback):
     """Comes before the elastic callback."""
 
     def on_train_step_end(self, run_context):
-        wanted = needed.get(run_context.original_args().cur_step_num, 0)
-        while kf.current_rank() == 0 and len(re.findall(r"standby \d+ .* is ready", launcher_log.read_text())) < wanted:
-            time.sleep(0.05)
+        wait(run_context.original_args().cur_step_num)
 
 
 class Watch(Callback):
     """Comes after it."""
 
     def on_train_step_end(self, run_context):
-        params = run_context.original_args()
-        cell = params.train_network if elastic._sharded is None else elastic._sharded.step.cell
-        report("step", step=params.cur_step_num, graphs=len(cell.compile_cache))
-        if not kf.detached():
-            report("after", step=params.cur_step_num, parameters=digest(params.train_network.get_parameters()))
+        params, sharded = run_context.original_args(), elastic._sharded
+        tell(params.cur_step_num, params.train_network if sharded is None else sharded.step.cell)
 
 
-net = layers()
+net, loss_fn = layers(), Loss()
+net.set_train()
 optimizer = KungFuMomentum(net.trainable_params(), 0.05, 0.9)
-data = ElasticDataset(numbered(96), global_batch_size=12, shards=shards or None, seed=3)
-elastic = KungFuElasticCallback(schedule, wait=True)
-Model(net, Loss(), optimizer).train(2, data, callbacks=[Wait(), elastic, Watch()], dataset_sink_mode=False)
+shards = None if kind == "parts" else 4
+data = ElasticDataset(numbered(96), global_batch_size=12, shards=shards, seed=3)
+if kind == "loop":
+
+    def forward(x, y):
+        return loss_fn(net(x), y)
+
+    step = ShardedStep(ms.value_and_grad(forward, None, net.trainable_params()), optimizer, trained=net)
+    elastic = ElasticTraining(
+        net, optimizer, schedule=schedule, wait=True, dataset=data, prepare=lambda: step.compile(data)
+    )
+    for _ in elastic.epochs(2):
+        for x, y in data:
+            step(x, y)
+            wait(elastic.step + 1)
+            elastic.step_end()
+            tell(elastic.step, step.cell)
+else:
+    elastic = KungFuElasticCallback(schedule, wait=True)
+    Model(net, loss_fn, optimizer).train(2, data, callbacks=[Wait(), elastic, Watch()], dataset_sink_mode=False)
