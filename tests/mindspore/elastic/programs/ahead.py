@@ -1,6 +1,6 @@
-"""OUT LAUNCHER_LOG KIND SCHEDULE: training by a schedule with wait=True, which waits at the step of an entry until as many
-standbys are ready as it takes. KIND: parts: Model.train; shards: the same with shards; loop: these in a loop of one's
-own."""
+"""OUT LAUNCHER_LOG KIND SCHEDULE: training by a schedule with wait=True, which waits at the step of an entry until as
+many standbys are ready as it takes. KIND: parts: Model.train; shards: the same with shards; loop: these in a loop of
+one's own."""
 
 import re
 import sys
