@@ -83,9 +83,6 @@ def schedule_of(seed: int) -> Schedule:
         happenings = sorted([*happenings, _freeze(rng, rng.uniform(0.1, 1.0))], key=lambda h: h.at)
     if rng.random() < 0.3:
         setup = replace(setup, checkpoint_every=rng.choice((3, 12)))
-    if rng.random() < 0.3:  # entries so late that who is new can be started before
-        late = {rng.randrange(60): rng.randint(1, 4) for _ in range(rng.choice((1, 2, 3)))}
-        setup = replace(setup, schedule=tuple(late.items()) if setup.min_size == 1 else ())
     if rng.random() < 0.1:
         setup = replace(setup, processes=rng.choice((3, 4, 5)))
     return Schedule(seed, setup, tuple(happenings))

@@ -62,7 +62,7 @@ def test_the_courses_are_of_many_kinds() -> None:
 
 # ---- who is started ahead ----
 
-AHEAD = Setup(size=1, schedule=((15, 2), (35, 4)), wait=True, prepare_s=0.1)
+AHEAD = Setup(size=1, schedule=((6, 2), (13, 4)), wait=True, prepare_s=0.1)
 
 
 def test_who_is_new_by_a_schedule_is_ready_before() -> None:
@@ -171,12 +171,12 @@ STORIES = [
     *(
         (replace(AHEAD, recover=recover, wait=wait), (Happening(when, "kill newcomer", 0),))
         for recover, wait in ((Recover.SHRINK, True), (Recover.REPLACE, False))
-        for when in (0.15, 0.45, 0.55)
+        for when in (0.26, 0.4, 0.65)
     ),
     # Somebody else wants another size, and the lowest rank dies, who has told of the schedule.
-    (AHEAD, (Happening(0.4, "resize", 3), Happening(0.7, "resize", 1))),
+    (AHEAD, (Happening(0.4, "resize", 3), Happening(0.9, "resize", 1))),
     (
-        replace(AHEAD, size=2, schedule=((15, 4),)),
+        replace(AHEAD, size=2, schedule=((6, 4),)),
         (Happening(0.3, "kill member", 0), Happening(0.5, "kill newcomer", 1)),
     ),
 ]
