@@ -83,6 +83,9 @@ def schedule_of(seed: int) -> Schedule:
         happenings = sorted([*happenings, _freeze(rng, rng.uniform(0.1, 1.0))], key=lambda h: h.at)
     if rng.random() < 0.3:
         setup = replace(setup, checkpoint_every=rng.choice((3, 12)))
+    if rng.random() < 0.25 and setup.step_s < 0.1 and setup.min_size == 1:  # who is new has time to start ahead
+        entries = (rng.randrange(4, 8), rng.randint(2, 4)), (rng.randrange(8, 12), rng.randint(1, 4))
+        setup = replace(setup, schedule=entries, prepare_s=0.1)
     if rng.random() < 0.1:
         setup = replace(setup, processes=rng.choice((3, 4, 5)))
     return Schedule(seed, setup, tuple(happenings))
