@@ -60,8 +60,8 @@ class BrokerClient:
     wait, nobody has to be found and to prove anything any more.
 
     The connection belongs to one thread at a time, and to the process that has opened it: a forked child opens one of
-    its own. :meth:`request_leave`, :meth:`fix_cores` and :meth:`exchange_store` have each their own, and may be called
-    from any thread.
+    its own. :meth:`request_leave`, :meth:`fix_cores`, :meth:`expect` and :meth:`exchange_store` have each their own, and
+    may be called from any thread.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
@@ -129,17 +129,29 @@ class BrokerClient:
 
         Raises KungFuError, CollectiveTimeoutError and PeerLostError as :meth:`request_segment`.
         """
+        return self._tell("cores", each, timeout)
+
+    def expect(self, version: int, newcomers: int, size: int, timeout: float) -> None:
+        """Tells the launcher whom the members of cluster `version` expect next: a cluster of `size` workers, of whom
+        `newcomers` are new.
+
+        Raises KungFuError, CollectiveTimeoutError and PeerLostError as :meth:`request_segment`.
+        """
+        self._tell("expected", {"version": version, "newcomers": newcomers, "size": size}, timeout)
+
+    def _tell(self, what: str, value: object, timeout: float) -> int:
+        """On a connection of its own: the number that the launcher answers to it."""
         who = f"process {os.getpid()}"
         try:
             with contextlib.closing(_connected(self._address, self._secret, timeout)) as connection:
-                connection.send({"cores": each})
+                connection.send({what: value})
                 answer = connection.receive()
-            if not isinstance(answer.get("cores"), int):
+            if not isinstance(answer.get(what), int):
                 raise ProtocolError(text_field(answer, "error"))
-            return int(answer["cores"])
+            return int(answer[what])
         except socket.timeout:
             raise CollectiveTimeoutError(
-                f"{who}: no answer from the launcher about cores within {timeout:g} s"
+                f"{who}: no answer from the launcher about {what} within {timeout:g} s"
             ) from None
         except OSError as error:
             raise PeerLostError(f"{who}: the launcher is gone ({error.strerror or error})") from None

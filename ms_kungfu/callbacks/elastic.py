@@ -48,7 +48,8 @@ class KungFuElasticCallback(Callback):
         schedule: ``{step: size}``, the text ``"10:2,20:4,40:1"`` (2 workers once 10 steps are done, ...), or a function
             of the step that returns a size or None. None follows the config server only (``kungfu-run resize``). A
             size is asked for at its step, and the cluster changes once the new workers are ready; a later entry takes
-            the place of one that has not come true by then.
+            the place of one that has not come true by then. Of a dict or text the workers of the next entry are started
+            before, so that an entry that comes late enough costs no start (docs/launcher.md).
         wait: stop at a step of the schedule until its size is there, as KungFu does, instead of training meanwhile.
         components: state of the program's own that joiners need, see `ms_kungfu.elastic.state`.
         lr_rule, averaged, checkpoint_dir, checkpoint_every, keep_checkpoints, resume: see `ElasticTraining`.
@@ -216,7 +217,7 @@ class KungFuElasticCallback(Callback):
         if not isinstance(data, ElasticDataset) or data.shards is None:
             return partial(compile_step, params.train_network, data)
         self._sharded = ShardedTraining(params.train_network)
-        return partial(self._sharded.compile, data)
+        return partial(self._sharded.step.compile, data)
 
     def on_train_epoch_begin(self, run_context: Any) -> None:
         params = run_context.original_args()

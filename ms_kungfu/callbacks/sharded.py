@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import mindspore as ms
-import numpy as np
 from mindspore import nn, ops
 
-from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic.sharded_step import ShardedStep
 from ms_kungfu.optimizers.overflow import KungFuTrainOneStepWithLossScaleCell
 
@@ -124,12 +121,3 @@ class ShardedTraining:
     def end(self) -> None:
         """As it was before."""
         self._cell.__class__ = self._class
-
-    def compile(self, dataset: ElasticDataset) -> None:
-        """For the shapes of all shards of an epoch, without running it. Nothing in PyNative mode."""
-        if ms.get_context("mode") != ms.GRAPH_MODE:
-            return
-        types = dataset.output_types()
-        for samples in dataset.shard_sizes():
-            shapes = [[samples, *shape[1:]] for shape in dataset.output_shapes()]
-            self.step.cell.compile(*(ms.Tensor(np.zeros(shape, dtype)) for shape, dtype in zip(shapes, types)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from typing import Callable, Optional, Union
 
@@ -28,13 +29,37 @@ def parse_schedule(schedule: Schedule | None) -> SizeRule:
     """
     if schedule is None:
         return lambda step: None
-    if isinstance(schedule, str):
-        return _table(_pairs(schedule)).get
-    if isinstance(schedule, Mapping):
-        return _table(schedule.items()).get
-    if callable(schedule):
+    if callable(schedule) and not isinstance(schedule, Mapping):
         return _checked(schedule)
+    return dict(entries(schedule)).get
+
+
+def entries(schedule: Schedule | None) -> list[tuple[int, int]]:
+    """``(step, size)`` of all entries, in order: what is known ahead, and of a function nothing is. Raises as
+    `parse_schedule`."""
+    if isinstance(schedule, str):
+        return sorted(_table(_pairs(schedule)).items())
+    if isinstance(schedule, Mapping):
+        return sorted(_table(schedule.items()).items())
+    if schedule is None or callable(schedule):
+        return []
     raise TypeError(f"a schedule is a dict {{step: size}}, a text or a function of the step, got {schedule!r}; {_FORM}")
+
+
+def newcomers_ahead(known: Sequence[tuple[int, int]], step: int, size: int) -> tuple[int, int]:
+    """How many are new, and the size, at the next of the `known` entries (`entries`) that takes a cluster of `size` to
+    another one: one at `step`, or later. (0, size) where there is none, or it shrinks.
+
+    No further one is looked at: whoever comes by it would wait for long, beside those who are needed before.
+
+    >>> newcomers_ahead([(10, 2), (20, 4), (40, 1)], 10, 2)
+    (2, 4)
+    >>> newcomers_ahead([(10, 2), (20, 4), (40, 1)], 21, 4)
+    (0, 4)
+    """
+    following = range(bisect_left(known, (step, 0)), len(known))
+    there = next((known[i][1] for i in following if known[i][1] != size), size)
+    return max(0, there - size), max(size, there)
 
 
 def _pairs(text: str) -> Iterable[tuple[int, int]]:

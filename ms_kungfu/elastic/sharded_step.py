@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Callable
 
 import mindspore as ms
+import numpy as np
 from mindspore import nn, ops
 
-from ms_kungfu.dataset.elastic import ShardBatches
+from ms_kungfu.dataset.elastic import ElasticDataset, ShardBatches
 from ms_kungfu.elastic import inventory
 from ms_kungfu.elastic.shard_loop import ShardLoop
 from ms_kungfu.errors import KungFuError
@@ -92,6 +93,17 @@ class ShardedStep:
 
         wait_for_queue()  # what PyNative mode has queued may write to the statistics
         return self._loop.step(batches, compute, lambda: [statistic.asnumpy() for statistic in self._statistics])
+
+    def compile(self, dataset: ElasticDataset) -> None:
+        """Compile it for the shapes of all shards of an epoch without running it, where it takes all columns of
+        `dataset` in their order: what ``ElasticTraining(..., prepare=lambda: step.compile(data))`` has a worker do
+        before it joins. Nothing in PyNative mode."""
+        if ms.get_context("mode") != ms.GRAPH_MODE:
+            return
+        types = dataset.output_types()
+        for samples in dataset.shard_sizes():
+            shapes = [[samples, *shape[1:]] for shape in dataset.output_shapes()]
+            self.cell.compile(*(ms.Tensor(np.zeros(shape, dtype)) for shape, dtype in zip(shapes, types)))
 
 
 class _Shard(nn.Cell):

@@ -13,6 +13,7 @@ import numpy as np
 from ms_kungfu import comm, membership, runtime
 from ms_kungfu.agreement import gather_json
 from ms_kungfu.elastic import chronicle, handover, inventory, measuring, program, state
+from ms_kungfu.elastic.ahead import Ahead
 from ms_kungfu.elastic.asynchronous import AsynchronousSteps, is_asynchronous
 from ms_kungfu.elastic.checkpoint import Checkpointing
 from ms_kungfu.elastic.eviction import Evict
@@ -51,7 +52,8 @@ class ElasticTraining:
             all that training changes.
         schedule: ``{step: size}``, ``"10:2,20:4"`` or a function of the step; None follows the config server only. A
             size is asked for at its step, and the cluster changes once the new workers are ready; a later entry takes
-            the place of one that has not come true by then.
+            the place of one that has not come true by then. Of a dict or text the workers of the next entry are started
+            before, so that an entry that comes late enough costs no start (docs/launcher.md).
         wait: stop at a step of the schedule until its size is there, as KungFu does, instead of training meanwhile.
         dataset: the `ElasticDataset` the loop reads. It goes on from the same position at a joiner, and its iterators
             end when training is over for this worker.
@@ -125,6 +127,7 @@ class ElasticTraining:
         )  # fmt: skip
         self._options = options
         self._size_after = parse_schedule(schedule)
+        self._ahead = Ahead(schedule)
         self._lr_factor = parse_lr_rule(lr_rule)
         self._rates: LearningRates | None = None  # once training began, where there is a rule
         self._checkpoints = Checkpointing(options, lambda: self.training_state)
@@ -291,6 +294,7 @@ class ElasticTraining:
         self.step += 1
         chronicle.deaths(self.step)
         self._steps_here += 1
+        self._ahead.look(self.step)
         if self.asynchronous:
             return self._asynchronous.step_end()
         if not self._last_step.ended(self.step):

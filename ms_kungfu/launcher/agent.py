@@ -21,11 +21,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Callable, Protocol, TypeVar
 
-from ms_kungfu import env
 from ms_kungfu.broker_protocol import close_all
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.coordinator import Coordinator
+from ms_kungfu.launcher.environment import environment_of
 from ms_kungfu.launcher.hangs import HangWatch
 from ms_kungfu.launcher.hosts import MANY_PER_CORE
 from ms_kungfu.launcher.machine import Machine
@@ -33,6 +33,7 @@ from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import Recover, Standing, how_it_ended, peers_to_start
 from ms_kungfu.launcher.processes import Process, ProcessTable
+from ms_kungfu.launcher.standbys import StandbyKeeper
 from ms_kungfu.launcher.startup import Start, StartError
 from ms_kungfu.launcher.supervisor import Exited, Supervisor
 
@@ -93,8 +94,6 @@ class HostAgent:
         self._shares = Shares(self._cores, self.options.cores_per_worker)
         self._keys = itertools.count()
         self._places = itertools.count()
-        self._standby_numbers = itertools.count(1)
-        self.standbys_wanted = self.options.standbys
         self._trouble = ""  # the last with a version's shared memory
         self._retry: asyncio.TimerHandle | None = None  # of what it has kept from being announced
         self.emptied = asyncio.Event()  # no process is left
@@ -108,10 +107,18 @@ class HostAgent:
             on_ready=lambda who: from_thread(self._on_ready, who),
             on_trouble=lambda trouble: from_thread(self._on_trouble, trouble),
             on_cores=self._on_cores,
+            on_expected=lambda expected: from_thread(self.standbys.expect, expected),
             on_leave=(lambda peer: from_thread(reports.worker_leaves, peer)) if self.options.watch else None,
         )
         self._server = self.machine.serve_broker(self.broker, bytes.fromhex(self.begun.secret))
         self.processes = ProcessTable(self.broker, self.begun.devices, self._shares)
+        self.standbys = StandbyKeeper(
+            self.options, self.machine, self.broker, self.processes, self._shares, self.coordinator,
+            is_over=lambda: reports.is_over,
+            new_process=lambda log_name: Process(next(self._keys), log_name),
+            start=self._start_standby,
+            dismiss=self._dismiss,
+        )  # fmt: skip
 
     def start(self) -> None:
         """Chooses the first cluster and starts its workers. StartError where it can't have shared memory."""
@@ -123,7 +130,7 @@ class HostAgent:
             raise StartError(f"the shared memory of {first.size} workers can't be made: {error}") from error
         self._loop.add_reader(self.supervisor.fileno(), self._on_supervisor)
         self.start_missing(first)
-        self.keep_standbys()
+        self.standbys.keep()
         self._look_for_hangs(HangWatch(self.options.peer_timeout_s or math.inf))
 
     def close(self) -> None:
@@ -226,7 +233,7 @@ class HostAgent:
         self.start_missing(self.coordinator.newest)
         if self.options.affinity:
             self._move_to_cores(cluster)
-        self._loop.call_later(self.machine.standby_delay_s, self.keep_standbys)
+        self._loop.call_later(self.machine.standby_delay_s, self.standbys.keep)
 
     def _move_to_cores(self, cluster: Cluster) -> None:
         """The members of `cluster` to their shares of the cores; where each has a fixed number, everybody else who
@@ -263,6 +270,8 @@ class HostAgent:
         for process in self.processes.of_standing(Standing.JOINING, Standing.STANDBY):
             if who == (process.standby if process.peer is None else (process.peer, process.incarnation)):
                 _log.info("%s is ready", process.who)
+                if process.peer is None:
+                    self.standbys.keep()  # the next one has waited for it
 
     def _on_trouble(self, trouble: str) -> None:
         """The shared memory of a version can't be made. The cluster is as before, until it can."""
@@ -390,50 +399,45 @@ class HostAgent:
                 coordinator.count_restart(place, self._loop.time())
             else:
                 place = next(self._places)
-            process = self.processes.farthest_standby() if joins_later else None
+            process = self.processes.standby_for(rank) if joins_later else None
             if process is not None:
                 _log.info("standby %s becomes worker %d (%s, pid %s)", process.standby, rank, peer, process.pid)
             else:
                 device = self.processes.choose_device(cluster)
                 process = Process(next(self._keys), f"{peer.host}.{peer.port}", device=device)
-            process.peer, process.incarnation, process.rank, process.place = peer, cluster.version, rank, place
+            process.peer, process.incarnation, process.place = peer, cluster.version, place
+            process.rank, process.size = rank, cluster.size
             if process.standby is not None:
                 self.output.release(process.log_name)
                 self.broker.assign(process.standby, peer, cluster.version)
             else:
-                environment = self._environment(process, cluster, joins_later)
-                self._launch(process, environment, shares[rank], len(shares[rank]))
+                self._launch(process, cluster, joins_later, shares[rank], len(shares[rank]))
             if joins_later:
                 process.join_timer = self._loop.call_later(
                     self.begun.join_timeout_s, self._end_one_that_is_late, process, cluster.version
                 )
         self._clear_places()
 
-    def keep_standbys(self) -> None:
-        """Starts standbys in the places of those that were needed."""
-        if self.reports.is_over or self.coordinator.starts_nobody:
-            return
-        newest = self.coordinator.newest
-        present = sum(p.peer is None and not p.given_up for p in self.processes)
-        for _ in range(self.standbys_wanted - present):
-            number = next(self._standby_numbers)
-            process = Process(next(self._keys), f"standby.{number}", rank=newest.size, standby=number)
-            process.device = self.processes.choose_device(newest)
-            # As many threads as its share of the cores will be; until then it may use all of them, unless it is to
-            # begin with exactly its number.
-            share = self._shares.of(newest.size + 1)[-1]
-            cores = list(self._cores) if self._shares.each is None else share
-            self._launch(process, self._environment(process, newest, True), cores, len(share))
+    def _start_standby(self, process: Process, cluster: Cluster, share: list[int]) -> None:
+        # As many threads as its share of the cores will be; until then it may use all of them, unless it is to begin
+        # with exactly its number.
+        self._launch(process, cluster, True, share if self._shares.each else list(self._cores), len(share))
 
-    def _launch(self, process: Process, environment: dict[str, str | None], cores: list[int], threads: int) -> None:
+    def _launch(self, process: Process, cluster: Cluster, joins_later: bool, cores: list[int], threads: int) -> None:
         """The supervisor tells what came of it."""
+        environment = environment_of(
+            process, cluster, joins_later, self.options, self.begun, self._server.address, self._shares.each
+        )
+        if "PYTHONUNBUFFERED" not in self.machine.environ:
+            # Output goes to a pipe: without this it comes in blocks, late, and not at all from a worker that is killed.
+            environment["PYTHONUNBUFFERED"] = "1"
         if self.options.affinity and "OMP_NUM_THREADS" not in self.machine.environ:
             environment["OMP_NUM_THREADS"] = str(threads)
         process.has_its_cores = self._shares.each is not None
         self.processes.by_key[process.key] = process
         self.emptied.clear()
         try:
-            if environment[env.PARKED.name] is not None:
+            if joins_later:
                 self._check_descriptors()
             stdout, stderr = self.output.attach(process.log_name, process.rank, held=process.peer is None)
         except OSError as error:
@@ -460,32 +464,3 @@ class HostAgent:
         if process.peer is not None and not self.broker.is_ready(process.peer, process.incarnation):
             limit = f"{self.begun.join_timeout_s:g} s (KUNGFU_JOIN_TIMEOUT)"
             self._kill(process, f"was not ready to join cluster version {version} within {limit} and was killed")
-
-    def _environment(self, process: Process, cluster: Cluster, joins_later: bool) -> dict[str, str | None]:
-        """Changes to the launcher's own environment; None removes what an outer job may have set."""
-        options = self.options
-        standby = process.peer is None
-        here = [worker for worker in cluster.workers if worker.host == options.host.name]
-        changes: dict[str, str | None] = {
-            env.SELF.name: None if standby else str(process.peer),
-            env.INCARNATION.name: None if standby else str(process.incarnation),
-            env.PARKED.name: "1" if joins_later else None,
-            env.STANDBY.name: str(process.standby) if standby else None,
-            env.BROKER.name: self._server.address,
-            env.JOB.name: self.begun.writer,
-            env.JOB_SECRET.name: self.begun.secret,
-            env.CONFIG_SERVER.name: self.begun.url,
-            env.WATCH.name: "1" if options.watch else None,
-            env.HOSTS.name: options.host.limit,
-            env.PORT_RANGE.name: f"{options.ports[0]}-{options.ports[-1]}",
-            env.RANK_ID.name: str(process.rank),
-            env.RANK_SIZE.name: str(cluster.size + standby),
-            env.LOCAL_RANK.name: str(len(here) if process.peer not in here else here.index(process.peer)),
-            env.LOCAL_SIZE.name: str(len(here) + standby),
-            env.CORES_PER_WORKER.name: str(self._shares.each) if self._shares.each else None,
-            **self.begun.devices.environment(process.device),
-        }
-        if "PYTHONUNBUFFERED" not in self.machine.environ:
-            # Output goes to a pipe: without this it comes in blocks, late, and not at all from a worker that is killed.
-            changes["PYTHONUNBUFFERED"] = "1"
-        return changes

@@ -15,6 +15,7 @@ from typing import Any, Callable
 
 from ms_kungfu.broker_protocol import Connection, Detached, ProtocolError, Stay
 from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.ahead import Expected
 from ms_kungfu.launcher.policy import would_be_left
 from ms_kungfu.launcher.segments import MakeSegment, Segment, Segments
 from ms_kungfu.launcher.stores import Stores
@@ -41,8 +42,8 @@ class Broker:
     the newest version has been granted to leave it, None where nobody may; `on_trouble` why the shared memory of a
     version can't be made: `announce` tries it again. These two may be called with the lock held, and must not come back
     here. `on_cores` fixes how many cores each worker of the host has and returns that number, 0 where nobody is pinned;
-    it may raise concurrent.futures.TimeoutError. `recovers`: members go on without those who die. Fewer than `min_size`
-    members are never left by a leave.
+    it may raise concurrent.futures.TimeoutError. `on_expected` is told whom the members expect next. `recovers`:
+    members go on without those who die. Fewer than `min_size` members are never left by a leave.
     """
 
     cores: int
@@ -52,6 +53,7 @@ class Broker:
     on_trouble: Callable[[str], None]
     on_leave: Callable[[PeerID], None] | None
     on_cores: Callable[[int], int] = lambda each: 0
+    on_expected: Callable[[Expected], None] = lambda expected: None
     recovers: bool = False
     min_size: int = 1
     make_segment: MakeSegment = Segment
@@ -204,6 +206,11 @@ class Broker:
                 return False
             if "cores" in message:
                 self._fix_cores(connection, message["cores"])
+                return False
+            if "expected" in message:
+                self.on_expected(_expected_from(message["expected"]))
+                connection.extend(_ANSWER_TIMEOUT_S)
+                connection.send({"expected": 1})
                 return False
             request = _request_from(message)
         except (ProtocolError, ValueError) as error:
@@ -406,6 +413,13 @@ class Broker:
         self._announce()  # to the segment of the chosen one
         self._stores.drop(self._versions.is_out)
         self._changed.notify_all()
+
+
+def _expected_from(fields: object) -> Expected:
+    if isinstance(fields, dict) and set(fields) == {"version", "newcomers", "size"}:
+        if all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in fields.values()):
+            return Expected(**fields)
+    raise ProtocolError(f"expected are a version, newcomers and a size, got {fields!r}")
 
 
 def _unmakeable(cluster: Cluster, error: Exception) -> str:

@@ -36,6 +36,10 @@ class Host:
     def slots_by_host(self) -> dict[str, int] | None:
         return None if self.slots is None else {self.name: self.slots}
 
+    def has_room(self, size: int) -> bool:
+        """For so many workers."""
+        return size <= (self.max_workers if self.slots is None else min(self.slots, self.max_workers))
+
     def first_cluster(self, size: int, ports: range, runner_port: int, version: int) -> Cluster:
         """The cluster a job starts with. HostError where there is no room for it."""
         if self.slots is not None and size > self.slots:

@@ -171,12 +171,15 @@ class Job:
         counted_on = standing in (Standing.MEMBER, Standing.JOINING) and process.peer in coordinator.newest.workers
         finished = standing is Standing.MEMBER and code == 0
         coordinator.finishing = coordinator.finishing or finished
+        if standing is Standing.STANDBY and process.dismissed:
+            return  # nobody needed it
         if process.dismissed:
             code = 0  # the launcher's own doing, and told already
         elif not self.is_over and code == 0 and process.peer is not None:
             _log.info("%s %s", who, policy.how_it_ended(code))
         if finished:
             coordinator.member_finished(who)
+            self._host.standbys.expect_nobody()
         logs = self._host.logs_of(process)
         restarts = coordinator.restarts_of(process.place, self._loop.time())
         verdict = self._decide(WorkerExited(who, standing, code, error, logs=logs, restarts=restarts))
@@ -199,8 +202,8 @@ class Job:
             if verdict.action is Action.REPLACE:
                 coordinator.count_restart(process.place, now)
             else:
-                self._host.standbys_wanted -= 1
-            self._loop.call_later(pause_s, self._host.keep_standbys)
+                self._host.standbys.keep_fewer()
+            self._loop.call_later(pause_s, self._host.standbys.keep)
         elif verdict.action in (Action.SHRINK, Action.REPLACE):
             if verdict.action is Action.REPLACE and counted_on:
                 if pause_s:

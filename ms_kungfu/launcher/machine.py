@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 from ms_kungfu.cluster_store import open_store
 from ms_kungfu.config_server.secret_file import read_secret, write_secret
-from ms_kungfu.launcher import affinity, devices
+from ms_kungfu.launcher import affinity, devices, memory
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.broker_server import BrokerServer
 from ms_kungfu.launcher.hangs import is_stopped
@@ -61,6 +61,8 @@ class Machine:
     allowed_cores = staticmethod(affinity.allowed_cores)
     pin = staticmethod(affinity.pin)
     is_stopped = staticmethod(is_stopped)
+    free_bytes = staticmethod(memory.free_bytes)
+    taken_bytes = staticmethod(memory.taken_bytes)
 
     def find_devices(self, host: str, *, single: bool, allow_nvlink: bool) -> devices.Devices:
         return devices.find(self.environ, os.listdir("/dev"), host=host, single=single, allow_nvlink=allow_nvlink)

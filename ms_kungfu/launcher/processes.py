@@ -25,6 +25,7 @@ class Process:
     peer: PeerID | None = None  # None: a standby that has not been needed yet
     incarnation: int = 0
     rank: int = 0  # in the last version that it was in, at first in the one that it was started for
+    size: int = 1  # of that one
     place: int = -1  # what its replacement inherits
     standby: int | None = None
     pid: int | None = None
@@ -99,10 +100,16 @@ class ProcessTable:
         """Whoever is on its way out has its port until it is gone, or has had its time."""
         return {p.peer.port for p in self if p.peer is not None and not p.works_on}
 
-    def farthest_standby(self) -> Process | None:
+    def standbys(self) -> list[Process]:
+        """Those that may be needed yet, whoever has come farthest first."""
         ready = self._broker.ready_standbys()
-        spare = [p for p in self if p.peer is None and not p.killed_because]
-        return min(spare, key=lambda p: (p.standby not in ready, p.key), default=None)
+        spare = [p for p in self if p.peer is None and not (p.killed_because or p.dismissed)]
+        return sorted(spare, key=lambda p: (p.standby not in ready, p.key))
+
+    def standby_for(self, rank: int) -> Process | None:
+        """One of those that have come farthest; of these one that has prepared for this rank."""
+        ready = self._broker.ready_standbys()
+        return min(self.standbys(), key=lambda p: (p.standby not in ready, p.rank != rank), default=None)
 
     def shares(self, cluster: Cluster) -> Iterator[tuple[Process, list[int]]]:
         """The running processes of `cluster`'s workers with their cores."""

@@ -2,6 +2,8 @@
 
 In the background, and while the store is away again and again; training goes on. If that rank dies, the next one does
 so again, and finds what the first may have written already. All hear in their next agreement what became of it.
+
+A size that they are going to want is a hint to the launcher (`expect`), of which nobody hears anything more.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from ms_kungfu import env
 from ms_kungfu.cluster import WORKER_PORTS, Cluster, PeerID
 from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError
 from ms_kungfu.errors import KungFuError, PeerLostError, ResizeError
-from ms_kungfu.membership.member import Member
+from ms_kungfu.membership.member import Member, current
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
+_HINT_S = 10.0
 _MAX_REFUSAL_BYTES = 1024
 
 # What became of a requested size, as one number of which the ranks take the maximum: kind, size, and the version under
@@ -128,6 +131,29 @@ def pursue(member: Member, wait: bool, must: bool) -> int:
     if request.refusal:
         return pack(REFUSED, request.size, int(member.core.rank()))
     return pack(LATER if request.trouble else NOTHING, request.size, 0)
+
+
+def expect(newcomers: int, size: int) -> None:
+    """Tells the launcher that the ranks are going to want `size` next, and `newcomers` for it: it starts them before
+    (`ms_kungfu.launcher.ahead`). In the background; where it can't be told, they are started when they are wanted.
+    """
+    member = current()
+    version = int(member.core.cluster_version())
+
+    def tell() -> None:
+        try:
+            member.broker().expect(version, newcomers, size, _HINT_S)
+        except KungFuError as error:
+            _log.debug("the launcher doesn't hear that %d workers will be wanted: %s", size, error)
+
+    if member.cluster is not None and member.get(env.WATCH):
+        member.ports.start_thread("kungfu-expect", tell)
+
+
+def is_changing() -> bool:
+    """Whether a size has been asked for that hasn't come true yet, as far as the ranks know."""
+    member = current()
+    return member.requested_size is not None or member.pending is not None
 
 
 def drop(member: Member) -> None:

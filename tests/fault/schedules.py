@@ -120,6 +120,11 @@ def schedule_of(seed: int) -> Schedule:
         setup = replace(setup, epochs_a_call=rng.choice((1, 2)))
     if setup.shards is not None or setup.reductions > 1:  # steps take longer, so there are fewer before the end
         setup = replace(setup, schedule=tuple((step // 3, size) for step, size in setup.schedule))
+    if rng.random() < 0.25 and setup.step_s < 0.1 and setup.min_size == 1:  # who is new has time to start ahead
+        entries = (rng.randrange(4, 8), rng.randint(2, 4)), (rng.randrange(8, 12), rng.randint(1, 4))
+        setup = replace(setup, schedule=entries, prepare_s=0.1)
+    if rng.random() < 0.1:
+        setup = replace(setup, processes=rng.choice((3, 4, 5)))
     return Schedule(seed, setup, tuple(happenings))
 
 
@@ -214,7 +219,8 @@ def shrunk(schedule: Schedule) -> Schedule:
     schedule = replace(schedule, happenings=tuple(events))
     plain = Setup()
     names = ("schedule", "wait", "standbys", "external", "min_size", "max_restarts", "groups", "prepare_s", "step_s",
-             "checkpoint_every", "sums", "uneven", "drop_remainder", "reductions", "epochs_a_call")  # fmt: skip
+             "checkpoint_every", "sums", "uneven", "drop_remainder", "reductions", "epochs_a_call",
+             "processes")  # fmt: skip
     for name in names:
         simpler = replace(schedule, setup=replace(schedule.setup, **{name: getattr(plain, name)}))
         if simpler != schedule and violation_of(simpler) is not None:

@@ -60,6 +60,33 @@ def test_the_courses_are_of_many_kinds() -> None:
     assert sum(schedule.setup.asynchronous for schedule in schedules) > 80
 
 
+# ---- who is started ahead ----
+
+AHEAD = Setup(size=1, schedule=((6, 2), (13, 4)), wait=True, prepare_s=0.1)
+
+
+def test_who_is_new_by_a_schedule_is_ready_before() -> None:
+    for seed in range(20):
+        told: list[str] = []
+        run(Schedule(seed, AHEAD, ()), told)
+        story = "\n".join(told)
+        for version in (1, 2):
+            wanted, chosen = (story.index(f"cluster version {version} {what}") for what in ("is wanted", "has been"))
+            assert " started" not in story[wanted:chosen], story
+            assert story[:wanted].count("is ready") == story[:chosen].count("becomes worker") == 2 * version - 1, story
+        assert story.count("becomes worker") == 3
+
+
+def test_nobody_is_started_ahead_without_memory_for_it() -> None:
+    for processes, ahead in ((2, 0), (3, 1), (4, 2), (5, 3)):
+        told: list[str] = []
+        run(Schedule(1, replace(AHEAD, processes=processes), ()), told)
+        story = "\n".join(told)
+        assert story.count("becomes worker") == ahead, story
+        assert ("for want of memory" in story) == (ahead < 3)
+        assert "cluster version 2 has been chosen: 4 workers" in story
+
+
 # ---- what was wrong once ----
 
 STORIES = [
@@ -140,6 +167,18 @@ STORIES = [
     (Setup(size=3), (Happening(0.5, "freeze", 1, 25.0),)),
     (Setup(size=3, recover=Recover.REPLACE), (Happening(0.5, "freeze", 0),)),
     (Setup(size=1), (Happening(0.9, "resize", 4), Happening(1.2, "freeze", 2), Happening(1.3, "resize", 2))),
+    # Who was started ahead for a schedule dies: while it starts, when it is ready, when it is just wanted.
+    *(
+        (replace(AHEAD, recover=recover, wait=wait), (Happening(when, "kill newcomer", 0),))
+        for recover, wait in ((Recover.SHRINK, True), (Recover.REPLACE, False))
+        for when in (0.26, 0.4, 0.65)
+    ),
+    # Somebody else wants another size, and the lowest rank dies, who has told of the schedule.
+    (AHEAD, (Happening(0.4, "resize", 3), Happening(0.9, "resize", 1))),
+    (
+        replace(AHEAD, size=2, schedule=((6, 4),)),
+        (Happening(0.3, "kill member", 0), Happening(0.5, "kill newcomer", 1)),
+    ),
 ]
 
 

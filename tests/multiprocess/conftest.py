@@ -1,7 +1,7 @@
 import sys
 
 import pytest
-from launching import Program
+from launching import RECOVERY_PROGRAM, Job, Program
 
 
 @pytest.fixture
@@ -37,3 +37,14 @@ def script(tmp_path):
         return sys.executable, str(tmp_path / name)
 
     return write
+
+
+@pytest.fixture
+def job(kungfu_run, start_module):
+    """Starts a job of `RECOVERY_PROGRAM`."""
+
+    def start(*flags, program=(), environment=None, watch=True):
+        words = [*flags, *(["-w"] if watch else []), sys.executable, RECOVERY_PROGRAM, *program]
+        return Job(kungfu_run(*words, environment=environment), start_module)
+
+    return start

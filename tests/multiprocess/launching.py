@@ -15,6 +15,8 @@ from pathlib import Path
 
 _MARK = "KUNGFU_TEST_MARK"
 GONE_WITHIN_S = 2.0
+RECOVERY_PROGRAM = Path(__file__).with_name("programs") / "recovery.py"
+IN_VERSION = r"^in version {} rank (\d+) of {} pid (\d+) step (\d+) uid (\d+)"
 
 
 class Program:
@@ -126,3 +128,34 @@ def _command_of(pid):
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return "?"
+
+
+class Job:
+    """Of workers that run `RECOVERY_PROGRAM`."""
+
+    def __init__(self, program, start_module):
+        self.program = program
+        self.wait_for = program.wait_for
+        self._start_module = start_module
+
+    def in_version(self, version, size):
+        """The processes of a version, rank -> process ID, once all of them are in it. Size of the segment."""
+        found = self.wait_for(IN_VERSION.format(version, size), size, timeout=60)
+        return {int(match[1]): int(match[2]) for match in found}
+
+    def command(self, *words):
+        url = self.wait_for(r"config server: (http://\S+/config)")[0][1]
+        environment = {"XDG_RUNTIME_DIR": str(self.program.runtime_dir)}
+        command = self._start_module("ms_kungfu.launcher", *words, "-config-server", url, environment=environment)
+        return command.wait(), command.output
+
+    def finish(self, size, code=0):
+        """All that are left end at the same step with the same weights."""
+        self.program.signal(signal.SIGUSR1)
+        self.program.assert_exit(code)
+        self.program.assert_gone(time.monotonic(), GONE_WITHIN_S)
+        ends = self.wait_for(r"^finished pid (\d+) step (\d+) weights (\w+)", size)
+        assert len(ends) == size
+        assert len({match[2] for match in ends}) == len({match[3] for match in ends}) == 1
+        assert "Traceback" not in self.program.output
+        return {int(match[1]) for match in ends}

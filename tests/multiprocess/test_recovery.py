@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import GONE_WITHIN_S
+from launching import IN_VERSION, RECOVERY_PROGRAM, Job
 from test_watch import ExternalServer
 
 from ms_kungfu.broker_protocol import BrokerClient
@@ -17,46 +17,6 @@ from ms_kungfu.errors import KungFuError
 from tests.conftest import free_port
 
 pytestmark = pytest.mark.timeout(120)
-PROGRAM = Path(__file__).with_name("programs") / "recovery.py"
-IN = r"^in version {} rank (\d+) of {} pid (\d+) step (\d+) uid (\d+)"
-
-
-class Job:
-    def __init__(self, program, start_module):
-        self.program = program
-        self.wait_for = program.wait_for
-        self._start_module = start_module
-
-    def in_version(self, version, size):
-        """The processes of a version, rank -> process ID, once all of them are in it. Size of the segment."""
-        found = self.wait_for(IN.format(version, size), size, timeout=60)
-        return {int(match[1]): int(match[2]) for match in found}
-
-    def command(self, *words):
-        url = self.wait_for(r"config server: (http://\S+/config)")[0][1]
-        environment = {"XDG_RUNTIME_DIR": str(self.program.runtime_dir)}
-        command = self._start_module("ms_kungfu.launcher", *words, "-config-server", url, environment=environment)
-        return command.wait(), command.output
-
-    def finish(self, size, code=0):
-        """All that are left end at the same step with the same weights."""
-        self.program.signal(signal.SIGUSR1)
-        self.program.assert_exit(code)
-        self.program.assert_gone(time.monotonic(), GONE_WITHIN_S)
-        ends = self.wait_for(r"^finished pid (\d+) step (\d+) weights (\w+)", size)
-        assert len(ends) == size
-        assert len({match[2] for match in ends}) == len({match[3] for match in ends}) == 1
-        assert "Traceback" not in self.program.output
-        return {int(match[1]) for match in ends}
-
-
-@pytest.fixture
-def job(kungfu_run, start_module):
-    def start(*flags, program=(), environment=None, watch=True):
-        words = [*flags, *(["-w"] if watch else []), sys.executable, PROGRAM, *program]
-        return Job(kungfu_run(*words, environment=environment), start_module)
-
-    return start
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -236,7 +196,7 @@ def test_with_few_descriptors_some_join_others_are_tried_in_growing_pauses_and_i
         resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
 
     flags = ["-np", 1, "-w", "-recover", "replace", "-max-restarts", 100]
-    one = Job(kungfu_run(*flags, sys.executable, PROGRAM, preexec_fn=few_descriptors), start_module)
+    one = Job(kungfu_run(*flags, sys.executable, RECOVERY_PROGRAM, preexec_fn=few_descriptors), start_module)
     one.in_version(0, 1)
     assert one.command("resize", "16")[0] == 0
     one.wait_for(r"worker 15 .* was not started: .*Too many open files; the others go on, and a new worker is started")
@@ -373,7 +333,7 @@ def test_a_standby_takes_the_place_of_the_dead(job):
     assert one.in_version(2, 2) == {0: pids[0], 1: standby}
     one.wait_for(f"^parked pid {standby}")
     one.wait_for(r"standby 2 \(pid (\d+)\) started")
-    uids = {m[4] for m in one.wait_for(IN.format(2, 2), 2)}
+    uids = {m[4] for m in one.wait_for(IN_VERSION.format(2, 2), 2)}
     host = 0x7F000001 << 16  # 127.0.0.1
     assert uids == {str(host | 10000), str(2 << 48 | host | 10001)}
     assert one.finish(2) == {pids[0], standby}
@@ -382,7 +342,7 @@ def test_a_standby_takes_the_place_of_the_dead(job):
 def test_a_schedule_is_followed_when_the_newcomers_are_ready(job):
     one = job("-np", 1, program=["schedule=10:3"])
     one.in_version(0, 1)
-    steps = [int(m[3]) for m in one.wait_for(IN.format(1, 3), 3)]
+    steps = [int(m[3]) for m in one.wait_for(IN_VERSION.format(1, 3), 3)]
     assert len(set(steps)) == 1
     assert steps[0] > 10
     one.finish(3)
@@ -390,8 +350,8 @@ def test_a_schedule_is_followed_when_the_newcomers_are_ready(job):
 
 def test_a_schedule_may_be_waited_for(job):
     one = job("-np", 1, program=["schedule=10:3,15:2", "wait"])
-    assert {m[3] for m in one.wait_for(IN.format(1, 3), 3)} == {"10"}
-    assert {m[3] for m in one.wait_for(IN.format(2, 2), 2)} == {"15"}
+    assert {m[3] for m in one.wait_for(IN_VERSION.format(1, 3), 3)} == {"10"}
+    assert {m[3] for m in one.wait_for(IN_VERSION.format(2, 2), 2)} == {"15"}
     one.finish(2)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ms_kungfu.elastic.schedule import parse_schedule
+from ms_kungfu.elastic.schedule import entries, newcomers_ahead, parse_schedule
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,30 @@ def test_each_entry_fires_at_its_step_only(schedule):
 def test_a_function_of_the_step_decides():
     size_after = parse_schedule(lambda step: np.int64(step // 10) if step % 10 == 0 and step else None)
     assert [size_after(s) for s in (0, 5, 10, 20)] == [None, None, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("step", "size", "ahead"),
+    [
+        (0, 1, (1, 2)),
+        (60, 1, (1, 2)),  # at its step it is still the next one
+        (60, 2, (2, 4)),
+        (61, 1, (3, 4)),  # it has not come true, and the next one takes its place
+        (100, 3, (1, 4)),
+        (100, 4, (0, 4)),
+        (141, 4, (0, 4)),  # it shrinks next, and what comes then isn't looked at yet
+        (301, 1, (2, 3)),
+        (401, 1, (0, 1)),
+    ],
+)
+def test_who_is_new_at_the_next_entry_is_known_ahead(step, size, ahead):
+    known = entries("140:4,60:2,300:1,400:3")
+    assert newcomers_ahead(known, step, size) == ahead
+
+
+def test_of_a_function_nothing_is_known_ahead():
+    assert entries(lambda step: 4) == entries(None) == []
+    assert newcomers_ahead([], 0, 2) == (0, 2)
 
 
 def test_no_schedule_keeps_the_size():

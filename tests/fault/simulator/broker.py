@@ -96,7 +96,12 @@ class BrokerClient(broker_protocol.BrokerClient):
         if isinstance(answer, str):
             raise ResizeError(answer)
 
-    def _ask(self, request, who, about, timeout):
+    def _tell(self, what, value, timeout):
+        answer, _ = self._exchange({what: value}, timeout)
+        return answer[what]
+
+    def _exchange(self, request, timeout):
+        """The answer, and a descriptor."""
         world, process = self._world, self._world.current.process
         connection = Connection(world, process, request)
         world.place("asks", takes_time=True)
@@ -114,14 +119,18 @@ class BrokerClient(broker_protocol.BrokerClient):
             if deadline is not None and world.loop.now >= deadline:
                 raise CollectiveTimeoutError("no answer from the launcher")
         world.place("is answered")
-        answer = connection.sent
-        if answer is None:
+        if connection.sent is None:
             raise PeerLostError("the launcher is gone")
+        return connection.sent, connection.fd
+
+    def _ask(self, request, who, about, timeout):
+        answer, fd = self._exchange(request, timeout)
         if "cluster" in answer:
+            process = self._world.current.process
             cluster = broker_protocol.Cluster.from_json(answer["cluster"])
             peer = broker_protocol.PeerID.parse(answer["peer"])
             process.granted = (peer, answer["incarnation"])
-            return broker_protocol.Granted(cluster, answer["rank"], connection.fd, peer, answer["incarnation"])
+            return broker_protocol.Granted(cluster, answer["rank"], fd, peer, answer["incarnation"])
         if "stay" in answer:
             return broker_protocol.Stay()
         return broker_protocol.Detached() if "error" not in answer else answer["error"]

@@ -36,6 +36,12 @@ class Machine(machine.Machine):
     def allowed_cores(self):
         return [0, 1]
 
+    def free_bytes(self):
+        return self._world.setup.processes - len(self._world.processes)
+
+    def taken_bytes(self, pid):
+        return 1
+
     def find_devices(self, host, **wanted):
         return Devices()
 

@@ -59,9 +59,7 @@ class Setup:
     uneven: bool = False  # some workers are slower than others
     seed: int = 0  # of the data's order, where a step is a deal of shards; likewise
     drop_remainder: bool = False
-
-    def size_after(self, step):
-        return dict(self.schedule).get(step)
+    processes: float = float("inf")  # of which the machine has memory
 
 
 @dataclass

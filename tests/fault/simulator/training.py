@@ -35,7 +35,7 @@ class Program:
         self.disk = Disk(world, process)
         self.training = ElasticTraining(
             *self._trained(),
-            schedule=setup.size_after,
+            schedule=dict(setup.schedule) or None,
             wait=setup.wait,
             dataset=self.data,
             components=[Component("loss_scale", self._capture, self._restore)],  # which undoing a step takes back

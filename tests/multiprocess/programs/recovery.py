@@ -2,7 +2,8 @@
 
 The weights after a step do not depend on who took part in it, so each survivor knows what they have to be. Arguments:
 ``schedule=STEP:SIZE,...``, ``evict=STEP:RANK``, ``wait`` (for a size of the schedule), ``slow=SECONDS`` (a newcomer
-takes so long to get ready), ``fail=RANK`` (a newcomer that is this rank fails at once).
+takes so long to get ready), ``fail=RANK`` (a newcomer that is this rank fails at once), ``ahead`` (the launcher hears
+of the schedule's next entry), ``hold=STEP:FILE`` (there it waits until there is such a file).
 """
 
 import os
@@ -14,10 +15,13 @@ import numpy as np
 
 import ms_kungfu as kf
 from ms_kungfu import comm, membership
+from ms_kungfu.elastic.ahead import Ahead
 from ms_kungfu.elastic.schedule import parse_schedule
 
 options = dict(word.partition("=")[::2] for word in sys.argv[1:])
 size_after = parse_schedule(options.get("schedule"))
+ahead = Ahead(options.get("schedule") if "ahead" in options else None)
+hold_step, _, hold_file = options.get("hold", "-1:").partition(":")
 evict_step, _, evict_rank = options.get("evict", "-1:0").partition(":")
 step, weights, stop = 0, np.zeros(5), False
 
@@ -78,6 +82,9 @@ while True:
             membership.evict(int(evict_rank))
         except kf.ResizeError as error:
             print(f"not evicted: {error}", flush=True)
+    ahead.look(step)
+    while step == int(hold_step) and not os.path.exists(hold_file) and not stop:
+        time.sleep(0.01)
     membership.note_step(step)
     change = membership.step(size_after(step), wait="wait" in options)
     if change.detached:

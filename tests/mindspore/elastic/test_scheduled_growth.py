@@ -1,0 +1,34 @@
+"""A growth that a schedule has told ahead costs no start: who is new is ready, compiled, before the entry's step."""
+
+import re
+
+import pytest
+from conftest import PROGRAMS, Reports
+
+
+@pytest.mark.parametrize("kind", ["parts", "shards", "loop"])
+def test_who_is_new_by_a_schedule_is_ready_before_its_step(run_program, tmp_path, kind):
+    log = tmp_path / "launcher.log"
+    flags = ("-logfile", str(log))
+    output = run_program(PROGRAMS / "ahead.py", tmp_path, log, kind, "4:2,8:3,12:1", np=1, watch=True, flags=flags)
+    lines = log.read_text().splitlines()
+
+    def place(pattern):
+        (found,) = (number for number, line in enumerate(lines) if re.search(pattern, line))
+        return found
+
+    for version in (1, 2):
+        wanted, chosen = (place(rf"cluster version {version} {what}") for what in ("is wanted", "has been chosen"))
+        assert place(rf"standby {version} .* is ready") < wanted
+        between = "\n".join(lines[wanted:chosen])
+        assert f"standby {version} becomes worker {version}" in between
+        assert " started" not in between
+    assert len([line for line in lines if " started" in line]) == 3
+    reports = Reports(tmp_path, output)
+    sizes = {step: len(rows) for step, rows in reports.by_step("step").items()}
+    assert sizes == {step: 1 if step < 5 else 2 if step < 9 else 3 if step < 13 else 1 for step in range(1, 17)}
+    # Where steps are dealt in shards one shape does. Else who stays compiles for its new part, and who is new has done.
+    graphs = {row["rank"]: row["graphs"] for row in reports.by_step("step")[12]}
+    assert graphs == ({0: 3, 1: 2, 2: 1} if kind == "parts" else dict.fromkeys(range(3), 1))
+    for rows in reports.by_step("after").values():
+        assert len({row["parameters"] for row in rows}) == 1
