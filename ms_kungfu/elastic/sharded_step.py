@@ -55,8 +55,9 @@ class ShardedStep:
         ValueError: where optimizers don't fit (they average models instead of gradients), or columns aren't the
             iterator's.
         KungFuError: without a step of an `ElasticDataset` with shards.
-        DivergenceError: at all workers, in the first step with somebody new: where a shard that is computed twice, or
-            at two workers, has other gradients, with the parameter's name; a dataset with ``shards_check="warn"`` only
+        DivergenceError: at all workers, in the first step with somebody new: where workers have other versions,
+            instruction sets or cores; where a shard that is computed twice, or at two workers, has other gradients,
+            with the parameter's name. A dataset with ``shards_check="warn"`` only
             has it logged.
     """
 
@@ -108,7 +109,7 @@ class ShardedStep:
         )  # fmt: skip
         try:
             batches.check_deal(_core.missing_shards())
-            self._canary.look(runtime.cluster_version(), batches.check, compute, self._names)
+            self._canary.look(runtime.cluster_version(), batches.check, compute, self._names, batches.conditions)
             with sameness.claiming(f"{_ON_CORES.format(membership.core_count())}, "):
                 loss = self._make(batches.first, compute)
         finally:
