@@ -46,12 +46,13 @@ def main(words: Sequence[str] | None = None) -> int:
         if not command:
             raise KungFuError("give the program to run again: -- python train.py ARGUMENT ...")
         orders = plan(options.ledger, options.until, options.checkpoint)
-        cores = _cores(orders.conditions)
+        machine = next(iter(orders.conditions.values()), {})
+        cores = _cores(machine)
         with tempfile.TemporaryDirectory(prefix="kungfu-replay-") as folder:
             if options.checkpoint is not None:
                 (Path(folder) / options.checkpoint.name).symlink_to(options.checkpoint.resolve())
                 orders = Orders(orders.recorded, orders.conditions, folder)
-            status, outcome = _run(command, orders, Path(folder) / "orders.json", cores)
+            status, outcome = _run(command, orders, Path(folder) / "orders.json", cores, machine.get("isa"))
         return _tell(orders, status, outcome)
     except (OSError, ValueError, KungFuError) as error:
         return failed(_PROGRAM, error, 2)
@@ -157,24 +158,28 @@ def _group(chosen: Sequence[Record]) -> list[Recorded]:
     return grouped
 
 
-def _conditions(folder: Path, jobs: set[str]) -> Mapping[str, Any]:
-    """Those of the jobs that recorded what is compared."""
-    found = [header for header in ledger.headers(folder) if header.get("job") in jobs and "conditions" in header]
-    for header in found:
-        told = conditions.differences(
-            found[0]["conditions"], header["conditions"], f"in job {found[0]['job']}", f"in job {header['job']}"
-        )
+def _conditions(folder: Path, jobs: set[str]) -> dict[str, Mapping[str, Any]]:
+    """The machines' of the jobs that recorded what is compared, by the number of the dataset."""
+    found: dict[str, Mapping[str, Any]] = {}
+    job_of: dict[str, str] = {}
+    for header in ledger.headers(folder):
+        if header.get("job") not in jobs or "conditions" not in header:
+            continue
+        data = str(header["data"])
+        own = {key: value for key, value in header["conditions"].items() if key not in conditions.ARGUMENTS}
+        first, job = found.setdefault(data, own), job_of.setdefault(data, header["job"])
+        told = conditions.differences(first, own, f"in job {job}", f"in job {header['job']}")
         if told:
             raise KungFuError(
                 f"the ledger {folder} was recorded under several conditions ({told}): compare what one of them has, by "
                 "--until STEP, or --from CHECKPOINT where the other begins"
             )
-    return dict(found[0]["conditions"]) if found else {}
+    return found
 
 
-def _cores(recorded: Mapping[str, Any]) -> set[int]:
+def _cores(machine: Mapping[str, Any]) -> set[int]:
     """Those that the program may use: as many as a worker had."""
-    allowed, cores = sorted(os.sched_getaffinity(0)), recorded.get("cores", 1)
+    allowed, cores = sorted(os.sched_getaffinity(0)), machine.get("cores", 1)
     if cores > len(allowed):
         raise KungFuError(
             f"each worker had {cores} cores, which decide bits, and this process may use {len(allowed)}: run it on a "
@@ -183,12 +188,12 @@ def _cores(recorded: Mapping[str, Any]) -> set[int]:
     return set(allowed[:cores])
 
 
-def _run(command: Sequence[str], orders: Orders, path: Path, cores: set[int]) -> tuple[int, Outcome]:
+def _run(command: Sequence[str], orders: Orders, path: Path, cores: set[int], isa: str | None) -> tuple[int, Outcome]:
     """The program's exit status, and what it found."""
     orders.save(path)
     own = {env.REPLAY.name: str(path), env.CORES_PER_WORKER.name: str(len(cores))}
-    if orders.conditions.get("isa") in conditions.CAPS.values():
-        own[_ISA] = orders.conditions["isa"]
+    if isa in conditions.CAPS.values():
+        own[_ISA] = str(isa)
     count, on = len(orders.recorded), f"{len(cores)} core{'' if len(cores) == 1 else 's'}"
     if _ISA in own:
         on += f" with {_ISA}={own[_ISA]}"

@@ -29,6 +29,8 @@ NAMES = {
     "global_batch": "global batch",
     "seed": "seed",
 }
+ARGUMENTS = ("shards", "global_batch", "seed")
+"""Those that the program gives, and of which each step is on record as well, since a policy may change the batch."""
 _CPU_CHARS = 48  # the ledger's header has its place for so many
 
 # dnnl_cpu_isa_t of oneDNN 3, by the names that ONEDNN_MAX_CPU_ISA takes.

@@ -54,8 +54,8 @@ class Orders:
     """What the program is run again for."""
 
     recorded: Sequence[Recorded]
-    conditions: Mapping[str, Any] = field(default_factory=dict)
-    """Under which the training on record ran."""
+    conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Under which the training on record ran, by the number of the dataset."""
     checkpoints: str | None = None
     """A folder with the one to go on from; None: from the beginning."""
 
@@ -137,7 +137,7 @@ class Replay:
 
     def begin(self, data: int, conditions: Callable[[], Mapping[str, Any]]) -> Comparison:
         """Of one dataset; says first under what other conditions it is trained now."""
-        told = differences(self.orders.conditions, conditions())
+        told = differences(self.orders.conditions.get(str(data), {}), conditions())
         if told:
             text = "the training on record ran under other conditions (%s), which alone may make bits differ"
             _log.warning(text, told)
