@@ -28,7 +28,7 @@ class Kind(Generic[T_co]):
 
 @dataclass(frozen=True)
 class Variable(Generic[T]):
-    """One variable. `set_by` is "launcher", "user" or both."""
+    """One variable. `set_by` is "launcher", "user" or both; or the one program that does it."""
 
     name: str
     kind: Kind[T]
@@ -213,6 +213,13 @@ LEDGER_DIR = _optional(
     "Where each ElasticDataset without a `ledger=` of its own records what was trained, for "
     "`python -m ms_kungfu.dataset.audit`. Unset: nowhere.",
     set_by="user",
+)
+REPLAY = _optional(
+    "KUNGFU_REPLAY",
+    PATH,
+    "What `python -m ms_kungfu.replay` asks of the program that it runs again: its training compares its steps with "
+    "those on record, instead of recording them, and asks for no other size.",
+    set_by="replay",
 )
 LOG_LEVEL = Variable(
     "KUNGFU_LOG_LEVEL",

@@ -6,6 +6,7 @@ The rule, which docs/elastic-training.md has as a table:
   the next one goes on from the same state.
 - All others run at every worker. Those of MindSpore that decide something at the end of an epoch (`EarlyStopping`,
   `ReduceLROnPlateau`) find the same numbers at each: `ms_kungfu.callbacks.evaluation`, and :func:`agree_on_outputs`.
+- Where the program is run again by `ms_kungfu.replay`, nobody writes, so that what the first run has written stays.
 - At a worker that has left, or that hasn't come to where the others are, no epoch or training of MindSpore's callbacks
   ends.
 
@@ -41,6 +42,7 @@ from ms_kungfu import _core, runtime
 from ms_kungfu.agreement import broadcast_json
 from ms_kungfu.callbacks.codec import pack, unpack
 from ms_kungfu.callbacks.evaluation import gather
+from ms_kungfu.dataset import replaying
 from ms_kungfu.elastic import handover
 from ms_kungfu.elastic.program import is_behind
 
@@ -88,7 +90,10 @@ class Others:
     def hook(self, asynchronous: bool = False) -> None:
         """Let the rule hold from now on. Workers that are `asynchronous` don't come to the end together."""
         for key, callback in self._callbacks.items():
-            if isinstance(callback, WRITERS):
+            if isinstance(callback, WRITERS) and replaying.current() is not None:
+                for hook in ("on_train_begin", *_STEPS, *_ENDS):
+                    self._replace(callback, hook, _nowhere)
+            elif isinstance(callback, WRITERS):
                 files = _Files()
                 wrappers: dict[str, Wrapper] = dict.fromkeys((*_STEPS, *_ENDS), _at_the_writer)
                 if isinstance(callback, ModelCheckpoint):
@@ -235,6 +240,10 @@ def _takes_part() -> bool:
 
 def _at_the_writer(callback: Any, call: Hook) -> Hook:
     return lambda run_context: call(run_context) if _takes_part() and _is_lowest() else None
+
+
+def _nowhere(callback: Any, call: Hook) -> Hook:
+    return lambda run_context: None
 
 
 def _where_training_is(callback: Any, call: Hook) -> Hook:

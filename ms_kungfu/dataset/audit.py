@@ -103,7 +103,7 @@ def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: I
         _follow_one_another(records, report)
     steps: _Steps = defaultdict(lambda: defaultdict(list))
     ends: dict[tuple[int, int], list[Record]] = defaultdict(list)
-    for record in _history([record for file in files.values() for record in file], report):
+    for record in history([record for file in files.values() for record in file], report):
         if isinstance(record.claim, End):
             ends[record.data, record.epoch].append(record)
         elif isinstance(record.claim, Claim):
@@ -198,7 +198,7 @@ def _end(name: str, records: list[Record], steps: int, report: Report) -> End | 
     return next((claim for _, claim in said if isinstance(claim, End)), None)
 
 
-def _history(records: list[Record], report: Report) -> list[Record]:
+def history(records: list[Record], report: Report) -> list[Record]:
     """The records that the training consists of: those of the last job, and of earlier ones what came before it."""
     jobs = list(dict.fromkeys(record.job for record in sorted(records, key=lambda record: record.time)))
     report.jobs = len(jobs)

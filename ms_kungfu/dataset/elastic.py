@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 
 from ms_kungfu import env, membership, runtime
 from ms_kungfu._checks import at_least
-from ms_kungfu.dataset import sharding, shards
+from ms_kungfu.dataset import replaying, sharding, shards
+from ms_kungfu.dataset.conditions import of_machine
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
 from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.ops import wait_for_queue
 
 Source = Union[ds.Dataset, Callable[[list[int]], ds.Dataset]]
+_FINGERPRINTS = 50  # steps; LeNet's 25 tensors take half a millisecond
 _KEEPS_SAMPLES = (MapDataset, RenameDataset, ProjectDataset)
 _FORM = (
     "{}; give an unbatched pipeline over one dataset that takes a sampler, or a function of a list of sample numbers "
@@ -105,8 +107,12 @@ class ElasticDataset(Shares, ds.Dataset):
         shards: a step is a deal of so many shards of one shape, which divide `global_batch_size`, and the bits of
             training don't depend on the cluster: docs/shards.md. An iterator then yields the first shard of each step
             that this worker is dealt, which Model.train, or `ms_kungfu.elastic.ShardedStep`, takes for the whole.
+        ledger_fingerprints: with `shards`, the steps between two that go on record with a checksum of each tensor that
+            training changes, by which ``python -m ms_kungfu.replay`` finds the first one that another run has
+            otherwise; by default 50, 0 for none. `ElasticTraining` and `KungFuElasticCallback` take them.
         shards_check: what becomes of it where a shard that is computed a second time has other gradients, and the bits
-            depend on more than the seed: ``"raise"`` ends training with a DivergenceError, ``"warn"`` goes on.
+            depend on more than the seed, or where workers have other versions, instruction sets or cores: ``"raise"``
+            ends training with a DivergenceError, ``"warn"`` goes on.
         key_column: the source's own dataset gets a last column of this name, which its maps may take: uint32 of shape
             ``(4,)``, a function of (`seed`, epoch, sample) alone and another one for each. What a map draws from
             ``np.random.default_rng(key)`` is then the same whoever makes the sample, and however often. A column that
@@ -142,6 +148,7 @@ class ElasticDataset(Shares, ds.Dataset):
         shards: int | None = None,
         shards_check: str = "raise",
         key_column: str | None = None,
+        ledger_fingerprints: int | None = None,
     ) -> None:
         ds.Dataset.__init__(self)
         self._source = source
@@ -155,14 +162,35 @@ class ElasticDataset(Shares, ds.Dataset):
         if shards_check not in ("raise", "warn"):
             raise ValueError(f"shards_check is 'raise' or 'warn', got {shards_check!r}")
         self._shards_check = shards_check
+        every = _FINGERPRINTS
+        if ledger_fingerprints is not None:
+            every = at_least(0, ledger_fingerprints, "ledger_fingerprints")
+            if shards is None:
+                raise ValueError("ledger_fingerprints are of bits that the cluster doesn't decide; give shards, too")
         samples = at_least(1, total, "total") if total is not None else _size_of(source)
         Shares.__init__(
             self, samples, batch_size, global_batch_size,
             shuffle=shuffle, seed=seed, drop_remainder=drop_remainder, shards=shards,
         )  # fmt: skip
-        if folder is not None:
-            self._ledger = Ledger(Path(folder), ElasticDataset._made, ledger_errors, sharded=shards is not None)
+        sharded, replay = shards is not None, replaying.current()
+        if replay is not None:
+            self._ledger = replay.begin(ElasticDataset._made, self.conditions) if sharded else None
+        elif folder is not None:
+            conditions = self.conditions if sharded else None
+            self._ledger = Ledger(
+                Path(folder), ElasticDataset._made, ledger_errors,
+                sharded=sharded, conditions=conditions, fingerprints=every,
+            )  # fmt: skip
         ElasticDataset._made += 1
+
+    def conditions(self) -> dict[str, Any]:
+        """What the bits of training depend on besides its program: versions of MindSpore, NumPy and ms_kungfu,
+        processor and instruction set, cores a worker, shards, global batch and seed; JSON. Without shards nothing,
+        since they depend on the cluster, too."""
+        if self._shards is None:
+            return {}
+        own = {"shards": self._shards, "global_batch": self._global, "seed": self._seed}
+        return {**of_machine(membership.fixed_core_count()), **own}
 
     # -- what MindSpore calls -----------------------------------------------------------------------------------------
 
@@ -405,6 +433,10 @@ class ShardBatches(_Batches):
     def check(self) -> str:
         """What a shard whose gradients differ leads to: "raise" or "warn"."""
         return self._dataset._shards_check
+
+    def conditions(self) -> dict[str, Any]:
+        """As of the dataset."""
+        return self._dataset.conditions()
 
     def check_deal(self, dealt: list[int]) -> None:
         """KungFuError where the runtime deals other shards than the pipeline delivers. (A second ShardedStep on one

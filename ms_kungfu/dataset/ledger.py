@@ -7,6 +7,7 @@ its last. What is written survives the process but not the machine: nothing is s
 A file begins with a header: ``ledger``, the format of the file; ``written_by``, the ms_kungfu that wrote it; the worker
 (``job``, the same for all workers of a job, ``data``, which counts the ElasticDatasets of the program, ``uid``, and
 ``time`` in seconds since 1970); and ``stopped``, why the file ends before its training does, null where it doesn't.
+With shards it also has ``conditions``, what the bits depend on (`ms_kungfu.dataset.conditions`).
 
 The line of a step has, besides ``rank`` and ``share`` (the positions that were delivered to this worker), what all
 workers know of it: the epoch and the step's number in it; cluster version and size; ``members``, the ranks to whom
@@ -19,7 +20,10 @@ A step that is a deal of shards has ``shards``, into how many a ``global_batch``
 which they are dealt (none: evenly); and ``sums``, how many ShardedSteps were made with its batch. All of its ``batch``
 is in its update, whoever died in it: ``participants`` are those who haven't, and a ``share`` has the shards that were
 delivered to a worker, one after the other, those that it owed first, then those of workers that died in the step. Who
-is dealt none has the last one, for nothing.
+is dealt none has the last one, for nothing. Every so many steps its line has a ``fingerprint`` of what this worker had
+when the step was over: ``step``, the number of the steps done since training began, and ``tensors``, a CRC-32 of each
+tensor's bits by the name that it has in a checkpoint. All workers have the same; `ms_kungfu.replay` compares them with
+those of another run.
 
 The last entry of a line is ``crc``: of the line's text, going on from the ``crc`` of the line before. So a line that is
 missing, doubled or altered shows in its own file, except for whole lines missing at the end of it, which only the other
@@ -41,11 +45,11 @@ import os
 import secrets
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from ms_kungfu import env, runtime
 from ms_kungfu._version import VERSION
@@ -55,7 +59,7 @@ from ms_kungfu.errors import KungFuError
 FORMAT = 3  # the newest that is read, and what a record of shards is written in
 _WITHOUT_SHARDS = 2
 ERRORS = ("raise", "warn")
-_HEADER_BYTES = 768  # whatever it comes to say: a disk that is full has no room for a longer one
+_HEADER_BYTES = 1024  # whatever it comes to say: a disk that is full has no room for a longer one
 _REASON_CHARS = 80
 _PLACE = ("epoch", "step", "steps", "rank", "version")
 _log = logging.getLogger(__name__)
@@ -85,16 +89,29 @@ class Ledger:
 
     With `errors` "raise" a line that can't be written is an OSError, and so is each one after it. With "warn" the file
     ends there, which is a warning, and training goes on without a record. Both leave the reason in the header.
-    `sharded`: its steps are deals of shards.
+    `sharded`: its steps are deals of shards. `conditions`: what the header says of the bits; `fingerprints`: after how
+    many steps there is one, 0 for never.
     """
 
-    def __init__(self, folder: Path, data: int, errors: str = "raise", *, sharded: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        data: int,
+        errors: str = "raise",
+        *,
+        sharded: bool = False,
+        conditions: Callable[[], dict[str, Any]] | None = None,
+        fingerprints: int = 0,
+    ) -> None:
         if errors not in ERRORS:
             raise ValueError(f"ledger_errors is {' or '.join(map(repr, ERRORS))}, got {errors!r}")
         self._folder = folder
         self._data = data
         self._errors = errors
         self._format = FORMAT if sharded else _WITHOUT_SHARDS
+        self._conditions = conditions
+        self._told: dict[str, Any] = {}  # of the conditions, in the header
+        self._fingerprints = fingerprints
         self._file: Any = None
         self._whole = 0  # bytes of it that are whole lines
         self._crc = 0
@@ -103,6 +120,10 @@ class Ledger:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             self._stop(error, {})
+
+    def wants_fingerprint(self, epoch: int, number: int, step: int) -> bool:
+        """Whether the line of the step at hand, the `step`-th since training began, shall have one."""
+        return self._fingerprints > 0 and step % self._fingerprints == 0
 
     def step(self, epoch: int, step: Step, rank: int, share: Iterable[Range], common: dict[str, Any]) -> None:
         """Appends the line of a committed step, of which `share` was delivered to this worker."""
@@ -123,6 +144,8 @@ class Ledger:
         try:
             if self._file is None:
                 self._file = self._create()
+                if self._conditions is not None:
+                    self._told = {"conditions": self._conditions()}
                 self._append(self._header())
             line, crc = seal(values, self._crc)
             self._append(line + b"\n")
@@ -146,6 +169,7 @@ class Ledger:
                 "data": self._data,
                 "uid": f"{runtime.uid():x}",
                 "time": round(time.time(), 3),
+                **self._told,
                 "stopped": stopped,
             }
         )
@@ -232,6 +256,16 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Fingerprint:
+    """Of what a worker had when a step was over."""
+
+    step: int
+    """Since training began, from 1."""
+    tensors: Mapping[str, str]
+    """Checksums of their bits."""
+
+
+@dataclass(frozen=True)
 class Record:
     """A line of the ledger."""
 
@@ -245,6 +279,7 @@ class Record:
     rank: int
     share: tuple[Range, ...]
     claim: Claim | End | Stop
+    fingerprint: Fingerprint | None = field(default=None, compare=False)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -281,7 +316,15 @@ def _parse(line: dict[str, Any], where: str) -> Record:
         seed, shuffle = line["seed"], bool(line["shuffle"])
         dealt = _shards(line, global_batch, len(members)) if "shards" in line else None
         claim = Claim(version, size, members, participants, batch, total, seed, shuffle, dealt)
-    return Record(where, str(line["job"]), float(line["time"]), *own, share, claim)
+    found = _fingerprint(line["fingerprint"]) if "fingerprint" in line else None
+    return Record(where, str(line["job"]), float(line["time"]), *own, share, claim, found)
+
+
+def _fingerprint(entry: Any) -> Fingerprint:
+    step, tensors = entry["step"], entry["tensors"]
+    if type(step) is not int or step < 1 or not all(type(checksum) is str for checksum in dict(tensors).values()):
+        raise ValueError(entry)
+    return Fingerprint(step, dict(tensors))
 
 
 def _shards(line: dict[str, Any], global_batch: int, members: int) -> Shards:
@@ -304,6 +347,15 @@ def read(folder: Path) -> tuple[dict[str, list[Record]], list[str], list[str]]:
     for path in sorted(folder.glob("*.jsonl")):
         files[path.name] = _read_file(path, problems, notes)
     return files, problems, notes
+
+
+def headers(folder: Path) -> Iterator[dict[str, Any]]:
+    """What the files of the ledger say of themselves, those that have a header."""
+    for path in sorted(folder.glob("*.jsonl")):
+        with path.open("rb") as file:
+            header = _header_in(path.name, file.readline())
+        if header is not None:
+            yield header
 
 
 def _read_file(path: Path, problems: list[str], notes: list[str]) -> list[Record]:

@@ -5,7 +5,7 @@ What `ElasticDataset` is made of, without MindSpore. All workers make the same c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, Protocol
@@ -29,6 +29,9 @@ class Driver(Protocol):
 
 class Record(Protocol):
     """Where what was trained goes on record: a `Ledger`."""
+
+    def wants_fingerprint(self, epoch: int, number: int, step: int) -> bool:
+        """Whether this step of the epoch, the `step`-th since training began, goes on record with a fingerprint."""
 
     def step(
         self, epoch: int, step: sharding.Step, rank: int, share: Iterable[sharding.Range], common: dict[str, Any]
@@ -98,6 +101,7 @@ class Shares:
         self._weight = 0
         self._ledger = ledger
         self._delivered: list[tuple[sharding.Range, ...]] = []  # to this worker, of the first of the steps taken
+        self._fingerprint: dict[str, Any] | None = None  # of the step that is over
         self.driven: Driver | None = None  # which calls `commit`
         self.suspended = False  # nothing more is handed out
 
@@ -167,6 +171,20 @@ class Shares:
     def keeps_ledger(self) -> bool:
         """Whether what is trained is recorded."""
         return self._ledger is not None
+
+    def conditions(self) -> dict[str, Any]:
+        """What the bits of training depend on besides its program; nothing where that is the cluster, too."""
+        return {}
+
+    def wants_fingerprint(self, step: int) -> bool:
+        """Whether the step that is over, the `step`-th since training began, goes on record with a fingerprint."""
+        if self._shards is None or self._ledger is None or not self._cursor.taken:
+            return False
+        return self._ledger.wants_fingerprint(self._cursor.epoch, self._cursor.steps, step)
+
+    def keep_fingerprint(self, step: int, tensors: Mapping[str, str]) -> None:
+        """It goes on record with the next `commit`: checksums of what decides the next step, by name."""
+        self._fingerprint = {"step": step, "tensors": tensors}
 
     def set_batch_size(
         self, batch_size: int | None = None, global_batch_size: int | None = None, shards: int | None = None
@@ -240,6 +258,8 @@ class Shares:
         # Those of the next step may be agreed already.
         weights = [self._step_weights[r] for r in dealt.members] if self._step_weights else []
         common.update(weights=weights, sums=self._sums, participants=living)
+        if self._fingerprint is not None:
+            common["fingerprint"], self._fingerprint = self._fingerprint, None
         steps, self._delivered, self._sums = self._cursor.commit(), [], 0
         self._weight = 0
         if living != dealt.members:

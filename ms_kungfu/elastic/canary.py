@@ -1,19 +1,22 @@
 """What can't be seen by inspection: whether a shard's gradients are a function of the shard.
 
-In the first step of each cluster version that somebody new is in, all compute the step's first shard and compare the
-hashes of its gradients; the new ones compute it twice.
+In the first step of each cluster version that somebody new is in, all compare on what their bits depend, compute the
+step's first shard and compare the hashes of its gradients; the new ones compute it twice.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ms_kungfu import membership
-from ms_kungfu.agreement import gather_living
+from ms_kungfu.agreement import gather_json, gather_living
+from ms_kungfu.dataset.conditions import differences
+from ms_kungfu.elastic.sameness import content_of
 from ms_kungfu.errors import DivergenceError
 
 _log = logging.getLogger(__name__)
@@ -38,23 +41,45 @@ def difference(rows: dict[int, Sequence[int]], again: dict[int, Sequence[int]], 
     return None
 
 
+def unequal(conditions: dict[int, Mapping[str, Any]]) -> str | None:
+    """What to say of the conditions by rank; None: all are equal. Pure."""
+    first = min(conditions)
+    for rank, each in conditions.items():
+        if told := differences(conditions[first], each, f"at rank {first}", f"at rank {rank}"):
+            return f"the workers aren't alike in what bits depend on: {told}"
+    return None
+
+
 class Canary:
     """Of one `ShardedStep`. `names`: what its gradients are called."""
 
     def __init__(self) -> None:
         self._version = -1
 
-    def look(self, version: int, check: str, compute: Callable[[int], Any], names: Callable[[int], list[str]]) -> None:
-        """In a step, before its first shard: ``compute(shard)`` computes one and brings it nowhere. Collective.
+    def look(
+        self,
+        version: int,
+        check: str,
+        compute: Callable[[int], Any],
+        names: Callable[[int], list[str]],
+        conditions: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        """In a step, before its first shard: ``compute(shard)`` computes one and brings it nowhere; `conditions` are
+        those of the bits. Collective.
 
         Raises:
-            DivergenceError, at all workers, where a gradient differs; with ``check="warn"`` that is a warning.
+            DivergenceError, at all workers, where these or a gradient differ; with ``check="warn"`` that is a warning.
         """
         if version == self._version:
             return
         new, self._version = self._version < 0, version
-        if not any(row[0] for row in gather_living(np.array([new]), "kungfu/shards/new").values()):
+        mine = conditions()
+        row = np.array([new, content_of(json.dumps(mine).encode())])
+        told = gather_living(row, "kungfu/shards/new")
+        if not any(each[0] for each in told.values()):
             return
+        if len({int(each[1]) for each in told.values()}) > 1:
+            self._say(unequal(gather_json(mine, "kungfu/shards/conditions")), check)
         hashes = [self._hashes(compute)]
         if new:
             hashes.append(self._hashes(compute))
@@ -62,7 +87,10 @@ class Canary:
         told = gather_living(row, "kungfu/shards/hashes")
         rows = {rank: each[0].tolist() for rank, each in told.items()}
         again = {rank: each[1].tolist() for rank, each in told.items() if each[2][0]}
-        what = difference(rows, again, names(len(hashes[0])))
+        self._say(difference(rows, again, names(len(hashes[0]))), check)
+
+    @staticmethod
+    def _say(what: str | None, check: str) -> None:
         if what is not None and check == "raise":
             raise DivergenceError(what)
         if what is not None:

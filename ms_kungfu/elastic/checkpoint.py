@@ -4,7 +4,8 @@ When a training's are written and by which worker, and what the training begins 
 
 A file ``step-00000120.ckpt`` is what ``ms.save_checkpoint`` writes: all Parameters under their names, which
 ``ms.load_checkpoint`` reads and ``ms.load_param_into_net`` takes, and one more entry, ``kungfu``, a JSON text with the
-rest of the state (`ms_kungfu.elastic.state`). Buffers are entries ``kungfu/buffer/<path>``.
+rest of the state (`ms_kungfu.elastic.state`), and of a training with shards ``conditions``, what its bits depend on
+(`ms_kungfu.dataset.conditions`). Buffers are entries ``kungfu/buffer/<path>``.
 
 The text also has ``format``, which is 1 where it is missing, and ``written_by``, the ms_kungfu that wrote the file.
 What a reader may leave unread is added without a new format. A file of a newer one is refused, and left as it is.
@@ -25,10 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
-from ms_kungfu import runtime
+from ms_kungfu import membership, runtime
 from ms_kungfu._version import VERSION
 from ms_kungfu.agreement import broadcast_json, gather_json
 from ms_kungfu.comm import Array
+from ms_kungfu.dataset import replaying
+from ms_kungfu.dataset.conditions import differences
 from ms_kungfu.elastic import handover, program
 from ms_kungfu.elastic.inventory import assign
 from ms_kungfu.elastic.options import Options
@@ -52,7 +55,7 @@ class Snapshot:
     host: Mapping[str, Any]
 
 
-def _tensors(state: TrainingState) -> Iterator[tuple[str, Any]]:
+def named_tensors(state: TrainingState) -> Iterator[tuple[str, Any]]:
     """All tensors by the names of their entries; those without elements, which MindSpore can't read back, left out."""
     taken: dict[str, int] = {}
     for parameter in state.parameters:
@@ -66,7 +69,7 @@ def _tensors(state: TrainingState) -> Iterator[tuple[str, Any]]:
 def take_snapshot(step: int, state: TrainingState, host: Mapping[str, Any]) -> Snapshot:
     """A copy of the state as it is now; training may go on at once."""
     # asnumpy shares the memory that the next step writes to.
-    arrays = {name: (tensor.asnumpy().copy(), tensor.dtype) for name, tensor in _tensors(state) if tensor.size}
+    arrays = {name: (tensor.asnumpy().copy(), tensor.dtype) for name, tensor in named_tensors(state) if tensor.size}
     return Snapshot(step, arrays, host)
 
 
@@ -189,7 +192,7 @@ class CheckpointFolder:
 
 def restore_tensors(state: TrainingState, entries: Mapping[str, Any], path: Path) -> None:
     """The entries of a file into the state's tensors, in place. KungFuError, and nothing changed, if they differ."""
-    wanted = {name: tensor for name, tensor in _tensors(state) if tensor.size}
+    wanted = {name: tensor for name, tensor in named_tensors(state) if tensor.size}
     differing = sorted(set(wanted) ^ set(entries))
     if differing:
         side = "this program" if differing[0] in wanted else "the checkpoint"
@@ -220,9 +223,12 @@ def _flush(path: Path) -> None:
 
 
 class Checkpointing:
-    """Of one training. Everything but `is_due` is collective."""
+    """Of one training. Everything but `is_due` is collective. `conditions`: what its bits depend on, nothing where that
+    is the cluster."""
 
-    def __init__(self, options: Options, now: Callable[[], TrainingState]) -> None:
+    def __init__(
+        self, options: Options, now: Callable[[], TrainingState], conditions: Callable[[], Mapping[str, Any]]
+    ) -> None:
         folder = options.checkpoint_dir
         if folder is not None and not isinstance(folder, CheckpointFolder):
             folder = CheckpointFolder(folder, options.keep_checkpoints)
@@ -231,12 +237,16 @@ class Checkpointing:
         self._every = options.checkpoint_every
         self._resume = options.resume
         self._now = now
+        self._conditions = conditions
 
     def is_due(self, step: int) -> bool:
         return self._every is not None and step % self._every == 0
 
     def write(self, step: int) -> None:
-        """Have the lowest rank write the state as it is, in the background. ValueError where there is no folder."""
+        """Have the lowest rank write the state as it is, in the background; not where the program is run again.
+        ValueError where there is no folder."""
+        if replaying.current() is not None:
+            return
         if self.folder is None:
             raise ValueError("there is nowhere to write a checkpoint to; give checkpoint_dir")
         now, mine = self._now(), program.current()
@@ -246,6 +256,8 @@ class Checkpointing:
         if not mine.writes_checkpoint:
             return
         host = {"components": {c.name: c.capture() for c in now.components if not c.own}, "own": list(own.values())}
+        if conditions := self._conditions():
+            host["conditions"] = conditions
         self.folder.save(take_snapshot(step, now, host))
 
     def make_up(self, step: int) -> None:
@@ -307,6 +319,10 @@ class Checkpointing:
         restore_components(now.components, {**host["components"], **own})
         program.current().checkpoint = None  # what it says is of the job that wrote it
         _log.info("resumed from %s on %d workers", answer["path"], runtime.current_cluster_size())
+        told = differences(host.get("conditions", {}), self._conditions() or {"shards": None})
+        if told and membership.speaks_for_all():
+            text = "%s was written under other conditions (%s): what follows isn't bit for bit what it would have been"
+            _log.warning(text, answer["path"], told)
 
     def _open(self, folder: CheckpointFolder, now: TrainingState) -> dict[str, Any]:
         try:

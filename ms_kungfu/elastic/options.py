@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ms_kungfu._checks import at_least
+from ms_kungfu.dataset import replaying
 from ms_kungfu.elastic.eviction import Evict
 from ms_kungfu.elastic.inventory import check_averaged
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
@@ -46,6 +47,17 @@ class Options:
             raise TypeError(f"evict is a function of the ranks that shall leave, got {self.evict!r}")
         if self.monitor is not None and not isinstance(self.monitor, Monitor):
             raise TypeError(f"monitor is a ms_kungfu.monitoring.Monitor, got {self.monitor!r}")
+
+    def as_run(self) -> Options:
+        """The same, unless the program is one that is run again: then no size is asked for and no checkpoint written,
+        and training begins from the one that is told."""
+        replay = replaying.current()
+        if replay is None:
+            return self
+        folder = replay.orders.checkpoints
+        return replace(
+            self, schedule=None, wait=False, checkpoint_dir=folder, checkpoint_every=None, resume=folder is not None
+        )
 
     def _check_folder(self) -> None:
         """Of the checkpoints."""

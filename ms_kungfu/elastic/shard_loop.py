@@ -56,7 +56,7 @@ class ShardLoop:
         )
         try:
             batches.check_deal(core.missing_shards())
-            self._canary.look(runtime.cluster_version(), batches.check, compute, self._names)
+            self._canary.look(runtime.cluster_version(), batches.check, compute, self._names, batches.conditions)
             with sameness.claiming(f"{_ON_CORES.format(membership.core_count())}, "):
                 loss = self._make(core, batches.first, compute)
         finally:

@@ -52,8 +52,9 @@ class ShardedStep:
         ValueError: where optimizers don't fit (they average models instead of gradients, overlap their reduction, or
             sum over the workers), or columns aren't the iterator's.
         KungFuError: without a step of an `ElasticDataset` with shards.
-        DivergenceError: at all workers, in the first step with somebody new: where a shard that is computed twice, or
-            at two workers, has other gradients, with the parameter's name; a dataset with ``shards_check="warn"`` only
+        DivergenceError: at all workers, in the first step with somebody new: where workers have other versions,
+            instruction sets or cores; where a shard that is computed twice, or at two workers, has other gradients,
+            with the parameter's name. A dataset with ``shards_check="warn"`` only
             has it logged.
     """
 

@@ -12,11 +12,13 @@ import numpy as np
 
 from ms_kungfu import comm, membership, runtime
 from ms_kungfu.agreement import gather_json
+from ms_kungfu.dataset import replaying
 from ms_kungfu.elastic import chronicle, handover, inventory, measuring, program, state
 from ms_kungfu.elastic.ahead import Ahead
 from ms_kungfu.elastic.asynchronous import AsynchronousSteps, is_asynchronous
 from ms_kungfu.elastic.checkpoint import Checkpointing
 from ms_kungfu.elastic.eviction import Evict
+from ms_kungfu.elastic.fingerprints import fingerprint
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
 from ms_kungfu.elastic.options import Options
 from ms_kungfu.elastic.policy import Policy, as_policy
@@ -124,13 +126,14 @@ class ElasticTraining:
         options = Options(
             schedule, wait, components, lr_rule, averaged, checkpoint_dir, checkpoint_every, keep_checkpoints, resume,
             policy, monitor, evict, asynchronous,
-        )  # fmt: skip
+        ).as_run()  # fmt: skip
         self._options = options
-        self._size_after = parse_schedule(schedule)
-        self._ahead = Ahead(schedule)
+        self._size_after = parse_schedule(options.schedule)
+        self._ahead = Ahead(options.schedule)
         self._lr_factor = parse_lr_rule(lr_rule)
         self._rates: LearningRates | None = None  # once training began, where there is a rule
-        self._checkpoints = Checkpointing(options, lambda: self.training_state)
+        conditions = dict if dataset is None else dataset.conditions
+        self._checkpoints = Checkpointing(options, lambda: self.training_state, conditions)
         self._prepare_step = prepare
         self._trained = trained
         self.dataset = dataset
@@ -301,6 +304,8 @@ class ElasticTraining:
             return self._do_again()
         self._measure(loss, samples)
         if self.dataset is not None:
+            if self.dataset.wants_fingerprint(self.step):
+                self.dataset.keep_fingerprint(self.step, fingerprint(self.training_state))
             self.dataset.commit(self._last_step.take_participants())
         self._ask("after_step")
         # Before a change: it takes all workers, and those who join by the change know nothing of it.
@@ -439,7 +444,7 @@ class ElasticTraining:
         if scheduled is not None:
             chronicle.scheduled(self.step, scheduled, self._options.wait)
         size = self._policies.take_size() if self._policies is not None else None
-        wanted = scheduled if size is None else size
+        wanted = scheduled if size is None or replaying.current() is not None else size
         membership.note_step(self.step)
         if sameness is None:
             change = self._follow(membership.step(wanted, self._options.wait))

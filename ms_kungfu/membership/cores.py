@@ -44,3 +44,8 @@ def fix_cores() -> None:
 def core_count() -> int:
     """How many cores this thread has, and what it computes."""
     return len(os.sched_getaffinity(0))
+
+
+def fixed_core_count() -> int:
+    """How many cores a worker has once they are fixed."""
+    return core_count() if current().cores_fixed else current().get(env.CORES_PER_WORKER) or 1

@@ -86,7 +86,8 @@ class Monitor:
         self.trained_samples = 0
         self.last: StepRecord | None = None
         """The newest record."""
-        self._jsonl = None if jsonl is None else Path(jsonl)
+        # A replay leaves what the first run has measured.
+        self._jsonl = None if jsonl is None or env.REPLAY.get() is not None else Path(jsonl)
         self._file: Any = None
         self._sinks = list(sinks)
         self._log_interval, self._records = at_least(1, log_interval, "log_interval"), 0

@@ -79,6 +79,17 @@ def test_a_monitor_by_hand(tmp_path):
     assert monitor.cpu_seconds > 0
 
 
+def test_a_replay_leaves_the_file_of_the_run_that_it_repeats(tmp_path, monkeypatch):
+    measured = tmp_path / "training.jsonl"
+    measured.write_text("what was measured\n")
+    monkeypatch.setenv("KUNGFU_REPLAY", str(tmp_path / "orders.json"))
+    monitor = Monitor(measured)
+    monitor.begin()
+    assert monitor.step_end(8).step == 1
+    monitor.end()
+    assert measured.read_text() == "what was measured\n"
+
+
 def test_between_two_measurements_nothing_is_taken():
     monitor = Monitor(interval=3)
     monitor.begin()

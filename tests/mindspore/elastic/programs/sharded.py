@@ -1,24 +1,30 @@
 """OUT MODE NET SHARDS SCHEDULE EPOCHS [STEP:RANK:N ...]: training on a dataset that deals shards. The worker that has
 this rank in this step kills itself before it computes its N-th shard of it, from 0; STEP:RANK:wide: it takes two
-cores there. NET: plain | norm | dropout, in a loop of one's own; model: plain in Model.train; stock: with MindSpore's
-Dropout; slow: plain, and rank 1 takes three times as long; augment: plain, of samples that are augmented by key;
-steered: plain, with policies that change the rate, the shards and their shape."""
+cores there; STEP:RANK:flip: a bit of its first weight flips when the step is made; narrow: newcomers have AVX only.
+NET: plain | norm | dropout, in a loop of one's own; model: plain in Model.train; saved: the same, with checkpoints of
+every kind in OUT; stock: with MindSpore's Dropout; slow: plain, and rank 1 takes three times as long; augment: plain,
+of samples that are augmented by key; steered: plain, with policies that change the rate, the shards and their
+shape."""
 
 import os
 import signal
 import sys
 import time
 
+if "narrow" in sys.argv and os.environ.get("KUNGFU_PARKED"):
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX"
+
 import mindspore as ms
 import numpy as np
 from mindspore import nn
-from mindspore.train import Callback, Model
+from mindspore.train import Callback, CheckpointConfig, Model, ModelCheckpoint
 from reporting import Loss, digest, numbered, report
 
 import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import ElasticTraining, NoiseScaleLearningRate, SchedulePolicy, ShardedStep
+from ms_kungfu.elastic.inventory import assign
 from ms_kungfu.optimizers import KungFuMomentum
 
 two_cores = sorted(os.sched_getaffinity(os.getppid()))[:2]  # this process may have one already
@@ -55,9 +61,19 @@ class Watch(Callback):
 
 
 def train_with_model():
-    Model(net, loss_fn, optimizer).train(
-        epochs, data, callbacks=[KungFuElasticCallback(schedule, wait=True), Watch()], dataset_sink_mode=False
-    )
+    options, files = {}, []
+    if kind == "saved":
+        options = {"checkpoint_dir": f"{sys.argv[1]}/checkpoints", "checkpoint_every": 2, "resume": True}
+        files = [ModelCheckpoint("net", f"{sys.argv[1]}/models", CheckpointConfig(save_checkpoint_steps=1))]
+    elastic = KungFuElasticCallback(schedule, wait=True, **options)
+    Model(net, loss_fn, optimizer).train(epochs, data, callbacks=[elastic, *files, Watch()], dataset_sink_mode=False)
+
+
+def flip_a_bit():
+    weight = net.trainable_params()[0]
+    values = weight.asnumpy().copy()
+    values.view(np.uint32).flat[3] ^= 1
+    assign(weight, values)
 
 
 def masks():
@@ -83,9 +99,14 @@ samples = numbered(90)
 if kind == "augment":
     samples = samples.map(lambda x, key: x + np.random.default_rng(key).random(4, np.float32), ["x", "key"], ["x"])
 data = ElasticDataset(
-    samples, global_batch_size=4 * shards, shards=shards, seed=5, key_column="key" if kind == "augment" else None
+    samples,
+    global_batch_size=4 * shards,
+    shards=shards,
+    seed=5,
+    key_column="key" if kind == "augment" else None,
+    ledger_fingerprints=2,
 )
-if kind == "model":
+if kind in ("model", "saved"):
     train_with_model()
     sys.exit()
 step.cell = counted
@@ -109,6 +130,8 @@ for epoch in elastic.epochs(epochs):
             computed=computed,
             cores=masks(),
         )
+        if f"{elastic.step + 1}:{kf.current_rank()}:flip" in deaths:
+            flip_a_bit()
         elastic.step_end(loss)
         if policies:
             noise, rate = elastic.monitor.noise_scale.noise_scale, float(optimizer.learning_rate.asnumpy())

@@ -1,0 +1,91 @@
+"""What the bits of a training with shards depend on besides its program: it goes on record with them.
+
+They are in the header of each of its ledger's files and in its checkpoints, the workers compare them whenever somebody
+new is among them, and a job that resumes, or a replay, says what is no longer the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ms_kungfu import _core
+from ms_kungfu._version import VERSION
+
+NAMES = {
+    "ms_kungfu": "ms_kungfu",
+    "mindspore": "MindSpore",
+    "numpy": "NumPy",
+    "isa": "instruction set",
+    "cpu": "processor",
+    "cores": "cores a worker",
+    "shards": "shards",
+    "global_batch": "global batch",
+    "seed": "seed",
+}
+ARGUMENTS = ("shards", "global_batch", "seed")
+"""Those that the program gives, and of which each step is on record as well, since a policy may change the batch."""
+_CPU_CHARS = 48  # the ledger's header has its place for so many
+
+# dnnl_cpu_isa_t of oneDNN 3, by the names that ONEDNN_MAX_CPU_ISA takes.
+CAPS = {
+    0x1: "SSE41",
+    0x3: "AVX",
+    0x7: "AVX2",
+    0xF: "AVX2_VNNI",
+    0x1F: "AVX2_VNNI_2",
+    0x27: "AVX512_CORE",
+    0x67: "AVX512_CORE_VNNI",
+    0xE7: "AVX512_CORE_BF16",
+    0x1EF: "AVX512_CORE_FP16",
+    0xFEF: "AVX512_CORE_AMX",
+    0x1FEF: "AVX512_CORE_AMX_FP16",
+}
+
+
+def of_machine(cores: int) -> dict[str, Any]:
+    """Those that don't depend on the program's arguments; JSON."""
+    import mindspore
+    import numpy
+
+    isa = instruction_set(Path(mindspore.__file__).parent / "lib")
+    versions = {"ms_kungfu": VERSION, "mindspore": mindspore.__version__, "numpy": numpy.__version__}
+    return {**versions, "isa": isa, "cpu": _processor(), "cores": cores}
+
+
+@cache
+def instruction_set(libraries: Path) -> str:
+    """The widest vector units that the oneDNN in this folder uses, whose are MindSpore's convolutions and products on
+    CPUs: what the processor has, or ``ONEDNN_MAX_CPU_ISA`` where that is less. One of `CAPS`; without such a library
+    what the runtime itself adds gradients up with."""
+    for library in sorted(libraries.glob("libdnnl.so*")):
+        with suppress(OSError, AttributeError):
+            found = ctypes.CDLL(str(library)).dnnl_get_effective_cpu_isa()
+            return CAPS.get(found, hex(found))
+    return _core.instruction_set()
+
+
+@cache
+def _processor() -> str:
+    with suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found[1][:_CPU_CHARS]
+    return platform.machine()
+
+
+def differences(
+    first: Mapping[str, Any], second: Mapping[str, Any], at_first: str = "there", at_second: str = "here"
+) -> str:
+    """What both have and isn't the same, in words; nothing where there is no difference."""
+    return ", ".join(
+        f"{NAMES.get(key, key)} {first[key]} {at_first} and {second[key]} {at_second}"
+        for key in first
+        if key in second and first[key] != second[key]
+    )
