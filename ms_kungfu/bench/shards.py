@@ -112,17 +112,17 @@ def grid(cells: Mapping[tuple[Shards, int], tuple[float, float]]) -> str:
     """A table of (ms a step, MiB) by shards and workers.
 
     >>> print(grid({(None, 1): (1.0, 500.0), (2, 1): (1.25, 510.0), (2, 2): (2.0, 520.0)}))
-         shards         1 worker        2 workers
-           none   1.00 ms, 500 MiB
-              2   1.25 ms, 510 MiB   2.00 ms, 520 MiB
+         shards            1 worker           2 workers
+           none    1.00 ms, 500 MiB
+              2    1.25 ms, 510 MiB    2.00 ms, 520 MiB
     """
     ranks = sorted({n for _, n in cells})
-    lines = [" " * 5 + "shards" + "".join(f"{n} worker{'s' if n > 1 else ''}".rjust(17) for n in ranks)]
+    lines = [" " * 5 + "shards" + "".join(f"{n} worker{'s' if n > 1 else ''}".rjust(20) for n in ranks)]
     for shards in dict.fromkeys(s for s, _ in cells):
         line = f"{'none' if shards is None else shards:>11}"
         for n in ranks:
-            ms, mib = cells.get((shards, n), (None, None))
-            line += " " * 20 if ms is None else f"   {ms:4.2f} ms, {mib:3.0f} MiB"
+            cell = cells.get((shards, n))
+            line += (f"{cell[0]:.2f} ms, {cell[1]:.0f} MiB" if cell else "").rjust(20)
         lines.append(line.rstrip())
     return "\n".join(lines)
 

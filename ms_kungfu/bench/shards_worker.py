@@ -52,28 +52,28 @@ class Training:
         ms.set_seed(1)
         net = networks.NETWORKS[model]()
         net.set_train()
-        self.optimizer = KungFuMomentum(net.trainable_params(), 0.01, 0.9)
+        optimizer = KungFuMomentum(net.trainable_params(), 0.01, 0.9)
         loss = networks.Loss()
 
         def forward(x: Any, labels: Any) -> Any:
             return loss(net(x), labels)
 
         source = ds.GeneratorDataset(_Samples(model, batch * steps), ["x", "label"], shuffle=False)
-        data = ElasticDataset(source, global_batch_size=batch, shuffle=False, shards=shards)
-        self.elastic = ElasticTraining(net, self.optimizer, dataset=data)
+        self._data = ElasticDataset(source, global_batch_size=batch, shuffle=False, shards=shards)
+        self.elastic = ElasticTraining(net, optimizer, dataset=self._data)
         self.train: Any
         if shards is None:
-            self.train = nn.TrainOneStepCell(nn.WithLossCell(net, loss), self.optimizer)
+            self.train = nn.TrainOneStepCell(nn.WithLossCell(net, loss), optimizer)
             self.train.set_train()
         else:
             gradients = ms.value_and_grad(forward, None, net.trainable_params())
-            self.train = ShardedStep(gradients, self.optimizer, trained=net)
+            self.train = ShardedStep(gradients, optimizer, trained=net)
         self.steps = self._steps()
 
     def _steps(self) -> Iterator[None]:
         """Each a whole step of the loop, from asking for data to the end of the step's agreement."""
         for _ in self.elastic.epochs(1):
-            for x, labels in self.elastic.dataset:  # type: ignore[union-attr]
+            for x, labels in self._data:
                 self.train(x, labels).asnumpy()
                 self.elastic.step_end()
                 yield
