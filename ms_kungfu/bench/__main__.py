@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ms_kungfu._processes import ended_by_signals
-from ms_kungfu.bench import collectives, contenders, everything, pauses, resize, step
+from ms_kungfu.bench import collectives, contenders, everything, pauses, resize, shards, step
 from ms_kungfu.bench.group import GroupError
 from ms_kungfu.bench.report import Report, read
 from ms_kungfu.bench.workload import DTYPES
@@ -28,7 +28,10 @@ _KNOWN: dict[str, tuple[str, Collection[str]]] = {
     "models": ("model ", GRADIENTS),
     "pauses": ("", pauses.KINDS),
     "program": ("", pauses.PROGRAMS),
+    "part": ("part ", shards.PARTS),
+    "networks": ("network ", shards.NETWORKS),
 }
+_RANKS = {"step": [1], "shards": [2, 4]}  # where it isn't 2
 
 
 def _size(text: str) -> int:
@@ -65,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = argparse.ArgumentParser(add_help=False)
-    run.add_argument("-np", "--ranks", type=_numbers, metavar="N,...", help="ranks (default 2; 1 for step)")
+    run.add_argument(
+        "-np", "--ranks", type=_numbers, metavar="N,...", help="ranks (default 2; 1 for step, 2,4 for shards)"
+    )
     run.add_argument("--rounds", type=_positive, default=5, help="interleaved rounds (default 5)")
     run.add_argument("--samples", type=_positive, help="timed samples in each round (default: by size)")
     run.add_argument("--timeout", type=_positive, default=300, metavar="S", help="for any one answer (default 300 s)")
@@ -136,6 +141,22 @@ def _parser() -> argparse.ArgumentParser:
         "--program", type=_names, default=["synthetic"], metavar="NAME,...", help="synthetic (default) and lenet"
     )
 
+    command = commands.add_parser("shards", parents=[run], help="training as a deal of shards: its price, and its gain")
+    command.add_argument(
+        "--part",
+        type=_names,
+        default=list(shards.PARTS),
+        metavar="PART,...",
+        help="cost: beside the same without shards; table: by shards and workers, with memory; straggler: one worker "
+        "of four is slow; kill: one of four is killed; grow: 1 -> 2 -> 4 workers (default all)",
+    )
+    command.add_argument(
+        "--networks", type=_names, default=list(shards.NETWORKS), metavar="NAME,...", help="of cost and table"
+    )
+    command.add_argument("--count", type=_positive, default=20, help="kills (default 20; grow: a tenth of it)")
+    command.add_argument("--seed", type=int, default=1, help="of whom is killed when (default 1)")
+    command.add_argument("--json", metavar="FILE", help="write one JSON object for each result; - is standard output")
+
     command = commands.add_parser("plot", help="draw the picture of results that were written before")
     command.add_argument("files", nargs="+", metavar="FILE.jsonl")
     command.add_argument("--plot", required=True, metavar="FILE.png")
@@ -176,6 +197,8 @@ def _check(arguments: argparse.Namespace) -> list[str]:
 def _run(arguments: argparse.Namespace, names: Sequence[str], out: Report) -> None:
     if arguments.command == "resize":
         (pauses if arguments.pauses else resize).run(arguments, out)
+    elif arguments.command == "shards":
+        shards.run(arguments, out)
     elif arguments.command == "step":
         for ranks in arguments.ranks:
             step.run(arguments, ranks, out)
@@ -193,7 +216,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Exit status: 1 where a result was wrong or a contender failed, 2 for a wrong command line or a missing peer."""
     arguments = _parser().parse_args(words)
     if getattr(arguments, "ranks", []) is None:
-        arguments.ranks = [1 if arguments.command == "step" else 2]
+        arguments.ranks = _RANKS.get(arguments.command, [2])
     if arguments.command == "resize" and arguments.step_ms is None:
         arguments.step_ms = 5.0 if arguments.pauses else 1.0
     if arguments.command == "all":
@@ -215,7 +238,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     if getattr(arguments, "json", None):
         out.write(arguments.json)
-    if arguments.plot:
+    if getattr(arguments, "plot", None):
         from ms_kungfu.bench import plot
 
         plot.draw(out.records, arguments.plot)

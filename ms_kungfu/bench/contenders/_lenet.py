@@ -6,16 +6,13 @@ from typing import Any
 
 from mindspore import nn
 
+from ms_kungfu.bench.networks import lenet
 from ms_kungfu.optimizers import KungFuMomentum
 
 
 def training_step(optimizer: str) -> Any:
     """Of ten scores for each image of shape (N, 1, 28, 28)."""
-    net = nn.SequentialCell(
-        nn.Conv2d(1, 6, 5, pad_mode="valid", has_bias=True), nn.ReLU(), nn.MaxPool2d(2, 2),
-        nn.Conv2d(6, 16, 5, pad_mode="valid", has_bias=True), nn.ReLU(), nn.MaxPool2d(2, 2),
-        nn.Flatten(), nn.Dense(256, 120), nn.ReLU(), nn.Dense(120, 84), nn.ReLU(), nn.Dense(84, 10),
-    )  # fmt: skip
+    net = lenet()
     kind = KungFuMomentum if optimizer == "KungFuMomentum" else nn.Momentum
     loss = nn.WithLossCell(net, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
     step = nn.TrainOneStepCell(loss, kind(net.trainable_params(), 0.01, 0.9))

@@ -1,0 +1,49 @@
+"""`python -m ms_kungfu.bench shards` on real processes, in small: that it measures, not how fast."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import long
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def measured(folder: Path, *words: str) -> list[dict]:
+    done = subprocess.run(
+        [sys.executable, "-m", "ms_kungfu.bench", "shards", *words, "--json", str(folder / "out.jsonl")],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=590,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+
+
+def test_survivors_of_a_kill_compile_nothing(tmp_path: Path) -> None:
+    (record,) = measured(tmp_path, "--part", "kill", "--count", "1")
+    assert record["verified"]
+    assert record["compiled"] == 0
+    assert record["compiled_before"] >= 2  # two shapes of shards
+    assert 0 < record["median_step_ms"] < record["worst_ms"]
+
+
+@pytest.mark.parametrize("network", ["lenet", long("resnet"), long("transformer")])
+def test_cost_compares_both_ways_in_the_same_processes(tmp_path: Path, network: str) -> None:
+    words = ["--part", "cost", "--networks", network, "-np", "2", "--rounds", "1", "--samples", "3"]
+    (record,) = measured(tmp_path, *words)
+    assert record["verified"]
+    assert record["samples"] == 3
+    assert record["ratio"] == pytest.approx(record["p50_us"] / record["without_p50_us"], rel=1e-3)
+
+
+@pytest.mark.long
+def test_a_slow_worker_is_dealt_less(tmp_path: Path) -> None:
+    (record,) = measured(tmp_path, "--part", "straggler")
+    assert record["verified"]
+    assert sum(record["dealt"]) == 16
+    assert record["dealt"][1] < min(record["dealt"][rank] for rank in (0, 2, 3))
+    assert record["share_of_speeds"] > 0.4  # of equal shares
