@@ -60,8 +60,8 @@ class BrokerClient:
     wait, nobody has to be found and to prove anything any more.
 
     The connection belongs to one thread at a time, and to the process that has opened it: a forked child opens one of
-    its own. :meth:`request_leave`, :meth:`fix_cores`, :meth:`expect` and :meth:`exchange_store` have each their own, and
-    may be called from any thread.
+    its own. :meth:`request_leave`, :meth:`fix_cores`, :meth:`expect` and :meth:`exchange_store` have each their own,
+    and may be called from any thread.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import mindspore as ms
 from mindspore import nn, ops
 
 from ms_kungfu.elastic.sharded_step import ShardedStep
