@@ -23,7 +23,7 @@ def test_who_is_new_by_a_schedule_is_ready_before_its_step(run_program, tmp_path
         between = "\n".join(lines[wanted:chosen])
         assert f"standby {version} becomes worker {version}" in between
         assert " started" not in between
-    assert len([line for line in lines if " started" in line]) == 3
+    assert len([line for line in lines if line.endswith(") started")]) == 3
     reports = Reports(tmp_path, output)
     sizes = {step: len(rows) for step, rows in reports.by_step("step").items()}
     assert sizes == {step: 1 if step < 5 else 2 if step < 9 else 3 if step < 13 else 1 for step in range(1, 17)}
