@@ -354,7 +354,8 @@ class Shares:
         self._seed = state["seed"]
         # Where both deal shards the number is the training's; a checkpoint of another training may be without.
         shards = state.get("shards") or self._shards
-        self._hold(*state["batch"], None if self._shards is None else shards)
+        per_worker, of_all = state["batch"]
+        self._hold(per_worker, of_all, None if self._shards is None else shards)
         self._deals += 1
 
     def _deliver(self, share: tuple[sharding.Range, ...]) -> None:

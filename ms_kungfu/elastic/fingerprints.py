@@ -16,7 +16,7 @@ def fingerprint(now: TrainingState) -> dict[str, str]:
     one core, and a cryptographic hash 0.3 to 0.5.) Left out is what `averaged=` lets differ between workers."""
     own = {id(tensor) for tensor in now.averaged} - {id(tensor) for tensor in now.statistics}
     return {
-        name: f"{zlib.crc32(np.ascontiguousarray(tensor.asnumpy()).reshape(-1).view(np.uint8)):08x}"
+        name: f"{zlib.crc32(np.ascontiguousarray(tensor.asnumpy()).reshape(-1).view(np.uint8).data):08x}"
         for name, tensor in named_tensors(now)
         if tensor.size and id(tensor) not in own
     }
