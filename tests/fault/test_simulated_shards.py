@@ -55,18 +55,17 @@ def deaths_at_each_place(seed: int) -> Iterator[tuple[str, Schedule]]:
         yield place, Schedule(seed, setup, tuple(sorted(happenings, key=lambda h: h.at)))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_death_anywhere_in_a_step_takes_nothing_from_it(seed: int, everything: bool) -> None:
+def test_a_death_anywhere_in_a_step_takes_nothing_from_it(everything: bool) -> None:
     struck = set()
-    for more in range(10 if everything else 1):
-        for place, schedule in deaths_at_each_place(seed + 4 * more):
+    for seed in range(40 if everything else 4):
+        for place, schedule in deaths_at_each_place(seed):
             world = World(schedule.seed, schedule.setup, schedule.happenings)
             try:
                 world.run()
             except Violation as violation:
                 pytest.fail(f"{place}: {violation}\n{story(schedule)}", pytrace=False)
             struck |= {where for kind, where in world.trapped}
-    assert len(struck) > 20, sorted(set(PLACES_IN_A_STEP) - struck)
+    assert struck >= set(PLACES_IN_A_STEP), sorted(set(PLACES_IN_A_STEP) - struck)
 
 
 def test_a_new_job_goes_on_from_a_checkpoint_at_another_size() -> None:

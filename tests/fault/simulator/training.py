@@ -172,6 +172,7 @@ class Reducer(nn.Cell):
     """Stands for a network whose gradients are reduced, without Parameters."""
 
     reduces_gradients = True
+    left_to_shards = False
 
 
 class Samples(Shares):
