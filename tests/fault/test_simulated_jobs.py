@@ -90,6 +90,8 @@ def test_nobody_is_started_ahead_without_memory_for_it() -> None:
 # ---- what was wrong once ----
 
 STORIES = [
+    # Who writes a checkpoint dies meanwhile.
+    (Setup(size=3, recover=Recover.SHRINK, checkpoint_every=3), (Happening(0.66, "kill member", 0),)),
     # A worker that is told to leave still has its port when the next one dies and is replaced.
     (Setup(size=4, recover=Recover.REPLACE), (Happening(0.18, "terminate", 0), Happening(0.25, "kill member", 6))),
     # The only other one dies while a worker leaves.
