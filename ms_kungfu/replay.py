@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from ms_kungfu import env
 from ms_kungfu._flags import failed
+from ms_kungfu._processes import ended_by_signals
 from ms_kungfu.dataset import audit, conditions, ledger
 from ms_kungfu.dataset.ledger import Claim, Record
 from ms_kungfu.dataset.replaying import Orders, Outcome, Recorded
@@ -52,7 +53,8 @@ def main(words: Sequence[str] | None = None) -> int:
             if options.checkpoint is not None:
                 (Path(folder) / options.checkpoint.name).symlink_to(options.checkpoint.resolve())
                 orders = Orders(orders.recorded, orders.conditions, folder)
-            status, outcome = _run(command, orders, Path(folder) / "orders.json", cores, machine.get("isa"))
+            with ended_by_signals():  # and the program with it
+                status, outcome = _run(command, orders, Path(folder) / "orders.json", cores, machine.get("isa"))
         return _tell(orders, status, outcome)
     except (OSError, ValueError, KungFuError) as error:
         return failed(_PROGRAM, error, 2)

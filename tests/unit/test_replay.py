@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -11,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ms_kungfu import _core, replay
-from ms_kungfu.dataset import audit, conditions, ledger
+from ms_kungfu import replay
+from ms_kungfu.dataset import audit, ledger
 from ms_kungfu.dataset.replaying import Orders, Outcome, Recorded, difference
 from ms_kungfu.dataset.sharding import EpochCursor, count, part
-from ms_kungfu.elastic.canary import unequal
 from ms_kungfu.errors import KungFuError
 from tests.unit.test_ledger import at, change, fake_runtime, verdict  # noqa: F401  # fake_runtime: a fixture
 
@@ -88,16 +88,6 @@ def test_what_is_no_fingerprint_is_damage(train, entry):
     folder = train(1, 4)
     change(min(folder.glob("*.jsonl")), lambda line: {**line, "fingerprint": entry}, at(0, 1))
     assert "not a record of a step" in "".join(verdict(folder).problems)
-
-
-def test_a_header_has_room_for_the_longest_conditions_and_reason(train):
-    longest = {**HERE, "cpu": "x" * conditions._CPU_CHARS, "isa": "AVX512_CORE_AMX_FP16", "ms_kungfu": "10.10.10.dev10"}
-    longest.update(numpy="1.26.4", cores=1024, shards=1 << 20, global_batch=1 << 30, seed=1 << 62)
-    folder = train(1, 2, found=longest)
-    book = ledger.Ledger(folder, 1, sharded=True, conditions=lambda: longest)
-    book.step(0, EpochCursor(TOTAL).take(24, [0]), 0, (), COMMON)
-    stopped = {"epoch": 1 << 30, "step": 1 << 30, "rank": 9999, "version": 1 << 40, "reason": "ü" * 80, "goes_on": True}
-    assert len(book._header(stopped)) == ledger._HEADER_BYTES
 
 
 def test_what_is_compared_is_what_counts_of_the_ledger(train, tmp_path):
@@ -189,23 +179,6 @@ def test_tensors_of_another_program_are_no_difference_in_bits():
         difference(recorded(((0,), {"moments.fc.weight": "3"})), bits(2))
 
 
-def test_conditions_are_told_apart():
-    assert conditions.differences(HERE, dict(HERE)) == ""
-    other = {**HERE, "isa": "AVX", "more": 1}
-    assert conditions.differences(HERE, other) == "instruction set AVX2 there and AVX here"
-    assert unequal({0: HERE, 1: HERE}) is None
-    assert unequal({0: HERE, 2: HERE, 3: other}) == (
-        "the workers aren't alike in what bits depend on: instruction set AVX2 at rank 0 and AVX at rank 3"
-    )
-
-
-def test_without_onednn_the_runtimes_own_instruction_set_counts(tmp_path):
-    assert conditions.instruction_set(tmp_path) == _core.instruction_set()
-    (tmp_path / "libdnnl.so.9").write_text("no library")
-    conditions.instruction_set.cache_clear()
-    assert conditions.instruction_set(tmp_path) == _core.instruction_set()
-
-
 # A program that trains numbers: what ElasticDataset and ElasticTraining do, without MindSpore.
 PROGRAM = textwrap.dedent(
     """
@@ -250,7 +223,7 @@ def again(tmp_path):
         command = [sys.executable, program, common, steps, flipped, isa]
         words = [sys.executable, "-m", "ms_kungfu.replay", folder, *options, "--", *command]
         done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=60, check=False)
-        return done.returncode, done.stdout.splitlines()[-1], done.stderr
+        return done.returncode, (done.stdout.splitlines() or [""])[-1], done.stderr
 
     return run
 
@@ -310,6 +283,17 @@ def test_a_command_line_that_makes_no_sense_is_one_sentence(train, capsys):
         *_, last = capsys.readouterr().err.strip().splitlines()
         assert last.startswith("python -m ms_kungfu.replay: ")
         assert said in last
+
+
+def test_who_ends_a_replay_ends_the_program(train):
+    words = [sys.executable, "-m", "ms_kungfu.replay", train(1, 4), "--"]
+    words += [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
+    with subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, text=True) as process:
+        program = int(process.stdout.readline())
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(program, 0)
 
 
 def test_more_cores_than_there_are_are_refused(train, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shutil
@@ -319,6 +320,31 @@ def test_a_resume_takes_on_what_mindspores_callbacks_have_learnt_not_what_the_pr
         assert steps == [13, 14, 15]
         saved = ["new-3_5.ckpt"] if first else ["new-3_3.ckpt", "new-3_5.ckpt"]  # those that stand last saw 11 steps
         assert [name for name in files(tmp_path / "new") if name.endswith(".ckpt")] == saved
+
+
+def test_a_resume_under_other_conditions_says_what_differs(tmp_path, new_process, monkeypatch, caplog):
+    def training(shards=4):
+        data = ElasticDataset(ms.dataset.NumpySlicesDataset([1.0] * 8, ["x"]), global_batch_size=8, shards=shards)
+        net = nn.Dense(1, 1)
+        optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+        return ElasticTraining(net, optimizer, dataset=data, checkpoint_dir=tmp_path, resume=True)
+
+    first = training()
+    first.begin()
+    first.checkpoint()
+    first._checkpoints.folder.wait()
+    (entry,) = (ms.load_checkpoint(str(path))["kungfu"] for path in tmp_path.iterdir())
+    found = json.loads(entry)["conditions"]
+    assert {"mindspore", "numpy", "ms_kungfu", "isa", "cpu", "cores", "shards", "global_batch", "seed"} == set(found)
+    assert (found["shards"], found["global_batch"], found["seed"], found["cores"]) == (4, 8, 0, 1)
+    new_process()
+    training().begin()
+    assert "other conditions (" not in caplog.text
+    new_process()
+    monkeypatch.setattr("ms_kungfu.dataset.elastic.of_machine", lambda cores: {**found, "isa": "MMX"})
+    training(shards=2).begin()
+    (told,) = (record.message for record in caplog.records if "other conditions (" in record.message)
+    assert f"(instruction set {found['isa']} there and MMX here, shards 4 there and 2 here)" in told
 
 
 def test_a_resume_with_other_callbacks_says_what_differs(tmp_path, new_process, caplog):

@@ -86,9 +86,3 @@ def test_a_replay_goes_on_from_a_checkpoint_and_leaves_those_there_are(run_elast
     status, _, error = replay(seen, [], *arguments[:-1], "3")
     assert status == 2
     assert f"was recorded under several conditions (instruction set {own} in job " in error
-
-
-def test_a_newcomer_with_another_instruction_set_ends_training_with_its_name(run_elastic):
-    output = run_elastic(PROGRAM, "graph", "plain", "8", "2:2", "2", "narrow", status=1).output
-    assert "the workers aren't alike in what bits depend on: instruction set " in output
-    assert " at rank 0 and AVX at rank 1" in output
