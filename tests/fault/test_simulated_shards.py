@@ -31,6 +31,7 @@ from tests.fault.simulator.setting import Happening, Setup, Violation
 from tests.fault.simulator.world import World
 
 PLACES_IN_A_CHANGE = ("asks", "is answered", "joining", "joined", "before its word in kungfu/state/root")
+PLACES_WHERE_SOMEBODY_IS_NEW = ("kungfu/shards/new", "kungfu/shards/hashes")
 SHARDED = Setup(size=3, recover=Recover.REPLACE, shards=6, global_batch=12, samples=31, step_s=0.06, seed=1)
 
 
@@ -38,9 +39,10 @@ def deaths_at_each_place(seed: int) -> Iterator[tuple[str, Schedule]]:
     """One worker dies there, or one there and another one anywhere a moment later, while a size is wanted perhaps."""
     rng = random.Random(seed)
     for place in PLACES_IN_A_STEP:
-        # In the first step all is new; later there are deaths and changes before.
-        who, at = rng.randrange(3), rng.choice((0.0, 0.4, 0.7, 1.2))
-        happenings = [Happening(at, "kill at", who, rng.choice((0, 0, 1, 2)), place)]
+        who, at, times = rng.randrange(3), rng.choice((0.0, 0.4, 0.7, 1.2)), rng.choice((0, 0, 1, 2))
+        if place.endswith(PLACES_WHERE_SOMEBODY_IS_NEW):
+            at, times = 0.0, 0
+        happenings = [Happening(at, "kill at", who, times, place)]
         if rng.random() < 0.7:
             happenings.append(Happening(at, "kill at", (who + 1) % 3, 0, rng.choice(PLACES_IN_A_STEP)))
         if rng.random() < 0.5 or place in PLACES_IN_A_CHANGE:
@@ -57,7 +59,11 @@ def deaths_at_each_place(seed: int) -> Iterator[tuple[str, Schedule]]:
 
 def test_a_death_anywhere_in_a_step_takes_nothing_from_it(everything: bool) -> None:
     struck = set()
+<<<<<<< ours
     for seed in range(40 if everything else 4):
+=======
+    for seed in range(40 if everything else 3):
+>>>>>>> theirs
         for place, schedule in deaths_at_each_place(seed):
             world = World(schedule.seed, schedule.setup, schedule.happenings)
             try:
@@ -65,7 +71,11 @@ def test_a_death_anywhere_in_a_step_takes_nothing_from_it(everything: bool) -> N
             except Violation as violation:
                 pytest.fail(f"{place}: {violation}\n{story(schedule)}", pytrace=False)
             struck |= {where for kind, where in world.trapped}
+<<<<<<< ours
     assert struck >= set(PLACES_IN_A_STEP), sorted(set(PLACES_IN_A_STEP) - struck)
+=======
+    assert struck == set(PLACES_IN_A_STEP)
+>>>>>>> theirs
 
 
 def test_a_new_job_goes_on_from_a_checkpoint_at_another_size() -> None:
@@ -386,7 +396,7 @@ def schedules_of_several_reductions() -> Iterator[Schedule]:
 
 def test_a_step_in_which_a_worker_dies_between_two_reductions_is_undone() -> None:
     undone = 0
-    for schedule in itertools.islice(schedules_of_several_reductions(), 60):
+    for schedule in itertools.islice(schedules_of_several_reductions(), 40):
         told: list[str] = []
         world = World(schedule.seed, schedule.setup, schedule.happenings, told)
         try:
@@ -394,7 +404,7 @@ def test_a_step_in_which_a_worker_dies_between_two_reductions_is_undone() -> Non
         except Violation as violation:
             pytest.fail(f"{violation}\n{story(schedule)}", pytrace=False)
         undone += any("the step is undone" in line for line in told)
-    assert undone > 10
+    assert undone > 8
 
 
 @pytest.mark.parametrize("breakage", UNDOING, ids=lambda breakage: breakage.__name__)

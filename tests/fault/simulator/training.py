@@ -219,6 +219,7 @@ class Disk(CheckpointFolder):
 
     def _write(self, snapshot):
         self._world.sleep(self._world.short(self._world.current.random) * 10)
+        self._world.place("in a checkpoint")
         self._world.checkpoints[snapshot.step] = snapshot
         self._unwritten -= 1
 
