@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import long
-
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -31,7 +29,8 @@ def test_survivors_of_a_kill_compile_nothing(tmp_path: Path) -> None:
     assert 0 < record["median_step_ms"] < record["worst_ms"]
 
 
-@pytest.mark.parametrize("network", ["lenet", long("resnet"), long("transformer")])
+@pytest.mark.long
+@pytest.mark.parametrize("network", ["lenet", "resnet", "transformer"])
 def test_cost_compares_both_ways_in_the_same_processes(tmp_path: Path, network: str) -> None:
     words = ["--part", "cost", "--networks", network, "-np", "2", "--rounds", "1", "--samples", "3"]
     (record,) = measured(tmp_path, *words)

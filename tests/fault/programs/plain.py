@@ -53,7 +53,8 @@ def train(training):
             brought.append([g.asnumpy().copy() for g in gradients])
             after.append([p.asnumpy().copy() for p in statistics])
         last = len(shards[-1]) / training.kind.unit
-        training.update(tuple(ms.Tensor(mean(list(each), last)) for each in zip(*brought)))
+        means = tuple(ms.Tensor(mean(list(each), last)) for each in zip(*brought))
+        training.update(ms.mutable(means))  # else they are constants of a graph of their own
         for parameter, each in zip(statistics, zip(*after)):
             parameter.set_data(ms.Tensor(mean(list(each), last)))
 

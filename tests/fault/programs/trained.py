@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ def _load_networks() -> Any:
     """By its path, since importing it by its name imports ms_kungfu."""
     spec = importlib.util.spec_from_file_location("networks", _NETWORKS)
     module = importlib.util.module_from_spec(spec)
+    sys.modules["networks"] = module  # where MindSpore's parser looks for what the functions in it refer to
     spec.loader.exec_module(module)
     return module
 
