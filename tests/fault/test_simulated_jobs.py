@@ -90,8 +90,6 @@ def test_nobody_is_started_ahead_without_memory_for_it() -> None:
 # ---- what was wrong once ----
 
 STORIES = [
-    # Who writes a checkpoint dies meanwhile.
-    (Setup(size=3, recover=Recover.SHRINK, checkpoint_every=3), (Happening(0.66, "kill member", 0),)),
     # A worker that is told to leave still has its port when the next one dies and is replaced.
     (Setup(size=4, recover=Recover.REPLACE), (Happening(0.18, "terminate", 0), Happening(0.25, "kill member", 6))),
     # The only other one dies while a worker leaves.
@@ -169,7 +167,6 @@ STORIES = [
     (Setup(size=3), (Happening(0.5, "freeze", 1, 25.0),)),
     (Setup(size=3, recover=Recover.REPLACE), (Happening(0.5, "freeze", 0),)),
     (Setup(size=1), (Happening(0.9, "resize", 4), Happening(1.2, "freeze", 2), Happening(1.3, "resize", 2))),
-<<<<<<< ours
     # Who was started ahead for a schedule dies: while it starts, when it is ready, when it is just wanted.
     *(
         (replace(AHEAD, recover=recover, wait=wait), (Happening(when, "kill newcomer", 0),))
@@ -181,12 +178,11 @@ STORIES = [
     (
         replace(AHEAD, size=2, schedule=((6, 4),)),
         (Happening(0.3, "kill member", 0), Happening(0.5, "kill newcomer", 1)),
-=======
+    ),
     # A checkpoint is lost with its writer.
     (
         Setup(size=3, recover=Recover.REPLACE, checkpoint_every=4),
         (Happening(0.1, "kill at", 0, 0, "in a checkpoint"),),
->>>>>>> theirs
     ),
 ]
 

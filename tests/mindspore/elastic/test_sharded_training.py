@@ -97,7 +97,6 @@ def test_ranks_with_other_numbers_of_cores_are_refused(run_elastic):
     assert not seen.by_step("step").get(2)
 
 
-<<<<<<< ours
 def test_what_is_measured_and_decided_by_it_is_a_function_of_the_seed(run_elastic):
     """A policy sets the rate by the noise scale, and others change the number of shards and their shape."""
     seen = [
@@ -120,12 +119,12 @@ def test_what_is_measured_and_decided_by_it_is_a_function_of_the_seed(run_elasti
     noises, rates = {noise for _, _, noise, _ in steps}, {rate for *_, rate in steps}
     assert len(noises) == 6
     assert len(rates) > 3
-=======
+
+
 def test_a_newcomer_with_another_instruction_set_ends_training_with_its_name(run_elastic):
     output = run_elastic(PROGRAM, "graph", "plain", "8", "2:2", "2", "narrow", status=1).output
     assert "the workers aren't alike in what bits depend on: instruction set " in output
     assert " at rank 0 and AVX at rank 1" in output
->>>>>>> theirs
 
 
 def dataset(**options):
