@@ -125,6 +125,9 @@ def schedule_of(seed: int) -> Schedule:
         setup = replace(setup, schedule=entries, prepare_s=0.1)
     if rng.random() < 0.1:
         setup = replace(setup, processes=rng.choice((3, 4, 5)))
+    if setup.external and rng.random() < 0.2:
+        back = Happening(round(rng.uniform(0.2, 2.0), 4), "server is as at first", 0, round(rng.uniform(0.05, 1.5), 4))
+        happenings = sorted([*happenings, back], key=lambda happening: happening.at)
     return Schedule(seed, setup, tuple(happenings))
 
 
