@@ -87,6 +87,8 @@ def _write(member: Member, cluster: Cluster, size: int, dead: list[PeerID]) -> i
     while True:
         # The store may hold a newer version than this cluster has adopted; a size is built on the newest.
         newest = store.get() or cluster
+        if newest.version < cluster.version:
+            raise StoreUnreachableError(f"config server {url} has come back with an older cluster")
         if newest.version > cluster.version and newest.size == size:
             return newest.version
         try:

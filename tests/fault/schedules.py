@@ -83,6 +83,9 @@ def schedule_of(seed: int) -> Schedule:
         happenings = sorted([*happenings, _freeze(rng, rng.uniform(0.1, 1.0))], key=lambda h: h.at)
     if rng.random() < 0.3:
         setup = replace(setup, checkpoint_every=rng.choice((3, 12)))
+    if setup.external and rng.random() < 0.2:
+        back = Happening(round(rng.uniform(0.2, 2.0), 4), "server is as at first", 0, round(rng.uniform(0.05, 1.5), 4))
+        happenings = sorted([*happenings, back], key=lambda happening: happening.at)
     return Schedule(seed, setup, tuple(happenings))
 
 

@@ -28,6 +28,7 @@ from ms_kungfu.membership import joining, step_agreement
 from tests.fault.schedules import Schedule, run, schedule_of, shrunk, story, violation_of
 from tests.fault.simulator import collectives
 from tests.fault.simulator.setting import Happening, Setup
+from tests.fault.simulator.world import World
 
 COUNT = os.environ.get("KUNGFU_SIMULATED_SCHEDULES")
 FIRST = int(os.environ.get("KUNGFU_SIMULATED_FROM", "0"))
@@ -156,6 +157,23 @@ def test_what_was_wrong_once_is_right() -> None:
     for schedule in stories(12):
         violation = violation_of(schedule)
         assert violation is None, f"{violation}\n{story(schedule)}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "prepare_s"),
+    [
+        ("server loses all", Happening(1.7, "resize", 3), 3.0),  # whose workers are still starting
+        ("server is as at first", Happening(0.5, "resize", 2), 0.5),
+    ],
+)
+def test_a_size_that_is_asked_for_while_the_server_forgets_comes_true(kind, before, prepare_s) -> None:
+    """The workers, who ask for it, and the launcher, who tells the server what the cluster is, come at one moment."""
+    for seed in range(60):
+        setup = Setup(size=1, external=True, schedule=((14, 4),), samples=240, step_s=0.1, prepare_s=prepare_s)
+        outage = Happening(2.0, kind, 0, 0.5 + 0.03 * (seed % 30))
+        world = World(seed, setup, (before, outage))
+        world.run()
+        assert world.broker.current().size == 4, story(Schedule(seed, setup, (before, outage)))
 
 
 @pytest.mark.parametrize("recover", [Recover.SHRINK, Recover.REPLACE])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError
-from ms_kungfu.config_server.store import ConfigStore
 from ms_kungfu.errors import ConfigServerError
 from tests.fault.simulator.clock import Condition
 
@@ -14,6 +13,7 @@ class Server:
     def __init__(self, world):
         self._world = world
         self.store = None
+        self.first = None  # what was written first
         self.away = 0
         self.changed = Condition(world)
         self._on_change = None
@@ -31,15 +31,16 @@ class Server:
 
     def put(self, document, writer=""):
         cluster = self.store.put(document, writer)
+        self.first = self.first or cluster
         self.changed.notify_all()
         if self._on_change is not None:
             self._on_change(cluster)
         return cluster
 
-    def go_away(self, forgets):
+    def go_away(self, comes_back_with=None):
+        """`comes_back_with`: the store that it has then, if not the one it had."""
         self.away += 1
-        if forgets:
-            self.store = ConfigStore()
+        self.store = comes_back_with or self.store
         self.changed.notify_all()
 
     def come_back(self):

@@ -6,11 +6,14 @@ import contextlib
 import signal
 
 from ms_kungfu import env, membership
+from ms_kungfu.config_server.store import ConfigStore
 from ms_kungfu.errors import ConfigServerError, KungFuError, ResizeError
 from ms_kungfu.launcher import commands
 from tests.fault.simulator.broker import BrokerClient
 from tests.fault.simulator.cluster_store import Store
 from tests.fault.simulator.setting import MAX_WORKERS, PORTS
+
+OUTAGES = ("server away", "server loses all", "server is as at first")
 
 
 class Events:
@@ -84,9 +87,11 @@ class Events:
         elif kind == "no descriptors":
             self.say("do", f"-- {kind}")
             self.no_descriptors_until = self.loop.now + happening.more
-        elif kind in ("server away", "server loses all"):
+        elif kind in OUTAGES:
             self.say("do", f"-- {kind}")
-            self.server.go_away(kind == "server loses all")
+            # A server that is started with a file begins with what is in there.
+            begins_with = self.server.first if kind == "server is as at first" else None
+            self.server.go_away(None if kind == "server away" else ConfigStore(begins_with))
             self.loop.at(happening.more, self.server.come_back)
         else:
             raise ValueError(kind)

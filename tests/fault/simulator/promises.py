@@ -144,6 +144,9 @@ class Promises:
         chosen, newest = self.broker.current(), self.broker._versions.newest
         if newest.version != chosen.version:
             raise Violation(f"version {newest.version} was never chosen, {chosen.version} was the last")
+        stored = self.server.store.cluster
+        if not self.server.away and stored is not None and stored.version == newest.version and stored != newest:
+            raise Violation(f"version {newest.version} is {stored} in the store, and {newest} for the launcher")
         setup, kinds = self.setup, {h.kind for h in self.happenings}
         deaths = {"kill member", "kill newcomer", "kill lone", "stop", "freeze"}
         if setup.schedule or not kinds <= deaths | {"pause", "slow", "resize", "no descriptors"}:
