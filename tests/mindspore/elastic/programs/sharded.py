@@ -1,6 +1,6 @@
 """OUT MODE NET SHARDS SCHEDULE EPOCHS [STEP:RANK:N ...]: training on a dataset that deals shards. The worker that has
 this rank in this step kills itself before it computes its N-th shard of it, from 0; STEP:RANK:wide: it takes two
-cores there. NET: plain | norm | dropout, in a loop of one's own; model: plain in Model.train; stock: with MindSpore's
+cores there. NET: plain | norm | dropout, in a loop of one's own; model: plain in Model.fit; stock: with MindSpore's
 Dropout; slow: plain, and rank 1 takes three times as long."""
 
 import os
@@ -10,7 +10,7 @@ import time
 
 import mindspore as ms
 from mindspore import nn
-from mindspore.train import Callback, Model
+from mindspore.train import Callback, Model, metrics
 from reporting import Loss, digest, numbered, report
 
 import ms_kungfu as kf
@@ -53,9 +53,9 @@ class Watch(Callback):
 
 
 def train_with_model():
-    Model(net, loss_fn, optimizer).train(
-        epochs, data, callbacks=[KungFuElasticCallback(schedule, wait=True), Watch()], dataset_sink_mode=False
-    )
+    model = Model(net, loss_fn, optimizer, {"loss": metrics.Loss()})
+    callbacks = [KungFuElasticCallback(schedule, wait=True), Watch()]
+    model.fit(epochs, data, numbered(26).batch(4), callbacks=callbacks, dataset_sink_mode=False)
 
 
 def masks():
