@@ -164,7 +164,7 @@ def _conditions(folder: Path, jobs: set[str]) -> dict[str, Mapping[str, Any]]:
     """The machines' of the jobs that recorded what is compared, by the number of the dataset."""
     found: dict[str, Mapping[str, Any]] = {}
     job_of: dict[str, str] = {}
-    for header in ledger.headers(folder):
+    for header in sorted(ledger.headers(folder), key=lambda header: header.get("time", 0)):
         if header.get("job") not in jobs or "conditions" not in header:
             continue
         data = str(header["data"])

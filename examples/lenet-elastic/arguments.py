@@ -19,7 +19,8 @@ def schedule(text):
 
 
 def parse_arguments(words=None):
-    parser = argparse.ArgumentParser(prog="train.py", description=__doc__)
+    # run-elastic.sh looks for some of these words, and knows them by their whole names.
+    parser = argparse.ArgumentParser(prog="train.py", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "--schedule", type=schedule, default="60:2,140:4,300:1", help="step:size,... or none (default: %(default)s)"
     )
@@ -47,7 +48,10 @@ def parse_arguments(words=None):
     parser.add_argument(
         "--ledger", type=Path, metavar="DIR", help="record there what is trained; see python -m ms_kungfu.dataset.audit"
     )
-    return parser.parse_args(words)
+    args = parser.parse_args(words)
+    if args.shards and args.global_batch_size % args.shards:
+        parser.error(f"--shards {args.shards} doesn't divide --global-batch-size {args.global_batch_size}")
+    return args
 
 
 def shards_for(args):

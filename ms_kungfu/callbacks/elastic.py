@@ -144,7 +144,8 @@ class KungFuElasticCallback(Callback):
             self._sharded = None
 
     def __exit__(self, *error: object) -> None:
-        self._end_sharded()
+        if len(self._bound) <= 1:  # not behind an evaluation of Model.fit's
+            self._end_sharded()
         if not self._bound:
             return
         self._bound.pop().close()

@@ -49,11 +49,15 @@ def write_secret(url: str, secret: str) -> SecretFile:
                 temporary = f".{secrets.token_hex(8)}"
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 fd = os.open(temporary, flags, 0o600, dir_fd=folder)
-                with os.fdopen(fd, "w") as file:
-                    os.fchmod(fd, 0o600)
-                    file.write(secret)
-                    inode = os.fstat(fd).st_ino
-                os.rename(temporary, _name(url), src_dir_fd=folder, dst_dir_fd=folder)
+                try:
+                    with os.fdopen(fd, "w") as file:
+                        os.fchmod(fd, 0o600)
+                        file.write(secret)
+                        inode = os.fstat(fd).st_ino
+                    os.rename(temporary, _name(url), src_dir_fd=folder, dst_dir_fd=folder)
+                except OSError:  # a full disk
+                    os.unlink(temporary, dir_fd=folder)
+                    raise
                 return SecretFile(directory / _name(url), inode)
         except (OSError, SecretFileError) as error:
             troubles.append(str(error))

@@ -102,7 +102,6 @@ class StoreWatcher:
     _stopped = False
 
     def __post_init__(self) -> None:
-        self._seen: set[Cluster] = set()
         self.machine.start_thread("kungfu-watch", self._run)
 
     def stop(self) -> None:
@@ -128,7 +127,6 @@ class StoreWatcher:
             begin = self.machine.monotonic()
             try:
                 known = self.newest()
-                self._seen.add(known)
                 if not reachable:
                     self._restore(known)
                     reachable, trouble = True, ""
@@ -147,22 +145,15 @@ class StoreWatcher:
                 self.machine.sleep(_RETRY_S)  # a server that knows no long poll
 
     def _restore(self, known: Cluster) -> None:
-        """The store has the newest cluster again, or a newer one.
-
-        Until then others may have written what they want, on top of what they knew, or found: under a version that is
-        taken. That is news all the same, and comes next. A cluster that was here before is what the store was started
-        with.
-        """
+        """The store has the newest cluster again, or a newer one."""
         found = self.store.get()
         if found is None:
             self.store.put(known)
-            return
-        if found.version > known.version or found in (known, *self._seen):
-            if found.version < known.version:
-                self.store.delete()
-                self.store.put(known)
-            return
-        if found.version < known.version:
-            self.store.delete()
-        written = self.store.put(replace(found, version=known.version + 1))
-        self.on_cluster(replace(written, writer=found.writer))  # it is his, not the launcher's
+        elif found.version < known.version:
+            self.store.delete()  # started again with an older cluster
+            self.store.put(known)
+        elif found.version == known.version and found != known:
+            # Somebody who knew less than the launcher was here first, and has another meaning of this version: that is
+            # what he wants, and comes next.
+            written = self.store.put(replace(found, version=known.version + 1))
+            self.on_cluster(replace(written, writer=found.writer))  # it is his, not the launcher's

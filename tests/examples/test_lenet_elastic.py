@@ -143,7 +143,10 @@ def test_without_the_extras_it_trains_and_says_that_no_picture_can_be_drawn(fold
 
 
 @pytest.mark.skipif(shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) is None, reason="not installed")
-@pytest.mark.parametrize("arguments", [["--epocs", "3"], ["--schedule", "20;3"], ["--chaos", "--epochs", "x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--epocs", "3"], ["--schedule", "20;3"], ["--chaos", "--epochs", "x"], ["--resum"], ["--shards", "3"]],
+)
 def test_a_misspelt_argument_leaves_the_last_ledger_as_it_is(folder, arguments):
     needs("sklearn", "matplotlib", "tqdm")
     (folder / "logs" / "ledger").mkdir(parents=True)

@@ -1,3 +1,4 @@
+import errno
 import os
 import stat
 import tempfile
@@ -46,6 +47,16 @@ def test_it_is_found_by_a_shell_that_lacks_the_variable(monkeypatch, own_folders
     write_secret(URL, "abc")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(own_folders / "run"))
     assert read_secret(URL) == "abc"
+
+
+def test_nothing_is_left_where_it_cannot_be_written(monkeypatch, own_folders):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "rename", full)
+    with pytest.raises(SecretFileError, match="No space left"):
+        write_secret(URL, "abc")
+    assert not [path for path in own_folders.rglob("*") if path.is_file()]
 
 
 def test_removal_spares_the_file_of_a_later_server():

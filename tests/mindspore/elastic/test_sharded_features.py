@@ -10,7 +10,7 @@ from mindspore.dataset import NumpySlicesDataset
 from ms_kungfu import comm
 from ms_kungfu.callbacks.sharded import ShardedTraining
 from ms_kungfu.dataset import ElasticDataset, audit
-from ms_kungfu.elastic import ElasticTraining, ShardedStep, sharded_step
+from ms_kungfu.elastic import ElasticTraining, ShardedStep, shard_loop
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.ops import KungFuAllReduce, ReduceOp, wait_for_queue
 from ms_kungfu.optimizers import KungFuGradReducer, KungFuMomentum
@@ -118,7 +118,7 @@ def samples():
 @pytest.fixture
 def one_step(monkeypatch):
     """``run(forward_backward, update)`` makes one step of two shards in PyNative mode."""
-    monkeypatch.setattr(sharded_step.membership, "fix_cores", lambda: None)
+    monkeypatch.setattr(shard_loop.membership, "fix_cores", lambda: None)
     ms.set_context(mode=ms.PYNATIVE_MODE)
 
     def run(forward_backward, update=lambda gradients: None, **options):

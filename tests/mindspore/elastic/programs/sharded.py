@@ -1,7 +1,7 @@
 """OUT MODE NET SHARDS SCHEDULE EPOCHS [STEP:RANK:N ...]: training on a dataset that deals shards. The worker that has
 this rank in this step kills itself before it computes its N-th shard of it, from 0; STEP:RANK:wide: it takes two
 cores there; STEP:RANK:flip: a bit of its first weight flips when the step is made; narrow: newcomers have AVX only.
-NET: plain | norm | dropout, in a loop of one's own; model: plain in Model.train; saved: the same, with checkpoints of
+NET: plain | norm | dropout, in a loop of one's own; model: plain in Model.fit; saved: the same, with checkpoints of
 every kind in OUT; stock: with MindSpore's Dropout; slow: plain, and rank 1 takes three times as long; augment: plain,
 of samples that are augmented by key; steered: plain, with policies that change the rate, the shards and their
 shape."""
@@ -17,7 +17,7 @@ if "narrow" in sys.argv and os.environ.get("KUNGFU_PARKED"):
 import mindspore as ms
 import numpy as np
 from mindspore import nn
-from mindspore.train import Callback, CheckpointConfig, Model, ModelCheckpoint
+from mindspore.train import Callback, CheckpointConfig, Model, ModelCheckpoint, metrics
 from reporting import Loss, digest, numbered, report
 
 import ms_kungfu as kf
@@ -66,7 +66,9 @@ def train_with_model():
         options = {"checkpoint_dir": f"{sys.argv[1]}/checkpoints", "checkpoint_every": 2, "resume": True}
         files = [ModelCheckpoint("net", f"{sys.argv[1]}/models", CheckpointConfig(save_checkpoint_steps=1))]
     elastic = KungFuElasticCallback(schedule, wait=True, **options)
-    Model(net, loss_fn, optimizer).train(epochs, data, callbacks=[elastic, *files, Watch()], dataset_sink_mode=False)
+    model = Model(net, loss_fn, optimizer, {"loss": metrics.Loss()})
+    callbacks = [elastic, *files, Watch()]
+    model.fit(epochs, data, numbered(26).batch(4), callbacks=callbacks, dataset_sink_mode=False)
 
 
 def flip_a_bit():

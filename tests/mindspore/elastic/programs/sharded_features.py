@@ -114,10 +114,21 @@ def with_model():
 # -- loops of one's own -----------------------------------------------------------------------------------------------
 
 
+def loss_of(network):
+    def forward(x, y):  # a lambda within a call is what MindSpore can't read
+        return loss_fn(network(x), y)
+
+    return forward
+
+
 def scaler():
     optimizer = KungFuMomentum(net.trainable_params(), 0.05, 0.9)
     scaler, spiked = ms.amp.DynamicLossScaler(2**40, 2, 2), Spiked()
-    grad = ms.value_and_grad(lambda x, y: scaler.scale(spiked(net(x), y)), None, net.trainable_params())
+
+    def scaled(x, y):
+        return scaler.scale(spiked(net(x), y))
+
+    grad = ms.value_and_grad(scaled, None, net.trainable_params())
 
     def forward_backward(x, y):
         loss, gradients = grad(x, y)
@@ -145,14 +156,14 @@ def clip():
     def update(gradients):
         return optimizer(ops.clip_by_global_norm(gradients, 3.0))
 
-    grad = ms.value_and_grad(lambda x, y: loss_fn(net(x), y), None, optimizer.parameters)
-    others_grad = ms.value_and_grad(lambda x, y: loss_fn(other(x), y), None, plain.parameters)
+    grad = ms.value_and_grad(loss_of(net), None, optimizer.parameters)
+    others_grad = ms.value_and_grad(loss_of(other), None, plain.parameters)
 
     def beside():
         """The same step without ms_kungfu, where this worker has all of its shards."""
         if sys.argv[5] != "none" or deaths or kf.current_cluster_size() > 1:
             return {}
-        batches = ShardBatches.current
+        batches = ShardBatches.current()
         losses, leaves = zip(*(others_grad(*batches.batch(i)) for i in range(batches.count)))
         expected.update(measured([float(loss) for loss in losses], leaves, batches.last_share))
         leaves = list(leaves)
@@ -202,8 +213,12 @@ def gan():
     other.set_train().update_parameters_name("other.")
     first, second = KungFuMomentum(net.trainable_params(), 0.05, 0.9), KungFuAdam(other.trainable_params(), 0.05)
     second.update_parameters_name("second.")
-    gradient = ms.value_and_grad(lambda x, y: loss_fn(net(x), y), None, net.trainable_params())
-    others = ms.value_and_grad(lambda x, y: loss_fn(other(x) - net(x), y), None, other.trainable_params())
+
+    def between(x, y):
+        return loss_fn(other(x) - net(x), y)
+
+    gradient = ms.value_and_grad(loss_of(net), None, net.trainable_params())
+    others = ms.value_and_grad(between, None, other.trainable_params())
     steps = ShardedStep(gradient, first, trained=net), ShardedStep(others, second, trained=[net, other])
 
     def step(x, y):
