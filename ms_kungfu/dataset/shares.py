@@ -314,7 +314,8 @@ class Shares:
         self._cursor.restore(state)
         self._delivered, self._sums = [], 0
         self._seed = state["seed"]
-        self._per_worker, self._global = state["batch"]
+        per_worker, of_all = state["batch"]
+        self._hold(per_worker, of_all)
         self._deals += 1
 
     def _deliver(self, share: tuple[sharding.Range, ...]) -> None:

@@ -80,8 +80,9 @@ class PolicyRunner:
         """The cluster has changed, and its state isn't shared yet. At all members that go on."""
         follows = self._keeps_local_batch and new_size == self.pending_size
         if follows and dataset is not None and dataset.holds_global_batch:
-            batch = max(1, round(dataset.global_batch_size * new_size / old_size))
-            dataset.set_batch_size(global_batch_size=batch)
+            unit = dataset.shards or 1  # which it has to be a multiple of
+            count = max(1, round(dataset.global_batch_size * new_size / old_size / unit))
+            dataset.set_batch_size(global_batch_size=count * unit)
 
     def took(self, seconds: float) -> None:
         """The cluster has changed, which held up training for so long."""

@@ -218,6 +218,19 @@ def test_the_batch_follows_a_size_once_and_when_it_comes_true(holds, came_true, 
         assert data.global_batch_size == expected
 
 
+def test_a_batch_of_shards_follows_a_size_as_near_as_they_divide_it():
+    net = make_net()
+    data = ElasticDataset(
+        ms.dataset.NumpySlicesDataset(list(range(96)), ["x"], shuffle=False), global_batch_size=24, shards=6
+    )
+    elastic = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=Asks())
+    steering = elastic._policies
+    steering.hook("after_step", elastic)
+    assert steering.take_size() == 4
+    steering.on_resized(3, 4, data)
+    assert data.global_batch_size == 30  # 32 is no multiple of 6
+
+
 def test_a_batch_that_a_policy_changes_is_dealt_anew():
     net, data = make_net(), make_data(24, 4)
     policy = SchedulePolicy(global_batch_size={2: 8})
