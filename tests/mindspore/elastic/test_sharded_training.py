@@ -142,6 +142,16 @@ def test_shards_divide_a_global_batch():
     assert dataset(global_batch_size=9, shards=3).shard_sizes() == [3, 1]
 
 
+def test_who_takes_over_a_changed_batch_deals_the_same_shards():
+    giver = dataset(global_batch_size=8, shards=4)
+    giver.set_batch_size(global_batch_size=12)
+    taker = dataset(global_batch_size=8, shards=4)
+    taker.restore(giver.state())
+    assert (taker.global_batch_size, taker.shard_sizes()) == (12, giver.shard_sizes()) == (12, [3, 1])
+    with pytest.raises(ValueError, match="they divide"):
+        dataset(global_batch_size=10, shards=5).restore(giver.state())
+
+
 def test_a_step_that_nobody_has_summed_is_refused():
     batches = dataset(global_batch_size=8, shards=2).create_tuple_iterator()
     next(batches)
