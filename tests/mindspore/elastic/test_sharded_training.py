@@ -148,8 +148,6 @@ def test_who_takes_over_a_changed_batch_deals_the_same_shards():
     taker = dataset(global_batch_size=8, shards=4)
     taker.restore(giver.state())
     assert (taker.global_batch_size, taker.shard_sizes()) == (12, giver.shard_sizes()) == (12, [3, 1])
-    with pytest.raises(ValueError, match="they divide"):
-        dataset(global_batch_size=10, shards=5).restore(giver.state())
 
 
 def test_a_step_that_nobody_has_summed_is_refused():
