@@ -205,7 +205,9 @@ PARKED = Variable(
     "This process joins a job that is running: not in `init`, but when it is ready to train.",
 )
 STANDBY = _optional(
-    "KUNGFU_STANDBY", NUMBER, "This process is a spare one: it gets its peer ID when it is needed (`-standby`)."
+    "KUNGFU_STANDBY",
+    NUMBER,
+    "This process is a spare one: it gets its peer ID when it is needed (`-standby`, a schedule).",
 )
 LEDGER_DIR = _optional(
     "KUNGFU_LEDGER_DIR",

@@ -9,7 +9,7 @@ be needed for that one, and its members tell anew.
 *Cores.* A start costs some seconds of a processor, which on a full machine training has to give. It gives them a few
 at a time: standbys are started one after another where there are few cores, each when the one before is ready. Not with
 a nice value: that spreads the same seconds over a longer time, in which the entry may come; beside workers that use
-their cores wholly a nice standby would get ready never; and who isn't root can't take it back when the standby becomes
+their cores wholly a nice standby may never get ready; and who isn't root can't take it back when the standby becomes
 a worker (RLIMIT_NICE is 0).
 
 *Memory.* A standby takes what a worker takes. It is started where there is room for two: a worker grows.
