@@ -18,6 +18,9 @@ import pytest
 from tests.conftest import long
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lenet-elastic"
+INSTALLED = pytest.mark.skipif(
+    shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) is None, reason="not installed"
+)
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ def needs(*modules):
         pytest.importorskip(module)
 
 
-@pytest.mark.skipif(shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) is None, reason="not installed")
+@INSTALLED
 @pytest.mark.parametrize(
     ("arguments", "epochs", "learnt"),
     [(("--epochs", "3", "--schedule", "20:2,50:4,110:1"), 3, 0.8), long((), 8, 0.95)],
@@ -100,7 +103,7 @@ def test_bad_input_is_one_sentence(folder, arguments, sentence, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) is None, reason="not installed")
+@INSTALLED
 def test_a_run_that_was_cut_off_resumes(folder, tmp_path):
     needs("mindspore", "sklearn", "matplotlib", "tqdm")
     command = ["./run-elastic.sh", "--epochs", "1", "--schedule", "none", "--out", tmp_path / "out"]
@@ -142,7 +145,7 @@ def test_without_the_extras_it_trains_and_says_that_no_picture_can_be_drawn(fold
     assert not (folder / "data").exists()
 
 
-@pytest.mark.skipif(shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) is None, reason="not installed")
+@INSTALLED
 @pytest.mark.parametrize(
     "arguments",
     [["--epocs", "3"], ["--schedule", "20;3"], ["--chaos", "--epochs", "x"], ["--resum"], ["--shards", "3"]],
@@ -157,7 +160,7 @@ def test_a_misspelt_argument_leaves_the_last_ledger_as_it_is(folder, arguments):
     assert (folder / "logs" / "ledger" / "proof").read_text() == "of the last run"
 
 
-@pytest.mark.skipif(shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) is None, reason="not installed")
+@INSTALLED
 def test_two_runs_at_a_time_in_one_folder_are_refused(folder):
     needs("sklearn", "matplotlib", "tqdm")
     (folder / "logs" / "ledger").mkdir(parents=True)

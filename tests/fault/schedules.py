@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ms_kungfu.launcher.policy import Recover
+from tests.fault.simulator.events import OUTAGES
 from tests.fault.simulator.setting import MAX_WORKERS, Happening, Setup, Violation
 from tests.fault.simulator.world import World
 
@@ -53,7 +54,6 @@ PLACES_IN_A_STEP = (
     "joined",
     "before its word in kungfu/state/root",
 )
-_OF_THE_SERVER = ("server away", "server loses all")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def schedule_of(seed: int) -> Schedule:
     if setup.size > 1 and rng.random() < 0.1:
         # A schedule that goes below the smallest size is an error of the program's.
         setup = replace(setup, min_size=2, schedule=())
-    kinds = [kind for kind in _KINDS if external or kind not in _OF_THE_SERVER]
+    kinds = [kind for kind in _KINDS if external or kind not in OUTAGES]
     weights = [_KINDS[kind] for kind in kinds]
     happenings: list[Happening] = []
     when = 0.0
@@ -98,7 +98,7 @@ def schedule_of(seed: int) -> Schedule:
                 when += rng.choice((0.0, 0.002, 0.02))
             continue
         more = {"slow": 1.0, "pause": rng.uniform(0.05, 0.8), "policy evicts": float(rng.randrange(4))}.get(kind, 0.0)
-        if kind in _OF_THE_SERVER:
+        if kind in OUTAGES:
             more = rng.uniform(0.05, 1.5)
         if kind == "resize":
             who = rng.randint(1, 4)

@@ -215,9 +215,10 @@ def test_a_size_that_is_asked_for_while_the_server_forgets_comes_true(kind, befo
     for seed in range(60):
         setup = Setup(size=1, external=True, schedule=((14, 4),), samples=240, step_s=0.1, prepare_s=prepare_s)
         outage = Happening(2.0, kind, 0, 0.5 + 0.03 * (seed % 30))
-        world = World(seed, setup, (before, outage))
+        schedule = Schedule(seed, setup, (before, outage))
+        world = World(schedule.seed, schedule.setup, schedule.happenings)
         world.run()
-        assert world.broker.current().size == 4, story(Schedule(seed, setup, (before, outage)))
+        assert world.broker.current().size == 4, story(schedule)
 
 
 @pytest.mark.parametrize("recover", [Recover.SHRINK, Recover.REPLACE])

@@ -77,10 +77,9 @@ def test_a_slow_worker_is_dealt_less_and_the_bits_stay(run_elastic):
     reports = run_elastic(PROGRAM, "graph", "slow", "8", "none", "6", np=2)
     assert history(reports) == expected
     assert reports.audit().exact
-    # A full step has 8 shards. Of speeds 3 to 1 six and two are best; a busy machine makes others of it.
-    mine, slow = (row["computed"] for row in reports.by_step("step")[17])
-    assert mine + slow == 8
-    assert mine > slow
+    # Two full steps of each epoch have 8 shards; of speeds 3 to 1 six and two are best.
+    last = reports.by_step("step")[17]
+    assert [row["computed"] for row in last] == [6, 2]
 
 
 def test_gradients_that_are_no_function_of_the_shard_end_training_with_a_name(run_elastic):
