@@ -24,6 +24,7 @@ from typing import Any
 NAME = "mindspore.ops.operations.kungfu_comm_ops"
 
 MOVED = {
+    "ms_kungfu.bench.shapes": "ms_kungfu.fusion.shapes",
     "ms_kungfu.dataset.dealing": "ms_kungfu.dataset.sharding",
     "ms_kungfu.elastic.cluster": "ms_kungfu.cluster",
     "ms_kungfu.elastic.gathering": "ms_kungfu.agreement",
@@ -31,6 +32,7 @@ MOVED = {
     "ms_kungfu.elastic.model_store": "ms_kungfu.membership.model_store",
     "ms_kungfu.elastic.steering": "ms_kungfu.elastic.policy_runner",
     "ms_kungfu.elastic.rendezvous": "ms_kungfu.broker_protocol",
+    "ms_kungfu.monitoring.optimizers": "ms_kungfu.optimizers.monitored",
 }
 
 # What that integration called its bindings.

@@ -131,6 +131,12 @@ class Cluster:
         return cls(peers["Workers"], peers["Runners"], given, writer)
 
 
+def writer_of_workers(job: str) -> str:
+    """What the workers of `job` sign with what they write to the cluster store. The launcher signs with the job's name
+    itself, and whoever has neither is somebody outside."""
+    return f"{job}workers"
+
+
 def parse_json(body: bytes) -> object:
     """JSON from the network; ValueError for whatever is not JSON."""
     try:

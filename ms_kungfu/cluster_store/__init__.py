@@ -15,7 +15,7 @@ __all__ = ["ClusterStore", "StaleVersionError", "StoreUnreachableError", "open_s
 _KINDS = {"http": HttpClusterStore, "https": HttpClusterStore}
 
 
-def open_store(url: str, secret: str | None = None, *, writer: str = "", timeout_s: float = 10.0) -> ClusterStore:
+def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout_s: float = 10.0) -> ClusterStore:
     """The store at `url`. Nothing is sent yet. ValueError where the URL names none.
 
     Args:

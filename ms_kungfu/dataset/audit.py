@@ -41,7 +41,7 @@ import numpy as np
 
 from ms_kungfu import _core
 from ms_kungfu.dataset import sharding, shards
-from ms_kungfu.dataset.ledger import Claim, End, Record, Stop, read
+from ms_kungfu.dataset.ledger import Claim, End, Record, Stop, read, worker_of
 from ms_kungfu.dataset.sharding import Range, Step
 from ms_kungfu.errors import KungFuError
 
@@ -98,7 +98,7 @@ _Steps = dict[int, dict[_Place, list[Record]]]  # of each dataset
 
 def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: Iterable[str] = ()) -> Report:
     """Checks the records of `files` (a list for each worker, in the order written)."""
-    report = Report(len(files), 0, [], list(problems), list(notes))
+    report = Report(len(set(map(worker_of, files))), 0, [], list(problems), list(notes))
     for records in files.values():
         _follow_one_another(records, report)
     steps: _Steps = defaultdict(lambda: defaultdict(list))

@@ -71,6 +71,11 @@ def job() -> str:
     return env.JOB.get() or _process
 
 
+def worker_of(file: str) -> str:
+    """Whose a file of a ledger is, by its name: a worker has one for each ElasticDataset, and more after a restart."""
+    return file.rpartition("-")[0] or file
+
+
 def seal(values: dict[str, Any], before: int = 0) -> tuple[bytes, int]:
     """(the line of `values` without its end, its crc), where `before` is the crc of the line before it."""
     text = json.dumps(values, separators=(",", ":")).encode()[:-1]

@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
 
         return Component
     if name == "Quantities":
-        return _policy.Quantities  # says what it is called now
+        return _policy.quantities(stacklevel=2)
     if name in __all__:
         from ms_kungfu.elastic import policies
 

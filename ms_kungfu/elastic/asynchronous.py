@@ -79,7 +79,9 @@ class AsynchronousSteps:
             self._suspend(True)
             return membership.no_change()
         membership.note_step(step)
-        return self._follow(membership.follow_sync_point(wanted))
+        with chronicle.refusals():
+            change = membership.follow_sync_point(wanted)
+        return self._follow(change)
 
     def _go_to_the_furthest(self, wanted: int | None, checkpoint: bool, ended: bool) -> tuple[int | None, bool, bool]:
         """Collective: the size wanted by a schedule, whether a checkpoint is due, and whether the end, at any."""

@@ -222,6 +222,18 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def _other_batch(mine: Mapping[str, Any], saved: Mapping[str, Any] | None) -> str:
+    """A policy may have changed it before the checkpoint, or somebody the program since: nobody can tell which."""
+
+    def named(state: Mapping[str, Any]) -> str:
+        per_worker, of_all = state["batch"]
+        return f"batch_size={per_worker}" if of_all is None else f"global_batch_size={of_all}"
+
+    if saved is None or named(saved) == named(mine):
+        return ""
+    return f"{named(saved)} of the checkpoint instead of the program's {named(mine)}"
+
+
 class Checkpointing:
     """Of one training. Everything but `is_due` is collective. `conditions`: what its bits depend on, nothing where that
     is the cluster."""
@@ -316,9 +328,13 @@ class Checkpointing:
             return
         # A worker that the checkpoint has nothing of goes on as a joiner does.
         own = host["own"][rank] if rank < len(host["own"]) else host["own"][0]
-        restore_components(now.components, {**host["components"], **own})
+        found = {**host["components"], **own}
+        batch = "".join(_other_batch(c.capture(), found.get(c.name)) for c in now.components if c.name == "dataset")
+        restore_components(now.components, found)
         program.current().checkpoint = None  # what it says is of the job that wrote it
         _log.info("resumed from %s on %d workers", answer["path"], runtime.current_cluster_size())
+        if batch and "conditions" not in host and membership.speaks_for_all():  # else they say so
+            _log.warning("training goes on with %s", batch)
         told = differences(host.get("conditions", {}), self._conditions() or {"shards": None})
         if told and membership.speaks_for_all():
             text = "%s was written under other conditions (%s): what follows isn't bit for bit what it would have been"

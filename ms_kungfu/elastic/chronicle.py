@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import atexit
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ms_kungfu import membership
 from ms_kungfu.elastic import program
 from ms_kungfu.elastic.program import Entry
+from ms_kungfu.errors import ResizeError
 from ms_kungfu.membership import Change
 
 _log = logging.getLogger(__name__)
@@ -36,6 +39,16 @@ def scheduled(step: int, size: int, wait: bool) -> None:
     if not own.at_exit and membership.current().ports.owns_process:
         own.at_exit = True
         atexit.register(_at_exit)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """A size that is refused in here is pending no more; the error says why."""
+    try:
+        yield
+    except ResizeError:
+        program.current().told.pending = None
+        raise
 
 
 def deaths(step: int) -> None:

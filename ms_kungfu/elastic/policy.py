@@ -219,8 +219,13 @@ def as_policy(policy: Policy | Sequence[Policy] | None) -> Policies:
     return Policies(tuple(policy))
 
 
+def quantities(stacklevel: int) -> type[Metrics]:
+    """`Metrics` by its older name, which is told where the warnings module's `stacklevel` says."""
+    warnings.warn("ms_kungfu.elastic.Quantities is called Metrics now", FutureWarning, stacklevel=stacklevel + 1)
+    return Metrics
+
+
 def __getattr__(name: str) -> Any:
     if name == "Quantities":
-        warnings.warn("ms_kungfu.elastic.Quantities is called Metrics now", FutureWarning, stacklevel=2)
-        return Metrics
+        return quantities(stacklevel=2)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -446,12 +446,14 @@ class ElasticTraining:
         size = self._policies.take_size() if self._policies is not None else None
         wanted = scheduled if size is None or replaying.current() is not None else size
         membership.note_step(self.step)
-        if sameness is None:
-            change = self._follow(membership.step(wanted, self._options.wait))
-        else:
-            word = sameness.word(self.step) if runtime.current_cluster_size() > 1 else 0
-            word ^= 1 << 63 if self._stop_asked else 0
-            change = self._follow(membership.step(wanted, self._options.wait, word, partial(self._settle, sameness)))
+        with chronicle.refusals():
+            if sameness is None:
+                change = membership.step(wanted, self._options.wait)
+            else:
+                word = sameness.word(self.step) if runtime.current_cluster_size() > 1 else 0
+                word ^= 1 << 63 if self._stop_asked else 0
+                change = membership.step(wanted, self._options.wait, word, partial(self._settle, sameness))
+        change = self._follow(change)
         if change.changed and not change.detached:
             seconds = time.monotonic() - began
             if self._policies is not None:

@@ -365,6 +365,12 @@ class HostAgent:
                 _log.warning("%s was told to end, and nobody else is left to go on: it ends now", process.who)
                 self.supervisor.signal(signal.SIGTERM, process.key)
 
+    def send_newcomers_away(self) -> None:
+        """Everybody has finished: whoever was about to join would find nobody."""
+        joining = self.processes.of_standing(Standing.JOINING)
+        self.broker.exclude_newcomers()
+        self.dismiss_who_is_left_out(joining)
+
     def dismiss_who_is_left_out(self, joining: Collection[Process]) -> None:
         """Of those who were `joining`: a newer version does without them."""
         for process in joining:

@@ -107,6 +107,12 @@ class Broker:
             self._versions.choose(version)
             self._after_choice()
 
+    def exclude_newcomers(self) -> None:
+        """Everybody has ended: whoever is on his way joins nothing any more."""
+        with self._changed:
+            self._versions.exclude_newcomers()
+            self._changed.notify_all()
+
     def forget_the_ended(self) -> None:
         """Everybody has ended: whoever is listed from now on is a newcomer."""
         with self._changed:

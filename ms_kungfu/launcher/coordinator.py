@@ -28,6 +28,7 @@ class Coordinator:
         self.last_version = first.version  # the newest that anybody has written, also if this host can't run it
         self.finishing = False  # a member has finished its program
         self.resting = False  # everybody has, and the job waits for the next cluster (-k)
+        self.requested: Cluster | None = None  # the last that somebody outside the job has written
         self.leaving: set[PeerID] = set()  # those who have been granted to leave
         self.vacant: list[int] = []  # places that a new worker is to take
         self.pausing: list[int] = []  # places that are vacant after a pause, for all of them the same
@@ -43,6 +44,8 @@ class Coordinator:
     def decide(self, event: WorkerExited | WorkerWorksOn, count: Headcount) -> Verdict:
         """What to do about `event`. What that means for the job as a whole is noted."""
         verdict = policy.decide(event, replace(self._state, **vars(count), finished=self.finishing))
+        if verdict.action is Action.REST and self.resting:
+            return Verdict(Action.CONTINUE, "")  # a newcomer that isn't needed any more
         self.resting = self.resting or verdict.action is Action.REST
         return verdict
 
@@ -64,6 +67,7 @@ class Coordinator:
 
     def begin_anew(self) -> None:
         """After a rest: what happened before it is over."""
+        self.requested = None
         self.end_pause()
         self.vacant.clear()
         self._state.first_failure = self._state.program_failure = None
@@ -100,6 +104,13 @@ class Coordinator:
         return policy.revised(
             self.newest, last_version, gone, living, len(self.vacant), ports, self._options.host.slots_by_host
         )
+
+    def missed(self, chosen: int) -> Cluster | None:
+        """In a rest: what has to be written because somebody outside has been told that it is wanted, and the workers
+        finished before they had gone over to it. What workers wanted of each other is over with their training."""
+        if self.requested is None or self.requested.version <= chosen:
+            return None
+        return replace(self.requested, version=self.last_version + 1)
 
     def accept(
         self, cluster: Cluster, own: bool, ended: Collection[PeerID], living: Collection[PeerID]

@@ -12,7 +12,7 @@ import logging
 import signal
 from typing import Any
 
-from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster import Cluster, PeerID, writer_of_workers
 from ms_kungfu.launcher import policy
 from ms_kungfu.launcher.agent import GRACE_S, HostAgent
 from ms_kungfu.launcher.coordinator import Coordinator
@@ -187,6 +187,10 @@ class Job:
             if code != 0 and logs:
                 _log.info("what %s wrote: %s", who, logs)
             return
+        if verdict.action is Action.REST:
+            self._host.send_newcomers_away()
+            self._revisions.write()
+            return
         if code != 0 and standing in (Standing.MEMBER, Standing.JOINING):
             if coordinator.member_failed(who, code, error, logs):
                 _log.warning("the program of %s failed; the job will end with %d", who, code)
@@ -246,8 +250,11 @@ class Job:
     # ---- the cluster changes ----
 
     def next_revision(self) -> Cluster | None:
-        if self.is_over or self._coordinator.starts_nobody:
+        if self.is_over:
             return None
+        if self._coordinator.starts_nobody:
+            current = self._host.broker.current()
+            return self._coordinator.missed(current.version) if self._coordinator.resting and current else None
         self._end_who_is_kept()
         processes, server = self._host.processes, self._begun.server
         try:
@@ -284,6 +291,9 @@ class Job:
             return
         host, broker = self._host, self._host.broker
         coordinator.last_version = cluster.version
+        own = cluster.writer == self._begun.writer
+        if coordinator.resting or not own:
+            coordinator.requested = None  # this is what is wanted instead
         try:
             self._check(cluster)
         except HostError as error:  # a config server of its own does not know this host
@@ -299,7 +309,9 @@ class Job:
             coordinator.begin_anew()
         broker.admit(cluster)
         ended = broker.ended_in(cluster)
-        replacing = coordinator.accept(cluster, cluster.writer == self._begun.writer, ended, living)
+        replacing = coordinator.accept(cluster, own, ended, living)
+        if not (own or coordinator.resting or cluster.writer == writer_of_workers(self._begun.writer)):
+            coordinator.requested = cluster
         if self._pause is not None and not coordinator.pausing:
             self._pause.cancel()
             self._pause = None

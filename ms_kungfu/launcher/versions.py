@@ -132,6 +132,15 @@ class ClusterVersions:
         self.refused = {v: reason for v, reason in self.refused.items() if v > version}
         self.chosen = version
 
+    def exclude_newcomers(self) -> None:
+        """The processes that were started for versions which nobody is left to choose are out."""
+        newest, current = self.newest, self.current
+        if newest is None or current is None:
+            return
+        later = [known for version, known in self.clusters.items() if version > current.version]
+        for peer in {peer for known in later for peer in known.workers}:
+            self.excluded.setdefault(peer, []).append(newest.version)
+
     def record_end(self, peer: PeerID, incarnation: int) -> None:
         """A process has ended: every known version, and those written before their writer knew, means it by `peer`."""
         newest = self.newest

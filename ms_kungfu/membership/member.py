@@ -50,7 +50,7 @@ class Ports:
     core: Any = _core
     environ: Mapping[str, str] | None = None  # None: the process's
     broker: Callable[[], BrokerClient] = BrokerClient.from_environment
-    store: Callable[[str, str | None], ClusterStore] = open_store
+    store: Callable[[str, str | None, str], ClusterStore] = open_store
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     event: Callable[[], threading.Event] = threading.Event

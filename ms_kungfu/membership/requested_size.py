@@ -13,7 +13,7 @@ import logging
 import numpy as np
 
 from ms_kungfu import env
-from ms_kungfu.cluster import WORKER_PORTS, Cluster, PeerID
+from ms_kungfu.cluster import WORKER_PORTS, Cluster, PeerID, writer_of_workers
 from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError
 from ms_kungfu.errors import KungFuError, PeerLostError, ResizeError
 from ms_kungfu.membership.member import Member, current
@@ -86,7 +86,7 @@ def _write(member: Member, cluster: Cluster, size: int, dead: list[PeerID]) -> i
         given = ",".join(f"{host}:{count}" for host, count in (hosts or {}).items())
         raise ResizeError(f"{size} workers were asked for, -H {given} has {slots} slots")
     ports = member.get(env.PORT_RANGE) or WORKER_PORTS
-    store = member.ports.store(url, secret)
+    store = member.ports.store(url, secret, writer_of_workers(member.get(env.JOB) or ""))
     while True:
         # The store may hold a newer version than this cluster has adopted; a size is built on the newest.
         newest = store.get() or cluster

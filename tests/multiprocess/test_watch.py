@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster import Cluster, PeerID, writer_of_workers
 from ms_kungfu.cluster_store import open_store
 from tests.conftest import free_port
 
@@ -23,7 +23,7 @@ from ms_kungfu.broker_protocol import BrokerClient, Detached
 
 me, secret = PeerID.parse(os.environ["KUNGFU_SELF"]), os.environ["KUNGFU_JOB_SECRET"]
 incarnation = int(os.environ["KUNGFU_INCARNATION"])
-signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))
+signal.signal(signal.SIGUSR1, signal.SIG_IGN if "STAYS" in os.environ else lambda *_: os._exit(0))
 
 def enter(member_of, version):
     broker = os.environ["KUNGFU_BROKER"]
@@ -49,6 +49,8 @@ def enter(member_of, version):
 
 print(f"broker={os.environ['KUNGFU_BROKER']}", flush=True)
 cluster = enter(None, None)
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))
+print(f"job={os.environ['KUNGFU_JOB']}", flush=True)
 client = open_store(os.environ["KUNGFU_CONFIG_SERVER"])
 while "STAYS" in os.environ:  # in a long step
     time.sleep(1)
@@ -412,6 +414,41 @@ def test_keep_waits_for_the_next_cluster(watch):
     job.program.signal(signal.SIGTERM)
     job.program.assert_exit(143)
     job.program.assert_gone(time.monotonic())
+
+
+def test_a_cluster_that_came_too_late_for_the_workers_begins_when_they_have_finished(watch):
+    job = watch("-np", 2, "-k", environment={"STAYS": "1"})
+    job.wait_for_version(0, 2)
+    assert job.resize("3")[0] == 0
+    started = job.wait_for(r"worker 2 \(127.0.0.1:10002, pid (\d+)\) started")
+    job.program.signal(signal.SIGUSR1)
+    # All of it is new, also the third, who had waited for the two that have finished.
+    assert [m[2] for m in job.wait_for_version(2, 3)] == ["2", "2", "2"]
+    assert len(job.wait_for(r"all workers have finished; waiting for the next cluster")) == 1
+    again = job.wait_for(r"worker 2 \(127.0.0.1:10002, pid (\d+)\) started", 2)
+    assert again[1][1] != started[0][1]
+    # What has begun once doesn't begin again.
+    job.program.signal(signal.SIGUSR1)
+    job.wait_for(r"all workers have finished; waiting for the next cluster", 2)
+    assert job.resize("1")[0] == 0
+    assert [m[2] for m in job.wait_for_version(3, 1)] == ["3"]
+    job.program.signal(signal.SIGTERM)
+    job.program.assert_exit(143)
+
+
+def test_what_workers_wanted_is_over_with_their_training(watch):
+    job = watch("-np", 2, "-k", environment={"STAYS": "1"})
+    job.wait_for_version(0, 2)
+    secret = next(job.program.runtime_dir.rglob("*.secret")).read_text()
+    store = open_store(job.url, secret, writer_of_workers(job.wait_for(r"^job=(\w+)")[0][1]))
+    store.put(cluster_of(1, 10000, 10001, 10002))
+    job.wait_for(r"worker 2 \(127.0.0.1:10002, pid (\d+)\) started")
+    job.program.signal(signal.SIGUSR1)
+    job.wait_for(r"all workers have finished; waiting for the next cluster")
+    assert job.resize("1")[0] == 0
+    assert [m[2] for m in job.wait_for_version(2, 1)] == ["2"]
+    job.program.signal(signal.SIGTERM)
+    job.program.assert_exit(143)
 
 
 # ---- a config server of its own ----

@@ -303,3 +303,36 @@ def test_a_process_is_dead_only_in_versions_that_mean_it():
     assert versions.announceable() == 1
     versions.admit(cluster(4, A, C))  # what the launcher writes of its death
     assert versions.announceable() == 4
+
+
+def test_a_process_that_ended_is_remembered_when_its_successor_has_ended_too():
+    versions = started(cluster(0, A, B))
+    versions.record_end(B, 0)
+    versions.admit(cluster(1, A))
+    versions.admit(cluster(2, A, B))
+    versions.record_end(B, 2)
+    assert versions.ended_in(cluster(0, A, B)) == [B]  # the members are still there, and wait for nobody
+    assert versions.ended_in(cluster(2, A, B)) == [B]
+
+
+def test_who_would_be_left_counts_members_that_live_and_stay():
+    versions = started(cluster(0, A, B, C))
+    assert versions.staying_without(A, ()) == 2
+    assert versions.staying_without(A, {B}) == 1
+    assert versions.staying_without(A, {A, B}) == 1
+    versions.record_end(C, 0)
+    assert versions.staying_without(A, {B}) == 0
+    versions.admit(cluster(1, A, PeerID("127.0.0.1", 10003)))  # who comes has no state yet
+    assert versions.staying_without(A, ()) == 0
+
+
+def test_newcomers_whom_nobody_is_left_to_choose_are_out():
+    versions = started(cluster(0, A, B), cluster(1, A, B, C))
+    versions.record_end(A, 0)
+    versions.record_end(B, 0)
+    versions.exclude_newcomers()
+    assert versions.is_out(C, 1)
+    versions.admit(cluster(2, A, B, C))
+    versions.choose(2)
+    assert versions.answer(newcomer(C, 1)) == Detached()
+    assert versions.answer(newcomer(C, 2)) == Grant(cluster(2, A, B, C), 2)

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,19 +52,46 @@ def module_of(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def is_import_call(node):
+    if not isinstance(node, ast.Call):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return name in ("import_module", "__import__")
+
+
+def is_facade(path):
+    (facades,) = [room for room in rooms("Python") if room.name == "façades"]
+    return room_of(below_package(path), [facades]) is not None if path.parts[0] == "ms_kungfu" else False
+
+
 @functools.cache
 def imports(source):
-    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return [n for n in ast.walk(ast.parse(source)) if isinstance(n, (ast.Import, ast.ImportFrom)) or is_import_call(n)]
+
+
+def named_in(call):
+    """The module that is imported by a call; None where the name is computed."""
+    literal = isinstance(call.args[0], ast.Constant) and not call.args[0].value.startswith(".")
+    return call.args[0].value if literal else None
+
+
+def computing(files):
+    """The files that compute the name of what they import."""
+    calls = {path: [n for n in imports(source) if isinstance(n, ast.Call)] for path, source in files.items()}
+    return [path for path, found in sorted(calls.items()) if any(named_in(call) is None for call in found)]
 
 
 def imported(source, path, modules):
-    """The modules among `modules` that a file of Python imports anywhere, late or for type checkers alone, too.
+    """The modules among `modules` that a file of Python imports anywhere, late or for type checkers alone, too. What a
+    façade loads by a call when it is asked for a name is its task, and leads anywhere.
 
     `from package import name` imports the module of this name where there is one, else the package.
     """
     package = list(path.with_suffix("").parts[:-1])
     for node in imports(source):
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Call):
+            yield from [named_in(node)] if named_in(node) in modules and not is_facade(path) else []
+        elif isinstance(node, ast.Import):
             for alias in node.names:
                 yield from [alias.name] if alias.name in modules else []
         else:
@@ -86,8 +114,9 @@ def included(source, path, files):
     """The files of ours that a file of C++ includes: beside it, from ops_src, or from ops_src/include."""
     for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', source, re.MULTILINE):
         for folder in (path.parent, Path("kernels"), Path("ops_src"), Path("ops_src/include")):
-            if folder / name in files:
-                yield folder / name
+            found = Path(os.path.normpath(folder / name))
+            if found in files:
+                yield found
                 break
 
 
@@ -157,6 +186,11 @@ def test_python_imports_downwards_only():
     check(python_files(), python_arrows, rooms("Python"), below_package)
 
 
+def test_only_who_may_import_everything_computes_a_name():
+    free = [room for room in rooms("Python") if room.name in ("façades", "roof")]
+    assert [path for path in computing(python_files()) if room_of(below_package(path), free) is None] == []
+
+
 def test_cpp_includes_downwards_only():
     check(cpp_files(), cpp_arrows, rooms("C++"), Path.as_posix)
 
@@ -173,6 +207,7 @@ def test_cpp_includes_downwards_only():
         ("dataset/elastic.py", "import ms_kungfu.elastic.undo"),
         ("elastic/training.py", "from ms_kungfu import __version__"),
         ("monitoring/monitor.py", "from ..optimizers import monitored"),
+        ("cluster.py", "importlib.import_module('ms_kungfu.comm')"),
     ],
 )
 def test_an_arrow_upwards_is_seen(path, line):
@@ -206,6 +241,16 @@ def test_an_include_upwards_is_seen():
         "ops_src/base/error.cc imports ops_src/runtime/peer.h: base may not import runtime"
     ]
     assert len(circle(cpp_arrows(files))) == 3
+
+
+def test_an_include_by_way_of_the_parent_is_seen():
+    files = {Path("ops_src/base/error.cc"): '#include "../runtime/peer.h"\n', Path("ops_src/runtime/peer.h"): ""}
+    assert len(violations(cpp_arrows(files), rooms("C++"), Path.as_posix)) == 1
+
+
+def test_a_computed_import_is_seen():
+    files = {Path("ms_kungfu/cluster.py"): "import_module(f'ms_kungfu.{name}')", Path("a.py"): "import_module('x')"}
+    assert computing(files) == [Path("ms_kungfu/cluster.py")]
 
 
 def test_a_row_can_only_name_rows_above_it():

@@ -310,6 +310,16 @@ def test_a_job_that_resumes_from_a_checkpoint_replaces_what_came_after_it(record
     assert "job later begins with epoch 1, step 2: 6 records of earlier jobs" in report.notes[0]
 
 
+def test_a_worker_of_two_datasets_is_one_worker(recorded):
+    for path in recorded:
+        copy = path.with_name(path.name.replace("-0.jsonl", "-1.jsonl"))
+        copy.write_text(path.read_text())
+        change(copy, lambda line: {**line, "data": 1})
+    report = verdict(recorded[0].parent)
+    assert report.exact
+    assert (report.workers, len(report.epochs)) == (2, 4)
+
+
 def test_the_command_prints_a_verdict_and_exits_by_it(recorded):
     folder = recorded[0].parent
 

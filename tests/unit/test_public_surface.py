@@ -70,8 +70,9 @@ def surface():
 def test_an_older_name_is_the_same_thing_and_says_what_it_is_called_now(path, newer):
     module, _, name = path.rpartition(".")
     module = importlib.import_module(module)
-    with pytest.warns(FutureWarning, match=f"{name} is called {newer} now"):
+    with pytest.warns(FutureWarning, match=f"{name} is called {newer} now") as told:
         assert getattr(module, name) is getattr(module, newer)
+    assert [warning.filename for warning in told] == [__file__]
 
 
 def test_public_names_and_their_arguments_stay():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from ms_kungfu import _core
 from ms_kungfu.dataset import sharding, shards
+from ms_kungfu.elastic import pace
 from ms_kungfu.elastic.canary import difference
 from ms_kungfu.elastic.pace import longest, speeds
 
@@ -84,3 +87,31 @@ def test_what_differs_is_named_with_the_ranks():
     assert "ranks 0 and 2 computed one shard each, and the gradient of 'a' differs" in difference(
         {0: [1, 2], 2: [9, 2]}, {}, names
     )
+
+
+@pytest.fixture
+def agreed(monkeypatch):
+    """(a worker's Pace, what each step takes it for its shards, what the other of two says): one of two workers."""
+    mine, other = [(0.0, 0)], [1.0]
+    core = SimpleNamespace(shard_pace=lambda: mine[0])
+    monkeypatch.setattr(pace.membership, "current", lambda: SimpleNamespace(core=core))
+    monkeypatch.setattr(pace, "gather_living", lambda row, name: {0: row, 1: np.array(other)})
+    return pace.Pace(), mine, other
+
+
+def test_what_the_first_step_compiled_makes_nobody_slow(agreed):
+    measured, mine, _ = agreed
+    mine[0] = (400.0, 4)
+    assert measured.step_end(version=3, size=2, shards=8, weights=[]) == []
+    mine[0] = (4.0, 4)
+    assert measured.step_end(version=3, size=2, shards=8, weights=[]) == []  # both need a second for a shard
+
+
+def test_weights_are_of_the_ranks_that_were_measured(agreed):
+    measured, mine, _ = agreed
+    mine[0] = (12.0, 4)
+    measured.step_end(version=3, size=2, shards=8, weights=[])
+    weights = measured.step_end(version=3, size=2, shards=8, weights=[])
+    assert weights == [333, 1000]
+    assert measured.step_end(version=3, size=2, shards=8, weights=weights) == weights
+    assert measured.step_end(version=4, size=2, shards=8, weights=weights) == []

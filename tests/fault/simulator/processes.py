@@ -33,7 +33,7 @@ class Process:
                 core=self.core,
                 environ=environ,
                 broker=lambda: BrokerClient(world),
-                store=lambda url, secret: Store(world),
+                store=lambda url, secret, writer: Store(world, writer),
                 monotonic=lambda: world.loop.now,
                 sleep=world.sleep,
                 event=lambda: Event(world),

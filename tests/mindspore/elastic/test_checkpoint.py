@@ -347,6 +347,27 @@ def test_a_resume_under_other_conditions_says_what_differs(tmp_path, new_process
     assert f"(instruction set {found['isa']} there and MMX here, shards 4 there and 2 here)" in told
 
 
+@pytest.mark.parametrize("there", [{"batch_size": 2}, {"global_batch_size": 4}])
+def test_a_resume_says_whose_batch_goes_on(tmp_path, new_process, caplog, there):
+    def training(**batch):
+        data = ElasticDataset(ms.dataset.NumpySlicesDataset([1.0] * 8, ["x"]), **batch)
+        net = nn.Dense(1, 1)
+        optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+        return ElasticTraining(net, optimizer, dataset=data, checkpoint_dir=tmp_path, resume=True)
+
+    first = training(**there)
+    first.begin()
+    first.checkpoint()
+    first._checkpoints.folder.wait()
+    for again in (there, {"global_batch_size": 2}):
+        new_process()
+        training(**again).begin()
+        told = [record.message for record in caplog.records if "of the checkpoint" in record.message]
+        ((name, count),) = there.items()
+        text = f"training goes on with {name}={count} of the checkpoint instead of the program's global_batch_size=2"
+        assert told == ([] if again == there else [text])
+
+
 def test_a_resume_with_other_callbacks_says_what_differs(tmp_path, new_process, caplog):
     options = {"checkpoint_dir": tmp_path, "checkpoint_every": 10, "resume": True}
     train(after=[EarlyStopping("loss", patience=50)], **options)

@@ -1,0 +1,34 @@
+"""What is asked about the processes of a host, without any."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.policy import Headcount
+from ms_kungfu.launcher.processes import Process, ProcessTable
+
+A, B, C = (PeerID("127.0.0.1", 10000 + i) for i in range(3))
+
+
+def table(*peers, out=(), told=()):
+    """All of version 0, but for those that are `out`."""
+    broker: Any = SimpleNamespace(
+        is_out=lambda peer, incarnation: peer in out,
+        current=lambda: Cluster(tuple(peers), (), 0),
+        told_to_end=lambda: set(told),
+    )
+    nothing: Any = None
+    found = ProcessTable(broker, nothing, nothing)
+    found.by_key = {key: Process(key, str(peer), peer) for key, peer in enumerate(peers)}
+    return found
+
+
+def test_members_and_leavers_are_counted():
+    assert table(A, B, C, out=[B], told=[C]).headcount() == Headcount(members=2, leaving=1, terminated=1)
+
+
+def test_nobody_counts_on_who_is_as_good_as_gone():
+    for word in ("given_up", "works_on", "dismissed"):
+        processes = table(A, B, told=[B])
+        setattr(processes.by_key[1], word, True)
+        assert processes.headcount() == Headcount(members=1, leaving=0, terminated=0), word
