@@ -67,7 +67,6 @@ class Coordinator:
 
     def begin_anew(self) -> None:
         """After a rest: what happened before it is over."""
-        self.requested = None
         self.end_pause()
         self.vacant.clear()
         self._state.first_failure = self._state.program_failure = None

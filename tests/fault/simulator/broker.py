@@ -27,7 +27,7 @@ class Broker(broker.Broker):
     def _after_choice(self):
         """Who is let in anew is not known to be dead: its place would count as filled, and a step miss its samples."""
         before, self._chosen_before = self._chosen_before, self._versions.current
-        if before is not None:
+        if before is not None and self._world.rested_after is None:  # after a rest the choice comes first
             there = {p.peer for p in self._world.job._agent.processes if not p.given_up}
             for peer in self._chosen_before.workers:
                 if peer not in before.workers and peer not in there:

@@ -42,6 +42,8 @@ class Events:
         if self.broker is None or self.verdict is not None:
             return
         members, kind, who = self.members(), happening.kind, happening.who
+        if self.rested_after is not None and kind != "resize" and kind not in OUTAGES:
+            return
         if kind in ("kill newcomer", "kill member", "kill lone", "stop", "freeze", "pause", "slow", "terminate"):
             others = [p for p in self.processes.values() if p.alive and p not in members]
             crowd = others if kind == "kill newcomer" else members

@@ -165,8 +165,27 @@ class Promises:
                 if not self.checkpoints.keys() & set(until):
                     raise Violation(f"the checkpoint of step {step} was lost, and nobody has made up for it")
 
+    def check_rest(self):
+        """What was asked for from outside, and hadn't come true when all had finished, has begun since, once."""
+        accepted = [wish for wish in self.wished if wish.version not in self.refused]
+        late = [wish for wish in accepted if wish.version > self.rested_after]
+        chosen = self.broker.current()
+        # A later one than that is for the workers who have begun.
+        if late and (chosen.version == self.rested_after or chosen.size not in [wish.size for wish in late]):
+            raise Violation(f"{late[-1]} was accepted, and {chosen} is what there is in the end")
+        if not late and chosen.version != self.rested_after:
+            raise Violation(f"{chosen} has begun, and nobody outside had asked for it")
+        present = {p.peer for p in self.job._agent.processes if self.job._agent.processes.is_current(p)}
+        for process in self.job._agent.processes:
+            if process.key in self.there_at_rest and process.peer in present and process.standby is None:
+                raise Violation(f"{process.who} was about to join workers who have finished, and is in {chosen}")
+        if late and not present.issuperset(chosen.workers):
+            raise Violation(f"{chosen} has begun, and there are {present}")
+
     def _check_size(self):
         """Whatever was asked for has come true, as there was time."""
+        if self.setup.ends_at is not None:
+            return
         chosen, newest = self.broker.current(), self.broker._versions.newest
         if newest.version != chosen.version:
             raise Violation(f"version {newest.version} was never chosen, {chosen.version} was the last")

@@ -8,6 +8,7 @@ from ms_kungfu.launcher.policy import Recover
 
 JOIN_TIMEOUT_S = 15.0
 PEER_TIMEOUT_S = 1.0
+REST_S = 3.0  # in which what is wanted begins
 UNANSWERED_KILL_S = 10.0  # of launcher.agent
 MAX_WORKERS = 8  # a segment has no room for more
 PORTS = range(10000, 10100)
@@ -59,6 +60,7 @@ class Setup:
     uneven: bool = False  # some workers are slower than others
     seed: int = 0  # of the data's order, where a step is a deal of shards; likewise
     drop_remainder: bool = False
+    ends_at: float | None = None  # training does, and the job waits for the next cluster then (-k)
     processes: float = float("inf")  # of which the machine has memory
 
 
