@@ -100,10 +100,9 @@ def integer(low: int, high: int | None = None) -> Callable[[str], int]:
     """A whole number from `low` to `high`."""
 
     def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not re.fullmatch("[+-]?[0-9]{1,18}", text):  # int() alone takes "1_0" and other scripts' digits
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+        value = int(text)
         if value < low or (high is not None and value > high):
             limits = f"from {low} to {high}" if high is not None else f"at least {low}"
             raise argparse.ArgumentTypeError(f"{value} is out of range; it must be {limits}")
@@ -114,9 +113,9 @@ def integer(low: int, high: int | None = None) -> Callable[[str], int]:
 
 def duration(text: str) -> float:
     """Seconds from ``"1h30m"``, ``"1.5s"``, ``"200ms"`` as Go writes them, or from a plain number of seconds."""
-    parts = re.findall(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", text)
+    parts = re.findall(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)", text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
-    if re.fullmatch(r"\d+(\.\d*)?", text):
+    if re.fullmatch(r"[0-9]+(\.[0-9]*)?", text):
         return float(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a duration; write it like 30s, 5m or 1h30m")

@@ -7,12 +7,12 @@ was expected. ``python -m ms_kungfu.env`` prints the table as docs/environment.m
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Callable, Generic, TypeVar
 
+_MOST_SECONDS = 1e8  # three years; what is added to a clock has to stay a number
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -65,7 +65,7 @@ def _natural(text: str) -> int:
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not (math.isfinite(value) and value > 0):
+    if not 0 < value <= _MOST_SECONDS:  # nor NaN
         raise ValueError(text)
     return value
 
@@ -114,7 +114,7 @@ def _hosts(text: str) -> dict[str, int]:
 
 NUMBER = Kind(_natural, "a number")
 FLAG = Kind({"0": False, "1": True}.__getitem__, "0 or 1")
-SECONDS = Kind(_seconds, "a positive number of seconds", "s")
+SECONDS = Kind(_seconds, "a positive number of seconds up to 1e8", "s")
 PATH = Kind(str, "a path")
 
 SELF = _optional("KUNGFU_SELF", Kind(str, "the worker's 'host:port'"), "This worker's peer ID.")

@@ -4,6 +4,8 @@ import argparse
 import os
 from pathlib import Path
 
+import data
+
 from ms_kungfu.elastic.schedule import parse_schedule
 
 HERE = Path(__file__).parent
@@ -64,4 +66,7 @@ def shards_for(args):
 
 if __name__ == "__main__":
     # Ends with a sentence where the arguments make no sense: run-elastic.sh asks before it begins.
-    print(shards_for(parse_arguments()))
+    given = parse_arguments()
+    if given.data_path:
+        data.find_or_make(given.data_path, HERE / "data")
+    print(shards_for(given))

@@ -5,8 +5,8 @@
 set -euo pipefail
 
 export PATH="${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
-root=$(cd ../.. && pwd -P)
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+root=$(cd -- "$here/../.." && pwd -P)
 
 ready() { command -v kungfu-run >/dev/null && python -c 'import ms_kungfu._core, matplotlib, sklearn, tqdm' 2>/dev/null; }
 
@@ -41,12 +41,12 @@ if [ -t 2 ]; then
 fi
 
 # What is trained goes on record there; a --ledger of your own comes later on the command line and counts.
-ledger=logs/ledger resume=
+ledger=$here/logs/ledger resume=
 for ((i = 1; i <= $#; i++)); do
   case ${!i} in
     -h | --help)
       printf 'run-elastic.sh [--chaos] [ARGUMENT ...]: --chaos kills workers and resizes at random; arguments go to train.py:\n\n'
-      exec python arguments.py --help
+      exec python "$here/arguments.py" --help
       ;;
     --ledger) next=$((i + 1)) && ledger=${!next:-} ;;
     --ledger=*) ledger=${!i#--ledger=} ;;
@@ -55,15 +55,15 @@ for ((i = 1; i <= $#; i++)); do
 done
 words=("$@")
 [ "${1:-}" != --chaos ] || words=("${@:2}")
-mkdir -p logs
-exec {lock}>logs/lock
+mkdir -p "$here/logs"
+exec {lock}>"$here/logs/lock"
 if ! flock -n "$lock"; then
   echo "run-elastic.sh: another run writes into logs/ of this folder; let it end, or copy the folder" >&2
   exit 1
 fi
 # Before the last run's proof is removed: it ends this where it has a complaint.
-shards=$(python arguments.py "${words[@]}")
-[ "$resume" ] || rm -rf logs/ledger
+shards=$(python "$here/arguments.py" "${words[@]}")
+[ "$resume" ] || rm -rf "$here/logs/ledger"
 
 # --chaos, as the first argument: workers are killed and the cluster is resized at random, for two minutes (or
 # CHAOS_SECONDS). There are more epochs than fit into the time; training ends when it has been left alone for a moment.
@@ -71,12 +71,12 @@ if [ "${1:-}" = --chaos ]; then
   shift
   seconds=${CHAOS_SECONDS:-120}
   end=$(($(date +%s) + seconds + 15))
-  KUNGFU_LEDGER_DIR=$ledger exec python -m ms_kungfu.chaos -for "$seconds" -- -logdir logs -np 2 \
-    python train.py --ledger "$ledger" --schedule none --epochs $((seconds * 3)) --until "$end" "$@"
+  KUNGFU_LEDGER_DIR=$ledger exec python -m ms_kungfu.chaos -for "$seconds" -- -logdir "$here/logs" -np 2 \
+    python "$here/train.py" --ledger "$ledger" --schedule none --epochs $((seconds * 3)) --until "$end" "$@"
 fi
 
-kungfu-run -q -logdir logs -np 1 -w -builtin-config-port "$port" -config-server "http://127.0.0.1:$port/config" \
-  python train.py --ledger logs/ledger --shards "$shards" "$@" <&0 &
+kungfu-run -q -logdir "$here/logs" -np 1 -w -builtin-config-port "$port" -config-server "http://127.0.0.1:$port/config" \
+  python "$here/train.py" --ledger "$here/logs/ledger" --shards "$shards" "$@" <&0 &
 job=$!
 trap 'kill -TERM "$job"' TERM HUP
 trap : INT # a terminal sends it to kungfu-run too

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from ms_kungfu.launcher.supervisor import Supervisor, set_process_name
 
 _COMMANDS = {"resize": resize, "evict": evict}
 _SWITCH_INTERVAL_S = 5e-4
+_LEAST_DESCRIPTORS = 32  # of the launcher and one worker
 _NEVER = logging.CRITICAL + 1
 
 
@@ -36,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: Options) -> int:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit < _LEAST_DESCRIPTORS:
+        raise UsageError(f"{limit} open files (ulimit -n) are too few; the least is {_LEAST_DESCRIPTORS}")
     # What is opened next must not become standard output, where that is closed.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass

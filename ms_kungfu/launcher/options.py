@@ -215,6 +215,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     if not command:
         raise UsageError(f"no program to run; write it after the flags: {PROGRAM} -np 2 python train.py")
     _check_program(command)
+    _check_environment()
     embedded = flags.builtin_port is not None or (flags.watch and flags.config_server is None)
     if flags.keep and not flags.watch:
         raise UsageError("-k needs -w: without it the job can't get another cluster to wait for")
@@ -242,10 +243,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
             )
     if flags.min_size is not None and flags.size < flags.min_size:
         raise UsageError(f"-np {flags.size} is less than -min-np {flags.min_size}")
-    try:
-        peer_timeout_s = env.PEER_TIMEOUT.get() if flags.peer_timeout_s is None else flags.peer_timeout_s
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    peer_timeout_s = env.PEER_TIMEOUT.get() if flags.peer_timeout_s is None else flags.peer_timeout_s
     flags.logfile = flags.logfile and Path(flags.logdir or ".", flags.logfile)
     # Watch mode with nothing to watch gets a config server on any port: kungfu-run resize finds it by its URL.
     flags.builtin_port = (flags.builtin_port or 0) if embedded else None
@@ -259,6 +257,16 @@ def parse_options(arguments: Sequence[str]) -> Options:
     except HostError as error:
         raise UsageError(str(error)) from None
     return options
+
+
+def _check_environment() -> None:
+    """Says before the start what each worker would say otherwise."""
+    for variable in env.VARIABLES:
+        if "user" in variable.set_by:
+            try:
+                variable.get()
+            except ValueError as error:
+                raise UsageError(str(error)) from None
 
 
 def _check_program(command: Sequence[str]) -> None:

@@ -192,7 +192,7 @@ def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verd
     if state.members - terminated < state.min_size:
         reason = f"{failure.reason}; {would_be_left(state.members - terminated, state.min_size)}"
         return Verdict(Action.FAIL, reason, first.exit_code)
-    if state.recover is Recover.REPLACE:
+    if state.recover is Recover.REPLACE and not state.finished:  # a newcomer would find nobody any more
         if event.restarts < state.max_restarts:
             return Verdict(Action.REPLACE, f"{failure.reason}; the others go on, and a new worker is started")
         named = f", see {event.logs}" if event.logs else ""

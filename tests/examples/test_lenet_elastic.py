@@ -161,6 +161,23 @@ def test_a_misspelt_argument_leaves_the_last_ledger_as_it_is(folder, arguments):
 
 
 @INSTALLED
+def test_paths_are_those_of_the_users_folder(folder, tmp_path):
+    """And what isn't there leaves the last ledger as it is, too."""
+    needs("sklearn", "matplotlib", "tqdm")
+    (folder / "logs" / "ledger").mkdir(parents=True)
+    script = folder / "run-elastic.sh"
+    done = run(tmp_path, script, "--data-path", "empty")
+    assert (done.returncode, done.stdout.split(";")[0]) == (1, "empty has no file train-images-idx3-ubyte")
+    assert (folder / "logs" / "ledger").exists()
+    done = run(tmp_path, script, "--epochs", "1", "--schedule", "none", "--out", "here", "--ledger", "proof")
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert done.stdout.splitlines()[-1].startswith("exact: ")
+    assert (tmp_path / "here" / "training.png").exists()
+    assert not (folder / "out").exists()
+    assert list((tmp_path / "proof").iterdir())
+
+
+@INSTALLED
 def test_two_runs_at_a_time_in_one_folder_are_refused(folder):
     needs("sklearn", "matplotlib", "tqdm")
     (folder / "logs" / "ledger").mkdir(parents=True)

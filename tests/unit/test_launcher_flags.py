@@ -71,6 +71,9 @@ def test_help_needs_no_program(help_flag):
         (["-np"], "flag -np needs a value"),
         (["-np", "0", "sh"], "-np: 0 is out of range; it must be at least 1"),
         (["-np", "two", "sh"], "-np: 'two' is not a whole number"),
+        (["-np", "1_0", "sh"], "-np: '1_0' is not a whole number"),
+        (["-np", "\N{ARABIC-INDIC DIGIT TWO}", "sh"], "is not a whole number"),
+        (["-timeout", "\N{ARABIC-INDIC DIGIT TWO}s", "sh"], "is not a duration"),
         (["-np", "2"], "no program to run"),
         (["no-such-program-here"], "program 'no-such-program-here' is not an executable file"),
         (["/tmp"], "program '/tmp' is not an executable file"),
@@ -188,6 +191,11 @@ def test_the_time_after_which_a_worker_hangs(monkeypatch):
     assert parse_options(["-peer-timeout", "0", "sh"]).peer_timeout_s is None
     monkeypatch.setenv("KUNGFU_PEER_TIMEOUT", "soon")
     assert refusal("sh") == "KUNGFU_PEER_TIMEOUT must be a number of seconds, 0 for never, got 'soon'"
+
+
+def test_what_each_worker_would_have_against_a_variable_is_said_before_the_start(monkeypatch):
+    monkeypatch.setenv("KUNGFU_COLLECTIVE_TIMEOUT", "1e300")
+    assert refusal("sh") == "KUNGFU_COLLECTIVE_TIMEOUT must be a positive number of seconds up to 1e8, got '1e300'"
 
 
 def test_a_fixed_number_of_cores(monkeypatch):

@@ -108,6 +108,9 @@ def test_the_others_go_on_without_a_worker_that_died(standing):
     verdict = decide(exited(1, standing), surviving(Recover.REPLACE))
     assert verdict.action is Action.REPLACE
     assert "a new worker is started" in verdict.reason
+    verdict = decide(exited(1, standing), surviving(Recover.REPLACE, finished=True))  # it would find nobody
+    assert verdict.action is Action.SHRINK
+    assert verdict.reason.endswith("the others go on without it")
 
 
 def test_a_newcomer_that_exits_before_it_joined_is_not_waited_for():
