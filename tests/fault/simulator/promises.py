@@ -194,7 +194,13 @@ class Promises:
             raise Violation(f"version {newest.version} is {stored} in the store, and {newest} for the launcher")
         setup, kinds = self.setup, {h.kind for h in self.happenings}
         deaths = {"kill member", "kill newcomer", "kill lone", "kill at", "stop", "stop at", "freeze"}
-        if setup.schedule or not kinds <= deaths | {"pause", "slow", "resize", "no descriptors"}:
+        harmless = {"pause", "slow", "no descriptors", "server away"}
+        if setup.schedule and kinds <= harmless:
+            last = max((step if isinstance(step, int) else step[1] for step in self.steps), default=0)
+            due = [entry for entry in sorted(dict(setup.schedule).items()) if entry[0] < last]
+            if due and chosen.size != due[-1][1]:
+                raise Violation(f"the schedule has {due[-1][1]} workers after {last} steps, {chosen.size} are there")
+        if setup.schedule or not kinds <= deaths | harmless | {"resize"}:
             return
         if self.refused:
             return  # one that could not come true has hidden those before it
