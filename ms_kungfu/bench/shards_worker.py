@@ -61,6 +61,8 @@ class Training:
         source = ds.GeneratorDataset(_Samples(model, batch * steps), ["x", "label"], shuffle=False)
         self._data = ElasticDataset(source, global_batch_size=batch, shuffle=False, shards=shards)
         self.elastic = ElasticTraining(net, optimizer, dataset=self._data)
+        # Moving statistics are each worker's own where a step isn't a deal of shards.
+        self._same = net.trainable_params() if shards is None else self.elastic.parameters
         self.train: Any
         if shards is None:
             self.train = nn.TrainOneStepCell(nn.WithLossCell(net, loss), optimizer)
@@ -79,7 +81,8 @@ class Training:
                 yield
 
     def digest(self) -> str:
-        return digest([p.asnumpy() for p in self.elastic.parameters])
+        """Of what is the same at all workers."""
+        return digest([p.asnumpy() for p in self._same])
 
 
 def _peak_mib() -> float:

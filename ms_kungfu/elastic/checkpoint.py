@@ -329,13 +329,14 @@ class Checkpointing:
         # A worker that the checkpoint has nothing of goes on as a joiner does.
         own = host["own"][rank] if rank < len(host["own"]) else host["own"][0]
         found = {**host["components"], **own}
+        mine = self._conditions() or {"shards": None}  # the program's, which the checkpoint may change
         batch = "".join(_other_batch(c.capture(), found.get(c.name)) for c in now.components if c.name == "dataset")
         restore_components(now.components, found)
         program.current().checkpoint = None  # what it says is of the job that wrote it
         _log.info("resumed from %s on %d workers", answer["path"], runtime.current_cluster_size())
         if batch and "conditions" not in host and membership.speaks_for_all():  # else they say so
             _log.warning("training goes on with %s", batch)
-        told = differences(host.get("conditions", {}), self._conditions() or {"shards": None})
+        told = differences(host.get("conditions", {}), mine)
         if told and membership.speaks_for_all():
             text = "%s was written under other conditions (%s): what follows isn't bit for bit what it would have been"
             _log.warning(text, answer["path"], told)

@@ -90,9 +90,12 @@ TEST(TrafficTest, WaitingForAnotherRankIsTimeInCommunication) {
   using namespace std::chrono_literals;
   Ranks ranks(2);
   const Counted counted;
+  std::atomic<bool> other_is_there{false};
   ranks.Run([&](uint32_t rank, Communicator& communicator) {
-    if (rank == 1) std::this_thread::sleep_for(100ms);
     std::vector<float> values(10, 1.0f);
+    if (rank == 0) other_is_there = true;
+    while (!other_is_there) std::this_thread::sleep_for(1ms);
+    if (rank == 1) std::this_thread::sleep_for(100ms);
     AllReduce(communicator, "x", values);
   });
   EXPECT_GE(counted.busy_s(), 0.08);

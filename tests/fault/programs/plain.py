@@ -40,6 +40,12 @@ def mean(values, last):
     return np.asarray(sum_by_the_tree(values) / np.float32(len(values) - 1 + last), np.float32)
 
 
+def put(parameters, values):
+    """In their own memory: a graph that is compiled goes on with that, whatever `set_data` gives them."""
+    for parameter, value in zip(parameters, values):
+        np.copyto(parameter.asnumpy(), value)
+
+
 def train(training):
     statistics = [p for p in training.net.get_parameters() if "moving" in p.name]
     x, labels = training.samples.x, training.samples.labels
@@ -47,16 +53,14 @@ def train(training):
         before = [p.asnumpy().copy() for p in statistics]
         brought, after = [], []
         for samples in shards:
-            for parameter, value in zip(statistics, before):
-                parameter.set_data(ms.Tensor(value))
+            put(statistics, before)
             _, gradients = training.compute(ms.Tensor(x[samples]), ms.Tensor(labels[samples]))
             brought.append([g.asnumpy().copy() for g in gradients])
             after.append([p.asnumpy().copy() for p in statistics])
         last = len(shards[-1]) / training.kind.unit
         means = tuple(ms.Tensor(mean(list(each), last)) for each in zip(*brought))
         training.update(ms.mutable(means))  # else they are constants of a graph of their own
-        for parameter, each in zip(statistics, zip(*after)):
-            parameter.set_data(ms.Tensor(mean(list(each), last)))
+        put(statistics, [mean(list(each), last) for each in zip(*after)])
 
 
 ms.set_context(mode=ms.GRAPH_MODE if sys.argv[2] == "graph" else ms.PYNATIVE_MODE)

@@ -75,6 +75,10 @@ class Machine(machine.Machine):
 class Launcher(job.Job):
     """The real one, watched."""
 
+    def on_cluster(self, cluster):
+        self._world.wanted_at.setdefault(cluster.version, self._world.loop.now)
+        super().on_cluster(cluster)
+
     def worker_ended(self, process, standing, code, error):
         super().worker_ended(process, standing, code, error)
         if not process.given_up:

@@ -58,6 +58,7 @@ class World(Events, Promises):
         self.all_threads = []
         self.current = None
         self.segments = {}
+        self.wanted_at = {}  # version -> when the launcher heard of it
         self.processes = {}  # key -> Process, those that run
         self.everybody = []
         self.deaths = 0
