@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from traceback import walk_stack
@@ -305,13 +305,14 @@ class KungFuElasticCallback(Callback):
             # Also where the others are further on: they wait for this worker at their next step or sync point.
             return self._evaluate_alone(model, dataset, callbacks, params, add_eval_loss)
         averaged = inventory.moving_statistics([model._network]) if training is None else training.averaged
-        return evaluation.Evaluation(model, dataset, callbacks, params, add_eval_loss).run(averaged)
+        with _off_record(dataset):
+            return evaluation.Evaluation(model, dataset, callbacks, params, add_eval_loss).run(averaged)
 
     @staticmethod
-    def _evaluate_alone(model: Any, *arguments: Any, **options: Any) -> Any:
+    def _evaluate_alone(model: Any, dataset: Any, *arguments: Any, **options: Any) -> Any:
         """Of a ``Model.eval`` that this worker makes by itself, such as one of a callback of the program's."""
-        with runtime.keep_waiting():
-            return Model._eval_process(model, *arguments, **options)
+        with runtime.keep_waiting(), _off_record(dataset):
+            return Model._eval_process(model, dataset, *arguments, **options)
 
     def _steps_left(self) -> int | None:
         """In the present epoch of an ordinary dataset; None where each worker goes its own way."""
@@ -417,6 +418,10 @@ def compile_step(network: Any, dataset: Any) -> None:
         return
     columns = zip(dataset.output_shapes(), dataset.output_types())
     network.compile(*(ms.Tensor(np.zeros(shape, dtype)) for shape, dtype in columns))
+
+
+def _off_record(dataset: Any) -> AbstractContextManager[None]:
+    return dataset.off_record() if isinstance(dataset, ElasticDataset) else nullcontext()
 
 
 def _agreed(steps: int) -> int:

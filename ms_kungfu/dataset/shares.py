@@ -5,7 +5,8 @@ What `ElasticDataset` is made of, without MindSpore. All workers make the same c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, Protocol
@@ -171,6 +172,15 @@ class Shares:
     def keeps_ledger(self) -> bool:
         """Whether what is trained is recorded."""
         return self._ledger is not None
+
+    @contextmanager
+    def off_record(self) -> Iterator[None]:
+        """What is handed out meanwhile isn't trained but evaluated."""
+        ledger, self._ledger = self._ledger, None
+        try:
+            yield
+        finally:
+            self._ledger = ledger
 
     def conditions(self) -> dict[str, Any]:
         """What the bits of training depend on besides its program; nothing where that is the cluster, too."""

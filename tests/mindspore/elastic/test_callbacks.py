@@ -291,3 +291,13 @@ def test_who_is_behind_the_others_has_them_wait_while_it_evaluates(busy, monkeyp
     assert model.eval(make_source().batch(20), callbacks=[KungFuElasticCallback(), Look()], dataset_sink_mode=False)
     assert during == [True]
     assert busy == [True, False]
+
+
+def test_an_evaluation_is_nothing_that_was_trained(tmp_path, monkeypatch):
+    monkeypatch.setenv("KUNGFU_LEDGER_DIR", str(tmp_path))
+    _, net = make_model()
+    data = ElasticDataset(make_source(), global_batch_size=20)
+    model = Model(net, nn.MSELoss(), metrics={"mae"})
+    for callbacks in ([KungFuElasticCallback()], None):
+        assert model.eval(data, callbacks=callbacks, dataset_sink_mode=False)
+        assert bool(list(tmp_path.iterdir())) == (callbacks is None)  # without it nobody knows what it is
