@@ -100,7 +100,7 @@ def integer(low: int, high: int | None = None) -> Callable[[str], int]:
     """A whole number from `low` to `high`."""
 
     def parse(text: str) -> int:
-        if not re.fullmatch("[+-]?[0-9]{1,18}", text):  # int() alone takes "1_0" and other scripts' digits
+        if not re.fullmatch("[+-]?[0-9]+", text):  # int() alone takes "1_0" and other scripts' digits
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
         value = int(text)
         if value < low or (high is not None and value > high):

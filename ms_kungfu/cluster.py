@@ -131,10 +131,21 @@ class Cluster:
         return cls(peers["Workers"], peers["Runners"], given, writer)
 
 
+# What is written to the cluster store is signed: by the launcher with its job's name, by its workers with another word,
+# and by the launcher with a third one where nobody runs (-k). Whoever has none of these is somebody outside.
+
+
 def writer_of_workers(job: str) -> str:
-    """What the workers of `job` sign with what they write to the cluster store. The launcher signs with the job's name
-    itself, and whoever has neither is somebody outside."""
     return f"{job}workers"
+
+
+def writer_at_rest(job: str) -> str:
+    return f"{job}rests"
+
+
+def is_at_rest(cluster: Cluster) -> bool:
+    """Whether it was the last of a job, which waits for the next one."""
+    return cluster.writer.endswith("rests")
 
 
 def parse_json(body: bytes) -> object:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Callable, Generic, TypeVar
 
-_MOST_SECONDS = 1e8  # three years; what is added to a clock has to stay a number
+_MOST_SECONDS = 2e6  # 23 days: poll(2) counts milliseconds in 31 bits
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -114,7 +114,7 @@ def _hosts(text: str) -> dict[str, int]:
 
 NUMBER = Kind(_natural, "a number")
 FLAG = Kind({"0": False, "1": True}.__getitem__, "0 or 1")
-SECONDS = Kind(_seconds, "a positive number of seconds up to 1e8", "s")
+SECONDS = Kind(_seconds, "a positive number of seconds up to 2e6", "s")
 PATH = Kind(str, "a path")
 
 SELF = _optional("KUNGFU_SELF", Kind(str, "the worker's 'host:port'"), "This worker's peer ID.")
@@ -192,7 +192,7 @@ DEVICE_ENGINE_LIBRARY = _optional(
 )
 PEER_TIMEOUT = Variable(
     "KUNGFU_PEER_TIMEOUT",
-    Kind(_seconds_or_0, "a number of seconds, 0 for never", "s"),
+    Kind(_seconds_or_0, "a number of seconds up to 2e6, 0 for never", "s"),
     30.0,
     "How long a worker may stand still, e.g. stopped by SIGSTOP, before the launcher kills it (`-peer-timeout`). "
     "Computing, compiling and waiting for others is not standing still.",

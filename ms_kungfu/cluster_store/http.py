@@ -42,7 +42,8 @@ class HttpClusterStore:
         return found if found is not None and found.version > version else None
 
     def put(self, cluster: Cluster) -> Cluster:
-        written = self._cluster(*self._request("PUT", self._path, cluster.dumps().encode(), self._timeout_s))
+        writer = cluster.writer or self._writer
+        written = self._cluster(*self._request("PUT", self._path, cluster.dumps().encode(), self._timeout_s, writer))
         if written is None:
             raise ConfigServerError(f"{self.url} did not answer the PUT with a cluster")
         return written
@@ -58,15 +59,17 @@ class HttpClusterStore:
         except ValueError as error:
             raise ConfigServerError(f"{self.url} did not answer with a cluster: {error}") from None
 
-    def _request(self, method: str, path: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes, str]:
+    def _request(
+        self, method: str, path: str, body: bytes | None, timeout_s: float, writer: str = ""
+    ) -> tuple[int, bytes, str]:
         kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
         deadline = time.monotonic() + timeout_s
         connection = kind(self._host, self._port, timeout=timeout_s)
         headers = {"Connection": "close"}
         if body is not None:
             headers["Content-Type"] = "application/json"
-            if self._writer:
-                headers[WRITER_HEADER] = self._writer
+            if writer:
+                headers[WRITER_HEADER] = writer
         if self._secret and method != "GET":
             headers["Authorization"] = f"Bearer {self._secret}"
         try:

@@ -31,7 +31,7 @@ class ClusterStore(Protocol):
 
     def put(self, cluster: Cluster) -> Cluster:
         """Writes `cluster`, whose version must be the next one, and returns it as it is kept. StaleVersionError where
-        somebody else was faster."""
+        somebody else was faster. It is signed as `cluster` is, else as the store was opened for."""
         ...
 
     def watch(self, version: int, timeout_s: float) -> Cluster | None:

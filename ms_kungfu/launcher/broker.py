@@ -107,10 +107,11 @@ class Broker:
             self._versions.choose(version)
             self._after_choice()
 
-    def exclude_newcomers(self) -> None:
-        """Everybody has ended: whoever is on his way joins nothing any more."""
+    def exclude_everybody(self) -> None:
+        """Everybody has finished: whoever is on his way joins nothing any more, and nobody has to be let go."""
         with self._changed:
-            self._versions.exclude_newcomers()
+            self._versions.exclude_everybody()
+            self._leaving.clear()
             self._changed.notify_all()
 
     def forget_the_ended(self) -> None:

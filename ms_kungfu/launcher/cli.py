@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: Options) -> int:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit < _LEAST_DESCRIPTORS:
-        raise UsageError(f"{limit} open files (ulimit -n) are too few; the least is {_LEAST_DESCRIPTORS}")
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_DESCRIPTORS:
+        return failed(PROGRAM, f"{limit} open files (ulimit -n) are too few; the least is {_LEAST_DESCRIPTORS}", 1)
     # What is opened next must not become standard output, where that is closed.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass

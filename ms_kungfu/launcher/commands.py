@@ -9,7 +9,7 @@ from typing import Callable
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, failed
-from ms_kungfu.cluster import Cluster
+from ms_kungfu.cluster import Cluster, is_at_rest
 from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, open_store
 from ms_kungfu.config_server.secret_file import secret_from, servers_of_this_user
 from ms_kungfu.errors import ConfigServerError
@@ -32,8 +32,10 @@ def write_size(store: ClusterStore, size: int) -> str:
 
 
 def _resized(cluster: Cluster, size: int, given: range | None) -> Cluster | str:
-    if cluster.size == size:
+    if cluster.size == size and not is_at_rest(cluster):
         return f"nothing to do: cluster version {cluster.version} has {size} workers already"
+    if cluster.size == size:
+        return cluster.following(cluster.workers)
     first = min(worker.port for worker in cluster.workers)
     return cluster.resized(size, given or range(first, min(first + 1000, 65535) + 1))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster import Cluster, PeerID, is_at_rest, writer_at_rest, writer_of_workers
 from ms_kungfu.launcher import policy
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.policy import Action, Failure, Headcount, JobState, Verdict, WorkerExited, WorkerWorksOn
@@ -22,13 +22,14 @@ class Coordinator:
     Times are seconds of the caller's clock.
     """
 
-    def __init__(self, options: Options, first: Cluster) -> None:
-        self._options = options
+    def __init__(self, options: Options, first: Cluster, job: str = "") -> None:
+        """`job`: its name, with which the launcher signs what it writes."""
+        self._options, self._job = options, job
         self.newest = first  # that can be run
         self.last_version = first.version  # the newest that anybody has written, also if this host can't run it
         self.finishing = False  # a member has finished its program
         self.resting = False  # everybody has, and the job waits for the next cluster (-k)
-        self.requested: Cluster | None = None  # the last that somebody outside the job has written
+        self.requested: Cluster | None = None  # the last that somebody outside the job has asked for
         self.leaving: set[PeerID] = set()  # those who have been granted to leave
         self.vacant: list[int] = []  # places that a new worker is to take
         self.pausing: list[int] = []  # places that are vacant after a pause, for all of them the same
@@ -43,10 +44,11 @@ class Coordinator:
 
     def decide(self, event: WorkerExited | WorkerWorksOn, count: Headcount) -> Verdict:
         """What to do about `event`. What that means for the job as a whole is noted."""
-        verdict = policy.decide(event, replace(self._state, **vars(count), finished=self.finishing))
-        if verdict.action is Action.REST and self.resting:
-            return Verdict(Action.CONTINUE, "")  # a newcomer that isn't needed any more
-        self.resting = self.resting or verdict.action is Action.REST
+        state = replace(self._state, **vars(count), finished=self.finishing, resting=self.resting)
+        verdict = policy.decide(event, state)
+        if verdict.action is Action.REST:
+            self.resting = True
+            self.leaving.clear()
         return verdict
 
     # ---- what workers have come to ----
@@ -104,12 +106,28 @@ class Coordinator:
             self.newest, last_version, gone, living, len(self.vacant), ports, self._options.host.slots_by_host
         )
 
-    def missed(self, chosen: int) -> Cluster | None:
-        """In a rest: what has to be written because somebody outside has been told that it is wanted, and the workers
-        finished before they had gone over to it. What workers wanted of each other is over with their training."""
-        if self.requested is None or self.requested.version <= chosen:
+    def _is_outside(self, cluster: Cluster) -> bool:
+        return cluster.writer not in (self._job, writer_of_workers(self._job), writer_at_rest(self._job))
+
+    def at_rest(self, chosen: Cluster) -> Cluster | None:
+        """In a rest: what has to be written. `chosen` is what the workers had gone over to last.
+
+        Somebody outside has been told that a cluster is wanted, and they finished before they had gone over to it: it
+        begins. What workers wanted of each other is over with their training: then the store says that nobody runs,
+        so that any size can be asked for.
+        """
+        late = self.requested
+        if late is not None and late.version > chosen.version and {*late.workers} != {*chosen.workers}:
+            return replace(late, version=self.last_version + 1, writer=self._job)
+        if is_at_rest(self.newest):
             return None
-        return replace(self.requested, version=self.last_version + 1)
+        return replace(chosen, version=self.last_version + 1, writer=writer_at_rest(self._job))
+
+    def begins(self, cluster: Cluster) -> bool:
+        """In a rest: whether `cluster` is what is to be run next, and not what was under way when all finished."""
+        late = self.requested
+        asked = late is not None and cluster.writer == self._job and cluster.workers == late.workers
+        return asked or self._is_outside(cluster)
 
     def accept(
         self, cluster: Cluster, own: bool, ended: Collection[PeerID], living: Collection[PeerID]
@@ -121,6 +139,8 @@ class Coordinator:
             ended: its workers who have died; `living`: the members who live.
         """
         before, self.newest = self.newest, cluster
+        if self._is_outside(cluster) and not self.resting:
+            self.requested = cluster
         if not own:
             # Only those that it still lists are to be replaced.
             self.end_pause()

@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import logging
 import signal
+from dataclasses import replace
 from typing import Any
 
-from ms_kungfu.cluster import Cluster, PeerID, writer_of_workers
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher import policy
 from ms_kungfu.launcher.agent import GRACE_S, HostAgent
 from ms_kungfu.launcher.coordinator import Coordinator
@@ -88,7 +89,7 @@ class Job:
             on_change=lambda cluster: None if cluster is None else self.on_cluster(cluster),
             on_secret_left=lambda file: self._supervisor.remove_at_end(file.path, file.inode),
         )
-        self._coordinator = Coordinator(options, start.first)
+        self._coordinator = Coordinator(options, start.first, start.writer)
         self._revisions = Revisions(self, self._coordinator, start, machine)
         agent = HostAgent(options, machine, self._supervisor, self._output, start, self._coordinator, self)
         self._agent = agent
@@ -99,7 +100,7 @@ class Job:
         if options.watch and start.store is not None:
             self._watcher = StoreWatcher(
                 start.store,
-                lambda: self._coordinator.newest,
+                lambda: replace(self._coordinator.newest, version=self._coordinator.last_version),
                 lambda cluster: agent.from_thread(self.on_cluster, cluster),
                 machine,
             )
@@ -140,6 +141,9 @@ class Job:
             _log.info("%s%s", verdict.reason, "; ending the job" if verdict.action is Action.FAIL else "")
         elif verdict.reason:
             _log.warning("%s", verdict.reason)
+        if verdict.action is Action.REST:
+            self._host.send_everybody_away()
+            self._revisions.write()
         return not self._verdict.done()
 
     def _decide(self, event: WorkerExited | WorkerWorksOn) -> Verdict:
@@ -163,8 +167,7 @@ class Job:
             self._watcher.look_now()
 
     def worker_works_on(self, process: Process, version: int) -> None:
-        grace_s, resting = self._options.leave_grace_s, self._coordinator.resting
-        self._settle(self._decide(WorkerWorksOn(process.who, version, grace_s, resting)))
+        self._settle(self._decide(WorkerWorksOn(process.who, version, self._options.leave_grace_s)))
 
     def worker_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
         coordinator, who = self._coordinator, process.who
@@ -186,10 +189,6 @@ class Job:
         if not self._settle(verdict):
             if code != 0 and logs:
                 _log.info("what %s wrote: %s", who, logs)
-            return
-        if verdict.action is Action.REST:
-            self._host.send_newcomers_away()
-            self._revisions.write()
             return
         if code != 0 and standing in (Standing.MEMBER, Standing.JOINING):
             if coordinator.member_failed(who, code, error, logs):
@@ -254,7 +253,7 @@ class Job:
             return None
         if self._coordinator.starts_nobody:
             current = self._host.broker.current()
-            return self._coordinator.missed(current.version) if self._coordinator.resting and current else None
+            return self._coordinator.at_rest(current) if self._coordinator.resting and current else None
         self._end_who_is_kept()
         processes, server = self._host.processes, self._begun.server
         try:
@@ -292,13 +291,17 @@ class Job:
         host, broker = self._host, self._host.broker
         coordinator.last_version = cluster.version
         own = cluster.writer == self._begun.writer
-        if coordinator.resting or not own:
-            coordinator.requested = None  # this is what is wanted instead
+        if coordinator.resting and not coordinator.begins(cluster):
+            coordinator.newest = cluster
+            self._revisions.write()
+            return
         try:
             self._check(cluster)
         except HostError as error:  # a config server of its own does not know this host
             _log.error("cluster version %d is refused: %s", cluster.version, error)
             broker.refuse(cluster.version, str(error))
+            if coordinator.resting:
+                coordinator.newest = replace(coordinator.newest, writer="")  # the store has to say so once more
             self._revisions.write()
             return
         _log.info("cluster version %d is wanted: %d workers", cluster.version, cluster.size)
@@ -310,8 +313,6 @@ class Job:
         broker.admit(cluster)
         ended = broker.ended_in(cluster)
         replacing = coordinator.accept(cluster, own, ended, living)
-        if not (own or coordinator.resting or cluster.writer == writer_of_workers(self._begun.writer)):
-            coordinator.requested = cluster
         if self._pause is not None and not coordinator.pausing:
             self._pause.cancel()
             self._pause = None
@@ -322,6 +323,8 @@ class Job:
                 _log.error("cluster version %d can't be run, write it once more: %s", cluster.version, error)
                 return
             coordinator.resting = coordinator.finishing = False
+            coordinator.requested = None
+            self._loop.call_later(self._machine.standby_delay_s, host.standbys.keep)
         host.dismiss_who_is_left_out(joining)
         if ended:
             self._revisions.write()

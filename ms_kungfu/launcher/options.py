@@ -138,7 +138,7 @@ class Options:
         "init-version",
         "first cluster version (default: the one after the config server's, else 0); "
         "-1 takes the cluster that the config server holds, as soon as it holds one",
-        type=integer(-1),
+        type=integer(-1, 2**40),
         metavar="N",
     )
     affinity: bool = _flag(
@@ -232,7 +232,9 @@ def parse_options(arguments: Sequence[str]) -> Options:
         if flags.recover not in (None, Recover.FAIL):
             raise UsageError(f"-recover {flags.recover.value} needs -w: without it the death of a worker ends the job")
     if flags.max_restarts is not None and flags.recover is not Recover.REPLACE and not flags.standbys:
-        raise UsageError("-max-restarts needs -recover replace or -standby: nothing is started again without them")
+        raise UsageError(
+            "-max-restarts needs -recover replace or -standby: it says how often these start somebody again"
+        )
     if flags.cores_per_worker is not None:
         if not flags.affinity:
             raise UsageError("-cores-per-worker gives out cores and -affinity none doesn't; leave one of them out")

@@ -46,12 +46,11 @@ class WorkerExited:
 
 @dataclass(frozen=True)
 class WorkerWorksOn:
-    """A worker left the cluster with `version`, and still works after its grace. `resting`: so does the job (-k)."""
+    """A worker left the cluster with `version`, and still works after its grace."""
 
     who: str
     version: int
     grace_s: float
-    resting: bool
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,7 @@ class JobState(Headcount):
     first_failure: Failure | None = None  # of those that the job has survived
     program_failure: Failure | None = None  # the first of those in which a program failed by itself
     finished: bool = False  # a member has come to the end of its program
+    resting: bool = False  # all have, and the job waits for the next cluster (-k)
     first_to_finish: str = ""  # the first one that has, before this event
 
 
@@ -133,7 +133,7 @@ def decide(event: WorkerExited | WorkerWorksOn, state: JobState) -> Verdict:
             f"{event.who} is not in cluster version {event.version} any more and still works after {event.grace_s:g} s "
             "(-leave-grace); nobody waits for it, and it is ended when its place is needed or the job ends"
         )
-        return (None if event.resting else _after_end(reason, state)) or Verdict(Action.CONTINUE, reason)
+        return _after_end(reason, state) or Verdict(Action.CONTINUE, reason)
 
     how = event.error or how_it_ended(event.code)
     named = f", see {event.logs}" if event.logs else ""
@@ -158,6 +158,8 @@ def _after_end(reason: str, state: JobState) -> Verdict | None:
     """The job's end, where nobody is left."""
     if state.members or state.leaving:
         return None
+    if state.resting:
+        return Verdict(Action.CONTINUE, reason)
     if state.first_failure is not None and not state.finished:
         # A worker that was leaving is the last to go: the others died before they could go on without it.
         return Verdict(
@@ -179,6 +181,8 @@ def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verd
     before = f"; {state.first_to_finish} was the first to end, with code 0" if state.first_to_finish else ""
     if state.recover is Recover.FAIL:
         return Verdict(Action.FAIL, failure.reason + before, failure.exit_code)
+    if event.standing is Standing.JOINING and state.finished:  # it would have found nobody
+        return _after_end(failure.reason, state) or Verdict(Action.CONTINUE, failure.reason)
     first = state.first_failure or failure
     by_sigterm = exit_code_of(event.code) == 128 + signal.SIGTERM
     terminated = state.terminated if by_sigterm else 0

@@ -67,7 +67,7 @@ class Revisions:
     async def _write(self, cluster: Cluster) -> None:
         store = self._start.store
         if self._start.server is not None:
-            self._start.server.put(cluster.to_json(), self._start.writer)  # which tells the job
+            self._start.server.put(cluster.to_json(), cluster.writer or self._start.writer)  # which tells the job
             return
         assert store is not None
         try:
@@ -89,7 +89,8 @@ def _raise_bugs(task: asyncio.Future[None]) -> None:
 
 @dataclass
 class StoreWatcher:
-    """Calls `on_cluster` from a thread of its own with each newer cluster. `newest` gives the newest one that is known.
+    """Calls `on_cluster` from a thread of its own with each newer cluster. `newest` gives the newest one that can be
+    run, under the newest version that is known.
 
     A store that comes back without what it knew (a config server keeps nothing on disk) is given the newest cluster
     again, so that the next change counts on from there.
@@ -155,5 +156,4 @@ class StoreWatcher:
         elif found.version == known.version and found != known:
             # Somebody who knew less than the launcher was here first, and has another meaning of this version: that is
             # what he wants, and comes next.
-            written = self.store.put(replace(found, version=known.version + 1))
-            self.on_cluster(replace(written, writer=found.writer))  # it is his, not the launcher's
+            self.on_cluster(self.store.put(replace(found, version=known.version + 1)))  # still his, not the launcher's

@@ -132,13 +132,12 @@ class ClusterVersions:
         self.refused = {v: reason for v, reason in self.refused.items() if v > version}
         self.chosen = version
 
-    def exclude_newcomers(self) -> None:
-        """The processes that were started for versions which nobody is left to choose are out."""
-        newest, current = self.newest, self.current
-        if newest is None or current is None:
-            return
-        later = [known for version, known in self.clusters.items() if version > current.version]
-        for peer in {peer for known in later for peer in known.workers}:
+    def exclude_everybody(self) -> None:
+        """Whoever comes is another process: all members have finished, nobody is left to choose a version that others
+        were started for, and one that can't even be killed has no part in anything more."""
+        newest = self.newest
+        for peer in {peer for known in self.clusters.values() for peer in known.workers}:
+            assert newest is not None
             self.excluded.setdefault(peer, []).append(newest.version)
 
     def record_end(self, peer: PeerID, incarnation: int) -> None:

@@ -227,11 +227,13 @@ def late_wishes(seed: int) -> Schedule:
     setup = Setup(
         size=rng.randint(1, 3), external=rng.random() < 0.5, prepare_s=rng.choice((0.1, 0.5)), ends_at=1.0,
         recover=rng.choice((Recover.SHRINK, Recover.REPLACE)), schedule=((20, 4),) if rng.random() < 0.3 else (),
-        standbys=rng.choice((0, 0, 1)), asynchronous=rng.random() < 0.3,
+        standbys=rng.choice((0, 0, 1)), asynchronous=rng.random() < 0.3, leavers_stay_s=rng.choice((0.0, 0.0, 3.2)),
     )  # fmt: skip
     happenings = [
         Happening(rng.uniform(0.7, 1.6), "resize", rng.randint(1, 4)) for _ in range(rng.choice((0, 1, 1, 2)))
     ]
+    if rng.random() < 0.4:
+        happenings.append(Happening(rng.uniform(0.3, 0.9), rng.choice(("resize", "terminate", "evict")), 1))
     if rng.random() < 0.3:
         happenings.append(Happening(rng.uniform(0.6, 1.5), rng.choice(("kill member", "kill newcomer")), 1))
     if setup.external and rng.random() < 0.3:

@@ -388,6 +388,13 @@ def test_a_worker_without_descriptors_for_its_output_is_a_death_like_any_other(k
     job.assert_gone(time.monotonic())
 
 
+def test_a_limit_under_which_nothing_runs_is_a_sentence(kungfu_run):
+    few = (16, 16)
+    job = kungfu_run("true", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few))
+    job.assert_exit(1)
+    assert job.output == "kungfu-run: 16 open files (ulimit -n) are too few; the least is 32\n"
+
+
 def test_a_full_disk_under_logfile_is_told_once(kungfu_run, tmp_path):
     (tmp_path / "launcher.log").symlink_to("/dev/full")
     job = kungfu_run("-np", 2, "-logfile", "launcher.log", "true")

@@ -409,8 +409,14 @@ def test_keep_waits_for_the_next_cluster(watch):
     job.wait_for_version(0, 2)
     job.program.signal(signal.SIGUSR1)
     job.wait_for(r"all workers have finished; waiting for the next cluster \(-k\)")
+    # Version 1 is that nobody runs.
+    assert job.resize("2")[0] == 0
+    assert [m[2] for m in job.wait_for_version(2, 2)] == ["2", "2"]
+    assert "nothing to do" in job.resize("2")[1]
+    job.program.signal(signal.SIGUSR1)
+    job.wait_for(r"all workers have finished; waiting for the next cluster \(-k\)", 2)
     assert job.resize("3")[0] == 0
-    assert [m[2] for m in job.wait_for_version(1, 3)] == ["1", "1", "1"]
+    assert [m[2] for m in job.wait_for_version(4, 3)] == ["4", "4", "4"]
     job.program.signal(signal.SIGTERM)
     job.program.assert_exit(143)
     job.program.assert_gone(time.monotonic())
@@ -421,6 +427,7 @@ def test_a_cluster_that_came_too_late_for_the_workers_begins_when_they_have_fini
     job.wait_for_version(0, 2)
     assert job.resize("3")[0] == 0
     started = job.wait_for(r"worker 2 \(127.0.0.1:10002, pid (\d+)\) started")
+    job.wait_for("^broker=", 3)  # it minds no signal any more
     job.program.signal(signal.SIGUSR1)
     # All of it is new, also the third, who had waited for the two that have finished.
     assert [m[2] for m in job.wait_for_version(2, 3)] == ["2", "2", "2"]
@@ -431,7 +438,7 @@ def test_a_cluster_that_came_too_late_for_the_workers_begins_when_they_have_fini
     job.program.signal(signal.SIGUSR1)
     job.wait_for(r"all workers have finished; waiting for the next cluster", 2)
     assert job.resize("1")[0] == 0
-    assert [m[2] for m in job.wait_for_version(3, 1)] == ["3"]
+    assert [m[2] for m in job.wait_for_version(4, 1)] == ["4"]
     job.program.signal(signal.SIGTERM)
     job.program.assert_exit(143)
 
@@ -442,11 +449,11 @@ def test_what_workers_wanted_is_over_with_their_training(watch):
     secret = next(job.program.runtime_dir.rglob("*.secret")).read_text()
     store = open_store(job.url, secret, writer_of_workers(job.wait_for(r"^job=(\w+)")[0][1]))
     store.put(cluster_of(1, 10000, 10001, 10002))
-    job.wait_for(r"worker 2 \(127.0.0.1:10002, pid (\d+)\) started")
+    job.wait_for("^broker=", 3)
     job.program.signal(signal.SIGUSR1)
     job.wait_for(r"all workers have finished; waiting for the next cluster")
     assert job.resize("1")[0] == 0
-    assert [m[2] for m in job.wait_for_version(2, 1)] == ["2"]
+    assert [m[2] for m in job.wait_for_version(3, 1)] == ["3"]
     job.program.signal(signal.SIGTERM)
     job.program.assert_exit(143)
 

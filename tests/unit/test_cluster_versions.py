@@ -326,12 +326,12 @@ def test_who_would_be_left_counts_members_that_live_and_stay():
     assert versions.staying_without(A, ()) == 0
 
 
-def test_newcomers_whom_nobody_is_left_to_choose_are_out():
+def test_when_all_have_finished_whoever_comes_is_another_process():
     versions = started(cluster(0, A, B), cluster(1, A, B, C))
     versions.record_end(A, 0)
-    versions.record_end(B, 0)
-    versions.exclude_newcomers()
+    versions.exclude_everybody()
     assert versions.is_out(C, 1)
+    assert versions.is_out(B, 0)  # it can't even be killed
     versions.admit(cluster(2, A, B, C))
     versions.choose(2)
     assert versions.answer(newcomer(C, 1)) == Detached()

@@ -16,7 +16,18 @@ def cluster(version, *workers):
 
 def coordinator(*workers, flags=("-recover", "replace")):
     options = parse_options(["-w", "-port-range", "10000-10009", *flags, "sh"])
-    return Coordinator(options, cluster(0, *workers))
+    return Coordinator(options, cluster(0, *workers), "job")
+
+
+def written(by, version, *workers):
+    return Cluster(tuple(workers), (), version, by)
+
+
+def resting(*workers):
+    job = coordinator(*workers, flags=("-k",))
+    job.finishing = True
+    assert job.decide(exited(0), Headcount(0, 0, 0)).action is Action.REST
+    return job
 
 
 def exited(code):
@@ -97,3 +108,52 @@ def test_after_a_rest_nothing_of_before_counts():
     job.resting = job.finishing = False
     assert (job.vacant, job.pausing) == ([], [])
     assert "first that failed" not in job.decide(exited(1), Headcount(0, 0, 0)).reason
+
+
+def test_in_a_rest_nobody_is_about_to_leave_any_more():
+    job = coordinator(A, B, flags=("-k",))
+    job.leaving, job.finishing = {B}, True
+    assert job.decide(exited(0), Headcount(0, 0, 0)).action is Action.REST
+    assert job.members_to_leave([A]) == set()
+    assert job.decide(exited(0), Headcount(0, 0, 0)).action is Action.CONTINUE
+
+
+def test_the_store_says_once_that_nobody_runs():
+    job = resting(A, B)
+    marked = job.at_rest(cluster(0, A, B))
+    assert (marked, marked.writer) == (cluster(1, A, B), "jobrests")
+    assert not job.begins(marked)
+    job.newest = marked
+    assert job.at_rest(cluster(0, A, B)) is None
+
+
+@pytest.mark.parametrize("by", ["", "jobworkers", "job", "another"])
+def test_only_what_somebody_outside_wants_begins_after_the_workers(by):
+    outside = by not in ("job", "jobworkers")
+    job = coordinator(A, B, flags=("-k",))
+    job.last_version = 1
+    job.accept(written(by, 1, A, B, C), by == "job", [], [A, B])
+    job.resting = True
+    due = job.at_rest(cluster(0, A, B))
+    assert due.workers == ((A, B, C) if outside else (A, B))
+    assert due.version == 2
+    assert job.begins(due) == outside
+    assert job.begins(written(by, 3, A, B, C, D)) == outside  # what comes in the rest
+    # Or they have gone over to it.
+    assert job.at_rest(cluster(1, A, B, C)).writer == "jobrests"
+
+
+def test_what_was_taken_back_begins_nothing():
+    job = coordinator(A, B, flags=("-k",))
+    job.accept(written("", 1, A, B, C), False, [], [A, B])
+    job.accept(written("", 2, A, B), False, [], [A, B])
+    job.resting = True
+    assert job.at_rest(cluster(0, A, B)).writer == "jobrests"
+
+
+def test_what_workers_want_as_well_takes_nothing_from_somebody_outside():
+    job = coordinator(A, B, flags=("-k",))
+    job.accept(written("", 1, A, B, C), False, [], [A, B])
+    job.accept(written("jobworkers", 2, A), False, [], [A, B])
+    job.resting = True
+    assert job.at_rest(cluster(0, A, B)).workers == (A, B, C)

@@ -108,7 +108,7 @@ def test_the_others_go_on_without_a_worker_that_died(standing):
     verdict = decide(exited(1, standing), surviving(Recover.REPLACE))
     assert verdict.action is Action.REPLACE
     assert "a new worker is started" in verdict.reason
-    verdict = decide(exited(1, standing), surviving(Recover.REPLACE, finished=True))  # it would find nobody
+    verdict = decide(exited(1, Standing.MEMBER), surviving(Recover.REPLACE, finished=True))  # it would find nobody
     assert verdict.action is Action.SHRINK
     assert verdict.reason.endswith("the others go on without it")
 
@@ -239,3 +239,12 @@ def test_a_leaver_that_is_the_last_to_go_does_not_end_the_job_well():
     assert verdict.reason == f"no worker is left, the first that failed: {died.reason}"
     finished = JobState(members=0, leaving=0, keep=False, first_failure=died, finished=True)
     assert decide(exited(0), finished).action is Action.FINISH
+
+
+def test_a_newcomer_that_dies_when_a_member_has_finished_is_missed_by_nobody():
+    leavers = surviving(Recover.SHRINK, members=0, finished=True)
+    leavers.leaving = 1
+    below = surviving(Recover.SHRINK, members=2, finished=True, min_size=3)
+    for state in (leavers, below):
+        assert decide(exited(1, Standing.JOINING), state).action is Action.CONTINUE
+    assert decide(exited(1, Standing.MEMBER), below).action is Action.FAIL

@@ -78,7 +78,7 @@ class Store:
         return self._request(lambda server: server.store.cluster)
 
     def put(self, cluster):
-        return self._request(lambda server: server.put(cluster.to_json(), self._writer))
+        return self._request(lambda server: server.put(cluster.to_json(), cluster.writer or self._writer))
 
     def delete(self):
         self._request(lambda server: server.store.clear())

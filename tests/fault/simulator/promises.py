@@ -167,19 +167,22 @@ class Promises:
 
     def check_rest(self):
         """What was asked for from outside, and hadn't come true when all had finished, has begun since, once."""
-        accepted = [wish for wish in self.wished if wish.version not in self.refused]
-        late = [wish for wish in accepted if wish.version > self.rested_after]
         chosen = self.broker.current()
-        # A later one than that is for the workers who have begun.
-        if late and (chosen.version == self.rested_after or chosen.size not in [wish.size for wish in late]):
-            raise Violation(f"{late[-1]} was accepted, and {chosen} is what there is in the end")
-        if not late and chosen.version != self.rested_after:
-            raise Violation(f"{chosen} has begun, and nobody outside had asked for it")
+        accepted = [wish for wish in self.wished if wish.version not in self.refused]
+        late = [wish for wish in accepted if wish.version > self.rested_after.version]
+        # The last that was accepted before it began; a later one is for the workers who have begun.
+        before = [wish for wish in late if wish.version <= chosen.version]
+        if chosen.version == self.rested_after.version:
+            if late and {*late[-1].workers} != {*self.rested_after.workers}:
+                raise Violation(f"{late[-1]} was accepted, and {chosen} is what there is in the end")
+            return
+        if not before or chosen.size != before[-1].size:
+            raise Violation(f"{chosen} has begun, and the last that somebody outside wanted before is {before[-1:]}")
         present = {p.peer for p in self.job._agent.processes if self.job._agent.processes.is_current(p)}
         for process in self.job._agent.processes:
             if process.key in self.there_at_rest and process.peer in present and process.standby is None:
                 raise Violation(f"{process.who} was about to join workers who have finished, and is in {chosen}")
-        if late and not present.issuperset(chosen.workers):
+        if not present.issuperset(chosen.workers):
             raise Violation(f"{chosen} has begun, and there are {present}")
 
     def _check_size(self):

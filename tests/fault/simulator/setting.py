@@ -61,6 +61,7 @@ class Setup:
     seed: int = 0  # of the data's order, where a step is a deal of shards; likewise
     drop_remainder: bool = False
     ends_at: float | None = None  # training does, and the job waits for the next cluster then (-k)
+    leavers_stay_s: float = 0.0  # whoever has left the cluster does something at its program's end
     processes: float = float("inf")  # of which the machine has memory
 
 

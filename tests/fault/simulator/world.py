@@ -73,7 +73,7 @@ class World(Events, Promises):
         self.quiet_from = self.calm_from + 4.0 + (2 * setup.prepare_s)
         if setup.ends_at is not None:
             self.quiet_from = setup.ends_at
-        self.rested_after = None  # the version whose workers have finished
+        self.rested_after = None  # the cluster whose workers have finished
         self.launcher = Process(
             self, "launcher", {"KUNGFU_JOB_SECRET": "00", "KUNGFU_JOIN_TIMEOUT": str(JOIN_TIMEOUT_S)}
         )
@@ -214,7 +214,7 @@ class World(Events, Promises):
 
     def rests(self):
         """All have finished, and the job waits. Who starts from now on is the next training's, and only there."""
-        self.rested_after = self.broker.current().version
+        self.rested_after = self.broker.current()
         self.there_at_rest = set(self.processes)
         self.loop.at(max(self.calm_from - self.loop.now, 0.0) + REST_S, self._end_rest)
 
@@ -237,6 +237,8 @@ class World(Events, Promises):
         try:
             program = AsynchronousProgram if self.setup.asynchronous else Program
             (program if self.setup.shards is None else ShardedProgram)(self, process).main()
+            if process.member.detached:
+                self.sleep(self.setup.leavers_stay_s)
         except Violation as error:
             self.trouble.append(error)
             raise
