@@ -392,7 +392,7 @@ def test_a_limit_under_which_nothing_runs_is_a_sentence(kungfu_run):
     few = (16, 16)
     job = kungfu_run("true", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few))
     job.assert_exit(1)
-    assert job.output == "kungfu-run: 16 open files (ulimit -n) are too few; the least is 32\n"
+    assert job.output == "kungfu-run: 16 open files (ulimit -n) are too few; the least is 32"
 
 
 def test_a_full_disk_under_logfile_is_told_once(kungfu_run, tmp_path):
