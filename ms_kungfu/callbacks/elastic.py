@@ -111,6 +111,7 @@ class KungFuElasticCallback(Callback):
             resume, policy, monitor, evict, asynchronous,
         )  # fmt: skip
         self._global_batch_size = global_batch_size
+        self._batch_given_to: ElasticDataset | None = None
         if global_batch_size is not None:
             at_least(1, global_batch_size, "global_batch_size")
         self._epochs_before = 0
@@ -162,8 +163,10 @@ class KungFuElasticCallback(Callback):
         elastic_data = isinstance(params.train_dataset, ElasticDataset)
         if not elastic_data:
             self._refuse_ordinary(type(params.train_dataset).__name__)
-        elif self._global_batch_size is not None:
+        elif self._global_batch_size is not None and self._batch_given_to is not params.train_dataset:
+            # Once: a policy, or the state that a joiner has received, may have changed it since.
             params.train_dataset.global_batch_size = self._global_batch_size
+            self._batch_given_to = params.train_dataset
         before = self.training
         others = self._others = Others(params.list_callback)
         last_step = Component("last_step", self._capture, self._receive)
@@ -179,7 +182,7 @@ class KungFuElasticCallback(Callback):
         self._options = replace(self._options, monitor=training.monitor)  # goes on in the next call
         if training.monitor is not None:
             connect_summary(training.monitor, params)
-        if not _averages(params.train_network):
+        if self._sharded is None and not _averages(params.train_network):
             _log.warning(
                 "Model.train has no optimizer of ms_kungfu and no KungFuGradReducer here (%s): unless the program "
                 "reduces the gradients itself, each worker trains a model of its own",

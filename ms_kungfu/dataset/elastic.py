@@ -161,6 +161,8 @@ class ElasticDataset(Shares, ds.Dataset):
             raise ValueError(f"ledger_errors is {' or '.join(map(repr, ERRORS))}, got {ledger_errors!r}")
         if shards_check not in ("raise", "warn"):
             raise ValueError(f"shards_check is 'raise' or 'warn', got {shards_check!r}")
+        if shards is None and shards_check != "raise":
+            raise ValueError("shards_check goes with shards")
         self._shards_check = shards_check
         every = _FINGERPRINTS
         if ledger_fingerprints is not None:
@@ -321,7 +323,13 @@ class _Batches:
         if self._epochs_left == 0 or dataset.suspended or runtime.detached():
             self.stop()
             raise StopIteration
-        if cursor.taken and not (dataset.driven and dataset._dealt.version == runtime.cluster_version()):
+        goes_on = dataset.driven and dataset._dealt.version == runtime.cluster_version()
+        if cursor.taken and goes_on and dataset.shards is not None:
+            raise KungFuError(
+                "a step of shards ends with its batch: call step_end() behind each; to accumulate gradients over more "
+                "samples, deal more shards"
+            )
+        if cursor.taken and not goes_on:
             dataset.commit(dataset._participants())
         elif dataset.driven is None:
             dataset._reductions.take_commits()  # of no step

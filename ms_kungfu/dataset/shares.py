@@ -101,6 +101,7 @@ class Shares:
         self._deals = 0  # how often what was dealt lost its validity, other than by a new cluster version or epoch
         self._weight = 0
         self._ledger = ledger
+        self._as_dealt: dict[str, Any] = {}  # of a step of shards: what may be others for the next one already
         self._delivered: list[tuple[sharding.Range, ...]] = []  # to this worker, of the first of the steps taken
         self._fingerprint: dict[str, Any] | None = None  # of the step that is over
         self.driven: Driver | None = None  # which calls `commit`
@@ -271,7 +272,7 @@ class Shares:
         if self._fingerprint is not None:
             common["fingerprint"], self._fingerprint = self._fingerprint, None
         steps, self._delivered, self._sums = self._cursor.commit(), [], 0
-        self._weight = 0
+        self._weight, self._as_dealt = 0, {}
         if living != dealt.members:
             self._dealt = replace(dealt, members=living)
             self._deals += 1
@@ -337,6 +338,7 @@ class Shares:
             "seed": self._seed,
             "shuffle": self._shuffle,
             **({} if self._shards is None else {"shards": self._shards}),
+            **self._as_dealt,
         }
 
     def _global_batch_of(self, dealt: _Dealt) -> int:
@@ -380,6 +382,7 @@ class Shares:
         if step is not None and self._shards is not None:
             length, unit = sharding.count(step.batch), cursor.unit
             self._step_weights = self._weights_in(dealt)
+            self._as_dealt = {"global_batch": self._global, "shards": self._shards}
             shards = self.shards_of(count_shards(length, unit))
             self._step_shards = tuple(min(unit, length - at) for at in range(0, length, unit))
             self._weight = sum(self._step_shards[shard] for shard in shards)

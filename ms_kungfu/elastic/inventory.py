@@ -91,8 +91,23 @@ def check_reduced(trained: Iterable[Any], shards: int | None) -> None:
     if shards is None and reducers(trained, left_to_shards=True):
         raise ValueError(
             "this optimizer has been trained with shards, whose sums took the place of its own reduction, and this "
-            "ElasticDataset deals none; make a new optimizer for it"
+            "training deals none; make a new optimizer for it"
         )
+
+
+def check_sharded(trained: Iterable[Any]) -> None:
+    """ValueError where something would depend on the cluster although steps are deals of shards."""
+    if beside := reducers(trained, left_to_shards=False):
+        raise ValueError(
+            f"{type(beside[0]).__name__} reduces gradients beside a ShardedStep, of one shard a worker: train all of "
+            "them by ShardedSteps, each with what it updates as update= or trained="
+        )
+    for statistic in moving_statistics(trained):
+        if not getattr(statistic, "kungfu_of_shards", False):
+            raise ValueError(
+                f"no ShardedStep keeps {statistic.name!r} alike, since none was told of its network: give "
+                "ShardedStep(..., trained=net)"
+            )
 
 
 # Of the cells with moving statistics, in mindspore.nn and in mindspore.mint.nn.

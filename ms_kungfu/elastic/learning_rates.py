@@ -13,6 +13,7 @@ from mindspore.nn.optim.optimizer import _IteratorLearningRate
 
 from ms_kungfu.elastic.inventory import assign, collect_cells
 from ms_kungfu.elastic.lr_rule import FactorRule
+from ms_kungfu.errors import KungFuError
 
 
 class LastingRates(_IteratorLearningRate):
@@ -61,20 +62,21 @@ class LearningRates:
     present size.
     """
 
-    def __init__(self, optimizers: Iterable[Any], size: int) -> None:
+    def __init__(self, optimizers: Iterable[Any], size: int, follows: str = "workers") -> None:
         found = [self._scalable(optimizer) for optimizer in optimizers]
         self.rates = list({id(rate): rate for rates in found for rate in rates}.values())
         self.bases = [
             ms.Parameter(ms.Tensor(rate.asnumpy().copy()), name=f"kungfu_base/{i}/{rate.name}", requires_grad=False)
             for i, rate in enumerate(self.rates)
         ]
-        self.start_size = size
+        self.start_size, self._follows = size, follows
         self.factor = 1.0
 
     @staticmethod
-    def of(trained: Iterable[Any], size: int) -> LearningRates:
+    def of(trained: Iterable[Any], size: int, follows: str = "workers") -> LearningRates:
         """Those of the optimizers among `trained`: the same object whenever it is the same optimizers, so that several
-        calls of training count from one start. ValueError where there is no optimizer, or one that can't be scaled."""
+        calls of training count from one start. `follows`: what there are `size` of. ValueError where there is no
+        optimizer, or one that can't be scaled."""
         optimizers = [cell for cell in collect_cells(trained).values() if isinstance(cell, nn.Optimizer)]
         if not optimizers:
             raise ValueError("lr_rule needs an optimizer of mindspore.nn among what is trained, and there is none")
@@ -82,14 +84,20 @@ class LearningRates:
             raise ValueError("lr_rule can't scale the learning rate of nn.LARS, which keeps it in two places")
         known = vars(optimizers[0]).get("_kungfu_learning_rates")
         if known is None:
-            known = LearningRates(optimizers, size)
+            known = LearningRates(optimizers, size, follows)
             vars(optimizers[0])["_kungfu_learning_rates"] = known
         return known
 
     def state(self) -> Any:
-        return {"start_size": self.start_size, "factor": self.factor}
+        return {"start_size": self.start_size, "factor": self.factor, "follows": self._follows}
 
     def restore(self, state: Any) -> None:
+        there = state.get("follows", self._follows)
+        if there != self._follows:
+            raise KungFuError(
+                f"the learning rates there follow the number of {there} by an lr_rule, and here of {self._follows}: "
+                "with shards it is the global batch that counts; go on as it began, or without lr_rule"
+            )
         self.start_size, self.factor = state["start_size"], state["factor"]
 
     def follow(self, rule: FactorRule, size: int) -> None:

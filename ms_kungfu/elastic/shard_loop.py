@@ -17,6 +17,7 @@ from ms_kungfu.elastic.pace import Pace
 if TYPE_CHECKING:
     from ms_kungfu.dataset.elastic import ShardBatches
 
+_DTYPES = ("Float16", "BFloat16", "Float32", "Float64")
 _ON_CORES = "computed on {} cores a worker (kungfu-run -cores-per-worker K has all alike)"
 
 
@@ -81,7 +82,9 @@ class ShardLoop:
                 return loss
 
     def _names(self, count: int) -> list[str]:
-        """What the gradients are called, and the loss behind them."""
-        if len(self._parameters) + 1 == count:
-            return [f"the gradient of {p.name!r}" for p in self._parameters] + ["the loss"]
-        return [f"gradient {i}" for i in range(count - 1)] + ["the loss"]
+        """What the gradients are called, and the loss behind them, in the order of the hashes: by dtype
+        (kernels/common/groups.h)."""
+        if len(self._parameters) + 1 != count:
+            return [f"gradient {i}" for i in range(count - 1)] + ["the loss"]
+        named = [(_DTYPES.index(str(p.dtype)), f"the gradient of {p.name!r}") for p in self._parameters]
+        return [name for _, name in sorted([*named, (_DTYPES.index("Float32"), "the loss")], key=lambda each: each[0])]

@@ -24,7 +24,8 @@ class ShardedStep:
     ::
 
         data = ElasticDataset(samples, global_batch_size=32, shards=8)
-        step = ShardedStep(ms.value_and_grad(forward, None, optimizer.parameters), optimizer)
+        gradients = ms.value_and_grad(forward, None, optimizer.parameters)
+        step = ShardedStep(gradients, optimizer, trained=net)
         for image, label in data:
             loss = step(image, label)
             elastic.step_end()
@@ -38,7 +39,8 @@ class ShardedStep:
             ``(loss, gradients)``: a scalar and a tuple of tensors, of float dtypes.
         update: a function, cell or optimizer of these gradients. An optimizer of ms_kungfu doesn't reduce them again.
         trained: cells and optimizers, in lists too, that the two arguments use where these are functions: of cells the
-            step keeps the moving statistics alike, of optimizers it knows that they needn't reduce.
+            step keeps the moving statistics alike, of optimizers it knows that they needn't reduce. Statistics of
+            which no step is told end training in its first step, with their name.
         gradients_mean: False: `update` gets the sum over the shards instead of the mean.
 
     A call takes the columns as the dataset's iterator has yielded them, and returns the loss, the mean over the global
@@ -76,6 +78,8 @@ class ShardedStep:
             if getattr(cell, "reduces_gradients", False):
                 cell.leave_to_shards(gradients_mean)
         self._statistics = inventory.moving_statistics(trained)
+        for statistic in self._statistics:
+            statistic.kungfu_of_shards = True  # for `inventory.check_sharded`
         self.cell = _Shard(forward_backward, update)
         """What runs once a shard."""
         parameters = [p for o in inventory.collect_optimizers(trained) for p in o.parameters]

@@ -152,6 +152,7 @@ class ElasticTraining:
         self._stopped = False  # all know of it
         self._steps_here = 0  # since the cluster changed, or the call began
         self._last_step = LastStep(lambda: self.training_state)
+        self._is_covered = False  # what depends on the cluster, by ShardedSteps
         self._told_of_steps = False  # by who knows when a step begins
         if dataset is not None:
             dataset.driven = self._last_step
@@ -221,8 +222,7 @@ class ElasticTraining:
         and its dataset suspended until it arrives there.
         """
         runtime.init()
-        if self.dataset is not None:
-            inventory.check_reduced(self._trained, self.dataset.shards)
+        inventory.check_reduced(self._trained, None if self.dataset is None else self.dataset.shards)
         mine = program.current()
         mine.calls += 1
         self._call = mine.calls
@@ -233,10 +233,13 @@ class ElasticTraining:
         if self._lr_factor is not None:
             from ms_kungfu.elastic.learning_rates import LearningRates
 
-            self._rates = LearningRates.of(self._trained, self._rates_follow())
+            follows = "workers" if self.dataset is None or self.dataset.shards is None else "samples"
+            self._rates = LearningRates.of(self._trained, self._rates_follow(), follows)
+        sharded = self.dataset is not None and self.dataset.shards is not None
+        if self._prepare_step is not None and (membership.is_joiner() or sharded) and not runtime.detached():
+            # Before the others have to wait for this worker; with shards for anybody's shape, which may become its own.
+            self._prepare_step()
         if membership.is_joiner() and not runtime.detached():
-            if self._prepare_step is not None:
-                self._prepare_step()  # before the others have to wait for this worker
             membership.join()  # until here the others have trained on
         if runtime.detached():
             self._suspend(True)
@@ -297,6 +300,9 @@ class ElasticTraining:
         self.step += 1
         chronicle.deaths(self.step)
         self._steps_here += 1
+        if self.dataset is not None and self.dataset.shards is not None and not self._is_covered:
+            inventory.check_sharded(self._trained)
+            self._is_covered = True
         self._ahead.look(self.step)
         if self.asynchronous:
             return self._asynchronous.step_end()
