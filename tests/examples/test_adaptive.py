@@ -15,7 +15,7 @@ pytest.importorskip("mindspore", reason="MindSpore is not installed")
 def test_the_policy_grows_the_cluster(run_program, tmp_path):
     out = tmp_path / "run.jsonl"
     output = run_program(
-        EXAMPLE / "train.py", "--policy", "noise-scale", "--sizes", "2,4", "--compute-ms", 60, "--network-ms", 1,
+        EXAMPLE / "train.py", "--policy", "noise-scale", "--sizes", "2,4", "--compute-ms", 120, "--network-ms", 1,
         "--target-noise-scale", 1500, "--budget", 100_000, "--wait", "--out", out,
         watch=True, flags=["-affinity", "none"],
     )  # fmt: skip

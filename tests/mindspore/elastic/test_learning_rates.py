@@ -11,6 +11,7 @@ from ms_kungfu.elastic.inventory import assign
 from ms_kungfu.elastic.learning_rates import LearningRates
 from ms_kungfu.elastic.lr_rule import parse_lr_rule
 from ms_kungfu.elastic.training import ElasticTraining
+from ms_kungfu.errors import KungFuError
 from ms_kungfu.optimizers import KungFuMomentum, SynchronousSGDOptimizer
 
 LINEAR = parse_lr_rule("linear")
@@ -102,6 +103,15 @@ def test_calls_of_training_with_one_optimizer_count_from_one_start():
     again = LearningRates.of([updates.optimizer], 4)
     again.follow(LINEAR, 2)
     assert updates.step() == [0.25, 0.25]
+
+
+def test_rates_that_follow_something_else_are_no_rates_to_go_on_with():
+    saved = LearningRates.of([nn.Momentum(nn.Dense(2, 1).trainable_params(), 0.1, 0.9)], 2).state()
+    of_samples = LearningRates.of([nn.Momentum(nn.Dense(2, 1).trainable_params(), 0.1, 0.9)], 32, "samples")
+    with pytest.raises(KungFuError, match="number of workers by an lr_rule, and here of samples"):
+        of_samples.restore(saved)
+    del saved["follows"]  # as it was before
+    of_samples.restore(saved)
 
 
 def test_what_cannot_be_scaled_is_refused():

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import mindspore as ms
+import numpy as np
 import pytest
 from mindspore import nn
 from mindspore.dataset import NumpySlicesDataset
+from mindspore.train import Model
 
 from ms_kungfu import comm
+from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.callbacks.sharded import ShardedTraining
 from ms_kungfu.dataset import ElasticDataset, audit
 from ms_kungfu.elastic import ElasticTraining, ShardedStep, shard_loop
@@ -224,7 +227,77 @@ def test_an_optimizer_that_was_left_to_shards_is_refused_without():
     ShardedStep(mean, optimizer)
     with pytest.raises(ValueError, match="has been trained with shards, .* make a new optimizer"):
         ElasticTraining(net, optimizer, dataset=ElasticDataset(samples(), 2)).begin()
+    with pytest.raises(ValueError, match="this training deals none"):
+        ElasticTraining(net, optimizer).begin()
     ElasticTraining(net, optimizer, dataset=ElasticDataset(samples(), global_batch_size=2, shards=1)).begin()
+
+
+@pytest.fixture
+def loop(monkeypatch):
+    """``run(trained, told)`` trains two steps of two shards in a loop of its own, whose ShardedStep is told of `told`.
+    `between`: what the loop does between a batch's sum and the end of its step; `ends`: whether it ends steps."""
+    monkeypatch.setattr(shard_loop.membership, "fix_cores", lambda: None)
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+
+    def run(trained, told=None, between=lambda data: None, ends=True, **options):
+        data = ElasticDataset(samples(), global_batch_size=2, shards=2, shuffle=False, **options)
+        training = ElasticTraining(*trained, dataset=data)
+        step = ShardedStep(mean, lambda gradients: None, trained=told)
+        for _ in training.epochs(1):
+            for columns in data.create_tuple_iterator():
+                step(*columns)
+                between(data)
+                if ends:
+                    training.step_end()
+
+    yield run
+    ms.set_context(mode=ms.GRAPH_MODE)
+
+
+def test_moving_statistics_of_which_no_step_is_told_are_refused_by_name(loop):
+    net = nn.BatchNorm1d(2)
+    with pytest.raises(ValueError, match=r"no ShardedStep keeps 'mean' alike, .*trained=net"):
+        loop([net])
+    loop([net], net)
+
+
+def test_an_optimizer_that_reduces_beside_the_steps_is_refused(loop):
+    optimizer = KungFuMomentum(nn.Dense(1, 1).trainable_params(), 0.1, 0.9)
+    with pytest.raises(ValueError, match="reduces gradients beside a ShardedStep"):
+        loop([optimizer])
+    loop([optimizer], optimizer)
+
+
+def test_gradients_are_not_accumulated_over_several_batches_of_shards(loop):
+    with pytest.raises(KungFuError, match=r"call step_end\(\) behind each"):
+        loop([nn.Dense(1, 1)], ends=False)
+
+
+def test_the_record_of_a_step_is_of_the_batch_as_it_was_dealt(loop, tmp_path):
+    batches = iter([4, 2])
+    loop(
+        [nn.Dense(1, 1)], between=lambda data: data.set_batch_size(global_batch_size=next(batches, 2)), ledger=tmp_path
+    )
+    report = audit.audit(*audit.read(tmp_path))
+    assert report.exact, audit.to_text(report)
+
+
+def test_what_differs_is_named_in_the_order_in_which_it_is_summed():
+    parameters = [ms.Parameter(ms.Tensor([1.0], dtype), name) for name, dtype in (("a", ms.float32), ("b", ms.float16))]
+    names = shard_loop.ShardLoop(parameters, True)._names(3)
+    assert names == ["the gradient of 'b'", "the gradient of 'a'", "the loss"]
+
+
+def test_the_callbacks_batch_is_given_to_a_dataset_once():
+    net = nn.Dense(1, 1)
+    model = Model(net, nn.MSELoss(), KungFuMomentum(net.trainable_params(), 0.0, 0.9))
+    data = ElasticDataset(NumpySlicesDataset((np.ones((8, 1), np.float32),) * 2, ["x", "y"]), 1)
+    callback = KungFuElasticCallback(global_batch_size=4)
+    model.train(1, data, callbacks=[callback], dataset_sink_mode=False)
+    assert data.global_batch_size == 4
+    data.set_batch_size(global_batch_size=8)  # as a policy does
+    model.train(1, data, callbacks=[callback], dataset_sink_mode=False)
+    assert data.global_batch_size == 8
 
 
 @pytest.mark.parametrize("target", ["GPU", "Ascend"])
