@@ -2,8 +2,8 @@
 
 Each worker's network evaluates a part of the batches, and the workers tell each other its outputs. Then each updates
 its metrics with the outputs of all batches, in one order. So every metric of MindSpore's or of the program's own works
-as it stands, and ends with the bits that one worker alone would have. The moving statistics of the network become their
-mean over the workers before.
+as it stands, and ends with the bits that one worker alone would have (but for *dealt*, where a batch counts in parts).
+The moving statistics of the network become their mean over the workers before.
 
 Whose batches are evaluated, decided anew each time:
 
