@@ -236,6 +236,8 @@ class ElasticTraining:
             follows = "workers" if self.dataset is None or self.dataset.shards is None else "samples"
             self._rates = LearningRates.of(self._trained, self._rates_follow(), follows)
         sharded = self.dataset is not None and self.dataset.shards is not None
+        if sharded and not runtime.detached():
+            membership.fix_cores()  # kernels that are made for more cores keep other bits than those made for these
         if self._prepare_step is not None and (membership.is_joiner() or sharded) and not runtime.detached():
             # Before the others have to wait for this worker; with shards for anybody's shape, which may become its own.
             self._prepare_step()
