@@ -8,6 +8,7 @@ from typing import Callable
 
 import pytest
 
+from ms_kungfu import membership
 from ms_kungfu.dataset import audit
 from tests.conftest import Run
 
@@ -67,3 +68,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> object:
     from tests.mindspore.elastic import fake_cluster  # loads MindSpore
 
     return fake_cluster.play(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def cores_of_the_tests(monkeypatch):
+    """Training with shards in the tests' own process doesn't pin that, and all tests behind it, to one core."""
+    monkeypatch.setattr(membership, "fix_cores", lambda: None)

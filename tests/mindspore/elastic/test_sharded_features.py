@@ -119,9 +119,8 @@ def samples():
 
 
 @pytest.fixture
-def one_step(monkeypatch):
+def one_step():
     """``run(forward_backward, update)`` makes one step of two shards in PyNative mode."""
-    monkeypatch.setattr(shard_loop.membership, "fix_cores", lambda: None)
     ms.set_context(mode=ms.PYNATIVE_MODE)
 
     def run(forward_backward, update=lambda gradients: None, **options):
@@ -233,10 +232,9 @@ def test_an_optimizer_that_was_left_to_shards_is_refused_without():
 
 
 @pytest.fixture
-def loop(monkeypatch):
+def loop():
     """``run(trained, told)`` trains two steps of two shards in a loop of its own, whose ShardedStep is told of `told`.
     `between`: what the loop does between a batch's sum and the end of its step; `ends`: whether it ends steps."""
-    monkeypatch.setattr(shard_loop.membership, "fix_cores", lambda: None)
     ms.set_context(mode=ms.PYNATIVE_MODE)
 
     def run(trained, told=None, between=lambda data: None, ends=True, **options):
