@@ -57,7 +57,8 @@ def test_the_courses_are_of_many_kinds() -> None:
     outcomes = [run(schedule) for schedule in schedules[:60]]
     assert sum(outcome.exit_code == 0 for outcome in outcomes) > 40
     assert sum(outcome.deaths > 1 for outcome in outcomes) > 10
-    assert all(outcome.steps > 5 for outcome in outcomes if outcome.exit_code == 0)
+    for schedule, outcome in zip(schedules, outcomes):
+        assert outcome.exit_code or outcome.steps > (5 if schedule.setup.step_s < 0.1 else 2), schedule
     assert sum(schedule.setup.asynchronous for schedule in schedules) > 80
 
 
