@@ -233,12 +233,11 @@ class ElasticTraining:
         if self._lr_factor is not None:
             from ms_kungfu.elastic.learning_rates import LearningRates
 
-            follows = "workers" if self.dataset is None or self.dataset.shards is None else "samples"
+            follows = "samples" if self._deals_shards else "workers"
             self._rates = LearningRates.of(self._trained, self._rates_follow(), follows)
-        sharded = self.dataset is not None and self.dataset.shards is not None
-        if sharded and not runtime.detached():
+        if self._deals_shards and not runtime.detached():
             membership.fix_cores()  # kernels that are made for more cores keep other bits than those made for these
-        if self._prepare_step is not None and (membership.is_joiner() or sharded) and not runtime.detached():
+        if self._prepare_step is not None and (membership.is_joiner() or self._deals_shards) and not runtime.detached():
             # Before the others have to wait for this worker; with shards for anybody's shape, which may become its own.
             self._prepare_step()
         if membership.is_joiner() and not runtime.detached():
@@ -302,7 +301,7 @@ class ElasticTraining:
         self.step += 1
         chronicle.deaths(self.step)
         self._steps_here += 1
-        if self.dataset is not None and self.dataset.shards is not None and not self._is_covered:
+        if self._deals_shards and not self._is_covered:
             inventory.check_sharded(self._trained)
             self._is_covered = True
         self._ahead.look(self.step)
@@ -487,6 +486,10 @@ class ElasticTraining:
     def _scale_rates(self) -> None:
         if self._rates is not None and self._lr_factor is not None:
             self._rates.follow(self._lr_factor, self._rates_follow())
+
+    @property
+    def _deals_shards(self) -> bool:
+        return self.dataset is not None and self.dataset.shards is not None
 
     def _rates_follow(self) -> int:
         """The global batch where steps are deals of shards, which the cluster's size doesn't change."""

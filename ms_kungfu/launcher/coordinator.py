@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from ms_kungfu.cluster import Cluster, PeerID, is_at_rest, writer_at_rest, writer_of_workers
+from ms_kungfu.cluster import Cluster, PeerID, writer_at_rest, writer_of_workers
 from ms_kungfu.launcher import policy
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.policy import Action, Failure, Headcount, JobState, Verdict, WorkerExited, WorkerWorksOn
@@ -119,9 +119,8 @@ class Coordinator:
         late = self.requested
         if late is not None and late.version > chosen.version and {*late.workers} != {*chosen.workers}:
             return replace(late, version=self.last_version + 1, writer=self._job)
-        if is_at_rest(self.newest):
-            return None
-        return replace(chosen, version=self.last_version + 1, writer=writer_at_rest(self._job))
+        mark = writer_at_rest(self._job)
+        return None if self.newest.writer == mark else replace(chosen, version=self.last_version + 1, writer=mark)
 
     def begins(self, cluster: Cluster) -> bool:
         """In a rest: whether `cluster` is what is to be run next, and not what was under way when all finished."""

@@ -156,4 +156,5 @@ class StoreWatcher:
         elif found.version == known.version and found != known:
             # Somebody who knew less than the launcher was here first, and has another meaning of this version: that is
             # what he wants, and comes next.
-            self.on_cluster(self.store.put(replace(found, version=known.version + 1)))  # still his, not the launcher's
+            written = self.store.put(replace(found, version=known.version + 1))
+            self.on_cluster(replace(written, writer=found.writer))  # it is his, not the launcher's

@@ -1,11 +1,15 @@
 """What the coordinator knows of a job, without processes: places, failures, and what is to be written next."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.coordinator import Coordinator
 from ms_kungfu.launcher.options import parse_options
 from ms_kungfu.launcher.policy import Action, Headcount, Standing, WorkerExited
+from ms_kungfu.launcher.revisions import StoreWatcher
 
 A, B, C, D = (PeerID("127.0.0.1", 10000 + i) for i in range(4))
 
@@ -108,6 +112,19 @@ def test_after_a_rest_nothing_of_before_counts():
     job.resting = job.finishing = False
     assert (job.vacant, job.pausing) == ([], [])
     assert "first that failed" not in job.decide(exited(1), Headcount(0, 0, 0)).reason
+
+
+def test_what_somebody_outside_wrote_before_the_launcher_knew_of_the_store_again_stays_his():
+    heard, kept = [], {}
+
+    def put(wanted):  # as the store was opened for
+        kept["newest"] = replace(wanted, writer=wanted.writer or "job")
+        return kept["newest"]
+
+    store = SimpleNamespace(get=lambda: written("", 3, A), put=put)
+    machine = SimpleNamespace(start_thread=lambda name, run: None)
+    StoreWatcher(store, lambda: cluster(3, A, B), heard.append, machine)._restore(cluster(3, A, B))
+    assert [(one, one.writer) for one in heard] == [(cluster(4, A), "")]
 
 
 def test_in_a_rest_nobody_is_about_to_leave_any_more():
