@@ -2,8 +2,9 @@
 
 Each worker's network evaluates a part of the batches, and the workers tell each other its outputs. Then each updates
 its metrics with the outputs of all batches, in one order. So every metric of MindSpore's or of the program's own works
-as it stands, and ends with the bits that one worker alone would have (but for *dealt*, where a batch counts in parts).
-The moving statistics of the network become their mean over the workers before.
+as it stands, and ends with the bits that one worker alone would have (but for *dealt*, where a batch is put together
+from parts: its mean loss is rounded elsewhere). The moving statistics of the network become their mean over the workers
+before.
 
 Whose batches are evaluated, decided anew each time:
 
@@ -33,8 +34,10 @@ from mindspore.train.metrics import get_metric_fn
 from ms_kungfu import runtime
 from ms_kungfu.agreement import gather_json
 from ms_kungfu.callbacks.codec import pack, unpack
+from ms_kungfu.callbacks.outputs import as_one
 from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic import handover
+from ms_kungfu.errors import KungFuError
 
 _log = logging.getLogger(__name__)
 _SHARED, _DEALT, _JOINED, _TOLD = "shared", "dealt", "joined", "told"
@@ -72,6 +75,10 @@ class Evaluation:
     def _choose(self) -> tuple[str, int]:
         """Collective: how to go about it, and who tells the others."""
         dealt = isinstance(self._dataset, ElasticDataset)
+        if dealt and self._dataset.shards is not None:
+            raise KungFuError(
+                "an evaluation takes no shards: give it an ElasticDataset without shards=, or an ordinary dataset"
+            )
         position = self._dataset.state() if dealt else None
         rows = gather({"dealt": position, "sharded": self._dataset.is_sharded(), "differ": self._differ})
         root = min(rows)
@@ -124,10 +131,12 @@ class Evaluation:
         present = set(range(runtime.current_cluster_size()))
         while True:
             element = next(batches, None)
+            # A batch of fewer samples than workers still gives each of them one to work with.
             counts = element is not None and not (kind == _DEALT and self._dataset.weight == 0)
             told = gather(
                 {
                     "more": element is not None,
+                    "samples": self._dataset.weight if kind == _DEALT else None,
                     "outputs": pack(self._outputs(element)) if counts else None,
                     "stop": self._context.get_stop_requested(),
                 }
@@ -139,9 +148,14 @@ class Evaluation:
             if kind == _JOINED and present - set(told):
                 _log.warning("rank %d died: its share of the evaluation is missing", min(present - set(told)))
             present = set(told)
-            for other, row in sorted(told.items()):
-                if row["outputs"] is not None:
-                    self._update(element if other == rank else None, unpack(row["outputs"]))
+            brought = {other: row for other, row in sorted(told.items()) if row["outputs"] is not None}
+            outputs = {other: unpack(row["outputs"]) for other, row in brought.items()}
+            if kind == _DEALT and len(outputs) > 1:
+                whole = as_one([(row["samples"], outputs[other]) for other, row in brought.items()])
+                if whole is not None:
+                    outputs = {-1: whole}
+            for other, output in outputs.items():
+                self._update(element if other == rank else None, output)
             if any(row["stop"] for row in told.values()) or not any(row["more"] for row in told.values()):
                 return None
 

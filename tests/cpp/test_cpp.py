@@ -18,6 +18,7 @@ def ctest(*selection: str) -> None:
     print(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_cpp_tests_pass() -> None:
     ctest("-E", TIMED)

@@ -12,6 +12,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "adaptive"
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 
+@pytest.mark.long
 def test_the_policy_grows_the_cluster(run_program, tmp_path):
     out = tmp_path / "run.jsonl"
     output = run_program(

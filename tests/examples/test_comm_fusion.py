@@ -21,6 +21,7 @@ def losses(output):
     return [float(loss) for loss in re.findall(r"^epoch \d of 2  loss (\S+)$", output, re.MULTILINE)]
 
 
+@pytest.mark.long
 def test_it_prints_the_ids_and_the_groups_and_trains_alike_in_all_of_them(run_program):
     output = run_program(EXAMPLE / "train.py", "--epochs", 2)
     ids = re.findall(r"^The parameter (\w+)\S*'s fusion id is (\d)$", output, re.MULTILINE)

@@ -160,6 +160,7 @@ def test_a_misspelt_argument_leaves_the_last_ledger_as_it_is(folder, arguments):
     assert (folder / "logs" / "ledger" / "proof").read_text() == "of the last run"
 
 
+@pytest.mark.long
 @INSTALLED
 def test_paths_are_those_of_the_users_folder(folder, tmp_path):
     """And what isn't there leaves the last ledger as it is, too."""

@@ -15,6 +15,7 @@ for needed in ("mindspore", "sklearn", "matplotlib"):
     pytest.importorskip(needed, reason=f"{needed} is not installed")
 
 
+@pytest.mark.long
 def test_every_optimizer_learns_and_the_table_and_the_picture_are_made(tmp_path):
     command = [sys.executable, str(EXAMPLE / "compare.py"), "--out", str(tmp_path), "--workers", "1", "2"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import long
 from tests.fault import faulty_jobs
 from tests.fault.faulty_jobs import ROOT, BrokenError, Script, build_runtime, run, script_of
 from tests.fault.programs.faults import COLLECTIVE_PLACES, PLACES_OF_SHARDS, RARE_PLACES, Fault, parse, to_text
@@ -63,7 +64,7 @@ def runtime() -> Path:
     return build_runtime()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [long(n) if n.startswith("refused") else n for n in SCRIPTS])
 def test_survivors_go_on_in_the_same_processes(name: str, runtime: Path) -> None:
     assert run(SCRIPTS[name], runtime) == list(range(len(SCRIPTS[name].faults)))
 

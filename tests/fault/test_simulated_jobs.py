@@ -25,6 +25,7 @@ from ms_kungfu.elastic.checkpoint import Checkpointing
 from ms_kungfu.launcher import agent, broker, versions
 from ms_kungfu.launcher.policy import Recover
 from ms_kungfu.membership import joining, step_agreement
+from tests.conftest import long
 from tests.fault.schedules import Schedule, first_violation, run, schedule_of, shrunk, story, violation_of
 from tests.fault.simulator import collectives
 from tests.fault.simulator.setting import Happening, Setup
@@ -374,7 +375,7 @@ BREAKAGES = [
     settle_each_group_by_itself,
     adopt_what_oneself_has_heard_of,
     count_a_dead_workers_share_as_trained,
-    let_newcomers_begin_alone,
+    long(let_newcomers_begin_alone),
     count_sync_points_over_versions,
     go_over_to_the_dead,
     choose_first_and_make_the_segment_then,
@@ -397,6 +398,6 @@ def test_shrinking_leaves_only_what_matters(monkeypatch: pytest.MonkeyPatch) -> 
     count_a_dead_workers_share_as_trained(monkeypatch)
     harmless = [Happening(0.2 + 0.1 * i, "slow", i, 0.3) for i in range(5)]
     kills = [Happening(0.3 + 0.02 * i, "kill member", i) for i in range(4)]
-    long = Schedule(1, replace(Setup(), size=4, recover=Recover.REPLACE), tuple(sorted([*harmless, *kills], key=str)))
-    assert violation_of(long) is not None
-    assert all(happening.kind == "kill member" for happening in shrunk(long).happenings)
+    many = Schedule(1, replace(Setup(), size=4, recover=Recover.REPLACE), tuple(sorted([*harmless, *kills], key=str)))
+    assert violation_of(many) is not None
+    assert all(happening.kind == "kill member" for happening in shrunk(many).happenings)

@@ -21,6 +21,7 @@ def measured(folder: Path, *words: str) -> list[dict]:
     return [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_survivors_of_a_kill_compile_nothing(tmp_path: Path) -> None:
     (record,) = measured(tmp_path, "--part", "kill", "--count", "1")
     assert record["verified"]

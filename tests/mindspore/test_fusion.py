@@ -35,7 +35,7 @@ def traced(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("mode", ["graph", "pynative"])
+@pytest.mark.parametrize("mode", ["graph", long("pynative")])
 @pytest.mark.parametrize("n", [2, long(1), long(3)])
 def test_n_workers_train_as_one_with_every_mode_in_one_operation_a_group(run_workers, mode, n):
     run_workers("fusion.py", n, mode)

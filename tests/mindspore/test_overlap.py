@@ -16,16 +16,20 @@ HERE = Path(__file__).parent
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 
-@pytest.mark.parametrize("args", [("graph",), ("pynative",), long(("graph", "1")), long(("graph", "2"))], ids=" ".join)
+@pytest.mark.parametrize(
+    "args", [("graph",), long(("pynative",)), long(("graph", "1")), long(("graph", "2"))], ids=" ".join
+)
 def test_n_workers_train_as_one_and_errors_reach_python(run_workers, args):
     run_workers("overlap.py", 2, *args, timeout_s=280)
 
 
-@pytest.mark.parametrize("n", [3, long(1)])
+@pytest.mark.long
+@pytest.mark.parametrize("n", [3, 1])
 def test_a_single_worker_and_more_workers_than_cores(run_workers, n):
     run_workers("overlap.py", n, "graph", *(["once"] if n > 2 else []), timeout_s=280)
 
 
+@pytest.mark.long
 def test_joiners_step_beside_veterans(run_program):
     program = HERE / "programs" / "fusion_resizes.py"
     alone = re.findall(r"^weights (\S+) (\S+)$", run_program(program, "none", np=0), re.MULTILINE)

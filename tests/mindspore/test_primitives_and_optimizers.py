@@ -13,7 +13,7 @@ MODES = pytest.mark.parametrize("mode", ["graph", "pynative"])
 @pytest.mark.parametrize(
     ("mode", "n", "dtypes"),
     [
-        ("graph", 2, "all"),
+        long("graph", 2, "all"),
         ("pynative", 2, "all"),
         ("graph", 3, "few"),
         long("pynative", 3, "few"),
@@ -24,18 +24,18 @@ def test_collectives_agree_with_numpy(run_workers, mode, n, dtypes):
     run_workers("collectives.py", n, mode, dtypes)
 
 
-@MODES
+@pytest.mark.parametrize("mode", ["graph", long("pynative")])
 @pytest.mark.parametrize("n", [3, long(1)])
 def test_semantics(run_workers, mode, n):
     run_workers("semantics.py", n, mode)
 
 
-@MODES
+@pytest.mark.parametrize("mode", [long("graph"), "pynative"])
 def test_n_workers_on_shards_train_as_one_on_the_whole_batch(run_workers, mode):
     run_workers("optimizers.py", 2, mode)
 
 
-@MODES
+@pytest.mark.parametrize("mode", [long("graph"), "pynative"])
 def test_a_single_worker_trains_as_with_the_plain_optimizer(run_workers, mode):
     run_workers("optimizers.py", 1, mode, "drop_ins")
 
@@ -46,7 +46,7 @@ def test_a_loop_for_the_older_integration(run_workers, mode, n):
     run_workers("older_loop.py", n, mode)
 
 
-@MODES
+@pytest.mark.parametrize("mode", ["graph", long("pynative")])
 def test_an_overflow_at_one_rank_skips_the_step_at_all(run_workers, mode):
     run_workers("overflow.py", 2, mode)
 
@@ -76,7 +76,7 @@ def test_a_training_for_the_older_integration_sums_once(run_workers, mode):
     assert seen == {step: (2, -2.0 * (step + 1)) for step in range(3)}
 
 
-@MODES
+@pytest.mark.parametrize("mode", [long("graph"), "pynative"])
 def test_an_elastic_training_for_the_older_integration(run_workers, mode):
     # Twelve all-reduces a step under one name, of other shapes each: another order would be a mismatch or a wrong sum.
     # Its `set_data` after each resize would cut the compiled optimizer from its weights in PyNative mode.

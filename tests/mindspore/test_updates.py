@@ -13,7 +13,6 @@ from tests.mindspore.programs import rounding
 
 PROGRAM = Path(__file__).with_name("programs") / "updates.py"
 STEPS, SHAPES = 12, ((3, 5), (7,))
-MODES = pytest.mark.parametrize("mode", ["graph", "pynative"])
 
 
 def flat(arrays):
@@ -219,7 +218,7 @@ def agree(folder, sizes, death=None):
         )
 
 
-@MODES
+@pytest.mark.parametrize("mode", ["graph", long("pynative")])
 @pytest.mark.parametrize("n", [2, long(1), long(3), long(4)])
 def test_updates_agree_with_numpy(run_program, tmp_path, mode, n):
     (tmp_path / "out").mkdir()
@@ -227,7 +226,7 @@ def test_updates_agree_with_numpy(run_program, tmp_path, mode, n):
     agree(tmp_path / "out", [n] * STEPS)
 
 
-@MODES
+@pytest.mark.parametrize("mode", ["graph", long("pynative")])
 def test_updates_agree_with_numpy_across_resizes(run_program, tmp_path, mode):
     (tmp_path / "out").mkdir()
     run_program(PROGRAM, tmp_path / "out", "4:4,8:1", mode, np=2, watch=True)

@@ -160,6 +160,7 @@ def test_resize_measures_each_change(tmp_path: Path) -> None:
         assert r["resize_p50_us"] > 0
 
 
+@pytest.mark.long
 def test_a_step_costs_and_yields_the_same_with_both_optimizers(tmp_path: Path) -> None:
     pytest.importorskip("mindspore")
     records, _ = bench("step", "-np", "1,2", "--rounds", "1", "--samples", "2", "--timeout", "200", cwd=tmp_path)

@@ -2,13 +2,15 @@
 
 import pytest
 
+from tests.conftest import long
+
 pytestmark = pytest.mark.timeout(90)
 
 
 @pytest.mark.parametrize(
     ("seconds", "every", "told"),
     [
-        (1000, 1, "the program has no workers: nobody followed a change"),
+        long(1000, 1, "the program has no workers: nobody followed a change"),
         (0, 1000, "nothing was done to the job before it ended"),  # however long the job takes to start
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Run, free_port, launcher
+from tests.conftest import Run, free_port, launcher, long
 
 PROGRAMS = Path(__file__).with_name("programs")
 
@@ -33,7 +33,7 @@ def test_who_waits_for_a_late_rank_leaves_the_cores_alone(run_program: Run, np: 
     assert run_program(PROGRAMS / "idle_wait.py", np=np).count("fine") == np
 
 
-@pytest.mark.parametrize("manner", ["fail", "recover", "stay", "quit"])
+@pytest.mark.parametrize("manner", ["fail", "recover", long("stay"), "quit"])
 def test_ctrl_c_ends_a_collective_that_waits(run_program: Run, manner: str) -> None:
     recovers = manner != "fail"
     # Who is out is ended also where nobody looks for hangs.
@@ -44,7 +44,7 @@ def test_ctrl_c_ends_a_collective_that_waits(run_program: Run, manner: str) -> N
 
 
 # Not for the modes' sake: the line comes through Python, which a kernel that waits must not keep from running.
-@pytest.mark.parametrize("manner", ["comm", "graph", "pynative"])
+@pytest.mark.parametrize("manner", ["comm", long("graph"), long("pynative")])
 def test_who_waits_long_says_so_in_the_workers_log(start_module, tmp_path: Path, manner: str) -> None:
     if manner != "comm":
         pytest.importorskip("mindspore")

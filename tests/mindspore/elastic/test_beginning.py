@@ -8,7 +8,7 @@ from tests.conftest import long
 
 
 @pytest.mark.parametrize(
-    ("how", "mode"), [("callback", "graph"), ("loop", "pynative"), long("loop", "graph"), ("sync", "graph")]
+    ("how", "mode"), [("callback", "graph"), ("loop", "pynative"), long("loop", "graph"), long("sync", "graph")]
 )
 def test_training_without_a_seed_begins_from_one_workers_state(run_elastic, how, mode):
     reports = run_elastic("unseeded.py", how, mode, np=3)
@@ -19,7 +19,7 @@ def test_training_without_a_seed_begins_from_one_workers_state(run_elastic, how,
     assert len({row["random"] for row in reports.of("end")}) == 3, "a worker's random numbers stay its own"
 
 
-@pytest.mark.parametrize("mode", ["graph", "pynative"])
+@pytest.mark.parametrize("mode", ["graph", long("pynative")])
 def test_an_optimizer_refuses_its_first_step_where_nothing_made_the_parameters_the_same(run_elastic, mode):
     reports = run_elastic("unseeded.py", "nothing", mode, np=2, status=1)
     assert not reports.of("end")

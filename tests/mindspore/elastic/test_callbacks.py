@@ -14,8 +14,9 @@ from ms_kungfu import keep_waiting, membership
 from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback, others, sync_net_parameters
 from ms_kungfu.callbacks import elastic as elastic_module
 from ms_kungfu.callbacks.elastic import _averages, compile_step
+from ms_kungfu.callbacks.outputs import as_one
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.errors import ResizeError
+from ms_kungfu.errors import KungFuError, ResizeError
 from ms_kungfu.ops import KungFuAllReduce
 from ms_kungfu.optimizers import KungFuGradReducer, KungFuMomentum, PairAveragingOptimizer
 
@@ -75,6 +76,31 @@ def test_the_loss_of_an_evaluation_is_the_mean_at_one_worker_too():
     model.fit(1, data, valid, callbacks=[KungFuElasticCallback(), losses], dataset_sink_mode=False)
     assert len(set(losses.batches)) == 5
     assert losses.told == pytest.approx(np.mean(losses.batches))
+
+
+def test_outputs_of_parts_are_those_of_the_whole():
+    def tensors(loss, *rows, dtype=ms.float32):
+        return ms.Tensor(loss, dtype), ms.Tensor(np.array(rows, np.float32).reshape(len(rows), 1), dtype)
+
+    for dtype in (ms.float32, ms.float16, ms.bfloat16):
+        loss, rows = as_one([(1, tensors(4.0, 1, dtype=dtype)), (3, tensors(2.0, 2, 3, 4, dtype=dtype))])
+        assert (loss.dtype, loss.shape) == (dtype, ())
+        assert (rows.dtype, rows.shape) == (dtype, (4, 1))
+        assert float(loss) == 2.5  # (4 + 3 * 2) / 4
+        assert rows.astype(ms.float32).asnumpy().ravel().tolist() == [1, 2, 3, 4]
+    # what is said once for all samples, and what can't be joined
+    assert int(as_one([(1, ms.Tensor(7)), (2, ms.Tensor(7))])) == 7
+    assert as_one([(1, ms.Tensor(7)), (2, ms.Tensor(8))]) is None
+    assert as_one([(2, ms.Tensor([1.0])), (3, ms.Tensor([2.0]))]) is None
+    assert as_one([(1, (ms.Tensor(1.0),)), (1, ms.Tensor(1.0))]) is None
+    assert as_one([(1, 1.0), (1, 1.0)]) is None
+
+
+def test_an_evaluation_takes_no_shards():
+    net = nn.Dense(1, 1)
+    model = Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.01, 0.9), metrics={"mse"})
+    with pytest.raises(KungFuError, match="an evaluation takes no shards"):
+        model.eval(ElasticDataset(make_source(), global_batch_size=4, shards=2), callbacks=[KungFuElasticCallback()])
 
 
 def test_one_callback_serves_several_calls():

@@ -80,6 +80,7 @@ def test_model_train_goes_on_through_deaths(run_elastic):
     assert [row["rank"] for row in reports.of("end")] == [0]
 
 
+@pytest.mark.long
 def test_with_an_ordinary_dataset_all_stop_after_the_same_step(run_elastic):
     reports = run_elastic("model_train.py", "3:2,13:3", "2", "1", "plain")
     steps = reports.by_step("step")
@@ -88,6 +89,7 @@ def test_with_an_ordinary_dataset_all_stop_after_the_same_step(run_elastic):
     assert len({row["parameters"] for row in reports.of("end")}) == 1
 
 
+@pytest.mark.long
 def test_a_joiner_of_a_later_model_train_arrives_there(run_elastic):
     reports = run_elastic("model_train.py", "4:3,30:2", "1", "3")
     seen = samples_by_epoch(reports, key=lambda row: row["call"])
@@ -103,7 +105,7 @@ def test_a_joiner_of_a_later_model_train_arrives_there(run_elastic):
     [
         ("graph", "24", "7:2,13:3,26:2,41:1", {7: 1, 8: 2, 14: 3, 27: 2, 42: 1}),
         # shares of different sizes; changes between epochs, before the first step and after the last
-        ("pynative", "25", "0:2,10:3,20:1,35:2,60:1", {1: 2, 10: 2, 11: 3, 21: 1, 36: 2, 60: 2}),
+        long("pynative", "25", "0:2,10:3,20:1,35:2,60:1", {1: 2, 10: 2, 11: 3, 21: 1, 36: 2, 60: 2}),
     ],
 )
 def test_a_held_global_batch_trains_as_one_worker_does(run_elastic, mode, batch, schedule, seen):
@@ -153,6 +155,7 @@ def test_where_the_root_dies_the_next_one_shares_its_parameters(run_elastic):
     assert [row["parameters"] for row in reports.of("shared")] == [before[0]] * 2
 
 
+@pytest.mark.long
 def test_parameters_are_never_a_mixture_of_two_roots(run_elastic):
     reports = run_elastic("deaths.py", "half", "-", np=3, ledger=False)
     assert [row["values"] for row in reports.of("shared")] == [[[0.0] * 3, [0] * 3]] * 2
@@ -170,6 +173,7 @@ def test_what_pynative_mode_has_queued_decides_whose_samples_count(run_elastic):
     assert samples_by_epoch(reports, key=lambda row: 0)[0] == collections.Counter(range(36))
 
 
+@pytest.mark.long
 def test_the_momentum_of_model_averaging_begins_anew_after_a_death(run_elastic):
     reports = run_elastic("deaths.py", "average", "-", np=3, ledger=False)
     steps = reports.by_step("step")
@@ -202,6 +206,7 @@ def test_a_step_in_which_a_worker_dies_between_two_updates_is_undone(run_elastic
     assert "step 3: rank 2 died between two gradient reductions" in reports.output
 
 
+@pytest.mark.long
 def test_files_of_a_step_that_is_undone_are_written_anew(run_elastic):
     reports = run_elastic("gan.py", np=3)
     (end,) = reports.of("end")
@@ -233,7 +238,8 @@ def losses(reports):
     return np.array([rows[0]["loss"] for rows in reports.by_step("step").values()])
 
 
-@pytest.mark.parametrize("samples", [24, long(26)])
+@pytest.mark.long
+@pytest.mark.parametrize("samples", [24, 26])
 def test_a_global_batch_held_by_the_callback_trains_as_one_worker_does(run_elastic, samples):
     options = json.dumps({"global_batch_size": samples})
     alone = run_elastic("through_changes.py", "plain", "none", options, np=0)
@@ -250,6 +256,7 @@ def test_a_global_batch_held_by_the_callback_trains_as_one_worker_does(run_elast
         assert resized.workers[0][-1]["compiled"] == 4, "each shape is compiled once, and kept for when it comes back"
 
 
+@pytest.mark.long
 def test_averages_and_rates_follow_changes_and_checkpoints_resume(run_elastic, tmp_path):
     folder = tmp_path / "checkpoints"
     options = {

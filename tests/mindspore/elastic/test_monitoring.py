@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-MODES = pytest.mark.parametrize("mode", ["graph", "pynative"])
+from tests.conftest import long
 
 
-@MODES
+@pytest.mark.parametrize("mode", ["graph", long("pynative")])
 def test_what_is_measured(run_elastic, tmp_path, mode):
     reports = run_elastic("monitored.py", mode, "noise_scale,callback", np=2)
     check_noise_scale(reports.by_step("noise")[150])

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from ms_kungfu.dataset import conditions, ledger
+from tests.conftest import long
 from tests.mindspore.elastic.conftest import PROGRAMS
 
 PROGRAM = "sharded.py"
@@ -34,9 +35,9 @@ def replay(tmp_path):
     ("flips", "said"),
     [
         (["4:1:flip"], "step 4: parameter '0.weight' differs at rank 1; rank 0 had the bits of this run (and 0 more"),
-        (["4:0:flip", "4:1:flip"], "step 4: parameter '0.weight' differs: "),
+        long(["4:0:flip", "4:1:flip"], "step 4: parameter '0.weight' differs: "),
         # Between two fingerprints: by the first behind it all that is trained has followed.
-        (["3:0:flip", "3:1:flip"], "step 4: parameter '0.weight' differs: "),
+        long(["3:0:flip", "3:1:flip"], "step 4: parameter '0.weight' differs: "),
     ],
 )
 def test_a_flipped_bit_is_named_by_step_and_parameter(run_elastic, replay, flips, said):
@@ -47,6 +48,7 @@ def test_a_flipped_bit_is_named_by_step_and_parameter(run_elastic, replay, flips
     assert last.endswith("; the same until step 2, in 1 fingerprint")
 
 
+@pytest.mark.long
 def test_every_history_of_the_cluster_is_one_workers(run_elastic, replay):
     arguments = "graph", "dropout", "8", "2:3", "2"
     seen = run_elastic(PROGRAM, *arguments, "4:0:1", np=2)
@@ -65,6 +67,7 @@ def files_in(folder):
     return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.iterdir()}
 
 
+@pytest.mark.long
 def test_a_replay_goes_on_from_a_checkpoint_and_leaves_those_there_are(run_elastic, run_program, replay, monkeypatch):
     arguments = "graph", "saved", "8", "none", "2"
     seen = run_elastic(PROGRAM, *arguments, np=2)

@@ -17,6 +17,7 @@ from ms_kungfu.elastic import ElasticTraining, ShardedStep, shard_loop
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.ops import KungFuAllReduce, ReduceOp, wait_for_queue
 from ms_kungfu.optimizers import KungFuGradReducer, KungFuMomentum
+from tests.conftest import long
 
 PROGRAM = "sharded_features.py"
 
@@ -53,11 +54,11 @@ def of_one_worker(run_elastic, alone):
     ("mode", "kind", "np", "schedule", "deaths"),
     [
         ("graph", "scaled", 2, "3:3", ["2:0:1", "5:1:1"]),
-        pytest.param("pynative", "scaled", 2, "none", ["4:0:1"], marks=pytest.mark.long),
-        pytest.param("graph", "scaler", 2, "none", ["4:0:1"], marks=pytest.mark.long),
-        ("graph", "clip", 3, "4:2", ["2:1:1"]),
-        ("graph", "gan", 2, "3:3", ["2:1:5"]),  # its second shard of the second network
-        pytest.param("graph", "fit", 2, "2:3", ["5:0:1"], marks=pytest.mark.long),
+        long("pynative", "scaled", 2, "none", ["4:0:1"]),
+        long("graph", "scaler", 2, "none", ["4:0:1"]),
+        long("graph", "clip", 3, "4:2", ["2:1:1"]),
+        long("graph", "gan", 2, "3:3", ["2:1:5"]),  # its second shard of the second network
+        long("graph", "fit", 2, "2:3", ["5:0:1"]),
     ],
 )
 def test_every_history_has_the_bits_of_one_worker(run_elastic, of_one_worker, mode, kind, np, schedule, deaths):
@@ -103,6 +104,7 @@ def test_a_fixed_scale_that_is_a_power_of_two_changes_no_bit(run_elastic, of_one
     assert history(run_elastic(PROGRAM, "graph", "fixed", "2", "none", np=2)) == history(of_one_worker("plain"))
 
 
+@pytest.mark.long
 def test_a_checkpoint_goes_on_at_another_size_with_the_scale(run_elastic, of_one_worker, tmp_path):
     one, folder = history(of_one_worker("scaled")), f"checkpoints={tmp_path / 'checkpoints'}"
     before = history(run_elastic(PROGRAM, "graph", "scaled", "1", "none", folder, np=2, ledger=False))

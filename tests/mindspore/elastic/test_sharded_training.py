@@ -14,6 +14,7 @@ from ms_kungfu.elastic import ShardedStep
 from ms_kungfu.elastic.sharded_step import check_optimizer
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.optimizers import KungFuMomentum, PairAveragingOptimizer, SynchronousAveragingOptimizer
+from tests.conftest import long
 
 PROGRAM = "sharded.py"
 
@@ -37,19 +38,13 @@ def alone(tmp_path_factory):
 @pytest.mark.parametrize(
     ("mode", "net", "np", "schedule", "deaths"),
     [
-        (
-            "graph",
-            "norm",
-            3,
-            "none",
-            ["2:2:1", "4:0:0"],
-        ),  # the second is the lowest rank
+        long("graph", "norm", 3, "none", ["2:2:1", "4:0:0"]),  # the second is the lowest rank
         ("graph", "norm", 2, "2:4,4:1", []),
         # In the first step, in which the others have looked at its first shard already.
         ("pynative", "norm", 2, "none", ["1:0:3"]),
         ("graph", "model", 2, "2:3,5:1", []),
         ("graph", "dropout", 2, "2:3", ["4:0:1"]),
-        ("graph", "augment", 2, "4:3", ["2:0:1", "5:1:0"]),
+        long("graph", "augment", 2, "4:3", ["2:0:1", "5:1:0"]),
     ],
 )
 def test_every_history_of_the_cluster_has_the_bits_of_one_worker(run_elastic, alone, mode, net, np, schedule, deaths):
@@ -72,6 +67,7 @@ def test_every_history_of_the_cluster_has_the_bits_of_one_worker(run_elastic, al
         assert sum(row["computed"] for row in seen.by_step("step")[step]) >= 8
 
 
+@pytest.mark.long
 def test_a_slow_worker_is_dealt_less_and_the_bits_stay(run_elastic):
     expected = history(run_elastic(PROGRAM, "graph", "plain", "8", "none", "6", ledger=False))
     reports = run_elastic(PROGRAM, "graph", "slow", "8", "none", "6", np=2)
@@ -96,6 +92,7 @@ def test_ranks_with_other_numbers_of_cores_are_refused(run_elastic):
     assert not seen.by_step("step").get(2)
 
 
+@pytest.mark.long
 def test_what_is_measured_and_decided_by_it_is_a_function_of_the_seed(run_elastic):
     """A policy sets the rate by the noise scale, and others change the number of shards and their shape."""
     seen = [

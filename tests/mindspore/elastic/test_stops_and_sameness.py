@@ -14,7 +14,7 @@ from tests.conftest import long
 @pytest.mark.parametrize(
     ("what", "when", "step", "np"),
     [
-        ("stop", "before", 7, 3),
+        long("stop", "before", 7, 3),
         ("stop", "after", 8, 2),
         long("epoch-stop", "before", 10, 3),
         ("epoch-stop", "after", 10, 2),
@@ -32,7 +32,7 @@ def test_a_stop_that_one_worker_asks_for_is_everyones(run_elastic, what, when, s
     ("what", "named"),
     [
         ("rate", r"the learning rate 'learning_rate' has to be equal .* ranks 0, 2: 0.02\d*; rank 1: 0.5, and so do"),
-        ("weight", r"the weight '0.weight' has to be equal .* ranks 0, 2; rank 1\."),
+        long("weight", r"the weight '0.weight' has to be equal .* ranks 0, 2; rank 1\."),
     ],
 )
 def test_what_one_worker_changes_alone_is_an_error_that_names_it(run_elastic, what, named):

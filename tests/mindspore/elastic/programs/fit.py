@@ -151,7 +151,7 @@ class Slow(Numbered):
 def valid_dataset(kind):
     total = options.get("valid_total", 26)
     if kind == "elastic":
-        return ElasticDataset(numbered(total), global_batch_size=8)
+        return ElasticDataset(numbered(total), global_batch_size=8, shuffle=False)
     rank, size = (kf.current_rank(), kf.current_cluster_size()) if kind == "sharded" else (None, None)
     if kind == "shuffled":
         ms.dataset.config.set_seed(kf.current_rank() + 1)
@@ -188,7 +188,7 @@ make = {
 ms.set_seed(options.get("seed", 5))
 net = nn.SequentialCell(nn.BatchNorm1d(4), nn.Dense(4, 2))
 optimizer = KungFuMomentum(net.trainable_params(), options.get("rate", 0.05), 0.9)
-model = Model(net, Loss(), optimizer, metrics={"error": Error()})
+model = Model(net, Loss(), optimizer, metrics={"error": Error(), "mean": nn.Loss()})
 elastic = KungFuElasticCallback(options.get("schedule"), wait=True)
 others = [make[name]() for name in options.get("callbacks", [])]
 # Who counts steps stands before the elastic callback, in whose place the state is handed over.
@@ -211,3 +211,7 @@ if not kf.detached():
         report("kept", file=newest.name, parameters=digest([kept[p.name] for p in net.trainable_params()]))
         report("trained", parameters=digest(net.trainable_params()))
     report("again", results={k: float(v).hex() for k, v in model.eval(valid_dataset("same")).items()})
+    if options.get("valid") == "elastic":
+        whole = model.eval(ds.GeneratorDataset(Numbered(26), ["x", "y"], shuffle=False).batch(8))
+        dealt = model.eval(valid_dataset("elastic"), callbacks=[elastic])
+        report("dealt", dealt=dealt["mean"], whole=whole["mean"])

@@ -1,0 +1,42 @@
+"""A network's outputs over parts of a batch, as those over the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+
+
+def as_one(parts: Sequence[tuple[int, Any]]) -> Any:
+    """What the network would have given for the samples of all parts at once; None where that can't be told.
+
+    Args:
+        parts: of each the number of its samples, at least 1, and what the network gave: a tensor, or a tuple or list of
+            such things.
+
+    A tensor whose first dimension is the number of samples is joined along it, in the order of the parts. A single
+    floating-point number is taken for a mean over the samples, as losses are (``reduction="mean"``): the mean of the
+    parts' by their numbers of samples, summed in float64. What is the same in all parts stays as it is.
+    """
+    sizes = [samples for samples, _ in parts]
+    values = [value for _, value in parts]
+    first = values[0]
+    if isinstance(first, (tuple, list)):
+        if any(type(value) is not type(first) or len(value) != len(first) for value in values):
+            return None
+        joined = [as_one(list(zip(sizes, column))) for column in zip(*values)]
+        return None if any(one is None for one in joined) else type(first)(joined)
+    if not all(isinstance(value, ms.Tensor) and value.dtype == first.dtype for value in values):
+        return None
+    # NumPy has no bfloat16, and float32 has all of its values.
+    arrays = [(v.astype(ms.float32) if v.dtype == ms.bfloat16 else v).asnumpy() for v in values]
+    if all(a.ndim and len(a) == n and a.shape[1:] == arrays[0].shape[1:] for a, n in zip(arrays, sizes)):
+        return ms.Tensor(np.concatenate(arrays), first.dtype)
+    if arrays[0].ndim == 0 and arrays[0].dtype.kind == "f":
+        mean = np.average(np.array(arrays, np.float64), weights=sizes)
+        return ms.Tensor(np.asarray(mean, arrays[0].dtype), first.dtype)
+    if all(np.array_equal(a, arrays[0]) for a in arrays):
+        return first
+    return None
