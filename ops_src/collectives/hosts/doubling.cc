@@ -1,0 +1,92 @@
+// An all-reduce of few bytes: in step k each host exchanges all it has with the one whose place differs in bit k, and
+// after log2(n) steps everybody has the sum of all.
+//
+// Where n is no power of two, the first 2 * (n - p) hosts, p the largest power of two below, are pairs: the second of a
+// pair gives its part to the first, and gets the result at the end.
+//
+// The same bits: before step k all hosts of a block (whose places agree but for the last k bits) have the same bits,
+// and in it both halves of a larger block compute (what the lower half has) op (what the upper half has), in this
+// order. The seconds of pairs get a copy.
+//
+// All receives are posted at the beginning, each into memory of its own, in which its sum is then computed: what a step
+// sends stays as it is until it has been sent. The only memory that is read and received into is the output of the
+// second of a pair, in place: what comes there has the sum of what was sent from it, so that was read long before.
+#include <cstring>
+
+#include "base/float_environment.h"
+#include "base/memory.h"
+#include "collectives/dtype.h"
+#include "collectives/hosts/operations.h"
+#include "collectives/reduce.h"
+
+namespace kungfu::hosts {
+namespace {
+
+// Messages of the operation; those of step k are kStep + k.
+enum : uint64_t { kGive = 0, kResult = 1, kStep = 2 };
+
+void Copy(void* out, const void* in, size_t bytes) {
+  if (out != in && bytes > 0) std::memcpy(out, in, bytes);
+}
+
+}  // namespace
+
+void AllReduceByDoubling(const Group& group, const tcp::Tag& tag, kf_dtype dtype, kf_op op, const void* in, void* out,
+                         size_t count) {
+  const size_t bytes = count * SizeOf(dtype);
+  const uint32_t place = group.place();
+  uint32_t power = 1, steps = 0;
+  for (; power * 2 <= group.size(); power *= 2) steps++;
+  const uint32_t pairs = group.size() - power;
+  const bool in_pair = place < 2 * pairs;
+  if (in_pair && place % 2 == 1) {
+    const auto result = group.Receive(place - 1, tag.Step(kResult), out, bytes);
+    const auto given = group.Send(place - 1, tag.Step(kGive), in, bytes);
+    group.Wait(given);
+    group.Wait(result);
+    return;
+  }
+  // Of those that are left: their own places, and back.
+  const uint32_t own = in_pair ? place / 2 : place - pairs;
+  const auto place_of = [&](uint32_t other) { return other < pairs ? 2 * other : other + pairs; };
+
+  Memory memory;
+  const size_t room = Aligned(std::max<size_t>(bytes, 1));
+  char* const slots = memory.Get((steps + 1) * room);
+  std::vector<tcp::Mesh::Ticket> received, sent;  // after the memory, so that they end before it
+  for (uint32_t k = 0; k < steps; k++) {
+    received.push_back(group.Receive(place_of(own ^ 1u << k), tag.Step(kStep + k), slots + k * room, bytes));
+  }
+  const ReduceFn reduce = ReductionFor(dtype, op);
+  const void* sum = in;
+  const auto add = [&](char* other, bool is_lower) {
+    const void* const sources[] = {is_lower ? other : sum, is_lower ? sum : other};
+    reduce(other, sources, 2, count);
+    sum = other;
+  };
+  if (in_pair) {
+    char* const slot = slots + steps * room;
+    group.Wait(group.Receive(place + 1, tag.Step(kGive), slot, bytes));
+    add(slot, /*is_lower=*/false);
+  }
+  for (uint32_t k = 0; k < steps; k++) {
+    const uint32_t other = own ^ 1u << k;
+    sent.push_back(group.Send(place_of(other), tag.Step(kStep + k), sum, bytes));
+    group.Wait(received[k]);
+    add(slots + k * room, other < own);
+  }
+  if (in_pair) sent.push_back(group.Send(place + 1, tag.Step(kResult), sum, bytes));
+  group.WaitAll(sent);
+  Copy(out, sum, bytes);
+}
+
+void AllReduce(const Group& group, const tcp::Tag& tag, kf_dtype dtype, kf_op op, const void* in, void* out,
+               size_t count) {
+  if (!IsDtype(dtype) || !IsOp(op)) throw Error(KF_TYPE, "all_reduce between hosts: no such dtype or reduction");
+  if (op == KF_MEAN) throw Error(KF_INVALID, "all_reduce between hosts: a mean is a sum that its callers divide");
+  const DefaultFloatEnvironment environment;
+  const bool ring = group.size() > 1 && count * SizeOf(dtype) >= kRingBytes;
+  (ring ? AllReduceByRing : AllReduceByDoubling)(group, tag, dtype, op, in, out, count);
+}
+
+}  // namespace kungfu::hosts

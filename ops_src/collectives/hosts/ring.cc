@@ -1,0 +1,110 @@
+// An all-reduce of many bytes around a ring: of n segments each host first sends its own to the next one, which adds
+// its part and sends that on, until after n-1 steps the host before a segment's own has all of it; then the sums go
+// around once more. Each host sends and receives 2 (n-1)/n of the bytes.
+//
+// Segments are cut into pieces, each a message, and a piece goes on as soon as it has been added up: while one is
+// reduced here, the next arrives and the one before leaves.
+//
+// The same bits: each element is added up once, along the ring from its segment's own host on, and copied from then on.
+//
+// Nobody waits in a circle: a host waits for the pieces in the order in which the host before it sends them, and that
+// host sends a piece after it has had the same piece one step earlier; those of the first step are sent before anything
+// is waited for. The sums are received straight into the output, and all those receives are posted at the beginning,
+// though the parts in the same place (in place, inputs) are still to be read: a sum contains the part of this host,
+// which hence has been added here or read and sent from here before the sum exists anywhere. The parts go to a window
+// of pieces, from which they are added to this host's own: the receive of piece k + window is posted when piece k has
+// been added.
+#include "collectives/hosts/operations.h"
+
+#include "base/memory.h"
+#include "collectives/dtype.h"
+#include "collectives/reduce.h"
+
+namespace kungfu::hosts {
+namespace {
+
+// Pieces that may arrive while one is reduced: memory that stays in a core's cache.
+constexpr size_t kWindow = 8;
+
+struct Piece {
+  uint64_t number;      // the same at all hosts
+  size_t begin, count;  // of its elements
+  bool last_step;
+};
+
+class Ring {
+ public:
+  Ring(uint32_t hosts, size_t count, size_t element_bytes)
+      : hosts_(hosts), count_(count), piece_(kPieceBytes / element_bytes) {}
+
+  // Adds the pieces of the segment with this number, which may be below 0: they go around.
+  void Append(int64_t segment, bool last_step, std::vector<Piece>& pieces) const {
+    const auto s = static_cast<size_t>((segment + hosts_) % hosts_);
+    const size_t begin = Begin(s), end = Begin(s + 1);
+    uint64_t number = s * PiecesOfSegment();
+    for (size_t at = begin; at < end; at += piece_) {
+      pieces.push_back({number++, at, std::min(piece_, end - at), last_step});
+    }
+  }
+  uint64_t Numbers() const { return hosts_ * PiecesOfSegment(); }
+
+ private:
+  size_t Begin(size_t segment) const { return segment * (count_ / hosts_) + std::min(segment, count_ % hosts_); }
+  uint64_t PiecesOfSegment() const { return (count_ / hosts_ + 1 + piece_ - 1) / piece_; }  // at most
+
+  const size_t hosts_, count_, piece_;
+};
+
+}  // namespace
+
+void AllReduceByRing(const Group& group, const tcp::Tag& tag, kf_dtype dtype, kf_op op, const void* in, void* out,
+                     size_t count) {
+  const uint32_t n = group.size();
+  const int64_t place = group.place();
+  const uint32_t next = static_cast<uint32_t>((place + 1) % n), before = static_cast<uint32_t>((place + n - 1) % n);
+  const size_t element = SizeOf(dtype);
+  const auto* const input = static_cast<const char*>(in);
+  auto* const output = static_cast<char*>(out);
+  const Ring ring(n, count, element);
+  std::vector<Piece> own, parts, sums;
+  ring.Append(place, false, own);
+  for (int64_t t = 0; t < n - 1; t++) {
+    ring.Append(place - t - 1, t == n - 2, parts);
+    ring.Append(place - t, t == n - 2, sums);
+  }
+  const auto part_tag = [&](const Piece& piece) { return tag.Step(piece.number); };
+  const auto sum_tag = [&](const Piece& piece) { return tag.Step(ring.Numbers() + piece.number); };
+
+  Memory memory;
+  char* const window = memory.Get(kWindow * kPieceBytes);
+  std::vector<tcp::Mesh::Ticket> parts_here, sums_here, sent;  // after the memory, so that they end before it
+  const auto receive_part = [&](size_t k) {
+    const Piece& piece = parts[k];
+    parts_here.push_back(
+        group.Receive(before, part_tag(piece), window + k % kWindow * kPieceBytes, piece.count * element));
+  };
+  const auto send = [&](const tcp::Tag& as, const char* from, const Piece& piece) {
+    sent.push_back(group.Send(next, as, from + piece.begin * element, piece.count * element));
+  };
+  for (size_t k = 0; k < std::min(kWindow, parts.size()); k++) receive_part(k);
+  for (const Piece& piece : own) send(part_tag(piece), input, piece);
+  for (const Piece& piece : sums) {
+    sums_here.push_back(group.Receive(before, sum_tag(piece), output + piece.begin * element, piece.count * element));
+  }
+  const ReduceFn reduce = ReductionFor(dtype, op);
+  for (size_t k = 0; k < parts.size(); k++) {
+    const Piece& piece = parts[k];
+    group.Wait(parts_here[k]);
+    const void* const sources[] = {window + k % kWindow * kPieceBytes, input + piece.begin * element};
+    reduce(output + piece.begin * element, sources, 2, piece.count);
+    if (k + kWindow < parts.size()) receive_part(k + kWindow);
+    send(piece.last_step ? sum_tag(piece) : part_tag(piece), output, piece);
+  }
+  for (size_t k = 0; k < sums.size(); k++) {
+    group.Wait(sums_here[k]);
+    if (!sums[k].last_step) send(sum_tag(sums[k]), output, sums[k]);
+  }
+  group.WaitAll(sent);
+}
+
+}  // namespace kungfu::hosts

@@ -1,0 +1,342 @@
+// Frames: what goes into one, and what becomes of one that has come.
+//
+// Epochs. A host raises its epoch once for all its connections, and what it writes to one after that is of the new
+// epoch, but for the rest of a frame that had begun. So on one connection epochs never fall, and:
+//   - a frame of an older epoch than this host's is read and dropped: whatever it says is void;
+//   - behind one of a newer epoch there is nothing that this host could still want: the connection isn't read any
+//   further
+//     until the host is there, too. Its other connections are, since on those there may be something.
+// A host that stays behind is behind in all connections, its own waits end by Cancel, a loss or their deadlines.
+//
+// Lengths. A frame names the whole message's length. What it says is compared with what was posted before a byte is
+// written there: `begun` grows with every frame of the message and never beyond its length, so no frame reaches past
+// the end, and the message has arrived when as many bytes have. (Two frames over the same bytes would leave others out:
+// a sender who does that hands over wrong data, which he could anyway.) What nobody has posted must be small and within
+// the credit, which both sides reckon alike: its bytes and a fixed sum for its record; a sender who exceeds it is lost.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+#include "transport/tcp/mesh.h"
+
+namespace kungfu::tcp {
+namespace {
+
+// Calls for one connection before the others have their turn.
+constexpr int kTurns = 4;
+
+[[noreturn]] void Refuse(const std::string& what) { throw Error(KF_PEER_LOST, what); }
+
+void CheckForm(const FrameHeader& header) {
+  if (header.magic != FrameHeader::kMagic) Refuse(Text("it sent a frame of magic number ", header.magic));
+  if (header.kind < FrameKind::kData || header.kind > FrameKind::kTaken || header.reserved != 0) {
+    Refuse(Text("it sent a frame of unknown kind ", static_cast<uint32_t>(header.kind)));
+  }
+  const bool data = header.kind == FrameKind::kData;
+  const bool fits = data
+                        ? header.length <= kFrameBytes && header.offset <= header.total &&
+                              header.length <= header.total - header.offset && (header.length > 0) == (header.total > 0)
+                        : header.length == 0 && header.offset == 0;
+  if (!fits) {
+    Refuse(Text("it sent a frame of ", header.length, " bytes at ", header.offset, " of ", header.total));
+  }
+}
+
+void CheckTotal(uint64_t total, uint64_t expected) {
+  if (total != expected) Refuse(Text("it sent a message of ", total, " bytes where ", expected, " are expected"));
+}
+
+}  // namespace
+
+// ---- out
+
+// A system call that may touch somebody's memory; see Quiet. What it is given was made after the I/O thread was let on.
+template <typename Call>
+SocketResult Mesh::Unlocked(Lock& lock, const Call& call) {
+  busy_ = true;
+  lock.unlock();
+  const SocketResult result = call();
+  lock.lock();
+  busy_ = false;
+  if (holds_ > 0) quiet_.notify_all();
+  return result;
+}
+
+// Whether there is more to write at once.
+bool Mesh::Write(Lock& lock, Connection& connection) {
+  for (int turn = 0; turn < kTurns; turn++) {
+    released_.wait(lock, [&] { return holds_ == 0; });
+    if (!connection.IsOpen() || connection.blocked) return false;
+    if (connection.out.Idle() && !Compose(connection)) return false;
+    iovec parts[2];
+    const size_t n = connection.out.Parts(parts);
+    const SocketResult result = Unlocked(lock, [&] { return WriteSome(connection.fd, parts, n); });
+    // Whether it has ended well is found where it is read: something may still be there.
+    const bool ended = result.moved == Moved::kError && (result.error == EPIPE || result.error == ECONNRESET);
+    if (result.moved == Moved::kError && !ended) Refuse(Text("can't write to it: ", std::strerror(result.error)));
+    HaveWritten(connection, result.bytes);
+  }
+  return !connection.blocked;
+}
+
+// The same once, by a caller with the mutex: the I/O thread isn't writing to a connection that is idle. An error is
+// left to that thread.
+void Mesh::WriteHere(Connection& connection) {
+  if (!Compose(connection)) return;
+  iovec parts[2];
+  const size_t n = connection.out.Parts(parts);
+  HaveWritten(connection, WriteSome(connection.fd, parts, n).bytes);
+}
+
+// Takes what is to go out next: whatever is there without a payload, and one frame with one. Small messages first: they
+// are bounded by the credit, so the others have their turn.
+bool Mesh::Compose(Connection& connection) {
+  Host& host = hosts_[connection.host];
+  Outgoing& out = connection.out;
+  const auto add = [&](FrameHeader header) {
+    header.epoch = epoch_;
+    header.taken = host.told = host.taken;
+    out.heads.push_back(header);
+  };
+  while (!host.control.empty() && out.heads.size() + 1 < Outgoing::kMostHeads) {
+    add(host.control.front());
+    host.control.pop_front();
+  }
+  auto& queue = host.small.empty() ? host.granted : host.small;
+  if (!queue.empty()) {
+    Transfer& transfer = *queue.front();
+    FrameHeader header;
+    header.kind = FrameKind::kData;
+    header.tag = transfer.tag;
+    header.offset = transfer.begun;
+    header.total = transfer.total;
+    header.length = static_cast<uint32_t>(std::min(kFrameBytes, transfer.total - transfer.begun));
+    add(header);
+    out.source = queue.front();
+    out.payload = transfer.from + transfer.begun;
+    out.payload_bytes = header.length;
+    transfer.begun += header.length;
+    if (transfer.begun == transfer.total) queue.pop_front();
+  }
+  return !out.Idle();
+}
+
+void Mesh::HaveWritten(Connection& connection, size_t bytes) {
+  Outgoing& out = connection.out;
+  hosts_[connection.host].counted.sent += bytes;
+  out.written += bytes;
+  if (out.written < out.Bytes()) {
+    connection.blocked = true;
+    Listen(connection);
+    return;
+  }
+  const TransferPtr source = std::move(out.source);
+  const size_t payload_bytes = out.payload_bytes;
+  out.Clear();
+  if (source == nullptr) return;
+  source->moved += payload_bytes;
+  if (source->moved == source->total) source->End(KF_OK, "");
+}
+
+// ---- in
+
+void Mesh::Read(Lock& lock, Connection& connection) {
+  Host& host = hosts_[connection.host];
+  Incoming& in = connection.in;
+  for (int turn = 0; turn < kTurns; turn++) {
+    released_.wait(lock, [&] { return holds_ == 0; });
+    if (!connection.IsOpen() || in.held) return;
+    iovec parts[2];
+    size_t n = 0, asked = 0, direct = 0;
+    if (in.in_payload) {  // then nothing is ahead
+      direct = in.to != nullptr ? in.left : std::min(in.left, sink_.size());
+      parts[n++] = {in.to != nullptr ? in.to : sink_.data(), direct};
+      asked = direct;
+    }
+    if (direct == in.left) {
+      parts[n++] = {in.ahead + in.end, Incoming::kAhead - in.end};
+      asked += Incoming::kAhead - in.end;
+    }
+    const SocketResult result = Unlocked(lock, [&] { return ReadSome(connection.fd, parts, n); });
+    switch (result.moved) {
+      case Moved::kNothing:
+        return;
+      case Moved::kEnd:
+        HaveEnd(connection, "it closed its connection");
+        return;
+      case Moved::kError:
+        HaveEnd(connection, Text("its connection failed (", std::strerror(result.error), ")"));
+        return;
+      case Moved::kSome:
+        break;
+    }
+    host.counted.received += result.bytes;
+    const size_t got = std::min(direct, result.bytes);
+    in.end += result.bytes - got;
+    if (got > 0) {
+      in.left -= got;
+      if (in.to != nullptr) in.to += got;
+      if (in.left == 0) Finish(host, in);
+    }
+    Parse(connection);
+    if (result.bytes < asked) return;
+  }
+}
+
+// Looks at what is ahead.
+void Mesh::Parse(Connection& connection) {
+  Incoming& in = connection.in;
+  while (!in.held && in.begin < in.end) {
+    const size_t there = in.end - in.begin;
+    if (in.in_payload) {
+      const size_t n = std::min(in.left, there);
+      if (in.to != nullptr) {
+        std::memcpy(in.to, in.ahead + in.begin, n);
+        in.to += n;
+      }
+      in.begin += n;
+      in.left -= n;
+      if (in.left == 0) Finish(hosts_[connection.host], in);
+    } else if (there >= sizeof in.header) {
+      std::memcpy(&in.header, in.ahead + in.begin, sizeof in.header);
+      in.begin += sizeof in.header;
+      Begin(connection);
+    } else {
+      break;
+    }
+  }
+  std::memmove(in.ahead, in.ahead + in.begin, in.end - in.begin);
+  in.end -= in.begin;
+  in.begin = 0;
+}
+
+// A header has come.
+void Mesh::Begin(Connection& connection) {
+  Host& host = hosts_[connection.host];
+  Incoming& in = connection.in;
+  const FrameHeader& header = in.header;
+  CheckForm(header);
+  if (header.epoch > epoch_) {
+    in.held = true;
+    Listen(connection);
+    return;
+  }
+  in.Detach();
+  in.left = header.length;
+  in.in_payload = header.length > 0;
+  if (header.epoch < epoch_) return;
+  if (header.taken > host.sent) Refuse(Text("it has taken ", header.taken, " of ", host.sent, " bytes"));
+  host.sent_taken = std::max(host.sent_taken, header.taken);
+  switch (header.kind) {
+    case FrameKind::kData:
+      BeginData(host, in);
+      break;
+    case FrameKind::kReady:
+      HaveReady(host, header);
+      break;
+    case FrameKind::kOffer:
+      HaveOffer(host, header);
+      break;
+    case FrameKind::kTaken:
+      break;
+  }
+}
+
+void Mesh::BeginData(Host& host, Incoming& in) {
+  const FrameHeader& header = in.header;
+  const auto [at, unposted] = host.inbound.try_emplace(header.tag);
+  Inbound& inbound = at->second;
+  if (!inbound.asked) {  // then it is one frame, and charged
+    if (header.length != header.total || header.total > kUnaskedBytes) {
+      Refuse(Text("it sent a message of ", header.total, " bytes that nobody has asked for"));
+    }
+    host.come += UnaskedCharge(header.total);
+    if (host.come - host.taken > kUnaskedCredit) Refuse("it sent more than this host can keep");
+  }
+  if (unposted) {
+    inbound.state = Inbound::State::kArriving;
+    inbound.total = header.total;
+    in.keeping = true;
+    in.kept.resize(header.length);
+    in.to = in.kept.data();
+  } else if (inbound.state == Inbound::State::kPosted) {
+    Transfer& transfer = *inbound.posted;
+    CheckTotal(header.total, transfer.total);
+    if (header.length > transfer.total - transfer.begun) Refuse("it sent a message twice");
+    if (!inbound.asked) Take(host, header.total);
+    transfer.begun += header.length;
+    in.target = inbound.posted;
+    in.to = transfer.to + header.offset;
+  } else if (inbound.state == Inbound::State::kGone) {
+    if (!inbound.asked) Take(host, header.total);
+  } else {
+    Refuse("it sent a message twice");
+  }
+  if (header.length == 0) Finish(host, in);
+}
+
+// The payload is all there.
+void Mesh::Finish(Host& host, Incoming& in) {
+  in.in_payload = false;
+  const TransferPtr target = std::move(in.target);
+  if (target != nullptr) {
+    target->moved += in.header.length;
+    if (target->moved < target->total) return;
+    host.inbound.erase(in.header.tag);
+    target->End(KF_OK, "");
+  } else if (in.keeping) {
+    const auto at = host.inbound.find(in.header.tag);
+    Inbound& inbound = at->second;
+    if (inbound.state == Inbound::State::kGone) {  // it was posted meanwhile, and withdrawn
+      Take(host, inbound.total);
+    } else if (inbound.posted == nullptr) {
+      inbound.state = Inbound::State::kKept;
+      inbound.kept = std::move(in.kept);
+    } else {
+      const TransferPtr posted = std::move(inbound.posted);
+      if (!in.kept.empty()) std::memcpy(posted->to, in.kept.data(), in.kept.size());
+      host.inbound.erase(at);
+      Take(host, posted->total);
+      posted->End(KF_OK, "");
+    }
+  }
+  in.Detach();
+}
+
+void Mesh::HaveReady(Host& host, const FrameHeader& header) {
+  const auto [at, early] = host.outbound.try_emplace(header.tag);
+  Outbound& outbound = at->second;
+  if (early) {
+    outbound.total = header.total;
+    if (++host.early > kMostEarly) Refuse(Text("it asked for ", host.early, " messages ahead"));
+    return;
+  }
+  if (outbound.waiting == nullptr) Refuse("it asked for a message twice");
+  if (header.total != outbound.total) {
+    Refuse(Text("it asked for ", header.total, " bytes of a message of ", outbound.total));
+  }
+  host.granted.push_back(std::move(outbound.waiting));
+  host.outbound.erase(at);
+  news_ = true;
+}
+
+void Mesh::HaveOffer(Host& host, const FrameHeader& header) {
+  if (header.total > kUnaskedBytes) Refuse(Text("it offered ", header.total, " bytes"));
+  const auto [at, early] = host.inbound.try_emplace(header.tag);
+  Inbound& inbound = at->second;
+  if (early) {
+    inbound.state = Inbound::State::kOffered;
+    inbound.total = header.total;
+    if (++host.early > kMostEarly) Refuse(Text("it offered ", host.early, " messages ahead"));
+    return;
+  }
+  if (inbound.state == Inbound::State::kGone) return;
+  if (inbound.state != Inbound::State::kPosted || inbound.asked || inbound.posted->begun > 0) {
+    Refuse("it offered a message twice");
+  }
+  CheckTotal(header.total, inbound.total);
+  Ask(host, inbound);
+}
+
+}  // namespace kungfu::tcp

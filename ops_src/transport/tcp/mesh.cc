@@ -1,0 +1,344 @@
+// The callers' side of the mesh: messages are posted, waited for, withdrawn and cancelled.
+//
+// Memory. A caller's memory is touched in two places: by the I/O thread in a system call, for which it gives up the
+// mutex (`busy_` says so), and by whoever holds the mutex. Who is to give memory back takes the mutex *and* waits until
+// the I/O thread isn't busy, and holds it off while he works (Quiet): then nobody is anywhere near it, and he takes
+// the message out of all tables, out of what is being written (Outgoing::Detach, which copies what a begun frame still
+// owes) and out of what is being read (Incoming::Detach: the rest is dropped). After that nothing points to the memory.
+// All these calls are non-blocking, so he waits for one copy of 256 KiB at most. A message that ends well is taken out
+// of all tables before its ticket says so.
+//
+// Waiting in a circle. Every connection is read at all times, whatever the callers do, but for one at whose head is a
+// frame of a later epoch (see frames.cc): so no sender waits for the kernel's buffers longer than the network
+// does. What is read has a place: a posted message its memory, an unasked one its share of the credit. A sender without
+// credit doesn't stop: he offers the message instead, which then begins when it is posted, as a large one does. So a
+// message waits for its own Receive and for nobody else's.
+//
+// A loss. Tickets are ended under the mutex, and a lost host is remembered, so that each ticket either was in a table
+// when the host was lost or has found it lost. The connections are closed, and nothing is read of it any more.
+#include "transport/tcp/mesh.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/interrupt.h"
+#include "base/threads.h"
+#include "transport/tcp/socket.h"
+
+namespace kungfu::tcp {
+namespace {
+
+// A waiter looks this often whether it still should wait.
+constexpr auto kSlice = std::chrono::milliseconds(20);
+constexpr size_t kSinkBytes = 64 << 10;
+
+}  // namespace
+
+// For as long as it lives the I/O thread reads and writes nobody's memory. The mutex is held.
+class Mesh::Quiet {
+ public:
+  Quiet(Mesh& mesh, Lock& lock) : mesh_(mesh) {
+    mesh_.holds_++;
+    mesh_.quiet_.wait(lock, [&] { return !mesh_.busy_; });
+  }
+  ~Quiet() {
+    if (--mesh_.holds_ == 0) mesh_.released_.notify_one();
+  }
+  Quiet(const Quiet&) = delete;
+  Quiet& operator=(const Quiet&) = delete;
+
+ private:
+  Mesh& mesh_;
+};
+
+Mesh::Mesh(uint32_t self, uint64_t epoch, std::vector<HostEnds> hosts, MeshOptions options)
+    : self_(self), options_(options), hosts_(hosts.size()), epoch_(epoch), sink_(kSinkBytes) {
+  for (uint32_t h = 0; h < hosts.size(); h++) {
+    hosts_[h].name = hosts[h].name;
+    for (const int fd : hosts[h].connections) hosts_[h].connections.push_back(std::make_unique<Connection>(fd, h));
+  }
+  if (self >= hosts_.size()) throw Error(KF_INVALID, Text("host ", self, " is none of ", hosts_.size()));
+  for (uint32_t h = 0; h < size(); h++) {
+    const size_t n = hosts_[h].connections.size();
+    if (h == self ? n > 0 : n < 1 || n > kMostConnections) {
+      throw Error(KF_INVALID, Text("host ", self, " can't have ", n, " connections to host ", h, " (", name(h), ")"));
+    }
+  }
+  epoll_ = epoll_create1(EPOLL_CLOEXEC);
+  wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  try {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.ptr = nullptr;
+    if (epoll_ < 0 || wake_ < 0 || epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) != 0) throw SystemError("epoll");
+    for (Host& host : hosts_) {
+      for (auto& connection : host.connections) {
+        Prepare(connection->fd);
+        event.events = connection->events = EPOLLIN | EPOLLRDHUP;
+        event.data.ptr = connection.get();
+        if (epoll_ctl(epoll_, EPOLL_CTL_ADD, connection->fd, &event) != 0) throw SystemError("epoll_ctl");
+      }
+    }
+    thread_ = StartThread("kungfu-mesh", [this] { Serve(); });
+  } catch (...) {
+    close(epoll_);
+    close(wake_);
+    throw;
+  }
+}
+
+Mesh::~Mesh() {
+  if (process_.IsCopy()) {
+    thread_.detach();  // it isn't in this process
+  } else {
+    {
+      Lock lock(mutex_);
+      const Quiet quiet(*this, lock);
+      for (Host& host : hosts_) EndAll(host, KF_STALE, "the connections between the hosts have been closed");
+      stop_ = true;
+      Wake();
+    }
+    thread_.join();
+  }
+  close(epoll_);
+  close(wake_);
+}
+
+Mesh::Ticket Mesh::Send(uint64_t epoch, uint32_t to, const Tag& tag, const void* data, size_t bytes) {
+  process_.Refuse("send to other hosts");
+  Ticket ticket;  // before the lock: where something throws, it is destroyed when the mutex is free
+  Lock lock(mutex_);
+  TransferPtr transfer = NewTransfer(epoch, to, tag, static_cast<const char*>(data), nullptr, bytes);
+  ticket = Ticket(this, transfer);
+  if (transfer->IsDone()) return ticket;
+  Host& host = hosts_[to];
+  if (const auto found = host.outbound.find(tag); found != host.outbound.end()) {
+    if (found->second.waiting != nullptr) throw Error(KF_INVALID, Text("a message is sent twice to ", host.name));
+    if (const uint64_t total = found->second.total; total != bytes) {
+      const Quiet quiet(*this, lock);
+      Lose(host, Text("it asked for ", total, " bytes of a message of ", bytes));
+      transfer->End(KF_PEER_LOST, host.lost);
+      return ticket;
+    }
+    host.outbound.erase(found);
+    host.early--;
+    host.granted.push_back(std::move(transfer));
+    Wake();
+    return ticket;
+  }
+  if (bytes > kUnaskedBytes || host.sent - host.sent_taken + UnaskedCharge(bytes) > kUnaskedCredit) {
+    host.outbound[tag] = {std::move(transfer), bytes};
+    if (bytes <= kUnaskedBytes) Control(host, FrameKind::kOffer, tag, bytes);
+    return ticket;
+  }
+  host.sent += UnaskedCharge(bytes);
+  host.small.push_back(std::move(transfer));
+  // Without a change of threads, where a connection is free: that is most of the time that a small message takes.
+  for (auto& connection : host.connections) {
+    if (connection->IsOpen() && !connection->blocked && connection->out.Idle() && !host.small.empty()) {
+      WriteHere(*connection);
+      break;
+    }
+  }
+  if (host.HasWork()) Wake();
+  return ticket;
+}
+
+Mesh::Ticket Mesh::Receive(uint64_t epoch, uint32_t from, const Tag& tag, void* data, size_t bytes) {
+  process_.Refuse("receive from other hosts");
+  Ticket ticket;  // likewise
+  Lock lock(mutex_);
+  TransferPtr transfer = NewTransfer(epoch, from, tag, nullptr, static_cast<char*>(data), bytes);
+  ticket = Ticket(this, transfer);
+  if (transfer->IsDone()) return ticket;
+  Host& host = hosts_[from];
+  const auto [at, is_new] = host.inbound.try_emplace(tag);
+  Inbound& inbound = at->second;
+  if (is_new) {
+    inbound.total = bytes;
+    inbound.posted = std::move(transfer);
+    if (bytes > kUnaskedBytes) Ask(host, inbound);
+    return ticket;
+  }
+  if (inbound.posted != nullptr || inbound.state == Inbound::State::kGone) {
+    throw Error(KF_INVALID, Text("a message is received twice from ", host.name));
+  }
+  if (const uint64_t total = inbound.total; total != bytes) {
+    const Quiet quiet(*this, lock);
+    Lose(host, Text("it sent a message of ", total, " bytes where ", bytes, " are expected"));
+    transfer->End(KF_PEER_LOST, host.lost);
+    return ticket;
+  }
+  inbound.posted = transfer;
+  switch (inbound.state) {
+    case Inbound::State::kPosted:
+    case Inbound::State::kGone:
+    case Inbound::State::kArriving:
+      break;
+    case Inbound::State::kOffered:
+      inbound.state = Inbound::State::kPosted;
+      host.early--;
+      Ask(host, inbound);
+      break;
+    case Inbound::State::kKept:
+      if (bytes > 0) std::memcpy(data, inbound.kept.data(), bytes);
+      host.inbound.erase(at);
+      Take(host, bytes);
+      transfer->End(KF_OK, "");
+      break;
+  }
+  return ticket;
+}
+
+void Mesh::Check(uint64_t epoch, uint32_t host) const {
+  if (host >= size() || host == self_) {
+    throw Error(KF_INVALID, Text("host ", self_, " of ", size(), " has no messages with host ", host));
+  }
+  if (epoch > epoch_) throw Error(KF_INVALID, Text("a message of epoch ", epoch, " in epoch ", epoch_));
+}
+
+// One that has ended already, where nothing can come of it.
+TransferPtr Mesh::NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, const char* from, char* to, size_t bytes) {
+  Check(epoch, host);
+  auto transfer = std::make_shared<Transfer>(host, tag, from, to, bytes);
+  if (epoch < epoch_) {
+    transfer->End(KF_STALE, Text("epoch ", epoch, " is over, the hosts are in ", epoch_));
+  } else if (!hosts_[host].lost.empty()) {
+    transfer->End(KF_PEER_LOST, hosts_[host].lost);
+  }
+  return transfer;
+}
+
+void Mesh::Wait(const Ticket& ticket) const {
+  KUNGFU_CHECK(ticket.transfer_ != nullptr, "a ticket of nothing");
+  Transfer& transfer = *ticket.transfer_;
+  const auto began = Clock::now();
+  while (!transfer.IsDone()) {
+    const uint32_t armed = transfer.done.Arm();
+    if (shm::Counter::Reached(armed, 1)) break;
+    InterruptCheck::Run();
+    if (Clock::now() - began > options_.timeout) {
+      throw Error(KF_TIMEOUT,
+                  Text("no end of a message of ", transfer.total, " bytes ", transfer.from != nullptr ? "to " : "from ",
+                       name(transfer.host), " within ", options_.timeout.count() / 1000.0, " s"));
+    }
+    transfer.done.Sleep(armed, kSlice);
+  }
+  if (transfer.status != KF_OK) throw Error(transfer.status, transfer.error);
+}
+
+void Mesh::Withdraw(Transfer& transfer) noexcept {
+  if (process_.IsCopy()) return;
+  Lock lock(mutex_);
+  const Quiet quiet(*this, lock);
+  if (transfer.IsDone()) return;
+  Host& host = hosts_[transfer.host];
+  const auto is_it = [&](const TransferPtr& other) { return other.get() == &transfer; };
+  for (auto* queue : {&host.small, &host.granted}) {
+    queue->erase(std::remove_if(queue->begin(), queue->end(), is_it), queue->end());
+  }
+  for (auto& connection : host.connections) {
+    if (is_it(connection->out.source)) connection->out.Detach();
+    if (is_it(connection->in.target)) connection->in.Detach();
+  }
+  if (const auto sent = host.outbound.find(transfer.tag); sent != host.outbound.end() && is_it(sent->second.waiting)) {
+    host.outbound.erase(sent);
+  }
+  if (const auto found = host.inbound.find(transfer.tag); found != host.inbound.end() && is_it(found->second.posted)) {
+    // Its sender may have been told to send, or do so unasked: what comes isn't a surprise.
+    found->second.state = Inbound::State::kGone;
+    found->second.posted = nullptr;
+  }
+  transfer.End(KF_ABORTED, "the message was withdrawn");
+}
+
+void Mesh::Cancel(uint64_t epoch) {
+  process_.Refuse("cancel messages");
+  Lock lock(mutex_);
+  if (epoch <= epoch_) throw Error(KF_INVALID, Text("epoch ", epoch, " can't come after ", epoch_));
+  const Quiet quiet(*this, lock);
+  if (epoch <= epoch_) throw Error(KF_INVALID, Text("epoch ", epoch, " can't come after ", epoch_));
+  for (Host& host : hosts_) EndAll(host, KF_STALE, Text("epoch ", epoch_, " is over, the hosts go on in ", epoch));
+  epoch_ = epoch;
+  renewed_ = true;
+  Wake();
+}
+
+Mesh::Bytes Mesh::Counted(uint32_t host) const {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  return hosts_[host].counted;
+}
+
+void Mesh::EndAll(Host& host, kf_status status, const std::string& text) {
+  std::vector<TransferPtr> all(host.small.begin(), host.small.end());
+  all.insert(all.end(), host.granted.begin(), host.granted.end());
+  for (const auto& [tag, inbound] : host.inbound) all.push_back(inbound.posted);
+  for (const auto& [tag, outbound] : host.outbound) all.push_back(outbound.waiting);
+  for (auto& connection : host.connections) {
+    Outgoing& out = connection->out;
+    all.push_back(out.source);
+    all.push_back(connection->in.target);
+    connection->in.Detach();
+    // What hasn't begun needn't begin. A rest of an earlier epoch goes on in any case.
+    if (out.written == 0 && out.rest.empty()) {
+      out.Clear();
+    } else {
+      out.Detach();
+    }
+  }
+  host.inbound.clear();
+  host.outbound.clear();
+  host.control.clear();
+  host.small.clear();
+  host.granted.clear();
+  host.early = 0;
+  host.sent = host.sent_taken = host.come = host.taken = host.told = 0;
+  for (const TransferPtr& transfer : all) {
+    if (transfer != nullptr) transfer->End(status, text);
+  }
+}
+
+void Mesh::Lose(Host& host, const std::string& why) {
+  if (!host.lost.empty()) return;
+  host.lost = Text("host ", &host - hosts_.data(), " (", host.name, ") is lost: ", why);
+  host.ending.reset();
+  for (auto& connection : host.connections) connection->Close();  // which takes it from epoll, too
+  EndAll(host, KF_PEER_LOST, host.lost);
+}
+
+void Mesh::Wake() {
+  news_ = true;
+  if (!sleeping_) return;
+  sleeping_ = false;
+  const uint64_t one = 1;
+  [[maybe_unused]] const auto written = write(wake_, &one, sizeof one);  // full means that it wakes anyway
+}
+
+void Mesh::Control(Host& host, FrameKind kind, const Tag& tag, uint64_t total) {
+  FrameHeader header;
+  header.kind = kind;
+  header.tag = tag;
+  header.total = total;
+  host.control.push_back(header);
+  Wake();
+}
+
+void Mesh::Ask(Host& host, Inbound& inbound) {
+  inbound.asked = true;
+  Control(host, FrameKind::kReady, inbound.posted->tag, inbound.total);
+}
+
+// An unasked message of `bytes` takes no room any more. Every frame says so by the way; one of its own does only where
+// a quarter of the credit has come together.
+void Mesh::Take(Host& host, size_t bytes) {
+  host.taken += UnaskedCharge(bytes);
+  if (host.taken - host.told < kUnaskedCredit / 4) return;
+  host.told = host.taken;
+  Control(host, FrameKind::kTaken, Tag{}, 0);
+}
+
+}  // namespace kungfu::tcp

@@ -1,0 +1,145 @@
+// The mesh's thread: one epoll for all connections.
+//
+// It holds the mutex but while it sleeps and in calls that move bytes. No news is lost: who has some holds the mutex,
+// sets `news_`, and writes to the eventfd where the thread sleeps or is about to (`sleeping_`, set under the mutex
+// after the last look). Connections are listened to by level, so whatever is left in one is told again.
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "transport/tcp/mesh.h"
+
+namespace kungfu::tcp {
+namespace {
+
+// A host that ends well closes its connections one after another, and what it sent last over one may be behind the end
+// of another. A killed one's are all closed by its kernel at once, and then nobody waits for this.
+constexpr auto kLinger = std::chrono::milliseconds(100);
+constexpr int kMostEvents = 64;
+
+}  // namespace
+
+// What `body` throws loses the host.
+template <typename Body>
+void Mesh::OrLose(Host& host, const Body& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {  // also where there is no memory
+    Lose(host, error.what());
+  }
+}
+
+void Mesh::Serve() {
+  Lock lock(mutex_);
+  while (!stop_) {
+    news_ = false;
+    if (renewed_) ResumeHeld();
+    const bool more = WriteAll(lock) || news_;
+    const int linger_ms = LoseEnding();
+    sleeping_ = !more;
+    epoll_event events[kMostEvents];
+    lock.unlock();
+    const int n = epoll_wait(epoll_, events, kMostEvents, more ? 0 : linger_ms);
+    lock.lock();
+    sleeping_ = false;
+    for (int e = 0; e < n; e++) {
+      if (events[e].data.ptr == nullptr) {
+        uint64_t count;
+        [[maybe_unused]] const auto bytes = read(wake_, &count, sizeof count);
+        continue;
+      }
+      Connection& connection = *static_cast<Connection*>(events[e].data.ptr);
+      OrLose(hosts_[connection.host], [&] { HaveEvent(lock, connection, events[e].events); });
+    }
+  }
+}
+
+// Whether there is more to write at once.
+bool Mesh::WriteAll(Lock& lock) {
+  bool more = false;
+  for (Host& host : hosts_) {
+    OrLose(host, [&] {
+      for (auto& connection : host.connections) more = Write(lock, *connection) || more;
+    });
+  }
+  return more;
+}
+
+// One that an event before this one has closed has none any more.
+void Mesh::HaveEvent(Lock& lock, Connection& connection, uint32_t events) {
+  if (!connection.IsOpen()) return;
+  const bool failed = (events & (EPOLLERR | EPOLLHUP)) != 0;
+  if (connection.blocked && (failed || (events & EPOLLOUT) != 0)) {
+    connection.blocked = false;
+    Listen(connection);  // WriteAll tries again, and finds what has failed
+  }
+  if (!connection.in.held) {
+    if (failed || (events & (EPOLLIN | EPOLLRDHUP)) != 0) Read(lock, connection);
+  } else if (failed) {
+    throw Error(KF_PEER_LOST, "a connection to it has failed");
+  } else if ((events & EPOLLRDHUP) != 0) {
+    connection.hung_up = true;
+    if (!hosts_[connection.host].ending) hosts_[connection.host].ending = Clock::now();
+    Listen(connection);
+  }
+}
+
+// Nothing more comes by this connection, and nothing goes.
+void Mesh::HaveEnd(Connection& connection, const std::string& why) {
+  if (connection.in.WithinFrame() || connection.out.source != nullptr) {
+    throw Error(KF_PEER_LOST, why + " within a frame");
+  }
+  connection.Close();
+  Host& host = hosts_[connection.host];
+  const bool open = std::any_of(host.connections.begin(), host.connections.end(), [](auto& c) { return c->IsOpen(); });
+  if (!open) throw Error(KF_PEER_LOST, why);
+  if (!host.ending) host.ending = Clock::now();
+}
+
+// Has epoll wait for what this connection waits for.
+void Mesh::Listen(Connection& connection) {
+  epoll_event event{};
+  if (!connection.in.held) event.events |= EPOLLIN;
+  if (!connection.hung_up) event.events |= EPOLLRDHUP;
+  if (connection.blocked) event.events |= EPOLLOUT;
+  if (event.events == connection.events) return;
+  event.data.ptr = &connection;
+  if (epoll_ctl(epoll_, EPOLL_CTL_MOD, connection.fd, &event) != 0) throw SystemError("epoll_ctl");
+  connection.events = event.events;
+}
+
+void Mesh::ResumeHeld() {
+  renewed_ = false;
+  for (Host& host : hosts_) {
+    OrLose(host, [&] {
+      for (auto& connection : host.connections) {
+        if (!connection->IsOpen() || !connection->in.held) continue;
+        connection->in.held = false;
+        connection->hung_up = false;  // if it has, it is told again
+        Begin(*connection);
+        Parse(*connection);
+        Listen(*connection);
+      }
+    });
+  }
+}
+
+// Returns how many ms remain until a host that has begun to end has had its time; -1: there is none.
+int Mesh::LoseEnding() {
+  int next_ms = -1;
+  for (Host& host : hosts_) {
+    if (!host.ending) continue;
+    const auto left = *host.ending + kLinger - Clock::now();
+    if (left <= Clock::duration::zero()) {
+      Lose(host, "it closed a connection");
+      continue;
+    }
+    const int left_ms = static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
+    next_ms = next_ms < 0 ? left_ms : std::min(next_ms, left_ms);
+  }
+  return next_ms;
+}
+
+}  // namespace kungfu::tcp

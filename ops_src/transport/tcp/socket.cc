@@ -1,0 +1,53 @@
+#include "transport/tcp/socket.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+
+#include "base/error.h"
+
+namespace kungfu::tcp {
+namespace {
+
+SocketResult ResultOf(ssize_t bytes) {
+  if (bytes > 0) return {Moved::kSome, static_cast<size_t>(bytes), 0};
+  if (bytes == 0) return {Moved::kEnd, 0, 0};
+  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return {Moved::kNothing, 0, 0};
+  return {Moved::kError, 0, errno};
+}
+
+msghdr MessageOf(iovec* parts, size_t num_parts) {
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = num_parts;
+  return message;
+}
+
+}  // namespace
+
+SocketResult WriteSome(int fd, iovec* parts, size_t num_parts) {
+  const msghdr message = MessageOf(parts, num_parts);
+  return ResultOf(sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT));
+}
+
+SocketResult ReadSome(int fd, iovec* parts, size_t num_parts) {
+  msghdr message = MessageOf(parts, num_parts);
+  return ResultOf(recvmsg(fd, &message, MSG_DONTWAIT));
+}
+
+void Prepare(int fd) {
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
+    throw SystemError(Text("fcntl of connection ", fd));
+  }
+  const int one = 1;
+  // A pair of local sockets, which some tests use, has no such thing.
+  if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) != 0 && errno != EOPNOTSUPP) {
+    throw SystemError(Text("TCP_NODELAY of connection ", fd));
+  }
+}
+
+}  // namespace kungfu::tcp

@@ -1,0 +1,30 @@
+// The only two functions that read and write a connection's bytes: what TLS has to replace.
+#ifndef KUNGFU_TRANSPORT_TCP_SOCKET_H_
+#define KUNGFU_TRANSPORT_TCP_SOCKET_H_
+
+#include <sys/uio.h>
+
+#include <cstddef>
+
+namespace kungfu::tcp {
+
+enum class Moved { kSome, kNothing, kEnd, kError };
+
+// What a call has done: kSome `bytes` of them; kNothing, as it would have had to wait; kEnd, the other side sends no
+// more; kError `error` of errno.
+struct SocketResult {
+  Moved moved;
+  size_t bytes;
+  int error;
+};
+
+// Never wait, and raise no SIGPIPE.
+SocketResult WriteSome(int fd, iovec* parts, size_t num_parts);
+SocketResult ReadSome(int fd, iovec* parts, size_t num_parts);
+
+// Makes a connected socket one that never waits, holds nothing back and isn't inherited by programs that are started.
+void Prepare(int fd);
+
+}  // namespace kungfu::tcp
+
+#endif  // KUNGFU_TRANSPORT_TCP_SOCKET_H_

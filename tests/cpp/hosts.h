@@ -1,0 +1,132 @@
+// Hosts of a job in one process: meshes over TCP on the loopback interface, each driven by threads of its own.
+#ifndef KUNGFU_TESTS_CPP_HOSTS_H_
+#define KUNGFU_TESTS_CPP_HOSTS_H_
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "transport/tcp/mesh.h"
+
+namespace kungfu::testing {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr uint32_t kSlower = 8;  // less of it where all takes that much longer
+#else
+inline constexpr uint32_t kSlower = 1;
+#endif
+
+inline constexpr uint64_t kEpoch = 7;  // in which hosts begin
+
+// The two ends of a TCP connection.
+inline std::array<int, 2> ConnectedPair() {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  const int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (bind(listening, any, length) != 0 || listen(listening, 1) != 0 || getsockname(listening, any, &length) != 0 ||
+      connect(one, any, length) != 0) {
+    throw SystemError("a connection on the loopback interface");
+  }
+  const int other = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC);
+  close(listening);
+  return {one, other};
+}
+
+// [host][other host]: the ends of all connections.
+using Ends = std::vector<std::vector<tcp::HostEnds>>;
+
+inline std::string HostName(uint32_t host) { return "10.0.0." + std::to_string(host + 1); }
+
+inline Ends Connect(uint32_t hosts, uint32_t connections) {
+  Ends ends(hosts, std::vector<tcp::HostEnds>(hosts));
+  for (uint32_t a = 0; a < hosts; a++) {
+    for (uint32_t b = 0; b < hosts; b++) ends[a][b].name = HostName(b);
+    for (uint32_t b = 0; b < a; b++) {
+      for (uint32_t c = 0; c < connections; c++) {
+        const auto pair = ConnectedPair();
+        ends[a][b].connections.push_back(pair[0]);
+        ends[b][a].connections.push_back(pair[1]);
+      }
+    }
+  }
+  return ends;
+}
+
+class Hosts {
+ public:
+  explicit Hosts(uint32_t hosts, uint32_t connections = 2, tcp::MeshOptions options = {std::chrono::seconds(60)})
+      : Hosts(Connect(hosts, connections), options) {}
+  explicit Hosts(Ends ends, tcp::MeshOptions options = {std::chrono::seconds(60)}) {
+    for (uint32_t h = 0; h < ends.size(); h++) {
+      meshes_.push_back(std::make_unique<tcp::Mesh>(h, kEpoch, std::move(ends[h]), options));
+    }
+  }
+
+  uint32_t size() const { return static_cast<uint32_t>(meshes_.size()); }
+  tcp::Mesh& at(uint32_t host) { return *meshes_[host]; }
+  void End(uint32_t host) { meshes_[host] = nullptr; }
+
+  // Calls body(host, mesh) on one thread a host; rethrows what the lowest host threw.
+  void Run(const std::function<void(uint32_t, tcp::Mesh&)>& body) {
+    for (const std::exception_ptr& error : Collect(body)) {
+      if (error) std::rethrow_exception(error);
+    }
+  }
+  // The same, but returns what each host threw.
+  std::vector<std::exception_ptr> Collect(const std::function<void(uint32_t, tcp::Mesh&)>& body) {
+    std::vector<std::exception_ptr> errors(size());
+    std::vector<std::thread> threads;
+    for (uint32_t h = 0; h < size(); h++) {
+      threads.emplace_back([&, h] {
+        try {
+          body(h, at(h));
+        } catch (...) {
+          errors[h] = std::current_exception();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return errors;
+  }
+
+ private:
+  std::vector<std::unique_ptr<tcp::Mesh>> meshes_;
+};
+
+// What waiting for this ticket says; KF_OK where it throws nothing.
+inline Error Outcome(const tcp::Mesh& mesh, const tcp::Mesh::Ticket& ticket) {
+  try {
+    mesh.Wait(ticket);
+  } catch (const Error& error) {
+    return error;
+  }
+  return Error(KF_OK, "");
+}
+
+// Bytes that depend on what they belong to and where they are.
+inline std::vector<char> Pattern(size_t count, uint32_t what) {
+  std::vector<char> bytes(count);
+  uint32_t at = what * 2654435761u;
+  for (char& byte : bytes) byte = static_cast<char>((at = at * 1664525u + 1013904223u) >> 24);
+  return bytes;
+}
+
+}  // namespace kungfu::testing
+
+#endif  // KUNGFU_TESTS_CPP_HOSTS_H_

@@ -1,0 +1,314 @@
+// Messages between hosts: what arrives, who waits for whom, and what becomes of them when a host is lost or an epoch
+// ends.
+#include <gtest/gtest.h>
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <random>
+
+#include "base/interrupt.h"
+#include "deaths.h"
+#include "hosts.h"
+#include "transport/tcp/mesh.h"
+
+namespace kungfu::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+using tcp::FrameHeader;
+using tcp::Mesh;
+using tcp::Tag;
+using Ticket = Mesh::Ticket;
+
+constexpr char kCanary = 0x5a;
+
+// Returns whether `is_so` has become true in time.
+bool Soon(const std::function<bool()>& is_so) {
+  for (const auto end = Clock::now() + 30s; Clock::now() < end; std::this_thread::sleep_for(1ms)) {
+    if (is_so()) return true;
+  }
+  return false;
+}
+
+// ---- what arrives
+
+TEST(Mesh, DeliversEverySizeWhicheverSideComesFirst) {
+  const std::vector<size_t> sizes = {0,         1,      4095,   4096,   4097,   32 << 10, (32 << 10) + 1,
+                                     256 << 10, 262145, 524287, 700001, 5 << 20};
+  for (const uint32_t connections : {1u, 3u}) {
+    Hosts hosts(2, connections);
+    for (size_t s = 0; s < sizes.size(); s++) {
+      for (const bool sender_first : {true, false}) {
+        const Tag tag = Tag::Of("x", 2 * s + sender_first);
+        const std::vector<char> data = Pattern(sizes[s], static_cast<uint32_t>(s));
+        std::vector<char> got(sizes[s] + 1, kCanary);
+        Ticket sent, received;
+        const auto send = [&] { sent = hosts.at(0).Send(kEpoch, 1, tag, data.data(), data.size()); };
+        const auto receive = [&] { received = hosts.at(1).Receive(kEpoch, 0, tag, got.data(), data.size()); };
+        sender_first ? send() : receive();
+        std::this_thread::yield();
+        sender_first ? receive() : send();
+        hosts.at(1).Wait(received);
+        hosts.at(0).Wait(sent);
+        ASSERT_TRUE(std::equal(data.begin(), data.end(), got.begin())) << sizes[s] << " bytes";
+        ASSERT_EQ(got.back(), kCanary);
+      }
+    }
+    const auto sent = hosts.at(0).Counted(1), received = hosts.at(1).Counted(0);
+    const size_t total = 2 * std::accumulate(sizes.begin(), sizes.end(), size_t{0});
+    EXPECT_GE(sent.sent, total);
+    EXPECT_LE(sent.sent, total + 200 * sizeof(FrameHeader));
+    EXPECT_EQ(sent.sent, received.received);
+    EXPECT_TRUE(Soon([&] { return hosts.at(0).Counted(1).received == hosts.at(1).Counted(0).sent; }));
+  }
+}
+
+// Of each host four threads with messages to all others, which are posted and awaited in an order of its own.
+TEST(Mesh, MessagesOfManyThreadsMeetInAnyOrder) {
+  constexpr uint32_t kHosts = 3, kThreads = 4, kMessages = 40;
+  Hosts hosts(kHosts, 3);
+  const auto size_of = [](uint32_t what) { return size_t{what} * 7919u % (what % 5 == 0 ? 900000u : 40000u); };
+  hosts.Run([&](uint32_t self, Mesh& mesh) {
+    std::vector<std::thread> threads;
+    for (uint32_t t = 0; t < kThreads; t++) {
+      threads.emplace_back([&, t] {
+        struct Message {
+          uint32_t other, what;
+          bool sends;
+          std::vector<char> data;
+          Ticket ticket;
+        };
+        std::vector<Message> messages;
+        for (uint32_t other = 0; other < kHosts; other++) {
+          for (uint32_t m = 0; other != self && m < kMessages; m++) {
+            const auto what = [&](uint32_t from, uint32_t to) {
+              return ((from * kHosts + to) * kThreads + t) * 100 + m;
+            };
+            messages.push_back(
+                {other, what(self, other), true, Pattern(size_of(what(self, other)), what(self, other)), {}});
+            messages.push_back({other, what(other, self), false, std::vector<char>(size_of(what(other, self))), {}});
+          }
+        }
+        std::mt19937 random(Seed() + self * 100 + t);
+        std::shuffle(messages.begin(), messages.end(), random);
+        for (Message& m : messages) {
+          const Tag tag = Tag::Of("many", m.what);
+          m.ticket = m.sends ? mesh.Send(kEpoch, m.other, tag, m.data.data(), m.data.size())
+                             : mesh.Receive(kEpoch, m.other, tag, m.data.data(), m.data.size());
+        }
+        std::shuffle(messages.begin(), messages.end(), random);
+        for (Message& m : messages) mesh.Wait(m.ticket);
+        for (const Message& m : messages) EXPECT_EQ(m.data == Pattern(size_of(m.what), m.what), true);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  });
+}
+
+// ---- who waits for whom
+
+TEST(Mesh, ALateReceiverHoldsNobodyUp) {
+  Hosts hosts(2, 1);
+  const std::vector<char> large = Pattern(3 << 20, 1), small = Pattern(1000, 2);
+  std::vector<char> large_got(large.size()), small_got(small.size());
+  const Ticket late = hosts.at(0).Send(kEpoch, 1, Tag::Of("late", 0), large.data(), large.size());
+  for (uint64_t i = 0; i < 50; i++) {
+    const Ticket sent = hosts.at(0).Send(kEpoch, 1, Tag::Of("small", i), small.data(), small.size());
+    hosts.at(1).Wait(hosts.at(1).Receive(kEpoch, 0, Tag::Of("small", i), small_got.data(), small.size()));
+    hosts.at(0).Wait(sent);
+  }
+  EXPECT_LT(hosts.at(1).Counted(0).received, large.size()) << "it came before it was asked for";
+  hosts.at(1).Wait(hosts.at(1).Receive(kEpoch, 0, Tag::Of("late", 0), large_got.data(), large.size()));
+  hosts.at(0).Wait(late);
+  EXPECT_EQ(large, large_got);
+}
+
+// More small messages than a host keeps, received in another order, with others in between.
+TEST(Mesh, SmallMessagesThatNobodyReceivesAreBoundedAndHoldNobodyUp) {
+  constexpr uint32_t kMessages = 1000;
+  constexpr size_t kBytes = 20000;
+  Hosts hosts(2, 2);
+  std::vector<std::vector<char>> data;
+  std::vector<Ticket> sent;
+  for (uint32_t i = 0; i < kMessages; i++) {
+    data.push_back(Pattern(kBytes, i));
+    sent.push_back(hosts.at(0).Send(kEpoch, 1, Tag::Of("kept", i), data.back().data(), kBytes));
+  }
+  char word = 'w', word_got = 0;
+  const Ticket other = hosts.at(0).Send(kEpoch, 1, Tag::Of("other", 0), &word, 1);
+  hosts.at(1).Wait(hosts.at(1).Receive(kEpoch, 0, Tag::Of("other", 0), &word_got, 1));
+  EXPECT_EQ(word_got, word);
+  EXPECT_LE(hosts.at(1).Counted(0).received, tcp::kUnaskedCredit + (kMessages + 2) * sizeof(FrameHeader));
+  std::vector<char> got(kBytes);
+  for (uint32_t i = kMessages; i-- > 0;) {
+    hosts.at(1).Wait(hosts.at(1).Receive(kEpoch, 0, Tag::Of("kept", i), got.data(), kBytes));
+    ASSERT_EQ(got, data[i]);
+  }
+  for (const Ticket& ticket : sent) hosts.at(0).Wait(ticket);
+}
+
+// The receiver has nothing to send, but what it has taken has to be told: the credit comes back, and few messages
+// have to be offered.
+TEST(Mesh, CreditComesBackFromAHostThatSendsNothing) {
+  constexpr uint32_t kMessages = 2000;
+  const std::vector<char> data = Pattern(30000, 3);
+  Hosts hosts(2, 1);
+  hosts.Run([&](uint32_t self, Mesh& mesh) {
+    std::vector<char> got(data.size());
+    for (uint32_t i = 0; i < kMessages; i++) {
+      mesh.Wait(self == 0 ? mesh.Send(kEpoch, 1, Tag::Of("one way", i), data.data(), data.size())
+                          : mesh.Receive(kEpoch, 0, Tag::Of("one way", i), got.data(), got.size()));
+    }
+    EXPECT_TRUE(self == 0 || got == data);
+  });
+  EXPECT_GT(hosts.at(1).Counted(0).sent, 0u);
+  EXPECT_LT(hosts.at(1).Counted(0).sent, kMessages * sizeof(FrameHeader));
+}
+
+TEST(Mesh, RefusesWhatCannotBe) {
+  Hosts hosts(2, 1);
+  Mesh& mesh = hosts.at(0);
+  char data[8] = {};
+  const Ticket posted = mesh.Receive(kEpoch, 1, Tag::Of("a", 0), data, 8);
+  EXPECT_THROW(mesh.Receive(kEpoch, 1, Tag::Of("a", 0), data, 8), Error);
+  EXPECT_THROW(mesh.Send(kEpoch, 0, Tag::Of("a", 0), data, 8), Error);
+  EXPECT_THROW(mesh.Send(kEpoch, 2, Tag::Of("a", 0), data, 8), Error);
+  EXPECT_THROW(mesh.Send(kEpoch + 1, 1, Tag::Of("a", 0), data, 8), Error);
+  EXPECT_THROW(mesh.Cancel(kEpoch), Error);
+  EXPECT_THROW(Mesh(0, 1, std::vector<tcp::HostEnds>(2), {}), Error);
+  EXPECT_THROW(Mesh(2, 1, std::vector<tcp::HostEnds>(2), {}), Error);
+  hosts.at(1).Wait(hosts.at(1).Send(kEpoch, 0, Tag::Of("a", 0), "12345678", 8));
+  mesh.Wait(posted);  // it is as it was
+  EXPECT_EQ(std::memcmp(data, "12345678", 8), 0);
+}
+
+TEST(Mesh, AWaitEndsAtItsDeadlineAndWhenItIsInterrupted) {
+  Hosts hosts(2, 1, {50ms});
+  char data[8];
+  const Ticket ticket = hosts.at(0).Receive(kEpoch, 1, Tag::Of("never", 0), data, 8);
+  const Error late = Outcome(hosts.at(0), ticket);
+  EXPECT_EQ(late.status(), KF_TIMEOUT);
+  EXPECT_NE(std::string(late.what()).find(HostName(1)), std::string::npos) << late.what();
+  const InterruptCheck check([] { throw Interrupted("a test"); });
+  EXPECT_EQ(Outcome(hosts.at(0), ticket).status(), KF_ABORTED);
+}
+
+// ---- who gives up
+
+// A message of which a part has arrived, and one of which a part has been sent.
+TEST(Mesh, AWithdrawnMessagesMemoryIsFree) {
+  for (uint32_t round = 0; round < 100 / kSlower; round++) {
+    Hosts hosts(2, 2);
+    std::mt19937 random(Seed() + round);
+    std::vector<char> from = Pattern(8 << 20, round), to(from.size());
+    Ticket received = hosts.at(1).Receive(kEpoch, 0, Tag::Of("x", 0), to.data(), to.size());
+    Ticket sent = hosts.at(0).Send(kEpoch, 1, Tag::Of("x", 0), from.data(), from.size());
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
+    if (round % 2 == 0) {
+      received = Ticket();
+      std::fill(to.begin(), to.end(), kCanary);
+      hosts.at(0).Wait(sent);  // what comes is dropped
+    } else {
+      sent = Ticket();
+      std::vector<char>().swap(from);
+    }
+    // The connections are in order.
+    char word = 0;
+    const Ticket after = hosts.at(0).Send(kEpoch, 1, Tag::Of("after", 0), "w", 1);
+    hosts.at(1).Wait(hosts.at(1).Receive(kEpoch, 0, Tag::Of("after", 0), &word, 1));
+    EXPECT_EQ(word, 'w');
+    if (round % 2 == 0) {
+      ASSERT_EQ(std::count(to.begin(), to.end(), kCanary), std::ptrdiff_t(to.size()));
+    }
+  }
+}
+
+// The hosts go over to a new epoch at different times, in the middle of traffic, and use the same tags again.
+TEST(Mesh, AfterCancelNobodyTouchesAnythingAndNothingOldArrives) {
+  constexpr uint32_t kMessages = 12;
+  const auto size_of = [](uint32_t m) { return m % 2 == 0 ? size_t{20000} : size_t{1} << 20; };
+  for (uint32_t round = 0; round < 100 / kSlower; round++) {
+    Hosts hosts(3, 2);
+    hosts.Run([&](uint32_t self, Mesh& mesh) {
+      std::mt19937 random(Seed() + round * 10 + self);
+      std::vector<std::vector<char>> got;
+      for (uint64_t epoch = kEpoch; epoch < kEpoch + 3; epoch++) {
+        const bool last = epoch == kEpoch + 2;
+        std::vector<std::vector<char>> data, here;
+        std::vector<Ticket> tickets;
+        for (uint32_t other = 0; other < 3; other++) {
+          for (uint32_t m = 0; other != self && m < kMessages; m++) {
+            const auto what = [&](uint32_t from) { return static_cast<uint32_t>(epoch * 1000 + from * 100 + m); };
+            data.push_back(Pattern(size_of(m), what(self)));
+            tickets.push_back(mesh.Send(epoch, other, Tag::Of("x", m), data.back().data(), data.back().size()));
+            here.emplace_back(size_of(m), kCanary);
+            tickets.push_back(mesh.Receive(epoch, other, Tag::Of("x", m), here.back().data(), here.back().size()));
+          }
+        }
+        if (last) {
+          for (const Ticket& ticket : tickets) mesh.Wait(ticket);
+          uint32_t i = 0;
+          for (uint32_t other = 0; other < 3; other++) {
+            for (uint32_t m = 0; other != self && m < kMessages; m++) {
+              EXPECT_EQ(here[i++] == Pattern(size_of(m), static_cast<uint32_t>(epoch * 1000 + other * 100 + m)), true);
+            }
+          }
+        } else {
+          std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+          mesh.Cancel(epoch + 1);
+          for (auto& buffer : data)
+            std::fill(buffer.begin(), buffer.end(), char(0x77));  // if somebody still read it ...
+          for (size_t i = 0; i < tickets.size(); i++) {
+            const kf_status status = Outcome(mesh, tickets[i]).status();
+            EXPECT_TRUE(status == KF_OK || status == KF_STALE) << status;
+            const uint32_t other = i / 2 < kMessages ? (self == 0 ? 1 : 0) : (self == 2 ? 1 : 2);
+            const auto what = static_cast<uint32_t>(epoch * 1000 + other * 100 + i / 2 % kMessages);
+            if (i % 2 == 1 && status == KF_OK) {  // ... it would be seen here
+              EXPECT_EQ(here[i / 2] == Pattern(here[i / 2].size(), what), true);
+            }
+          }
+          for (auto& buffer : here) std::fill(buffer.begin(), buffer.end(), kCanary);
+          EXPECT_EQ(Outcome(mesh, mesh.Receive(epoch, (self + 1) % 3, Tag::Of("y", 0), nullptr, 0)).status(), KF_STALE);
+          std::move(here.begin(), here.end(), std::back_inserter(got));
+        }
+      }
+      for (const auto& buffer : got) {
+        ASSERT_EQ(std::count(buffer.begin(), buffer.end(), kCanary), std::ptrdiff_t(buffer.size()));
+      }
+    });
+  }
+}
+
+TEST(Mesh, ItsEndEndsItsTickets) {
+  Hosts hosts(2, 2);
+  std::vector<char> to(1 << 20), from(1 << 20);
+  const Ticket receives = hosts.at(0).Receive(kEpoch, 1, Tag::Of("x", 0), to.data(), to.size());
+  const Ticket sends = hosts.at(0).Send(kEpoch, 1, Tag::Of("x", 0), from.data(), from.size());
+  const Ticket others = hosts.at(1).Receive(kEpoch, 0, Tag::Of("y", 0), to.data(), to.size());
+  hosts.End(0);
+  const Error lost = Outcome(hosts.at(1), others);
+  EXPECT_EQ(lost.status(), KF_PEER_LOST);
+  EXPECT_EQ(Outcome(hosts.at(1), receives).status(), KF_STALE);  // any mesh can tell, of one that has ended
+  EXPECT_EQ(Outcome(hosts.at(1), sends).status(), KF_STALE);
+}
+
+// What a host has sent is received though it has ended since.
+TEST(Mesh, AHostThatEndsWellLeavesNothingBehind) {
+  for (uint32_t round = 0; round < 100 / kSlower; round++) {
+    Hosts hosts(2, 4);
+    const std::vector<char> data = Pattern(6 << 20, round);
+    std::vector<char> got(data.size()), small(100);
+    const Ticket large = hosts.at(1).Receive(kEpoch, 0, Tag::Of("large", 0), got.data(), got.size());
+    hosts.at(0).Wait(hosts.at(0).Send(kEpoch, 1, Tag::Of("large", 0), data.data(), data.size()));
+    hosts.at(0).Wait(hosts.at(0).Send(kEpoch, 1, Tag::Of("small", 0), data.data(), small.size()));
+    hosts.End(0);
+    hosts.at(1).Wait(large);
+    ASSERT_EQ(got, data);
+  }
+}
+
+}  // namespace
+}  // namespace kungfu::testing
