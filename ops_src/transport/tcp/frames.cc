@@ -6,6 +6,8 @@
 //   - behind one of a newer epoch there is nothing that this host could still want: the connection isn't read any
 //   further
 //     until the host is there, too. Its other connections are, since on those there may be something.
+// If its sender ends while it is held back, that is seen when its last bytes fit into this host's buffers: at the latest
+// in the new epoch, to which whoever else has seen that end leads.
 // A host that stays behind is behind in all connections, its own waits end by Cancel, a loss or their deadlines.
 //
 // Lengths. A frame names the whole message's length. What it says is compared with what was posted before a byte is
