@@ -4,10 +4,10 @@
 // epoch, but for the rest of a frame that had begun. So on one connection epochs never fall, and:
 //   - a frame of an older epoch than this host's is read and dropped: whatever it says is void;
 //   - behind one of a newer epoch there is nothing that this host could still want: the connection isn't read any
-//   further
-//     until the host is there, too. Its other connections are, since on those there may be something.
-// If its sender ends while it is held back, that is seen when its last bytes fit into this host's buffers: at the latest
-// in the new epoch, to which whoever else has seen that end leads.
+//     further until the host is there, too. Its other connections are, since on those there may be something.
+//
+// If its sender ends while it is held back, that is seen when its last bytes fit into this host's buffers: at the
+// latest in the new epoch, to which whoever else has seen that end leads.
 // A host that stays behind is behind in all connections, its own waits end by Cancel, a loss or their deadlines.
 //
 // Lengths. A frame names the whole message's length. What it says is compared with what was posted before a byte is
