@@ -313,8 +313,9 @@ def test_averages_and_rates_follow_changes_and_checkpoints_resume(run_elastic, t
             assert rows == expected, f"{kind} {step}"
 
 
+@pytest.mark.long
 @pytest.mark.alone
-@pytest.mark.parametrize("mode", ["pynative", long("graph")])
+@pytest.mark.parametrize("mode", ["pynative", "graph"])
 def test_asynchronous_workers_meet_only_for_a_change(run_elastic, mode):
 
     def pace(rows, slow):
