@@ -304,6 +304,18 @@ class ElasticDataset(Shares, ds.Dataset):
         return samples
 
 
+def _next(batches: Iterator[Any], expected: int) -> tuple[Any, int]:
+    """A pipeline's next batch, which has to have so many samples, and their number."""
+    batch = next(batches, None)
+    given = 0 if batch is None else next(iter(batch.values() if isinstance(batch, dict) else batch)).shape[0]
+    if given != expected:
+        raise ValueError(
+            f"a step takes {expected} samples from the source of this ElasticDataset, which gave {given}; a source "
+            "gives each sample that it is asked for, once"
+        )
+    return batch, given
+
+
 class _Batches:
     """Walks through the epochs of an ElasticDataset, on one stock pipeline while the deal stays the same."""
 
@@ -360,13 +372,7 @@ class _Batches:
         """The pipeline's next batch, which has to have so many samples."""
         dataset = self._dataset
         assert self._inner is not None
-        batch = next(self._inner, None)
-        given = 0 if batch is None else next(iter(batch.values() if isinstance(batch, dict) else batch)).shape[0]
-        if given != expected:
-            raise ValueError(
-                f"a step takes {expected} samples from the source of this ElasticDataset, which gave {given}; a source "
-                "gives each sample that it is asked for, once"
-            )
+        batch, given = _next(self._inner, expected)
         # By what has come, not by what the step says: the audit compares the two.
         if dataset.keeps_ledger:
             dataset._deliver(sharding.ranges(self._coming[:given]))
@@ -471,7 +477,7 @@ class ShardBatches(_Batches):
         if shard not in self._batches_by_shard:
             where = sharding.positions(self._step.batch)[shard * unit : (shard + 1) * unit]
             pipeline = dataset._pipeline(dataset._samples(where)).batch(unit)
-            self._batches_by_shard[shard] = next(iter(getattr(pipeline, self._kind)(**self._options)))
+            self._batches_by_shard[shard], _ = _next(iter(getattr(pipeline, self._kind)(**self._options)), len(where))
             self._looked_at[shard] = sharding.ranges(where)
         missing = membership.current().core.missing_shards
         if shard in self._looked_at and shard in missing():  # it is trained, now or later

@@ -69,8 +69,9 @@ def test_survivors_go_on_in_the_same_processes(name: str, runtime: Path) -> None
     assert run(SCRIPTS[name], runtime) == list(range(len(SCRIPTS[name].faults)))
 
 
-def test_random_faults_break_no_promise(runtime: Path, everything: bool) -> None:
-    count = int(COUNT or (10 if everything else 3))
+@pytest.mark.long
+def test_random_faults_break_no_promise(runtime: Path) -> None:
+    count = int(COUNT or 10)
     print(f"KUNGFU_FAULT_SEED={SEED}")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         running = {seed: pool.submit(run, script_of(seed), runtime) for seed in range(SEED, SEED + count)}

@@ -48,6 +48,7 @@ SCRIPT = Job(
 
 
 @needs_mindspore
+@pytest.mark.long
 def test_a_job_that_is_struck_has_the_bits_of_one_worker() -> None:
     found, alone = histories.run(SCRIPT), histories.run(undisturbed("lenet", "graph", 2))
     assert found.sha256 == alone.sha256

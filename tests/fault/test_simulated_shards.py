@@ -86,6 +86,45 @@ def test_a_new_job_goes_on_from_a_checkpoint_at_another_size() -> None:
         assert min(second.steps) == max(first.checkpoints) + 1
 
 
+def test_shards_that_a_policy_changes_are_changed_for_all_and_for_who_comes_later() -> None:
+    """At a step, whoever dies around it; a joiner and a resumed job have them from those who were there."""
+    dealt = set()
+    for seed in range(40):
+        rng = random.Random(seed)
+        first = rng.choice((0, 1, 2))
+        resharded = ((first, *rng.choice(((12, 4), (10, 5), (9, 3)))), (first + rng.choice((1, 3)), 8, 4))
+        setup = replace(
+            SHARDED, resharded=resharded, size=rng.choice((1, 2, 3)), sums=rng.choice((1, 2)), checkpoint_every=3,
+            recover=rng.choice((Recover.REPLACE, Recover.SHRINK)), uneven=rng.random() < 0.5,
+        )  # fmt: skip
+        place = rng.choice(
+            (*PLACES_IN_A_STEP[:-5], "before its word in kungfu/policy", "after its word in kungfu/policy")
+        )
+        happenings = [
+            Happening(rng.choice((0.2, 0.5, 0.9)), "kill at", rng.randrange(3), rng.choice((0, 1)), place),
+            Happening(rng.choice((0.1, 0.4, 0.8)), "resize", rng.choice((2, 3, 4, 5))),
+            Happening(2.5, "kill all"),
+        ]
+        happenings = happenings if setup.size > 1 else happenings[1:]
+        happenings.sort(key=lambda happening: happening.at)
+        world = World(seed, setup, tuple(happenings))
+        real = world.committed
+
+        def committed(program, epoch, step, share, common, real=real):
+            dealt.add((common["global_batch"], common["shards"]))
+            real(program, epoch, step, share, common)
+
+        world.committed = committed
+        schedule = Schedule(seed, setup, tuple(happenings))
+        try:
+            world.run()
+            if world.checkpoints:
+                World(seed, replace(setup, resume=True, size=2), (), before=world).run()
+        except Violation as violation:
+            pytest.fail(f"{violation}\n{story(schedule)}", pytrace=False)
+    assert {(12, 4), (10, 5), (9, 3), (8, 4)} <= dealt
+
+
 def test_a_slow_worker_is_dealt_fewer_and_nothing_else_changes() -> None:
     dealt = []
     world = World(3, replace(SHARDED, shards=12, size=4), (Happening(0.2, "slow", 1, 3.0), Happening(3.2, "resize", 3)))

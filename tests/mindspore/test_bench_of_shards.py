@@ -32,7 +32,7 @@ def test_survivors_of_a_kill_compile_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("network", ["lenet", "resnet", "transformer"])
-def test_cost_compares_both_ways_in_the_same_processes(tmp_path: Path, network: str) -> None:
+def test_cost_compares_both_ways(tmp_path: Path, network: str) -> None:
     words = ["--part", "cost", "--networks", network, "-np", "2", "--rounds", "1", "--samples", "3"]
     (record,) = measured(tmp_path, *words)
     assert record["verified"]

@@ -24,13 +24,15 @@ def test_collectives_agree_with_numpy(run_workers, mode, n, dtypes):
     run_workers("collectives.py", n, mode, dtypes)
 
 
-@pytest.mark.parametrize("mode", ["graph", long("pynative")])
-@pytest.mark.parametrize("n", [3, long(1)])
+@pytest.mark.long
+@MODES
+@pytest.mark.parametrize("n", [3, 1])
 def test_semantics(run_workers, mode, n):
     run_workers("semantics.py", n, mode)
 
 
-@pytest.mark.parametrize("mode", [long("graph"), "pynative"])
+@pytest.mark.long
+@MODES
 def test_n_workers_on_shards_train_as_one_on_the_whole_batch(run_workers, mode):
     run_workers("optimizers.py", 2, mode)
 

@@ -21,6 +21,13 @@ def test_without_slots_a_host_takes_as_many_as_are_asked_for():
     Host().check(cluster_of(*range(10000, 10064)), ())
 
 
+def test_more_workers_than_a_host_can_have_are_refused_before_any_starts():
+    most = Host().max_workers
+    assert Host().first_cluster(most, WORKER_PORTS, 1, 0).size == most
+    with pytest.raises(HostError, match=f"-np {most + 1} is more than the {most} workers that one host can have"):
+        Host().first_cluster(most + 1, WORKER_PORTS, 1, 0)
+
+
 def test_growing_past_the_slots_is_refused():
     host = parse_hosts("127.0.0.1:2")
     host.check(cluster_of(1, 2), ())

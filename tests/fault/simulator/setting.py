@@ -57,6 +57,7 @@ class Setup:
     reductions: int = 1  # of a step, with an update behind each
     shards: int | None = None  # of which a step is a deal
     sums: int = 1  # ShardedSteps that are made with each batch
+    resharded: tuple[tuple[int, int, int], ...] = ()  # after which step a policy wants which global batch and shards
     uneven: bool = False  # some workers are slower than others
     seed: int = 0  # of the data's order, where a step is a deal of shards; likewise
     drop_remainder: bool = False

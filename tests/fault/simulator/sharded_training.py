@@ -6,6 +6,7 @@ import numpy as np
 
 from ms_kungfu import comm
 from ms_kungfu.dataset.elastic import ElasticDataset, ShardBatches
+from ms_kungfu.elastic import SchedulePolicy
 from ms_kungfu.elastic.shard_loop import ShardLoop
 from tests.fault.simulator.setting import Violation
 from tests.fault.simulator.shards import gradient, updated
@@ -28,6 +29,11 @@ class ShardedProgram(Program):
         )  # fmt: skip
         data._ledger = self._ledger()
         return data
+
+    def _policy(self):
+        resharded = self.setup.resharded
+        batches, shards = ({step: pair[i] for step, *pair in resharded} for i in (0, 1))
+        return SchedulePolicy(global_batch_size=batches, shards=shards) if resharded else None
 
     def _call(self):
         self.loops = [ShardLoop((), mean=True) for _ in range(self.setup.sums)]
@@ -56,7 +62,7 @@ class ShardedProgram(Program):
     def _shard(self, columns):
         """What the network does with a shard: gradients, the sum, and behind the last one the update."""
         step = self.core.sharded
-        self._compute(1 / self.setup.shards)
+        self._compute(1 / self.data.shards)
         self.world.place("in a leaf")
         seed, key = step.key
         samples = columns[0].tolist()

@@ -211,13 +211,15 @@ class Undisturbed:
         return self._weights[step]
 
     def _next(self, weights):
-        setup = self._setup
-        unit = setup.global_batch // setup.shards
-        length = sharding.step_length(len(self._rest), setup.global_batch, setup.drop_remainder, unit)
+        setup, done = self._setup, len(self._weights) - 1
+        changes = [pair for step, *pair in sorted(setup.resharded) if step <= done]
+        global_batch, count = changes[-1] if changes else (setup.global_batch, setup.shards)
+        unit = global_batch // count
+        length = sharding.step_length(len(self._rest), global_batch, setup.drop_remainder, unit)
         if length == 0:
             self._epoch, self._number = self._epoch + 1, 0
             self._rest = sharding.permutation(setup.samples, setup.seed, self._epoch).tolist()
-            length = sharding.step_length(len(self._rest), setup.global_batch, setup.drop_remainder, unit)
+            length = sharding.step_length(len(self._rest), global_batch, setup.drop_remainder, unit)
         batch, self._rest = self._rest[:length], self._rest[length:]
         shards = [batch[begin : begin + unit] for begin in range(0, length, unit)]
         share = len(shards[-1]) / unit

@@ -43,11 +43,15 @@ class Program:
             checkpoint_every=setup.checkpoint_every,
             resume=setup.resume,
             prepare=lambda: world.sleep(world.current.random.random() * setup.prepare_s),
+            policy=self._policy(),
         )
 
     def _samples(self):
         setup = self.setup
         return Samples(setup.samples, global_batch_size=setup.global_batch, shuffle=False, ledger=self._ledger())
+
+    def _policy(self):
+        return None
 
     def _trained(self):
         """As many networks as a step has reductions."""

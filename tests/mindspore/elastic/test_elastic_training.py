@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import re
 
 import numpy as np
 import pytest
@@ -36,6 +37,8 @@ def sizes(reports, kind="step"):
 
 def test_model_train_goes_on_through_resizes(run_elastic):
     reports = run_elastic("model_train.py", "5:2,9:4,15:1,26:2", "4", "1")
+    told = "this worker has left the cluster after step 15: .*let it ask ms_kungfu.detached"
+    assert len(re.findall(told, reports.output)) == 3
     steps = reports.by_step("step")
     # every sample once an epoch, dealt to all
     assert samples_by_epoch(reports) == {epoch: collections.Counter(range(90)) for epoch in (1, 2, 3, 4)}
@@ -313,8 +316,9 @@ def test_averages_and_rates_follow_changes_and_checkpoints_resume(run_elastic, t
             assert rows == expected, f"{kind} {step}"
 
 
+@pytest.mark.long
 @pytest.mark.alone
-@pytest.mark.parametrize("mode", ["pynative", long("graph")])
+@pytest.mark.parametrize("mode", ["pynative", "graph"])
 def test_asynchronous_workers_meet_only_for_a_change(run_elastic, mode):
 
     def pace(rows, slow):

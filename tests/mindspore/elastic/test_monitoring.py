@@ -91,6 +91,7 @@ def test_policies_change_size_batch_and_rate_at_all_workers(run_elastic, tmp_pat
     assert [line["step"] for line in lines] == list(steps)
 
 
+@pytest.mark.long
 def test_a_straggler_is_sent_away(run_elastic):
     reports = run_elastic("monitored.py", "graph", "straggler", np=3)
     steps = reports.by_step("step")

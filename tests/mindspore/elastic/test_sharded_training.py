@@ -84,6 +84,15 @@ def test_gradients_that_are_no_function_of_the_shard_end_training_with_a_name(ru
     assert "Dropout" in output
 
 
+@pytest.mark.long
+def test_gradients_that_are_no_function_of_the_shard_are_only_told_where_asked_for(run_elastic):
+    seen = run_elastic(PROGRAM, "graph", "stock", "8", "none", "1", "warn", np=2)
+    assert "computed one shard twice, and the gradient of " in seen.output
+    assert "the bits of this training aren't those of another one" in seen.output
+    assert len(seen.of("end")) == 2
+    assert seen.audit().exact
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores to differ in their number")
 def test_ranks_with_other_numbers_of_cores_are_refused(run_elastic):
     seen = run_elastic(PROGRAM, "graph", "plain", "8", "none", "1", "2:1:wide", np=2, ledger=False, status=1)

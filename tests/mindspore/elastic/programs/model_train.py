@@ -11,6 +11,7 @@ from mindspore.train import Callback, Model
 from reporting import Loss, die, digest, numbered, numbers, report
 
 import ms_kungfu as kf
+from ms_kungfu import membership
 from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback, sync_net_parameters
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.optimizers import KungFuMomentum
@@ -63,6 +64,9 @@ class Watch(Callback):
 ms.set_seed(7 + kf.current_rank())  # what differs at first, the state makes the same
 random.seed(kf.current_rank())
 net = nn.Dense(4, 2)
+# A mask, as samplers and quantizers keep one; a joiner's own is another.
+mask = ms.Tensor([not membership.is_joiner(), False, True])
+net.insert_param_to_cell("mask", ms.Parameter(mask, name="mask", requires_grad=False))
 rates = [0.05 / (1 + i / 10) for i in range(1000)]
 model = Model(net, Loss(), KungFuMomentum(net.trainable_params(), rates, 0.9))
 plain = sys.argv[5:] == ["plain"]

@@ -1,6 +1,7 @@
 """OUT MODE NET SHARDS SCHEDULE EPOCHS [STEP:RANK:N ...]: training on a dataset that deals shards. The worker that has
 this rank in this step kills itself before it computes its N-th shard of it, from 0; STEP:RANK:wide: it takes two
-cores there; STEP:RANK:flip: a bit of its first weight flips when the step is made; narrow: newcomers have AVX only.
+cores there; STEP:RANK:flip: a bit of its first weight flips when the step is made; narrow: newcomers have AVX only;
+warn: what depends on more than the seed is told and no error.
 NET: plain | norm | dropout, in a loop of one's own; model: plain in Model.fit; saved: the same, with checkpoints of
 every kind in OUT; stock: with MindSpore's Dropout; slow: plain, and rank 1 takes three times as long; augment: plain,
 of samples that are augmented by key; steered: plain, with policies that change the rate, the shards and their
@@ -107,6 +108,7 @@ data = ElasticDataset(
     shards=shards,
     seed=5,
     key_column="key" if kind == "augment" else None,
+    shards_check="warn" if "warn" in sys.argv else "raise",
     ledger_fingerprints=2,
 )
 if kind in ("model", "saved"):
