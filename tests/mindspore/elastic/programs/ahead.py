@@ -39,8 +39,7 @@ def wait(step):
 
 def tell(step, cell):
     """Behind it: how many graphs of this cell have been compiled, and the state."""
-    cells = [cell.either, cell.last] if isinstance(cell, Shard) else [cell]
-    report("step", step=step, graphs=sum(len(cell.compile_cache) for cell in cells))
+    report("step", step=step, graphs=len(cell.compile_cache))
     if not kf.detached():
         report("after", step=step, parameters=digest(net.get_parameters()))
 
