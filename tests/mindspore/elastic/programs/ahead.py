@@ -16,7 +16,6 @@ from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import ElasticTraining, ShardedStep
 from ms_kungfu.elastic.schedule import entries
-from ms_kungfu.elastic.sharded_step import Shard
 from ms_kungfu.optimizers import KungFuMomentum
 
 launcher_log, kind, schedule = Path(sys.argv[2]), sys.argv[3], sys.argv[4]
