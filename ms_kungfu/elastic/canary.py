@@ -23,11 +23,15 @@ _log = logging.getLogger(__name__)
 
 _CAUSES = (
     "stock Dropout and random operations (ms_kungfu docs/shards.md has what to use instead), state that the program "
-    "keeps by itself, another number of cores or another processor make it so"
+    "keeps by itself, another number of cores or another processor make it so; and kernels that divide their work in "
+    "other ways in their first runs, as Log does"
 )
+LOSS = "the loss"
 
 
-def difference(rows: dict[int, Sequence[int]], again: dict[int, Sequence[int]], names: Sequence[str]) -> str | None:
+def difference(
+    rows: Mapping[int, Sequence[int]], again: Mapping[int, Sequence[int]], names: Sequence[str]
+) -> str | None:
     """What to say, by the hashes of each rank's gradients and of those that new ranks computed again; None: all are
     equal. Pure."""
     first = min(rows)
@@ -68,7 +72,8 @@ class Canary:
         those of the bits. Collective.
 
         Raises:
-            DivergenceError, at all workers, where these or a gradient differ; with ``check="warn"`` that is a warning.
+            DivergenceError, at all workers, where these or a gradient differ; with ``check="warn"`` that is a warning,
+            as it is where the loss alone differs.
         """
         if version == self._version:
             return
@@ -87,14 +92,18 @@ class Canary:
         told = gather_living(row, "kungfu/shards/hashes")
         rows = {rank: each[0].tolist() for rank, each in told.items()}
         again = {rank: each[1].tolist() for rank, each in told.items() if each[2][0]}
-        self._say(difference(rows, again, names(len(hashes[0]))), check)
+        # The loss last, wherever its hash is: no weight follows from it.
+        order = sorted(enumerate(names(len(hashes[0]))), key=lambda each: each[1] == LOSS)
+        rows, again = ({r: [each[i] for i, _ in order] for r, each in of.items()} for of in (rows, again))
+        what = difference(rows, again, [name for _, name in order])
+        self._say(what, "warn" if what is not None and f"{LOSS} differs" in what else check)
 
     @staticmethod
     def _say(what: str | None, check: str) -> None:
         if what is not None and check == "raise":
             raise DivergenceError(what)
         if what is not None:
-            _log.warning("%s; the bits of this training aren't those of another one", what)
+            _log.warning("%s; the bits of this training may not be those of another one", what)
 
     @staticmethod
     def _hashes(compute: Callable[[int], Any]) -> list[int]:

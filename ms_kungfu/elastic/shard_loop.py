@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ms_kungfu import membership, runtime
 from ms_kungfu.comm import Array
 from ms_kungfu.elastic import sameness
-from ms_kungfu.elastic.canary import Canary
+from ms_kungfu.elastic.canary import LOSS, Canary
 from ms_kungfu.elastic.pace import Pace
 
 if TYPE_CHECKING:
@@ -85,6 +85,6 @@ class ShardLoop:
         """What the gradients are called, and the loss behind them, in the order of the hashes: by dtype
         (kernels/common/groups.h)."""
         if len(self._parameters) + 1 != count:
-            return [f"gradient {i}" for i in range(count - 1)] + ["the loss"]
+            return [f"gradient {i}" for i in range(count - 1)] + [LOSS]
         named = [(_DTYPES.index(str(p.dtype)), f"the gradient of {p.name!r}") for p in self._parameters]
-        return [name for _, name in sorted([*named, (_DTYPES.index("Float32"), "the loss")], key=lambda each: each[0])]
+        return [name for _, name in sorted([*named, (_DTYPES.index("Float32"), LOSS)], key=lambda each: each[0])]

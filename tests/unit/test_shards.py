@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from ms_kungfu import _core
 from ms_kungfu.dataset import sharding, shards
-from ms_kungfu.elastic import pace
-from ms_kungfu.elastic.canary import difference
+from ms_kungfu.elastic import canary, pace
+from ms_kungfu.elastic.canary import LOSS, Canary, difference
 from ms_kungfu.elastic.pace import longest, speeds
+from ms_kungfu.errors import DivergenceError
 
 
 @given(
@@ -115,3 +117,21 @@ def test_weights_are_of_the_ranks_that_were_measured(agreed):
     assert weights == [333, 1000]
     assert measured.step_end(version=3, size=2, shards=8, weights=weights) == weights
     assert measured.step_end(version=4, size=2, shards=8, weights=weights) == []
+
+
+@pytest.mark.parametrize("differs", [LOSS, "the gradient of 'a'"])
+def test_a_loss_that_differs_alone_is_told_and_a_gradient_ends_training(monkeypatch, caplog, differs):
+    """At a newcomer. The loss isn't the last of the hashes where there are gradients of float64."""
+    names = ["the gradient of 'a'", LOSS, "the gradient of 'b'"]
+
+    def gather_living(row, name):
+        other = row.copy()
+        if name.endswith("hashes"):
+            other[:2, names.index(differs)] += 1
+        return {0: row, 1: other}
+
+    monkeypatch.setattr(canary, "gather_living", gather_living)
+    monkeypatch.setattr(Canary, "_hashes", staticmethod(lambda compute: [1, 2, 3]))
+    with contextlib.nullcontext() if differs == LOSS else pytest.raises(DivergenceError, match="of 'a' differs"):
+        Canary().look(1, "raise", lambda shard: None, lambda count: names, dict)
+    assert [f"{LOSS} differs" in record.message for record in caplog.records] == ([True] if differs == LOSS else [])
