@@ -83,9 +83,9 @@ class Mesh {
 
   // `hosts` are the same at all of them; that of `self` has no connections, all others 1 to kMostConnections.
   Mesh(uint32_t self, uint64_t epoch, std::vector<HostEnds> hosts, MeshOptions options);
-  // Ends all tickets as Cancel does. No other call may be under way, or begin, but the destruction of a ticket. What was
-  // sent last may not arrive, since the kernel drops it where something is unread here: hosts end when all of them have
-  // come to the end.
+  // Ends all tickets as Cancel does. No other call may be under way, or begin, but the destruction of a ticket. What
+  // was sent last may not arrive, since the kernel drops it where something is unread here: hosts end when all of them
+  // have come to the end.
   ~Mesh();
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
