@@ -30,12 +30,14 @@ LOSS = "the loss"
 
 
 def difference(
-    rows: Mapping[int, Sequence[int]], again: Mapping[int, Sequence[int]], names: Sequence[str]
+    rows: Mapping[int, Sequence[int]], again: Mapping[int, Sequence[int]], names: Sequence[str | None]
 ) -> str | None:
     """What to say, by the hashes of each rank's gradients and of those that new ranks computed again; None: all are
-    equal. Pure."""
+    equal that have a name. Pure."""
     first = min(rows)
     for i, name in enumerate(names):
+        if name is None:
+            continue
         for rank in rows:
             if rank in again and again[rank][i] != rows[rank][i]:
                 return f"rank {rank} computed one shard twice, and {name} differs: {_CAUSES}"
@@ -92,11 +94,11 @@ class Canary:
         told = gather_living(row, "kungfu/shards/hashes")
         rows = {rank: each[0].tolist() for rank, each in told.items()}
         again = {rank: each[1].tolist() for rank, each in told.items() if each[2][0]}
-        # The loss last, wherever its hash is: no weight follows from it.
-        order = sorted(enumerate(names(len(hashes[0]))), key=lambda each: each[1] == LOSS)
-        rows, again = ({r: [each[i] for i, _ in order] for r, each in of.items()} for of in (rows, again))
-        what = difference(rows, again, [name for _, name in order])
-        self._say(what, "warn" if what is not None and f"{LOSS} differs" in what else check)
+        called = names(len(hashes[0]))
+        if (what := difference(rows, again, [None if name == LOSS else name for name in called])) is not None:
+            self._say(what, check)
+        else:  # no weight follows from the loss
+            self._say(difference(rows, again, [name if name == LOSS else None for name in called]), "warn")
 
     @staticmethod
     def _say(what: str | None, check: str) -> None:
