@@ -20,8 +20,12 @@ def environment_of(
         each: how many cores each worker has, None where they are divided.
     """
     standby = process.peer is None
-    here = [worker for worker in cluster.workers if worker.host == options.host.name]
+    host = options.host.name if process.peer is None else process.peer.host
+    here = [worker for worker in cluster.workers if worker.host == host]
     elsewhere = cluster.size - len(here)
+    rank, size = str(process.rank), str(process.size)
+    local_rank = str(here.index(process.peer) if process.peer in here else process.rank - elsewhere)
+    local_size = str(process.size - elsewhere)
     return {
         env.SELF.name: None if standby else str(process.peer),
         env.INCARNATION.name: None if standby else str(process.incarnation),
@@ -34,10 +38,14 @@ def environment_of(
         env.WATCH.name: "1" if options.watch else None,
         env.HOSTS.name: options.hosts.limit,
         env.PORT_RANGE.name: f"{options.ports[0]}-{options.ports[-1]}",
-        env.RANK_ID.name: str(process.rank),
-        env.RANK_SIZE.name: str(process.size),
-        env.LOCAL_RANK.name: str(here.index(process.peer) if process.peer in here else process.rank - elsewhere),
-        env.LOCAL_SIZE.name: str(process.size - elsewhere),
+        env.RANK_ID.name: rank,
+        env.RANK_SIZE.name: size,
+        env.LOCAL_RANK.name: local_rank,
+        env.LOCAL_SIZE.name: local_size,
+        env.PLAIN_RANK.name: rank,
+        env.WORLD_SIZE.name: size,
+        env.PLAIN_LOCAL_RANK.name: local_rank,
+        env.LOCAL_WORLD_SIZE.name: local_size,
         env.CORES_PER_WORKER.name: str(each) if each else None,
         **begun.devices.environment(process.device),
     }
