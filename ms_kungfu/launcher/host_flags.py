@@ -12,8 +12,8 @@ from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, integer, switch
 from ms_kungfu.cluster import EVEN, FILL, PLACEMENTS
 from ms_kungfu.cluster_store import open_store
+from ms_kungfu.launcher import network
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts, read_hostfile
-from ms_kungfu.launcher.network import addresses_of, is_loopback
 from ms_kungfu.launcher.secret import MAKE_ONE, SecretError, read_secret_file
 
 _SECRET_DIGITS = 32  # 128 bits: not to be guessed over a network
@@ -198,13 +198,13 @@ def _settle_config_server(flags: Namespace) -> None:
         flags.config_server = f"http://{first}:{flags.builtin_port}/config"
     check_url(flags.config_server, flags.builtin_port)
     named = urlsplit(flags.config_server).hostname or ""
-    if is_loopback(named) and not is_loopback(hosts.each[0].address):
+    if network.is_loopback(named) and not network.is_loopback(hosts.each[0].address):
         raise UsageError(
             f"-config-server {flags.config_server} means another one on each host; write an address that all of them "
             f"reach, e.g. {first}"
         )
-    wanted = {named, *addresses_of(named)}
-    there = [host.name for host in hosts.each if wanted & {host.address, *addresses_of(host.address)}]
+    wanted = {named, *network.addresses_of(named)}
+    there = [host.name for host in hosts.each if wanted & {host.address, *network.addresses_of(host.address)}]
     if there:
         flags.hosts = hosts = replace(hosts, head_name=there[0])
     elif flags.builtin_port is not None:

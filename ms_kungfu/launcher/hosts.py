@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -304,4 +305,7 @@ def _resolved(hosts: Sequence[Host]) -> dict[str, list[str]]:
     loopback = [host.name for host in hosts if network.is_loopback(host.address)]
     if loopback and len(loopback) < len(hosts):
         raise HostError(f"{loopback[0]} means each machine itself; write the address by which the other hosts reach it")
+    for host, other in itertools.combinations(addresses, 2):
+        if {*addresses[host]} & {*addresses[other]}:
+            raise HostError(f"{host} and {other} are one machine, by what their names mean here; name it once")
     return addresses
