@@ -32,7 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0] in _COMMANDS:
         return _COMMANDS[words[0]](words[1:])
     try:
-        return _run(parse_options(words))
+        options = parse_options(words)
+        if options.hosts.is_several:
+            raise UsageError(f"-H {options.hosts}: one host only so far")
+        return _run(options)
     except UsageError as error:
         return failed(PROGRAM, error, 2)
 

@@ -103,7 +103,7 @@ class Coordinator:
         ports = [port for port in self._options.ports if port not in taken_ports]
         last_version = max(last_version, self.last_version)
         return policy.revised(
-            self.newest, last_version, gone, living, len(self.vacant), ports, self._options.host.slots_by_host
+            self.newest, last_version, gone, living, len(self.vacant), ports, self._options.hosts.slots_by_host
         )
 
     def _is_outside(self, cluster: Cluster) -> bool:

@@ -32,7 +32,7 @@ def environment_of(
         env.JOB_SECRET.name: begun.secret,
         env.CONFIG_SERVER.name: begun.url,
         env.WATCH.name: "1" if options.watch else None,
-        env.HOSTS.name: options.host.limit,
+        env.HOSTS.name: options.hosts.limit,
         env.PORT_RANGE.name: f"{options.ports[0]}-{options.ports[-1]}",
         env.RANK_ID.name: str(process.rank),
         env.RANK_SIZE.name: str(process.size),

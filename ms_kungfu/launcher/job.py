@@ -276,7 +276,7 @@ class Job:
         options, host, coordinator = self._options, self._host, self._coordinator
         # Who lists only workers that have just died did not know it: `revised` sees to it that the state is kept.
         members = [*host.processes.living_members(), *host.broker.ended_in(coordinator.newest)]
-        options.host.check(cluster, members if not coordinator.resting else ())
+        options.hosts.check(cluster, members if not coordinator.resting else ())
         if cluster.size < options.min_size and cluster.writer != self._begun.writer:
             raise HostError(f"a cluster of {cluster.size} is below -min-np {options.min_size}")
 

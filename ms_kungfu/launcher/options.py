@@ -6,8 +6,9 @@ import argparse
 import os
 import re
 import shutil
+from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Callable
 from urllib.parse import urlsplit
@@ -17,19 +18,27 @@ from ms_kungfu._flags import FlagParser, UsageError, duration, integer, switch
 from ms_kungfu.cluster import WORKER_PORTS
 from ms_kungfu.cluster_store import open_store
 from ms_kungfu.launcher.affinity import allowed_cores
-from ms_kungfu.launcher.hosts import Host, HostError, parse_hosts, parse_ports
+from ms_kungfu.launcher.hosts import (
+    Host,
+    HostError,
+    Hosts,
+    identify,
+    of_interface,
+    parse_hosts,
+    parse_ports,
+    read_hostfile,
+)
+from ms_kungfu.launcher.network import addresses_of, is_loopback
 from ms_kungfu.launcher.policy import Recover
+from ms_kungfu.launcher.secret import MAKE_ONE, SecretError, read_secret_file
 
 PROGRAM = "kungfu-run"
 _MAX_RESTARTS = 10
-_ONE_HOST = "not supported: one host only so far"
+_SECRET_DIGITS = 32  # 128 bits: not to be guessed over a network
 # Of KungFu's kungfu-run, or looked for here, with the reason why there is no such flag.
 _NO_FLAGS = {
-    "hostfile": f"{_ONE_HOST}; -H names it",
-    "P": f"{_ONE_HOST}, whose workers -np and -port-range name",
-    "self": f"{_ONE_HOST}, so this is it; -H names it otherwise than 127.0.0.1",
-    "u": f"{_ONE_HOST}, nothing logs in anywhere",
-    "nic": f"{_ONE_HOST}, nothing uses a network",
+    "P": "workers are named by -np, -H and -port-range: the first ports of the range on each host",
+    "u": "kungfu-run logs in nowhere and is typed on each host; kungfu-distribute -u USER starts it on all of them",
     "debug-port": "there is no debug server: -logfile has what the launcher does, a Monitor in the program serves "
     "metrics (KUNGFU_METRICS_PORT), and the config server tells the cluster",
     "t0": "nobody needs the time of the job's start: lines of the log have the time",
@@ -110,12 +119,13 @@ class Options:
         type=_path,
         metavar="FILE",
     )
-    host: Host = _flag(
+    hosts: Hosts = _flag(
         "H",
-        "this host as host:slots; growing past its slots is an error (default 127.0.0.1, no limit)",
+        "the hosts of the job, host:slots[:public address],..., which each has workers as it has slots; growing past "
+        "them is an error (default 127.0.0.1, no limit)",
         type=parse_hosts,
-        default=Host(),
-        metavar="HOST:SLOTS",
+        default=Hosts(),
+        metavar="HOSTS",
     )
     ports: range = _flag(
         "port-range",
@@ -124,8 +134,12 @@ class Options:
         default=WORKER_PORTS,
         metavar="A-B",
     )
-    runner_port: int = _flag(
-        "port", "port that names the launcher (default 38080)", type=integer(1, 65535), default=38080, metavar="PORT"
+    control_port: int = _flag(
+        "port",
+        "port on which the launchers of several hosts find each other, and which names them (default 38080)",
+        type=integer(1, 65535),
+        default=38080,
+        metavar="PORT",
     )
     strategy: str = _flag(
         "strategy", "AUTO (default) or SHM: shared memory, the one way on one host", type=_strategy, metavar="NAME"
@@ -196,6 +210,31 @@ class Options:
         type=duration,
         metavar="TIME",
     )
+    # Of the user's, for several hosts: proves one to the other. None: there is one host, or the network is trusted.
+    secret: str | None = field(default=None, repr=False)
+
+    @property
+    def host(self) -> Host:
+        """This machine."""
+        return self.hosts.own
+
+
+def _flags_of_hosts(parser: FlagParser) -> None:
+    """Those that say together what the hosts are and which one this is."""
+    parser.flag(
+        "hostfile",
+        "the hosts from a file instead of -H, one a line: ADDRESS slots=N [public_addr=ADDRESS]",
+        type=read_hostfile,
+        metavar="FILE",
+    )
+    parser.flag("self", "which of several hosts this is (default: the one whose address it has)", metavar="ADDRESS")
+    parser.flag("nic", "the same by a network interface: the host that has its address", metavar="NAME")
+    parser.flag(
+        "secret-file",
+        "file with the secret that all hosts share, in hexadecimal digits (or $KUNGFU_JOB_SECRET has it)",
+        metavar="FILE",
+    )
+    parser.flag("no-secret", "let whoever reaches -port take part: in a network that is trusted", type=switch)
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
@@ -211,11 +250,13 @@ def parse_options(arguments: Sequence[str]) -> Options:
     for each in fields(Options):
         if each.metadata:
             parser.flag(**each.metadata, dest=each.name, default=each.default)
+    _flags_of_hosts(parser)
     flags, command = parser.parse(arguments)
     if not command:
         raise UsageError(f"no program to run; write it after the flags: {PROGRAM} -np 2 python train.py")
     _check_program(command)
     _check_environment()
+    _settle_hosts(flags)
     embedded = flags.builtin_port is not None or (flags.watch and flags.config_server is None)
     if flags.keep and not flags.watch:
         raise UsageError("-k needs -w: without it the job can't get another cluster to wait for")
@@ -255,10 +296,101 @@ def parse_options(arguments: Sequence[str]) -> Options:
     flags.max_restarts = _MAX_RESTARTS if flags.max_restarts is None else flags.max_restarts
     options = Options(tuple(command), **vars(flags))
     try:
-        options.host.first_cluster(options.size, options.ports, options.runner_port, 0)
+        options.hosts.first_cluster(options.size, options.ports, options.control_port, 0)
     except HostError as error:
         raise UsageError(str(error)) from None
     return options
+
+
+def _settle_hosts(flags: Namespace) -> None:
+    """From what the flags say of hosts, secret and config server to what they mean together."""
+    listed = None if isinstance(flags.hosts, Hosts) else flags.hosts
+    if listed and flags.hostfile:
+        raise UsageError("-H and -hostfile both name the hosts; leave one of them out")
+    try:
+        flags.hosts = _hosts_of(listed or flags.hostfile, flags.self, flags.nic)
+    except HostError as error:
+        raise UsageError(str(error)) from None
+    flags.secret = _secret_of(flags)
+    if flags.hosts.is_several:
+        _settle_config_server(flags)
+    for name in ("hostfile", "self", "nic", "secret_file", "no_secret"):
+        delattr(flags, name)
+
+
+def _hosts_of(listed: tuple[Host, ...] | None, own: str | None, interface: str | None) -> Hosts:
+    if not listed:
+        if own is None and interface is None:
+            return Hosts()
+        # One host, which has the name that it is given.
+        name = own if own is not None else of_interface(str(interface))[0]
+        listed = (replace(parse_hosts(f"[{name}]" if ":" in name else name)[0], slots=None),)
+    return Hosts(listed, identify(listed, own, interface))
+
+
+def _secret_of(flags: Namespace) -> str | None:
+    """The user's, where hosts have to prove themselves to each other."""
+    hosts: Hosts = flags.hosts
+    try:
+        given = env.JOB_SECRET.get()
+        if flags.secret_file is not None:
+            if given is not None:
+                raise UsageError("-secret-file and KUNGFU_JOB_SECRET both give the job's secret; leave one of them out")
+            given = read_secret_file(flags.secret_file)
+    except (SecretError, ValueError) as error:
+        raise UsageError(str(error)) from None
+    if flags.no_secret:
+        if given is not None:
+            raise UsageError("-no-secret, but -secret-file or KUNGFU_JOB_SECRET gives one; leave one of them out")
+        if not hosts.is_several:
+            raise UsageError("-no-secret is about several hosts (-H), and this job has one")
+        return None
+    if not hosts.is_several:
+        return given
+    if given is None:
+        raise UsageError(f"several hosts need a secret that they share, against strangers: {MAKE_ONE}")
+    if len(given) < _SECRET_DIGITS:
+        raise UsageError(
+            f"the job's secret has {len(given)} digits, of the {_SECRET_DIGITS} at least that several hosts need: "
+            f"{MAKE_ONE}"
+        )
+    return given
+
+
+def _settle_config_server(flags: Namespace) -> None:
+    """Who embeds the config server of several hosts, and where all find it."""
+    hosts: Hosts = flags.hosts
+    first = hosts.each[0].name
+    if flags.config_server is None:
+        if flags.builtin_port == 0 or (flags.builtin_port is None and flags.watch):
+            raise UsageError(
+                "several hosts have to know the port of the config server before it runs; give -builtin-config-port "
+                f"9100 on each, and {first} runs it"
+            )
+        if flags.builtin_port is None:
+            return
+        flags.config_server = f"http://{first}:{flags.builtin_port}/config"
+    _check_url(flags.config_server, flags.builtin_port)
+    named = urlsplit(flags.config_server).hostname or ""
+    if is_loopback(named) and not is_loopback(hosts.each[0].address):
+        raise UsageError(
+            f"-config-server {flags.config_server} means another one on each host; write an address that all of them "
+            f"reach, e.g. {first}"
+        )
+    wanted = {named, *addresses_of(named)}
+    there = [host.name for host in hosts.each if wanted & {host.address, *addresses_of(host.address)}]
+    if there:
+        flags.hosts = hosts = replace(hosts, head_name=there[0])
+    elif flags.builtin_port is not None:
+        raise UsageError(
+            f"-builtin-config-port runs the config server on the host that -config-server names, and {named} is none "
+            f"of {hosts}"
+        )
+    if flags.builtin_port is not None:
+        if flags.builtin_port == 0:
+            raise UsageError("-builtin-config-port 0 is any port, and several hosts have to know it; give a number")
+        if not hosts.is_head:
+            flags.builtin_port = None
 
 
 def _check_environment() -> None:

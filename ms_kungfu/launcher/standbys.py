@@ -50,7 +50,7 @@ class StandbyKeeper:
         version = self.coordinator.newest.version
         if self.is_over() or self.coordinator.starts_nobody or expected.version != version:
             return
-        self._expected = expected if self.options.host.has_room(expected.size) else Expected(version)
+        self._expected = expected if self.options.hosts.has_room(expected.size) else Expected(version)
         self._end_those_beyond(self._expected.newcomers)
         self.keep()
 

@@ -68,7 +68,10 @@ async def prepare(
         _log.info("starting in %g s (-delay)", options.delay_s)
         await asyncio.sleep(options.delay_s)
     try:
-        join_timeout_s, secret = env.JOIN_TIMEOUT.get(machine.environ), env.JOB_SECRET.get(machine.environ)
+        join_timeout_s, secret = (
+            env.JOIN_TIMEOUT.get(machine.environ),
+            options.secret or env.JOB_SECRET.get(machine.environ),
+        )
     except ValueError as error:
         raise StartError(str(error)) from None
     writer = secrets.token_hex(8)
@@ -169,7 +172,7 @@ def _first_of(options: Options, store: ClusterStore) -> Cluster | None:
     wanted = options.init_version
     if wanted == -1:
         if held is not None:
-            options.host.check(held, ())
+            options.hosts.check(held, ())
         return held
     # One that was forgotten by DELETE still counts; the server says so with 409.
     version = held.version + 1 if held is not None else 0
@@ -185,4 +188,4 @@ def _first_of(options: Options, store: ClusterStore) -> Cluster | None:
 
 
 def _first_cluster(options: Options, version: int) -> Cluster:
-    return options.host.first_cluster(options.size, options.ports, options.runner_port, version)
+    return options.hosts.first_cluster(options.size, options.ports, options.control_port, version)
