@@ -51,6 +51,7 @@ class PlainSegment:
         # Not at the top: a job whose workers never ask for a segment starts without loading the runtime.
         from ms_kungfu import _core
 
+        self._size = cluster.size
         self.fd = _core.create_segment(cluster.size, cluster.version, cores, recovers)
         try:
             control = _core.SegmentControl(self.fd)
@@ -65,6 +66,13 @@ class PlainSegment:
 
     def hand_over(self, asker: Asker, message: dict[str, Any], rank: int) -> None:
         asker.send(message, (self.fd,))
+
+    def ranks(self) -> list[int]:
+        return list(range(self._size))
+
+    def lost(self) -> list[tuple[int, str]]:
+        """Nobody can be lost by a connection where there is none."""
+        return []
 
     def close(self) -> None:
         os.close(self.fd)

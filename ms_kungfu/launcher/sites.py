@@ -17,6 +17,7 @@ from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.supervisor import Supervisor
 
+CANT_RUN = 126  # the code of a process that never ran, as a shell has it
 _SPARE_DESCRIPTORS = 8  # for requests to the config server, the memory of versions, logs
 
 
