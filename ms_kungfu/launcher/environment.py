@@ -23,6 +23,9 @@ def environment_of(
     standby, each = process.peer is None, site.shares.each
     here = [worker for worker in cluster.workers if worker.host == process.host]
     elsewhere = cluster.size - len(here)
+    rank, size = str(process.rank), str(process.size)
+    local_rank = str(here.index(process.peer) if process.peer in here else process.rank - elsewhere)
+    local_size = str(process.size - elsewhere)
     return {
         env.SELF.name: None if standby else str(process.peer),
         env.INCARNATION.name: None if standby else str(process.incarnation),
@@ -33,10 +36,14 @@ def environment_of(
         env.WATCH.name: "1" if options.watch else None,
         env.HOSTS.name: options.hosts.limit,
         env.PORT_RANGE.name: f"{options.ports[0]}-{options.ports[-1]}",
-        env.RANK_ID.name: str(process.rank),
-        env.RANK_SIZE.name: str(process.size),
-        env.LOCAL_RANK.name: str(here.index(process.peer) if process.peer in here else process.rank - elsewhere),
-        env.LOCAL_SIZE.name: str(process.size - elsewhere),
+        env.RANK_ID.name: rank,
+        env.RANK_SIZE.name: size,
+        env.LOCAL_RANK.name: local_rank,
+        env.LOCAL_SIZE.name: local_size,
+        env.PLAIN_RANK.name: rank,
+        env.WORLD_SIZE.name: size,
+        env.PLAIN_LOCAL_RANK.name: local_rank,
+        env.LOCAL_WORLD_SIZE.name: local_size,
         env.CORES_PER_WORKER.name: str(each) if each else None,
         **site.devices.environment(process.device),
     }

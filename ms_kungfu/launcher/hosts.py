@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ms_kungfu import env
-from ms_kungfu.cluster import MAX_WORKERS, Cluster, PeerID
+from ms_kungfu.cluster import EVEN, MAX_WORKERS, Cluster, PeerID, next_host
 from ms_kungfu.launcher import network
 
 MANY_PER_CORE = 4  # workers, before a resize looks like a mistake
@@ -51,13 +52,15 @@ class Hosts:
     """Those of a job, in the order of ``-H``.
 
     `self_name`: which one this machine is. `head_name`: the one that decides for all, because the config server is
-    there, or is nearest; the first one where nobody says. `max_workers`: in all, and so on one host.
+    there, or is nearest; the first one where nobody says. `max_workers`: in all, and so on one host. `placement`: how
+    workers are dealt to them (`Cluster.resized`).
     """
 
     each: tuple[Host, ...] = (Host(),)
     self_name: str = DEFAULT_HOST
     head_name: str = ""
     max_workers: int = MAX_WORKERS
+    placement: str = EVEN
 
     def __str__(self) -> str:
         return ",".join(map(str, self.each))
@@ -120,15 +123,17 @@ class Hosts:
             raise HostError(f"-port-range {ports[0]}-{ports[-1]} is too small for {most} workers; give a larger one")
         # Neighbours in rank are neighbours on a host: ranks go from host to host, whatever order they were dealt in.
         workers = tuple(PeerID(name, ports[i]) for name, count in self._dealt(size).items() for i in range(count))
-        return Cluster(workers, runners, version)
+        return self.described(Cluster(workers, runners, version))
+
+    def described(self, cluster: Cluster) -> Cluster:
+        """With what whoever resizes it has to know of the hosts: one alone needs nothing."""
+        return replace(cluster, slots=self.slots_by_host, placement=self.placement) if self.is_several else cluster
 
     def _dealt(self, size: int) -> dict[str, int]:
         """How many workers each host gets."""
         count = dict.fromkeys(self.names, 0)
-        slots = self.slots_by_host
         for _ in range(size):
-            free = [name for name in self.names if slots is None or count[name] < slots[name]]
-            count[min(free, key=count.__getitem__)] += 1
+            count[next_host(count, self.names, self.slots_by_host, self.placement)] += 1
         return count
 
     @property
@@ -141,10 +146,7 @@ class Hosts:
         their state; without members there is none."""
         strangers = [str(w) for w in cluster.workers if w.host not in self.names]
         if strangers:
-            only = (
-                f"none of the job's hosts, {self}" if self.is_several else f"not {self.self_name}, the job's only host"
-            )
-            raise HostError(f"worker {strangers[0]} is on a host that is {only}")
+            raise HostError(f"worker {strangers[0]} is on none of the job's hosts: {','.join(self.names)}")
         for name, count in Counter(worker.host for worker in cluster.workers).items():
             slots = self.named(name).slots
             if slots is not None and count > slots:
@@ -303,4 +305,7 @@ def _resolved(hosts: Sequence[Host]) -> dict[str, list[str]]:
     loopback = [host.name for host in hosts if network.is_loopback(host.address)]
     if loopback and len(loopback) < len(hosts):
         raise HostError(f"{loopback[0]} means each machine itself; write the address by which the other hosts reach it")
+    for host, other in itertools.combinations(addresses, 2):
+        if {*addresses[host]} & {*addresses[other]}:
+            raise HostError(f"{host} and {other} are one machine, by what their names mean here; name it once")
     return addresses

@@ -6,39 +6,26 @@ import argparse
 import os
 import re
 import shutil
-from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Callable
-from urllib.parse import urlsplit
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, duration, integer, switch
 from ms_kungfu.cluster import WORKER_PORTS
-from ms_kungfu.cluster_store import open_store
 from ms_kungfu.launcher.affinity import allowed_cores
-from ms_kungfu.launcher.hosts import (
-    Host,
-    HostError,
-    Hosts,
-    identify,
-    of_interface,
-    parse_hosts,
-    parse_ports,
-    read_hostfile,
-)
-from ms_kungfu.launcher.network import addresses_of, is_loopback
+from ms_kungfu.launcher.host_flags import NO_TORCHRUN_FLAGS, add_host_flags, check_url, settle_hosts
+from ms_kungfu.launcher.hosts import Host, HostError, Hosts, parse_hosts, parse_ports
 from ms_kungfu.launcher.policy import Recover
-from ms_kungfu.launcher.secret import MAKE_ONE, SecretError, read_secret_file
 
 PROGRAM = "kungfu-run"
 _MAX_RESTARTS = 10
-_SECRET_DIGITS = 32  # 128 bits: not to be guessed over a network
 # Of KungFu's kungfu-run, or looked for here, with the reason why there is no such flag.
 _NO_FLAGS = {
     "P": "workers are named by -np, -H and -port-range: the first ports of the range on each host",
     "u": "kungfu-run logs in nowhere and is typed on each host; kungfu-distribute -u USER starts it on all of them",
+    **NO_TORCHRUN_FLAGS,
     "debug-port": "there is no debug server: -logfile has what the launcher does, a Monitor in the program serves "
     "metrics (KUNGFU_METRICS_PORT), and the config server tells the cluster",
     "t0": "nobody needs the time of the job's start: lines of the log have the time",
@@ -49,7 +36,17 @@ _NO_FLAGS = {
     "schedule": 'a schedule of sizes is the program\'s: KungFuElasticCallback("100:2,200:4"), or '
     "ElasticTraining(schedule=...); from outside, kungfu-run resize changes the size",
 }
-_OTHER_STRATEGIES = ("STAR", "RING", "CLIQUE", "TREE", "BINARY_TREE", "BINARY_TREE_STAR", "MULTI_BINARY_TREE_STAR")
+# KungFu's others. One host reduces in shared memory, which has no topology; several choose by size.
+_OTHER_STRATEGIES = (
+    "STAR",
+    "MULTI_STAR",
+    "RING",
+    "CLIQUE",
+    "TREE",
+    "BINARY_TREE",
+    "BINARY_TREE_STAR",
+    "MULTI_BINARY_TREE_STAR",
+)
 
 
 def _strategy(name: str) -> str:
@@ -57,8 +54,8 @@ def _strategy(name: str) -> str:
         return name.upper()
     if name.upper() in _OTHER_STRATEGIES:
         raise argparse.ArgumentTypeError(
-            f"{name} is not supported: workers of one host reduce in shared memory, which has no topology to choose; "
-            "leave -strategy out"
+            f"{name} can't be chosen: the workers of a host reduce in shared memory, which has no topology, and hosts "
+            "by what suits the size; leave -strategy out"
         )
     raise argparse.ArgumentTypeError(f"there is no strategy {name!r}; leave -strategy out or give AUTO")
 
@@ -142,7 +139,7 @@ class Options:
         metavar="PORT",
     )
     strategy: str = _flag(
-        "strategy", "AUTO (default) or SHM: shared memory, the one way on one host", type=_strategy, metavar="NAME"
+        "strategy", "AUTO (default), or on one host SHM: shared memory", type=_strategy, metavar="NAME"
     )
     timeout_s: float | None = _flag(
         "timeout", "end the job after this time, e.g. 1h30m, with exit code 124", type=duration, metavar="TIME"
@@ -219,24 +216,6 @@ class Options:
         return self.hosts.own
 
 
-def _flags_of_hosts(parser: FlagParser) -> None:
-    """Those that say together what the hosts are and which one this is."""
-    parser.flag(
-        "hostfile",
-        "the hosts from a file instead of -H, one a line: ADDRESS slots=N [public_addr=ADDRESS]",
-        type=read_hostfile,
-        metavar="FILE",
-    )
-    parser.flag("self", "which of several hosts this is (default: the one whose address it has)", metavar="ADDRESS")
-    parser.flag("nic", "the same by a network interface: the host that has its address", metavar="NAME")
-    parser.flag(
-        "secret-file",
-        "file with the secret that all hosts share, in hexadecimal digits (or $KUNGFU_JOB_SECRET has it)",
-        metavar="FILE",
-    )
-    parser.flag("no-secret", "let whoever reaches -port take part: in a network that is trusted", type=switch)
-
-
 def parse_options(arguments: Sequence[str]) -> Options:
     """UsageError says what is wrong."""
     parser = FlagParser(
@@ -250,13 +229,17 @@ def parse_options(arguments: Sequence[str]) -> Options:
     for each in fields(Options):
         if each.metadata:
             parser.flag(**each.metadata, dest=each.name, default=each.default)
-    _flags_of_hosts(parser)
+    parser.set_defaults(size=None)
+    add_host_flags(parser)
     flags, command = parser.parse(arguments)
     if not command:
         raise UsageError(f"no program to run; write it after the flags: {PROGRAM} -np 2 python train.py")
     _check_program(command)
     _check_environment()
-    _settle_hosts(flags)
+    settle_hosts(flags)
+    flags.size = flags.size or 1
+    if flags.hosts.is_several and flags.standbys:
+        raise UsageError("-standby keeps processes ready on one host, and several hosts may each need one; leave it out")
     embedded = flags.builtin_port is not None or (flags.watch and flags.config_server is None)
     if flags.keep and not flags.watch:
         raise UsageError("-k needs -w: without it the job can't get another cluster to wait for")
@@ -265,7 +248,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
             "-init-version -1 needs -w and a config server of its own (-config-server), to get the cluster"
         )
     if flags.config_server is not None:
-        _check_url(flags.config_server, flags.builtin_port)
+        check_url(flags.config_server, flags.builtin_port)
     if not flags.watch:
         for name, value in (("-min-np", flags.min_size), ("-standby", flags.standbys)):
             if value:
@@ -274,7 +257,8 @@ def parse_options(arguments: Sequence[str]) -> Options:
             raise UsageError(f"-recover {flags.recover.value} needs -w: without it the death of a worker ends the job")
     if flags.max_restarts is not None and flags.recover is not Recover.REPLACE and not flags.standbys:
         raise UsageError(
-            "-max-restarts needs -recover replace or -standby: it says how often these start somebody again"
+            "-max-restarts needs -recover replace or -standby: it says how often these start somebody again; nothing "
+            "restarts all workers, as torchrun's does"
         )
     if flags.cores_per_worker is not None:
         if not flags.affinity:
@@ -300,97 +284,6 @@ def parse_options(arguments: Sequence[str]) -> Options:
     except HostError as error:
         raise UsageError(str(error)) from None
     return options
-
-
-def _settle_hosts(flags: Namespace) -> None:
-    """From what the flags say of hosts, secret and config server to what they mean together."""
-    listed = None if isinstance(flags.hosts, Hosts) else flags.hosts
-    if listed and flags.hostfile:
-        raise UsageError("-H and -hostfile both name the hosts; leave one of them out")
-    try:
-        flags.hosts = _hosts_of(listed or flags.hostfile, flags.self, flags.nic)
-    except HostError as error:
-        raise UsageError(str(error)) from None
-    flags.secret = _secret_of(flags)
-    if flags.hosts.is_several:
-        _settle_config_server(flags)
-    for name in ("hostfile", "self", "nic", "secret_file", "no_secret"):
-        delattr(flags, name)
-
-
-def _hosts_of(listed: tuple[Host, ...] | None, own: str | None, interface: str | None) -> Hosts:
-    if not listed:
-        if own is None and interface is None:
-            return Hosts()
-        # One host, which has the name that it is given.
-        name = own if own is not None else of_interface(str(interface))[0]
-        listed = (replace(parse_hosts(f"[{name}]" if ":" in name else name)[0], slots=None),)
-    return Hosts(listed, identify(listed, own, interface))
-
-
-def _secret_of(flags: Namespace) -> str | None:
-    """The user's, where hosts have to prove themselves to each other."""
-    hosts: Hosts = flags.hosts
-    try:
-        given = env.JOB_SECRET.get()
-        if flags.secret_file is not None:
-            if given is not None:
-                raise UsageError("-secret-file and KUNGFU_JOB_SECRET both give the job's secret; leave one of them out")
-            given = read_secret_file(flags.secret_file)
-    except (SecretError, ValueError) as error:
-        raise UsageError(str(error)) from None
-    if flags.no_secret:
-        if given is not None:
-            raise UsageError("-no-secret, but -secret-file or KUNGFU_JOB_SECRET gives one; leave one of them out")
-        if not hosts.is_several:
-            raise UsageError("-no-secret is about several hosts (-H), and this job has one")
-        return None
-    if not hosts.is_several:
-        return given
-    if given is None:
-        raise UsageError(f"several hosts need a secret that they share, against strangers: {MAKE_ONE}")
-    if len(given) < _SECRET_DIGITS:
-        raise UsageError(
-            f"the job's secret has {len(given)} digits, of the {_SECRET_DIGITS} at least that several hosts need: "
-            f"{MAKE_ONE}"
-        )
-    return given
-
-
-def _settle_config_server(flags: Namespace) -> None:
-    """Who embeds the config server of several hosts, and where all find it."""
-    hosts: Hosts = flags.hosts
-    first = hosts.each[0].name
-    if flags.config_server is None:
-        if flags.builtin_port == 0 or (flags.builtin_port is None and flags.watch):
-            raise UsageError(
-                "several hosts have to know the port of the config server before it runs; give -builtin-config-port "
-                f"9100 on each, and {first} runs it"
-            )
-        if flags.builtin_port is None:
-            return
-        flags.config_server = f"http://{first}:{flags.builtin_port}/config"
-    _check_url(flags.config_server, flags.builtin_port)
-    named = urlsplit(flags.config_server).hostname or ""
-    if is_loopback(named) and not is_loopback(hosts.each[0].address):
-        raise UsageError(
-            f"-config-server {flags.config_server} means another one on each host; write an address that all of them "
-            f"reach, e.g. {first}"
-        )
-    wanted = {named, *addresses_of(named)}
-    there = [host.name for host in hosts.each if wanted & {host.address, *addresses_of(host.address)}]
-    if there:
-        flags.hosts = hosts = replace(hosts, head_name=there[0])
-    elif flags.builtin_port is not None:
-        raise UsageError(
-            f"-builtin-config-port runs the config server on the host that -config-server names, and {named} is none "
-            f"of {hosts}"
-        )
-    if flags.builtin_port is not None:
-        if flags.builtin_port == 0:
-            raise UsageError("-builtin-config-port 0 is any port, and several hosts have to know it; give a number")
-        if not hosts.is_head:
-            flags.builtin_port = None
 
 
 def _check_environment() -> None:
@@ -430,18 +323,3 @@ def _script_of(command: Sequence[str]) -> str | None:
         if word in ("-W", "-X", "--check-hash-based-pycs"):
             next(words, None)
     return None
-
-
-def _check_url(url: str, builtin_port: int | None) -> None:
-    try:
-        open_store(url)
-    except ValueError as error:
-        raise UsageError(f"-config-server: {error}") from None
-    parts = urlsplit(url)
-    if builtin_port and parts.port != builtin_port:
-        raise UsageError(
-            f"-config-server {url} names port {parts.port or 80}, but -builtin-config-port {builtin_port}; "
-            "give both the same"
-        )
-    if builtin_port is not None and parts.scheme != "http":
-        raise UsageError("-builtin-config-port serves http, not https; write -config-server http://...")

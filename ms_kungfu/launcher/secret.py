@@ -24,7 +24,7 @@ def read_secret_file(path: str) -> str:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise SecretError(f"-secret-file {path} can't be read: {error.strerror}") from None
-    with os.fdopen(fd, "rb") as file:
+    try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise SecretError(f"-secret-file {path} is not a file")
@@ -35,7 +35,11 @@ def read_secret_file(path: str) -> str:
                 f"-secret-file {path} can be read or written by others (mode {stat.S_IMODE(info.st_mode):04o}); "
                 f"chmod 600 {path}, and make a new secret where somebody may have read it"
             )
-        text = file.read(_MOST_BYTES)
+        text = os.read(fd, _MOST_BYTES + 1)
+    finally:
+        os.close(fd)
+    if len(text) > _MOST_BYTES:
+        raise SecretError(f"-secret-file {path} has more than {_MOST_BYTES} bytes; it is not a secret")
     if re.fullmatch(rb"\s*([0-9A-Fa-f]{2})+\s*", text) is None:
         raise SecretError(f"-secret-file {path} must hold an even number of hexadecimal digits, and nothing else")
     return text.decode().strip()

@@ -52,3 +52,64 @@ def test_hosts_are_written_as_with_kungfu():
     assert parse_hosts("127.0.0.1:4:public.example") == (Host("127.0.0.1", 4, "public.example"),)
     assert parse_hosts("localhost:4") == (Host("localhost", 4),)
     assert parse_hosts("10.0.0.1:2,b,10.0.0.3:1:x") == (Host("10.0.0.1", 2), Host("b", 1), Host("10.0.0.3", 1, "x"))
+
+
+# ---- several ----
+
+
+def of(text, **more):
+    return Hosts(parse_hosts(text), **more)
+
+
+def spread(cluster):
+    return " ".join(map(str, cluster.workers))
+
+
+def test_workers_are_dealt_evenly_and_ranks_go_from_host_to_host():
+    hosts = of("a:2,b:4,c:1")
+    assert spread(hosts.first_cluster(1, range(7, 12), 1, 0)) == "a:7"
+    assert spread(hosts.first_cluster(4, range(7, 12), 1, 0)) == "a:7 a:8 b:7 c:7"
+    assert spread(hosts.first_cluster(6, range(7, 12), 1, 0)) == "a:7 a:8 b:7 b:8 b:9 c:7"
+    assert spread(hosts.first_cluster(7, range(7, 12), 1, 0)) == "a:7 a:8 b:7 b:8 b:9 b:10 c:7"
+
+
+def test_hosts_are_filled_one_after_the_other_where_that_is_wanted():
+    hosts = of("a:2,b:4,c:1", placement="fill")
+    assert spread(hosts.first_cluster(3, range(7, 12), 1, 0)) == "a:7 a:8 b:7"
+    assert spread(hosts.first_cluster(7, range(7, 12), 1, 0)) == spread(
+        of("a:2,b:4,c:1").first_cluster(7, range(7, 12), 1, 0)
+    )
+
+
+@pytest.mark.parametrize("placement", ["even", "fill"])
+def test_the_start_and_growing_deal_alike(placement):
+    hosts = of("a:2,b:4,c:1", placement=placement)
+    for size in range(1, 8):
+        started = hosts.first_cluster(size, WORKER_PORTS, 1, 0)
+        grown = hosts.first_cluster(1, WORKER_PORTS, 1, 0).resized(size, WORKER_PORTS)
+        assert sorted(started.workers) == sorted(grown.workers)
+
+
+def test_each_host_has_a_launcher_and_one_host_tells_nobody_its_slots():
+    cluster = of("a:2,b:4").first_cluster(1, WORKER_PORTS, 38080, 0)
+    assert [str(runner) for runner in cluster.runners] == ["a:38080", "b:38080"]
+    assert (cluster.slots, cluster.placement) == ({"a": 2, "b": 4}, "even")
+    assert of("a:2").first_cluster(1, WORKER_PORTS, 38080, 0).slots is None
+
+
+def test_what_one_host_of_several_cannot_run_is_refused_with_its_name():
+    hosts = of("a:2,b:1")
+    workers = tuple(PeerID(name, port) for name, port in (("a", 1), ("b", 1), ("b", 2)))
+    with pytest.raises(HostError, match="2 workers on b are more than the 1 slots that -H a:2,b:1 gives"):
+        hosts.check(Cluster(workers), ())
+    hosts.check(Cluster(workers[:2]), ())
+    with pytest.raises(HostError, match="worker c:1 is on none of the job's hosts: a,b"):
+        hosts.check(Cluster((PeerID("c", 1),)), ())
+    many = of("a:200,b:200")
+    with pytest.raises(HostError, match="257 workers are more than the 256 workers that a job on several"):
+        many.check(Cluster(tuple(PeerID("ab"[i % 2], 1 + i) for i in range(257))), ())
+
+
+def test_where_ssh_finds_a_host():
+    hosts = parse_hosts("a:1,b:1:x.y,[fd00::1]:1,c:1:[fd00::2]")
+    assert [host.login for host in hosts] == ["a", "x.y", "fd00::1", "fd00::2"]
