@@ -52,6 +52,17 @@ class Cluster:
     def size(self) -> int:
         return len(self.workers)
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Those that have workers, in the order of the first rank of each."""
+        return tuple(dict.fromkeys(worker.host for worker in self.workers))
+
+    @property
+    def host_of_rank(self) -> list[int]:
+        """For each rank the place of its host in `hosts`."""
+        place = {host: number for number, host in enumerate(self.hosts)}
+        return [place[worker.host] for worker in self.workers]
+
     def rank_of(self, peer: PeerID) -> int | None:
         return self.workers.index(peer) if peer in self.workers else None
 

@@ -79,6 +79,12 @@ class Machine:
 
     # ---- the broker, the cluster store ----
 
+    def make_link(self, *fds: int, **options: Any) -> Any:
+        """What exchanges with the other hosts (`links.MakeLink`)."""
+        from ms_kungfu import _core
+
+        return _core.Link(*fds, **options)
+
     make_broker = staticmethod(Broker)
     serve_broker = staticmethod(BrokerServer)
     open_store = staticmethod(open_store)

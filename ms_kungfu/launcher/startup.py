@@ -63,7 +63,7 @@ async def prepare(
 
     What is begun here is ended by `closers`. `on_secret_left` is told of the file that has the job's secret.
     """
-    devices = _find_devices(options, machine)
+    devices = find_devices(options, machine)
     if options.delay_s:
         _log.info("starting in %g s (-delay)", options.delay_s)
         await asyncio.sleep(options.delay_s)
@@ -97,7 +97,8 @@ async def prepare(
     return start
 
 
-def _find_devices(options: Options, machine: Machine) -> Devices:
+def find_devices(options: Options, machine: Machine) -> Devices:
+    """Those of this host. StartError where what the user has set about them makes no sense."""
     try:
         found = machine.find_devices(
             options.host.name, single=options.size == 1 and not options.watch, allow_nvlink=options.allow_nvlink
