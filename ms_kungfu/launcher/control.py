@@ -171,8 +171,8 @@ async def addresses_of(machine: Machine, host: str, port: int) -> list[tuple[int
         return await machine.in_thread(look_up)
 
 
-async def call(machine: Machine, host: str, port: int, secret: bytes, timeout_s: float) -> Channel:
-    """A connection to the launcher of another host, both ends of which have proved who they are.
+async def call(machine: Machine, own: str, host: str, port: int, secret: bytes, timeout_s: float) -> Channel:
+    """A connection from this host, `own`, to the launcher of another one. Both ends have proved who they are.
 
     Tried again for `timeout_s` where nobody answers, or somebody does who is crowded. OSError then; RefusedError where
     the other end has another secret.
@@ -181,7 +181,9 @@ async def call(machine: Machine, host: str, port: int, secret: bytes, timeout_s:
     deadline = loop.time() + timeout_s
     while True:
         try:
-            return await asyncio.wait_for(_call_once(machine, host, port, secret), max(0.1, deadline - loop.time()))
+            return await asyncio.wait_for(
+                _call_once(machine, own, host, port, secret), max(0.1, deadline - loop.time())
+            )
         except ProtocolError as error:
             raise RefusedError(f"{host}:{port}: {error}") from None
         except (OSError, asyncio.TimeoutError) as error:
@@ -190,12 +192,15 @@ async def call(machine: Machine, host: str, port: int, secret: bytes, timeout_s:
         await asyncio.sleep(_CALL_RETRY_S)
 
 
-async def _call_once(machine: Machine, host: str, port: int, secret: bytes) -> Channel:
+async def _call_once(machine: Machine, own: str, host: str, port: int, secret: bytes) -> Channel:
     trouble: OSError = OSError(f"{host} has no address")
+    sources = dict(await addresses_of(machine, own, 0))  # one a family
     for family, address in await addresses_of(machine, host, port):
         connection = socket.socket(family, socket.SOCK_STREAM)
         connection.setblocking(False)
         try:
+            if family in sources:  # by the network that the job is to use, and by the name that the others know
+                connection.bind(sources[family])
             await asyncio.get_running_loop().sock_connect(connection, address)
         except OSError as error:
             connection.close()

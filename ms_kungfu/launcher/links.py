@@ -165,7 +165,9 @@ class LinkMaker:
 
     async def _called(self, host: str, name: _Named) -> Channel:
         """The connection that this host makes."""
-        channel = await call(self.machine, self.hosts.named(host).address, self.port, self.secret, MAKE_S)
+        channel = await call(
+            self.machine, self.hosts.own.address, self.hosts.named(host).address, self.port, self.secret, MAKE_S
+        )
         try:
             version, attempt, own, number = name
             channel.send({"link": {

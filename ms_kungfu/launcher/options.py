@@ -239,7 +239,9 @@ def parse_options(arguments: Sequence[str]) -> Options:
     settle_hosts(flags)
     flags.size = flags.size or 1
     if flags.hosts.is_several and flags.standbys:
-        raise UsageError("-standby keeps processes ready on one host, and each of several may need one; leave it out")
+        raise UsageError(
+            "-standby keeps processes ready on one host, and several hosts may each need one; leave it out"
+        )
     embedded = flags.builtin_port is not None or (flags.watch and flags.config_server is None)
     if flags.keep and not flags.watch:
         raise UsageError("-k needs -w: without it the job can't get another cluster to wait for")

@@ -141,7 +141,7 @@ class Outpost:
         _log.info("calling %s, which has the job", head.name)
         try:
             try:
-                channel = await call(machine, head.address, port, secret, join_timeout_s)
+                channel = await call(machine, options.host.address, head.address, port, secret, join_timeout_s)
             except RefusedError as error:
                 raise StartError(str(error)) from None
             except OSError as error:

@@ -112,8 +112,8 @@ class RemoteSite:
                 for what, value in (await self._channel.receive()).items():
                     if what == "interrupted":  # at any time
                         self._owner.reports.interrupted(int(value), f" on host {self.name}")
-                    else:
-                        self._hear(await asyncio.shield(self._owner.workers), what, value)
+                    elif self._owner.workers.done():  # before, it has nothing to tell of
+                        self._hear(self._owner.workers.result(), what, value)
         except ProtocolError as error:
             self.lost = f"{PROGRAM} on host {self.name} says what isn't understood: {error}"
         except OSError as error:

@@ -143,7 +143,6 @@ def test_a_workers_failure_is_the_exit_code_on_all_hosts(jobs, network):
         launcher.assert_gone(time.monotonic())
 
 
-@over_hosts
 def test_a_launcher_with_another_secret_is_refused(jobs, network):
     hosts = network(2).hosts
     listed = ",".join(f"{host.address}:1" for host in hosts)
