@@ -35,14 +35,14 @@ class Link(Protocol):
     """`_core.Link`."""
 
     def connect(self, local_rank: int) -> int: ...
-    def lost(self) -> list[tuple[int, str]]: ...
+    def failure(self) -> str: ...
     def close(self) -> None: ...
 
 
 class MakeLink(Protocol):
     def __call__(
-        self, local_fd: int, board_fd: int, *, host: int, host_of_rank: Sequence[int], names: Sequence[str],
-        connections: Sequence[Sequence[int]],
+        self, local_fd: int, board_fd: int, *, host: int, host_of_rank: Sequence[int], addresses: Sequence[str],
+        names: Sequence[str], connections: Sequence[Sequence[int]],
     ) -> Link: ...  # fmt: skip
 
 
@@ -57,6 +57,7 @@ class LinkedSegment:
 
         here = [rank for rank, worker in enumerate(cluster.workers) if worker.host == host]
         self._local = {rank: place for place, rank in enumerate(here)}
+        self._hosts, self._host = cluster.hosts, cluster.hosts.index(host)
         self._fds: list[int] = []
         try:
             for size in (len(here) + 1, cluster.size):
@@ -64,8 +65,8 @@ class LinkedSegment:
             self._segment, self._board = map(_core.SegmentControl, self._fds)
             own, connections = connections, []
             self._link = make_link(
-                *self._fds, host=cluster.hosts.index(host), host_of_rank=cluster.host_of_rank, names=cluster.hosts,
-                connections=own,
+                *self._fds, host=self._host, host_of_rank=cluster.host_of_rank,
+                addresses=[str(worker) for worker in cluster.workers], names=cluster.hosts, connections=own,
             )  # fmt: skip
         except BaseException:
             close_all([*self._fds, *(fd for with_one in connections for fd in with_one)])
@@ -102,7 +103,10 @@ class LinkedSegment:
 
     def lost(self) -> list[tuple[int, str]]:
         """The hosts (their places in the version) to which connections have ended, and why."""
-        return self._link.lost()
+        why = self._link.failure()
+        named = [place for place, host in enumerate(self._hosts) if place != self._host and host in why]
+        # 10.0.0.1 is in a sentence about 10.0.0.12, too.
+        return [(max(named, key=lambda place: len(self._hosts[place])), why)] if named else []
 
     def close(self) -> None:
         self._link.close()
