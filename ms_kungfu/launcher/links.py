@@ -176,6 +176,9 @@ class LinkMaker:
             if (await channel.receive()).get("linked") is not True:
                 raise ProtocolError(f"{host} doesn't want a link")
             return channel
+        except OSError as error:
+            channel.close()
+            raise OSError(f"no connection with {host}: {error}") from None
         except BaseException:
             channel.close()
             raise
