@@ -1,4 +1,5 @@
 # The types of ops_src/bindings/core.cc.
+from collections.abc import Sequence
 from typing import Any, Callable
 
 def rank() -> int: ...
