@@ -27,6 +27,7 @@ namespace py = pybind11;
 namespace kungfu {
 
 void RegisterBench(py::module_& m);   // bench.cc
+void RegisterLink(py::module_& m);    // link.cc
 void RegisterShards(py::module_& m);  // shards.cc
 void RegisterStore(py::module_& m);   // store.cc
 
@@ -278,6 +279,18 @@ PYBIND11_MODULE(_core, m) {
       },
       py::arg("fd"), py::arg("rank"), py::arg("address"), py::arg("has_state"), py::arg("collective_timeout_s"),
       py::arg("join_timeout_s"));
+  m.def(
+      "join_hosts",
+      [](int local_fd, int board_fd, int request_fd, uint32_t rank, const std::vector<uint32_t>& host_of_rank,
+         const std::string& address, bool has_state, double collective_timeout_s, double join_timeout_s) {
+        Waiting([&] {
+          Peer::Get().JoinHosts(local_fd, board_fd, request_fd, hosts::Places(host_of_rank), rank, address, has_state,
+                                {Milliseconds(collective_timeout_s), Milliseconds(join_timeout_s)});
+        });
+      },
+      py::arg("local_fd"), py::arg("board_fd"), py::arg("request_fd"), py::arg("rank"), py::arg("host_of_rank"),
+      py::arg("address"), py::arg("has_state"), py::arg("collective_timeout_s"), py::arg("join_timeout_s"),
+      "As join, in a cluster over several hosts. The descriptors stay the caller's.");
   m.def("leave", [](const std::string& reason) { Peer::Get().Leave(reason); }, py::arg("reason"));
   m.def("reset", [] { Peer::Get().Reset(); });
   m.def(
@@ -418,6 +431,7 @@ PYBIND11_MODULE(_core, m) {
            "Tells the members that a newer cluster version is wanted.");
 
   RegisterBench(m);
+  RegisterLink(m);
   RegisterShards(m);
   RegisterStore(m);
 }

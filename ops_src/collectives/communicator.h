@@ -100,12 +100,12 @@ class Communicator {
 
   // Ends the communicator: callers inside and later ones get `status` with `reason`. Idempotent; the first reason
   // stays.
-  void Close(kf_status status, const std::string& reason);
+  virtual void Close(kf_status status, const std::string& reason);
   // Tells the others that this rank won't take part any more.
   void Leave();
   // This rank can't bring an operation that the others count on, because of `error`: closes the communicator and tells
   // them; see communicator.cc for what they do.
-  void GiveUp(const Error& error);
+  virtual void GiveUp(const Error& error);
 
  protected:
   Communicator(uint32_t rank, uint32_t size, uint64_t cluster_version);

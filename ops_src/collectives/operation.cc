@@ -24,11 +24,13 @@ void KeptOperation::Keep(const Operation& asked) {
 }
 
 const char* NameOf(Kind kind) {
-  static constexpr const char* kNames[] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"};
+  static constexpr const char* kNames[] = {"all_reduce", "broadcast",  "all_gather", "reduce_scatter",
+                                           "barrier",    "all_reduce", "all_gather"};
   return kNames[static_cast<uint8_t>(kind)];
 }
 
 uint64_t SignatureOf(const Operation& operation) {
+  if (operation.signature != 0) return operation.signature;
   uint64_t hash = operation.root;
   for (size_t i = 0; i < operation.num_tensors; i++) hash = Mix(hash, operation.tensors[i].count);
   if (operation.layout != nullptr) {
@@ -52,7 +54,7 @@ void Validate(const Operation& operation, uint32_t size) {
   const auto who = [&] { return Text(NameOf(operation.kind), " \"", operation.name, "\": "); };
   if (!IsDtype(operation.dtype)) throw Error(KF_TYPE, Text(who(), "no dtype has number ", int(operation.dtype)));
   if (!IsOp(operation.op)) throw Error(KF_INVALID, Text(who(), "no reduction has number ", int(operation.op)));
-  if (operation.kind == Kind::kBroadcast && operation.root >= size) {
+  if ((operation.kind == Kind::kBroadcast || IsToRoot(operation.kind)) && operation.root >= size) {
     throw Error(KF_INVALID, Text(who(), "root ", operation.root, " is not a rank of a cluster of ", size));
   }
   if (operation.ranks != 0 && operation.ranks != size) {

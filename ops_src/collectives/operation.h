@@ -15,7 +15,10 @@ namespace kungfu {
 // Ranks that are in an operation together, in ascending order.
 using Members = std::vector<uint32_t>;
 
-enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier };
+// The last two are halves of what goes between hosts: of an all-reduce and an all-gather whose result only the root
+// gets, which brings nothing.
+enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier, kReduceTo, kGatherTo };
+inline constexpr uint32_t kNumKinds = 7;
 
 // What a caller asks for; every rank has to bring an equal one under the same name.
 struct Operation {
@@ -35,6 +38,10 @@ struct Operation {
   uint32_t ranks = 0;
   // Of an all-reduce by which ranks bring more than their tensors, or nothing; null for all others.
   const Planes* planes = nullptr;
+  // Not 0: what SignatureOf has to answer, for a part of a larger operation, whose tensors may be cut otherwise.
+  uint64_t signature = 0;
+  // Where it is set, and the operation is weighted, gets what those who took part weigh together.
+  uint64_t* total_weight = nullptr;
 };
 inline constexpr int kWeightBits = 24;
 
@@ -49,7 +56,11 @@ struct KeptOperation {
 
 const char* NameOf(Kind kind);
 
-inline bool Reduces(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter; }
+inline bool Reduces(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduceTo;
+}
+// Whether there is one that only the root gets, and to which it brings nothing.
+inline bool IsToRoot(Kind kind) { return kind == Kind::kReduceTo || kind == Kind::kGatherTo; }
 
 // Equal at all ranks if and (but for the hash) only if they bring the same operation, but for the number of elements.
 uint64_t SignatureOf(const Operation& operation);

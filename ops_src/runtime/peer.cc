@@ -4,6 +4,7 @@
 
 #include "collectives/gather.h"
 #include "collectives/host/host_communicator.h"
+#include "collectives/hosts/cluster_communicator.h"
 #include "collectives/lone_communicator.h"
 
 namespace kungfu {
@@ -64,7 +65,18 @@ store::PeerStore& Peer::store() {
 }
 
 void Peer::Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options) {
-  auto next = std::make_shared<HostCommunicator>(std::make_shared<shm::Segment>(fd), rank, address, has_state, options);
+  Enter(std::make_shared<HostCommunicator>(std::make_shared<shm::Segment>(fd), rank, address, has_state, options));
+}
+
+void Peer::JoinHosts(int local, int everybody, int requests, const hosts::Places& places, uint32_t rank,
+                     const std::string& address, bool has_state, const CommunicatorOptions& options) {
+  Enter(std::make_shared<ClusterCommunicator>(std::make_shared<shm::Segment>(local),
+                                              std::make_shared<shm::Segment>(everybody), requests, places, rank,
+                                              address, has_state, options));
+}
+
+template <typename Next>
+void Peer::Enter(const std::shared_ptr<Next>& next) {
   {
     // Who has a place is expected to count from now on, also while it waits for the others.
     std::lock_guard<std::mutex> guard(mutex_);
@@ -85,7 +97,7 @@ void Peer::Join(int fd, uint32_t rank, const std::string& address, bool has_stat
     throw;
   }
   const uint64_t version = next->cluster_version();
-  Install(std::move(next), Text("this communicator is over, the cluster is at version ", version));
+  Install(next, Text("this communicator is over, the cluster is at version ", version));
 }
 
 void Peer::Leave(const std::string& reason) {

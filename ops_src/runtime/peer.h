@@ -9,6 +9,7 @@
 #include <string>
 
 #include "collectives/communicator.h"
+#include "collectives/hosts/protocol.h"
 #include "runtime/background.h"
 #include "runtime/heartbeat.h"
 #include "store/peer_store.h"
@@ -59,6 +60,10 @@ class Peer {
   // Becomes rank `rank` of the segment behind `fd` and waits for the other members; the communicator so far is
   // finished. The descriptor stays the caller's.
   void Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options);
+  // The same in a cluster over several hosts: the segments of this host and of all ranks, and the socket to the link;
+  // see ClusterCommunicator.
+  void JoinHosts(int local, int everybody, int requests, const hosts::Places& places, uint32_t rank,
+                 const std::string& address, bool has_state, const CommunicatorOptions& options);
 
   // Takes its leave: from now on every collective raises StaleClusterError with `reason`.
   void Leave(const std::string& reason);
@@ -73,6 +78,8 @@ class Peer {
  private:
   Peer();
   Background& TheBackground();
+  template <typename Next>
+  void Enter(const std::shared_ptr<Next>& next);
   void Install(std::shared_ptr<Communicator> next, const std::string& why_stale);
 
   mutable std::mutex mutex_;

@@ -66,7 +66,7 @@ class ControlBoard {
   virtual uint64_t sync_points() const = 0;
 
   // "rank 2 (127.0.0.1:10002)", for messages.
-  std::string PeerName(uint32_t rank) const {
+  virtual std::string PeerName(uint32_t rank) const {
     const std::string address = Address(rank);
     return address.empty() ? Text("rank ", rank) : Text("rank ", rank, " (", address, ")");
   }

@@ -28,6 +28,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -106,6 +107,11 @@ void Exchange::RunAtOnce(Flight& flight) {
   rules_.Publish(mine.sequence, flight.sequence);
   KUNGFU_FAULT_POINT("after the post");
   AwaitMailboxes(flight);
+  if (!flight.Reads(self_.rank)) {
+    KUNGFU_FAULT_POINT("before it leaves");
+    if (!flight.inlined) lanes_.Leave(flight, /*failed=*/false);
+    return;
+  }
   const char* payloads[shm::kMaxRanks];
   for (size_t i = 0; i < flight.members.size(); i++) payloads[i] = payload(flight.members[i]);
   Cursor output(operation, flight.parts);
@@ -131,6 +137,7 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
   Cursor input(operation, flight.parts);
   Cursor output(operation, flight.parts);
   const uint32_t to_stage = flight.Brings(self_.rank) ? flight.chunks : 0;
+  const bool reads = flight.Reads(self_.rank);
   uint32_t staged = 0;
   turns.BeginStaging();
   for (; staged < std::min(to_stage, ahead_); staged++) StageChunk(flight, turns, staged, input);
@@ -139,7 +146,7 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
   turns.BeginReading();
   const char* buffers[shm::kMaxRanks];
   for (uint32_t chunk = 0; chunk < flight.chunks; chunk++) {
-    for (size_t i = 0; i < members.size(); i++) {
+    for (size_t i = 0; reads && i < members.size(); i++) {
       const uint32_t r = members[i];
       if (r != self_.rank && flight.Brings(r))
         waiting_.Await(self_.segment.ready(lane, r), base + chunk + 1, r, flight);
@@ -154,7 +161,7 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
       staging = flight.BytesOf(staged);
       past_caches = turns.Streams(staged);
     }
-    const size_t consuming = flight.BytesOf(chunk);
+    const size_t consuming = reads ? flight.BytesOf(chunk) : 0;
     for (size_t at = 0; at < std::max(staging, consuming); at += blend) {
       if (at < staging) {
         Stage(operation, self_.size, input, std::min(blend, staging - at), buffer + at, flight.chunk_bytes,
@@ -175,6 +182,12 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
     turns.HaveRead(chunk + 1);
   }
   if (!flight.Brings(self_.rank)) rules_.Publish(ready, base + flight.chunks);
+  // Who reads nothing still sees everybody's last word before it returns: see 6.
+  for (const uint32_t r : members) {
+    if (!reads && r != self_.rank && flight.Brings(r)) {
+      waiting_.Await(self_.segment.ready(lane, r), base + flight.chunks, r, flight);
+    }
+  }
   KUNGFU_FAULT_POINT("before it leaves");
   lanes_.Leave(flight, /*failed=*/false);
 }
@@ -305,8 +318,12 @@ void Exchange::AwaitMailboxes(Flight& flight) {
   std::vector<uint32_t> weights;
   for (const uint32_t r : flight.members) {
     const shm::Mailbox& mailbox = self_.segment.mailbox(flight.channel, r, flight.sequence);
-    weights.push_back(static_cast<uint32_t>(mailbox.count >> kWeightShift));
+    weights.push_back(flight.Brings(r) ? static_cast<uint32_t>(mailbox.count >> kWeightShift) : 0);
   }
+  if (flight.operation.total_weight != nullptr) {
+    *flight.operation.total_weight = std::accumulate(weights.begin(), weights.end(), uint64_t{0});
+  }
+  if (IsToRoot(flight.operation.kind)) weights.pop_back();  // the root is the last, and brings nothing
   flight.reduce.Weigh(flight.operation, weights);
 }
 
@@ -324,12 +341,13 @@ void Exchange::ReportMismatch(Flight& flight) {
     shm::Complaint& theirs = self_.segment.complaint(flight.channel, r);
     // Or it died before it could say what it brought, as may others: without them there may be no mismatch.
     waiting_.Await(theirs.sequence, flight.sequence, r, flight);
+    if (!self_.board.IsWorker(r)) continue;  // it says what one of them has
     const std::string what = TextOf(theirs.text);
     const auto same = std::find_if(brought.begin(), brought.end(), [&](const auto& b) { return b.first == what; });
     if (same == brought.end()) {
-      brought.emplace_back(what, Text("rank ", r));
+      brought.emplace_back(what, Text("rank ", self_.board.NumberOf(r)));
     } else {
-      same->second += Text(", ", r);
+      same->second += Text(", ", self_.board.NumberOf(r));
     }
   }
   std::string message = Text("the ranks brought different operations under the name \"", flight.operation.name, "\": ");

@@ -47,7 +47,12 @@ struct Flight {
         reduce(op) {}
 
   bool AtOnce() const { return inlined || (chunks <= 1 && !splits); }
-  bool Brings(uint32_t rank) const { return operation.kind != Kind::kBroadcast || operation.root == rank; }
+  bool Brings(uint32_t rank) const {
+    if (operation.kind == Kind::kBroadcast) return operation.root == rank;
+    return !IsToRoot(operation.kind) || operation.root != rank;
+  }
+  // Whether the rank makes anything of what the others bring.
+  bool Reads(uint32_t rank) const { return !IsToRoot(operation.kind) || operation.root == rank; }
   // The buffer that chunk `chunk` goes into, where the lane's counters stand at `base`.
   uint32_t BufferOf(uint32_t base, uint32_t chunk) const { return whole ? 0 : base + chunk; }
   // Bytes that this rank reads from another one's part of the segment, where that one brings something.

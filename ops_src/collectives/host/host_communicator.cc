@@ -25,9 +25,10 @@
 #include "base/clock.h"
 #include "base/fault_point.h"
 #include "base/interrupt.h"
-#include "collectives/host/kept_inputs.h"
+#include "collectives/kept_inputs.h"
 #include "collectives/lone_communicator.h"
 #include "collectives/observer.h"
+#include "collectives/settle.h"
 #include "collectives/traffic.h"
 
 namespace kungfu {
@@ -42,11 +43,11 @@ static_assert(kComplaintPeriod < shm::Counter::kMask / 2);
 // ---- lifecycle
 
 HostCommunicator::HostCommunicator(std::shared_ptr<shm::Segment> segment, uint32_t rank, const std::string& address,
-                                   bool has_state, const CommunicatorOptions& options)
+                                   bool has_state, const CommunicatorOptions& options, std::vector<uint32_t> numbers)
     : Communicator(rank, segment->size(), segment->cluster_version()),
       self_{segment,
             *segment,
-            shm::Board(segment),
+            shm::Board(segment, std::move(numbers)),
             rank,
             size_,
             cluster_version_,
@@ -92,11 +93,11 @@ void HostCommunicator::AwaitMembers() {
       const auto now = std::chrono::steady_clock::now();
       if (deadline.Passed(now)) {
         throw Error(KF_TIMEOUT, Text("cluster version ", cluster_version_, " has not assembled ", deadline.Limit(),
-                                     ": rank ", r, " of ", size_, " has not come"));
+                                     ": ", self_.board.PeerName(r), " of ", size_, " has not come"));
       }
       deadline.Tell(now, [&](double seconds) {
-        return Text(self_.board.PeerName(rank_), " has waited ", static_cast<int>(seconds), " s for rank ", r, " of ",
-                    size_, " to join cluster version ", cluster_version_);
+        return Text(self_.board.PeerName(rank_), " has waited ", static_cast<int>(seconds), " s for ",
+                    self_.board.PeerName(r), " of ", size_, " to join cluster version ", cluster_version_);
       });
       state.Sleep(armed, host::kSlice);
     }
@@ -130,8 +131,10 @@ void HostCommunicator::OrGiveUp(const Body& body) {
 
 void HostCommunicator::Check(const Operation& operation) const {
   Validate(operation, size_);
-  const bool broadcast = operation.kind == Kind::kBroadcast, root = operation.root == rank_;
-  RequireMemory(operation, /*inputs=*/!broadcast || root, /*outputs=*/!broadcast || !root);
+  const bool broadcast = operation.kind == Kind::kBroadcast, to_root = IsToRoot(operation.kind);
+  const bool root = operation.root == rank_;
+  RequireMemory(operation, /*inputs=*/broadcast ? root : !(to_root && root),
+                /*outputs=*/broadcast ? !root : !to_root || root);
 }
 
 uint32_t HostCommunicator::Run(const Operation& operation) {
@@ -144,9 +147,9 @@ uint32_t HostCommunicator::Run(const Operation& operation) {
   } else {
     OrGiveUp([&] {
       // What is brought at once is read before anything is written.
-      if (self_.board.recovers() && host::InPlace(operation) && operation.kind != Kind::kBroadcast &&
+      if (self_.board.recovers() && InPlace(operation) && operation.kind != Kind::kBroadcast &&
           CountOf(operation) * SizeOf(operation.dtype) > shm::kBufferBytes / size_) {
-        const host::KeptInputs kept(&operation, 1);
+        const KeptInputs kept(&operation, 1);
         generation = RunShared(*kept.operations(), 0);
       } else {
         generation = RunShared(operation, 0);
@@ -155,6 +158,13 @@ uint32_t HostCommunicator::Run(const Operation& operation) {
     reductions_.Note(operation, generation);
   }
   if (observed) observed->Done(size_);
+  return generation;
+}
+
+uint32_t HostCommunicator::RunFrom(const Operation& operation, uint32_t from_generation) {
+  rules_.ThrowIfClosed();
+  uint32_t generation = 0;
+  OrGiveUp([&] { generation = RunShared(operation, from_generation); });
   return generation;
 }
 
@@ -171,8 +181,8 @@ uint32_t HostCommunicator::RunAll(const Operation* operations, size_t num_operat
   for (size_t k = 0; k < num_operations; k++) observed.push_back(Observer::Observe(operations[k]));
   uint32_t generation = 0;
   OrGiveUp([&] {
-    std::optional<host::KeptInputs> kept;
-    if (self_.board.recovers() && std::any_of(operations, operations + num_operations, host::InPlace)) {
+    std::optional<KeptInputs> kept;
+    if (self_.board.recovers() && std::any_of(operations, operations + num_operations, InPlace)) {
       operations = kept.emplace(operations, num_operations).operations();
     }
     std::vector<uint32_t> generations;
@@ -195,20 +205,12 @@ uint32_t HostCommunicator::Settle(const Operation* operations, uint32_t* generat
   return latest;
 }
 
-// All survivors have the same generations here, since each operation ended in the same at all of them, and so they do
-// the same operations again, in the same order.
 uint32_t HostCommunicator::SettleShared(const Operation* operations, uint32_t* generations, size_t num_operations) {
-  uint32_t latest = 0;
-  for (size_t k = 0; k < num_operations; k++) latest = std::max(latest, generations[k]);
-  for (size_t k = 0; k < num_operations; k++) {
-    if (generations[k] == latest) continue;
+  const auto again = [&](const Operation& operation, uint32_t from_generation) {
     rules_.ThrowIfClosed();
-    generations[k] = RunShared(operations[k], latest);
-    if (generations[k] > latest) {
-      latest = generations[k];
-      k = static_cast<size_t>(-1);  // another death: from the beginning
-    }
-  }
+    return RunShared(operation, from_generation);
+  };
+  const uint32_t latest = SettleBy(again, operations, generations, num_operations);
   if (num_operations > 0) {
     reductions_.Note(operations[0], latest);
     reductions_.NoteCommit(operations[0], latest);

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "collectives/communicator.h"
 #include "collectives/host/channel_table.h"
@@ -34,8 +35,9 @@ namespace kungfu {
 class HostCommunicator final : public Communicator {
  public:
   // Rank `rank` of `segment`. Announces itself; Assemble() waits for the others. `address` names this rank in messages.
+  // `numbers`: see shm::Board.
   HostCommunicator(std::shared_ptr<shm::Segment> segment, uint32_t rank, const std::string& address, bool has_state,
-                   const CommunicatorOptions& options);
+                   const CommunicatorOptions& options, std::vector<uint32_t> numbers = {});
 
   // Waits until every rank that lives has announced itself. Fails as an operation does: who is interrupted in it is out
   // alone where the others recover, and so on.
@@ -45,6 +47,10 @@ class HostCommunicator final : public Communicator {
   uint32_t RunAll(const Operation* operations, size_t num_operations) override;
   uint32_t Settle(const Operation* operations, uint32_t* generations, size_t num_operations) override;
   std::optional<uint32_t> RunRenewable(Renewable& operation, uint32_t from_generation) override;
+
+  // For what is built of these operations (collectives/hosts): as Run, but from this generation on, and nobody observes
+  // it or takes note of it.
+  uint32_t RunFrom(const Operation& operation, uint32_t from_generation);
 
  private:
   ControlBoard* board() const override { return &self_.board; }

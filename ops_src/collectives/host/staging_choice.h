@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "collectives/operation.h"
+
 namespace kungfu::host {
 
 // A buffer that was written with plain stores lies in its writer's cache. A core that shares a cache with the writer
@@ -32,7 +34,7 @@ namespace kungfu::host {
 class StagingChoice {
  public:
   // Turns in operations of like size and kind have a history of their own; `history` is below kHistories.
-  static constexpr uint32_t kHistories = 32;
+  static constexpr uint32_t kHistories = 6 * kNumKinds;
 
   struct Choice {
     bool streamed;

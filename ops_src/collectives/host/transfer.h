@@ -217,6 +217,19 @@ inline void Consume(const Operation& operation, const Reducer& reduce, const Mem
   const size_t unit = SizeOf(operation.dtype);
   const auto num = static_cast<uint32_t>(members.size());
   const void* sources[shm::kMaxRanks];
+  if (operation.kind == Kind::kGatherTo && operation.planes != nullptr) {
+    // One after another, each as long as all tensors (the root has one) together.
+    const Planes& planes = *operation.planes;
+    cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
+      size_t plane = 0;
+      for (uint32_t i = 0; i < num; i++) {
+        for (uint32_t p = 0; p < planes.of_rank[members[i]]; p++) {
+          CopyOut(At(tensor.output, plane++ * tensor.count * unit + offset), buffers[i] + p * stride + at, n, stream);
+        }
+      }
+    });
+    return;
+  }
   if (operation.planes != nullptr) {
     const Planes& planes = *operation.planes;
     PlaneSources all(planes, members);
@@ -257,6 +270,17 @@ inline void Consume(const Operation& operation, const Reducer& reduce, const Mem
           Copy(At(tensor.output, offset), At(tensor.input, offset), n);
         }
         break;
+      case Kind::kReduceTo:  // the root is the last member
+        for (uint32_t i = 0; i + 1 < num; i++) sources[i] = buffers[i] + at;
+        if (num > 1) reduce(At(tensor.output, offset), sources, num - 1, n, stream);
+        break;
+      case Kind::kGatherTo: {
+        const size_t whole = tensor.count * unit;
+        for (uint32_t i = 0; i + 1 < num; i++) {
+          CopyOut(At(tensor.output, i * whole + offset), buffers[i] + at, n, stream);
+        }
+        break;
+      }
       case Kind::kBarrier:
         break;
     }

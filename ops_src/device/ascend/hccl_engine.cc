@@ -154,6 +154,8 @@ class HcclCommunicator : public DeviceCommunicator {
         Check(hccl_, hccl_.ReduceScatter(input, output, count, dtype, op, comm, stream), "HcclReduceScatter");
         break;
       case Kind::kBarrier:
+      case Kind::kReduceTo:  // nobody asks a device for these
+      case Kind::kGatherTo:
         break;
     }
     if (Reduces(operation.kind) && operation.op == KF_MEAN && count > 0) {

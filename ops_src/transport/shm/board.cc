@@ -79,6 +79,13 @@ bool Board::Attach(uint32_t rank, const std::string& address, bool has_state) {
 
 std::string Board::Address(uint32_t rank) const { return TextOf(segment_->status(rank).address); }
 
+std::string Board::PeerName(uint32_t rank) const {
+  if (!IsWorker(rank)) return "the other hosts";
+  const std::string address = Address(rank);
+  const uint32_t number = NumberOf(rank);
+  return address.empty() ? Text("rank ", number) : Text("rank ", number, " (", address, ")");
+}
+
 // One that is expelled can't say so any more, and needn't.
 void Board::Leave(uint32_t rank) {
   Counter& state = segment_->status(rank).state;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "transport/control_board.h"
 #include "transport/shm/segment.h"
@@ -17,7 +18,10 @@ namespace kungfu::shm {
 // virtual for whoever knows this class.
 class Board final : public ControlBoard {
  public:
-  explicit Board(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {}
+  // `numbers`: what its ranks are called in messages, where they are a part of a cluster's; the last one of the
+  // segment, which stands for the other hosts, has none.
+  explicit Board(std::shared_ptr<Segment> segment, std::vector<uint32_t> numbers = {})
+      : segment_(std::move(segment)), numbers_(std::move(numbers)) {}
 
   uint32_t size() const override { return segment_->size(); }
   uint64_t cluster_version() const override { return segment_->cluster_version(); }
@@ -47,6 +51,10 @@ class Board final : public ControlBoard {
   void RequestSyncPoint(uint64_t number) override;
   uint64_t sync_points() const override { return header().sync_points.load(std::memory_order_acquire); }
 
+  bool IsWorker(uint32_t rank) const { return numbers_.empty() || rank < numbers_.size(); }
+  uint32_t NumberOf(uint32_t rank) const { return rank < numbers_.size() ? numbers_[rank] : rank; }
+  std::string PeerName(uint32_t rank) const override;
+
   // ---- for those who wait in this segment
   bool IsDead(uint32_t rank) const {
     const Header& words = header();
@@ -61,6 +69,7 @@ class Board final : public ControlBoard {
   Header& header() const { return segment_->header(); }
 
   const std::shared_ptr<Segment> segment_;
+  const std::vector<uint32_t> numbers_;
 };
 
 }  // namespace kungfu::shm

@@ -64,6 +64,8 @@ class Mesh {
       return *this;
     }
     ~Ticket() { Drop(); }
+    // It has ended, well or not: Wait returns or throws at once.
+    bool IsDone() const { return transfer_ == nullptr || transfer_->IsDone(); }
 
    private:
     friend class Mesh;

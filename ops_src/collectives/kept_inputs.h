@@ -1,6 +1,6 @@
 // Inputs as they were, for doing an operation again that has written over them.
-#ifndef KUNGFU_COLLECTIVES_HOST_KEPT_INPUTS_H_
-#define KUNGFU_COLLECTIVES_HOST_KEPT_INPUTS_H_
+#ifndef KUNGFU_COLLECTIVES_KEPT_INPUTS_H_
+#define KUNGFU_COLLECTIVES_KEPT_INPUTS_H_
 
 #include <algorithm>
 #include <cstring>
@@ -10,7 +10,7 @@
 #include "collectives/dtype.h"
 #include "collectives/operation.h"
 
-namespace kungfu::host {
+namespace kungfu {
 
 // Whether what a rank writes may be what it, or another operation, still has to read.
 inline bool InPlace(const Operation& operation) {
@@ -56,6 +56,6 @@ class KeptInputs {
   std::vector<std::vector<kf_tensor>> tensors_;
 };
 
-}  // namespace kungfu::host
+}  // namespace kungfu
 
-#endif  // KUNGFU_COLLECTIVES_HOST_KEPT_INPUTS_H_
+#endif  // KUNGFU_COLLECTIVES_KEPT_INPUTS_H_

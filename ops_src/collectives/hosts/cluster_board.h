@@ -1,0 +1,83 @@
+// The control board of a cluster over several hosts, as a rank has it.
+#ifndef KUNGFU_COLLECTIVES_HOSTS_CLUSTER_BOARD_H_
+#define KUNGFU_COLLECTIVES_HOSTS_CLUSTER_BOARD_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collectives/hosts/protocol.h"
+#include "transport/shm/board.h"
+
+namespace kungfu::hosts {
+
+// What the job's launchers say to everybody lies in a segment that has all ranks: deaths in their one order, versions,
+// sync points. What a rank says lies in its own host's segment, where its neighbours and its launcher look; of the
+// other hosts' ranks one hears what the launchers pass on, and whether they had the state when they came.
+//
+// Thread-safe.
+class ClusterBoard final : public ControlBoard {
+ public:
+  // `local`: the segment of host `host`.
+  ClusterBoard(const std::shared_ptr<shm::Segment>& everybody, const std::shared_ptr<shm::Segment>& local,
+               const Places& places, uint32_t host)
+      : all_(everybody), local_(local), places_(places), host_(host), has_state_(places.ranks()) {}
+
+  uint32_t size() const override { return all_.size(); }
+  uint64_t cluster_version() const override { return all_.cluster_version(); }
+  bool recovers() const override { return all_.recovers(); }
+
+  void Announce(uint64_t version) override { all_.Announce(version); }
+  uint64_t announced() const override { return all_.announced(); }
+  void MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped) override {
+    all_.MarkLost(rank, reason, recover, reaped);
+  }
+  std::string LostReason(uint32_t rank) const override { return all_.LostReason(rank); }
+  uint32_t deaths() const override { return all_.deaths(); }
+  uint32_t Death(uint32_t index) const override { return all_.Death(index); }
+
+  bool Attach(uint32_t rank, const std::string& address, bool has_state) override {
+    return local_.Attach(places_.LocalOf(rank), address, has_state);
+  }
+  std::string Address(uint32_t rank) const override {
+    return IsHere(rank) ? local_.Address(places_.LocalOf(rank)) : all_.Address(rank);
+  }
+  bool HasState(uint32_t rank) const override { return has_state_[rank]; }
+  // Of all ranks, by rank; before anybody else uses this board.
+  void SetStates(std::vector<bool> has_state) { has_state_ = std::move(has_state); }
+  void Leave(uint32_t rank) override { local_.Leave(places_.LocalOf(rank)); }
+  RankState State(uint32_t rank) const override {
+    const RankState state = all_.State(rank);
+    return IsHere(rank) && state != RankState::kLost ? local_.State(places_.LocalOf(rank)) : state;
+  }
+  void Beat(uint32_t rank) override { local_.Beat(places_.LocalOf(rank)); }
+  uint32_t Heartbeat(uint32_t rank) const override {
+    return IsHere(rank) ? local_.Heartbeat(places_.LocalOf(rank)) : all_.Heartbeat(rank);
+  }
+  void SetBusy(uint32_t rank, bool busy) override { local_.SetBusy(places_.LocalOf(rank), busy); }
+  bool IsBusy(uint32_t rank) const override {
+    return IsHere(rank) ? local_.IsBusy(places_.LocalOf(rank)) : all_.IsBusy(rank);
+  }
+  void GiveUp(uint32_t rank, GaveUp how, kf_status status, const std::string& text) override {
+    local_.GiveUp(places_.LocalOf(rank), how, status, text);
+  }
+  std::string GaveUpAlone(uint32_t rank) const override {
+    return IsHere(rank) ? local_.GaveUpAlone(places_.LocalOf(rank)) : all_.GaveUpAlone(rank);
+  }
+
+  void RequestSyncPoint(uint64_t number) override { all_.RequestSyncPoint(number); }
+  uint64_t sync_points() const override { return all_.sync_points(); }
+
+ private:
+  bool IsHere(uint32_t rank) const { return places_.HostOf(rank) == host_; }
+
+  shm::Board all_, local_;
+  const Places places_;
+  const uint32_t host_;
+  std::vector<bool> has_state_;
+};
+
+}  // namespace kungfu::hosts
+
+#endif  // KUNGFU_COLLECTIVES_HOSTS_CLUSTER_BOARD_H_

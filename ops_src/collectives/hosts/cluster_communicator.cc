@@ -1,0 +1,430 @@
+#include "collectives/hosts/cluster_communicator.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/fault_point.h"
+#include "base/interrupt.h"
+#include "base/memory.h"
+#include "collectives/dtype.h"
+#include "collectives/gather.h"
+#include "collectives/kept_inputs.h"
+#include "collectives/observer.h"
+#include "collectives/settle.h"
+
+namespace kungfu {
+namespace {
+
+using hosts::Verdict;
+
+// The link's word, or its result, into `tensors`.
+Operation FromLink(const Operation& operation, const std::string& name, const kf_tensor* tensors, size_t num_tensors,
+                   kf_dtype dtype, uint32_t link) {
+  Operation part{Kind::kBroadcast, name.c_str(), tensors, num_tensors, dtype, KF_SUM, link};
+  part.signature = SignatureOf(operation);
+  return part;
+}
+
+// The planes that a host's ranks bring to their link. `own` stays the caller's.
+Planes LocalPlanes(const Planes& planes, const hosts::Places& places, uint32_t host) {
+  Planes local;
+  local.most = 1;
+  for (const uint32_t rank : places.RanksOn(host)) {
+    local.of_rank.push_back(planes.of_rank[rank]);
+    local.most = std::max(local.most, planes.of_rank[rank]);
+  }
+  local.of_rank.push_back(0);  // the link
+  local.own = planes.own;
+  return local;
+}
+
+// What a rank brings to its link.
+Operation UpOf(const Operation& operation, const hosts::Places& places, uint32_t host) {
+  Operation up = operation;
+  up.signature = SignatureOf(operation);
+  up.layout = nullptr;
+  up.ranks = 0;
+  up.root = places.LinkOf(host);
+  switch (operation.kind) {
+    case Kind::kAllReduce:
+    case Kind::kReduceScatter:
+      // A mean of integers is made of all that was brought at once, in more bits than they have.
+      up.kind = hosts::GoesInRows(operation) ? Kind::kGatherTo : Kind::kReduceTo;
+      break;
+    case Kind::kAllGather:
+      up.kind = Kind::kGatherTo;
+      break;
+    case Kind::kBroadcast:
+      if (places.HostOf(operation.root) == host) {
+        up.root = places.LocalOf(operation.root);
+        break;
+      }
+      [[fallthrough]];
+    default:
+      up.kind = Kind::kBarrier;
+      up.tensors = nullptr;
+      up.num_tensors = 0;
+      break;
+  }
+  return up;
+}
+
+}  // namespace
+
+// A rank's part of an operation with planes, as its host has it in each of its own generations.
+class ClusterCommunicator::Renewal final : public Communicator::Renewable {
+ public:
+  using OperationIn = std::function<const Operation*(uint32_t generation)>;
+
+  Renewal(ClusterCommunicator& cluster, Name& name, uint32_t generation, OperationIn operation_in)
+      : cluster_(cluster), name_(name), generation_(generation), operation_in_(std::move(operation_in)) {}
+
+  const Operation* In(uint32_t local_generation) override {
+    generation_ = std::max(generation_, cluster_.AwaitGenerationWithout(local_generation));
+    operation = operation_in_(generation_);
+    if (operation == nullptr) return nullptr;
+    if (!name_.told || *name_.told < generation_) {
+      cluster_.Tell(*operation, generation_, /*renewal=*/true);
+      name_.told = generation_;
+    }
+    planes_ = LocalPlanes(*operation->planes, cluster_.places_, cluster_.host_);
+    up_ = UpOf(*operation, cluster_.places_, cluster_.host_);
+    up_.planes = &planes_;
+    up_.kind = Kind::kGatherTo;
+    return &up_;
+  }
+  uint32_t generation() const { return generation_; }
+
+  const Operation* operation = nullptr;
+
+ private:
+  ClusterCommunicator& cluster_;
+  Name& name_;
+  uint32_t generation_;
+  const OperationIn operation_in_;
+  Planes planes_;
+  Operation up_;
+};
+
+ClusterCommunicator::ClusterCommunicator(const std::shared_ptr<shm::Segment>& local,
+                                         const std::shared_ptr<shm::Segment>& everybody, int requests,
+                                         const hosts::Places& places, uint32_t rank, const std::string& address,
+                                         bool has_state, const CommunicatorOptions& options)
+    : Communicator(rank, everybody->size(), everybody->cluster_version()),
+      places_(places),
+      host_(rank < places.ranks() ? places.HostOf(rank) : 0),
+      link_(places.LinkOf(host_)),
+      board_(everybody, local, places, host_),
+      local_(local, rank < places.ranks() ? places.LocalOf(rank) : link_, address, has_state, options,
+             places.RanksOn(host_)),
+      local_board_(local) {
+  if (rank >= size_ || places.ranks() != size_ || local->size() != link_ + 1) {
+    throw Error(KF_INVALID, Text("rank ", rank, " of ", size_, ": its host's segment of ", local->size(),
+                                 " and the places of ", places.ranks(), " ranks don't fit"));
+  }
+  requests_ = fcntl(requests, F_DUPFD_CLOEXEC, 0);
+  if (requests_ < 0) throw SystemError("the socket to this host's link");
+}
+
+ClusterCommunicator::~ClusterCommunicator() { close(requests_); }
+
+void ClusterCommunicator::Assemble() {
+  process_.Refuse("join");
+  local_.Assemble();
+  const bool has_state = local_board_.HasState(places_.LocalOf(rank_));
+  const auto all = GatherLiving(*this, "kungfu/join", static_cast<uint8_t>(has_state ? 1 : 0));
+  board_.SetStates({all.rows.begin(), all.rows.end()});
+}
+
+void ClusterCommunicator::Close(kf_status status, const std::string& reason) {
+  Communicator::Close(status, reason);
+  local_.Close(status, reason);
+}
+
+void ClusterCommunicator::GiveUp(const Error& error) {
+  local_.GiveUp(error);
+  Communicator::Close(error.status(), error.what());
+}
+
+// The host's communicator has given up already where the failure is one of its own, and then this does nothing more.
+template <typename Body>
+void ClusterCommunicator::OrGiveUp(const Body& body) {
+  closure_.ThrowIfClosed();
+  try {
+    body();
+  } catch (const host::FailedEverywhere&) {
+    throw;
+  } catch (const Closed& error) {
+    Communicator::Close(error.status(), error.what());
+    throw;
+  } catch (const host::Expelled& error) {
+    Close(error.status(), error.what());
+    throw;
+  } catch (const Error& error) {
+    GiveUp(error);
+    throw;
+  } catch (const std::exception& error) {
+    GiveUp(Error(KF_INTERNAL, error.what()));
+    throw;
+  }
+}
+
+// ---- operations
+
+uint32_t ClusterCommunicator::Run(const Operation& operation) {
+  process_.Refuse("take part in collectives");
+  closure_.ThrowIfClosed();
+  Check(operation);
+  const auto observed = Observer::Observe(operation);
+  uint32_t generation = 0;
+  // An output is written when the operation is over for all: no inputs have to be kept.
+  OrGiveUp([&] { generation = RunShared(operation, 0); });
+  reductions_.Note(operation, generation);
+  if (observed) observed->Done(size_);
+  return generation;
+}
+
+uint32_t ClusterCommunicator::RunAll(const Operation* operations, size_t num_operations) {
+  process_.Refuse("take part in collectives");
+  closure_.ThrowIfClosed();
+  for (size_t k = 0; k < num_operations; k++) Check(operations[k]);
+  std::vector<std::unique_ptr<Observer::Observation>> observed;
+  for (size_t k = 0; k < num_operations; k++) observed.push_back(Observer::Observe(operations[k]));
+  uint32_t generation = 0;
+  OrGiveUp([&] {
+    std::optional<KeptInputs> kept;
+    if (recovers() && num_operations > 1 && std::any_of(operations, operations + num_operations, InPlace)) {
+      operations = kept.emplace(operations, num_operations).operations();
+    }
+    std::vector<uint32_t> generations;
+    for (size_t k = 0; k < num_operations; k++) {
+      generations.push_back(RunShared(operations[k], 0));
+      KUNGFU_FAULT_POINT("between operations");
+    }
+    generation = SettleShared(operations, generations.data(), num_operations);
+  });
+  for (const auto& each : observed) {
+    if (each) each->Done(size_);
+  }
+  return generation;
+}
+
+uint32_t ClusterCommunicator::Settle(const Operation* operations, uint32_t* generations, size_t num_operations) {
+  uint32_t latest = 0;
+  OrGiveUp([&] { latest = SettleShared(operations, generations, num_operations); });
+  return latest;
+}
+
+uint32_t ClusterCommunicator::SettleShared(const Operation* operations, uint32_t* generations, size_t num_operations) {
+  const auto again = [&](const Operation& operation, uint32_t from) { return RunShared(operation, from); };
+  const uint32_t latest = SettleBy(again, operations, generations, num_operations);
+  if (num_operations > 0) {
+    reductions_.Note(operations[0], latest);
+    reductions_.NoteCommit(operations[0], latest);
+  }
+  return latest;
+}
+
+std::optional<uint32_t> ClusterCommunicator::RunRenewable(Renewable& operation, uint32_t from_generation) {
+  process_.Refuse("take part in collectives");
+  std::optional<uint32_t> generation;
+  OrGiveUp([&] {
+    generation = RunGenerations(from_generation, [&](uint32_t now) {
+      const Operation* const renewed = operation.In(now);
+      if (renewed != nullptr) Check(*renewed);
+      return renewed;
+    });
+  });
+  return generation;
+}
+
+uint32_t ClusterCommunicator::RunShared(const Operation& operation, uint32_t from_generation) {
+  closure_.ThrowIfClosed();
+  return *RunGenerations(from_generation, [&](uint32_t) { return &operation; });
+}
+
+template <typename OperationIn>
+std::optional<uint32_t> ClusterCommunicator::RunGenerations(uint32_t from_generation, const OperationIn& operation_in) {
+  const Operation* operation = operation_in(from_generation);
+  if (operation == nullptr) return std::nullopt;
+  const auto name = Find(operation->name);
+  const std::lock_guard<std::mutex> busy(name->busy);
+  uint32_t generation = from_generation;
+  if (!name->under_way) {
+    Tell(*operation, generation, /*renewal=*/false);
+    name->under_way = true;
+    name->told = generation;
+  }
+  try {
+    for (;;) {
+      KUNGFU_FAULT_POINT("before it brings its part to the link");
+      if (operation->planes == nullptr) {
+        local_.RunFrom(UpOf(*operation, places_, host_), AwaitLocalDeaths(generation));
+      } else {
+        Renewal renewal(*this, *name, generation, operation_in);
+        if (!local_.RunRenewable(renewal, AwaitLocalDeaths(generation))) return std::nullopt;
+        operation = renewal.operation;
+      }
+      KUNGFU_FAULT_POINT("before the link's word");
+      const Verdict verdict = HearVerdict(*operation);
+      if (verdict.what == Verdict::kFailed) Fail(*operation, verdict);
+      if (verdict.what == Verdict::kDone) {
+        KUNGFU_FAULT_POINT("before the result");
+        TakeResult(*operation);
+        name->under_way = false;
+        return verdict.generation;
+      }
+      generation = verdict.generation;
+      operation = operation_in(generation);
+      if (operation == nullptr) return std::nullopt;  // the others wait for it there
+    }
+  } catch (...) {
+    name->under_way = false;
+    throw;
+  }
+}
+
+std::shared_ptr<ClusterCommunicator::Name> ClusterCommunicator::Find(const std::string& name) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  std::shared_ptr<Name>& found = names_[name];
+  if (found == nullptr) found = std::make_shared<Name>();
+  return found;
+}
+
+void ClusterCommunicator::Check(const Operation& operation) const {
+  Validate(operation, size_);
+  const bool broadcast = operation.kind == Kind::kBroadcast, root = operation.root == rank_;
+  RequireMemory(operation, /*inputs=*/!broadcast || root, /*outputs=*/!broadcast || !root);
+}
+
+// Says to the link what comes.
+void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, bool renewal) const {
+  hosts::Request request;
+  request.renewal = renewal;
+  request.kind = operation.kind;
+  request.dtype = operation.dtype;
+  request.op = operation.op;
+  request.weighted = operation.weighted;
+  request.root = operation.root;
+  request.from_generation = generation;
+  request.count = CountOf(operation);
+  request.signature = SignatureOf(operation);
+  request.name = operation.name;
+  request.what = Describe(operation);
+  if (operation.planes != nullptr) {
+    request.has_planes = true;
+    request.planes.of_rank = operation.planes->of_rank;
+    request.planes.program = operation.planes->program;
+    request.planes.most = operation.planes->most;
+    request.planes.divisor = operation.planes->divisor;
+  }
+  const std::vector<char> bytes = request.Packed();
+  while (send(requests_, bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) {
+    if (errno == EINTR) {
+      InterruptCheck::Run();
+      continue;
+    }
+    if (errno == EPIPE || errno == ECONNRESET) throw Error(KF_PEER_LOST, "this host's kungfu-run has ended");
+    throw SystemError("the socket to this host's link");
+  }
+}
+
+Verdict ClusterCommunicator::HearVerdict(const Operation& operation) {
+  Verdict verdict;
+  const kf_tensor tensor{nullptr, &verdict, sizeof verdict};
+  const std::string name = hosts::VerdictName(operation.name);
+  local_.RunFrom(FromLink(operation, name, &tensor, 1, KF_UINT8, link_), 0);
+  return verdict;
+}
+
+void ClusterCommunicator::Fail(const Operation& operation, const Verdict& verdict) {
+  char text[hosts::kTextBytes] = {};
+  const kf_tensor tensor{nullptr, text, sizeof text};
+  const std::string name = hosts::TextName(operation.name);
+  local_.RunFrom(FromLink(operation, name, &tensor, 1, KF_UINT8, link_), 0);
+  const auto status = static_cast<kf_status>(verdict.status);
+  if (verdict.goes_on != 0) throw host::FailedEverywhere(status, TextOf(text));
+  throw Error(status, TextOf(text));
+}
+
+void ClusterCommunicator::TakeResult(const Operation& operation) {
+  const std::string name = hosts::ResultName(operation.name);
+  const auto take = [&](const kf_tensor* tensors, size_t num_tensors) {
+    local_.RunFrom(FromLink(operation, name, tensors, num_tensors, operation.dtype, link_), 0);
+  };
+  const size_t unit = SizeOf(operation.dtype);
+  const uint64_t count = CountOf(operation);
+  thread_local Memory memory;
+  switch (operation.kind) {
+    case Kind::kAllReduce:
+      take(operation.tensors, operation.num_tensors);
+      return;
+    case Kind::kBroadcast:
+      if (places_.HostOf(operation.root) != host_) take(operation.tensors, operation.num_tensors);
+      return;
+    case Kind::kAllGather: {
+      if (operation.num_tensors == 1) {
+        const kf_tensor all{nullptr, operation.tensors[0].output, count * size_};
+        take(&all, 1);
+        return;
+      }
+      char* const rows = memory.Get(Aligned(std::max<uint64_t>(count * size_ * unit, 1)));
+      const kf_tensor all{nullptr, rows, count * size_};
+      take(&all, 1);
+      for (uint32_t r = 0; r < size_; r++) {
+        const char* from = rows + r * count * unit;
+        for (size_t i = 0; i < operation.num_tensors; i++) {
+          const size_t bytes = operation.tensors[i].count * unit;
+          if (bytes > 0) std::memcpy(static_cast<char*>(operation.tensors[i].output) + r * bytes, from, bytes);
+          from += bytes;
+        }
+      }
+      return;
+    }
+    case Kind::kReduceScatter: {
+      char* const whole = memory.Get(Aligned(std::max<uint64_t>(count * unit, 1)));
+      const kf_tensor all{nullptr, whole, count};
+      take(&all, 1);
+      const char* from = whole;
+      for (size_t i = 0; i < operation.num_tensors; i++) {
+        const size_t part = operation.tensors[i].count / size_ * unit;
+        if (part > 0) std::memcpy(operation.tensors[i].output, from + rank_ * part, part);
+        from += operation.tensors[i].count * unit;
+      }
+      return;
+    }
+    default:
+      return;
+  }
+}
+
+// How many of this host's ranks are dead in a generation, once this host's segment knows of them: its launcher says so
+// to the board first, and to the segment next.
+uint32_t ClusterCommunicator::AwaitLocalDeaths(uint32_t generation) const {
+  const uint32_t dead = places_.DeadOn(host_, generation, board_);
+  while (local_board_.deaths() < dead) {
+    closure_.ThrowIfClosed();
+    InterruptCheck::Run();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return dead;
+}
+
+uint32_t ClusterCommunicator::AwaitGenerationWithout(uint32_t local_generation) const {
+  for (;;) {
+    if (const auto found = places_.GenerationWithout(host_, local_generation, board_)) return *found;
+    closure_.ThrowIfClosed();
+    InterruptCheck::Run();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+}  // namespace kungfu

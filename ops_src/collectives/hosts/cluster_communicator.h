@@ -1,0 +1,82 @@
+// The collectives of a cluster over several hosts, as one of its ranks has them.
+#ifndef KUNGFU_COLLECTIVES_HOSTS_CLUSTER_COMMUNICATOR_H_
+#define KUNGFU_COLLECTIVES_HOSTS_CLUSTER_COMMUNICATOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "collectives/communicator.h"
+#include "collectives/host/host_communicator.h"
+#include "collectives/hosts/cluster_board.h"
+#include "collectives/hosts/protocol.h"
+
+namespace kungfu {
+
+// A rank has no connection to other hosts: it brings its part to its host's link (hosts/link.h), which is a member of
+// the host's segment, and gets the result from there. link.h says how, and why all ranks come to the same end.
+class ClusterCommunicator final : public Communicator {
+ public:
+  // `local` is the segment of this rank's host, `everybody` that with the words of all ranks, `requests` a socket to
+  // the link (Link::Connect), which stays the caller's. Announces itself; Assemble() waits for the others.
+  ClusterCommunicator(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm::Segment>& everybody,
+                      int requests, const hosts::Places& places, uint32_t rank, const std::string& address,
+                      bool has_state, const CommunicatorOptions& options);
+  ~ClusterCommunicator() override;
+
+  // As HostCommunicator's.
+  void Assemble();
+
+  uint32_t Run(const Operation& operation) override;
+  uint32_t RunAll(const Operation* operations, size_t num_operations) override;
+  uint32_t Settle(const Operation* operations, uint32_t* generations, size_t num_operations) override;
+  std::optional<uint32_t> RunRenewable(Renewable& operation, uint32_t from_generation) override;
+
+  void Close(kf_status status, const std::string& reason) override;
+  void GiveUp(const Error& error) override;
+
+ private:
+  class Renewal;
+  // An operation of this name that is under way: the others may wait for this rank to bring it again.
+  struct Name {
+    std::mutex busy;  // held by the one thread that runs it
+    // Guarded by `busy`:
+    bool under_way = false;
+    std::optional<uint32_t> told;  // the latest generation in which the link knows its planes
+  };
+
+  ControlBoard* board() const override { return &board_; }
+
+  template <typename Body>
+  void OrGiveUp(const Body& body);
+  uint32_t RunShared(const Operation& operation, uint32_t from_generation);
+  uint32_t SettleShared(const Operation* operations, uint32_t* generations, size_t num_operations);
+  template <typename OperationIn>
+  std::optional<uint32_t> RunGenerations(uint32_t from_generation, const OperationIn& operation_in);
+  std::shared_ptr<Name> Find(const std::string& name);
+  void Tell(const Operation& operation, uint32_t generation, bool renewal) const;
+  hosts::Verdict HearVerdict(const Operation& operation);
+  [[noreturn]] void Fail(const Operation& operation, const hosts::Verdict& verdict);
+  void TakeResult(const Operation& operation);
+  void Check(const Operation& operation) const;
+  uint32_t AwaitLocalDeaths(uint32_t generation) const;
+  uint32_t AwaitGenerationWithout(uint32_t local_generation) const;
+
+  const hosts::Places places_;
+  const uint32_t host_;
+  const uint32_t link_;  // its rank in the host's segment
+  mutable hosts::ClusterBoard board_;
+  HostCommunicator local_;
+  const shm::Board local_board_;
+  int requests_ = -1;
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::shared_ptr<Name>> names_;  // guarded by mutex_
+};
+
+}  // namespace kungfu
+
+#endif  // KUNGFU_COLLECTIVES_HOSTS_CLUSTER_COMMUNICATOR_H_

@@ -1,0 +1,169 @@
+// A host's part in what the ranks of several hosts do together, in its launcher's process.
+//
+// How an operation goes. A link is one more member of its host's segment, the last. A rank says to it what it begins
+// (Request), and then all ranks of the host and the link do, by the host's own collectives (host_communicator.h):
+//
+//   up        the ranks' parts, reduced or one after another, to the link;
+//   verdict   a broadcast of the link's word, when it has heard of all other hosts;
+//   result    a broadcast of what came out.
+//
+// Between up and verdict the links tell each other what they have (Header), and then exchange it (operations.h). The
+// k-th operation under a name at one host meets the k-th at every other.
+//
+// Deaths. *Generation* g of the cluster are all ranks but the first g dead, in the order that the board has, the same
+// on all hosts. Each host also has the order of its own dead, which is the same order: launchers enter a death in the
+// board first, and in the segment of its host next.
+//
+//  1. An up ends without the first i dead of its host, the same i at all its members, or it doesn't end
+//  (failure_rules.cc);
+//     the link is a member and never dies without its host. So what a host brings has one meaning: (i, what is in it).
+//  2. Header says i. What was brought fits generation g of the cluster if the host has just i dead among the first g.
+//     Everybody has all headers, hence the same G: the earliest generation that is late enough for all of them. A host
+//     of which more are dead in G than are missing in its part has its ranks bring it again without them, all others
+//     keep theirs; then headers go once more. Each such round has a later G, so there are as many as deaths.
+//  3. Only when all parts fit G anything is exchanged, and from then on no rank's death matters: what they brought is
+//  at
+//     the links. So an operation ends in G at every rank of every host that lives to hear it.
+//  4. An operation with planes depends on who takes part: there all hosts bring it again in G.
+//  5. A rank that isn't told in time what the others know: the board of its host may not have heard yet of a death that
+//     another host's header tells of. Whoever needs it waits for the board.
+//  6. A host without living ranks begins nothing more, and nobody could tell the others. Its link does, once: how many
+//     operations of each name its ranks had begun (Ending). Those go on as above, and in all later ones it has no part.
+//
+// A host that is lost, or where something fails that isn't everybody's, ends the communicator everywhere: a link says
+// so to all others, and gives up in its own segment, which ends all waits of its ranks.
+//
+// Waiting in a circle. A rank in `up` waits for ranks of its host and the link, the link in its operation's thread for
+// them and the other links' headers of the same operation. Operations have threads of their own, as many as are under
+// way, so that none waits for another's.
+#ifndef KUNGFU_COLLECTIVES_HOSTS_LINK_H_
+#define KUNGFU_COLLECTIVES_HOSTS_LINK_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "collectives/host/host_communicator.h"
+#include "collectives/hosts/protocol.h"
+#include "transport/shm/board.h"
+#include "transport/tcp/mesh.h"
+
+namespace kungfu::hosts {
+
+// Thread-safe. For one cluster version.
+class Link {
+ public:
+  // `local` has the ranks of `host` and one more; `everybody` all ranks. `ends`: the connections to the other hosts,
+  // which are in the order of `places`.
+  Link(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm::Segment>& everybody, Places places,
+       uint32_t host, std::vector<tcp::HostEnds> ends);
+  ~Link();
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  // A socket by which a process that is to be this rank of the segment says what it begins. The caller closes it.
+  int Connect(uint32_t local_rank);
+  // Whatever is under way here, or begins, fails with that, here and on the other hosts. The first reason stays.
+  void Fail(kf_status status, const std::string& text);
+  // Why it has failed; empty: it hasn't.
+  std::string failure() const;
+  // Ends all. No rank of the host is to be in an operation any more.
+  void Close();
+
+ private:
+  struct Header;
+  struct Ending;
+  struct Scratch;
+  // A name, and what this host's ranks do under it.
+  struct Name {
+    std::string name;
+    std::vector<uint64_t> asked;  // by rank: how many it has begun
+    uint64_t begun = 0;           // the number of the one that runs, or ran last
+    uint64_t round = 0;           // of headers, since the beginning; its thread's
+    bool runs = false;
+    std::deque<Request> waiting;  // for the one before them
+    // With planes: (number of the operation, generation) -> how it is brought there.
+    std::map<std::pair<uint64_t, uint32_t>, Request> renewals;
+  };
+  class Renewal;
+  // What an operation has got from its host's ranks.
+  struct Part {
+    uint32_t missing = 0;     // of this host's dead
+    uint32_t generation = 0;  // the earliest of the cluster's that it fits
+    uint64_t weight = 0;
+  };
+
+  struct Talk;
+
+  // ---- link.cc: requests, threads, the end
+  void Serve();
+  void Hear(uint32_t local_rank, int fd);
+  void Begin(uint32_t local_rank, Request request);
+  void Work();
+  void HearEnds(std::vector<Talk>& talks);
+  bool HasEnded(uint32_t host) const;
+  bool LookForEnd(Ending& ending, std::vector<uint64_t>& names);
+  void ThrowIfVoid(uint32_t host, const Name& name, uint64_t number) const;
+
+  // ---- link_operation.cc: one operation
+  void Run(Name& name, const Request& request, uint64_t number);
+  void RunOrThrow(Name& name, const Request& request, uint64_t number, Scratch& scratch);
+  Part BringUp(const Name& name, const Request& request, uint64_t number, uint32_t generation, Scratch& scratch);
+  const Request* RenewalOf(const Name& name, uint64_t number, uint32_t generation);
+  std::vector<Header> Meet(Name& name, uint64_t number, const Header& mine);
+  static void LookWhileWaiting();
+  std::optional<std::pair<Verdict, std::string>> VerdictOn(const Name& name, const Request& request,
+                                                           const std::vector<Header>& headers) const;
+  void Exchange(const Name& name, const Request& request, uint64_t number, uint32_t generation, const Part& part,
+                const std::vector<Header>& headers, Scratch& scratch);
+  void Scale(const Request& request, uint32_t generation, const Part& part, const std::vector<Header>& headers,
+             Scratch& scratch) const;
+  void ExchangeRows(const tcp::Tag& tag, uint32_t generation, const Request& request, Scratch& scratch);
+  void ExchangePlanes(const tcp::Tag& tag, uint32_t generation, const Request& request, Scratch& scratch);
+  void Give(const Name& name, const Verdict& verdict, const std::string& text, const Scratch& scratch);
+  void GiveResult(const Name& name, const Request& request, const Scratch& scratch);
+  bool HasRanks(uint32_t host, uint32_t generation) const;
+  Members LivingIn(uint32_t generation) const;
+  void AwaitDeaths(uint32_t deaths) const;
+  uint32_t AwaitLocalDeaths(uint32_t generation) const;
+  uint32_t AwaitGenerationWithout(uint32_t host, uint32_t missing) const;
+  uint32_t AwaitGenerationWithout(uint32_t missing) const { return AwaitGenerationWithout(host_, missing); }
+  void Pause() const;
+
+  const Places places_;
+  const uint32_t host_;
+  const uint32_t self_;  // in the segment
+  shm::Board board_, local_board_;
+  tcp::Mesh mesh_;
+  const std::unique_ptr<HostCommunicator> local_;
+  int epoll_ = -1, wake_ = -1;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  // All guarded by mutex_:
+  std::unordered_map<std::string, std::unique_ptr<Name>> names_;
+  std::deque<Name*> ready_;  // to be run
+  std::vector<std::thread> workers_;
+  uint32_t idle_ = 0;
+  std::vector<std::pair<uint32_t, int>> heard_;  // ranks, and the sockets by which they speak
+  std::optional<Error> failed_;
+  bool closing_ = false;
+  // Of the other hosts, what they have said of their end: by hash of the name, how many they had begun.
+  std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> ends_;
+  std::vector<std::string> end_reasons_;
+
+  std::thread dispatcher_;
+};
+
+}  // namespace kungfu::hosts
+
+#endif  // KUNGFU_COLLECTIVES_HOSTS_LINK_H_

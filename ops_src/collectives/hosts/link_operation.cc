@@ -1,0 +1,498 @@
+// One operation at a link. (The numbers are those of link.h.)
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/float_environment.h"
+#include "base/hash.h"
+#include "collectives/dtype.h"
+#include "collectives/host/transfer.h"
+#include "collectives/hosts/link.h"
+#include "collectives/hosts/link_state.h"
+#include "collectives/hosts/operations.h"
+#include "collectives/hosts/plane_split.h"
+#include "collectives/reduce.h"
+
+namespace kungfu::hosts {
+namespace {
+
+constexpr auto kMoment = std::chrono::microseconds(50);
+
+// What a wait for another host's header looks at meanwhile; of this thread.
+struct Awaited {
+  const std::function<void()>* look = nullptr;
+};
+thread_local Awaited awaited;
+
+tcp::Tag HeaderTag(const std::string& name, uint64_t round) { return tcp::Tag::Of(name + "\x01h", round); }
+
+}  // namespace
+
+void Link::LookWhileWaiting() {
+  if (awaited.look != nullptr) (*awaited.look)();
+}
+
+void Link::Run(Name& name, const Request& request, uint64_t number) {
+  const DefaultFloatEnvironment environment;
+  thread_local Scratch scratch;
+  try {
+    RunOrThrow(name, request, number, scratch);
+  } catch (const Closed&) {  // by Close or Fail
+  } catch (const Error& error) {
+    Fail(error.status(), error.what());
+  } catch (const std::exception& error) {
+    Fail(KF_INTERNAL, error.what());
+  }
+}
+
+void Link::RunOrThrow(Name& name, const Request& request, uint64_t number, Scratch& scratch) {
+  uint32_t generation = request.from_generation;
+  Part part;
+  bool brought = false;
+  std::vector<Header> headers;
+  for (;;) {
+    Header mine;
+    if (!brought) {
+      try {
+        part = BringUp(name, request, number, generation, scratch);
+        brought = true;
+      } catch (const host::FailedEverywhere& error) {  // at all of this host's ranks: see failure_rules.cc
+        mine.failed = 1;
+        mine.status = error.status();
+        CopyText(mine.text, error.what());
+      }
+    }
+    if (brought) {
+      mine.missing = part.missing;
+      mine.generation = part.generation;
+      mine.none = part.missing == places_.SizeOf(host_) ? 1 : 0;
+      mine.signature = scratch.signature;
+      mine.count = request.count;
+      mine.weight = part.weight;
+      CopyText(mine.text, request.what);
+    }
+    headers = Meet(name, number, mine);
+    if (const auto verdict = VerdictOn(name, request, headers)) {
+      if (brought) Give(name, verdict->first, verdict->second, scratch);  // else its ranks have failed by themselves
+      return;
+    }
+    for (const Header& header : headers) generation = std::max(generation, header.generation);
+    AwaitDeaths(generation);
+    const auto has_to_again = [&](uint32_t h) {
+      if (headers[h].none != 0) return false;
+      return places_.DeadOn(h, generation, board_) > headers[h].missing ||
+             (request.has_planes && headers[h].generation < generation);
+    };
+    bool again = false;
+    for (uint32_t h = 0; h < places_.hosts(); h++) again = again || has_to_again(h);
+    if (!again) break;
+    if (!has_to_again(host_)) continue;
+    Verdict verdict;
+    verdict.what = Verdict::kAgain;
+    verdict.generation = generation;
+    Give(name, verdict, "", scratch);
+    brought = false;
+  }
+  Exchange(name, request, number, generation, part, headers, scratch);
+  if (!HasRanks(host_, generation)) return;
+  Verdict verdict;
+  verdict.generation = generation;
+  Give(name, verdict, "", scratch);
+  GiveResult(name, request, scratch);
+}
+
+// ---- what the host's ranks bring
+
+// An operation with planes: how its ranks bring it in each generation they say themselves.
+class Link::Renewal final : public Communicator::Renewable {
+ public:
+  Renewal(Link& link, const Name& name, const Request& request, uint64_t number, uint32_t generation, Scratch& scratch)
+      : link_(link), name_(name), request_(request), number_(number), generation_(generation), scratch_(scratch) {}
+
+  const Operation* In(uint32_t missing) override {
+    generation_ = std::max(generation_, link_.AwaitGenerationWithout(missing));
+    nobody = missing == link_.self_;
+    if (nobody) return nullptr;
+    current = generation_ == request_.from_generation ? &request_ : link_.RenewalOf(name_, number_, generation_);
+    if (current == nullptr) return nullptr;
+    local_ = {};
+    local_.most = 1;
+    for (const uint32_t rank : link_.places_.RanksOn(link_.host_)) {
+      local_.of_rank.push_back(current->planes.of_rank[rank]);
+      local_.most = std::max(local_.most, current->planes.of_rank[rank]);
+    }
+    local_.of_rank.push_back(0);
+    const size_t bytes = local_.count() * request_.count * SizeOf(request_.dtype);
+    scratch_.data = scratch_.part.Get(Aligned(std::max<size_t>(bytes, 1)));
+    tensor_ = {nullptr, scratch_.data, request_.count};
+    operation_ = {Kind::kGatherTo, name_.name.c_str(), &tensor_, 1, request_.dtype, request_.op, link_.self_};
+    operation_.planes = &local_;
+    operation_.signature = current->signature;
+    return &operation_;
+  }
+  uint32_t generation() const { return generation_; }
+
+  const Request* current = nullptr;
+  bool nobody = false;  // no rank of the host lives
+
+ private:
+  Link& link_;
+  const Name& name_;
+  const Request& request_;
+  const uint64_t number_;
+  uint32_t generation_;
+  Scratch& scratch_;
+  Planes local_;
+  kf_tensor tensor_{};
+  Operation operation_;
+};
+
+// How this generation's planes are brought; null: no rank of this host has said so yet.
+const Request* Link::RenewalOf(const Name& name, uint64_t number, uint32_t generation) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  const auto found = name.renewals.find({number, generation});
+  return found == name.renewals.end() ? nullptr : &found->second;
+}
+
+Link::Part Link::BringUp(const Name& name, const Request& request, uint64_t number, uint32_t generation,
+                         Scratch& scratch) {
+  Part part;
+  const uint32_t missing = AwaitLocalDeaths(generation);
+  if (request.has_planes) {
+    Renewal renewal(*this, name, request, number, generation, scratch);
+    while (true) {
+      if (const auto ended = local_->RunRenewable(renewal, missing)) {
+        part.missing = *ended;
+        break;
+      }
+      if (renewal.nobody) {
+        part.missing = self_;
+        part.generation = renewal.generation();
+        return part;
+      }
+      // Its ranks have shards to compute first.
+      std::unique_lock<std::mutex> lock(mutex_);
+      if (failed_) throw *failed_;
+      if (closing_) throw Closed(KF_STALE, "this cluster version is over");
+      changed_.wait_for(lock, std::chrono::milliseconds(1));
+    }
+    part.generation = renewal.generation();
+    scratch.planes = renewal.current->planes;
+    scratch.signature = renewal.current->signature;
+    return part;
+  }
+  scratch.signature = request.signature;
+  const size_t unit = SizeOf(request.dtype);
+  const bool in_rows = GoesInRows(request.kind, request.dtype, request.op);
+  const size_t bytes = request.count * unit * (in_rows ? places_.SizeOf(host_) : 1);
+  scratch.data = scratch.part.Get(Aligned(std::max<size_t>(bytes, 1)));
+  const kf_tensor tensor{nullptr, scratch.data, request.count};
+  Operation up{Kind::kBarrier, name.name.c_str(), nullptr, 0, request.dtype, request.op, self_};
+  up.signature = request.signature;
+  if (request.kind == Kind::kBroadcast && places_.HostOf(request.root) == host_) {
+    up.kind = Kind::kBroadcast;
+    up.root = places_.LocalOf(request.root);
+  } else if (in_rows) {
+    up.kind = Kind::kGatherTo;
+  } else if (Reduces(request.kind)) {
+    up.kind = Kind::kReduceTo;
+    up.weighted = request.weighted;
+    up.total_weight = &part.weight;
+  }
+  if (up.kind != Kind::kBarrier) {
+    up.tensors = &tensor;
+    up.num_tensors = 1;
+  }
+  part.missing = local_->RunFrom(up, missing);
+  part.generation = std::max(generation, AwaitGenerationWithout(part.missing));
+  return part;
+}
+
+// ---- what the hosts tell each other
+
+// All hosts' headers of this round. In the place of a host that has none any more is what follows from that.
+std::vector<Link::Header> Link::Meet(Name& name, uint64_t number, const Header& mine) {
+  const tcp::Tag tag = HeaderTag(name.name, name.round++);
+  std::vector<Header> headers(places_.hosts());
+  headers[host_] = mine;
+  const auto be_void = [&](uint32_t h) {
+    headers[h] = {};
+    headers[h].none = 1;
+    headers[h].missing = places_.SizeOf(h);
+    headers[h].generation = AwaitGenerationWithout(h, headers[h].missing);
+  };
+  std::vector<tcp::Mesh::Ticket> hearing(places_.hosts()), saying(places_.hosts());
+  std::vector<bool> met(places_.hosts());
+  for (uint32_t h = 0; h < places_.hosts(); h++) {
+    if (h == host_) continue;
+    try {
+      ThrowIfVoid(h, name, number);
+      hearing[h] = mesh_.Receive(kEpoch, h, tag, &headers[h], sizeof(Header));
+      saying[h] = mesh_.Send(kEpoch, h, tag, &mine, sizeof mine);
+      met[h] = true;
+    } catch (const VoidHost&) {
+      be_void(h);
+    }
+  }
+  for (uint32_t h = 0; h < places_.hosts(); h++) {
+    if (!met[h]) continue;
+    const std::function<void()> look = [&] { ThrowIfVoid(h, name, number); };
+    awaited.look = &look;
+    try {
+      const InterruptCheck check(&LookWhileWaiting);
+      mesh_.Wait(hearing[h]);
+      mesh_.Wait(saying[h]);
+    } catch (const VoidHost&) {
+      hearing[h] = {};  // withdrawn: nobody writes the header any more
+      be_void(h);
+    }
+    awaited.look = nullptr;
+  }
+  return headers;
+}
+
+// The failure that follows from what was brought, the same at all hosts.
+std::optional<std::pair<Verdict, std::string>> Link::VerdictOn(const Name& name, const Request& request,
+                                                               const std::vector<Header>& headers) const {
+  Verdict verdict;
+  verdict.what = Verdict::kFailed;
+  verdict.goes_on = 1;
+  for (const Header& header : headers) {
+    if (header.failed == 0) continue;
+    verdict.status = header.status;
+    return std::make_pair(verdict, TextOf(header.text));
+  }
+  if (request.kind == Kind::kBroadcast && headers[places_.HostOf(request.root)].none != 0) {
+    verdict.status = KF_PEER_LOST;
+    return std::make_pair(verdict, Text("broadcast \"", name.name, "\": its root, rank ", request.root,
+                                        ", died, cluster version ", board_.cluster_version()));
+  }
+  // With planes those who made them for an earlier generation have to again anyway.
+  uint32_t latest = 0;
+  for (const Header& header : headers) latest = std::max(latest, header.generation);
+  const Header* first = nullptr;
+  bool equal = true;
+  for (const Header& header : headers) {
+    if (header.none != 0 || (request.has_planes && header.generation < latest)) continue;
+    if (first == nullptr) first = &header;
+    equal = equal && header.signature == first->signature && header.count == first->count;
+  }
+  if (equal) return std::nullopt;
+  std::string text = Text("the hosts brought different operations under the name \"", name.name, "\": ");
+  for (uint32_t h = 0; h < places_.hosts(); h++) {
+    text += Text(h == 0 ? "" : "; ", mesh_.name(h), ": ", TextOf(headers[h].text));
+  }
+  verdict.status = KF_MISMATCH;
+  return std::make_pair(verdict, text);
+}
+
+bool Link::HasRanks(uint32_t host, uint32_t generation) const {
+  return places_.DeadOn(host, generation, board_) < places_.SizeOf(host);
+}
+
+// The result into scratch.data.
+void Link::Exchange(const Name& name, const Request& request, uint64_t number, uint32_t generation, const Part& part,
+                    const std::vector<Header>& headers, Scratch& scratch) {
+  scratch.elements = request.count;
+  const tcp::Tag tag = tcp::Tag::Of(name.name, number);
+  if (request.has_planes) return ExchangePlanes(tag, generation, request, scratch);
+  if (GoesInRows(request.kind, request.dtype, request.op)) return ExchangeRows(tag, generation, request, scratch);
+  if (!HasRanks(host_, generation)) return;  // there is nobody to give it to
+  Members members;
+  for (uint32_t h = 0; h < places_.hosts(); h++) {
+    if (HasRanks(h, generation)) members.push_back(h);
+  }
+  if (request.kind == Kind::kBroadcast) {
+    const auto root = std::find(members.begin(), members.end(), places_.HostOf(request.root));
+    if (root == members.end()) return;
+    Broadcast(Group(mesh_, kEpoch, members), tag, static_cast<uint32_t>(root - members.begin()), scratch.data,
+              request.count * SizeOf(request.dtype));
+    return;
+  }
+  if (!Reduces(request.kind)) return;
+  kf_op op = request.op;
+  if (op == KF_MEAN) {
+    Scale(request, generation, part, headers, scratch);
+    op = KF_SUM;
+  }
+  if (members.size() > 1) {
+    AllReduce(Group(mesh_, kEpoch, members), tag, request.dtype, op, scratch.data, scratch.data, request.count);
+  }
+}
+
+// A host's mean counts by what its ranks weigh; where nothing weighs anything, by their number, as on one host.
+void Link::Scale(const Request& request, uint32_t generation, const Part& part, const std::vector<Header>& headers,
+                 Scratch& scratch) const {
+  const auto ranks = [&](uint32_t h) { return places_.SizeOf(h) - places_.DeadOn(h, generation, board_); };
+  uint64_t all = 0, own = part.weight;
+  for (const Header& header : headers) all += header.weight;
+  if (!request.weighted || all == 0) {
+    own = ranks(host_);
+    all = 0;
+    for (uint32_t h = 0; h < places_.hosts(); h++) all += ranks(h);
+  }
+  const size_t bytes = request.count * SizeOf(request.dtype);
+  if (own == 0) {  // who counts for nothing may bring anything, NaN included
+    std::memset(scratch.data, 0, bytes);
+    return;
+  }
+  if (own == all) return;
+  const double share = static_cast<double>(own) / static_cast<double>(all);
+  const void* source = scratch.data;
+  BlendFor(request.dtype)(scratch.data, &source, &share, 1, request.count);
+}
+
+// Each host's rows to all others. The result are all ranks' rows, or their mean.
+void Link::ExchangeRows(const tcp::Tag& tag, uint32_t generation, const Request& request, Scratch& scratch) {
+  const size_t row = request.count * SizeOf(request.dtype);
+  const Members living = LivingIn(generation);
+  char* const rows = scratch.result.Get(Aligned(std::max<size_t>(row * places_.ranks(), 1)));
+  char* const arriving = scratch.other.Get(Aligned(std::max<size_t>(row * places_.ranks(), 1)));
+  std::memset(rows, 0, row * places_.ranks());
+  std::vector<char*> from(places_.hosts());
+  std::vector<tcp::Mesh::Ticket> tickets;
+  char* next = arriving;
+  const auto bytes_of = [&](uint32_t h) { return row * (places_.SizeOf(h) - places_.DeadOn(h, generation, board_)); };
+  const bool here = HasRanks(host_, generation);
+  for (uint32_t h = 0; h < places_.hosts(); h++) {
+    from[h] = h == host_ ? scratch.data : next;
+    if (h == host_ || !HasRanks(h, generation)) continue;
+    next += bytes_of(h);
+    if (here) tickets.push_back(mesh_.Receive(kEpoch, h, tag, from[h], bytes_of(h)));
+    if (here) tickets.push_back(mesh_.Send(kEpoch, h, tag, scratch.data, bytes_of(host_)));
+  }
+  for (const auto& ticket : tickets) mesh_.Wait(ticket);
+  if (!here) return;
+  std::vector<const void*> sources;
+  for (const uint32_t rank : living) {
+    char*& at = from[places_.HostOf(rank)];
+    if (row > 0) std::memcpy(rows + rank * row, at, row);
+    sources.push_back(rows + rank * row);
+    at += row;
+  }
+  scratch.data = rows;
+  if (request.kind == Kind::kAllGather) {
+    scratch.elements = request.count * places_.ranks();
+    return;
+  }
+  ReductionFor(request.dtype, request.op)(arriving, sources.data(), static_cast<unsigned>(sources.size()),
+                                          request.count);
+  scratch.data = arriving;
+}
+
+void Link::ExchangePlanes(const tcp::Tag& tag, uint32_t generation, const Request& request, Scratch& scratch) {
+  if (!HasRanks(host_, generation)) return;
+  const Planes& planes = scratch.planes;
+  const size_t bytes = request.count * SizeOf(request.dtype);
+  const PlaneSplit split = SplitPlanes(planes, places_);
+  // This host's planes, where the whole's numbers have them.
+  std::vector<const void*> own(planes.count());
+  size_t number = 0, brought = 0;
+  for (uint32_t rank = 0; rank < places_.ranks(); rank++) {
+    for (uint32_t p = 0; p < planes.of_rank[rank]; p++, number++) {
+      if (places_.HostOf(rank) == host_) own[number] = scratch.data + brought++ * bytes;
+    }
+  }
+  char* const nodes = scratch.other.Get(Aligned(std::max<size_t>(split.rest.count() * bytes, 1)));
+  std::vector<const void*> sources;
+  std::vector<tcp::Mesh::Ticket> tickets;
+  char* next = nodes;
+  const auto add_up = [&](const Planes& program, char* to, std::vector<const void*> from) {
+    Operation operation{Kind::kAllReduce, "", nullptr, 0, request.dtype, KF_SUM};
+    operation.planes = &program;
+    const host::Reducer reduce(operation);
+    reduce(to, from.data(), static_cast<uint32_t>(from.size()), bytes, /*stream=*/false);
+  };
+  const char* mine = nullptr;
+  for (uint32_t h = 0; h < places_.hosts(); h++) {
+    const size_t all = split.nodes[h].size() * bytes;
+    if (h == host_) {
+      mine = next;
+      for (size_t k = 0; k < split.nodes[h].size(); k++) {
+        Planes program;
+        program.program = split.nodes[h][k];
+        add_up(program, next + k * bytes, own);
+      }
+    } else if (all > 0) {
+      tickets.push_back(mesh_.Receive(kEpoch, h, tag, next, all));
+    }
+    for (size_t k = 0; k < split.nodes[h].size(); k++) sources.push_back(next + k * bytes);
+    next += all;
+  }
+  const size_t sent = split.nodes[host_].size() * bytes;
+  for (uint32_t h = 0; h < places_.hosts(); h++) {
+    if (h != host_ && sent > 0 && HasRanks(h, generation)) tickets.push_back(mesh_.Send(kEpoch, h, tag, mine, sent));
+  }
+  for (const auto& ticket : tickets) mesh_.Wait(ticket);
+  scratch.data = scratch.result.Get(Aligned(std::max<size_t>(bytes, 1)));
+  add_up(split.rest, scratch.data, sources);
+}
+
+// ---- what the host's ranks get
+
+void Link::Give(const Name& name, const Verdict& verdict, const std::string& text, const Scratch& scratch) {
+  const auto give = [&](const std::string& part, const void* data, size_t bytes) {
+    const kf_tensor tensor{data, nullptr, bytes};
+    Operation operation{Kind::kBroadcast, part.c_str(), &tensor, 1, KF_UINT8, KF_SUM, self_};
+    operation.signature = scratch.signature;
+    local_->RunFrom(operation, 0);
+  };
+  give(VerdictName(name.name), &verdict, sizeof verdict);
+  if (verdict.what != Verdict::kFailed) return;
+  char field[kTextBytes] = {};
+  CopyText(field, text);
+  give(TextName(name.name), field, sizeof field);
+}
+
+void Link::GiveResult(const Name& name, const Request& request, const Scratch& scratch) {
+  const bool has_it = request.kind == Kind::kBroadcast && places_.HostOf(request.root) == host_;
+  if (request.kind == Kind::kBarrier || has_it) return;
+  const std::string part = ResultName(name.name);
+  const kf_tensor tensor{scratch.data, nullptr, scratch.elements};
+  Operation operation{Kind::kBroadcast, part.c_str(), &tensor, 1, request.dtype, KF_SUM, self_};
+  operation.signature = scratch.signature;
+  local_->RunFrom(operation, 0);
+}
+
+// ---- deaths
+
+Members Link::LivingIn(uint32_t generation) const {
+  Members living;
+  for (uint32_t rank = 0; rank < places_.ranks(); rank++) living.push_back(rank);
+  for (uint32_t d = 0; d < generation; d++) {
+    living.erase(std::find(living.begin(), living.end(), board_.Death(d)));
+  }
+  return living;
+}
+
+// Until the board has so many; see 5.
+void Link::AwaitDeaths(uint32_t deaths) const {
+  while (board_.deaths() < deaths) Pause();
+}
+
+// How many of this host's are dead in a generation, once the segment knows of them.
+uint32_t Link::AwaitLocalDeaths(uint32_t generation) const {
+  AwaitDeaths(generation);
+  const uint32_t dead = places_.DeadOn(host_, generation, board_);
+  while (local_board_.deaths() < dead) Pause();
+  return dead;
+}
+
+uint32_t Link::AwaitGenerationWithout(uint32_t host, uint32_t missing) const {
+  for (;;) {
+    if (const auto found = places_.GenerationWithout(host, missing, board_)) return *found;
+    Pause();
+  }
+}
+
+void Link::Pause() const {
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (failed_) throw *failed_;
+    if (closing_) throw Closed(KF_STALE, "this cluster version is over");
+  }
+  std::this_thread::sleep_for(kMoment);
+}
+
+}  // namespace kungfu::hosts

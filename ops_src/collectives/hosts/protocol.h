@@ -1,0 +1,92 @@
+// What the ranks of a host and their link say to each other besides data. The words: link.h.
+#ifndef KUNGFU_COLLECTIVES_HOSTS_PROTOCOL_H_
+#define KUNGFU_COLLECTIVES_HOSTS_PROTOCOL_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collectives/operation.h"
+#include "collectives/reduce.h"
+#include "transport/control_board.h"
+
+namespace kungfu::hosts {
+
+// A rank begins an operation, or, with `renewal`, brings it in another generation. One message of a SOCK_SEQPACKET.
+struct Request {
+  bool renewal = false;
+  Kind kind = Kind::kBarrier;
+  kf_dtype dtype = KF_UINT8;
+  kf_op op = KF_SUM;
+  bool weighted = false;
+  uint32_t root = 0;             // in the cluster
+  uint32_t from_generation = 0;  // and not in an earlier one
+  uint64_t count = 0;            // elements that a rank brings
+  uint64_t signature = 0;
+  std::string name, what;  // `what`: for the message of a mismatch
+  // Of an operation with planes, as it is in `from_generation`: Planes' of_rank, most, program, divisor.
+  bool has_planes = false;
+  Planes planes;
+
+  std::vector<char> Packed() const;
+  // None where the bytes, which come from another process, are no request.
+  static std::optional<Request> From(const char* bytes, size_t size);
+
+  static constexpr size_t kMostBytes = 160 << 10;  // a socket takes that at once with Linux's defaults
+};
+
+// The link's word on an operation, to all ranks of its host: an inlined broadcast.
+struct Verdict {
+  enum What : uint32_t {
+    kDone = 1,    // the result follows
+    kAgain = 2,   // to be brought again, in `generation`
+    kFailed = 3,  // with `status`; the text follows
+  };
+  uint32_t what = kDone;
+  uint32_t status = KF_OK;
+  uint32_t generation = 0;
+  uint32_t goes_on = 0;  // of a failure: all ranks have it, and the communicator can be used on
+};
+inline constexpr size_t kTextBytes = 1024;
+
+// Whether a host's link gets what each of its ranks brings, rather than their sum.
+inline bool GoesInRows(Kind kind, kf_dtype dtype, kf_op op) {
+  return kind == Kind::kAllGather || (Reduces(kind) && op == KF_MEAN && BlendFor(dtype) == nullptr);
+}
+inline bool GoesInRows(const Operation& operation) { return GoesInRows(operation.kind, operation.dtype, operation.op); }
+
+// The operations of which one between hosts consists on each host. The first has its name.
+inline std::string VerdictName(const std::string& name) { return name + " (agreed between hosts)"; }
+inline std::string ResultName(const std::string& name) { return name + " (result from other hosts)"; }
+inline std::string TextName(const std::string& name) { return name + " (why it failed)"; }
+
+// Where a cluster's ranks are, the same at everybody.
+class Places {
+ public:
+  explicit Places(std::vector<uint32_t> host_of_rank);
+
+  uint32_t ranks() const { return static_cast<uint32_t>(host_of_.size()); }
+  uint32_t hosts() const { return static_cast<uint32_t>(ranks_on_.size()); }
+  uint32_t HostOf(uint32_t rank) const { return host_of_[rank]; }
+  // In ascending order.
+  const std::vector<uint32_t>& RanksOn(uint32_t host) const { return ranks_on_[host]; }
+  uint32_t SizeOf(uint32_t host) const { return static_cast<uint32_t>(ranks_on_[host].size()); }
+  // Among those of its host; that of the host's link is one more than the last.
+  uint32_t LocalOf(uint32_t rank) const { return local_of_[rank]; }
+  uint32_t LinkOf(uint32_t host) const { return SizeOf(host); }
+
+  // How many of the cluster's first `generation` dead were on `host`.
+  uint32_t DeadOn(uint32_t host, uint32_t generation, const ControlBoard& board) const;
+  // The earliest generation of the cluster that is without the first `dead` of that host's; none as long as `board`
+  // hasn't heard of them.
+  std::optional<uint32_t> GenerationWithout(uint32_t host, uint32_t dead, const ControlBoard& board) const;
+
+ private:
+  std::vector<uint32_t> host_of_, local_of_;
+  std::vector<std::vector<uint32_t>> ranks_on_;
+};
+
+}  // namespace kungfu::hosts
+
+#endif  // KUNGFU_COLLECTIVES_HOSTS_PROTOCOL_H_
