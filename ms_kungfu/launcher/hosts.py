@@ -249,9 +249,20 @@ def _parse_line(words: Sequence[str]) -> Host:
 
 def identify(hosts: Sequence[Host], own: str | None, interface: str | None) -> str:
     """Which of several hosts this machine is: what ``-self`` says, or the one with the address of ``-nic``, or the only
-    one whose address can be bound here. HostError where that is not one."""
+    one whose address can be bound here. HostError where that is not one, or the others can't reach it."""
     addresses = _resolved(hosts)
-    listed = ",".join(host.name for host in hosts)
+    name = _identified(addresses, own, interface)
+    if all(map(network.is_loopback, addresses[name])) and not network.is_loopback(name):
+        if len(hosts) > 1:  # as Debian's /etc/hosts has it for a machine's own name
+            raise HostError(
+                f"{name} means {addresses[name][0]} here, where the other hosts can't reach it; write its address in "
+                "-H, or correct /etc/hosts"
+            )
+    return name
+
+
+def _identified(addresses: dict[str, list[str]], own: str | None, interface: str | None) -> str:
+    listed = ",".join(addresses)
     if own is not None:
         try:
             name = _name(own)

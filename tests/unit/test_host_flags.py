@@ -13,7 +13,7 @@ from ms_kungfu.launcher.options import parse_options
 
 SECRET = "5ec2" * 16
 THREE = "10.0.0.1:2,10.0.0.2:4,gpu3:2:login.example"
-KNOWN = {"gpu3": ["10.0.0.3", "fd00::3"], "gpu1": ["10.0.0.1"], "twins": ["10.0.0.1", "10.0.0.2"]}
+KNOWN = {"here": ["127.0.1.1"], "gpu3": ["10.0.0.3", "fd00::3"], "gpu1": ["10.0.0.1"]}
 
 
 @pytest.fixture(autouse=True)
@@ -176,6 +176,7 @@ def test_several_hosts_on_one_machine_need_to_be_told_which_they_are():
         (["-H", THREE, "-nic", "eth7"], "this machine has no such interface, but lo, eth0, eth1, ib0"),
         (["-H", "10.0.0.2:1,gpu9:1"], "host gpu9 has no address here"),
         (["-H", "127.0.0.1:2,10.0.0.2:2"], "127.0.0.1 means each machine itself"),
+        (["-H", "here:2,10.0.0.1:2"], "here means 127.0.1.1 here, where the other hosts can't reach it"),
         (["-H", "gpu1:2,10.0.0.1:2"], "gpu1 and 10.0.0.1 are one machine"),
     ],
 )
@@ -187,6 +188,7 @@ def test_one_host_may_be_named_by_its_address_or_interface_alone():
     hosts = options("-nic", "eth0", "-np", "3", secret="").hosts
     assert (hosts.names, hosts.slots, hosts.is_several) == (("10.0.0.2",), None, False)
     assert options("-self", "10.0.0.2", secret="").hosts.names == ("10.0.0.2",)
+    assert options("-H", "here:2", secret="").hosts.names == ("here",)
     assert options("-self", "fd00::2", secret="").hosts.names == ("[fd00::2]",)
 
 
