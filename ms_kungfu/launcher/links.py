@@ -35,14 +35,14 @@ class Link(Protocol):
     """`_core.Link`."""
 
     def connect(self, local_rank: int) -> int: ...
-    def lost(self) -> list[tuple[int, str]]: ...
+    def failure(self) -> str: ...
     def close(self) -> None: ...
 
 
 class MakeLink(Protocol):
     def __call__(
-        self, local_fd: int, board_fd: int, *, host: int, host_of_rank: Sequence[int], names: Sequence[str],
-        connections: Sequence[Sequence[int]],
+        self, local_fd: int, board_fd: int, *, host: int, host_of_rank: Sequence[int], addresses: Sequence[str],
+        names: Sequence[str], connections: Sequence[Sequence[int]],
     ) -> Link: ...  # fmt: skip
 
 
@@ -63,9 +63,9 @@ class LinkedSegment:
                 self._fds.append(_core.create_segment(size, cluster.version, cores, recovers))
             self._segment, self._board = map(_core.SegmentControl, self._fds)
             own, connections = connections, []
-            self._link = make_link(
-                *self._fds, host=cluster.hosts.index(host), host_of_rank=cluster.host_of_rank, names=cluster.hosts,
-                connections=own,
+            self._link: Link | None = make_link(
+                *self._fds, host=cluster.hosts.index(host), host_of_rank=cluster.host_of_rank,
+                addresses=[str(worker) for worker in cluster.workers], names=cluster.hosts, connections=own,
             )  # fmt: skip
         except BaseException:
             close_all([*self._fds, *(fd for with_one in connections for fd in with_one)])
@@ -75,6 +75,7 @@ class LinkedSegment:
         pass
 
     def hand_over(self, asker: Asker, message: dict[str, Any], rank: int) -> None:
+        assert self._link is not None
         to_link = self._link.connect(self._local[rank])
         try:
             asker.send(message, (*self._fds, to_link))
@@ -91,21 +92,23 @@ class LinkedSegment:
             self._segment.mark_lost(self._local[rank], reason, recover, reaped)
 
     def heartbeat(self, rank: int) -> int:
-        return self._segment.heartbeat(self._local[rank]) + self._board.heartbeat(rank)
+        return self._segment.heartbeat(self._local[rank])
 
     def gave_up(self, rank: int) -> str:
-        return self._segment.gave_up(self._local[rank]) or self._board.gave_up(rank)
+        return self._segment.gave_up(self._local[rank])
 
     def ranks(self) -> list[int]:
         """Of this host."""
         return list(self._local)
 
-    def lost(self) -> list[tuple[int, str]]:
-        """The hosts (their places in the version) to which connections have ended, and why."""
-        return self._link.lost()
+    def failure(self) -> str:
+        """Why nothing can be exchanged with the other hosts any more; "" while it can."""
+        return "" if self._link is None else self._link.failure()
 
     def close(self) -> None:
-        self._link.close()
+        if self._link is not None:
+            self._link.close()
+            self._link = None  # its connections end with it
         close_all(self._fds)
         self._fds.clear()
 
@@ -114,7 +117,7 @@ class HostSegment(Segment, Protocol):
     """One host's, plain or linked."""
 
     def ranks(self) -> list[int]: ...
-    def lost(self) -> list[tuple[int, str]]: ...
+    def failure(self) -> str: ...
 
 
 _Named = tuple[int, int, str, int]  # version, which attempt to make it, calling host, number of the connection

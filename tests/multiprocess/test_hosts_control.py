@@ -29,7 +29,7 @@ A, B, C = (f"127.0.0.{number}" for number in (1, 2, 3))
 class Link:
     """Keeps its connections."""
 
-    def __init__(self, local_fd, board_fd, *, host, host_of_rank, names, connections):
+    def __init__(self, local_fd, board_fd, *, host, host_of_rank, addresses, names, connections):
         self.host, self.host_of_rank, self.names = host, list(host_of_rank), list(names)
         self.connections = [[socket.socket(fileno=fd) for fd in fds] for fds in connections]
         self.asked = []
@@ -39,8 +39,8 @@ class Link:
         self.asked.append(local_rank)
         return os.memfd_create("socket")
 
-    def lost(self):
-        return []
+    def failure(self):
+        return ""
 
     def close(self):
         self.closed = True
@@ -263,8 +263,8 @@ def test_a_death_is_on_the_board_with_its_rank_in_the_job_and_in_the_segment_of_
     segment.mark_lost(2, "died", True, False)
     assert told == [[(1, "died", True, False)], [(1, "died", True, True), (2, "died", True, False)]]
     assert order[1:] == [segment._board, segment._segment]  # who learns of it by the segment finds it on the board
-    assert segment.gave_up(2) == "1"
-    assert segment.heartbeat(2) == 23
+    assert segment.gave_up(2) == "1"  # by its place on this host
+    assert segment.heartbeat(2) == 11
     segment.close()
 
 
