@@ -57,15 +57,14 @@ class LinkedSegment:
 
         here = [rank for rank, worker in enumerate(cluster.workers) if worker.host == host]
         self._local = {rank: place for place, rank in enumerate(here)}
-        self._hosts, self._host = cluster.hosts, cluster.hosts.index(host)
         self._fds: list[int] = []
         try:
             for size in (len(here) + 1, cluster.size):
                 self._fds.append(_core.create_segment(size, cluster.version, cores, recovers))
             self._segment, self._board = map(_core.SegmentControl, self._fds)
             own, connections = connections, []
-            self._link = make_link(
-                *self._fds, host=self._host, host_of_rank=cluster.host_of_rank,
+            self._link: Link | None = make_link(
+                *self._fds, host=cluster.hosts.index(host), host_of_rank=cluster.host_of_rank,
                 addresses=[str(worker) for worker in cluster.workers], names=cluster.hosts, connections=own,
             )  # fmt: skip
         except BaseException:
@@ -76,6 +75,7 @@ class LinkedSegment:
         pass
 
     def hand_over(self, asker: Asker, message: dict[str, Any], rank: int) -> None:
+        assert self._link is not None
         to_link = self._link.connect(self._local[rank])
         try:
             asker.send(message, (*self._fds, to_link))
@@ -92,24 +92,23 @@ class LinkedSegment:
             self._segment.mark_lost(self._local[rank], reason, recover, reaped)
 
     def heartbeat(self, rank: int) -> int:
-        return self._segment.heartbeat(self._local[rank]) + self._board.heartbeat(rank)
+        return self._segment.heartbeat(self._local[rank])
 
     def gave_up(self, rank: int) -> str:
-        return self._segment.gave_up(self._local[rank]) or self._board.gave_up(rank)
+        return self._segment.gave_up(self._local[rank])
 
     def ranks(self) -> list[int]:
         """Of this host."""
         return list(self._local)
 
-    def lost(self) -> list[tuple[int, str]]:
-        """The hosts (their places in the version) to which connections have ended, and why."""
-        why = self._link.failure()
-        named = [place for place, host in enumerate(self._hosts) if place != self._host and host in why]
-        # 10.0.0.1 is in a sentence about 10.0.0.12, too.
-        return [(max(named, key=lambda place: len(self._hosts[place])), why)] if named else []
+    def failure(self) -> str:
+        """Why nothing can be exchanged with the other hosts any more; "" while it can."""
+        return "" if self._link is None else self._link.failure()
 
     def close(self) -> None:
-        self._link.close()
+        if self._link is not None:
+            self._link.close()
+            self._link = None  # its connections end with it
         close_all(self._fds)
         self._fds.clear()
 
@@ -118,7 +117,7 @@ class HostSegment(Segment, Protocol):
     """One host's, plain or linked."""
 
     def ranks(self) -> list[int]: ...
-    def lost(self) -> list[tuple[int, str]]: ...
+    def failure(self) -> str: ...
 
 
 _Named = tuple[int, int, str, int]  # version, which attempt to make it, calling host, number of the connection
@@ -180,6 +179,9 @@ class LinkMaker:
             if (await channel.receive()).get("linked") is not True:
                 raise ProtocolError(f"{host} doesn't want a link")
             return channel
+        except OSError as error:
+            channel.close()
+            raise OSError(f"no connection with {host}: {error}") from None
         except BaseException:
             channel.close()
             raise

@@ -55,7 +55,7 @@ class Outpost:
         self._pids: dict[int, int] = {}  # of the processes that run, by their keys
         self._making: dict[int, tuple[int, asyncio.Task[None]]] = {}  # version -> attempt
         self._words: dict[int, dict[int, str]] = {}  # version -> rank -> why it can't go on; all that was ever seen
-        self._unlinked: set[tuple[int, int]] = set()  # version and host, of which the head has been told
+        self._unlinked: set[int] = set()  # versions whose link has failed, of which the head has been told
         self._timers: list[asyncio.TimerHandle] = []
         self._is_told = False  # that it has to end
 
@@ -273,14 +273,13 @@ class Outpost:
             self._making.pop(version)[1].cancel()
         self._relay.drop(version)
         self._words.pop(version, None)
-        self._unlinked = {told for told in self._unlinked if told[0] != version}
+        self._unlinked.discard(version)
 
     def _look_for_lost_links(self) -> None:
         for version, segment in self._relay.segments().items():
-            for place, why in segment.lost():
-                if (version, place) not in self._unlinked:
-                    self._unlinked.add((version, place))
-                    self._send("unlinked", {"version": version, "place": place, "why": why})
+            if version not in self._unlinked and (why := segment.failure()):
+                self._unlinked.add(version)
+                self._send("unlinked", {"version": version, "why": why})
         self._timers[:] = [
             timer for timer in self._timers if not timer.cancelled() and timer.when() > self._loop.time()
         ]

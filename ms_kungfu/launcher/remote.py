@@ -149,7 +149,7 @@ class RemoteSite:
             elif what == "unlinked":
                 segment = self.segments.get(int(value["version"]))
                 if segment is not None:
-                    self._owner.unlinked(segment, self.name, int(value["place"]), str(value["why"]))
+                    self._owner.unlinked(segment, self.name, str(value["why"]))
             elif what == "guardless":
                 reason = f"the guard process on host {self.name} was killed, and the workers there with it"
                 self._owner.reports.host_lost(reason)
@@ -312,10 +312,10 @@ class SpreadSegment:
     def _named(self) -> dict[str, Any]:
         return {"version": self.cluster.version, "attempt": self.attempt}
 
-    def lost(self) -> list[tuple[int, str]]:
-        """The hosts with which this one has no connection any more (their places in the version), and why."""
+    def failure(self) -> str:
+        """Why this host can't exchange anything with the others any more; "" while it can."""
         with self._lock:
-            return [] if self._local is None or self._is_closed else self._local.lost()
+            return "" if self._local is None or self._is_closed else self._local.failure()
 
     # ---- as a segment, from any thread ----
 
@@ -498,12 +498,12 @@ class RemoteHosts:
 
     # ---- connections between hosts ----
 
-    def unlinked(self, segment: SpreadSegment, one: str, place: int, why: str) -> None:
-        """A host has no connection any more with another one, by its `place` in a version. Where one of them has
-        ended, too, that is said instead."""
+    def unlinked(self, segment: SpreadSegment, host: str, why: str) -> None:
+        """A host can't exchange anything with the others any more. Where one of them has ended, that is said
+        instead."""
         if not self._unlinked:
             self._unlinked = True
-            reason = f"the connection between hosts {one} and {segment.cluster.hosts[place]} has ended: {why}"
+            reason = f"the link of host {host} with the others has failed: {why}"
             self._loop.call_later(_HOST_FIRST_S, self._tell_of_the_unlinked, segment, reason)
 
     def _tell_of_the_unlinked(self, segment: SpreadSegment, reason: str) -> None:
@@ -513,6 +513,6 @@ class RemoteHosts:
 
     def _look_for_lost_links(self) -> None:
         for segment in {found for site in self.sites.values() for found in site.segments.values()}:
-            for place, why in segment.lost():
-                self.unlinked(segment, self.name, place, why)
+            if why := segment.failure():
+                self.unlinked(segment, self.name, why)
         self._look = self._loop.call_later(_LOOK_S, self._look_for_lost_links)

@@ -70,9 +70,9 @@ class PlainSegment:
     def ranks(self) -> list[int]:
         return list(range(self._size))
 
-    def lost(self) -> list[tuple[int, str]]:
-        """Nobody can be lost by a connection where there is none."""
-        return []
+    def failure(self) -> str:
+        """None of a connection where there is none."""
+        return ""
 
     def close(self) -> None:
         os.close(self.fd)

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.timeout(120)
 
 SECRET = "0123456789abcdef" * 2
 GONE_WITHIN_S = 5.0
+PROGRAMS = Path(__file__).parent / "programs"
 A, B, C = (f"127.0.0.{number}" for number in (1, 2, 3))
 # A worker that says where it is, and stays.
 STAYS = """
@@ -243,10 +244,7 @@ def test_flags_that_differ_are_refused_by_name(kungfu_run, script):
 def test_a_host_that_does_not_come_is_named(hosts, script, kungfu_run):
     words = ["-H", f"{A}:1,{B}:1", "-port", free_port(), "-np", 2]
     for host, sentence in (
-        (
-            A,
-            f"nothing was heard of {B} within 1 s (KUNGFU_JOIN_TIMEOUT); is kungfu-run with the same flags running there?",
-        ),
+        (A, f"nothing was heard of {B} within 1 s (KUNGFU_JOIN_TIMEOUT); is kungfu-run with the same flags running"),
         (B, f"no answer from {A}:"),
     ):
         run = kungfu_run(
@@ -299,6 +297,114 @@ def test_a_job_all_of_whose_workers_are_elsewhere_grows_and_outlives_a_death(hos
     job.assert_exit(0)
     ends = away.wait_for(r"^finished pid \d+ (step \d+ weights \w+)", 2)
     assert len({match[1] for match in ends}) == 1
+
+
+def test_a_worker_that_is_stopped_on_another_host_is_killed(hosts):
+    flags, url = embedded(B)
+    job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 1, "-peer-timeout", "3s", slots={A: 2, B: 1})
+    in_version(job[A], 0, 1)
+    put(url, 1, f"{A}:10000", f"{A}:10001")
+    os.kill(in_version(job[A], 1, 2)[1], signal.SIGSTOP)
+    job[B].wait_for(rf"worker 1 \({A}:10001, pid \d+\) stood still for 3 s \(-peer-timeout\) and was killed")
+    in_version(job[A], 2, 1)
+    job[A].signal(signal.SIGUSR1)
+    job.assert_exit(0)
+
+
+def test_while_a_launcher_is_stopped_nobody_counts_as_standing_still_on_its_host(hosts):
+    flags, _ = embedded(B)
+    job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 1, "-peer-timeout", "1s", slots={A: 1, B: 1})
+    in_version(job[A], 0, 1)
+    job[A].signal(signal.SIGSTOP)
+    time.sleep(3)  # what must not happen takes a second
+    job[A].signal(signal.SIGCONT)
+    job[A].signal(signal.SIGUSR1)
+    job.assert_exit(0)
+    assert "stood still" not in job.output
+
+
+# ---- versions over several hosts: who gets what ----
+
+PLACE = r"^in version {} rank (\d+) of {} pid (\d+) has {}$"
+OVER_HOSTS, ON_ONE = "mms", "m"  # segment, board, socket to the link; a segment
+
+
+def places(job, version, counts, kinds=OVER_HOSTS):
+    """Rank -> process ID in a version, of which each host shows so many."""
+    found = job.wait_for(PLACE.format(version, sum(counts.values()), kinds), counts)
+    assert len({match[1] for match in found}) == sum(counts.values())
+    return {int(match[1]): int(match[2]) for match in found}
+
+
+def command(job, start_module, host, *words):
+    """One like `kungfu-run resize`, typed on that host."""
+    environment = {"XDG_RUNTIME_DIR": str(job[host].runtime_dir), "KUNGFU_JOB_SECRET": SECRET}
+    done = start_module("ms_kungfu.launcher", *words, environment=environment)
+    done.assert_exit(0)
+
+
+def end(job):
+    for run in job.runs.values():
+        run.signal(signal.SIGUSR1)
+    job.assert_exit(0)
+
+
+@pytest.mark.parametrize("head", [A, B])
+def test_sizes_up_and_down_over_three_hosts(hosts, start_module, head):
+    flags, url = embedded(head)
+    job = hosts([sys.executable, PROGRAMS / "places.py"], *flags, "-np", 1, slots={A: 2, B: 2, C: 2})
+    first = places(job, 0, {A: 1}, ON_ONE)
+    command(job, start_module, C, "resize", "5", "-config-server", url)
+    there = places(job, 1, {A: 2, B: 2, C: 1})
+    assert there[0] == first[0]  # its process goes on
+    put(url, 2, f"{A}:10000", f"{C}:10000")
+    staying = places(job, 2, {A: 1, C: 1})
+    assert set(staying.values()) < set(there.values())
+    job[B].wait_for(f"^detached {B}:", 2)
+    put(url, 3, f"{C}:10000")
+    assert places(job, 3, {C: 1}, ON_ONE)[0] == staying[1]
+    put(url, 4, f"{C}:10000", f"{B}:10000", f"{A}:10000")
+    places(job, 4, {A: 1, B: 1, C: 1})
+    end(job)
+
+
+@pytest.mark.parametrize(("recover", "size"), [("shrink", 3), ("replace", 4)])
+def test_a_worker_killed_on_any_host_is_gone_for_all(hosts, recover, size):
+    flags, url = embedded(A)
+    job = hosts([sys.executable, PROGRAMS / "places.py"], *flags, "-np", 4, "-recover", recover, slots={A: 2, B: 2})
+    there = places(job, 0, {A: 2, B: 2})
+    os.kill(there[3], signal.SIGKILL)
+    job[A].wait_for(rf"worker 3 \({B}:10001, pid {there[3]}\) was killed by SIGKILL; the others go on")
+    version = 1 if recover == "shrink" else 2
+    after = places(job, version, {A: 2, B: size - 2})
+    assert {pid for rank, pid in there.items() if rank != 3} <= set(after.values())
+    os.kill(after[0], signal.SIGKILL)  # the lowest rank, at the head
+    left = places(job, 2 * version, {A: size - 2, B: size - 2})
+    assert after[0] not in left.values()
+    end(job)
+
+
+def test_a_worker_of_another_host_that_gets_a_sigterm_ends_and_the_others_go_on(hosts):
+    flags, url = embedded(A)
+    job = hosts([sys.executable, PROGRAMS / "places.py"], *flags, "-np", 2)
+    there = places(job, 0, {A: 1, B: 1})
+    os.kill(there[1], signal.SIGTERM)
+    places(job, 1, {A: 1}, ON_ONE)
+    end(job)
+
+
+def test_another_training_after_a_rest_over_hosts(hosts):
+    flags, url = embedded(B)
+    job = hosts([sys.executable, PROGRAMS / "places.py"], *flags, "-np", 2, "-k")
+    places(job, 0, {A: 1, B: 1})
+    for run in job.runs.values():
+        run.signal(signal.SIGUSR1)
+    job[B].wait_for("waiting for the next cluster")
+    version = open_store(url).watch(0, 20).version
+    put(url, version + 1, f"{A}:10000", f"{A}:10001", f"{B}:10001")
+    places(job, version + 1, {A: 2, B: 1})
+    job[A].signal(signal.SIGTERM)
+    job.assert_exit(143)
 
 
 # ---- strangers ----
