@@ -27,6 +27,11 @@ class Jobs:
         self._started.append(Program(module, arguments, folder, environment, within=host.within()))
         return self._started[-1]
 
+    def start_here(self, module: str, *arguments: object, environment) -> Program:
+        """The same on none of the hosts, without a secret."""
+        self._started.append(Program(module, arguments, self._folder, environment))
+        return self._started[-1]
+
     def over(self, network: Network, size: int, *flags: object, slots: int = 2, watch: bool = True, program=()) -> Job:
         """``kungfu-run`` with the same words on each host, of `RECOVERY_PROGRAM`."""
         return Job(self, network, size, flags, slots, watch, program)
