@@ -32,13 +32,16 @@ _CROWDED_S = 60.0  # six times what a stranger may be silent at the broker
 
 @dataclass(frozen=True)
 class Granted:
-    """A place in `cluster`. The caller owns `fd`, the descriptor of the segment of that cluster version."""
+    """A place in `cluster`. The caller owns `fd`, the descriptor of the segment of that cluster version, and those of
+    `link`: where the version is over several hosts, `fd` is the segment of this one, and `link` are the version's board
+    and the socket to this host's link."""
 
     cluster: Cluster
     rank: int
     fd: int
     peer: PeerID
     incarnation: int
+    link: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -196,8 +199,10 @@ class BrokerClient:
             connection.send(request)
             answer, fds = connection.receive_with_fds()
             try:
-                if "cluster" in answer and len(fds) == 1:
+                if "cluster" in answer:
                     cluster, rank = Cluster.from_json(answer["cluster"]), answer.get("rank")
+                    if len(fds) != descriptors_of(cluster):
+                        raise ProtocolError(f"the broker gave {len(fds)} descriptors with {cluster.dumps()} to {who}")
                     peer, incarnation = PeerID.parse(answer.get("peer")), answer.get("incarnation")
                     if rank is None or rank != cluster.rank_of(peer) or request.get("peer", str(peer)) != str(peer):
                         raise ProtocolError(
@@ -206,7 +211,8 @@ class BrokerClient:
                     if not isinstance(incarnation, int):
                         raise ProtocolError(f"the broker gave incarnation {incarnation!r} to {who}")
                     kept = True
-                    return Granted(cluster, rank, fds.pop(), peer, incarnation)
+                    own, fds = fds, []
+                    return Granted(cluster, rank, own[0], peer, incarnation, tuple(own[1:]))
             finally:
                 close_all(fds)
             if answer.get("detached") is True or answer.get("leaving") is True:
@@ -226,6 +232,11 @@ class BrokerClient:
         finally:
             if not kept:
                 self.close()
+
+
+def descriptors_of(cluster: Cluster) -> int:
+    """How many come with a place: of the segment, and of board and link where the version is over several hosts."""
+    return 1 if len(cluster.hosts) == 1 else 3
 
 
 def _connected(address: str, secret: bytes, timeout: float | None) -> Connection:

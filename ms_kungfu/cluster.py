@@ -6,11 +6,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 WORKER_PORTS = range(10000, 11001)  # KungFu's default
 MAX_WORKERS = 256  # of one host: what a segment has room for (ops_src/transport/shm/segment.h)
+EVEN, FILL = PLACEMENTS = "even", "fill"
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")  # a name or an address; nothing that could garble a log
 
 
@@ -43,10 +44,24 @@ class Cluster:
     runners: tuple[PeerID, ...] = field(default=())
     version: int = 0
     writer: str = field(default="", compare=False)  # who has written this version to the cluster store, if he said so
+    # Where a job's hosts are several: how many workers each may have, and in which way newcomers are dealt to them.
+    slots: Mapping[str, int] | None = field(default=None, compare=False)
+    placement: str = field(default=EVEN, compare=False)
 
     @property
     def size(self) -> int:
         return len(self.workers)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Those that have workers, in the order of the first rank of each."""
+        return tuple(dict.fromkeys(worker.host for worker in self.workers))
+
+    @property
+    def host_of_rank(self) -> list[int]:
+        """For each rank the place of its host in `hosts`."""
+        place = {host: number for number, host in enumerate(self.hosts)}
+        return [place[worker.host] for worker in self.workers]
 
     def rank_of(self, peer: PeerID) -> int | None:
         return self.workers.index(peer) if peer in self.workers else None
@@ -60,22 +75,22 @@ class Cluster:
     ) -> Cluster:
         """The next version with `size` workers: those in `without` go first, then the last ranks.
 
-        A newcomer goes to the first host that has one of its `slots` free, as ``-H`` gives them; without slots, to the
-        host with the fewest workers. It takes the lowest free port there. ValueError where there is no room.
+        A newcomer goes to the host with the fewest workers, of those with one of their `slots` free (by default the
+        cluster's own); of equals to the first. With the placement "fill" to the first that has a slot free. It takes
+        the lowest free port there. ValueError where there is no room.
         """
         if size < 1:
             raise ValueError(f"a cluster has at least 1 worker, got size {size}")
         workers = [worker for worker in self.workers if worker not in without][:size]
         present = Counter(worker.host for worker in workers)
+        slots = slots or self.slots
         hosts = list(slots or dict.fromkeys(worker.host for worker in self.workers))
         # Ports of workers that are about to leave are not handed out: the leaver may still be on its way out.
         taken = {*self.workers}
         while len(workers) < size:
-            if slots is not None:
-                hosts = [host for host in hosts if present[host] < slots[host]]
-                if not hosts:
-                    raise ValueError(f"{size} workers are more than the {sum(slots.values())} slots that -H gives")
-            host = hosts[0] if slots is not None else min(hosts, key=lambda host: present[host])
+            if slots is not None and size > sum(slots.values()):
+                raise ValueError(f"{size} workers are more than the {sum(slots.values())} slots that -H gives")
+            host = next_host(present, hosts, slots, self.placement)
             free = (PeerID(host, port) for port in ports if PeerID(host, port) not in taken)
             newcomer = next(free, None)
             if newcomer is None:
@@ -94,14 +109,19 @@ class Cluster:
 
     def following(self, workers: Iterable[PeerID]) -> Cluster:
         """The next version, with these workers."""
-        return Cluster(tuple(workers), self.runners, self.version + 1)
+        return replace(self, workers=tuple(workers), version=self.version + 1, writer="")
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        document: dict[str, Any] = {
             "Runners": [str(r) for r in self.runners],
             "Workers": [str(w) for w in self.workers],
             "Version": self.version,
         }
+        if self.slots is not None:
+            document["Slots"] = dict(self.slots)
+        if self.placement != EVEN:
+            document["Placement"] = self.placement
+        return document
 
     def dumps(self) -> str:
         return json.dumps(self.to_json())
@@ -111,9 +131,14 @@ class Cluster:
         """Checks and converts KungFu's JSON. ValueError says what is wrong."""
         if not isinstance(document, dict):
             raise ValueError(f"a cluster is a JSON object with Runners and Workers, got {type(document).__name__}")
-        unknown = sorted(set(document) - {"Runners", "Workers", "Version"})
+        unknown = sorted(set(document) - {"Runners", "Workers", "Version", "Slots", "Placement"})
         if unknown:
             raise ValueError(f"unknown key {unknown[0]!r}; a cluster has Runners, Workers and Version")
+        slots, placement = document.get("Slots"), document.get("Placement", EVEN)
+        if slots is not None and not _are_slots(slots):
+            raise ValueError(f"Slots must tell how many workers each host may have, at least 1, got {slots!r}")
+        if placement not in PLACEMENTS:
+            raise ValueError(f"Placement must be {' or '.join(PLACEMENTS)}, got {placement!r}")
         peers: dict[str, tuple[PeerID, ...]] = {}
         for key in ("Runners", "Workers"):
             listed = document.get(key, [] if key == "Runners" else None)
@@ -128,7 +153,22 @@ class Cluster:
         given = document.get("Version", 0)
         if not isinstance(given, int) or isinstance(given, bool) or given < 0:
             raise ValueError(f"Version must be a non-negative integer, got {given!r}")
-        return cls(peers["Workers"], peers["Runners"], given, writer)
+        return cls(peers["Workers"], peers["Runners"], given, writer, slots, placement)
+
+
+def _are_slots(slots: object) -> bool:
+    return (
+        isinstance(slots, dict)
+        and bool(slots)
+        and all(_HOST.fullmatch(host) for host in slots)
+        and all(type(count) is int and count > 0 for count in slots.values())
+    )
+
+
+def next_host(present: Mapping[str, int], hosts: Iterable[str], slots: Mapping[str, int] | None, placement: str) -> str:
+    """Where the next worker goes; some host has room. `present`: how many there are on each."""
+    free = [host for host in hosts if slots is None or present[host] < slots[host]]
+    return free[0] if placement == FILL else min(free, key=present.__getitem__)
 
 
 # What is written to the cluster store is signed: by the launcher with its job's name, by its workers with another word,

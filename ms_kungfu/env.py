@@ -130,7 +130,9 @@ JOB = _optional(
 JOB_SECRET = _optional(
     "KUNGFU_JOB_SECRET",
     Kind(_hex, "hexadecimal digits"),
-    "Proves membership to the broker and authorizes writes to the config server. Never log it.",
+    "Proves membership to the broker and authorizes writes to the config server. Never log it. Set by the user it is "
+    "the job's, which several hosts share, or that of a config server elsewhere.",
+    set_by="user, launcher",
     secret=True,
 )
 CONFIG_SERVER = _optional(
@@ -251,6 +253,11 @@ RANK_ID = Variable("RANK_ID", NUMBER, 0, "The worker's rank at its start.")
 RANK_SIZE = Variable("RANK_SIZE", NUMBER, 1, "The size at its start.")
 LOCAL_RANK = Variable("KUNGFU_LOCAL_RANK", NUMBER, 0, "The worker's rank among those of its host, at its start.")
 LOCAL_SIZE = Variable("KUNGFU_LOCAL_SIZE", NUMBER, 1, "How many workers its host has, at its start.")
+# PyTorch's names for the same.
+PLAIN_RANK = Variable("RANK", NUMBER, 0, "As `RANK_ID`, for programs that read torchrun's names.")
+WORLD_SIZE = Variable("WORLD_SIZE", NUMBER, 1, "As `RANK_SIZE`.")
+PLAIN_LOCAL_RANK = Variable("LOCAL_RANK", NUMBER, 0, "As `KUNGFU_LOCAL_RANK`.")
+LOCAL_WORLD_SIZE = Variable("LOCAL_WORLD_SIZE", NUMBER, 1, "As `KUNGFU_LOCAL_SIZE`.")
 CORES_PER_WORKER = _optional(
     "KUNGFU_CORES_PER_WORKER",
     NUMBER,

@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # Side by side what takes longest begins first (a build, MindSpore's processes), so that no core is idle in the end.
-LONGEST_FIRST = ["cpp", "examples", "devices", "mindspore", "fault", "multiprocess", "unit"]
+LONGEST_FIRST = ["cpp", "examples", "devices", "mindspore", "fault", "hosts", "multiprocess", "unit"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

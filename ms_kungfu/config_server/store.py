@@ -37,6 +37,8 @@ class ConfigStore:
             )
         if "Runners" not in document and self.cluster is not None:
             wanted = replace(wanted, runners=self.cluster.runners)
+        if "Slots" not in document and self.cluster is not None:
+            wanted = replace(wanted, slots=self.cluster.slots, placement=self.cluster.placement)
         if self._check is not None:
             self._check(wanted)
         self.cluster, self.version = wanted, wanted.version

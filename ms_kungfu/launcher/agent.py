@@ -1,7 +1,7 @@
-"""What one host does for a job: it starts, watches and ends its worker processes, and says what becomes of them.
+"""The workers of a job: it starts, watches and ends them, each by way of its host, and says what becomes of them.
 
-It has what only this host can know: processes (by the supervisor), places and segments (by the broker), heartbeats.
-What is to be done about a report, and which cluster is wanted, is the coordinator's.
+What only a host can know comes from its `Site`: processes (its supervisor's), heartbeats. Places and segments are the
+broker's. What is to be done about a report, and which cluster is wanted, is the coordinator's.
 
 Everything here runs in the launcher's event loop; the news of the broker's threads is handed over to it.
 """
@@ -11,17 +11,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import errno
 import itertools
 import logging
 import math
-import os
 import signal
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Callable, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Callable, Protocol, TypeVar
 
-from ms_kungfu.broker_protocol import close_all
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.coordinator import Coordinator
@@ -33,9 +30,12 @@ from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import Recover, Standing, how_it_ended, peers_to_start
 from ms_kungfu.launcher.processes import Process, ProcessTable
+from ms_kungfu.launcher.remote import RemoteHosts
+from ms_kungfu.launcher.segments import NotMadeYet
+from ms_kungfu.launcher.sites import CANT_RUN, Launch, LocalSite, Site, told_of_the_host
 from ms_kungfu.launcher.standbys import StandbyKeeper
 from ms_kungfu.launcher.startup import Start, StartError
-from ms_kungfu.launcher.supervisor import Exited, Supervisor
+from ms_kungfu.launcher.supervisor import Exited, Started, Supervisor
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -43,8 +43,6 @@ _log = logging.getLogger(__name__)
 GRACE_S = 1.0
 _RETRY_S = 0.2
 _FIX_CORES_S = 8.0  # for moving all threads of all workers; a worker waits longer
-_SPARE_DESCRIPTORS = 8  # for requests to the config server, the memory of versions, logs
-_CANT_RUN = 126  # as a shell has it
 _OUT_GRACE_S = 10.0  # for whoever can't go on, to end by itself
 _UNANSWERED_KILL_S = 10.0  # whoever doesn't run for so long, not even to die, is gone without
 
@@ -78,7 +76,7 @@ class Reports(Protocol):
 
 @dataclass(eq=False)
 class HostAgent:
-    """This host's, from `start` to `close`."""
+    """Of all of them, from `start` to `close`. `remote`: the hosts that aren't this one."""
 
     options: Options
     machine: Machine
@@ -87,17 +85,21 @@ class HostAgent:
     begun: Start
     coordinator: Coordinator
     reports: Reports
+    remote: RemoteHosts | None = None
+    sites: dict[str, Site] = field(init=False)
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._cores = self.machine.allowed_cores()
-        self._shares = Shares(self._cores, self.options.cores_per_worker)
+        shares = Shares(self._cores, self.options.cores_per_worker)
         self._keys = itertools.count()
         self._places = itertools.count()
         self._trouble = ""  # the last with a version's shared memory
         self._retry: asyncio.TimerHandle | None = None  # of what it has kept from being announced
         self.emptied = asyncio.Event()  # no process is left
+        self._made = asyncio.Event()  # a segment over several hosts, or it can't be
         reports, from_thread = self.reports, self.from_thread
+        segments: dict[str, Any] = {} if self.remote is None else {"make_segment": self.remote.make_segment}
         self.broker = self.machine.make_broker(
             len(self._cores),
             recovers=self.options.recover is not Recover.FAIL,
@@ -109,29 +111,54 @@ class HostAgent:
             on_cores=self._on_cores,
             on_expected=lambda expected: from_thread(self.standbys.expect, expected),
             on_leave=(lambda peer: from_thread(reports.worker_leaves, peer)) if self.options.watch else None,
+            **segments,
         )
         self._server = self.machine.serve_broker(self.broker, bytes.fromhex(self.begun.secret))
-        self.processes = ProcessTable(self.broker, self.begun.devices, self._shares)
+        self._here = self.options.host.name
+        here = LocalSite(
+            self._here, self.machine, self.supervisor, self.output, self.begun.devices, shares,
+            told=told_of_the_host(self._server.address, self.begun.secret),
+            unheard=lambda: sum(p.host == self._here for p in self.processes) - self._server.connections(),
+        )  # fmt: skip
+        self.sites = {self._here: here, **({} if self.remote is None else self.remote.sites)}
+        self.processes = ProcessTable(self.broker, self.sites)
         self.standbys = StandbyKeeper(
-            self.options, self.machine, self.broker, self.processes, self._shares, self.coordinator,
+            self.options, self.machine, self.broker, self.processes, shares, self.coordinator,
             is_over=lambda: reports.is_over,
-            new_process=lambda log_name: Process(next(self._keys), log_name),
+            new_process=lambda log_name: Process(next(self._keys), log_name, self._here),
             start=self._start_standby,
             dismiss=self._dismiss,
         )  # fmt: skip
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Chooses the first cluster and starts its workers. StartError where it can't have shared memory."""
+        if self.remote is not None:
+            self.remote.attend(self)
         first = self.coordinator.newest
         self.broker.admit(first)
         try:
-            self.broker.choose(first.version)
+            await self.choose(first)
         except Exception as error:  # whatever the runtime or the kernel has against it
             raise StartError(f"the shared memory of {first.size} workers can't be made: {error}") from error
         self._loop.add_reader(self.supervisor.fileno(), self._on_supervisor)
         self.start_missing(first)
         self.standbys.keep()
-        self._look_for_hangs(HangWatch(self.options.peer_timeout_s or math.inf))
+        self._look_for_hangs(self._new_watch())
+
+    async def choose(self, cluster: Cluster) -> None:
+        """The launcher's own choice, once the shared memory is there. Raises what its hosts have against that."""
+        while True:
+            self._made.clear()
+            try:
+                self.broker.choose(cluster.version)
+                return
+            except NotMadeYet:
+                await self._made.wait()
+
+    def segment_was_made(self) -> None:
+        """Or can't be: on the hosts of some version."""
+        self._made.set()
+        self.broker.announce()
 
     def close(self) -> None:
         self._loop.remove_reader(self.supervisor.fileno())
@@ -143,20 +170,23 @@ class HostAgent:
         if not len(self.processes):
             return False
         self.broker.end()  # whoever asks to leave because of the signal is told to go
-        self.supervisor.signal(number)
-        self.supervisor.signal(signal.SIGCONT)  # a stopped process has to run to end
+        for site in self.sites.values():
+            site.signal(number)
+            site.signal(signal.SIGCONT)  # a stopped process has to run to end
         return True
 
     def logs_of(self, process: Process) -> str:
         """Names its log files; "" without -logdir."""
-        return ", ".join(map(str, self.output.log_paths(process.log_name)))
+        paths = ", ".join(map(str, self.sites[process.host].log_paths(process.log_name)))
+        return f"{paths} on {process.host}" if paths and process.host != self._here else paths
 
     def warn_of_crowd(self, cluster: Cluster) -> None:
         """Before `cluster` is wanted."""
-        if cluster.size > max(MANY_PER_CORE * len(self._cores), self.coordinator.newest.size):
+        cores = sum(len(site.shares.cores) for site in self.sites.values())
+        if cluster.size > max(MANY_PER_CORE * cores, self.coordinator.newest.size):
             _log.warning(
                 "%d workers are far more than the %d cores of the job: if that was a mistake, a resize to another size "
-                "takes it back at once", cluster.size, len(self._cores),
+                "takes it back at once", cluster.size, cores,
             )  # fmt: skip
 
     # ---- what happens ----
@@ -174,11 +204,16 @@ class HostAgent:
             self.emptied.set()
             self.reports.supervisor_lost()
             return
+        self.on_event(self._here, event)
+
+    def on_event(self, host: str, event: Started | Exited) -> None:
+        """A host tells of a process of its own."""
         process = self.processes.by_key.get(event.key)
-        if isinstance(event, Exited):
-            assert process is not None
+        if process is None or process.host != host:
+            _log.warning("%s tells of a process %d that it doesn't have", host, event.key)
+        elif isinstance(event, Exited):
             self._on_exit(process, event)
-        elif process is not None:
+        else:
             process.pid = event.pid
             _log.info("%s started", process.who)
 
@@ -240,12 +275,12 @@ class HostAgent:
         hasn't got as many."""
         shares = {process.key: cores for process, cores in self.processes.shares(cluster)}
         for process in self.processes:
-            cores = shares.get(process.key)
-            if cores is None and self._shares.each is not None and not process.has_its_cores:
-                cores = self._shares.of(process.rank + 1)[-1]
+            cores, site = shares.get(process.key), self.sites[process.host]
+            if cores is None and site.shares.each is not None and not process.has_its_cores:
+                cores = site.shares.of(process.rank + 1)[-1]
             if cores is not None and process.pid is not None:
-                self.machine.pin(process.pid, cores)
-                process.has_its_cores = self._shares.each is not None
+                site.pin(process.key, process.pid, cores)
+                process.has_its_cores = site.shares.each is not None
 
     def _on_cores(self, each: int) -> int:
         """In a thread of the broker's: a worker needs as many cores as all others have, and `each` is enough. It
@@ -255,15 +290,16 @@ class HostAgent:
         return answer.result(_FIX_CORES_S)
 
     def _fix_cores(self, each: int, answer: concurrent.futures.Future[int]) -> None:
+        shares = [site.shares for site in self.sites.values()]  # all with the same `each`
         if self.options.affinity:
-            if self._shares.each is None:
-                self._shares.each = each
+            for share in shares:
+                share.each = share.each or each
             if any(process.pid is None for process in self.processes):  # the one that asks, perhaps
                 self._loop.call_later(_RETRY_S, self._fix_cores, each, answer)
                 return
             if not all(process.has_its_cores for process in self.processes):
                 self._move_to_cores(self.broker.current() or self.coordinator.newest)
-        answer.set_result(self._shares.each or 0)
+        answer.set_result(shares[0].each or 0)
 
     def _on_ready(self, who: tuple[PeerID, int] | int) -> None:
         """A newcomer (peer ID and incarnation), or standby number `who`, would join at once."""
@@ -300,26 +336,38 @@ class HostAgent:
 
     # ---- who hangs ----
 
+    def _new_watch(self) -> HangWatch:
+        return HangWatch(self.options.peer_timeout_s or math.inf)
+
     def _look_for_hangs(self, watch: HangWatch) -> None:
         if self.reports.is_over:
             return
-        watched = {process.key: process for process in self.processes if not process.killed_because}
-        beats = {
-            key: () if process.peer is None else self.broker.heartbeat(process.peer, process.incarnation)
-            for key, process in watched.items()
-        }
+        here = [process for process in self.processes if process.host == self._here]
+        beats = {process.key: self._heartbeat(process) for process in here}
         stopped = [
-            key
-            for key, process in watched.items()
-            if not beats[key] and process.pid is not None and self.machine.is_stopped(process.pid)
+            process.key
+            for process in here
+            if not beats[process.key] and process.pid is not None and self.machine.is_stopped(process.pid)
         ]
-        for key in watch.hung(self._loop.time(), beats, stopped):
+        self.look_at(self._here, watch, self._loop.time(), stopped)
+        self._loop.call_later(watch.period_s, self._look_for_hangs, watch)
+
+    def _heartbeat(self, process: Process) -> tuple[int, ...]:
+        return () if process.peer is None else self.broker.heartbeat(process.peer, process.incarnation)
+
+    def look_at(self, host: str, watch: HangWatch, now: float, stopped: Collection[int]) -> None:
+        """The heartbeats of a host's workers are as they were there at `now`, by its own clock: while nothing comes
+        from a host nobody counts as standing still there."""
+        if self.reports.is_over:
+            return
+        watched = {p.key: p for p in self.processes if p.host == host and not p.killed_because}
+        beats = {key: self._heartbeat(process) for key, process in watched.items()}
+        for key in watch.hung(now, beats, [key for key in stopped if key in watched and not beats[key]]):
             self._kill(
                 watched[key], f"stood still for {self.options.peer_timeout_s:g} s (-peer-timeout) and was killed"
             )
         for process in watched.values():
             self._look_whether_it_is_out(process)
-        self._loop.call_later(watch.period_s, self._look_for_hangs, watch)
 
     def _look_whether_it_is_out(self, process: Process) -> None:
         """A worker that has failed alone in a collective or a join (Ctrl-C, no memory) has no part in anything more,
@@ -338,10 +386,13 @@ class HostAgent:
 
     # ---- ending processes ----
 
+    def _signal(self, number: int, process: Process) -> None:
+        self.sites[process.host].signal(number, process.key)
+
     def _kill(self, process: Process, reason: str) -> None:
         """Its end follows as an event like any other, or it is gone without."""
         process.killed_because = reason
-        self.supervisor.signal(signal.SIGKILL, process.key)
+        self._signal(signal.SIGKILL, process)
         self._loop.call_later(_UNANSWERED_KILL_S, self._give_up_on, process)
 
     def _give_up_on(self, process: Process) -> None:
@@ -363,7 +414,7 @@ class HostAgent:
             if process.peer in peers and process.peer in told and not process.told_again:
                 process.told_again = True
                 _log.warning("%s was told to end, and nobody else is left to go on: it ends now", process.who)
-                self.supervisor.signal(signal.SIGTERM, process.key)
+                self._signal(signal.SIGTERM, process)
 
     def send_everybody_away(self) -> None:
         """All members have finished: whoever was about to join would find nobody."""
@@ -385,9 +436,9 @@ class HostAgent:
 
     def _dismiss(self, process: Process) -> None:
         process.dismissed = True
-        self.supervisor.signal(signal.SIGTERM, process.key)
-        self.supervisor.signal(signal.SIGCONT, process.key)
-        self._loop.call_later(GRACE_S, self.supervisor.signal, signal.SIGKILL, process.key)
+        self._signal(signal.SIGTERM, process)
+        self._signal(signal.SIGCONT, process)
+        self._loop.call_later(GRACE_S, self._signal, signal.SIGKILL, process)
 
     # ---- starting processes ----
 
@@ -395,7 +446,7 @@ class HostAgent:
         """Starts who is new in `cluster`; those in `replacing` take the places of workers that have died."""
         coordinator = self.coordinator
         present = {p.peer for p in self.processes if p.peer is not None and self.processes.is_current(p)}
-        shares = self._shares.of(cluster.size)
+        shares = self.processes.shares_in(cluster)
         current = self.broker.current()
         joins_later = current is not None and current.version < cluster.version
         for peer in peers_to_start(cluster, present, self.broker.ended_in(cluster), coordinator.finishing):
@@ -405,19 +456,19 @@ class HostAgent:
                 coordinator.count_restart(place, self._loop.time())
             else:
                 place = next(self._places)
-            process = self.processes.standby_for(rank) if joins_later else None
+            process = self.processes.standby_for(rank, peer.host) if joins_later else None
             if process is not None:
                 _log.info("standby %s becomes worker %d (%s, pid %s)", process.standby, rank, peer, process.pid)
             else:
-                device = self.processes.choose_device(cluster)
-                process = Process(next(self._keys), f"{peer.host}.{peer.port}", device=device)
+                device = self.processes.choose_device(cluster, peer.host)
+                process = Process(next(self._keys), f"{peer.host}.{peer.port}", peer.host, device=device)
             process.peer, process.incarnation, process.place = peer, cluster.version, place
             process.rank, process.size = rank, cluster.size
             if process.standby is not None:
-                self.output.release(process.log_name)
+                self.sites[process.host].release(process.log_name)
                 self.broker.assign(process.standby, peer, cluster.version)
             else:
-                self._launch(process, cluster, joins_later, shares[rank], len(shares[rank]))
+                self._launch(process, cluster, joins_later, shares[peer], len(shares[peer]))
             if joins_later:
                 process.join_timer = self._loop.call_later(
                     self.begun.join_timeout_s, self._end_one_that_is_late, process, cluster.version
@@ -427,41 +478,30 @@ class HostAgent:
     def _start_standby(self, process: Process, cluster: Cluster, share: list[int]) -> None:
         # As many threads as its share of the cores will be; until then it may use all of them, unless it is to begin
         # with exactly its number.
-        self._launch(process, cluster, True, share if self._shares.each else list(self._cores), len(share))
+        fixed = self.sites[process.host].shares.each
+        self._launch(process, cluster, True, share if fixed else list(self._cores), len(share))
 
     def _launch(self, process: Process, cluster: Cluster, joins_later: bool, cores: list[int], threads: int) -> None:
         """The supervisor tells what came of it."""
-        environment = environment_of(
-            process, cluster, joins_later, self.options, self.begun, self._server.address, self._shares.each
-        )
-        if "PYTHONUNBUFFERED" not in self.machine.environ:
-            # Output goes to a pipe: without this it comes in blocks, late, and not at all from a worker that is killed.
-            environment["PYTHONUNBUFFERED"] = "1"
-        if self.options.affinity and "OMP_NUM_THREADS" not in self.machine.environ:
-            environment["OMP_NUM_THREADS"] = str(threads)
-        process.has_its_cores = self._shares.each is not None
+        site, pins = self.sites[process.host], self.options.affinity
+        process.has_its_cores = site.shares.each is not None
         self.processes.by_key[process.key] = process
         self.emptied.clear()
+        launch = Launch(
+            process.key,
+            process.log_name,
+            process.rank,
+            process.peer is None,
+            environment_of(process, cluster, joins_later, self.options, self.begun, site),
+            tuple(cores) if pins else (),
+            threads if pins else None,
+            joins_later,
+        )
         try:
-            if joins_later:
-                self._check_descriptors()
-            stdout, stderr = self.output.attach(process.log_name, process.rank, held=process.peer is None)
+            site.start(launch)
         except OSError as error:
             # As one that could not be run: what a death leads to is for the policy to say.
-            never = Exited(process.key, _CANT_RUN, f"was not started: no pipe for its output: {error.strerror}")
-            self._loop.call_soon(self._on_exit, process, never)
-            return
-        try:
-            self.supervisor.start(process.key, environment, cores if self.options.affinity else (), stdout, stderr)
-        finally:
-            close_all((stdout, stderr))
-
-    def _check_descriptors(self) -> None:
-        """OSError where another newcomer would take the last descriptors: nobody would hear those who are starting
-        already, nor whoever takes a mistaken size back."""
-        unheard = max(0, len(self.processes) - self._server.connections())
-        if self.machine.spare_descriptors() < 4 + unheard + _SPARE_DESCRIPTORS:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self._loop.call_soon(self._on_exit, process, Exited(process.key, CANT_RUN, str(error.strerror)))
 
     def _end_one_that_is_late(self, process: Process, version: int) -> None:
         """A newcomer has had its time."""

@@ -13,11 +13,11 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from ms_kungfu.broker_protocol import Connection, Detached, ProtocolError, Stay
+from ms_kungfu.broker_protocol import Detached, ProtocolError, Stay
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.ahead import Expected
 from ms_kungfu.launcher.policy import would_be_left
-from ms_kungfu.launcher.segments import MakeSegment, Segment, Segments
+from ms_kungfu.launcher.segments import Asker, MakeSegment, NotMadeYet, PlainSegment, Segments
 from ms_kungfu.launcher.stores import Stores
 from ms_kungfu.launcher.versions import ClusterVersions, Grant, LeaveRequest, Refuse, Request, StandbyRequest, Wait
 
@@ -56,7 +56,7 @@ class Broker:
     on_expected: Callable[[Expected], None] = lambda expected: None
     recovers: bool = False
     min_size: int = 1
-    make_segment: MakeSegment = Segment
+    make_segment: MakeSegment = PlainSegment
     condition: Callable[[], threading.Condition] = threading.Condition
     is_alive: Callable[[int], bool] = is_alive
 
@@ -69,7 +69,8 @@ class Broker:
         self._announced = -1
         self._leaving: set[PeerID] = set()  # those of the newest version that may leave it, and haven't yet
         self._told_to_end: set[PeerID] = set()  # members that may leave because they got a SIGTERM
-        self._holders: dict[tuple[PeerID, int], int] = {}  # process -> process ID that came with its name
+        # Process -> process ID that came with its name; None where its own host sees to that.
+        self._holders: dict[tuple[PeerID, int], int | None] = {}
         self._counting: set[tuple[PeerID, int]] = set()  # processes of which a heartbeat has been seen
         self._ready_standbys: set[int] = set()
         self._identities: dict[int, tuple[PeerID, int]] = {}  # of standbys that are needed
@@ -87,9 +88,10 @@ class Broker:
             self._changed.notify_all()
 
     def announce(self) -> None:
-        """Tries again to make the shared memory that could not be made."""
+        """Tries again to make the shared memory that could not be made, or had not been yet."""
         with self._changed:
             self._announce()
+            self._changed.notify_all()
 
     def refuse(self, version: int, reason: str) -> None:
         """A version that this host can't run: members who ask for it are told why instead of waiting for it."""
@@ -100,7 +102,7 @@ class Broker:
     def choose(self, version: int) -> None:
         """The launcher's own choice: the initial version. It must have been admitted.
 
-        Raises what the runtime or the kernel has against its shared memory; nothing is chosen then.
+        Raises what the runtime or the kernel has against its shared memory, or `NotMadeYet`; nothing is chosen then.
         """
         with self._changed:
             self._segments.of(self._versions.clusters[version])
@@ -204,8 +206,9 @@ class Broker:
 
     # ---- answering, in a thread of the caller's ----
 
-    def serve(self, connection: Connection, pid: int) -> bool:
-        """Answers a request of process `pid`, when there is an answer. Whether there may be another one."""
+    def serve(self, connection: Asker, pid: int | None) -> bool:
+        """Answers a request of process `pid`, when there is an answer. Whether there may be another one. None: of a
+        process on another host, which has seen to it that it is nobody's child."""
         try:
             message = connection.receive()
             if "store" in message:
@@ -230,7 +233,7 @@ class Broker:
             self._answer(connection, request, pid)
         return True
 
-    def _fix_cores(self, connection: Connection, each: object) -> None:
+    def _fix_cores(self, connection: Asker, each: object) -> None:
         if not isinstance(each, int) or isinstance(each, bool) or each < 1:
             raise ProtocolError(f"cores must be a number of at least 1, got {each!r}")
         try:
@@ -241,7 +244,7 @@ class Broker:
         connection.extend(_ANSWER_TIMEOUT_S)
         connection.send(answer)
 
-    def _answer(self, connection: Connection, request: Request | StandbyRequest, pid: int) -> None:
+    def _answer(self, connection: Asker, request: Request | StandbyRequest, pid: int | None) -> None:
         try:
             self._answer_in_time(connection, request, pid)
         finally:
@@ -254,7 +257,7 @@ class Broker:
                 if who is not None:
                     self._versions.ready.discard(who)
 
-    def _answer_in_time(self, connection: Connection, asked: Request | StandbyRequest, pid: int) -> None:
+    def _answer_in_time(self, connection: Asker, asked: Request | StandbyRequest, pid: int | None) -> None:
         asked_for: int | None = None
         connection.extend(_ANSWER_TIMEOUT_S)
         while True:
@@ -373,6 +376,8 @@ class Broker:
             return
         try:
             self._segments.of(self._versions.clusters[version])
+        except NotMadeYet:
+            return
         except Exception as error:  # whatever the runtime or the kernel has against it
             # The members would agree on a version that they can't go over to: better that they don't hear of it yet.
             self.on_trouble(_unmakeable(self._versions.clusters[version], error))
@@ -385,19 +390,21 @@ class Broker:
         if wanted is not None:
             try:
                 self._segments.of(wanted)
+            except NotMadeYet:
+                return Wait()
             except Exception as error:
                 # Once and for all, so that all members are told the same.
                 self._versions.refused[wanted.version] = _unmakeable(wanted, error)
         return self._versions.answer(request)
 
-    def _refusal_of(self, request: Request, pid: int) -> Refuse | None:
+    def _refusal_of(self, request: Request, pid: int | None) -> Refuse | None:
         """A forked child has its parent's name and secret, but not its place."""
         holder = self._holders.get((request.peer, request.incarnation))
         if holder is None or holder == pid or not self.is_alive(holder):
             return None
         return Refuse(f"the place of {request.peer} belongs to process {holder}; process {pid} has no place of its own")
 
-    def _grant(self, connection: Connection, request: Request, grant: Grant, pid: int) -> None:
+    def _grant(self, connection: Asker, request: Request, grant: Grant, pid: int | None) -> None:
         self._holders[(request.peer, request.incarnation)] = pid
         message = {
             "cluster": grant.cluster.to_json(),
@@ -405,7 +412,7 @@ class Broker:
             "peer": str(request.peer),
             "incarnation": request.incarnation,
         }
-        connection.send(message, (self._segments.open[grant.cluster.version].fd,))
+        self._segments.open[grant.cluster.version].hand_over(connection, message, grant.rank)
 
     def _after_choice(self) -> None:
         self._segments.drop_unknown()

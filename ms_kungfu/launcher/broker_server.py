@@ -12,9 +12,9 @@ import secrets
 import socket
 import threading
 import time
+from typing import Protocol
 
 from ms_kungfu.broker_protocol import Connection, ProtocolError, new_nonce, proof_of, text_field
-from ms_kungfu.launcher.broker import Broker
 
 _log = logging.getLogger(__name__)
 _HANDSHAKE_TIMEOUT_S = 10.0
@@ -25,10 +25,18 @@ _MAX_UNPROVED = 512
 _SILENT_S = 1.0  # a worker proves itself within milliseconds; one that is taken for a stranger comes again
 
 
+class Serves(Protocol):
+    """A broker, or who passes on to one."""
+
+    def serve(self, connection: Connection, pid: int) -> bool:
+        """Answers one request of process `pid`. Whether there may be another one."""
+        ...
+
+
 class BrokerServer:
     """Listens on an abstract Unix socket, `address`, from construction to `close`. Thread-safe."""
 
-    def __init__(self, broker: Broker, secret: bytes) -> None:
+    def __init__(self, broker: Serves, secret: bytes) -> None:
         self._broker = broker
         self._secret = secret
         self._closing = threading.Event()

@@ -49,6 +49,7 @@ def _run(options: Options) -> int:
     supervisor = Supervisor.fork(options.command)
     try:
         from ms_kungfu.launcher.job import Job
+        from ms_kungfu.launcher.outpost import Outpost
         from ms_kungfu.launcher.startup import StartError
 
         set_process_name(PROGRAM)
@@ -58,7 +59,8 @@ def _run(options: Options) -> int:
         output = Output(options.logdir, quiet=not options.show_workers)
         _set_up_log(options, output)
         try:
-            return asyncio.run(Job(options, supervisor, output).run())
+            runs = Job if options.hosts.is_head else Outpost
+            return asyncio.run(runs(options, supervisor, output).run())
         except StartError as error:
             return failed(PROGRAM, error, 1)
     except KeyboardInterrupt:  # before the job could install its own handler

@@ -95,9 +95,15 @@ def _main(
                 "For one of another user or machine set KUNGFU_JOB_SECRET"
             )
         number, ports = int(words[0]), getattr(flags, "port_range", None)
-        print(_write(store, lambda cluster: next_cluster(cluster, number, ports)))
+        hosts: set[str] = set()
+
+        def following(cluster: Cluster) -> Cluster | str:
+            hosts.update(peer.host for peer in cluster.runners + cluster.workers)
+            return next_cluster(cluster, number, ports)
+
+        print(_write(store, following))
         cores = len(os.sched_getaffinity(0))
-        if command == "resize" and number > MANY_PER_CORE * cores:
+        if command == "resize" and number > MANY_PER_CORE * cores and len(hosts) == 1:
             print(
                 f"{program}: {number} workers are far more than the {cores} cores of this machine; if that was a "
                 "mistake, a resize to another size takes it back at once",

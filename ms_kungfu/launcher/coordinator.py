@@ -102,8 +102,9 @@ class Coordinator:
         gone = {*ended, *self.members_to_leave(living)}
         ports = [port for port in self._options.ports if port not in taken_ports]
         last_version = max(last_version, self.last_version)
+        newest = self._options.hosts.described(self.newest)
         return policy.revised(
-            self.newest, last_version, gone, living, len(self.vacant), ports, self._options.host.slots_by_host
+            newest, last_version, gone, living, len(self.vacant), ports, self._options.hosts.slots_by_host
         )
 
     def _is_outside(self, cluster: Cluster) -> bool:

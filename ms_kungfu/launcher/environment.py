@@ -6,38 +6,44 @@ from ms_kungfu import env
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.processes import Process
+from ms_kungfu.launcher.sites import Site
 from ms_kungfu.launcher.startup import Start
 
 
 def environment_of(
-    process: Process, cluster: Cluster, joins_later: bool, options: Options, begun: Start, broker: str, each: int | None
+    process: Process, cluster: Cluster, joins_later: bool, options: Options, begun: Start, site: Site
 ) -> dict[str, str | None]:
-    """Changes to the launcher's own environment; None removes what an outer job may have set.
+    """Changes to the environment of its host's launcher; None removes what an outer job may have set. What only the
+    host itself knows is added there (`sites.told_of_the_host`).
 
     Args:
         process: a worker of `cluster`, or a standby, which is to be in the next one.
-        broker: the address of the host's.
-        each: how many cores each worker has, None where they are divided.
+        site: its host.
     """
-    standby = process.peer is None
-    here = [worker for worker in cluster.workers if worker.host == options.host.name]
+    standby, each = process.peer is None, site.shares.each
+    here = [worker for worker in cluster.workers if worker.host == process.host]
     elsewhere = cluster.size - len(here)
+    rank, size = str(process.rank), str(process.size)
+    local_rank = str(here.index(process.peer) if process.peer in here else process.rank - elsewhere)
+    local_size = str(process.size - elsewhere)
     return {
         env.SELF.name: None if standby else str(process.peer),
         env.INCARNATION.name: None if standby else str(process.incarnation),
         env.PARKED.name: "1" if joins_later else None,
         env.STANDBY.name: str(process.standby) if standby else None,
-        env.BROKER.name: broker,
         env.JOB.name: begun.writer,
-        env.JOB_SECRET.name: begun.secret,
         env.CONFIG_SERVER.name: begun.url,
         env.WATCH.name: "1" if options.watch else None,
-        env.HOSTS.name: options.host.limit,
+        env.HOSTS.name: options.hosts.limit,
         env.PORT_RANGE.name: f"{options.ports[0]}-{options.ports[-1]}",
-        env.RANK_ID.name: str(process.rank),
-        env.RANK_SIZE.name: str(process.size),
-        env.LOCAL_RANK.name: str(here.index(process.peer) if process.peer in here else process.rank - elsewhere),
-        env.LOCAL_SIZE.name: str(process.size - elsewhere),
+        env.RANK_ID.name: rank,
+        env.RANK_SIZE.name: size,
+        env.LOCAL_RANK.name: local_rank,
+        env.LOCAL_SIZE.name: local_size,
+        env.PLAIN_RANK.name: rank,
+        env.WORLD_SIZE.name: size,
+        env.PLAIN_LOCAL_RANK.name: local_rank,
+        env.LOCAL_WORLD_SIZE.name: local_size,
         env.CORES_PER_WORKER.name: str(each) if each else None,
-        **begun.devices.environment(process.device),
+        **site.devices.environment(process.device),
     }

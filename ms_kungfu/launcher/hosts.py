@@ -1,18 +1,23 @@
-"""Hosts, slots and ports: from ``-H`` and ``-port-range`` to the first cluster, and what this host may be asked for."""
+"""Hosts, slots and ports: from ``-H`` and ``-port-range`` to the first cluster, and what the hosts may be asked for."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+import ipaddress
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ms_kungfu import env
-from ms_kungfu.cluster import MAX_WORKERS, Cluster, PeerID
+from ms_kungfu.cluster import EVEN, MAX_WORKERS, Cluster, PeerID, next_host
+from ms_kungfu.launcher import network
 
 MANY_PER_CORE = 4  # workers, before a resize looks like a mistake
 DEFAULT_HOST = "127.0.0.1"
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9.])?")
 
 
 class HostError(ValueError):
@@ -21,49 +26,134 @@ class HostError(ValueError):
 
 @dataclass(frozen=True)
 class Host:
-    """This host as the workers' addresses name it. `slots` None: as many workers as are asked for, and have room."""
+    """A host as the workers' addresses name it: what ``-H`` says, IPv6 in brackets. `slots` None: as many workers as
+    are asked for, and have room. `public`: where ssh finds it, if that is another address."""
 
     name: str = DEFAULT_HOST
     slots: int | None = None
+    public: str = ""
+
+    def __str__(self) -> str:
+        return self.name if self.slots is None else f"{self.name}:{self.slots}"
+
+    @property
+    def address(self) -> str:
+        """To connect to, or to look up: the name without the brackets."""
+        return self.name.strip("[]")
+
+    @property
+    def login(self) -> str:
+        """What ssh is given."""
+        return (self.public or self.name).strip("[]")
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Those of a job, in the order of ``-H``.
+
+    `self_name`: which one this machine is. `head_name`: the one that decides for all, because the config server is
+    there, or is nearest; the first one where nobody says. `max_workers`: in all, and so on one host. `placement`: how
+    workers are dealt to them (`Cluster.resized`).
+    """
+
+    each: tuple[Host, ...] = (Host(),)
+    self_name: str = DEFAULT_HOST
+    head_name: str = ""
     max_workers: int = MAX_WORKERS
+    placement: str = EVEN
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.each))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(host.name for host in self.each)
+
+    @property
+    def is_several(self) -> bool:
+        return len(self.each) > 1
+
+    @property
+    def own(self) -> Host:
+        return self.named(self.self_name)
+
+    @property
+    def head(self) -> Host:
+        return self.named(self.head_name) if self.head_name else self.each[0]
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this machine is."""
+        return self.own == self.head
+
+    def named(self, name: str) -> Host:
+        return next(host for host in self.each if host.name == name)
+
+    @property
+    def slots_by_host(self) -> dict[str, int] | None:
+        """None where no limit was given, which is so on one host only."""
+        return None if self.each[0].slots is None else {host.name: host.slots or 0 for host in self.each}
 
     @property
     def limit(self) -> str | None:
         """As KUNGFU_HOSTS has it."""
-        return None if self.slots is None else f"{self.name}:{self.slots}"
+        return None if self.slots_by_host is None else str(self)
 
     @property
-    def slots_by_host(self) -> dict[str, int] | None:
-        return None if self.slots is None else {self.name: self.slots}
+    def slots(self) -> int | None:
+        """Of all."""
+        return None if self.slots_by_host is None else sum(self.slots_by_host.values())
 
     def has_room(self, size: int) -> bool:
         """For so many workers."""
         return size <= (self.max_workers if self.slots is None else min(self.slots, self.max_workers))
 
-    def first_cluster(self, size: int, ports: range, runner_port: int, version: int) -> Cluster:
+    def first_cluster(self, size: int, ports: range, control_port: int, version: int) -> Cluster:
         """The cluster a job starts with. HostError where there is no room for it."""
         if self.slots is not None and size > self.slots:
             raise HostError(
-                f"-np {size} is more than the {self.slots} slots of -H {self.limit}; ask for fewer workers or give "
-                "the host more slots"
+                f"-np {size} is more than the {self.slots} slots of -H {self}; ask for fewer workers or give "
+                f"{'the hosts' if self.is_several else 'the host'} more slots"
             )
         if size > self.max_workers:
-            raise HostError(f"-np {size} is more than the {self.max_workers} workers that one host can have")
-        if size > len(ports):
-            raise HostError(f"-port-range {ports[0]}-{ports[-1]} is too small for {size} workers; give a larger one")
-        workers = tuple(PeerID(self.name, port) for port in ports[:size])
-        return Cluster(workers, (PeerID(self.name, runner_port),), version)
+            raise HostError(f"-np {size} is more than {self._most}; ask for fewer workers")
+        runners = tuple(PeerID(host.name, control_port) for host in self.each)
+        most = max(self._dealt(size).values())
+        if most > len(ports):
+            raise HostError(f"-port-range {ports[0]}-{ports[-1]} is too small for {most} workers; give a larger one")
+        # Neighbours in rank are neighbours on a host: ranks go from host to host, whatever order they were dealt in.
+        workers = tuple(PeerID(name, ports[i]) for name, count in self._dealt(size).items() for i in range(count))
+        return self.described(Cluster(workers, runners, version))
+
+    def described(self, cluster: Cluster) -> Cluster:
+        """With what whoever resizes it has to know of the hosts: one alone needs nothing."""
+        return replace(cluster, slots=self.slots_by_host, placement=self.placement) if self.is_several else cluster
+
+    def _dealt(self, size: int) -> dict[str, int]:
+        """How many workers each host gets."""
+        count = dict.fromkeys(self.names, 0)
+        for _ in range(size):
+            count[next_host(count, self.names, self.slots_by_host, self.placement)] += 1
+        return count
+
+    @property
+    def _most(self) -> str:
+        where = "a job on several hosts" if self.is_several else "one host"
+        return f"the {self.max_workers} workers that {where} can have"
 
     def check(self, cluster: Cluster, members: Sequence[PeerID]) -> None:
-        """HostError where this host can't run `cluster`, or none of the living `members` would be left to hand over
+        """HostError where these hosts can't run `cluster`, or none of the living `members` would be left to hand over
         their state; without members there is none."""
-        strangers = [str(w) for w in cluster.workers if w.host != self.name]
+        strangers = [str(w) for w in cluster.workers if w.host not in self.names]
         if strangers:
-            raise HostError(f"worker {strangers[0]} is not on {self.name}: this job has one host only so far")
-        if self.slots is not None and cluster.size > self.slots:
-            raise HostError(f"{cluster.size} workers are more than the {self.slots} slots that -H {self.limit} gives")
+            raise HostError(f"worker {strangers[0]} is on none of the job's hosts: {','.join(self.names)}")
+        for name, count in Counter(worker.host for worker in cluster.workers).items():
+            slots = self.named(name).slots
+            if slots is not None and count > slots:
+                where = f" on {name}" if self.is_several else ""
+                raise HostError(f"{count} workers{where} are more than the {slots} slots that -H {self} gives")
         if cluster.size > self.max_workers:
-            raise HostError(f"{cluster.size} workers are more than the {self.max_workers} that one host can have")
+            raise HostError(f"{cluster.size} workers are more than {self._most}")
         if members and not set(cluster.workers) & set(members):
             raise HostError(
                 "the new cluster keeps none of the present workers, so their state would be lost; keep one of "
@@ -79,25 +169,154 @@ def parse_ports(text: str) -> range:
         raise argparse.ArgumentTypeError(f"{text!r} is not a range of ports; write it like 10000-11000") from None
 
 
-def parse_hosts(text: str) -> Host:
-    """``-H host[:slots[:public address]]``. As with KungFu, a host without slots has one."""
-    entries = [entry for entry in text.split(",") if entry]
-    if len(entries) != 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one host:slots; one host only so far")
-    name, *rest = entries[0].split(":")
-    slots = rest[0] if rest else "1"
-    if not name or len(rest) > 2 or not slots.isascii() or not slots.isdigit() or int(slots) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not host:slots, e.g. 127.0.0.1:4")
-    if not _is_this_host(name):
-        raise argparse.ArgumentTypeError(f"{name} is not this machine; one host only so far")
-    return Host(name, int(slots))
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """``-H host[:slots[:public address]],...``. As with KungFu, a host without slots has one."""
+    return _checked([_parse_host(entry) for entry in text.split(",") if entry] or [_parse_host(text)])
 
 
-def _is_this_host(name: str) -> bool:
-    """Whether one of the addresses of `name` is ours: only such can be bound."""
-    with contextlib.suppress(OSError, UnicodeError):
-        for family, kind, protocol, _, address in socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM):
-            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.bind(address)
-                return True
-    return False
+def _parse_host(text: str) -> Host:
+    # An address of IPv6 has colons of its own, and therefore brackets.
+    parts = re.fullmatch(r"(\[[^]]*\]|[^:]*)(?::([^:]*)(?::(\[[^]]*\]|[^:]*))?)?", text)
+    if parts is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not host:slots, e.g. 10.0.0.1:4; an address of IPv6 stands in brackets, [fd00::1]:4"
+        )
+    name, slots, public = parts[1], parts[2], parts[3]
+    if slots is not None and not _is_count(slots):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not host:slots, e.g. 127.0.0.1:4: {slots!r} is no number of them"
+        )
+    return Host(_name(name), int(slots or 1), _name(public) if public is not None else "")
+
+
+def _is_count(text: str) -> bool:
+    return re.fullmatch("0*[1-9][0-9]{0,7}", text) is not None
+
+
+def _name(text: str) -> str:
+    """As all hosts write it: an address has one form, a name is in lower case."""
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    try:
+        address = ipaddress.ip_address(bare)
+        if "%" in bare:  # of one link, and of this machine's name for it
+            raise ValueError(bare)
+    except ValueError:
+        if bare == text and _NAME.fullmatch(text) and not re.fullmatch(r"[0-9.]+", text):
+            return text.lower()
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a host's name nor its address") from None
+    return f"[{address}]" if address.version == 6 else str(address)
+
+
+def _checked(hosts: Sequence[Host]) -> tuple[Host, ...]:
+    for name, count in Counter(host.name for host in hosts).items():
+        if count > 1:
+            raise argparse.ArgumentTypeError(f"{name} is named {count} times; give it all its slots at once")
+    return tuple(hosts)
+
+
+def read_hostfile(path: str) -> tuple[Host, ...]:
+    """``-hostfile``, KungFu's format: ``10.0.0.1 slots=4 public_addr=example.org # a comment``, one host a line."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path} can't be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise argparse.ArgumentTypeError(f"{path} is not text in UTF-8") from None
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        try:
+            hosts += [_parse_line(words)] if words else []
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{path}:{number}: {error}") from None
+    if not hosts:
+        raise argparse.ArgumentTypeError(f"{path} names no host; write lines like 10.0.0.1 slots=4")
+    return _checked(hosts)
+
+
+def _parse_line(words: Sequence[str]) -> Host:
+    host = Host(_name(words[0]), 1)
+    for word in words[1:]:
+        key, _, value = word.partition("=")
+        if key == "slots" and _is_count(value):
+            host = replace(host, slots=int(value))
+        elif key == "public_addr" and value:
+            host = replace(host, public=_name(value))
+        else:
+            raise argparse.ArgumentTypeError(f"{word!r} is neither slots=NUMBER nor public_addr=ADDRESS")
+    return host
+
+
+def identify(hosts: Sequence[Host], own: str | None, interface: str | None) -> str:
+    """Which of several hosts this machine is: what ``-self`` says, or the one with the address of ``-nic``, or the only
+    one whose address can be bound here. HostError where that is not one, or the others can't reach it."""
+    addresses = _resolved(hosts)
+    name = _identified(addresses, own, interface)
+    if all(map(network.is_loopback, addresses[name])) and not network.is_loopback(name):
+        if len(hosts) > 1:  # as Debian's /etc/hosts has it for a machine's own name
+            raise HostError(
+                f"{name} means {addresses[name][0]} here, where the other hosts can't reach it; write its address in "
+                "-H, or correct /etc/hosts"
+            )
+    return name
+
+
+def _identified(addresses: dict[str, list[str]], own: str | None, interface: str | None) -> str:
+    listed = ",".join(addresses)
+    if own is not None:
+        try:
+            name = _name(own)
+        except argparse.ArgumentTypeError as error:
+            raise HostError(f"-self: {error}") from None
+        mine = [name] if name in addresses else _with_any(addresses, network.addresses_of(name.strip("[]")))
+        if not mine:
+            raise HostError(f"-self {own} is none of the hosts {listed}; give one of them")
+        if not any(map(network.is_of_this_machine, addresses[mine[0]])):
+            raise HostError(f"-self {own} is not an address of this machine")
+        return _the_one(mine, f"-self {own}")
+    if interface is not None:
+        found = of_interface(interface)
+        mine = _with_any(addresses, found)
+        if not mine:
+            raise HostError(f"-nic {interface} has {' and '.join(found)}, which is none of the hosts {listed}")
+        return _the_one(mine, f"-nic {interface}")
+    mine = [name for name, known in addresses.items() if any(map(network.is_of_this_machine, known))]
+    if not mine:
+        raise HostError(f"this machine has none of the addresses of the hosts {listed}; is -H right?")
+    return _the_one(mine, "this machine")
+
+
+def of_interface(interface: str) -> list[str]:
+    """The addresses of ``-nic``, one at least."""
+    found = network.addresses_of_interface(interface)
+    if not found:
+        there = network.interfaces()
+        if interface in there:
+            raise HostError(f"-nic {interface} has no address")
+        raise HostError(f"-nic {interface}: this machine has no such interface, but {', '.join(there)}")
+    return found
+
+
+def _with_any(addresses: dict[str, list[str]], given: Iterable[str]) -> list[str]:
+    wanted = {*given}
+    return [name for name, known in addresses.items() if wanted & {*known}]
+
+
+def _the_one(mine: Sequence[str], what: str) -> str:
+    if len(mine) > 1:
+        raise HostError(f"{what} is {' and '.join(mine)} at once; give the one that this is meant to be by -self")
+    return mine[0]
+
+
+def _resolved(hosts: Sequence[Host]) -> dict[str, list[str]]:
+    addresses = {host.name: network.addresses_of(host.address) for host in hosts}
+    for name, known in addresses.items():
+        if not known:
+            raise HostError(f"host {name} has no address here; write its address, or make the name known")
+    loopback = [host.name for host in hosts if network.is_loopback(host.address)]
+    if loopback and len(loopback) < len(hosts):
+        raise HostError(f"{loopback[0]} means each machine itself; write the address by which the other hosts reach it")
+    for host, other in itertools.combinations(addresses, 2):
+        if {*addresses[host]} & {*addresses[other]}:
+            raise HostError(f"{host} and {other} are one machine, by what their names mean here; name it once")
+    return addresses

@@ -23,7 +23,9 @@ from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import Action, Standing, Verdict, WorkerExited, WorkerWorksOn
 from ms_kungfu.launcher.processes import Process
+from ms_kungfu.launcher.remote import RemoteHosts
 from ms_kungfu.launcher.revisions import Revisions, StoreWatcher
+from ms_kungfu.launcher.segments import NotMadeYet
 from ms_kungfu.launcher.startup import prepare
 from ms_kungfu.launcher.supervisor import Supervisor
 
@@ -47,8 +49,10 @@ class Job:
         self._output = output
         self._machine = Machine() if machine is None else machine
         self._agent: HostAgent | None = None
+        self._remote: RemoteHosts | None = None
         self._watcher: StoreWatcher | None = None
         self._pause: asyncio.TimerHandle | None = None
+        self._beginning: asyncio.Future[None] | None = None
         self._closers = contextlib.AsyncExitStack()
 
     async def run(self) -> int:
@@ -91,12 +95,18 @@ class Job:
         )
         self._coordinator = Coordinator(options, start.first, start.writer)
         self._revisions = Revisions(self, self._coordinator, start, machine)
-        agent = HostAgent(options, machine, self._supervisor, self._output, start, self._coordinator, self)
+        if options.hosts.is_several:
+            remote = self._remote = RemoteHosts(options, machine, start, self)
+            self._closers.push_async_callback(remote.close)
+            await remote.gather(start.join_timeout_s)
+        agent = HostAgent(
+            options, machine, self._supervisor, self._output, start, self._coordinator, self, self._remote
+        )
         self._agent = agent
         self._closers.callback(agent.close)
         if options.timeout_s is not None:
             self._loop.call_later(options.timeout_s, self._settle, policy.timed_out(options.timeout_s))
-        agent.start()
+        await agent.start()
         if options.watch and start.store is not None:
             self._watcher = StoreWatcher(
                 start.store,
@@ -117,9 +127,12 @@ class Job:
             self._loop.add_signal_handler(number, self._supervisor.signal, number)
 
     def _on_signal(self, number: int) -> None:
+        self.interrupted(number)
+
+    def interrupted(self, number: int, where: str = "") -> None:
         if self._verdict.done():
             self._hurry.set()  # a second Ctrl-C doesn't wait for the workers
-        self._settle(policy.interrupted(number))
+        self._settle(policy.interrupted(number, where))
 
     def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception in one of the callbacks below: a job that is not looked after must not go on."""
@@ -158,6 +171,9 @@ class Job:
 
     def supervisor_lost(self) -> None:
         self._settle(policy.supervisor_lost())
+
+    def host_lost(self, reason: str) -> None:
+        self._settle(policy.host_lost(reason))
 
     def worker_is_gone(self, process: Process) -> None:
         self._revisions.write()
@@ -276,7 +292,7 @@ class Job:
         options, host, coordinator = self._options, self._host, self._coordinator
         # Who lists only workers that have just died did not know it: `revised` sees to it that the state is kept.
         members = [*host.processes.living_members(), *host.broker.ended_in(coordinator.newest)]
-        options.host.check(cluster, members if not coordinator.resting else ())
+        options.hosts.check(cluster, members if not coordinator.resting else ())
         if cluster.size < options.min_size and cluster.writer != self._begun.writer:
             raise HostError(f"a cluster of {cluster.size} is below -min-np {options.min_size}")
 
@@ -319,16 +335,45 @@ class Job:
         if coordinator.resting:
             try:
                 broker.choose(cluster.version)
-            except Exception as error:  # whatever the runtime or the kernel has against it
-                _log.error("cluster version %d can't be run, write it once more: %s", cluster.version, error)
+            except NotMadeYet:
+                self._beginning = asyncio.ensure_future(self._begin_when_made(cluster, joining, ended, replacing))
                 return
-            coordinator.resting = coordinator.finishing = False
-            coordinator.requested = None
-            self._loop.call_later(self._machine.standby_delay_s, host.standbys.keep)
-        host.dismiss_who_is_left_out(joining)
+            except Exception as error:  # whatever the runtime or the kernel has against it
+                self._cant_begin(cluster, error)
+                return
+            self._end_rest()
+        self._go_on_with(cluster, joining, ended, replacing)
+
+    def _go_on_with(
+        self, cluster: Cluster, joining: list[Process], ended: list[PeerID], replacing: list[PeerID]
+    ) -> None:
+        self._host.dismiss_who_is_left_out(joining)
         if ended:
             self._revisions.write()
-        host.start_missing(cluster, replacing)
+        self._host.start_missing(cluster, replacing)
+
+    def _end_rest(self) -> None:
+        coordinator = self._coordinator
+        coordinator.resting = coordinator.finishing = False
+        coordinator.requested = None
+        self._loop.call_later(self._machine.standby_delay_s, self._host.standbys.keep)
+
+    def _cant_begin(self, cluster: Cluster, error: Exception) -> None:
+        _log.error("cluster version %d can't be run, write it once more: %s", cluster.version, error)
+
+    async def _begin_when_made(
+        self, cluster: Cluster, joining: list[Process], ended: list[PeerID], replacing: list[PeerID]
+    ) -> None:
+        """After a rest, where several hosts have to get ready first."""
+        try:
+            await self._host.choose(cluster)
+        except Exception as error:  # whatever one of them has against it
+            if self._coordinator.newest is cluster:  # else somebody has written another one meanwhile
+                self._cant_begin(cluster, error)
+            return
+        if not self.is_over:
+            self._end_rest()
+            self._go_on_with(cluster, joining, ended, replacing)
 
     # ---- end ----
 
@@ -342,11 +387,17 @@ class Job:
             await asyncio.wait(waits, timeout=GRACE_S, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
-        await self._closers.aclose()
-        self._supervisor.close()
         last_words = None
         if verdict is not None and verdict.action is Action.FAIL:
             last_words = f"kungfu-run: {verdict.reason}"
+        if self._remote is not None:
+            if verdict is None:
+                last = self._verdict.exception() if self._verdict.done() else None
+                await self._remote.end(1, f"kungfu-run: the job has not started: {last or 'it was ended'}")
+            else:
+                await self._remote.end(verdict.exit_code, last_words)
+        await self._closers.aclose()
+        self._supervisor.close()
         # Who couldn't be killed keeps its pipes open for as long as it hangs.
         left = agent is not None and len(agent.processes) > 0
         self._output.close(_OUTPUT_GRACE_S if failed or left else None, last_words)

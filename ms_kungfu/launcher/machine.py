@@ -79,6 +79,12 @@ class Machine:
 
     # ---- the broker, the cluster store ----
 
+    def make_link(self, local_fd: int, board_fd: int, **options: Any) -> Any:
+        """What exchanges with the other hosts (`links.MakeLink`)."""
+        from ms_kungfu import _core
+
+        return _core.Link(local_fd, board_fd, **options)
+
     make_broker = staticmethod(Broker)
     serve_broker = staticmethod(BrokerServer)
     open_store = staticmethod(open_store)

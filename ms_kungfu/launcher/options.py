@@ -10,26 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Callable
-from urllib.parse import urlsplit
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, duration, integer, switch
 from ms_kungfu.cluster import WORKER_PORTS
-from ms_kungfu.cluster_store import open_store
 from ms_kungfu.launcher.affinity import allowed_cores
-from ms_kungfu.launcher.hosts import Host, HostError, parse_hosts, parse_ports
+from ms_kungfu.launcher.host_flags import NO_TORCHRUN_FLAGS, add_host_flags, check_url, settle_hosts
+from ms_kungfu.launcher.hosts import Host, HostError, Hosts, parse_hosts, parse_ports
 from ms_kungfu.launcher.policy import Recover
 
 PROGRAM = "kungfu-run"
 _MAX_RESTARTS = 10
-_ONE_HOST = "not supported: one host only so far"
 # Of KungFu's kungfu-run, or looked for here, with the reason why there is no such flag.
 _NO_FLAGS = {
-    "hostfile": f"{_ONE_HOST}; -H names it",
-    "P": f"{_ONE_HOST}, whose workers -np and -port-range name",
-    "self": f"{_ONE_HOST}, so this is it; -H names it otherwise than 127.0.0.1",
-    "u": f"{_ONE_HOST}, nothing logs in anywhere",
-    "nic": f"{_ONE_HOST}, nothing uses a network",
+    "P": "workers are named by -np, -H and -port-range: the first ports of the range on each host",
+    "u": "kungfu-run logs in nowhere and is typed on each host; kungfu-distribute -u USER starts it on all of them",
+    **NO_TORCHRUN_FLAGS,
     "debug-port": "there is no debug server: -logfile has what the launcher does, a Monitor in the program serves "
     "metrics (KUNGFU_METRICS_PORT), and the config server tells the cluster",
     "t0": "nobody needs the time of the job's start: lines of the log have the time",
@@ -40,7 +36,17 @@ _NO_FLAGS = {
     "schedule": 'a schedule of sizes is the program\'s: KungFuElasticCallback("100:2,200:4"), or '
     "ElasticTraining(schedule=...); from outside, kungfu-run resize changes the size",
 }
-_OTHER_STRATEGIES = ("STAR", "RING", "CLIQUE", "TREE", "BINARY_TREE", "BINARY_TREE_STAR", "MULTI_BINARY_TREE_STAR")
+# KungFu's others. One host reduces in shared memory, which has no topology; several choose by size.
+_OTHER_STRATEGIES = (
+    "STAR",
+    "MULTI_STAR",
+    "RING",
+    "CLIQUE",
+    "TREE",
+    "BINARY_TREE",
+    "BINARY_TREE_STAR",
+    "MULTI_BINARY_TREE_STAR",
+)
 
 
 def _strategy(name: str) -> str:
@@ -48,8 +54,8 @@ def _strategy(name: str) -> str:
         return name.upper()
     if name.upper() in _OTHER_STRATEGIES:
         raise argparse.ArgumentTypeError(
-            f"{name} is not supported: workers of one host reduce in shared memory, which has no topology to choose; "
-            "leave -strategy out"
+            f"{name} can't be chosen: the workers of a host reduce in shared memory, which has no topology, and hosts "
+            "by what suits the size; leave -strategy out"
         )
     raise argparse.ArgumentTypeError(f"there is no strategy {name!r}; leave -strategy out or give AUTO")
 
@@ -110,12 +116,13 @@ class Options:
         type=_path,
         metavar="FILE",
     )
-    host: Host = _flag(
+    hosts: Hosts = _flag(
         "H",
-        "this host as host:slots; growing past its slots is an error (default 127.0.0.1, no limit)",
+        "the hosts of the job, host:slots[:public address],..., which each has workers as it has slots; growing past "
+        "them is an error (default 127.0.0.1, no limit)",
         type=parse_hosts,
-        default=Host(),
-        metavar="HOST:SLOTS",
+        default=Hosts(),
+        metavar="HOSTS",
     )
     ports: range = _flag(
         "port-range",
@@ -124,11 +131,15 @@ class Options:
         default=WORKER_PORTS,
         metavar="A-B",
     )
-    runner_port: int = _flag(
-        "port", "port that names the launcher (default 38080)", type=integer(1, 65535), default=38080, metavar="PORT"
+    control_port: int = _flag(
+        "port",
+        "port on which the launchers of several hosts find each other, and which names them (default 38080)",
+        type=integer(1, 65535),
+        default=38080,
+        metavar="PORT",
     )
     strategy: str = _flag(
-        "strategy", "AUTO (default) or SHM: shared memory, the one way on one host", type=_strategy, metavar="NAME"
+        "strategy", "AUTO (default), or on one host SHM: shared memory", type=_strategy, metavar="NAME"
     )
     timeout_s: float | None = _flag(
         "timeout", "end the job after this time, e.g. 1h30m, with exit code 124", type=duration, metavar="TIME"
@@ -196,6 +207,13 @@ class Options:
         type=duration,
         metavar="TIME",
     )
+    # Of the user's, for several hosts: proves one to the other. None: there is one host, or the network is trusted.
+    secret: str | None = field(default=None, repr=False)
+
+    @property
+    def host(self) -> Host:
+        """This machine."""
+        return self.hosts.own
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
@@ -211,11 +229,19 @@ def parse_options(arguments: Sequence[str]) -> Options:
     for each in fields(Options):
         if each.metadata:
             parser.flag(**each.metadata, dest=each.name, default=each.default)
+    parser.set_defaults(size=None)
+    add_host_flags(parser)
     flags, command = parser.parse(arguments)
     if not command:
         raise UsageError(f"no program to run; write it after the flags: {PROGRAM} -np 2 python train.py")
     _check_program(command)
     _check_environment()
+    settle_hosts(flags)
+    flags.size = flags.size or 1
+    if flags.hosts.is_several and flags.standbys:
+        raise UsageError(
+            "-standby keeps processes ready on one host, and several hosts may each need one; leave it out"
+        )
     embedded = flags.builtin_port is not None or (flags.watch and flags.config_server is None)
     if flags.keep and not flags.watch:
         raise UsageError("-k needs -w: without it the job can't get another cluster to wait for")
@@ -224,7 +250,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
             "-init-version -1 needs -w and a config server of its own (-config-server), to get the cluster"
         )
     if flags.config_server is not None:
-        _check_url(flags.config_server, flags.builtin_port)
+        check_url(flags.config_server, flags.builtin_port)
     if not flags.watch:
         for name, value in (("-min-np", flags.min_size), ("-standby", flags.standbys)):
             if value:
@@ -233,7 +259,8 @@ def parse_options(arguments: Sequence[str]) -> Options:
             raise UsageError(f"-recover {flags.recover.value} needs -w: without it the death of a worker ends the job")
     if flags.max_restarts is not None and flags.recover is not Recover.REPLACE and not flags.standbys:
         raise UsageError(
-            "-max-restarts needs -recover replace or -standby: it says how often these start somebody again"
+            "-max-restarts needs -recover replace or -standby: it says how often these start somebody again; nothing "
+            "restarts all workers, as torchrun's does"
         )
     if flags.cores_per_worker is not None:
         if not flags.affinity:
@@ -255,7 +282,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     flags.max_restarts = _MAX_RESTARTS if flags.max_restarts is None else flags.max_restarts
     options = Options(tuple(command), **vars(flags))
     try:
-        options.host.first_cluster(options.size, options.ports, options.runner_port, 0)
+        options.hosts.first_cluster(options.size, options.ports, options.control_port, 0)
     except HostError as error:
         raise UsageError(str(error)) from None
     return options
@@ -298,18 +325,3 @@ def _script_of(command: Sequence[str]) -> str | None:
         if word in ("-W", "-X", "--check-hash-based-pycs"):
             next(words, None)
     return None
-
-
-def _check_url(url: str, builtin_port: int | None) -> None:
-    try:
-        open_store(url)
-    except ValueError as error:
-        raise UsageError(f"-config-server: {error}") from None
-    parts = urlsplit(url)
-    if builtin_port and parts.port != builtin_port:
-        raise UsageError(
-            f"-config-server {url} names port {parts.port or 80}, but -builtin-config-port {builtin_port}; "
-            "give both the same"
-        )
-    if builtin_port is not None and parts.scheme != "http":
-        raise UsageError("-builtin-config-port serves http, not https; write -config-server http://...")

@@ -109,6 +109,11 @@ class _Stream:
     last_read: float = 0.0
 
 
+def log_paths(logdir: Path | None, name: str) -> list[Path]:
+    """The log files of the worker called `name` (host.port); none without a folder for them."""
+    return [] if logdir is None else [logdir / f"{name}.{what}.log" for what in ("stdout", "stderr")]
+
+
 class Output:
     """Owner of the reading thread. `attach`, `say` and `close` are called from one other thread.
 
@@ -134,8 +139,8 @@ class Output:
         self._thread.start()
 
     def log_paths(self, name: str) -> list[Path]:
-        """The log files of the worker called `name` (host.port)."""
-        return [] if self._logdir is None else [self._logdir / f"{name}.{what}.log" for what in ("stdout", "stderr")]
+        """Of the worker called `name`."""
+        return log_paths(self._logdir, name)
 
     def attach(self, name: str, colour: int, held: bool = False) -> tuple[int, int]:
         """Pipes for a worker's stdout and stderr: the writing ends, which the caller closes once they are passed on.

@@ -105,8 +105,8 @@ class Verdict:
     signal_to_workers: int = signal.SIGTERM
 
 
-def interrupted(number: int) -> Verdict:
-    return Verdict(Action.FAIL, f"interrupted by {signal_name(number)}", 128 + number, number)
+def interrupted(number: int, where: str = "") -> Verdict:
+    return Verdict(Action.FAIL, f"interrupted by {signal_name(number)}{where}", 128 + number, number)
 
 
 def timed_out(limit_s: float) -> Verdict:
@@ -116,6 +116,11 @@ def timed_out(limit_s: float) -> Verdict:
 def supervisor_lost() -> Verdict:
     """The process that starts and reaps workers is gone, and so are they."""
     return Verdict(Action.FAIL, "the guard process was killed, and the workers with it", 1)
+
+
+def host_lost(reason: str) -> Verdict:
+    """So far nobody goes on without a host."""
+    return Verdict(Action.FAIL, reason, 1)
 
 
 def leaves(who: str, left: int, min_size: int) -> Verdict:

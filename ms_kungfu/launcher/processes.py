@@ -1,17 +1,16 @@
-"""The worker processes of this host: what each is, and what is asked about all of them. Nothing here acts on them."""
+"""The worker processes of a job: what each is, and what is asked about all of them. Nothing here acts on them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.broker import Broker
-from ms_kungfu.launcher.devices import Devices
 from ms_kungfu.launcher.policy import Headcount, Standing
+from ms_kungfu.launcher.sites import Site
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +21,7 @@ class Process:
 
     key: int
     log_name: str
+    host: str  # where it runs
     peer: PeerID | None = None  # None: a standby that has not been needed yet
     incarnation: int = 0
     rank: int = 0  # in the last version that it was in, at first in the one that it was started for
@@ -51,10 +51,9 @@ class Process:
 class ProcessTable:
     """The processes."""
 
-    def __init__(self, broker: Broker, devices: Devices, shares: Shares) -> None:
+    def __init__(self, broker: Broker, sites: Mapping[str, Site]) -> None:
         self._broker = broker
-        self._devices = devices
-        self._shares = shares
+        self._sites = sites
         self.by_key: dict[int, Process] = {}
 
     def __iter__(self) -> Iterator[Process]:
@@ -106,32 +105,45 @@ class ProcessTable:
         spare = [p for p in self if p.peer is None and not (p.killed_because or p.dismissed)]
         return sorted(spare, key=lambda p: (p.standby not in ready, p.key))
 
-    def standby_for(self, rank: int) -> Process | None:
-        """One of those that have come farthest; of these one that has prepared for this rank."""
+    def standby_for(self, rank: int, host: str) -> Process | None:
+        """One of those on `host` that have come farthest; of these one that has prepared for this rank."""
         ready = self._broker.ready_standbys()
-        return min(self.standbys(), key=lambda p: (p.standby not in ready, p.rank != rank), default=None)
+        there = (p for p in self.standbys() if p.host == host)
+        return min(there, key=lambda p: (p.standby not in ready, p.rank != rank), default=None)
+
+    def shares_in(self, cluster: Cluster) -> dict[PeerID, list[int]]:
+        """What each worker gets of the cores of its host."""
+        shares: dict[PeerID, list[int]] = {}
+        for host in cluster.hosts:
+            here = [worker for worker in cluster.workers if worker.host == host]
+            shares.update(zip(here, self._sites[host].shares.of(len(here))))
+        return shares
 
     def shares(self, cluster: Cluster) -> Iterator[tuple[Process, list[int]]]:
         """The running processes of `cluster`'s workers with their cores."""
-        shares = dict(zip(cluster.workers, self._shares.of(cluster.size)))
+        shares = self.shares_in(cluster)
         for process in self:
             if process.peer in shares and self.is_current(process):
                 yield process, shares[process.peer]
 
-    def choose_device(self, cluster: Cluster) -> int:
-        """The device of a process that is about to be started for `cluster`."""
+    def choose_device(self, cluster: Cluster, host: str) -> int:
+        """The device of a process that is about to be started on `host` for `cluster`."""
         staying: list[int] = []
         leaving: list[int] = []
         for other in self:
+            if other.host != host:
+                continue
             # A standby is about to be in a cluster.
             stays = other.peer is None or (other.peer in cluster.workers and self.is_current(other))
             (staying if stays else leaving).append(other.device)
-        chosen = self._devices.choose(staying, leaving)
-        name = self._devices.name_of(chosen)
+        devices = self._sites[host].devices
+        chosen = devices.choose(staying, leaving)
+        name = devices.name_of(chosen)
         if name is not None and chosen in staying:
             _log.warning(
-                "%s is shared by %d workers: the job has %d devices for %d workers",
-                name, staying.count(chosen) + 1, len(self._devices.each), cluster.size,
+                "%s is shared by %d workers: the job has %d devices for %d workers%s",
+                name, staying.count(chosen) + 1, len(devices.each),
+                sum(worker.host == host for worker in cluster.workers), f" on {host}" if len(self._sites) > 1 else "",
             )  # fmt: skip
         return chosen
 
@@ -141,7 +153,8 @@ class ProcessTable:
         found = []
         for process in self:
             if process.works_on and not process.dismissed:
-                device = self._devices.name_of(process.device)
-                if any(p.peer == process.peer or (device is not None and p.device == process.device) for p in current):
+                here = [p for p in current if p.host == process.host]
+                device = self._sites[process.host].devices.name_of(process.device)
+                if any(p.peer == process.peer or (device is not None and p.device == process.device) for p in here):
                     found.append(process)
         return found

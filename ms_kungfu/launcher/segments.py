@@ -5,21 +5,54 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Callable
+from typing import Any, Callable, Protocol
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.versions import ClusterVersions
 
 
-class Segment:
-    """The shared memory of a cluster version, as the launcher holds it: the descriptor, which `close` closes, and a
-    mapping, which goes with the object."""
+class NotMadeYet(Exception):
+    """The segment is being made, on other hosts too. Whoever makes it says when that is over (`Broker.announce`)."""
 
-    def __init__(self, size: int, cluster_version: int, cores: int, recovers: bool) -> None:
+
+class Asker(Protocol):
+    """The broker's end of a connection (`broker_protocol.Connection`), or what stands for one on another host."""
+
+    def receive(self) -> dict[str, Any]: ...
+    def receive_with_fds(self) -> tuple[dict[str, Any], list[int]]: ...
+    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None: ...
+    def is_closed(self) -> bool: ...
+    def extend(self, timeout: float | None) -> None: ...
+
+
+class Segment(Protocol):
+    """The shared memory of a cluster version, as the launcher holds it."""
+
+    def check_made(self) -> None:
+        """Raises `NotMadeYet`, or what the runtime or the kernel of one of its hosts has against it."""
+
+    def hand_over(self, asker: Asker, message: dict[str, Any], rank: int) -> None:
+        """Sends `message`, and what `rank` needs to join, to the process that has this rank."""
+
+    def announce(self, version: int) -> None: ...
+    def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None: ...
+
+    def heartbeat(self, rank: int) -> int: ...
+    def gave_up(self, rank: int) -> str: ...
+
+    def close(self) -> None: ...
+
+
+class PlainSegment:
+    """That of a version whose workers are all on this host: the descriptor, which `close` closes, and a mapping, which
+    goes with the object."""
+
+    def __init__(self, cluster: Cluster, cores: int, recovers: bool) -> None:
         # Not at the top: a job whose workers never ask for a segment starts without loading the runtime.
         from ms_kungfu import _core
 
-        self.fd = _core.create_segment(size, cluster_version, cores, recovers)
+        self._size = cluster.size
+        self.fd = _core.create_segment(cluster.size, cluster.version, cores, recovers)
         try:
             control = _core.SegmentControl(self.fd)
         except BaseException:
@@ -28,11 +61,24 @@ class Segment:
         self.mark_lost, self.announce = control.mark_lost, control.announce
         self.heartbeat, self.gave_up = control.heartbeat, control.gave_up
 
+    def check_made(self) -> None:
+        pass
+
+    def hand_over(self, asker: Asker, message: dict[str, Any], rank: int) -> None:
+        asker.send(message, (self.fd,))
+
+    def ranks(self) -> list[int]:
+        return list(range(self._size))
+
+    def failure(self) -> str:
+        """None of a connection where there is none."""
+        return ""
+
     def close(self) -> None:
         os.close(self.fd)
 
 
-MakeSegment = Callable[[int, int, int, bool], Segment]  # size, cluster version, cores, whether members outlive others
+MakeSegment = Callable[[Cluster, int, bool], Segment]  # cores, and whether members outlive others
 
 
 @dataclass(frozen=True)
@@ -55,14 +101,24 @@ class Segments:
         self._recovers = recovers
         self.make = make
         self.open: dict[int, Segment] = {}
+        self._in_making: dict[int, Segment] = {}
         self._losses: list[_Loss] = []
 
     def of(self, cluster: Cluster) -> Segment:
         """The segment of a version. Made before the members hear of it, so that they needn't wait for it, and before it
-        is chosen, so that nobody is without one. Raises what the runtime or the kernel has against it."""
+        is chosen, so that nobody is without one. Raises what the runtime or the kernel has against it, or `NotMadeYet`:
+        it is on its way, and to be asked for again."""
         segment = self.open.get(cluster.version)
         if segment is None:
-            segment = self.make(cluster.size, cluster.version, self._cores, self._recovers)
+            segment = self._in_making.pop(cluster.version, None) or self.make(cluster, self._cores, self._recovers)
+            try:
+                segment.check_made()
+            except NotMadeYet:
+                self._in_making[cluster.version] = segment
+                raise
+            except BaseException:
+                segment.close()
+                raise
             self.open[cluster.version] = segment
             segment.announce(cluster.version)
             for loss in self._losses:
@@ -92,8 +148,9 @@ class Segments:
 
     def drop_unknown(self) -> None:
         """Closes the segments of versions that are not known any more."""
-        for version in set(self.open) - set(self._versions.clusters):
-            self.open.pop(version).close()
+        for segments in (self.open, self._in_making):
+            for version in set(segments) - set(self._versions.clusters):
+                segments.pop(version).close()
 
     def drop_unlisted_losses(self) -> None:
         """Forgets the dead whom no known version means: nobody is to be told of them."""
@@ -105,9 +162,10 @@ class Segments:
         ]
 
     def close(self) -> None:
-        for segment in self.open.values():
-            segment.close()
-        self.open.clear()
+        for segments in (self.open, self._in_making):
+            for segment in segments.values():
+                segment.close()
+            segments.clear()
 
     def _tell_all(self, loss: _Loss) -> None:
         for version, segment in self.open.items():

@@ -31,7 +31,7 @@ class StandbyKeeper:
     machine: Machine
     broker: Broker
     processes: ProcessTable
-    shares: Shares
+    shares: Shares  # of this host's cores
     coordinator: Coordinator
     is_over: Callable[[], bool]
     new_process: Callable[[str], Process]
@@ -50,7 +50,7 @@ class StandbyKeeper:
         version = self.coordinator.newest.version
         if self.is_over() or self.coordinator.starts_nobody or expected.version != version:
             return
-        self._expected = expected if self.options.host.has_room(expected.size) else Expected(version)
+        self._expected = expected if self.options.hosts.has_room(expected.size) else Expected(version)
         self._end_those_beyond(self._expected.newcomers)
         self.keep()
 
@@ -65,11 +65,12 @@ class StandbyKeeper:
         self._expected = replace(self._expected, newcomers=max(0, self._expected.newcomers - 1))
 
     def keep(self) -> None:
-        """Starts standbys in the places of those that were needed, and for those who are expected."""
+        """Starts standbys in the places of those that were needed, and for those who are expected. Where the job has
+        several hosts there are none (`Options` refuses -standby): what comes next may be on any."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.is_over() or self.coordinator.starts_nobody:
+        if self.is_over() or self.coordinator.starts_nobody or self.options.hosts.is_several:
             return
         newest = self.coordinator.newest
         expected = self._expected if self._expected.version == newest.version else Expected()
@@ -105,5 +106,5 @@ class StandbyKeeper:
         process = self.new_process(f"standby.{number}")
         process.standby, process.size = number, size
         process.rank = next((rank for rank in range(newest.size, size) if rank not in ranks), newest.size)
-        process.device = self.processes.choose_device(newest)
+        process.device = self.processes.choose_device(newest, process.host)
         self.start(process, newest, self.shares.of(size)[process.rank])

@@ -63,12 +63,15 @@ async def prepare(
 
     What is begun here is ended by `closers`. `on_secret_left` is told of the file that has the job's secret.
     """
-    devices = _find_devices(options, machine)
+    devices = find_devices(options, machine)
     if options.delay_s:
         _log.info("starting in %g s (-delay)", options.delay_s)
         await asyncio.sleep(options.delay_s)
     try:
-        join_timeout_s, secret = env.JOIN_TIMEOUT.get(machine.environ), env.JOB_SECRET.get(machine.environ)
+        join_timeout_s, secret = (
+            env.JOIN_TIMEOUT.get(machine.environ),
+            options.secret or env.JOB_SECRET.get(machine.environ),
+        )
     except ValueError as error:
         raise StartError(str(error)) from None
     writer = secrets.token_hex(8)
@@ -94,7 +97,8 @@ async def prepare(
     return start
 
 
-def _find_devices(options: Options, machine: Machine) -> Devices:
+def find_devices(options: Options, machine: Machine) -> Devices:
+    """Those of this host. StartError where what the user has set about them makes no sense."""
     try:
         found = machine.find_devices(
             options.host.name, single=options.size == 1 and not options.watch, allow_nvlink=options.allow_nvlink
@@ -169,7 +173,7 @@ def _first_of(options: Options, store: ClusterStore) -> Cluster | None:
     wanted = options.init_version
     if wanted == -1:
         if held is not None:
-            options.host.check(held, ())
+            options.hosts.check(held, ())
         return held
     # One that was forgotten by DELETE still counts; the server says so with 409.
     version = held.version + 1 if held is not None else 0
@@ -185,4 +189,4 @@ def _first_of(options: Options, store: ClusterStore) -> Cluster | None:
 
 
 def _first_cluster(options: Options, version: int) -> Cluster:
-    return options.host.first_cluster(options.size, options.ports, options.runner_port, version)
+    return options.hosts.first_cluster(options.size, options.ports, options.control_port, version)

@@ -6,8 +6,9 @@ import os
 import threading
 from typing import Any, Callable
 
-from ms_kungfu.broker_protocol import Connection, ProtocolError, close_all
+from ms_kungfu.broker_protocol import ProtocolError, close_all
 from ms_kungfu.cluster import PeerID
+from ms_kungfu.launcher.segments import Asker
 
 _Process = tuple[PeerID, int]  # a peer ID and the version that the process was started for
 
@@ -19,7 +20,7 @@ class Stores:
         self._lock = threading.Lock()
         self._fds: dict[_Process, int] = {}
 
-    def serve(self, connection: Connection, message: dict[str, Any], is_out: Callable[[PeerID, int], bool]) -> None:
+    def serve(self, connection: Asker, message: dict[str, Any], is_out: Callable[[PeerID, int], bool]) -> None:
         """Answers a request: ``{"store": "put", "peer", "incarnation"}``, after which the descriptor comes with a
         message of its own, or ``{"store": "get", "peer"}``."""
         peer = PeerID.parse(message.get("peer"))

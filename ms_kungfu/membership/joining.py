@@ -87,11 +87,17 @@ def request_segment(
 
 def enter(member: Member, granted: Granted, has_state: bool) -> None:
     """Joins the segment, together with the others of its version. A new version has had no sync points."""
+    fds, cluster = (granted.fd, *granted.link), granted.cluster
     try:
         timeouts = member.get(env.COLLECTIVE_TIMEOUT), member.get(env.JOIN_TIMEOUT)
-        member.core.join(granted.fd, granted.rank, str(granted.peer), has_state, *timeouts)
+        if granted.link:
+            where = cluster.host_of_rank
+            member.core.join_hosts(*fds, granted.rank, where, str(granted.peer), has_state, *timeouts)
+        else:
+            member.core.join(granted.fd, granted.rank, str(granted.peer), has_state, *timeouts)
     finally:
-        member.ports.close(granted.fd)
+        for fd in fds:
+            member.ports.close(fd)
     member.cluster = granted.cluster
     member.given_up = member.sync_points = 0
 

@@ -22,7 +22,8 @@ IN_VERSION = r"^in version {} rank (\d+) of {} pid (\d+) step (\d+) uid (\d+)"
 class Program:
     """A process whose output arrives line by line, and all processes that come from it."""
 
-    def __init__(self, module, arguments, folder, environment=None, **popen):
+    def __init__(self, module, arguments, folder, environment=None, within=(), **popen):
+        """`within`: words before the command, which run it elsewhere."""
         self.mark = uuid.uuid4().hex
         runtime = Path(folder) / "run"
         runtime.mkdir(mode=0o700, exist_ok=True)
@@ -33,7 +34,7 @@ class Program:
         popen = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL), **popen}
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)],
+            [*within, sys.executable, "-m", module, *map(str, arguments)],
             cwd=folder,
             env=self.environment,
             start_new_session=True,  # a signal to its group must not reach pytest

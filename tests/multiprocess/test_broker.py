@@ -27,9 +27,9 @@ A, B, C = (PeerID("127.0.0.1", 10000 + i) for i in range(3))
 class MemorySegment:
     """Holds text that says which version it is for, and what it was told."""
 
-    def __init__(self, size, cluster_version, cores, recovers):
+    def __init__(self, cluster, cores, recovers):
         self.fd = os.memfd_create("test")
-        os.write(self.fd, f"{size} {cluster_version} {cores}".encode())
+        os.write(self.fd, f"{cluster.size} {cluster.version} {cores}".encode())
         self.told = []
         self.reaped = set()
         self.beats = {}
@@ -39,6 +39,12 @@ class MemorySegment:
         self.told.append((rank, reason, "recover") if recover else (rank, reason))
         if reaped:
             self.reaped.add(rank)
+
+    def check_made(self):
+        pass
+
+    def hand_over(self, asker, message, rank):
+        asker.send(message, (self.fd,))
 
     def gave_up(self, rank):
         return ""

@@ -75,17 +75,31 @@ def hosts_of(cluster: Cluster) -> str:
     return "".join(worker.host for worker in cluster.workers)
 
 
-def test_newcomers_fill_the_hosts_slots_in_their_order() -> None:
+def test_newcomers_go_where_the_fewest_are_and_a_slot_is_free() -> None:
     start = Cluster((PeerID("a", 10000), PeerID("b", 10000)))
     slots = {"a": 2, "b": 3, "c": 1}
     grown = start.resized(6, range(10000, 10100), slots=slots)
-    assert hosts_of(grown) == "ababbc"
-    assert [w.port for w in grown.workers] == [10000, 10000, 10001, 10001, 10002, 10000]  # a port is a host's own
+    assert hosts_of(grown) == "abcabb"
+    assert [w.port for w in grown.workers] == [10000, 10000, 10000, 10001, 10001, 10002]  # a port is a host's own
     with pytest.raises(ValueError, match="7 workers are more than the 6 slots that -H gives"):
         start.resized(7, range(10000, 10100), slots=slots)
     leaving = grown.resized(6, range(10000, 10100), without=[PeerID("a", 10000)], slots=slots)
-    assert hosts_of(leaving) == "babbca"  # the leaver's slot is free, its port is not
+    assert hosts_of(leaving) == "bcabba"  # the leaver's slot is free, its port is not
     assert leaving.workers[-1].port == 10002
+
+
+def test_newcomers_fill_the_hosts_in_their_order_where_that_is_wanted() -> None:
+    start = Cluster((PeerID("b", 10000),), slots={"a": 2, "b": 3, "c": 1}, placement="fill")
+    assert hosts_of(start.resized(6, range(10000, 10100))) == "baabbc"
+    assert hosts_of(start.resized(6, range(10000, 10100)).resized(3, ()).resized(4, range(10000, 10100))) == "baab"
+
+
+def test_what_a_resize_has_to_know_goes_with_the_cluster() -> None:
+    start = Cluster((PeerID("a", 1),), (), 3, slots={"a": 1, "b": 2}, placement="fill")
+    for cluster in (start, start.following(start.workers), Cluster.from_json(json.loads(start.dumps()))):
+        assert hosts_of(cluster.resized(3, range(1, 9))) == "abb"
+    plain = Cluster((PeerID("a", 1),))
+    assert {*plain.to_json()} == {"Runners", "Workers", "Version"}
 
 
 def test_newcomers_go_where_the_fewest_are_if_nobody_says_how_many_there_may_be() -> None:
@@ -141,6 +155,13 @@ def test_runners_and_version_may_be_left_out() -> None:
         ({"Workers": ["h:1"], "Runners": None}, "Runners"),
         ({"Workers": ["h:1"], "workers": ["h:2"]}, "'workers'"),
         ({"Workers": ["h:1"], "Version": -1}, "-1"),
+        ({"Workers": ["h:1"], "Slots": ["h"]}, "Slots must tell"),
+        ({"Workers": ["h:1"], "Slots": {}}, "Slots must tell"),
+        ({"Workers": ["h:1"], "Slots": {"h": 0}}, "Slots must tell"),
+        ({"Workers": ["h:1"], "Slots": {"h": True}}, "Slots must tell"),
+        ({"Workers": ["h:1"], "Slots": {"a\n": 1}}, "Slots must tell"),
+        ({"Workers": ["h:1"], "Placement": "odd"}, "Placement must be even or fill, got 'odd'"),
+        ({"Workers": ["h:1"], "Placement": ["even"]}, "Placement must be even or fill"),
         ({"Workers": ["h:1"], "Version": "1"}, "'1'"),
         ({"Workers": ["h:1"], "Version": True}, "True"),
         ({"Workers": ["h:1"], "Version": 1.0}, "1.0"),

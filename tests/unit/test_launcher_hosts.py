@@ -1,7 +1,7 @@
 import pytest
 
 from ms_kungfu.cluster import WORKER_PORTS, Cluster, PeerID
-from ms_kungfu.launcher.hosts import Host, HostError, parse_hosts
+from ms_kungfu.launcher.hosts import Host, HostError, Hosts, parse_hosts
 
 
 def cluster_of(*ports, host="127.0.0.1"):
@@ -9,45 +9,107 @@ def cluster_of(*ports, host="127.0.0.1"):
 
 
 def test_first_cluster_takes_the_first_ports():
-    cluster = Host().first_cluster(3, WORKER_PORTS, 38080, 5)
+    cluster = Hosts().first_cluster(3, WORKER_PORTS, 38080, 5)
     assert [str(w) for w in cluster.workers] == ["127.0.0.1:10000", "127.0.0.1:10001", "127.0.0.1:10002"]
     assert [str(r) for r in cluster.runners] == ["127.0.0.1:38080"]
     assert cluster.version == 5
 
 
 def test_without_slots_a_host_takes_as_many_as_are_asked_for():
-    assert Host().first_cluster(64, WORKER_PORTS, 1, 0).size == 64
-    assert Host().limit is None
-    Host().check(cluster_of(*range(10000, 10064)), ())
+    assert Hosts().first_cluster(64, WORKER_PORTS, 1, 0).size == 64
+    assert Hosts().limit is None
+    Hosts().check(cluster_of(*range(10000, 10064)), ())
 
 
 def test_more_workers_than_a_host_can_have_are_refused_before_any_starts():
-    most = Host().max_workers
-    assert Host().first_cluster(most, WORKER_PORTS, 1, 0).size == most
+    most = Hosts().max_workers
+    assert Hosts().first_cluster(most, WORKER_PORTS, 1, 0).size == most
     with pytest.raises(HostError, match=f"-np {most + 1} is more than the {most} workers that one host can have"):
-        Host().first_cluster(most + 1, WORKER_PORTS, 1, 0)
+        Hosts().first_cluster(most + 1, WORKER_PORTS, 1, 0)
 
 
 def test_growing_past_the_slots_is_refused():
-    host = parse_hosts("127.0.0.1:2")
-    host.check(cluster_of(1, 2), ())
+    hosts = Hosts(parse_hosts("127.0.0.1:2"))
+    hosts.check(cluster_of(1, 2), ())
     with pytest.raises(HostError, match=r"3 workers are more than the 2 slots that -H 127\.0\.0\.1:2 gives"):
-        host.check(cluster_of(1, 2, 3), ())
+        hosts.check(cluster_of(1, 2, 3), ())
 
 
 def test_workers_on_other_hosts_are_refused():
-    with pytest.raises(HostError, match=r"worker 10\.0\.0\.1:7 is not on 127\.0\.0\.1"):
-        Host().check(cluster_of(7, host="10.0.0.1"), ())
+    with pytest.raises(HostError, match=r"worker 10\.0\.0\.1:7 is on none of the job's hosts: 127\.0\.0\.1$"):
+        Hosts().check(cluster_of(7, host="10.0.0.1"), ())
 
 
 def test_a_cluster_that_keeps_no_worker_is_refused():
     with pytest.raises(HostError, match=r"keep one of 127\.0\.0\.1:1, 127\.0\.0\.1:2"):
-        Host().check(cluster_of(3, 4), cluster_of(1, 2).workers)
-    Host().check(cluster_of(4, 1), cluster_of(1, 2).workers)
-    Host().check(cluster_of(3, 4), ())
+        Hosts().check(cluster_of(3, 4), cluster_of(1, 2).workers)
+    Hosts().check(cluster_of(4, 1), cluster_of(1, 2).workers)
+    Hosts().check(cluster_of(3, 4), ())
 
 
 def test_hosts_are_written_as_with_kungfu():
-    assert parse_hosts("127.0.0.1") == Host("127.0.0.1", 1)
-    assert parse_hosts("127.0.0.1:4:public.example") == Host("127.0.0.1", 4)
-    assert parse_hosts("localhost:4") == Host("localhost", 4)
+    assert parse_hosts("127.0.0.1") == (Host("127.0.0.1", 1),)
+    assert parse_hosts("127.0.0.1:4:public.example") == (Host("127.0.0.1", 4, "public.example"),)
+    assert parse_hosts("localhost:4") == (Host("localhost", 4),)
+    assert parse_hosts("10.0.0.1:2,b,10.0.0.3:1:x") == (Host("10.0.0.1", 2), Host("b", 1), Host("10.0.0.3", 1, "x"))
+
+
+# ---- several ----
+
+
+def of(text, **more):
+    return Hosts(parse_hosts(text), **more)
+
+
+def spread(cluster):
+    return " ".join(map(str, cluster.workers))
+
+
+def test_workers_are_dealt_evenly_and_ranks_go_from_host_to_host():
+    hosts = of("a:2,b:4,c:1")
+    assert spread(hosts.first_cluster(1, range(7, 12), 1, 0)) == "a:7"
+    assert spread(hosts.first_cluster(4, range(7, 12), 1, 0)) == "a:7 a:8 b:7 c:7"
+    assert spread(hosts.first_cluster(6, range(7, 12), 1, 0)) == "a:7 a:8 b:7 b:8 b:9 c:7"
+    assert spread(hosts.first_cluster(7, range(7, 12), 1, 0)) == "a:7 a:8 b:7 b:8 b:9 b:10 c:7"
+
+
+def test_hosts_are_filled_one_after_the_other_where_that_is_wanted():
+    hosts = of("a:2,b:4,c:1", placement="fill")
+    assert spread(hosts.first_cluster(3, range(7, 12), 1, 0)) == "a:7 a:8 b:7"
+    assert spread(hosts.first_cluster(7, range(7, 12), 1, 0)) == spread(
+        of("a:2,b:4,c:1").first_cluster(7, range(7, 12), 1, 0)
+    )
+
+
+@pytest.mark.parametrize("placement", ["even", "fill"])
+def test_the_start_and_growing_deal_alike(placement):
+    hosts = of("a:2,b:4,c:1", placement=placement)
+    for size in range(1, 8):
+        started = hosts.first_cluster(size, WORKER_PORTS, 1, 0)
+        grown = hosts.first_cluster(1, WORKER_PORTS, 1, 0).resized(size, WORKER_PORTS)
+        assert sorted(started.workers) == sorted(grown.workers)
+
+
+def test_each_host_has_a_launcher_and_one_host_tells_nobody_its_slots():
+    cluster = of("a:2,b:4").first_cluster(1, WORKER_PORTS, 38080, 0)
+    assert [str(runner) for runner in cluster.runners] == ["a:38080", "b:38080"]
+    assert (cluster.slots, cluster.placement) == ({"a": 2, "b": 4}, "even")
+    assert of("a:2").first_cluster(1, WORKER_PORTS, 38080, 0).slots is None
+
+
+def test_what_one_host_of_several_cannot_run_is_refused_with_its_name():
+    hosts = of("a:2,b:1")
+    workers = tuple(PeerID(name, port) for name, port in (("a", 1), ("b", 1), ("b", 2)))
+    with pytest.raises(HostError, match="2 workers on b are more than the 1 slots that -H a:2,b:1 gives"):
+        hosts.check(Cluster(workers), ())
+    hosts.check(Cluster(workers[:2]), ())
+    with pytest.raises(HostError, match="worker c:1 is on none of the job's hosts: a,b"):
+        hosts.check(Cluster((PeerID("c", 1),)), ())
+    many = of("a:200,b:200")
+    with pytest.raises(HostError, match="257 workers are more than the 256 workers that a job on several"):
+        many.check(Cluster(tuple(PeerID("ab"[i % 2], 1 + i) for i in range(257))), ())
+
+
+def test_where_ssh_finds_a_host():
+    hosts = parse_hosts("a:1,b:1:x.y,[fd00::1]:1,c:1:[fd00::2]")
+    assert [host.login for host in hosts] == ["a", "x.y", "fd00::1", "fd00::2"]

@@ -18,8 +18,8 @@ def table(*peers, out=(), told=()):
         told_to_end=lambda: set(told),
     )
     nothing: Any = None
-    found = ProcessTable(broker, nothing, nothing)
-    found.by_key = {key: Process(key, str(peer), peer) for key, peer in enumerate(peers)}
+    found = ProcessTable(broker, nothing)
+    found.by_key = {key: Process(key, str(peer), peer.host, peer) for key, peer in enumerate(peers)}
     return found
 
 

@@ -18,7 +18,7 @@ class Broker(broker.Broker):
         self._chosen_before = None
         super().__init__(
             *args,
-            make_segment=lambda size, version, cores, recovers: Segment(world, size, version, recovers),
+            make_segment=lambda cluster, cores, recovers: Segment(world, cluster.size, cluster.version, recovers),
             condition=lambda: Condition(world),
             is_alive=lambda pid: any(p.pid == pid and p.alive for p in world.processes.values()),
             **options,

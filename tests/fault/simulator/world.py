@@ -10,7 +10,7 @@ import random
 from greenlet import GreenletExit, getcurrent
 
 from ms_kungfu.config_server.store import ConfigStore
-from ms_kungfu.launcher.hosts import Host
+from ms_kungfu.launcher.hosts import Hosts
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.policy import Action, Verdict
 from ms_kungfu.launcher.supervisor import Exited
@@ -184,8 +184,8 @@ class World(Events, Promises):
     def _options(self):
         setup = self.setup
         return Options(
-            command=("program",), size=setup.size, host=Host(max_workers=MAX_WORKERS),
-            ports=PORTS, runner_port=38080, watch=True, keep=setup.ends_at is not None, quiet=True,
+            command=("program",), size=setup.size, hosts=Hosts(max_workers=MAX_WORKERS),
+            ports=PORTS, control_port=38080, watch=True, keep=setup.ends_at is not None, quiet=True,
             show_workers=False, logdir=None, logfile=None,
             config_server="http://server/config" if setup.external else None,
             builtin_port=None if setup.external else 0, timeout_s=None, delay_s=0.0, init_version=None,

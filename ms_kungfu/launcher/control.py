@@ -1,0 +1,349 @@
+"""Connections between the launchers of a job's hosts: messages, the proof of the secret, who is let in.
+
+A message is a 4-byte big-endian length and that many bytes of UTF-8 JSON, an object. Before anything else both ends
+prove that they know the job's secret, by the challenge of `broker_protocol`; until then a message may have few bytes,
+takes little time, and there is room for so many connections only. Where there is no secret (-no-secret) its place is
+taken by an empty one, which everybody knows. What comes after the proof is neither signed nor hidden: who can change
+what others send on the network can change that.
+
+Nothing is read ahead: a connection may be handed over to somebody else, byte by byte where its messages end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import hmac
+import json
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Awaitable
+from typing import Any, Callable
+
+from ms_kungfu.broker_protocol import ProtocolError, new_nonce, proof_of, text_field
+from ms_kungfu.launcher.machine import Machine
+
+_log = logging.getLogger(__name__)
+_MAX_STRANGERS_BYTES = 4 * 1024
+_MAX_BYTES = 8 * 1024 * 1024  # an environment and a cluster of thousands fit
+_MAX_QUEUED_BYTES = 4 * _MAX_BYTES
+_HANDSHAKE_S = 10.0
+_MAX_UNPROVED = 128
+_MAX_TOLD = 256  # of the sources of strangers
+_ACCEPT_RETRY_S = 0.2
+_CALL_RETRY_S = 0.2
+# A host that is switched off says nothing. Its system answers for as long as it lives, whatever its processes do.
+_SILENT_S = 10
+
+
+class RefusedError(Exception):
+    """The other end has said why it wants nothing of this one, or isn't who it should be. A sentence for the user."""
+
+
+class Channel:
+    """One end of a connection. It owns the socket. All methods but `send` belong to the event loop."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        _notice_the_end(connection)
+        self._socket = connection
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._lock = threading.Lock()
+        # Guarded by _lock:
+        self._queue: collections.deque[memoryview] = collections.deque()
+        self._queued = 0
+        self._ended = False
+
+    @property
+    def address(self) -> str:
+        """This end's, as the other one sees it."""
+        return str(self._socket.getsockname()[0])
+
+    def send(self, message: dict[str, Any]) -> None:
+        """From any thread, and never waits. What is sent arrives in the order of these calls, or the connection ends:
+        also where the other end doesn't read for too long."""
+        body = json.dumps(message).encode()
+        with self._lock:
+            if self._ended:
+                return
+            self._queue.append(memoryview(struct.pack(">I", len(body)) + body))
+            self._queued += 4 + len(body)
+        if threading.get_ident() == self._thread:
+            self._flush()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
+                self._loop.call_soon_threadsafe(self._flush)
+
+    def _flush(self) -> None:
+        if self._socket.fileno() < 0:
+            return
+        try:
+            while self._queue:  # only here something is taken out of it
+                sent = self._socket.send(self._queue[0])
+                with self._lock:
+                    self._queued -= sent
+                    rest = self._queue.popleft()[sent:]
+                    if rest:
+                        self._queue.appendleft(rest)
+            self._loop.remove_writer(self._socket)
+        except BlockingIOError:
+            self._loop.add_writer(self._socket, self._flush)
+            if self._queued > _MAX_QUEUED_BYTES:
+                self.end()
+        except OSError:
+            self.end()
+
+    async def flushed(self) -> None:
+        """All has been handed to the kernel, or nothing will be any more."""
+        while self._queue and self._socket.fileno() >= 0:
+            await asyncio.sleep(0.005)
+
+    async def receive(self, limit: int = _MAX_BYTES) -> dict[str, Any]:
+        """The next message. ConnectionError where there is none any more; ProtocolError where it isn't one."""
+        (length,) = struct.unpack(">I", await self._exactly(4))
+        if length > limit:
+            raise ProtocolError(f"a message of {length} bytes is over the limit of {limit}")
+        try:
+            message = json.loads(await self._exactly(length))
+        except (ValueError, RecursionError):
+            raise ProtocolError("a message is not JSON") from None
+        if not isinstance(message, dict):
+            raise ProtocolError("a message is not a JSON object")
+        return message
+
+    async def _exactly(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            piece = await self._loop.sock_recv(self._socket, min(count - len(data), 1 << 16))
+            if not piece:
+                raise ConnectionError("the connection was closed")
+            data += piece
+        return bytes(data)
+
+    def end(self) -> None:
+        """Whoever receives, here or there, sees the end."""
+        with self._lock:
+            self._ended = True
+            self._queue.clear()
+            self._queued = 0
+        if self._socket.fileno() >= 0:
+            self._loop.remove_writer(self._socket)
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Nobody may be receiving."""
+        self.end()
+        self._socket.close()
+
+    def detach(self) -> int:
+        """The descriptor, which is the caller's from now on. Nobody may be receiving, nor anything be left to send."""
+        self._loop.remove_writer(self._socket)
+        # Data may rightly wait for longer than this at somebody who doesn't read.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        return self._socket.detach()
+
+
+def _notice_the_end(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, _SILENT_S // 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, _SILENT_S // 2),
+        (socket.TCP_USER_TIMEOUT, 1000 * _SILENT_S),
+    ):  # fmt: skip
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+async def addresses_of(machine: Machine, host: str, port: int) -> list[tuple[int, Any]]:
+    """Family and address of each; OSError where there is none."""
+
+    def look_up(flags: int = 0) -> list[tuple[int, Any]]:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        return [(family, address) for family, _, _, _, address in found]
+
+    try:
+        return look_up(socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        return await machine.in_thread(look_up)
+
+
+async def call(machine: Machine, own: str, host: str, port: int, secret: bytes, timeout_s: float) -> Channel:
+    """A connection from this host, `own`, to the launcher of another one. Both ends have proved who they are.
+
+    Tried again for `timeout_s` where nobody answers, or somebody does who is crowded. OSError then; RefusedError where
+    the other end has another secret.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        try:
+            return await asyncio.wait_for(
+                _call_once(machine, own, host, port, secret), max(0.1, deadline - loop.time())
+            )
+        except ProtocolError as error:
+            raise RefusedError(f"{host}:{port}: {error}") from None
+        except (OSError, asyncio.TimeoutError) as error:
+            if loop.time() + _CALL_RETRY_S >= deadline:
+                raise OSError(f"no answer from {host}:{port}: {error or 'it takes too long'}") from None
+        await asyncio.sleep(_CALL_RETRY_S)
+
+
+async def _call_once(machine: Machine, own: str, host: str, port: int, secret: bytes) -> Channel:
+    trouble: OSError = OSError(f"{host} has no address")
+    sources = dict(await addresses_of(machine, own, 0))  # one a family
+    for family, address in await addresses_of(machine, host, port):
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        try:
+            if family in sources:  # by the network that the job is to use, and by the name that the others know
+                connection.bind(sources[family])
+            await asyncio.get_running_loop().sock_connect(connection, address)
+        except OSError as error:
+            connection.close()
+            trouble = error
+            continue
+        except BaseException:
+            connection.close()
+            raise
+        channel = Channel(connection)
+        try:
+            await _prove(channel, secret)
+            return channel
+        except BaseException:
+            channel.close()
+            raise
+    raise trouble
+
+
+async def _prove(channel: Channel, secret: bytes) -> None:
+    """The caller's end of the handshake."""
+    challenge, nonce = text_field(await channel.receive(_MAX_STRANGERS_BYTES), "nonce"), new_nonce()
+    channel.send({"nonce": nonce, "proof": proof_of(secret, "caller", challenge, nonce)})
+    answer = await channel.receive(_MAX_STRANGERS_BYTES)
+    if "error" in answer:
+        raise ProtocolError(text_field(answer, "error"))
+    if not _same(text_field(answer, "proof"), proof_of(secret, "called", challenge, nonce)):
+        raise ProtocolError("who answers there doesn't know the job's secret (KUNGFU_JOB_SECRET, -secret-file)")
+
+
+async def _challenge(channel: Channel, secret: bytes) -> None:
+    """The other end's."""
+    challenge = new_nonce()
+    channel.send({"nonce": challenge})
+    reply = await channel.receive(_MAX_STRANGERS_BYTES)
+    nonce, proof = text_field(reply, "nonce"), text_field(reply, "proof")
+    if not _same(proof, proof_of(secret, "caller", challenge, nonce)):
+        channel.send({"error": "the launcher there has another secret (KUNGFU_JOB_SECRET, -secret-file, -no-secret)"})
+        raise ProtocolError("it doesn't know the job's secret")
+    channel.send({"proof": proof_of(secret, "called", challenge, nonce)})
+
+
+def _same(given: str, proof: str) -> bool:
+    return hmac.compare_digest(given.encode(), proof.encode())
+
+
+class ControlServer:
+    """Listens on this host's address from `start` to `close`; `serve` gets each connection that has proved itself. It
+    returns whether that is somebody else's now; otherwise it is closed then."""
+
+    def __init__(self, machine: Machine, secret: bytes, serve: Callable[[Channel], Awaitable[bool]]) -> None:
+        self._machine = machine
+        self._secret = secret
+        self._serve = serve
+        self._loop = asyncio.get_running_loop()
+        self._listener: socket.socket | None = None
+        self._unproved: dict[asyncio.Task[None], Channel] = {}  # oldest first
+        self._proved: set[asyncio.Task[None]] = set()
+        self._told: set[str] = set()  # sources of strangers
+        self._trouble = ""
+
+    async def start(self, host: str, port: int) -> None:
+        """OSError where that can't be bound."""
+        family, address = (await addresses_of(self._machine, host, port))[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_MAX_UNPROVED)
+            listener.setblocking(False)
+        except BaseException:
+            listener.close()
+            raise
+        self._listener = listener
+        self._loop.add_reader(listener, self._accept)
+
+    async def close(self) -> None:
+        """Ends what is served."""
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        for task in (*self._unproved, *self._proved):
+            task.cancel()
+        await asyncio.gather(*self._unproved, *self._proved, return_exceptions=True)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            accepted, source = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as error:  # no descriptors, most likely: whoever calls waits in the backlog
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                _log.warning("the other hosts can't be heard for now: %s", error)
+            self._send_the_oldest_away()
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(_ACCEPT_RETRY_S, self._listen_again)
+            return
+        self._trouble = ""
+        if len(self._unproved) >= _MAX_UNPROVED:
+            self._send_the_oldest_away()
+        channel = Channel(accepted)
+        task = asyncio.ensure_future(self._meet(channel, str(source[0])))
+        self._unproved[task] = channel
+        task.add_done_callback(self._forget)
+
+    def _listen_again(self) -> None:
+        if self._listener is not None:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _send_the_oldest_away(self) -> None:
+        if self._unproved:
+            task, channel = next(iter(self._unproved.items()))
+            del self._unproved[task]
+            self._proved.add(task)  # until it is over
+            channel.end()
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._unproved.pop(task, None)
+        self._proved.discard(task)
+        if not task.cancelled():
+            task.result()  # a bug reaches the loop's exception handler
+
+    async def _meet(self, channel: Channel, source: str) -> None:
+        given_away = False
+        try:
+            try:
+                await asyncio.wait_for(_challenge(channel, self._secret), _HANDSHAKE_S)
+            except (OSError, ProtocolError, asyncio.TimeoutError) as error:
+                if source not in self._told and len(self._told) < _MAX_TOLD:
+                    self._told.add(source)
+                    why = error if isinstance(error, ProtocolError) else "it didn't say who it is"
+                    _log.warning("a connection from %s has been refused: %s; others from there are, too", source, why)
+                await channel.flushed()
+                return
+            task = asyncio.current_task()
+            assert task is not None
+            self._unproved.pop(task, None)
+            self._proved.add(task)
+            given_away = await self._serve(channel)
+        except (OSError, ProtocolError, asyncio.TimeoutError) as error:
+            _log.warning("a connection from %s has ended: %s", source, error)
+        finally:
+            if not given_away:
+                channel.close()

@@ -1,0 +1,226 @@
+"""kungfu-distribute: starts a command on each host over ssh, from one shell, and ends it everywhere when it ends."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import sys
+from argparse import Namespace
+from asyncio.subprocess import Process
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ms_kungfu import env
+from ms_kungfu._flags import FlagParser, UsageError, duration, failed
+from ms_kungfu.launcher.hosts import Host, parse_hosts, read_hostfile
+from ms_kungfu.launcher.policy import EXIT_TIMEOUT
+from ms_kungfu.launcher.secret import SecretError, read_secret_file
+
+PROGRAM = "kungfu-distribute"
+# No questions that nobody would answer; a host that has gone is noticed within 15 s.
+_SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
+_SSH += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
+_SSH_FAILED = 255
+_OTHERS_MAY_TAKE_S = 3.0  # to end by themselves, with what they have to say, after the first that has failed
+_ENDING_MAY_TAKE_S = 15.0
+_LINE_BYTES = 1 << 16
+_NO_FLAGS = {
+    "logdir": "the command's own flag does that: kungfu-run -logdir DIR, on each host",
+    "v": "what the command prints is always shown, with its host before each line",
+    "q": "it says nothing but why it ends",
+    "np": "the command's own flag: kungfu-distribute -H ... kungfu-run -np N -H ... python train.py",
+}
+# Runs in each host's shell. A process does not hear that its ssh is gone, so one waits for the end of standard input;
+# it tells the shell, which has not reaped the command yet, so that no other process can have its number.
+_SCRIPT = """\
+IFS= read -r secret
+[ -z "$secret" ] || export KUNGFU_JOB_SECRET="$secret"
+unset secret
+cd {folder} || exit 1
+PATH={path}:$PATH
+exec 3<&0
+{command} </dev/null 3<&- & command=$!
+trap 'kill -TERM $command 2>/dev/null' TERM HUP INT
+{{ read -r nothing <&3; kill -TERM $$; }} >/dev/null 2>&1 & watch=$!
+exec 3<&-
+while :; do
+  {{ wait $command; }} 2>/dev/null
+  code=$?
+  kill -0 $command 2>/dev/null || break
+done
+trap '' TERM
+kill -KILL $watch 2>/dev/null
+exit $code
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: the command's on the first host where it fails, 124 after -timeout, 128 + n when interrupted by
+    signal n, 2 for a wrong command line, 1 where a host can't be reached, else 0."""
+    try:
+        flags, command = _parse(list(sys.argv[1:] if arguments is None else arguments))
+        secret = _secret_for(command, flags.secret_file)
+    except (UsageError, SecretError) as error:
+        return failed(PROGRAM, error, 2)
+    return asyncio.run(_Distribution(flags, command, secret).run())
+
+
+def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
+    parser = FlagParser(
+        PROGRAM,
+        f"{PROGRAM} -H HOST:SLOTS[:PUBLIC ADDRESS],... [flags] command [arguments]",
+        "Starts a command, usually kungfu-run with the same -H, on each host over ssh.",
+        _NO_FLAGS,
+    )
+    parser.flag("H", "the hosts, as kungfu-run has them; ssh goes to the public address", type=parse_hosts)
+    parser.flag("hostfile", "the hosts from a file instead", type=read_hostfile, metavar="FILE")
+    parser.flag("u", "user to log in as (default: ssh's)", type=_user, metavar="USER")
+    parser.flag("dir", "folder to start in, on each host (default: that of here)", default=os.getcwd(), metavar="DIR")
+    parser.flag("timeout", "end the command everywhere after this time, with 124", type=duration, metavar="TIME")
+    parser.flag(
+        "secret-file", "the job's secret (default $KUNGFU_JOB_SECRET, else one is made for this job)", metavar="FILE"
+    )
+    flags, command = parser.parse(arguments)
+    if not command:
+        raise UsageError(f"no command; write it after the flags: {PROGRAM} -H a:2,b:2 kungfu-run -H a:2,b:2 ...")
+    if flags.H and flags.hostfile:
+        raise UsageError("-H and -hostfile both name the hosts; leave one of them out")
+    flags.hosts = flags.H or flags.hostfile
+    if not flags.hosts:
+        raise UsageError("no hosts; name them by -H or -hostfile")
+    if shutil.which("ssh") is None:
+        raise UsageError("there is no ssh in PATH; install OpenSSH's client")
+    return flags, command
+
+
+def _user(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._@\\-]*\$?", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a user")
+    return text
+
+
+def _secret_for(command: Sequence[str], file: str | None) -> str:
+    """What the hosts share; "" where the command brings one of its own, or wants none."""
+    words = {word.lstrip("-").partition("=")[0] for word in command if word.startswith("-")}
+    if words & {"secret-file", "no-secret"}:
+        if file is not None:
+            raise UsageError("-secret-file is given, and the command has a secret of its own; leave one of them out")
+        return ""
+    try:
+        given = env.JOB_SECRET.get()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if file is not None:
+        if given is not None:
+            raise UsageError("-secret-file and KUNGFU_JOB_SECRET both give the job's secret; leave one of them out")
+        return read_secret_file(file)
+    return given or secrets.token_hex(32)
+
+
+def script_for(command: Sequence[str], folder: str) -> str:
+    """What a host's shell is told, whichever it is. The secret comes by standard input: a command line can be read by
+    every user of a machine."""
+    # Programs of the environment that this one is installed in: a login over ssh has not activated it.
+    here = str(Path(sys.executable).parent)
+    script = _SCRIPT.format(folder=shlex.quote(folder), path=shlex.quote(here), command=shlex.join(command))
+    return f"exec sh -c {shlex.quote(script)}"
+
+
+class _Distribution:
+    def __init__(self, flags: Namespace, command: Sequence[str], secret: str) -> None:
+        self._flags, self._secret = flags, secret
+        self._script = script_for(command, flags.dir)
+        self._hosts: Sequence[Host] = flags.hosts
+        self._ssh: dict[Host, Process] = {}
+        self._over = asyncio.Event()
+        self._why = ""
+        self._code = 0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._end, f"interrupted by {signal.Signals(number).name}", 128 + number)
+        timer = None
+        if self._flags.timeout:
+            why = f"still running after -timeout {self._flags.timeout:g} s"
+            timer = loop.call_later(self._flags.timeout, self._end, why, EXIT_TIMEOUT)
+        everywhere = asyncio.gather(*(self._on(host) for host in self._hosts))
+        over = asyncio.ensure_future(self._over.wait())
+        either: list[asyncio.Future[Any]] = [everywhere, over]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not everywhere.done():
+            if self._code < 128 and self._code != EXIT_TIMEOUT:
+                await asyncio.wait([everywhere], timeout=_OTHERS_MAY_TAKE_S)
+            for process in self._ssh.values():
+                if process.stdin is not None:
+                    process.stdin.close()  # which ends the command there
+            await asyncio.wait([everywhere], timeout=_ENDING_MAY_TAKE_S)
+            for process in self._ssh.values():
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+            await asyncio.wait([everywhere], timeout=_OTHERS_MAY_TAKE_S)
+        over.cancel()
+        if timer is not None:
+            timer.cancel()
+        return failed(PROGRAM, self._why, self._code) if self._why else 0
+
+    def _end(self, why: str, code: int) -> None:
+        """The first reason is the one that is told."""
+        if not self._over.is_set():
+            self._why, self._code = why, code
+            self._over.set()
+
+    async def _on(self, host: Host) -> None:
+        login = ["-l", self._flags.u] if self._flags.u else []
+        # In a session of its own: Ctrl-C is this program's to pass on.
+        process = await asyncio.create_subprocess_exec(
+            *_SSH, *login, "--", host.login, self._script,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._ssh[host] = process
+        process.stdin.write(self._secret.encode() + b"\n")
+        if self._over.is_set():
+            process.stdin.close()
+        prefix = f"[{host.name}] ".encode()
+        await asyncio.gather(
+            _pass_on(process.stdout, prefix, sys.stdout.buffer), _pass_on(process.stderr, prefix, sys.stderr.buffer)
+        )
+        code = await process.wait()
+        if code == _SSH_FAILED:
+            self._end(f"ssh to {host.login} failed, or its connection ended (code {_SSH_FAILED}, see its lines)", 1)
+        elif code:
+            code = code if code > 0 else 128 - code
+            self._end(f"the command exited with code {code} on {host.name}", code)
+
+
+async def _pass_on(stream: asyncio.StreamReader, prefix: bytes, to: BinaryIO) -> None:
+    """Line by line, so that those of different hosts don't mix."""
+    rest = b""
+    while chunk := await stream.read(_LINE_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) >= _LINE_BYTES:
+            lines, rest = [*lines, rest], b""
+        _write(to, b"".join(prefix + line + b"\n" for line in lines))
+    _write(to, prefix + rest + b"\n" if rest else b"")
+
+
+def _write(to: BinaryIO, text: bytes) -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody reads any more, and the hosts go on
+        to.write(text)
+        to.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""What a host's launcher says of itself when it comes to the head, and what the head has against it. Pure."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ms_kungfu.broker_protocol import ProtocolError
+from ms_kungfu.launcher.devices import ASCEND, GPU, Device, Devices
+from ms_kungfu.launcher.options import PROGRAM, Options
+
+# What each host may have its own way, or only one of them has.
+_OF_EACH_HOST = {"command", "quiet", "show_workers", "logdir", "logfile", "builtin_port", "secret", "delay_s", "hosts"}
+
+
+@dataclass(frozen=True)
+class Hello:
+    """`flags`: those that have to be the same on all hosts, as text. `built_for`: the version of MindSpore."""
+
+    host: str
+    version: str
+    built_for: str
+    flags: dict[str, str]
+    cores: list[int]
+    devices: Devices
+    logdir: str
+
+    def to_json(self) -> dict[str, Any]:
+        kind = self.devices.kind
+        each = [vars(device) for device in self.devices.each]
+        return {**vars(self), "devices": {"kind": None if kind is None else kind.name, "each": each}}
+
+    @classmethod
+    def from_json(cls, message: Any) -> Hello:
+        """ProtocolError where it can't be that."""
+        try:
+            hello = cls(**{**message, "devices": _devices_from(message["devices"])})
+        except (TypeError, KeyError, ValueError) as error:
+            raise ProtocolError(f"a host introduces itself wrongly: {error!r}") from None
+        texts = [hello.host, hello.version, hello.built_for, hello.logdir, *hello.flags, *hello.flags.values()]
+        if not all(isinstance(text, str) for text in texts) or not all(isinstance(core, int) for core in hello.cores):
+            raise ProtocolError("a host introduces itself wrongly")
+        if not hello.cores:
+            raise ProtocolError(f"{hello.host} has no cores")
+        return hello
+
+
+def _devices_from(message: Mapping[str, Any]) -> Devices:
+    kinds = {kind.name: kind for kind in (GPU, ASCEND)}
+    kind = None if message["kind"] is None else kinds[message["kind"]]
+    each = tuple(Device(**fields) for fields in message["each"])
+    if any(not isinstance(device.device_id, int) for device in each):
+        raise ValueError("a device has a number")
+    return Devices(kind, each)
+
+
+def flags_of(options: Options) -> dict[str, str]:
+    """Those that mean something for the whole job, by their names on the command line."""
+    found = {
+        f"-{each.metadata['name']}": str(getattr(options, each.name))
+        for each in fields(Options)
+        if each.metadata and each.name not in _OF_EACH_HOST
+    }
+    return {**found, "-H": str(options.hosts), "-H's head": options.hosts.head.name}
+
+
+def build() -> str:
+    """The version of MindSpore that this package was built for; "" without it."""
+    try:
+        return str(importlib.import_module("ms_kungfu._build_info").MINDSPORE_VERSION)
+    except ImportError:
+        return ""
+
+
+def objection(hello: Hello, own: Hello, present: Mapping[str, object]) -> str:
+    """Why a host can't take part in the job; "" where it can."""
+    if hello.version != own.version:
+        return (
+            f"ms_kungfu is {hello.version} on {hello.host}, {own.version} on {own.host}; install the same on all hosts"
+        )
+    if hello.built_for != own.built_for:
+        return (
+            f"ms_kungfu on {hello.host} was built for MindSpore {hello.built_for or 'none'}, and on {own.host} for "
+            f"{own.built_for or 'none'}; install the same on all hosts"
+        )
+    for name, value in own.flags.items():
+        if hello.flags.get(name) != value:
+            return (
+                f"{PROGRAM} was told {name} {hello.flags.get(name)} on {hello.host}, and {value} on {own.host}; give "
+                "the same flags on all hosts"
+            )
+    if hello.host in present:
+        return f"{hello.host} is there already"
+    return ""

@@ -1,0 +1,234 @@
+"""The flags that say together what the hosts of a job are, which one this is, and what they share."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from ms_kungfu import env
+from ms_kungfu._flags import FlagParser, UsageError, integer, switch
+from ms_kungfu.cluster import EVEN, FILL, PLACEMENTS
+from ms_kungfu.cluster_store import open_store
+from ms_kungfu.launcher import network
+from ms_kungfu.launcher.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts, read_hostfile
+from ms_kungfu.launcher.secret import MAKE_ONE, SecretError, read_secret_file
+
+_SECRET_DIGITS = 32  # 128 bits: not to be guessed over a network
+# torchrun's that mean nothing here, with what does the same.
+_HOW_HOSTS_MEET = "hosts meet by -H, the same on each, and -port; a job that may change by -config-server URL as well"
+NO_TORCHRUN_FLAGS = {
+    **{f"rdzv{dash}{what}": _HOW_HOSTS_MEET for what in ("backend", "endpoint", "id", "conf") for dash in "-_"},
+    **{f"master{dash}{what}": _HOW_HOSTS_MEET for what in ("addr", "port") for dash in "-_"},
+    **{f"node{dash}rank": "hosts are in the order of -H; -self or -nic says which one this is" for dash in "-_"},
+    "max_restarts": "torchrun's restarts all workers, and nothing does so here: the others go on; -max-restarts is how "
+    "often -recover replace or -standby start one again",
+}
+
+
+def _placement(how: str) -> str:
+    if how not in PLACEMENTS:
+        raise argparse.ArgumentTypeError(f"{how!r} is neither {' nor '.join(PLACEMENTS)}")
+    return how
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    """torchrun's ``--nnodes``: N, or MIN:MAX."""
+    low, _, high = text.partition(":")
+    try:
+        least, most = integer(1)(low), integer(1)(high or low)
+    except argparse.ArgumentTypeError:
+        least, most = 1, 0
+    if least > most:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of hosts; write it like 2, or 1:4 for 1 to 4")
+    return least, most
+
+
+# Of Options there is none for each: `settle_hosts` makes a few of them.
+_FLAGS: dict[str, dict[str, Any]] = {
+    "hostfile": {
+        "help": "the hosts from a file instead of -H, one a line: ADDRESS slots=N [public_addr=ADDRESS]",
+        "type": read_hostfile,
+        "metavar": "FILE",
+    },
+    "self": {"help": "which of several hosts this is (default: the one whose address it has)", "metavar": "ADDRESS"},
+    "nic": {"help": "the same by a network interface: the host that has its address", "metavar": "NAME"},
+    "placement": {
+        "help": "with several hosts: even (default) gives the next worker to the host with the fewest, of those that "
+        "have a slot free; fill to the first of -H that has one, as KungFu does at the start",
+        "type": _placement,
+        "metavar": "HOW",
+    },
+    "secret-file": {
+        "help": "file with the secret that all hosts share, in hexadecimal digits (or $KUNGFU_JOB_SECRET has it)",
+        "metavar": "FILE",
+    },
+    "no-secret": {
+        "help": "let whoever reaches -port take part: in a network that is trusted",
+        "type": switch,
+        "default": False,
+    },
+    "nnodes": {
+        "help": "torchrun's: how many hosts -H names; MIN:MAX is -w with -min-np as many workers as MIN hosts have",
+        "type": _nodes,
+        "metavar": "N",
+    },
+    "nproc-per-node": {"help": "torchrun's: -np, for each host", "type": integer(1), "metavar": "K"},
+    "nproc_per_node": {"help": argparse.SUPPRESS, "type": integer(1)},
+    "standalone": {"help": "torchrun's: the job has one host", "type": switch, "default": False},
+}
+
+
+def add_host_flags(parser: FlagParser) -> None:
+    for name, what in _FLAGS.items():
+        parser.flag(name, **what)
+
+
+def settle_hosts(flags: Namespace) -> None:
+    """From what the flags say of hosts, secret and config server to what they mean together."""
+    listed = None if isinstance(flags.hosts, Hosts) else flags.hosts
+    if listed and flags.hostfile:
+        raise UsageError("-H and -hostfile both name the hosts; leave one of them out")
+    try:
+        flags.hosts = _hosts_of(listed or flags.hostfile, flags.self, flags.nic)
+    except HostError as error:
+        raise UsageError(str(error)) from None
+    flags.secret = _secret_of(flags)
+    _settle_torchruns(flags)
+    if flags.hosts.is_several:
+        flags.hosts = replace(flags.hosts, placement=flags.placement or EVEN)
+        _settle_config_server(flags)
+    elif flags.placement is not None:
+        raise UsageError("-placement says how workers are dealt to several hosts (-H), and this job has one")
+    if flags.hosts.is_several and flags.strategy == "SHM":
+        raise UsageError("-strategy SHM is shared memory, which several hosts don't have; leave it out")
+    for name in _FLAGS:
+        if name != "nproc-per-node":  # the same as that with another stroke
+            delattr(flags, name.replace("-", "_"))
+
+
+def _settle_torchruns(flags: Namespace) -> None:
+    """torchrun's words into ours."""
+    hosts, each = flags.hosts, flags.nproc_per_node
+    count = len(hosts.each)
+    if flags.standalone and hosts.is_several:
+        raise UsageError(f"--standalone is a job on one host, and -H names {count}: {hosts}; leave one of them out")
+    least, most = flags.nnodes or (count, count)
+    if flags.standalone and most > 1:
+        raise UsageError("--standalone is a job on one host, and --nnodes is for several; leave one of them out")
+    if not least <= count <= most:
+        wanted = str(least) if least == most else f"{least} to {most}"
+        raise UsageError(
+            f"--nnodes wants {wanted} hosts, and there {'are' if hosts.is_several else 'is'} {count}: {hosts}; name "
+            "them by -H or -hostfile"
+        )
+    if each is None:
+        if least < most:
+            raise UsageError("--nnodes MIN:MAX needs --nproc-per-node, to know how many workers MIN hosts have")
+        return
+    if flags.size is not None:
+        raise UsageError("-np is for all hosts and --nproc-per-node for each; leave one of them out")
+    if flags.placement == FILL:
+        raise UsageError(
+            "--nproc-per-node gives each host the same, and -placement fill doesn't; leave one of them out"
+        )
+    few = [host for host in hosts.each if host.slots is not None and host.slots < each]
+    if few:
+        raise UsageError(f"--nproc-per-node {each} is more than the slots of -H {few[0]}; write {few[0].name}:{each}")
+    flags.size = each * count
+    if least < most:
+        if flags.min_size is not None:
+            raise UsageError("-min-np and --nnodes MIN:MAX both say how many must be left; leave one of them out")
+        flags.watch, flags.min_size = True, each * least
+
+
+def _hosts_of(listed: tuple[Host, ...] | None, own: str | None, interface: str | None) -> Hosts:
+    if not listed:
+        if own is None and interface is None:
+            return Hosts()
+        # One host, which has the name that it is given.
+        name = own if own is not None else of_interface(str(interface))[0]
+        listed = (replace(parse_hosts(f"[{name}]" if ":" in name else name)[0], slots=None),)
+    return Hosts(listed, identify(listed, own, interface))
+
+
+def _secret_of(flags: Namespace) -> str | None:
+    """The user's, where hosts have to prove themselves to each other."""
+    hosts: Hosts = flags.hosts
+    try:
+        given = env.JOB_SECRET.get()
+        if flags.secret_file is not None:
+            if given is not None:
+                raise UsageError("-secret-file and KUNGFU_JOB_SECRET both give the job's secret; leave one of them out")
+            given = read_secret_file(flags.secret_file)
+    except (SecretError, ValueError) as error:
+        raise UsageError(str(error)) from None
+    if flags.no_secret:
+        if given is not None:
+            raise UsageError("-no-secret, but -secret-file or KUNGFU_JOB_SECRET gives one; leave one of them out")
+        if not hosts.is_several:
+            raise UsageError("-no-secret is about several hosts (-H), and this job has one")
+        return None
+    if not hosts.is_several:
+        return given
+    if given is None:
+        raise UsageError(f"several hosts need a secret that they share, against strangers: {MAKE_ONE}")
+    if len(given) < _SECRET_DIGITS:
+        raise UsageError(
+            f"the job's secret has {len(given)} digits, of the {_SECRET_DIGITS} at least that several hosts need: "
+            f"{MAKE_ONE}"
+        )
+    return given
+
+
+def _settle_config_server(flags: Namespace) -> None:
+    """Who embeds the config server of several hosts, and where all find it."""
+    hosts: Hosts = flags.hosts
+    first = hosts.each[0].name
+    if flags.config_server is None:
+        if flags.builtin_port == 0 or (flags.builtin_port is None and flags.watch):
+            raise UsageError(
+                "several hosts have to know the port of the config server before it runs; give -builtin-config-port "
+                f"9100 on each, and {first} runs it"
+            )
+        if flags.builtin_port is None:
+            return
+        flags.config_server = f"http://{first}:{flags.builtin_port}/config"
+    check_url(flags.config_server, flags.builtin_port)
+    named = urlsplit(flags.config_server).hostname or ""
+    if network.is_loopback(named) and not network.is_loopback(hosts.each[0].address):
+        raise UsageError(
+            f"-config-server {flags.config_server} means another one on each host; write an address that all of them "
+            f"reach, e.g. {first}"
+        )
+    wanted = {named, *network.addresses_of(named)}
+    there = [host.name for host in hosts.each if wanted & {host.address, *network.addresses_of(host.address)}]
+    if there:
+        flags.hosts = hosts = replace(hosts, head_name=there[0])
+    elif flags.builtin_port is not None:
+        raise UsageError(
+            f"-builtin-config-port runs the config server on the host that -config-server names, and {named} is none "
+            f"of {hosts}"
+        )
+    if flags.builtin_port is not None:
+        if flags.builtin_port == 0:
+            raise UsageError("-builtin-config-port 0 is any port, and several hosts have to know it; give a number")
+        if not hosts.is_head:
+            flags.builtin_port = None
+
+
+def check_url(url: str, builtin_port: int | None) -> None:
+    try:
+        open_store(url)
+    except ValueError as error:
+        raise UsageError(f"-config-server: {error}") from None
+    parts = urlsplit(url)
+    if builtin_port and parts.port != builtin_port:
+        raise UsageError(
+            f"-config-server {url} names port {parts.port or 80}, but -builtin-config-port {builtin_port}; "
+            "give both the same"
+        )
+    if builtin_port is not None and parts.scheme != "http":
+        raise UsageError("-builtin-config-port serves http, not https; write -config-server http://...")

@@ -1,0 +1,232 @@
+"""What a host has of a cluster version that is over several hosts, and how it gets it: segment, board, and a link.
+
+The *local segment* has the host's workers, in the order of their ranks, and one more member: the host's *link*, which
+exchanges with the links of the other hosts what these have reduced (`_core.Link`). The *board* has all ranks of the
+version, and of them only the words by which they and the launchers tell each other things: announced versions, deaths.
+
+Each pair of hosts has some connections of its own for each version. The host that comes later in the version calls the
+other one, at the port where the launchers find each other. Who is called may not have heard of the version yet: such
+a connection waits for a while, and there is room for so many only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ms_kungfu.broker_protocol import ProtocolError, close_all
+from ms_kungfu.cluster import Cluster
+from ms_kungfu.launcher.control import Channel, call
+from ms_kungfu.launcher.hosts import Hosts
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.segments import Asker, PlainSegment, Segment
+
+CONNECTIONS_A_PAIR = 2
+MAKE_S = 20.0  # for all connections of a version; then it is tried again
+_WAIT_S = 20.0
+_MAX_WAITING = 1024
+
+
+class Link(Protocol):
+    """`_core.Link`."""
+
+    def connect(self, local_rank: int) -> int: ...
+    def failure(self) -> str: ...
+    def close(self) -> None: ...
+
+
+class MakeLink(Protocol):
+    def __call__(
+        self, local_fd: int, board_fd: int, *, host: int, host_of_rank: Sequence[int], addresses: Sequence[str],
+        names: Sequence[str], connections: Sequence[Sequence[int]],
+    ) -> Link: ...  # fmt: skip
+
+
+class LinkedSegment:
+    """One host's part of the shared memory of a version over several. `connections`: for each host of the version those
+    with it, which are taken over."""
+
+    def __init__(
+        self, cluster: Cluster, host: str, cores: int, recovers: bool, connections: list[list[int]], make_link: MakeLink
+    ) -> None:
+        from ms_kungfu import _core
+
+        here = [rank for rank, worker in enumerate(cluster.workers) if worker.host == host]
+        self._local = {rank: place for place, rank in enumerate(here)}
+        self._fds: list[int] = []
+        try:
+            for size in (len(here) + 1, cluster.size):
+                self._fds.append(_core.create_segment(size, cluster.version, cores, recovers))
+            self._segment, self._board = map(_core.SegmentControl, self._fds)
+            own, connections = connections, []
+            self._link: Link | None = make_link(
+                *self._fds, host=cluster.hosts.index(host), host_of_rank=cluster.host_of_rank,
+                addresses=[str(worker) for worker in cluster.workers], names=cluster.hosts, connections=own,
+            )  # fmt: skip
+        except BaseException:
+            close_all([*self._fds, *(fd for with_one in connections for fd in with_one)])
+            raise
+
+    def check_made(self) -> None:
+        pass
+
+    def hand_over(self, asker: Asker, message: dict[str, Any], rank: int) -> None:
+        assert self._link is not None
+        to_link = self._link.connect(self._local[rank])
+        try:
+            asker.send(message, (*self._fds, to_link))
+        finally:
+            os.close(to_link)
+
+    def announce(self, version: int) -> None:
+        self._board.announce(version)
+
+    def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
+        # The board has the deaths of all hosts in one order. Who learns of one by the segment finds it there.
+        self._board.mark_lost(rank, reason, recover, reaped)
+        if rank in self._local:
+            self._segment.mark_lost(self._local[rank], reason, recover, reaped)
+
+    def heartbeat(self, rank: int) -> int:
+        return self._segment.heartbeat(self._local[rank])
+
+    def gave_up(self, rank: int) -> str:
+        return self._segment.gave_up(self._local[rank])
+
+    def ranks(self) -> list[int]:
+        """Of this host."""
+        return list(self._local)
+
+    def failure(self) -> str:
+        """Why nothing can be exchanged with the other hosts any more; "" while it can."""
+        return "" if self._link is None else self._link.failure()
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None  # its connections end with it
+        close_all(self._fds)
+        self._fds.clear()
+
+
+class HostSegment(Segment, Protocol):
+    """One host's, plain or linked."""
+
+    def ranks(self) -> list[int]: ...
+    def failure(self) -> str: ...
+
+
+_Named = tuple[int, int, str, int]  # version, which attempt to make it, calling host, number of the connection
+
+
+@dataclass(eq=False)
+class LinkMaker:
+    """Makes this host's segments. In the event loop."""
+
+    machine: Machine
+    hosts: Hosts
+    port: int
+    secret: bytes
+    cores: int
+    job: str = ""  # its name, once that is known
+    _expected: dict[_Named, asyncio.Future[Channel]] = field(default_factory=dict)
+    _waiting: dict[_Named, asyncio.Future[None]] = field(default_factory=dict)
+
+    async def make(self, cluster: Cluster, attempt: int, recovers: bool) -> HostSegment:
+        """This host's part of `cluster`, which has workers here. Raises what is against it; nothing is left then."""
+        hosts, own = cluster.hosts, cluster.hosts.index(self.hosts.self_name)
+        if len(hosts) == 1:
+            return PlainSegment(cluster, self.cores, recovers)
+        named = [(place, (cluster.version, attempt, hosts[max(place, own)], number))
+                 for place in range(len(hosts)) if place != own
+                 for number in range(CONNECTIONS_A_PAIR)]  # fmt: skip
+        getting = [asyncio.ensure_future(self._called(hosts[p], name) if p < own else self._calls(name))
+                   for p, name in named]  # fmt: skip
+        taken = False
+        try:
+            done, late = await asyncio.wait(getting, timeout=MAKE_S, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+            if late:
+                missing = next(hosts[place] for (place, _), task in zip(named, getting) if task in late)
+                raise OSError(f"no connection with {missing} within {MAKE_S:g} s")
+            connections: list[list[int]] = [[] for _ in hosts]
+            for (place, _), task in zip(named, getting):
+                connections[place].append(task.result().detach())
+            taken = True
+            return LinkedSegment(
+                cluster, self.hosts.self_name, self.cores, recovers, connections, self.machine.make_link
+            )
+        finally:
+            for task in getting:
+                if not task.cancel() and not taken and task.exception() is None:
+                    task.result().close()
+
+    async def _called(self, host: str, name: _Named) -> Channel:
+        """The connection that this host makes."""
+        channel = await call(
+            self.machine, self.hosts.own.address, self.hosts.named(host).address, self.port, self.secret, MAKE_S
+        )
+        try:
+            version, attempt, own, number = name
+            channel.send({"link": {
+                "job": self.job, "version": version, "attempt": attempt, "from": own, "number": number,
+            }})  # fmt: skip
+            if (await channel.receive()).get("linked") is not True:
+                raise ProtocolError(f"{host} doesn't want a link")
+            return channel
+        except OSError as error:
+            channel.close()
+            raise OSError(f"no connection with {host}: {error}") from None
+        except BaseException:
+            channel.close()
+            raise
+
+    async def _calls(self, name: _Named) -> Channel:
+        """The one that another host makes."""
+        expected = self._expected[name] = asyncio.get_running_loop().create_future()
+        try:
+            if name in self._waiting and not self._waiting[name].done():
+                self._waiting[name].set_result(None)
+            return await expected
+        except asyncio.CancelledError:
+            if expected.done() and not expected.cancelled():
+                expected.result().close()
+            raise
+        finally:
+            del self._expected[name]
+
+    async def take(self, channel: Channel, fields: Any) -> bool:
+        """Another host has called, for the link that `fields` name. Whether the connection belongs to a link now."""
+        name = _named(fields, self.job)
+        if name not in self._expected:
+            if name in self._waiting or len(self._waiting) >= _MAX_WAITING:
+                raise ProtocolError("too many links")
+            wait = self._waiting[name] = asyncio.get_running_loop().create_future()
+            try:
+                await asyncio.wait_for(wait, _WAIT_S)
+            except asyncio.TimeoutError:
+                return False
+            finally:
+                del self._waiting[name]
+        expected = self._expected.get(name)
+        if expected is None or expected.done():
+            return False
+        channel.send({"linked": True})
+        await channel.flushed()
+        if expected.done():  # given up meanwhile
+            return False
+        expected.set_result(channel)
+        return True
+
+
+def _named(fields: Any, job: str) -> _Named:
+    with contextlib.suppress(KeyError, TypeError):
+        name = (fields["version"], fields["attempt"], fields["from"], fields["number"])
+        if [type(part) for part in name] == [int, int, str, int] and fields["job"] == job:
+            return name
+    raise ProtocolError(f"no link of this job: {fields!r}")

@@ -1,0 +1,76 @@
+"""Which addresses a name has, and which ones are this machine's."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+from pathlib import Path
+
+_SIOCGIFCONF = 0x8912
+_IFREQ_BYTES = 40
+_MOST_ADDRESSES = 1024
+
+
+def addresses_of(name: str) -> list[str]:
+    """All of a name, or an address as it is; none for a name that nobody knows."""
+    found: dict[str, None] = {}
+    with contextlib.suppress(OSError, UnicodeError):
+        for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
+            found[str(address[0])] = None
+    return list(found)
+
+
+def is_of_this_machine(address: str) -> bool:
+    """Only such can be bound."""
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, kind, protocol, _, bound in socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.bind(bound)
+                return True
+    return False
+
+
+def is_loopback(address: str) -> bool:
+    """Whether it means another machine on each machine."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    return address == "localhost"
+
+
+def interfaces() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]
+
+
+def addresses_of_interface(interface: str) -> list[str]:
+    """IPv4 first; those of IPv6 that mean something only on their link are left out."""
+    return _ipv4_of(interface) + _ipv6_of(interface)
+
+
+def _ipv4_of(interface: str) -> list[str]:
+    buffer = array.array("B", bytes(_IFREQ_BYTES * _MOST_ADDRESSES))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
+        nbytes, _ = struct.unpack("iP", fcntl.ioctl(asking.fileno(), _SIOCGIFCONF, request))
+    found = []
+    for at in range(0, nbytes, _IFREQ_BYTES):
+        name = buffer[at : at + 16].tobytes().partition(b"\0")[0]
+        # "eth0:1" is a second address of eth0.
+        if os.fsdecode(name).partition(":")[0] == interface:
+            found.append(socket.inet_ntoa(buffer[at + 20 : at + 24].tobytes()))
+    return found
+
+
+def _ipv6_of(interface: str) -> list[str]:
+    found = []
+    with contextlib.suppress(OSError):  # without IPv6
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, *_, name = line.split()
+            address = ipaddress.IPv6Address(bytes.fromhex(digits))
+            if name == interface and not address.is_link_local:
+                found.append(str(address))
+    return found

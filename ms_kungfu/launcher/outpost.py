@@ -1,0 +1,338 @@
+"""The launcher of a host that isn't the head: does for its host what the head's launcher says, and tells what happens.
+
+It decides nothing about the job. What it has is what only its host can have: the supervisor and its processes, a socket
+for their requests (which the head answers), segments and links, and the terminal on which its workers' output goes.
+
+Whoever ends, nothing is left: where the head is gone its workers here end, too, for nobody else can say what is to be
+done with them; where this process ends, its supervisor kills them, and the head ends the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from typing import Any, Callable
+
+from ms_kungfu import env
+from ms_kungfu._version import VERSION
+from ms_kungfu.broker_protocol import ProtocolError
+from ms_kungfu.cluster import Cluster
+from ms_kungfu.launcher.affinity import Shares
+from ms_kungfu.launcher.broker_server import BrokerServer
+from ms_kungfu.launcher.control import Channel, ControlServer, RefusedError, call
+from ms_kungfu.launcher.hello import Hello, build, flags_of
+from ms_kungfu.launcher.links import LinkMaker
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.options import PROGRAM, Options
+from ms_kungfu.launcher.output import Output
+from ms_kungfu.launcher.policy import signal_name
+from ms_kungfu.launcher.relay import Relay
+from ms_kungfu.launcher.sites import CANT_RUN, Launch, LocalSite, told_of_the_host
+from ms_kungfu.launcher.startup import StartError, find_devices
+from ms_kungfu.launcher.supervisor import Exited, Supervisor
+
+_log = logging.getLogger(__name__)
+_OUTPUT_GRACE_S = 1.0
+_LINKS_LOOK_S = 0.25
+_HEAD_S = 5.0  # for the head to end the job after a signal here
+_MAX_LOOK_S = 10.0
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
+
+
+class Outpost:
+    """Serves one job. The supervisor and the output are the caller's until `run`, which closes both."""
+
+    def __init__(
+        self, options: Options, supervisor: Supervisor, output: Output, machine: Machine | None = None
+    ) -> None:
+        self._options = options
+        self._supervisor = supervisor
+        self._output = output
+        self._machine = Machine() if machine is None else machine
+        self._channel: Channel | None = None
+        self._pids: dict[int, int] = {}  # of the processes that run, by their keys
+        self._making: dict[int, tuple[int, asyncio.Task[None]]] = {}  # version -> attempt
+        self._words: dict[int, dict[int, str]] = {}  # version -> rank -> why it can't go on; all that was ever seen
+        self._unlinked: set[int] = set()  # versions whose link has failed, of which the head has been told
+        self._timers: list[asyncio.TimerHandle] = []
+        self._is_told = False  # that it has to end
+
+    async def run(self) -> int:
+        """The job's exit code. StartError where it never started. Nothing of the job is left here when it returns."""
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[tuple[int, str]] = self._loop.create_future()
+        self._loop.set_exception_handler(self._on_bug)
+        self._catch_signals()
+        words = ""
+        serving = asyncio.ensure_future(self._serve())
+        serving.add_done_callback(self._on_served)
+        try:
+            code, words = await self._ended
+            return code
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
+            for timer in self._timers:
+                timer.cancel()
+            self._supervisor.wake()
+            self._supervisor.close()
+            self._output.close(_OUTPUT_GRACE_S, words or None)
+
+    def _end(self, code: int, words: str = "") -> None:
+        if not self._ended.done():
+            self._ended.set_result((code, words))
+
+    def _on_served(self, serving: asyncio.Future[None]) -> None:
+        if not serving.cancelled() and not self._ended.done():
+            error = serving.exception()
+            if error is not None:
+                self._ended.set_exception(error)
+
+    def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        _log.error("internal error: %s", context["message"], exc_info=error)
+        self._end(1, f"{PROGRAM}: internal error: {error or context['message']}")
+
+    # ---- signals ----
+
+    def _catch_signals(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # nohup
+                continue
+            self._loop.add_signal_handler(number, self._on_signal, number)
+        for number in _PASSED_ON:
+            self._loop.add_signal_handler(number, self._supervisor.signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        """The head ends the job, on all hosts. A second signal, or a head that doesn't: this host ends at once."""
+        if self._channel is None or self._is_told:
+            self._end(128 + number, f"{PROGRAM}: interrupted by {signal_name(number)}")
+            return
+        self._is_told = True
+        self._channel.send({"interrupted": number})
+        late = f"{PROGRAM}: interrupted by {signal_name(number)}, and the head has not ended the job"
+        self._later(_HEAD_S, self._end, 128 + number, late)
+
+    # ---- the head ----
+
+    async def _serve(self) -> None:
+        options, machine = self._options, self._machine
+        head, port = options.hosts.head, options.control_port
+        try:
+            join_timeout_s = env.JOIN_TIMEOUT.get(machine.environ)
+            devices = find_devices(options, machine)
+        except ValueError as error:
+            raise StartError(str(error)) from None
+        secret = bytes.fromhex(options.secret or "")
+        cores = machine.allowed_cores()
+        self._links = LinkMaker(machine, options.hosts, port, secret, len(cores))
+        server = ControlServer(machine, secret, self._take)
+        try:
+            await server.start(options.host.address, port)
+        except OSError as error:
+            raise StartError(
+                f"{options.host.name}:{port}, where the other hosts call, can't be used: {error.strerror or error}; "
+                "-port gives another port, the same on all hosts"
+            ) from None
+        logdir = "" if options.logdir is None else str(options.logdir)
+        hello = Hello(options.host.name, VERSION, build(), flags_of(options), cores, devices, logdir)
+        _log.info("calling %s, which has the job", head.name)
+        try:
+            try:
+                channel = await call(machine, options.host.address, head.address, port, secret, join_timeout_s)
+            except RefusedError as error:
+                raise StartError(str(error)) from None
+            except OSError as error:
+                raise StartError(
+                    f"{error}, within {join_timeout_s:g} s (KUNGFU_JOIN_TIMEOUT); is {PROGRAM} running there?"
+                ) from None
+            try:
+                await self._obey_all(channel, hello)
+            finally:
+                self._channel = None
+                channel.close()
+        finally:
+            await server.close()
+
+    async def _take(self, channel: Channel) -> bool:
+        """Another host has called."""
+        message = await asyncio.wait_for(channel.receive(), _HEAD_S)
+        if "link" not in message:
+            channel.send({"refused": f"{self._options.host.name} hasn't got the job; give the same flags on all hosts"})
+            await channel.flushed()
+            return False
+        return await self._links.take(channel, message["link"])
+
+    async def _obey_all(self, channel: Channel, hello: Hello) -> None:
+        head = self._options.hosts.head.name
+        trouble = ""
+        try:
+            channel.send({"agent": hello.to_json()})
+            message = await channel.receive()
+            if "refused" in message:
+                raise StartError(str(message["refused"]))
+            with self._begun(channel, hello, message["welcome"]):
+                while not self._ended.done():
+                    for what, value in (await channel.receive()).items():
+                        self._obey(what, value)
+                # The sockets close before the head does: a worker that asks is gone by now, or about to be.
+        except ProtocolError as error:
+            trouble = f"{head} says what isn't understood: {error}"
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            trouble = f"{head} says something wrongly: {error!r}"
+        except OSError as error:
+            trouble = f"{PROGRAM} on {head}, which has the job, is gone ({error.strerror or error})"
+        if trouble:
+            self._end(1, f"{PROGRAM}: {trouble}; the workers here are ended")
+
+    @contextlib.contextmanager
+    def _begun(self, channel: Channel, hello: Hello, welcome: dict[str, Any]) -> Any:
+        options, machine = self._options, self._machine
+        secret = options.secret or str(welcome["secret"])
+        self._links.job = str(welcome["job"])
+        self._look_s = min(float(welcome["look_s"]), _MAX_LOOK_S)
+        relay = self._relay = Relay(channel.send)
+        server = BrokerServer(relay, bytes.fromhex(secret))
+        try:
+            self._site = LocalSite(
+                hello.host, machine, self._supervisor, self._output, hello.devices,
+                Shares(hello.cores, options.cores_per_worker), told_of_the_host(server.address, secret),
+                unheard=lambda: len(self._pids) - server.connections(),
+            )  # fmt: skip
+            self._channel = channel
+            self._loop.add_reader(self._supervisor.fileno(), self._on_supervisor)
+            self._look()
+            self._look_for_lost_links()
+            _log.info("this host takes part in the job of %s", options.hosts.head.name)
+            yield
+        finally:
+            self._loop.remove_reader(self._supervisor.fileno())
+            for _, making in self._making.values():
+                making.cancel()
+            server.close()
+            relay.close()
+
+    def _send(self, what: str, message: object) -> None:
+        if self._channel is not None:
+            self._channel.send({what: message})
+
+    def _obey(self, what: str, value: Any) -> None:
+        relay = self._relay
+        if what == "answer":
+            relay.answer(int(value["number"]), value["message"])
+        elif what == "lost":
+            segment = relay.segment(int(value["version"]))
+            if segment is not None:
+                segment.mark_lost(
+                    int(value["rank"]), str(value["reason"]), bool(value["recover"]), bool(value["reaped"])
+                )
+        elif what == "announce":
+            segment = relay.segment(int(value["version"]))
+            if segment is not None:
+                segment.announce(int(value["newer"]))
+        elif what == "start":
+            self._start(Launch.from_json(value))
+        elif what == "signal":
+            self._site.signal(int(value["number"]), None if value["key"] is None else int(value["key"]))
+        elif what == "pin":
+            pid = self._pids.get(int(value["key"]))
+            if pid is not None:
+                self._site.pin(int(value["key"]), pid, [int(core) for core in value["cores"]])
+        elif what == "release":
+            self._site.release(str(value))
+        elif what == "make":
+            version, attempt = int(value["version"]), int(value["attempt"])
+            cluster = Cluster.from_json(value["cluster"])
+            self._drop(version)
+            making = asyncio.ensure_future(self._make(cluster, attempt, bool(value["recovers"])))
+            self._making[version] = (attempt, making)
+        elif what == "close":
+            self._drop(int(value["version"]))
+        elif what == "end":
+            self._end(int(value["code"]), str(value["words"] or ""))
+        else:
+            raise ProtocolError(f"{what!r} means nothing")
+
+    # ---- segments ----
+
+    async def _make(self, cluster: Cluster, attempt: int, recovers: bool) -> None:
+        error = ""
+        try:
+            segment = await self._links.make(cluster, attempt, recovers)
+            self._relay.add(cluster.version, segment)
+        except Exception as trouble:  # whatever the runtime, the kernel or another host has against it
+            error = str(trouble) or repr(trouble)
+        if self._making.get(cluster.version, (None,))[0] == attempt:
+            del self._making[cluster.version]
+        self._send("made", {"version": cluster.version, "attempt": attempt, "error": error})
+
+    def _drop(self, version: int) -> None:
+        if version in self._making:
+            self._making.pop(version)[1].cancel()
+        self._relay.drop(version)
+        self._words.pop(version, None)
+        self._unlinked.discard(version)
+
+    def _look_for_lost_links(self) -> None:
+        for version, segment in self._relay.segments().items():
+            if version not in self._unlinked and (why := segment.failure()):
+                self._unlinked.add(version)
+                self._send("unlinked", {"version": version, "why": why})
+        self._timers[:] = [
+            timer for timer in self._timers if not timer.cancelled() and timer.when() > self._loop.time()
+        ]
+        self._later(_LINKS_LOOK_S, self._look_for_lost_links)
+
+    def _later(self, seconds: float, function: Callable[..., None], *arguments: object) -> None:
+        now = self._loop.time()
+        self._timers = [timer for timer in self._timers if timer.when() > now]
+        self._timers.append(self._loop.call_later(seconds, function, *arguments))
+
+    # ---- processes ----
+
+    def _start(self, launch: Launch) -> None:
+        try:
+            self._site.start(launch)
+        except OSError as error:
+            self._loop.call_soon(self._tell_exited, Exited(launch.key, CANT_RUN, str(error.strerror)))
+
+    def _on_supervisor(self) -> None:
+        event = self._supervisor.next_event()
+        if event is None:
+            self._loop.remove_reader(self._supervisor.fileno())
+            self._send("guardless", True)
+        elif isinstance(event, Exited):
+            self._pids.pop(event.key, None)
+            self._tell_exited(event)
+            self._relay.forget_the_dead()
+        else:
+            self._pids[event.key] = event.pid
+            self._send("started", vars(event))
+
+    def _tell_exited(self, event: Exited) -> None:
+        # What it may have said before it ended comes first.
+        self._send("exited", {**vars(event), "gave_up": self._new_words()})
+
+    def _new_words(self) -> dict[int, dict[int, str]]:
+        """Why ranks of this host can't go on, where the head hasn't been told."""
+        news: dict[int, dict[int, str]] = {}
+        for version, segment in self._relay.segments().items():
+            known = self._words.setdefault(version, {})
+            for rank in segment.ranks():
+                if rank not in known and (why := segment.gave_up(rank)):
+                    known[rank] = news.setdefault(version, {})[rank] = why
+        return news
+
+    def _look(self) -> None:
+        """The head judges who stands still, by this clock and these counts."""
+        beats = {
+            version: {rank: segment.heartbeat(rank) for rank in segment.ranks()}
+            for version, segment in self._relay.segments().items()
+        }
+        stopped = [key for key, pid in self._pids.items() if self._machine.is_stopped(pid)]
+        self._send("looked", {
+            "now": self._loop.time(), "beats": beats, "gave_up": self._new_words(), "stopped": stopped,
+        })  # fmt: skip
+        self._later(self._look_s, self._look)

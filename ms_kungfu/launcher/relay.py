@@ -1,0 +1,156 @@
+"""The broker of a host that isn't the head: what its workers ask is asked of the head's broker, and answered by it.
+
+What only this host has is added here: the descriptors that belong to a place, and whose place it is. Model stores are
+this host's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from typing import Any, Callable
+
+from ms_kungfu.broker_protocol import Connection, ProtocolError
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.broker import is_alive
+from ms_kungfu.launcher.links import HostSegment
+from ms_kungfu.launcher.stores import Stores
+
+_LOOK_S = 1.0  # whether who asks has given up
+_ANSWER_TIMEOUT_S = 10.0
+_Process = tuple[PeerID, int]
+
+
+class Relay:
+    """Thread-safe. `send` brings a message to the head. Owns the host's segments."""
+
+    def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
+        self._send = send
+        self._stores = Stores()
+        self._numbers = itertools.count(1)
+        self._changed = threading.Condition()
+        # Guarded by _changed:
+        self._segments: dict[int, HostSegment] = {}
+        self._answers: dict[int, dict[str, Any] | None] = {}
+        self._asked: set[int] = set()
+        self._holders: dict[_Process, int] = {}
+        self._closed = False
+
+    # ---- what the head tells ----
+
+    def answer(self, number: int, message: dict[str, Any] | None) -> None:
+        """To a request. None: there is no answer."""
+        with self._changed:
+            if number in self._asked:
+                self._answers[number] = message
+                self._changed.notify_all()
+
+    def add(self, version: int, segment: HostSegment) -> None:
+        with self._changed:
+            self._segments[version] = segment
+
+    def segment(self, version: int) -> HostSegment | None:
+        with self._changed:
+            return self._segments.get(version)
+
+    def segments(self) -> dict[int, HostSegment]:
+        with self._changed:
+            return dict(self._segments)
+
+    def drop(self, version: int) -> None:
+        with self._changed:
+            segment = self._segments.pop(version, None)
+            if segment is not None:
+                segment.close()
+
+    def forget_the_dead(self) -> None:
+        """A process has ended: what was kept for it goes."""
+        with self._changed:
+            self._holders = {who: pid for who, pid in self._holders.items() if is_alive(pid)}
+            holders = set(self._holders)
+        self._stores.drop(lambda peer, incarnation: (peer, incarnation) not in holders)
+
+    def close(self) -> None:
+        """Whoever waits for an answer gets none."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            for segment in self._segments.values():
+                segment.close()
+            self._segments.clear()
+        self._stores.drop(lambda *_: True)
+
+    # ---- for a worker, in a thread of its connection's ----
+
+    def serve(self, connection: Connection, pid: int) -> bool:
+        message = connection.receive()
+        connection.extend(_ANSWER_TIMEOUT_S)
+        try:
+            if "store" in message:
+                self._stores.serve(connection, message, self._is_out)
+                return False
+            refusal = self._refusal_of(message, pid)
+        except (ProtocolError, ValueError) as error:
+            refusal = str(error)
+        if refusal:
+            connection.send({"error": refusal})
+            return True
+        answer = self._ask(connection, message)
+        if answer is None:
+            return False
+        connection.extend(_ANSWER_TIMEOUT_S)
+        if "cluster" in answer:
+            self._hand_over(connection, answer, pid)
+        else:
+            connection.send(answer)
+        return True
+
+    def _refusal_of(self, message: dict[str, Any], pid: int) -> str:
+        """A forked child has its parent's name and secret, but not its place."""
+        if "peer" not in message or not isinstance(message.get("incarnation"), int):
+            return ""
+        peer = PeerID.parse(message["peer"])
+        with self._changed:
+            holder = self._holders.get((peer, message["incarnation"]))
+        if holder is None or holder == pid or not is_alive(holder):
+            return ""
+        return f"the place of {peer} belongs to process {holder}; process {pid} has no place of its own"
+
+    def _ask(self, connection: Connection, message: dict[str, Any]) -> dict[str, Any] | None:
+        with self._changed:
+            number = next(self._numbers)
+            self._asked.add(number)
+        try:
+            self._send({"ask": {"number": number, "message": message}})
+            while True:
+                with self._changed:
+                    # Woken by every answer; now and then to see whether the worker has given up.
+                    if not self._closed and number not in self._answers:
+                        self._changed.wait(_LOOK_S)
+                    if number in self._answers:
+                        return self._answers[number]
+                    if self._closed:
+                        return None
+                if connection.is_closed():
+                    self._send({"hung_up": number})
+                    return None
+        finally:
+            with self._changed:
+                self._asked.discard(number)
+                self._answers.pop(number, None)
+
+    def _hand_over(self, connection: Connection, answer: dict[str, Any], pid: int) -> None:
+        cluster = Cluster.from_json(answer["cluster"])
+        with self._changed:  # the segment must not be closed meanwhile
+            segment = self._segments.get(cluster.version)
+            if segment is None:  # a newer one has been chosen since, of which it will ask for its place
+                connection.send({"error": f"cluster version {cluster.version} is over"})
+                return
+            self._holders[PeerID.parse(answer["peer"]), int(answer["incarnation"])] = pid
+            with contextlib.suppress(KeyError):  # the head gave a rank that isn't here
+                segment.hand_over(connection, answer, int(answer["rank"]))
+
+    def _is_out(self, peer: PeerID, incarnation: int) -> bool:
+        with self._changed:
+            return (peer, incarnation) not in self._holders

@@ -1,0 +1,518 @@
+"""The head's view of the other hosts: each is a `Site`, and has its part of a version's shared memory.
+
+Each of them has a launcher of its own (`outpost`), which has called, has proved that it knows the job's secret, and
+does for its host what it is told. All that is said to a host goes over one connection, in order: what is true when a
+worker is answered has been told to its host before. If that connection ends the host is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import threading
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ms_kungfu._version import VERSION
+from ms_kungfu.broker_protocol import ProtocolError
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.affinity import Shares
+from ms_kungfu.launcher.broker import Broker
+from ms_kungfu.launcher.control import Channel, ControlServer
+from ms_kungfu.launcher.hangs import HangWatch
+from ms_kungfu.launcher.hello import Hello, build, flags_of, objection
+from ms_kungfu.launcher.links import MAKE_S, HostSegment, LinkMaker
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.options import PROGRAM, Options
+from ms_kungfu.launcher.output import log_paths
+from ms_kungfu.launcher.segments import Asker, NotMadeYet, PlainSegment, Segment
+from ms_kungfu.launcher.sites import Launch
+from ms_kungfu.launcher.startup import Start, StartError
+from ms_kungfu.launcher.supervisor import Exited, Started
+
+_log = logging.getLogger(__name__)
+_FIRST_WORDS_S = 10.0
+_MAX_ASKING = 4096  # requests of a host's workers that wait for an answer
+_LOOK_S = 0.25  # for connections between hosts that have ended
+# A host that ends takes its connections with it, some a moment before it is missed itself.
+_HOST_FIRST_S = 1.0
+_PARTING_S = 1.5
+
+
+class Workers(Protocol):
+    """Who has workers on these hosts. All calls come in the event loop."""
+
+    broker: Broker
+
+    def on_event(self, host: str, event: Started | Exited) -> None: ...
+    def look_at(self, host: str, watch: HangWatch, now: float, stopped: Collection[int]) -> None: ...
+    def segment_was_made(self) -> None: ...
+
+
+class Reports(Protocol):
+    """Who is told what becomes of the hosts."""
+
+    def host_lost(self, reason: str) -> None:
+        """One is gone, and its workers with it; or two can't reach each other."""
+
+    def interrupted(self, number: int, where: str) -> None:
+        """Somebody has sent a host's launcher this signal."""
+
+
+class RemoteSite:
+    """One of the hosts."""
+
+    def __init__(self, owner: RemoteHosts, channel: Channel, hello: Hello, cores_per_worker: int | None) -> None:
+        self.name = hello.host
+        self.devices = hello.devices
+        self.shares = Shares(hello.cores, cores_per_worker)
+        self.segments: dict[int, SpreadSegment] = {}  # those that it has, or is making
+        self.lost = ""  # why
+        self._owner = owner
+        self._channel = channel
+        self._logdir = Path(hello.logdir) if hello.logdir else None
+        self._asking: dict[int, _RemoteAsker] = {}
+        self._watch = HangWatch(owner.options.peer_timeout_s or math.inf)
+
+    # ---- what it is asked for ----
+
+    def send(self, what: str, message: object) -> None:
+        """From any thread."""
+        self._channel.send({what: message})
+
+    def start(self, launch: Launch) -> None:
+        self.send("start", vars(launch))
+
+    def signal(self, number: int, key: int | None = None) -> None:
+        self.send("signal", {"number": number, "key": key})
+
+    def pin(self, key: int, pid: int, cores: Sequence[int]) -> None:
+        self.send("pin", {"key": key, "cores": list(cores)})
+
+    def release(self, log_name: str) -> None:
+        self.send("release", log_name)
+
+    def log_paths(self, log_name: str) -> list[Path]:
+        return log_paths(self._logdir, log_name)
+
+    async def part(self) -> None:
+        """The host has ended."""
+        while not self.lost:
+            await asyncio.sleep(0.01)
+
+    # ---- what it says ----
+
+    async def listen(self) -> None:
+        """Until the connection ends."""
+        try:
+            while True:
+                for what, value in (await self._channel.receive()).items():
+                    if what == "interrupted":  # at any time
+                        self._owner.reports.interrupted(int(value), f" on host {self.name}")
+                    elif self._owner.workers.done():  # before, it has nothing to tell of
+                        self._hear(self._owner.workers.result(), what, value)
+        except ProtocolError as error:
+            self.lost = f"{PROGRAM} on host {self.name} says what isn't understood: {error}"
+        except OSError as error:
+            self.lost = f"{PROGRAM} on host {self.name} is gone ({error.strerror or error}), and its workers with it"
+        finally:
+            self.lost = self.lost or "the job is over"
+            for asker in list(self._asking.values()):
+                asker.hung_up = True
+            for segment in list(self.segments.values()):
+                segment.was_made(self.name, self.lost)
+
+    def _hear(self, workers: Workers, what: str, value: Any) -> None:
+        try:
+            if what == "started":
+                workers.on_event(self.name, Started(int(value["key"]), int(value["pid"])))
+            elif what == "exited":
+                exited = Exited(int(value["key"]), int(value["code"]), str(value["error"]))
+                self._note_words(value["gave_up"])
+                workers.on_event(self.name, exited)
+            elif what == "looked":
+                self._note_words(value["gave_up"])
+                self._note_beats(value["beats"])
+                workers.look_at(self.name, self._watch, float(value["now"]), {int(key) for key in value["stopped"]})
+            elif what == "ask":
+                self._serve(workers.broker, int(value["number"]), value["message"])
+            elif what == "hung_up":
+                if int(value) in self._asking:
+                    self._asking[int(value)].hung_up = True
+            elif what == "made":
+                segment = self.segments.get(int(value["version"]))
+                if segment is not None and segment.attempt == value["attempt"]:
+                    segment.was_made(self.name, str(value["error"]))
+            elif what == "unlinked":
+                segment = self.segments.get(int(value["version"]))
+                if segment is not None:
+                    self._owner.unlinked(segment, self.name, str(value["why"]))
+            elif what == "guardless":
+                reason = f"the guard process on host {self.name} was killed, and the workers there with it"
+                self._owner.reports.host_lost(reason)
+            else:
+                raise ProtocolError(f"{what!r} means nothing")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProtocolError(f"{what} is said wrongly: {error!r}") from None
+
+    def _note_words(self, gave_up: dict[str, dict[str, str]]) -> None:
+        for version, words in gave_up.items():
+            if int(version) in self.segments:
+                self.segments[int(version)].words.update({int(rank): str(why) for rank, why in words.items()})
+
+    def _note_beats(self, beats: dict[str, dict[str, int]]) -> None:
+        for version, counts in beats.items():
+            if int(version) in self.segments:
+                self.segments[int(version)].beats.update({int(rank): int(count) for rank, count in counts.items()})
+
+    def _serve(self, broker: Broker, number: int, message: object) -> None:
+        if not isinstance(message, dict) or number in self._asking:
+            raise ProtocolError(f"{message!r} is no request")
+        if len(self._asking) >= _MAX_ASKING:
+            self.send("answer", {"number": number, "message": {"error": "too many workers ask at once"}})
+            return
+        asker = self._asking[number] = _RemoteAsker(self, number, message)
+
+        def serve() -> None:
+            try:
+                with contextlib.suppress(OSError, ProtocolError):
+                    broker.serve(asker, None)
+            finally:
+                asker.finish()
+                self._asking.pop(number, None)
+
+        self._owner.machine.start_thread("kungfu-broker", serve)
+
+
+class _RemoteAsker:
+    """A worker of another host that has asked something: stands for its connection, for one answer."""
+
+    def __init__(self, site: RemoteSite, number: int, message: dict[str, Any]) -> None:
+        self._site = site
+        self._number = number
+        self._message = message
+        self._answered = False
+        self.hung_up = False
+
+    def receive(self) -> dict[str, Any]:
+        """A host speaks for its own workers."""
+        if "peer" in self._message and PeerID.parse(self._message["peer"]).host != self._site.name:
+            raise ProtocolError(f"{self._message['peer']} is not on host {self._site.name}")
+        if "store" in self._message:
+            raise ProtocolError("model stores are a host's own")
+        return self._message
+
+    def receive_with_fds(self) -> tuple[dict[str, Any], list[int]]:
+        raise ProtocolError("no descriptor comes from another host")
+
+    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        self._answered = True
+        self._site.send("answer", {"number": self._number, "message": message})
+
+    def finish(self) -> None:
+        if not self._answered:
+            self._site.send("answer", {"number": self._number, "message": None})
+
+    def is_closed(self) -> bool:
+        return self.hung_up
+
+    def extend(self, timeout: float | None) -> None:
+        """Sending never waits."""
+
+
+class SpreadSegment:
+    """The shared memory of a version that has workers on other hosts: what is done to it is done on all of them, in one
+    order (the broker's, under whose lock it is called), and before anything else that they hear later.
+
+    It is made in the background. Its hosts meet only in what `links` says; each has to say that it has its part.
+    """
+
+    def __init__(self, owner: RemoteHosts, cluster: Cluster, attempt: int, recovers: bool) -> None:
+        self.cluster, self.attempt = cluster, attempt
+        self.words: dict[int, str] = {}  # why ranks of other hosts can't go on
+        self.beats: dict[int, int] = {}
+        self._owner = owner
+        self._recovers = recovers
+        self._remote = [owner.sites[host] for host in cluster.hosts if host != owner.name]
+        self._missing: dict[str, asyncio.Future[None]] = {}  # hosts that haven't said yet that they have their part
+        self._lock = threading.Lock()
+        # Guarded by _lock:
+        self._local: HostSegment | None = None
+        self._is_made = False
+        self._trouble: Exception | None = None
+        self._is_closed = False
+        self._task: asyncio.Task[None] | None = None
+        owner.in_loop(self._begin)
+
+    # ---- in the event loop ----
+
+    def _begin(self) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._task = asyncio.ensure_future(self._make())
+
+    async def _make(self) -> None:
+        trouble: Exception | None = None
+        loop = asyncio.get_running_loop()
+        making: asyncio.Task[HostSegment] | None = None
+        if self._owner.name in self.cluster.hosts:
+            making = asyncio.ensure_future(self._owner.links.make(self.cluster, self.attempt, self._recovers))
+        for site in self._remote:
+            site.segments[self.cluster.version] = self
+            self._missing[site.name] = loop.create_future()
+            site.send("make", {**self._named(), "cluster": self.cluster.to_json(), "recovers": self._recovers})
+            if site.lost:
+                self.was_made(site.name, site.lost)
+        waits: list[asyncio.Future[Any]] = [*self._missing.values(), *([] if making is None else [making])]
+        try:
+            done, late = await asyncio.wait(waits, timeout=2 * MAKE_S, return_when=asyncio.FIRST_EXCEPTION)
+            for wait in done:
+                wait.result()
+            if late:
+                raise OSError(f"it takes longer than {2 * MAKE_S:g} s")
+        except asyncio.CancelledError:
+            trouble = OSError("given up")
+        except Exception as error:
+            trouble = error
+        local: HostSegment | None = None
+        if making is not None:
+            making.cancel()  # if it is not over
+            await asyncio.wait([making])
+            if not making.cancelled() and making.exception() is None:
+                local = making.result()
+        with self._lock:
+            self._task = None
+            self._local, self._trouble, self._is_made = local, trouble, trouble is None
+            if not self._is_made or self._is_closed:
+                self._undo()
+        self._owner.was_made()
+
+    def was_made(self, host: str, error: str) -> None:
+        """A host has its part, or says why it can't."""
+        missing = self._missing.get(host)
+        if missing is not None and not missing.done():
+            if error:
+                missing.set_exception(OSError(f"host {host}: {error}"))
+                missing.exception()  # looked at, also where another host was first
+            else:
+                missing.set_result(None)
+
+    def _undo(self) -> None:
+        for site in self._remote:
+            if site.segments.get(self.cluster.version) is self:
+                del site.segments[self.cluster.version]
+            site.send("close", self._named())
+        if self._local is not None:
+            self._local.close()
+            self._local = None
+
+    def _named(self) -> dict[str, Any]:
+        return {"version": self.cluster.version, "attempt": self.attempt}
+
+    def failure(self) -> str:
+        """Why this host can't exchange anything with the others any more; "" while it can."""
+        with self._lock:
+            return "" if self._local is None or self._is_closed else self._local.failure()
+
+    # ---- as a segment, from any thread ----
+
+    def check_made(self) -> None:
+        with self._lock:
+            if self._trouble is not None:
+                raise self._trouble
+            if not self._is_made:
+                raise NotMadeYet
+
+    def hand_over(self, asker: Asker, message: dict[str, Any], rank: int) -> None:
+        if self._local is not None and self.cluster.workers[rank].host == self._owner.name:
+            self._local.hand_over(asker, message, rank)
+        else:
+            asker.send(message)  # its host adds what belongs to it
+
+    def announce(self, version: int) -> None:
+        self._tell("announce", {"version": self.cluster.version, "newer": version})
+        if self._local is not None:
+            self._local.announce(version)
+
+    def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
+        loss = {"rank": rank, "reason": reason, "recover": recover, "reaped": reaped}
+        self._tell("lost", {"version": self.cluster.version, **loss})
+        if self._local is not None:
+            self._local.mark_lost(rank, reason, recover, reaped)
+
+    def _tell(self, what: str, message: object) -> None:
+        for site in self._remote:
+            site.send(what, message)
+
+    def _is_here(self, rank: int) -> bool:
+        return self.cluster.workers[rank].host == self._owner.name
+
+    def heartbeat(self, rank: int) -> int:
+        here = self._local is not None and self._is_here(rank)
+        return self._local.heartbeat(rank) if here and self._local else self.beats.get(rank, 0)
+
+    def gave_up(self, rank: int) -> str:
+        here = self._local is not None and self._is_here(rank)
+        return self._local.gave_up(rank) if here and self._local else self.words.get(rank, "")
+
+    def close(self) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._is_made:
+                self._owner.in_loop(self._forget)
+                for site in self._remote:
+                    site.send("close", self._named())
+                if self._local is not None:
+                    self._local.close()
+                    self._local = None
+            elif self._task is not None:
+                self._owner.in_loop(self._task.cancel)
+
+    def _forget(self) -> None:
+        for site in self._remote:
+            if site.segments.get(self.cluster.version) is self:
+                del site.segments[self.cluster.version]
+
+
+class RemoteHosts:
+    """All of them. Belongs to the event loop, but for `make_segment`."""
+
+    def __init__(self, options: Options, machine: Machine, start: Start, reports: Reports) -> None:
+        self.options, self.machine, self.reports = options, machine, reports
+        self.name = options.hosts.self_name
+        self.sites: dict[str, RemoteSite] = {}
+        secret = bytes.fromhex(options.secret or "")
+        self._start = start
+        self._loop = asyncio.get_running_loop()
+        cores = machine.allowed_cores()
+        self.links = LinkMaker(machine, options.hosts, options.control_port, secret, len(cores), start.writer)
+        self._hello = Hello(self.name, VERSION, build(), flags_of(options), cores, start.devices, "")
+        self._server = ControlServer(machine, secret, self._serve)
+        self.workers: asyncio.Future[Workers] = self._loop.create_future()
+        self._news = asyncio.Event()
+        self._attempts = 0
+        self._look: asyncio.TimerHandle | None = None
+        self._unlinked = False
+
+    async def gather(self, timeout_s: float) -> None:
+        """All hosts are there when this returns. StartError where one doesn't come."""
+        hosts, port = self.options.hosts, self.options.control_port
+        try:
+            await self._server.start(hosts.own.address, port)
+        except OSError as error:
+            raise StartError(
+                f"{self.name}:{port}, where the other hosts call, can't be used: {error.strerror or error}; -port "
+                "gives another port, the same on all hosts"
+            ) from None
+        deadline = self._loop.time() + timeout_s
+        told = ""
+        while missing := ", ".join(name for name in hosts.names if name not in self.sites and name != self.name):
+            if missing != told:
+                told = missing
+                _log.info("waiting for %s on %s", PROGRAM, missing)
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), max(0.0, deadline - self._loop.time()))
+            except asyncio.TimeoutError:
+                raise StartError(
+                    f"nothing was heard of {missing} within {timeout_s:g} s (KUNGFU_JOIN_TIMEOUT); is {PROGRAM} with "
+                    "the same flags running there?"
+                ) from None
+
+    def attend(self, workers: Workers) -> None:
+        """From now on these hear what the hosts say."""
+        self.workers.set_result(workers)
+        self._look_for_lost_links()
+
+    async def close(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+        await self._server.close()
+
+    async def end(self, code: int, words: str | None) -> None:
+        """The other launchers end with this exit code."""
+        for site in self.sites.values():
+            site.send("end", {"code": code, "words": words})
+        parting = [asyncio.ensure_future(site.part()) for site in self.sites.values() if not site.lost]
+        if parting:
+            _, late = await asyncio.wait(parting, timeout=_PARTING_S)
+            for wait in late:
+                wait.cancel()
+
+    def in_loop(self, function: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            self._loop.call_soon_threadsafe(function)
+
+    def was_made(self) -> None:
+        if self.workers.done():
+            self.workers.result().segment_was_made()
+
+    def make_segment(self, cluster: Cluster, cores: int, recovers: bool) -> Segment:
+        """`MakeSegment`."""
+        if cluster.hosts == (self.name,):
+            return PlainSegment(cluster, cores, recovers)
+        self._attempts += 1
+        return SpreadSegment(self, cluster, self._attempts, recovers)
+
+    # ---- who comes ----
+
+    async def _serve(self, channel: Channel) -> bool:
+        message = await asyncio.wait_for(channel.receive(), _FIRST_WORDS_S)
+        if "link" in message:
+            return await self.links.take(channel, message["link"])
+        hello = Hello.from_json(message.get("agent"))
+        why = objection(hello, self._hello, {self.name: None, **self.sites})
+        if not why and hello.host not in self.options.hosts.names:
+            why = f"{hello.host} is none of the job's hosts, {self.options.hosts}"
+        per_worker = self.options.cores_per_worker
+        if not why and per_worker is not None and per_worker > len(hello.cores):
+            why = (
+                f"-cores-per-worker {per_worker} is more than the {len(hello.cores)} cores of {hello.host} for the job"
+            )
+        if why:
+            _log.warning("%s", why)
+            channel.send({"refused": why})
+            await channel.flushed()
+            return False
+        watch = HangWatch(self.options.peer_timeout_s or math.inf)
+        welcome = {"job": self._start.writer, "secret": self._start.secret, "look_s": watch.period_s}
+        if self.options.secret:
+            del welcome["secret"]  # it has it
+        channel.send({"welcome": welcome})
+        site = self.sites[hello.host] = RemoteSite(self, channel, hello, per_worker)
+        _log.info("host %s is there: %d cores", site.name, len(hello.cores))
+        self._news.set()
+        await site.listen()
+        if self.workers.done():
+            self.reports.host_lost(site.lost)
+        else:  # it may come again
+            _log.warning("%s", site.lost)
+            del self.sites[site.name]
+            self._news.set()
+        return False
+
+    # ---- connections between hosts ----
+
+    def unlinked(self, segment: SpreadSegment, host: str, why: str) -> None:
+        """A host can't exchange anything with the others any more. Where one of them has ended, that is said
+        instead."""
+        if not self._unlinked:
+            self._unlinked = True
+            reason = f"the link of host {host} with the others has failed: {why}"
+            self._loop.call_later(_HOST_FIRST_S, self._tell_of_the_unlinked, segment, reason)
+
+    def _tell_of_the_unlinked(self, segment: SpreadSegment, reason: str) -> None:
+        self._unlinked = False
+        if any(segment in site.segments.values() for site in self.sites.values()):
+            self.reports.host_lost(reason)
+
+    def _look_for_lost_links(self) -> None:
+        for segment in {found for site in self.sites.values() for found in site.segments.values()}:
+            if why := segment.failure():
+                self.unlinked(segment, self.name, why)
+        self._look = self._loop.call_later(_LOOK_S, self._look_for_lost_links)

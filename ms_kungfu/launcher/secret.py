@@ -1,0 +1,45 @@
+"""The secret that the hosts of a job share, from a file of the user's (``-secret-file``)."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+MAKE_ONE = (
+    "make one with (umask 077; openssl rand -hex 32 >job.secret), copy the file to each host and give it there by "
+    "-secret-file, or its text as KUNGFU_JOB_SECRET; -no-secret does without in a network that is trusted"
+)
+_MOST_BYTES = 4096
+
+
+class SecretError(Exception):
+    """The secret can't be had or trusted; the message is a sentence for the user, without it."""
+
+
+def read_secret_file(path: str) -> str:
+    """Its hexadecimal digits. As ssh with its keys: whoever else can read the file, or owns it, makes it worthless."""
+    try:
+        # Not to wait for the writer of a FIFO.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise SecretError(f"-secret-file {path} can't be read: {error.strerror}") from None
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise SecretError(f"-secret-file {path} is not a file")
+        if info.st_uid not in (os.geteuid(), 0):
+            raise SecretError(f"-secret-file {path} belongs to another user, who knows it then; make one of your own")
+        if info.st_mode & 0o077:
+            raise SecretError(
+                f"-secret-file {path} can be read or written by others (mode {stat.S_IMODE(info.st_mode):04o}); "
+                f"chmod 600 {path}, and make a new secret where somebody may have read it"
+            )
+        text = os.read(fd, _MOST_BYTES + 1)
+    finally:
+        os.close(fd)
+    if len(text) > _MOST_BYTES:
+        raise SecretError(f"-secret-file {path} has more than {_MOST_BYTES} bytes; it is not a secret")
+    if re.fullmatch(rb"\s*([0-9A-Fa-f]{2})+\s*", text) is None:
+        raise SecretError(f"-secret-file {path} must hold an even number of hexadecimal digits, and nothing else")
+    return text.decode().strip()

@@ -1,0 +1,126 @@
+"""Where workers run: what the launcher asks of a host that has some, and this host's answer."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Protocol
+
+from ms_kungfu import env
+from ms_kungfu.broker_protocol import close_all
+from ms_kungfu.launcher.affinity import Shares
+from ms_kungfu.launcher.devices import Devices
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.output import Output
+from ms_kungfu.launcher.supervisor import Supervisor
+
+CANT_RUN = 126  # the code of a process that never ran, as a shell has it
+_SPARE_DESCRIPTORS = 8  # for requests to the config server, the memory of versions, logs
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A process that is to be started. `key`: its name between launcher and supervisor, in the whole job."""
+
+    key: int
+    log_name: str
+    rank: int  # for the colour of its lines
+    held: bool  # what it prints is not shown before `Site.release`
+    environment: dict[str, str | None]  # changes to that of the host's kungfu-run; None removes
+    cores: tuple[int, ...]  # all it may run on; (): all
+    threads: int | None  # of OpenMP, where the user says nothing
+    joins_later: bool
+
+    @classmethod
+    def from_json(cls, fields: Any) -> Launch:
+        """What another host's launcher has sent; ValueError or TypeError where it can't be that."""
+        launch = cls(**{**fields, "cores": tuple(fields["cores"])})
+        texts = [*launch.environment, *(text for text in launch.environment.values() if text is not None)]
+        numbers = [launch.key, launch.rank, *launch.cores, *([] if launch.threads is None else [launch.threads])]
+        if not all(isinstance(text, str) for text in [launch.log_name, *texts]):
+            raise ValueError("names and environment are text")
+        if not all(isinstance(number, int) for number in numbers):
+            raise ValueError("key, rank, cores and threads are numbers")
+        if os.sep in launch.log_name:
+            raise ValueError(f"{launch.log_name!r} is no name of a log")
+        return launch
+
+
+class Site(Protocol):
+    """A host of the job. Used from the launcher's event loop."""
+
+    name: str
+    devices: Devices
+    shares: Shares  # of its cores
+
+    def start(self, launch: Launch) -> None:
+        """An event tells what has come of it. OSError: nothing has."""
+
+    def signal(self, number: int, key: int | None = None) -> None:
+        """To the process group of one worker, or of all that this host has."""
+
+    def pin(self, key: int, pid: int, cores: Sequence[int]) -> None: ...
+
+    def release(self, log_name: str) -> None:
+        """From now on what it prints is shown."""
+
+    def log_paths(self, log_name: str) -> list[Path]: ...
+
+
+@dataclass(eq=False)
+class LocalSite:
+    """This host. `unheard` tells how many of its processes haven't come to the broker yet; `told` is what all of its
+    workers have in their environment because of the host."""
+
+    name: str
+    machine: Machine
+    supervisor: Supervisor
+    output: Output
+    devices: Devices
+    shares: Shares
+    told: dict[str, str]
+    unheard: Callable[[], int]
+
+    def start(self, launch: Launch) -> None:
+        environment = {**launch.environment, **self.told}
+        if "PYTHONUNBUFFERED" not in self.machine.environ:
+            # Output goes to a pipe: without this it comes in blocks, late, and not at all from a worker that is killed.
+            environment["PYTHONUNBUFFERED"] = "1"
+        if launch.threads is not None and "OMP_NUM_THREADS" not in self.machine.environ:
+            environment["OMP_NUM_THREADS"] = str(launch.threads)
+        try:
+            if launch.joins_later:
+                self._check_descriptors()
+            stdout, stderr = self.output.attach(launch.log_name, launch.rank, held=launch.held)
+        except OSError as error:
+            raise OSError(error.errno, f"was not started: no pipe for its output: {error.strerror}") from None
+        try:
+            self.supervisor.start(launch.key, environment, launch.cores, stdout, stderr)
+        finally:
+            close_all((stdout, stderr))
+
+    def _check_descriptors(self) -> None:
+        """OSError where another newcomer would take the last descriptors: nobody would hear those who are starting
+        already, nor whoever takes a mistaken size back."""
+        if self.machine.spare_descriptors() < 4 + max(0, self.unheard()) + _SPARE_DESCRIPTORS:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def signal(self, number: int, key: int | None = None) -> None:
+        self.supervisor.signal(number, key)
+
+    def pin(self, key: int, pid: int, cores: Sequence[int]) -> None:
+        self.machine.pin(pid, cores)
+
+    def release(self, log_name: str) -> None:
+        self.output.release(log_name)
+
+    def log_paths(self, log_name: str) -> list[Path]:
+        return self.output.log_paths(log_name)
+
+
+def told_of_the_host(broker: str, secret: str) -> dict[str, str]:
+    """Of `LocalSite`: where its workers find their broker, and what they prove themselves by."""
+    return {env.BROKER.name: broker, env.JOB_SECRET.name: secret}

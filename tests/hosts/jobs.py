@@ -1,0 +1,105 @@
+"""One kungfu-run on each host, and what becomes of them together."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from pathlib import Path
+
+from tests.hosts.namespaces import Host, Network
+from tests.multiprocess.launching import IN_VERSION, RECOVERY_PROGRAM, Program
+
+SECRET = "5ec2e7" * 8
+PORT = 9100  # of the config server: the namespaces are new, and everything is free
+
+
+class Jobs:
+    def __init__(self, network, folder: Path) -> None:
+        self._network, self._folder = network, folder
+        self._started: list[Program] = []
+
+    def start(self, host: Host, module: str, *arguments: object, environment=None) -> Program:
+        """``python -m MODULE ARGUMENTS`` on a host, in a folder of its own."""
+        folder = self._folder / host.name
+        folder.mkdir(exist_ok=True)
+        environment = {"KUNGFU_JOB_SECRET": SECRET, **(environment or {})}
+        self._started.append(Program(module, arguments, folder, environment, within=host.within()))
+        return self._started[-1]
+
+    def over(self, network: Network, size: int, *flags: object, slots: int = 2, watch: bool = True, program=()) -> Job:
+        """``kungfu-run`` with the same words on each host, of `RECOVERY_PROGRAM`."""
+        return Job(self, network, size, flags, slots, watch, program)
+
+    def kill_all(self) -> None:
+        for program in self._started:
+            program.kill_all()
+
+
+class Job:
+    """Of one launcher a host. The first host is the head."""
+
+    def __init__(self, jobs: Jobs, network: Network, size, flags, slots, watch, program) -> None:
+        self.network = network
+        self._jobs = jobs
+        listed = ",".join(f"{host.address}:{slots}" for host in network.hosts)
+        self.url = f"http://{network.hosts[0].address}:{PORT}/config"
+        watching = ["-w", "-config-server", self.url, "-builtin-config-port", PORT] if watch else []
+        words = ["-np", size, "-H", listed, *watching, *flags, "python", RECOVERY_PROGRAM, *program]
+        self.launchers = [jobs.start(host, "ms_kungfu.launcher", *words) for host in network.hosts]
+
+    @property
+    def output(self) -> str:
+        return "\n".join(f"--- {each.process.pid}\n{each.output}" for each in self.launchers)
+
+    def in_version(self, version: int, size: int, timeout: float = 60) -> dict[int, tuple[int, int]]:
+        """rank -> (host, process ID) of a version, once all of its workers are in it."""
+        deadline = time.monotonic() + timeout
+        pattern = re.compile(IN_VERSION.format(version, size))
+        while True:
+            found = {
+                int(match[1]): (number, int(match[2]))
+                for number, launcher in enumerate(self.launchers)
+                for match in filter(None, map(pattern.search, list(launcher.lines)))
+            }
+            if len(found) == size:
+                return found
+            ended = [launcher.process.poll() for launcher in self.launchers]
+            assert None in ended, f"all have ended, with {ended}:\n{self.output}"
+            assert time.monotonic() < deadline, f"{len(found)} of {size} workers in version {version}:\n{self.output}"
+            time.sleep(0.02)
+
+    def newest(self, version: int, size: int) -> dict[int, tuple[int, int]]:
+        """The same for the first version from `version` on that has this size."""
+        for _ in range(600):
+            for at in range(version, version + 5):
+                pattern = re.compile(IN_VERSION.format(at, size))
+                if any(map(pattern.search, [line for each in self.launchers for line in list(each.lines)])):
+                    return self.in_version(at, size)
+            time.sleep(0.1)
+        raise AssertionError(f"nobody in a version of {size} workers:\n{self.output}")
+
+    def command(self, number: int, *words: object) -> Program:
+        """``kungfu-run WORDS`` on a host."""
+        return self._jobs.start(self.network.hosts[number], "ms_kungfu.launcher", *words, "-config-server", self.url)
+
+    def finish(self, code: int = 0, among=None) -> list[tuple[int, str]]:
+        """(step, weights) of all who are left: all end at the same step with the same weights, and nothing is left."""
+        among = range(len(self.launchers)) if among is None else among
+        for number in among:
+            self.launchers[number].signal(signal.SIGUSR1)
+        self.end(code, among)
+        ends = [
+            (int(match[1]), match[2])
+            for number in among
+            for match in self.launchers[number].wait_for(r"^finished pid \d+ step (\d+) weights (\w+)", 0)
+        ]
+        assert len(set(ends)) <= 1, ends
+        assert "Traceback" not in self.output
+        return ends
+
+    def end(self, code: int, among=None) -> None:
+        """Each launcher ends with that code, and leaves nothing."""
+        for number in range(len(self.launchers)) if among is None else among:
+            self.launchers[number].assert_exit(code)
+            self.launchers[number].assert_gone(time.monotonic())

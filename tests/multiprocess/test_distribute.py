@@ -1,0 +1,177 @@
+"""kungfu-distribute over an ssh of the tests' own, which runs the host's command line here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+MODULE = "ms_kungfu.launcher.distribute"
+# Like ssh without a terminal: what runs on the host doesn't end when the ssh is killed, but loses its input.
+FAKE_SSH = f"""#!{sys.executable}
+import json, os, subprocess, sys
+*options, host, command = sys.argv[1:]
+with open(os.path.join(os.path.dirname(sys.argv[0]), host + ".json"), "w") as file:
+    json.dump(sys.argv[1:], file)
+if host == "down":
+    print("ssh: connect to host down port 22: No route to host", file=sys.stderr)
+    sys.exit(255)
+environment = {{k: v for k, v in os.environ.items() if k != "KUNGFU_JOB_SECRET"}}
+read, write = os.pipe()
+shell = subprocess.Popen(["sh", "-c", command], stdin=read, env={{**environment, "AT": host}}, start_new_session=True)
+os.close(read)
+import threading
+def pump():
+    while data := os.read(0, 4096):
+        os.write(write, data)
+    os.close(write)
+threading.Thread(target=pump, daemon=True).start()
+sys.exit(shell.wait())
+"""
+
+
+@pytest.fixture
+def distribute(start_module, tmp_path):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ssh").write_text(FAKE_SSH)
+    (folder / "ssh").chmod(0o755)
+
+    def start(*arguments, environment=None):
+        path = f"{folder}:{os.environ['PATH']}"
+        return start_module(MODULE, *arguments, environment={"PATH": path, **(environment or {})})
+
+    return start
+
+
+def told_to_ssh(tmp_path, host):
+    return json.loads((tmp_path / "bin" / f"{host}.json").read_text())
+
+
+def test_the_command_runs_on_each_host_and_each_line_has_its_host(distribute, tmp_path):
+    program = distribute(
+        "-H", "a:2,b:1:login.b,[fd00::3]:1", "-u", "ml", "sh", "-c", 'echo "at $AT $1"', "x", "it's $HOME"
+    )
+    program.assert_exit(0)
+    assert sorted(program.stdout) == [
+        "[[fd00::3]] at fd00::3 it's $HOME",
+        "[a] at a it's $HOME",
+        "[b] at login.b it's $HOME",
+    ]
+    assert program.stderr == []
+    words = told_to_ssh(tmp_path, "login.b")
+    assert words[words.index("-l") + 1] == "ml"
+    assert "BatchMode=yes" in words
+
+
+def test_the_command_starts_in_the_same_folder_with_this_environments_programs(distribute, tmp_path):
+    program = distribute("-H", "a", "sh", "-c", "pwd; command -v python")
+    program.assert_exit(0)
+    assert program.stdout == [f"[a] {tmp_path}", f"[a] {Path(sys.executable).parent / 'python'}"]
+    (tmp_path / "with space").mkdir()
+    program = distribute("-H", "a", "-dir", tmp_path / "with space", "pwd")
+    program.assert_exit(0)
+    assert program.stdout == [f"[a] {tmp_path}/with space"]
+    program = distribute("-H", "a", "-dir", "/no/such/folder", "pwd")
+    program.assert_exit(1)
+    assert "/no/such/folder" in program.output
+
+
+def test_all_hosts_get_one_secret_that_is_on_no_command_line(distribute, tmp_path):
+    program = distribute("-H", "a,b", "sh", "-c", "echo $KUNGFU_JOB_SECRET")
+    program.assert_exit(0)
+    made = {line.partition(" ")[2] for line in program.stdout}
+    assert len(made) == 1
+    secret = made.pop()
+    assert len(bytes.fromhex(secret)) == 32
+    assert secret not in json.dumps(told_to_ssh(tmp_path, "a"))
+
+    program = distribute("-H", "a,b", "sh", "-c", "echo $KUNGFU_JOB_SECRET", environment={"KUNGFU_JOB_SECRET": "5ec2"})
+    program.assert_exit(0)
+    assert program.stdout == ["[a] 5ec2", "[b] 5ec2"] or program.stdout == ["[b] 5ec2", "[a] 5ec2"]
+    (tmp_path / "job.secret").write_text("ab12\n")
+    (tmp_path / "job.secret").chmod(0o600)
+    program = distribute("-H", "a", "-secret-file", "job.secret", "sh", "-c", "echo $KUNGFU_JOB_SECRET")
+    program.assert_exit(0)
+    assert program.stdout == ["[a] ab12"]
+
+
+@pytest.mark.parametrize("flag", ["-secret-file=x", "--no-secret"])
+def test_a_command_with_a_secret_of_its_own_gets_none(flag, distribute):
+    program = distribute("-H", "a", "sh", "-c", "echo secret=$KUNGFU_JOB_SECRET", flag)
+    program.assert_exit(0)
+    assert program.stdout == ["[a] secret="]
+
+
+def test_the_first_failure_is_the_exit_code_and_ends_the_others(distribute):
+    program = distribute("-H", "a,b", "sh", "-c", "[ $AT = a ] && exit 7; exec sleep 600")
+    program.assert_exit(7, timeout=20)
+    assert program.stderr == ["kungfu-distribute: the command exited with code 7 on a"]
+    program.assert_gone(time.monotonic())
+
+
+def test_a_host_that_cannot_be_reached_ends_all(distribute):
+    program = distribute("-H", "a,down", "sleep", "600")
+    program.assert_exit(1, timeout=20)
+    assert "[down] ssh: connect to host down port 22: No route to host" in program.stderr
+    assert program.stderr[-1].startswith("kungfu-distribute: ssh to down failed")
+    program.assert_gone(time.monotonic())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_command_everywhere(number, distribute):
+    program = distribute(
+        "-H", "a,b", "sh", "-c", "trap 'echo ended; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    )
+    program.wait_for("up", 2)
+    program.signal(number)
+    program.assert_exit(128 + number)
+    assert sum("ended" in line for line in program.stdout) == 2
+    assert program.stderr == [f"kungfu-distribute: interrupted by {number.name}"]
+    program.assert_gone(time.monotonic())
+
+
+def test_the_command_ends_everywhere_when_this_shell_is_killed(distribute):
+    program = distribute("-H", "a,b", "sh", "-c", "echo up; exec sleep 600")
+    program.wait_for("up", 2)
+    program.process.kill()
+    program.process.wait()
+    program.assert_gone(time.monotonic(), within=5)
+
+
+def test_a_limit_on_time(distribute):
+    program = distribute("-H", "a,b", "-timeout", "300ms", "sleep", "600")
+    program.assert_exit(124)
+    program.assert_gone(time.monotonic())
+
+
+def test_long_output_arrives_whole(distribute):
+    program = distribute("-H", "a", sys.executable, "-c", "print('x' * 300000); print('end', end='')")
+    program.assert_exit(0)
+    assert "".join(line.removeprefix("[a] ") for line in program.stdout) == "x" * 300000 + "end"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "no command"),
+        (["-H", "a"], "no command"),
+        (["true"], "no hosts; name them by -H or -hostfile"),
+        (["-H", "a:x", "true"], "'a:x' is not host:slots"),
+        (["-H", "-oProxyCommand=x", "true"], "is neither a host's name nor its address"),
+        (["-H", "a", "-u", "-oX", "true"], "'-oX' is not the name of a user"),
+        (["-H", "a", "-np", "2", "true"], "-np: the command's own flag"),
+        (["-H", "a", "-secret-file", "/no/such", "true"], "-secret-file /no/such can't be read"),
+        (["-H", "a", "-secret-file", "/no/such", "x", "-no-secret"], "leave one of them out"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(arguments, told, distribute):
+    program = distribute(*arguments)
+    program.assert_exit(2)
+    assert told in program.output
+    assert len(program.lines) == 1

@@ -1,0 +1,491 @@
+"""Connections between launchers: who is let in, and the links of a version. All ends are in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from ms_kungfu.broker_protocol import ProtocolError, new_nonce, proof_of
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher import control, links
+from ms_kungfu.launcher.control import Channel, ControlServer, RefusedError, call
+from ms_kungfu.launcher.hosts import Host, Hosts
+from ms_kungfu.launcher.links import LinkedSegment, LinkMaker
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.segments import PlainSegment
+
+pytestmark = pytest.mark.timeout(60)
+SECRET = b"s" * 16
+A, B, C = (f"127.0.0.{number}" for number in (1, 2, 3))
+
+
+class Link:
+    """Keeps its connections."""
+
+    def __init__(self, local_fd, board_fd, *, host, host_of_rank, addresses, names, connections):
+        self.host, self.host_of_rank, self.names = host, list(host_of_rank), list(names)
+        self.connections = [[socket.socket(fileno=fd) for fd in fds] for fds in connections]
+        self.asked = []
+        self.closed = False
+
+    def connect(self, local_rank):
+        self.asked.append(local_rank)
+        return os.memfd_create("socket")
+
+    def failure(self):
+        return ""
+
+    def close(self):
+        self.closed = True
+        for connection in (c for fds in self.connections for c in fds):
+            connection.close()
+
+
+class Launcher:
+    """What of one is needed: a port, and what makes its segments."""
+
+    def __init__(self, name, names, port, secret=SECRET, job="job"):
+        self.made = []
+        self.machine = Machine()
+        self.machine.make_link = self.make_link
+        hosts = Hosts(tuple(Host(each, 8) for each in names), name)
+        self.links = LinkMaker(self.machine, hosts, port, secret, 2, job)
+        self.server = ControlServer(self.machine, secret, self.serve)
+        self.name, self.port = name, port
+
+    def make_link(self, *fds, **options):
+        self.made.append(Link(*fds, **options))
+        return self.made[-1]
+
+    async def serve(self, channel):
+        return await self.links.take(channel, (await channel.receive())["link"])
+
+    async def __aenter__(self):
+        await self.server.start(self.name, self.port)
+        return self
+
+    async def __aexit__(self, *_):
+        await self.server.close()
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind((A, 0))
+        return one.getsockname()[1]
+
+
+@contextlib.asynccontextmanager
+async def launchers(*names, **options):
+    port = free_port()
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(Launcher(name, names, port, **options)) for name in names]
+
+
+def cluster(version, *hosts):
+    ports = {host: iter(range(10000, 11000)) for host in hosts}
+    return Cluster(tuple(PeerID(host, next(ports[host])) for host in hosts), (), version)
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def run(coroutine):
+    """Nothing is left open by it."""
+    before = descriptors()
+    asyncio.run(coroutine)
+    assert descriptors() <= before
+
+
+# ---- links ----
+
+
+def test_each_pair_of_hosts_is_connected_and_both_ends_have_the_same_number():
+    async def test():
+        async with launchers(A, B, C) as three:
+            version = cluster(3, A, B, A, C, B)
+            made = await asyncio.gather(*(each.links.make(version, 1, True) for each in three))
+            ends = [each.made[0] for each in three]
+            assert [(link.host, link.host_of_rank, link.names) for link in ends] == [
+                (place, [0, 1, 0, 2, 1], [A, B, C]) for place in range(3)
+            ]
+            for one in range(3):
+                for other in range(3):
+                    assert len(ends[one].connections[other]) == (0 if one == other else links.CONNECTIONS_A_PAIR)
+                    for number, connection in enumerate(ends[one].connections[other]):
+                        connection.setblocking(True)
+                        connection.sendall(b"%d%d%d" % (one, other, number))
+            for one in range(3):
+                for other in range(3):
+                    for number, connection in enumerate(ends[one].connections[other]):
+                        assert connection.recv(10) == b"%d%d%d" % (other, one, number)
+            assert [segment.ranks() for segment in made] == [[0, 2], [1, 4], [3]]
+            for segment in made:
+                segment.close()
+            assert all(link.closed for link in ends)
+
+    run(test())
+
+
+def test_who_is_called_before_it_has_heard_of_the_version_lets_the_caller_wait():
+    async def test():
+        async with launchers(A, B) as (first, second):
+            late = asyncio.ensure_future(second.links.make(cluster(0, A, B), 7, True))
+            while len(first.links._waiting) < links.CONNECTIONS_A_PAIR:
+                await asyncio.sleep(0.01)
+            segment = await first.links.make(cluster(0, A, B), 7, True)
+            segment.close()
+            (await late).close()
+
+    run(test())
+
+
+def test_another_attempts_connections_are_not_taken_for_this_ones(monkeypatch):
+    monkeypatch.setattr(links, "MAKE_S", 0.5)
+    monkeypatch.setattr(links, "_WAIT_S", 0.1)
+
+    async def test():
+        async with launchers(A, B) as two:
+            for segment in await asyncio.gather(
+                *(each.links.make(cluster(0, A, B), attempt, True) for attempt, each in enumerate(two)),
+                return_exceptions=True,
+            ):
+                assert isinstance(segment, OSError)
+                assert "no connection with" in str(segment)
+            assert [each.made for each in two] == [[], []]
+            assert [each.links._expected for each in two] == [{}, {}]
+
+    run(test())
+
+
+def test_a_version_that_is_given_up_while_its_hosts_meet_leaves_nothing():
+    async def test():
+        async with launchers(A, B, C) as three:
+            # The third one never comes.
+            making = [asyncio.ensure_future(each.links.make(cluster(0, A, B, C), 1, True)) for each in three[:2]]
+            await asyncio.sleep(0.3)
+            for task in making:
+                task.cancel()
+            await asyncio.wait(making)
+            assert all(task.cancelled() for task in making)
+
+    run(test())
+
+
+def test_a_link_that_cannot_be_made_leaves_nothing():
+    async def test():
+        async with launchers(A, B) as two:
+
+            def refuse(*fds, connections, **options):
+                for fd in (fd for with_one in connections for fd in with_one):
+                    os.close(fd)  # they are taken over
+                raise OSError("no thread")
+
+            for each in two:
+                each.machine.make_link = refuse
+            found = await asyncio.gather(
+                *(each.links.make(cluster(0, A, B), 1, True) for each in two), return_exceptions=True
+            )
+            assert [str(error) for error in found] == ["no thread", "no thread"]
+
+    run(test())
+
+
+def test_workers_of_one_host_have_a_plain_segment():
+    async def test():
+        async with launchers(A, B) as (_, second):
+            segment = await second.links.make(cluster(0, B, B), 1, True)
+            assert isinstance(segment, PlainSegment)
+            assert segment.ranks() == [0, 1]
+            segment.close()
+            assert second.made == []
+
+    run(test())
+
+
+def test_a_linked_segment_hands_over_segment_board_and_a_socket_and_closes_its_copy():
+    made = []
+
+    def make_link(*fds, **options):
+        made.append(Link(*fds, **options))
+        return made[-1]
+
+    segment = LinkedSegment(cluster(4, A, B, A), A, 2, True, [[], []], make_link)
+    told = []
+
+    def send(message, fds):
+        told.append(message)
+        assert [os.fstat(fd).st_size > 0 for fd in fds] == [True, True, False]
+
+    before = descriptors()
+    segment.hand_over(SimpleNamespace(send=send), {"rank": 2}, 2)
+    assert made[0].asked == [1]
+    assert descriptors() == before
+    assert told == [{"rank": 2}]
+    with pytest.raises(KeyError):  # it isn't here
+        segment.hand_over(SimpleNamespace(send=send), {"rank": 1}, 1)
+    segment.close()
+
+
+def test_a_death_is_on_the_board_with_its_rank_in_the_job_and_in_the_segment_of_its_host(monkeypatch):
+    told = []
+
+    class Control:
+        def __init__(self, fd):
+            self.size = len(told)
+            told.append([])
+            self.told = told[-1]
+
+        def mark_lost(self, *what):
+            self.told.append(what)
+            order.append(self)
+
+        def gave_up(self, rank):
+            return f"{rank}"
+
+        def heartbeat(self, rank):
+            return 10 + rank
+
+    from ms_kungfu import _core
+
+    order = []
+    monkeypatch.setattr(_core, "SegmentControl", Control)
+    segment = LinkedSegment(cluster(4, A, B, A), A, 2, True, [[], []], Link)
+    segment.mark_lost(1, "died", True, True)
+    assert told == [[], [(1, "died", True, True)]]
+    segment.mark_lost(2, "died", True, False)
+    assert told == [[(1, "died", True, False)], [(1, "died", True, True), (2, "died", True, False)]]
+    assert order[1:] == [segment._board, segment._segment]  # who learns of it by the segment finds it on the board
+    assert segment.gave_up(2) == "1"  # by its place on this host
+    assert segment.heartbeat(2) == 11
+    segment.close()
+
+
+# ---- who is let in ----
+
+
+async def first_of(channel):
+    try:
+        return await channel.receive()
+    except ConnectionError:
+        return None
+
+
+@contextlib.asynccontextmanager
+async def serving(secret=SECRET):
+    served = []
+
+    async def serve(channel):
+        served.append(await channel.receive())
+        channel.send({"you": served[-1]})
+        await channel.flushed()
+        return False
+
+    server, port = ControlServer(Machine(), secret, serve), free_port()
+    await server.start(A, port)
+    try:
+        yield port, served
+    finally:
+        await server.close()
+
+
+def test_who_knows_the_secret_is_served():
+    async def test():
+        async with serving() as (port, served):
+            channel = await call(Machine(), B, A, port, SECRET, 10)
+            channel.send({"hello": 1})
+            assert await channel.receive() == {"you": {"hello": 1}}
+            assert served == [{"hello": 1}]
+            channel.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(SECRET, b"t" * 16), (SECRET, b""), (b"", SECRET)])
+def test_who_knows_another_secret_is_refused_and_told_so(theirs, ours, caplog):
+    async def test():
+        async with serving(theirs) as (port, served):
+            for _ in range(3):
+                with pytest.raises(RefusedError, match="the launcher there has another secret"):
+                    await call(Machine(), B, A, port, ours, 10)
+            assert served == []
+
+    run(test())
+    assert caplog.text.count("has been refused") == 1
+
+
+def test_an_impostor_is_found_out_by_who_calls_him():
+    """He repeats what he has been told, or makes something up."""
+
+    async def impostor(reader, writer):
+        nonce = new_nonce()
+        for message in (b'{"nonce": "%s"}' % nonce.encode(),):
+            writer.write(struct.pack(">I", len(message)) + message)
+        (length,) = struct.unpack(">I", await reader.readexactly(4))
+        answer = await reader.readexactly(length)  # has a proof: of the caller's
+        writer.write(struct.pack(">I", length) + answer)
+        await writer.drain()
+        writer.close()
+
+    async def test():
+        server = await asyncio.start_server(impostor, A, 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(RefusedError, match="who answers there doesn't know the job's secret"):
+            await call(Machine(), B, A, port, SECRET, 10)
+        server.close()
+        await server.wait_closed()
+
+    run(test())
+
+
+def test_nobody_who_answers_is_waited_for_no_longer_than_asked():
+    async def test():
+        begin = asyncio.get_running_loop().time()
+        with pytest.raises(OSError, match=rf"no answer from {A}:\d+"):
+            await call(Machine(), B, A, free_port(), SECRET, 0.5)
+        assert asyncio.get_running_loop().time() - begin < 5
+
+    run(test())
+
+
+async def whole_of(connection):
+    """All that comes until the other end has closed."""
+    loop, data = asyncio.get_running_loop(), b""
+    with contextlib.suppress(ConnectionError):
+        while piece := await loop.sock_recv(connection, 4096):
+            data += piece
+    return data
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b"\xff" * 8, struct.pack(">I", 4097), struct.pack(">I", 4) + b"abcd", struct.pack(">I", 2) + b"[]",
+     struct.pack(">I", 16) + b'{"nonce": "abc"}', b""],
+)  # fmt: skip
+def test_who_proves_nothing_is_sent_away_in_time(words, monkeypatch):
+    monkeypatch.setattr(control, "_HANDSHAKE_S", 0.3)
+
+    async def test():
+        async with serving() as (port, served):
+            with socket.create_connection((A, port)) as stranger:
+                stranger.setblocking(False)
+                await asyncio.get_running_loop().sock_sendall(stranger, words)
+                await asyncio.wait_for(whole_of(stranger), 20)
+            assert served == []
+
+    run(test())
+
+
+def test_a_proof_that_was_heard_is_worth_nothing_in_another_connection():
+    async def test():
+        async with serving() as (port, served):
+            nonce = new_nonce()
+            with socket.create_connection((A, port)) as stranger:
+                channel = Channel(stranger.dup())
+                challenge = (await channel.receive())["nonce"]
+                heard = {"nonce": nonce, "proof": proof_of(SECRET, "caller", challenge, nonce)}
+                channel.send(heard)
+                assert "proof" in await channel.receive()
+                channel.close()
+            with socket.create_connection((A, port)) as stranger:
+                channel = Channel(stranger.dup())
+                await channel.receive()
+                channel.send(heard)
+                assert "error" in await channel.receive()
+                channel.close()
+            assert served == []
+
+    run(test())
+
+
+def test_silent_strangers_make_room_for_who_comes_after_them():
+    async def test():
+        async with serving() as (port, served):
+            strangers = []
+            for _ in range(3 * control._MAX_UNPROVED):
+                strangers.append(socket.create_connection((A, port)))
+                await asyncio.sleep(0)
+            channel = await call(Machine(), B, A, port, SECRET, 20)
+            channel.send({"hello": 1})
+            assert await channel.receive() == {"you": {"hello": 1}}
+            channel.close()
+            for stranger in strangers:
+                stranger.close()
+
+    run(test())
+
+
+# ---- messages ----
+
+
+def pair():
+    """Two channels that are connected."""
+    with socket.socket() as listener:
+        listener.bind((A, 0))
+        listener.listen()
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    return Channel(one), Channel(other)
+
+
+def test_what_several_threads_send_arrives_whole_and_in_the_order_of_the_calls():
+    async def test():
+        one, other = pair()
+        lock, sent = threading.Lock(), []
+
+        def send(name):
+            for number in range(200):
+                with lock:  # the order is the callers' to make
+                    sent.append([name, number])
+                    one.send({"what": [name, number], "more": "x" * 3000})
+
+        threads = [threading.Thread(target=send, args=(name,)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        for number in range(200):
+            with lock:
+                sent.append(["loop", number])
+                one.send({"what": ["loop", number]})
+            await asyncio.sleep(0)
+        assert [(await other.receive())["what"] for _ in range(600)] == sent
+        for thread in threads:
+            thread.join()
+        one.close()
+        other.close()
+
+    run(test())
+
+
+def test_an_end_that_does_not_read_is_given_up_before_memory_is(monkeypatch):
+    monkeypatch.setattr(control, "_MAX_QUEUED_BYTES", 1 << 20)
+
+    async def test():
+        one, other = pair()
+        for _ in range(1000):
+            one.send({"more": "x" * 10000})
+        with pytest.raises(ConnectionError):
+            await one.receive()
+        assert one._queued <= 1 << 20
+        one.close()
+        other.close()
+
+    run(test())
+
+
+def test_a_message_over_the_limit_is_not_read():
+    async def test():
+        one, other = pair()
+        one.send({"more": "x" * 5000})
+        with pytest.raises(ProtocolError, match="over the limit of 4096"):
+            await other.receive(4096)
+        one.close()
+        other.close()
+
+    run(test())

@@ -1,0 +1,387 @@
+"""Several hosts on kungfu-run's command line: which they are, which one this is, what they share."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ms_kungfu._flags import UsageError
+from ms_kungfu.launcher import network
+from ms_kungfu.launcher.hosts import Host
+from ms_kungfu.launcher.options import parse_options
+
+SECRET = "5ec2" * 16
+THREE = "10.0.0.1:2,10.0.0.2:4,gpu3:2:login.example"
+KNOWN = {"here": ["127.0.1.1"], "gpu3": ["10.0.0.3", "fd00::3"], "gpu1": ["10.0.0.1"]}
+
+
+@pytest.fixture(autouse=True)
+def second_of_three(monkeypatch):
+    """This machine has 10.0.0.2, and a name server that knows gpu3."""
+    own = {"10.0.0.2", "fd00::2", "127.0.0.1", "127.0.0.2", "127.0.1.1"}
+    monkeypatch.delenv("KUNGFU_JOB_SECRET", raising=False)
+    monkeypatch.setattr(network, "is_of_this_machine", own.__contains__)
+    monkeypatch.setattr(network, "interfaces", lambda: ["lo", "eth0", "eth1", "ib0"])
+    monkeypatch.setattr(
+        network,
+        "addresses_of_interface",
+        {"lo": ["127.0.0.1"], "eth0": ["10.0.0.2", "fd00::2"], "eth1": ["10.9.9.9"]}.get,
+    )
+    monkeypatch.setattr(
+        network, "addresses_of", lambda name: [name] if name[0].isdigit() or ":" in name else KNOWN.get(name, [])
+    )
+    return own
+
+
+def options(*arguments, secret=SECRET):
+    with pytest.MonkeyPatch.context() as patch:
+        if secret:
+            patch.setenv("KUNGFU_JOB_SECRET", secret)
+        return parse_options([*arguments, "sh"])
+
+
+def refusal(*arguments, secret=SECRET):
+    with pytest.raises(UsageError) as caught:
+        options(*arguments, secret=secret)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    assert SECRET not in sentence
+    return sentence
+
+
+# ---- the list ----
+
+
+def test_hosts_keep_their_order_and_this_one_is_found_among_them():
+    hosts = options("-H", THREE, "-np", "5").hosts
+    assert hosts.each == (Host("10.0.0.1", 2), Host("10.0.0.2", 4), Host("gpu3", 2, "login.example"))
+    assert (hosts.self_name, hosts.own.slots, hosts.is_several) == ("10.0.0.2", 4, True)
+    assert (hosts.head.name, hosts.is_head) == ("10.0.0.1", False)
+    assert hosts.limit == "10.0.0.1:2,10.0.0.2:4,gpu3:2"
+    assert options("-H", THREE).host.name == "10.0.0.2"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("[fd00::0:2]:4,[FD00::1]:2", ["[fd00::2]", "[fd00::1]"]),
+        ("[fd00::2],[fd00::1]:1:[fd00::9]", ["[fd00::2]", "[fd00::1]"]),
+        ("10.0.0.2,GPU3:1", ["10.0.0.2", "gpu3"]),
+    ],
+)
+def test_a_host_has_one_name_however_it_is_written(text, names):
+    hosts = options("-H", text).hosts
+    assert list(hosts.names) == names
+    assert [host.address for host in hosts.each] == [name.strip("[]") for name in names]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("10.0.0.2:0", "is not host:slots"),
+        ("10.0.0.2:-1", "is not host:slots"),
+        ("10.0.0.2:1_0", "is not host:slots"),
+        ("10.0.0.2:", "is not host:slots"),
+        ("10.0.0.2:99999999999", "is not host:slots"),
+        ("10.0.0.2:2:a:b", "is not host:slots"),
+        ("fd00::2:4", "stands in brackets"),
+        (":4", "'' is neither a host's name nor its address"),
+        ("10.0.0:4", "'10.0.0' is neither"),
+        ("10.0.0.256:4", "'10.0.0.256' is neither"),
+        ("a b:4", "'a b' is neither"),
+        ("a;rm:4", "'a;rm' is neither"),
+        ("-oProxyCommand=x:4", "'-oProxyCommand=x' is neither"),
+        ("10.0.0.2:4:-oX", "'-oX' is neither"),
+        ("[fe80::1%eth0]:4", "is neither"),
+        ("[10.0.0.x]:4", "is neither"),
+        ("10.0.0.2:1,10.0.0.2:2", "10.0.0.2 is named 2 times; give it all its slots at once"),
+        ("gpu3:1,GPU3:2", "gpu3 is named 2 times"),
+        (",", "',' is neither"),
+    ],
+)
+def test_what_is_no_list_of_hosts_is_refused(text, told):
+    assert told in refusal("-H", text)
+
+
+def test_a_hostfile_is_read_as_kungfu_reads_it(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("# all\n10.0.0.1 slots=4 # one\n\n \t10.0.0.2   slots=8 public_addr=x.y.z# two\n[fd00::3]\n")
+    assert options("-hostfile", str(file)).hosts.each == (
+        Host("10.0.0.1", 4),
+        Host("10.0.0.2", 8, "x.y.z"),
+        Host("[fd00::3]", 1),
+    )
+    assert "both name the hosts" in refusal("-hostfile", str(file), "-H", THREE)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("10.0.0.1 slots=4\n10.0.0.2 slots=x\n", ":2: 'slots=x' is neither slots=NUMBER nor public_addr=ADDRESS"),
+        ("10.0.0.1 max_slots=4\n", ":1: 'max_slots=4' is neither"),
+        ("10.0.0.1 4\n", ":1: '4' is neither"),
+        ("10.0.0.1:4\n", ":1: '10.0.0.1:4' is neither a host's name nor its address"),
+        ("# nobody\n", " names no host"),
+        ("", " names no host"),
+        ("10.0.0.1\n10.0.0.1\n", "10.0.0.1 is named 2 times"),
+    ],
+)
+def test_a_wrong_hostfile_is_told_with_its_line(text, told, tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text(text)
+    assert told in refusal("-hostfile", str(file))
+
+
+def test_a_hostfile_that_cannot_be_read(tmp_path):
+    assert "can't be read: No such file" in refusal("-hostfile", str(tmp_path / "none"))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    assert "is not text in UTF-8" in refusal("-hostfile", str(tmp_path / "binary"))
+
+
+# ---- which one is this? ----
+
+
+def test_this_host_may_be_told_by_name_address_or_interface():
+    assert options("-H", THREE, "-self", "10.0.0.2").hosts.self_name == "10.0.0.2"
+    assert options("-H", THREE, "-nic", "eth0").hosts.self_name == "10.0.0.2"
+    assert options("-H", "[fd00::1]:1,[fd00::2]:1", "-nic", "eth0").hosts.self_name == "[fd00::2]"
+    assert options("-H", "[fd00::1]:1,[fd00::2]:1", "-self", "fd00:0::2").hosts.self_name == "[fd00::2]"
+
+
+def test_a_name_is_this_machine_where_it_has_one_of_its_addresses(second_of_three):
+    second_of_three.add("fd00::3")
+    assert options("-H", "10.0.0.1:1,gpu3:1").hosts.self_name == "gpu3"
+    assert options("-H", "10.0.0.1:1,gpu3:1", "-self", "fd00::3").hosts.self_name == "gpu3"
+
+
+def test_several_hosts_on_one_machine_need_to_be_told_which_they_are():
+    two = "127.0.0.1:2,127.0.0.2:2"
+    assert refusal("-H", two) == (
+        "this machine is 127.0.0.1 and 127.0.0.2 at once; give the one that this is meant to be by -self"
+    )
+    assert options("-H", two, "-self", "127.0.0.2").hosts.self_name == "127.0.0.2"
+    assert options("-H", two, "-nic", "lo").hosts.self_name == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["-H", "10.0.0.1:2,10.0.0.9:2"], "this machine has none of the addresses of the hosts 10.0.0.1,10.0.0.9"),
+        (["-H", THREE, "-self", "10.0.0.9"], "-self 10.0.0.9 is none of the hosts 10.0.0.1,10.0.0.2,gpu3"),
+        (["-H", THREE, "-self", "10.0.0.1"], "-self 10.0.0.1 is not an address of this machine"),
+        (["-H", THREE, "-self", "10.0.0"], "-self: '10.0.0' is neither a host's name nor its address"),
+        (["-H", THREE, "-nic", "eth1"], "-nic eth1 has 10.9.9.9, which is none of the hosts 10.0.0.1,10.0.0.2,gpu3"),
+        (["-H", THREE, "-nic", "ib0"], "-nic ib0 has no address"),
+        (["-H", THREE, "-nic", "eth7"], "this machine has no such interface, but lo, eth0, eth1, ib0"),
+        (["-H", "10.0.0.2:1,gpu9:1"], "host gpu9 has no address here"),
+        (["-H", "127.0.0.1:2,10.0.0.2:2"], "127.0.0.1 means each machine itself"),
+        (["-H", "here:2,10.0.0.1:2"], "here means 127.0.1.1 here, where the other hosts can't reach it"),
+        (["-H", "gpu1:2,10.0.0.1:2"], "gpu1 and 10.0.0.1 are one machine"),
+    ],
+)
+def test_a_machine_that_is_not_one_of_the_hosts_is_told_why(arguments, told):
+    assert told in refusal(*arguments)
+
+
+def test_one_host_may_be_named_by_its_address_or_interface_alone():
+    hosts = options("-nic", "eth0", "-np", "3", secret="").hosts
+    assert (hosts.names, hosts.slots, hosts.is_several) == (("10.0.0.2",), None, False)
+    assert options("-self", "10.0.0.2", secret="").hosts.names == ("10.0.0.2",)
+    assert options("-H", "here:2", secret="").hosts.names == ("here",)
+    assert options("-self", "fd00::2", secret="").hosts.names == ("[fd00::2]",)
+
+
+# ---- the config server ----
+
+
+def test_the_head_is_where_the_config_server_is():
+    there = "http://10.0.0.2:9100/config"
+    assert options("-H", THREE, "-w", "-config-server", there).hosts.head.name == "10.0.0.2"
+    assert options("-H", THREE, "-w", "-config-server", "http://10.7.7.7:9100/config").hosts.head.name == "10.0.0.1"
+    embedded = options("-H", THREE, "-w", "-config-server", there, "-builtin-config-port", "9100")
+    assert (embedded.hosts.is_head, embedded.builtin_port) == (True, 9100)
+    elsewhere = options("-H", THREE, "-w", "-config-server", "http://gpu3:9100/config", "-builtin-config-port", "9100")
+    assert (elsewhere.hosts.head.name, elsewhere.builtin_port) == ("gpu3", None)
+
+
+def test_an_embedded_config_server_without_an_address_is_the_first_hosts():
+    found = options("-H", THREE, "-w", "-builtin-config-port", "9100")
+    assert found.config_server == "http://10.0.0.1:9100/config"
+    assert (found.hosts.head.name, found.builtin_port) == ("10.0.0.1", None)
+    found = options("-H", "[fd00::2]:1,10.0.0.1:1", "-w", "-builtin-config-port", "9100")
+    assert found.config_server == "http://[fd00::2]:9100/config"
+    assert (found.hosts.is_head, found.builtin_port) == (True, 9100)
+
+
+def test_without_w_several_hosts_need_no_config_server():
+    found = options("-H", THREE, "-np", "4")
+    assert (found.config_server, found.builtin_port) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["-w"], "give -builtin-config-port 9100 on each, and 10.0.0.1 runs it"),
+        (["-w", "-builtin-config-port", "0"], "several hosts have to know the port"),
+        (["-w", "-config-server", "http://10.0.0.1:9100/config", "-builtin-config-port", "0"], "give a number"),
+        (["-w", "-config-server", "http://127.0.0.1:9100/config"], "means another one on each host"),
+        (["-w", "-config-server", "http://localhost:9100/config"], "means another one on each host"),
+        (["-w", "-config-server", "http://[::1]:9100/config"], "means another one on each host"),
+        (
+            ["-w", "-config-server", "http://10.7.7.7:9100/config", "-builtin-config-port", "9100"],
+            "10.7.7.7 is none of 10.0.0.1:2,10.0.0.2:4,gpu3:2",
+        ),
+    ],
+)
+def test_a_config_server_that_not_all_hosts_reach_is_refused(arguments, told):
+    assert told in refusal("-H", THREE, *arguments)
+
+
+def test_hosts_of_one_machine_may_have_its_own_config_server():
+    two = "127.0.0.1:2,127.0.0.2:2"
+    found = options("-H", two, "-self", "127.0.0.2", "-w", "-config-server", "http://127.0.0.2:9100/config")
+    assert found.hosts.is_head
+
+
+# ---- the secret ----
+
+
+def test_several_hosts_need_a_secret_and_are_told_how_to_make_one():
+    sentence = refusal("-H", THREE, secret="")
+    assert "openssl rand -hex 32" in sentence
+    assert "-secret-file" in sentence
+    assert "-no-secret" in sentence
+    assert "has 8 digits, of the 32 at least" in refusal("-H", THREE, secret="5ec25ec2")
+    assert options("-H", THREE).secret == SECRET
+    assert options("-H", THREE, "-no-secret", secret="").secret is None
+    assert options(secret="").secret is None
+
+
+def test_the_secret_of_a_file(tmp_path):
+    file = tmp_path / "job.secret"
+    file.write_text(f"{SECRET}\n")
+    file.chmod(0o600)
+    found = options("-H", THREE, "-secret-file", str(file), secret="")
+    assert found.secret == SECRET
+    assert SECRET not in repr(found)
+    assert "both give the job's secret" in refusal("-H", THREE, "-secret-file", str(file))
+    assert "-no-secret, but" in refusal("-H", THREE, "-secret-file", str(file), "-no-secret", secret="")
+    assert "-no-secret, but" in refusal("-H", THREE, "-no-secret")
+    assert "and this job has one" in refusal("-no-secret", secret="")
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644, 0o777])
+def test_a_secret_that_others_may_read_is_none(mode, tmp_path):
+    file = tmp_path / "job.secret"
+    file.write_text(SECRET)
+    file.chmod(mode)
+    sentence = refusal("-H", THREE, "-secret-file", str(file), secret="")
+    assert f"(mode {mode:04o})" in sentence
+    assert f"chmod 600 {file}" in sentence
+
+
+@pytest.mark.parametrize("text", ["", "xyz", "5ec", "5ec2 5ec2", "5ec2\n5ec2"])
+def test_a_file_that_holds_no_secret(text, tmp_path):
+    file = tmp_path / "job.secret"
+    file.write_text(text)
+    file.chmod(0o600)
+    sentence = refusal("-H", THREE, "-secret-file", str(file), secret="")
+    assert "must hold an even number of hexadecimal digits" in sentence
+    file.write_text("0" * 5000)
+    assert "more than 4096 bytes" in refusal("-H", THREE, "-secret-file", str(file), secret="")
+
+
+def test_what_is_no_file_is_no_secret(tmp_path):
+    assert "can't be read: No such file" in refusal("-H", THREE, "-secret-file", str(tmp_path / "none"), secret="")
+    assert "is not a file" in refusal("-H", THREE, "-secret-file", str(tmp_path), secret="")
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    assert "is not a file" in refusal("-H", THREE, "-secret-file", str(tmp_path / "fifo"), secret="")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_secret_of_another_users_is_none(tmp_path):
+    file = tmp_path / "job.secret"
+    file.write_text(SECRET)
+    file.chmod(0o600)
+    os.chown(file, 12345, 12345)
+    assert "belongs to another user" in refusal("-H", THREE, "-secret-file", str(file), secret="")
+
+
+# ---- limits, strategy, placement ----
+
+
+def test_limits_are_told_before_anything_starts():
+    assert "-np 9 is more than the 8 slots of -H" in refusal("-H", THREE, "-np", "9")
+    many = "10.0.0.1:200,10.0.0.2:200"
+    assert "the 256 workers that a job on several hosts can have" in refusal("-H", many, "-np", "257")
+    assert options("-H", many, "-np", "256").size == 256
+    assert "too small for 2 workers" in refusal("-H", THREE, "-np", "5", "-port-range", "10000-10000")
+    assert options("-H", THREE, "-np", "3", "-port-range", "10000-10000").size == 3  # one on each
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "STAR", "MULTI_STAR", "RING", "CLIQUE", "TREE", "BINARY_TREE", "BINARY_TREE_STAR", "MULTI_BINARY_TREE_STAR",
+    ],
+)  # fmt: skip
+def test_a_strategy_that_nobody_follows_is_refused_by_name(name):
+    assert f"{name} can't be chosen" in refusal("-H", THREE, "-strategy", name)
+    assert f"{name} can't be chosen" in refusal("-strategy", name, secret="")
+
+
+def test_shared_memory_is_no_strategy_between_hosts():
+    assert options("-H", THREE, "-strategy", "AUTO").strategy == "AUTO"
+    assert "which several hosts don't have" in refusal("-H", THREE, "-strategy", "SHM")
+
+
+def test_placement():
+    assert options("-H", THREE).hosts.placement == "even"
+    assert options("-H", THREE, "-placement", "fill").hosts.placement == "fill"
+    assert "'odd' is neither even nor fill" in refusal("-H", THREE, "-placement", "odd")
+    assert "and this job has one" in refusal("-placement", "fill", secret="")
+
+
+# ---- torchrun's ----
+
+
+def test_torchruns_numbers_are_understood():
+    assert options("--nproc-per-node", "3", secret="").size == 3
+    assert options("--standalone", "--nnodes", "1", "--nproc_per_node=2", secret="").size == 2
+    found = options("--nnodes=3", "--nproc-per-node=2", "-H", THREE)
+    assert (found.size, found.watch) == (6, False)
+    found = options(
+        "--nnodes", "2:4", "--nproc-per-node", "2", "-H", THREE, "-config-server", "http://10.0.0.1:9100/config"
+    )
+    assert (found.size, found.min_size, found.watch) == (6, 4, True)
+    assert options("--nnodes", "3", "-np", "4", "-H", THREE).size == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--nnodes", "2", "-H", THREE], "--nnodes wants 2 hosts, and there are 3"),
+        (["--nnodes", "2:4"], "--nnodes wants 2 to 4 hosts, and there is 1: 127.0.0.1; name them by -H or -hostfile"),
+        (["--nnodes", "4:2"], "'4:2' is no number of hosts"),
+        (["--nnodes", "two"], "'two' is no number of hosts"),
+        (["--nnodes", "0"], "'0' is no number of hosts"),
+        (["--nnodes", "1:2"], "needs --nproc-per-node"),
+        (["--nproc-per-node", "gpu"], "'gpu' is not a whole number"),
+        (["--nproc-per-node", "2", "-np", "2"], "leave one of them out"),
+        (["--nproc-per-node", "3", "-H", THREE], "more than the slots of -H 10.0.0.1:2; write 10.0.0.1:3"),
+        (["--nproc-per-node", "2", "-H", THREE, "-placement", "fill"], "-placement fill doesn't"),
+        (["--nproc-per-node", "2", "--nnodes", "1:2", "-min-np", "1"], "both say how many must be left"),
+        (["--standalone", "-H", THREE], "--standalone is a job on one host"),
+        (["--standalone", "--nnodes", "1:2"], "--standalone is a job on one host"),
+        (["--max-restarts", "3"], "nothing restarts all workers, as torchrun's does"),
+        (["--max_restarts", "3"], "-max-restarts is how often -recover replace or -standby start one again"),
+        (["--rdzv-backend", "c10d"], "hosts meet by -H"),
+        (["--rdzv_endpoint=a:1"], "hosts meet by -H"),
+        (["--node-rank", "1"], "-self or -nic says which one this is"),
+        (["--master-addr", "a"], "hosts meet by -H"),
+    ],
+)
+def test_torchruns_words_that_mean_nothing_here_are_refused(arguments, told):
+    secret = SECRET if "-H" in arguments else ""
+    assert told in refusal(*arguments, secret=secret)
