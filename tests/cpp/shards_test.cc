@@ -21,6 +21,7 @@
 #endif
 
 #include "base/fault_point.h"
+#include "clusters.h"
 #include "collectives/dtype.h"
 #include "collectives/lone_communicator.h"
 #include "collectives/reduce.h"
@@ -516,6 +517,15 @@ struct Watched {
   ~Watched() { monitoring::GradientNorms::Get().Watch(""); }
 };
 
+// Where so many ranks are: on two or three hosts.
+std::vector<uint32_t> SomeHosts(uint32_t size, std::mt19937& random) {
+  const uint32_t hosts = std::min<uint32_t>(size, 2 + random() % 2);
+  std::vector<uint32_t> host_of_rank;
+  for (uint32_t r = 0; r < size; r++) host_of_rank.push_back(r < hosts ? r : random() % hosts);
+  std::shuffle(host_of_rank.begin(), host_of_rank.end(), random);
+  return host_of_rank;
+}
+
 TEST(ShardsStep, HasTheBitsOfOnePlainSum) {
   std::mt19937 random(Seed());
   for (uint32_t size = 1; size <= 5; size++) {
@@ -535,7 +545,11 @@ TEST(ShardsStep, HasTheBitsOfOnePlainSum) {
       };
       Ranks ranks(size, {60s, 60s}, drawn.cores);
       ASSERT_NO_THROW(ranks.Run(train));
-      if (size > 1) continue;
+      if (size > 1) {
+        testing::Clusters cluster(SomeHosts(size, random));
+        ASSERT_NO_THROW(cluster.Run(train));
+        continue;
+      }
       LoneCommunicator lone;
       ASSERT_NO_THROW(train(0, lone));
     }
@@ -679,26 +693,31 @@ TEST(ShardsStep, IsWholeWithoutWhoStopsInTheMidstOfIt) {
       std::vector<int> stops(size, -1);  // after how many leaves
       for (uint32_t n = 0; n < 1 + random() % (size - 1); n++) stops[random() % size] = int(random() % 8);
       if (std::count(stops.begin(), stops.end(), -1) == 0) stops[0] = -1;
-      Ranks ranks(size, {20s, 20s}, drawn.cores, /*recovers=*/true);
-      std::vector<std::vector<Members>> members(size);
-      std::mutex launcher;
-      const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
-        Stopping trainer(training, communicator, stops[rank]);
-        try {
-          for (int number = 0; number < kSteps; number++) members[rank].push_back(trainer.Train(number));
-        } catch (const Stopped&) {
-          const std::lock_guard<std::mutex> guard(launcher);
-          ranks.board().MarkLost(rank, "was killed by SIGKILL", /*recover=*/true);
+      const auto train_on = [&](auto& ranks, const auto& mark_lost) {
+        std::vector<std::vector<Members>> members(size);
+        std::mutex launcher;
+        const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
+          Stopping trainer(training, communicator, stops[rank]);
+          try {
+            for (int number = 0; number < kSteps; number++) members[rank].push_back(trainer.Train(number));
+          } catch (const Stopped&) {
+            const std::lock_guard<std::mutex> guard(launcher);
+            mark_lost(rank);
+          }
+        });
+        for (const auto& error : errors) {
+          if (error) std::rethrow_exception(error);
         }
-      });
-      for (const auto& error : errors) {
-        if (error) std::rethrow_exception(error);
-      }
-      std::set<std::vector<Members>> different;
-      for (uint32_t r = 0; r < size; r++) {
-        if (members[r].size() == kSteps) different.insert(members[r]);
-      }
-      ASSERT_EQ(different.size(), 1u) << "survivors agree on who is left";
+        std::set<std::vector<Members>> different;
+        for (uint32_t r = 0; r < size; r++) {
+          if (members[r].size() == kSteps) different.insert(members[r]);
+        }
+        ASSERT_EQ(different.size(), 1u) << "survivors agree on who is left";
+      };
+      Ranks ranks(size, {20s, 20s}, drawn.cores, /*recovers=*/true);
+      train_on(ranks, [&](uint32_t rank) { ranks.board().MarkLost(rank, "was killed by SIGKILL", /*recover=*/true); });
+      testing::Clusters cluster(SomeHosts(size, random), /*recovers=*/true, {20s, 20s});
+      train_on(cluster, [&](uint32_t rank) { cluster.MarkLost(rank); });
     }
   }
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -405,6 +406,108 @@ def test_another_training_after_a_rest_over_hosts(hosts):
     places(job, version + 1, {A: 2, B: 1})
     job[A].signal(signal.SIGTERM)
     job.assert_exit(143)
+
+
+# ---- trainings over several hosts ----
+
+
+def all_in_version(job, version, counts):
+    """Rank -> process ID, of which each host shows so many."""
+    found = job.wait_for(IN_VERSION.format(version, sum(counts.values())), counts)
+    assert len({match[1] for match in found}) == sum(counts.values())
+    return {int(match[1]): int(match[2]) for match in found}
+
+
+def finish(job, counts):
+    """All that are left end at the same step with the same weights."""
+    job[A].signal(signal.SIGUSR1)
+    job.assert_exit(0)
+    ends = job.wait_for(r"^finished pid \d+ (step \d+ weights \w+)", counts)
+    assert len({match[1] for match in ends}) == 1
+    assert "Traceback" not in job.output
+
+
+def test_a_training_grows_and_shrinks_over_three_hosts(hosts, start_module):
+    flags, url = embedded(A)
+    job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 2, slots={A: 2, B: 2, C: 2})
+    first = all_in_version(job, 0, {A: 1, B: 1})
+    command(job, start_module, B, "resize", "6", "-config-server", url)
+    grown = all_in_version(job, 1, {A: 2, B: 2, C: 2})
+    assert set(first.values()) < set(grown.values())
+    command(job, start_module, A, "resize", "3", "-config-server", url)
+    url_store = open_store(url, SECRET)
+    workers = url_store.get().workers
+    assert len(workers) == 3
+    all_in_version(job, 2, {host: sum(w.host == host for w in workers) for host in (A, B, C)})
+    put(url, 3, *(str(worker) for worker in workers if worker.host == A))
+    on_a = sum(worker.host == A for worker in workers)
+    all_in_version(job, 3, {A: on_a})  # in plain shared memory again
+    command(job, start_module, A, "resize", "4", "-config-server", url)
+    workers = url_store.get().workers
+    counts = {host: sum(w.host == host for w in workers) for host in (A, B, C)}
+    all_in_version(job, 4, counts)
+    finish(job, counts)
+
+
+@pytest.mark.parametrize("recover", ["shrink", "replace"])
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_survivors_on_all_hosts_go_on_when_a_rank_is_killed(hosts, recover, rank):
+    flags, url = embedded(A)
+    job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 4, "-recover", recover)
+    there = all_in_version(job, 0, {A: 2, B: 2})
+    os.kill(there[rank], signal.SIGKILL)
+    on = {A: 2 - (rank < 2), B: 2 - (rank >= 2)}
+    left = all_in_version(job, 1, on)
+    assert set(left.values()) == set(there.values()) - {there[rank]}
+    if recover == "replace":
+        on = {A: 2, B: 2}
+        assert set(left.values()) < set(all_in_version(job, 2, on).values())
+    finish(job, on)
+
+
+def test_a_host_may_lose_all_its_workers(hosts):
+    flags, url = embedded(A)
+    job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 3, "-recover", "replace")
+    there = all_in_version(job, 0, {A: 2, B: 1})
+    os.kill(there[2], signal.SIGKILL)
+    all_in_version(job, 1, {A: 2})
+    back = all_in_version(job, 2, {A: 2, B: 1})
+    assert there[2] not in back.values()
+    finish(job, {A: 2, B: 1})
+
+
+def test_a_worker_that_is_stopped_is_killed_and_the_other_host_goes_on(hosts):
+    flags, url = embedded(A)
+    job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 3, "-peer-timeout", "3s")
+    there = all_in_version(job, 0, {A: 2, B: 1})
+    os.kill(there[2], signal.SIGSTOP)
+    job[A].wait_for(r"stood still for 3 s \(-peer-timeout\) and was killed; the others go on")
+    all_in_version(job, 1, {A: 2})
+    finish(job, {A: 2})
+
+
+def test_a_worker_of_another_host_that_gets_a_sigterm_leaves_after_its_step(hosts):
+    flags, url = embedded(A)
+    job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 3)
+    there = all_in_version(job, 0, {A: 2, B: 1})
+    os.kill(there[2], signal.SIGTERM)
+    job[B].wait_for(rf"^left pid {there[2]}")
+    all_in_version(job, 1, {A: 2})
+    finish(job, {A: 2})
+
+
+@pytest.mark.long
+def test_many_deaths_on_random_hosts(hosts):
+    flags, url = embedded(A)
+    job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 6, "-recover", "replace", "-max-restarts", "100",
+                slots={A: 2, B: 2, C: 2})  # fmt: skip
+    counts = {A: 2, B: 2, C: 2}
+    choose = random.Random(14)
+    for death in range(20):
+        there = all_in_version(job, 2 * death, counts)
+        os.kill(there[choose.randrange(6)], signal.SIGKILL)
+    all_in_version(job, 40, counts)
+    finish(job, counts)
 
 
 # ---- strangers ----

@@ -166,9 +166,10 @@ Link::Part Link::BringUp(const Name& name, const Request& request, uint64_t numb
         part.missing = *ended;
         break;
       }
-      if (renewal.nobody) {
+      // Where all have died, perhaps in the midst of computing shards, nobody says any more how it is brought.
+      if (renewal.nobody || local_board_.deaths() == self_) {
         part.missing = self_;
-        part.generation = renewal.generation();
+        part.generation = AwaitGenerationWithout(self_);
         return part;
       }
       // Its ranks have shards to compute first.
