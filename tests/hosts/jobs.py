@@ -84,9 +84,10 @@ class Job:
             time.sleep(0.1)
         raise AssertionError(f"nobody in a version of {size} workers:\n{self.output}")
 
-    def command(self, number: int, *words: object) -> Program:
+    def command(self, number: int, *words: object, environment=None) -> Program:
         """``kungfu-run WORDS`` on a host."""
-        return self._jobs.start(self.network.hosts[number], "ms_kungfu.launcher", *words, "-config-server", self.url)
+        words = (*words, "-config-server", self.url)
+        return self._jobs.start(self.network.hosts[number], "ms_kungfu.launcher", *words, environment=environment)
 
     def finish(self, code: int = 0, among=None) -> list[tuple[int, str]]:
         """(step, weights) of all who are left: all end at the same step with the same weights, and nothing is left."""

@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from tests.hosts.jobs import SECRET
+
 PROGRAM = """
 import os, numpy as np, ms_kungfu as kf
 from ms_kungfu import comm
@@ -105,6 +107,31 @@ def test_a_dead_worker_is_replaced_where_it_is_missing(jobs, network):
     assert sorted(hosts_of(after)) == [0, 0, 1, 1]
     assert len({*after.values()} - {*before.values()}) == 1
     assert len(job.finish()) == 4
+
+
+def test_whoever_has_no_secret_of_the_jobs_cannot_resize_it(jobs, network, tmp_path):
+    job = jobs.over(network(2), 2)
+    job.in_version(0, 2)
+    without = job.command(1, "resize", 3, environment={"KUNGFU_JOB_SECRET": ""})
+    without.assert_exit(2)
+    assert "give -secret-file or set KUNGFU_JOB_SECRET" in without.output
+    wrong = job.command(1, "resize", 3, environment={"KUNGFU_JOB_SECRET": "ab" * 32})
+    wrong.assert_exit(1)
+    file = tmp_path / "job.secret"
+    file.write_text(SECRET)
+    assert "both give the job's secret" in _refused(job.command(1, "resize", 3, "-secret-file", file))
+    words = ("resize", 3, "-secret-file", file)
+    assert "chmod 600" in _refused(job.command(1, *words, environment={"KUNGFU_JOB_SECRET": ""}))
+    file.chmod(0o600)
+    job.command(1, *words, environment={"KUNGFU_JOB_SECRET": ""}).assert_exit(0)
+    job.newest(1, 3)
+    assert len(job.finish()) == 3
+
+
+def _refused(command):
+    command.assert_exit(2)
+    assert len(command.lines) == 1
+    return command.output
 
 
 def test_growing_past_the_slots_is_refused_wherever_it_is_asked_for(jobs, network):
