@@ -56,6 +56,7 @@ class Outpost:
         self._making: dict[int, tuple[int, asyncio.Task[None]]] = {}  # version -> attempt
         self._words: dict[int, dict[int, str]] = {}  # version -> rank -> why it can't go on; all that was ever seen
         self._unlinked: set[int] = set()  # versions whose link has failed, of which the head has been told
+        self._sync_points: dict[int, int] = {}  # version -> those of which the head has been told, or has told
         self._timers: list[asyncio.TimerHandle] = []
         self._is_told = False  # that it has to end
 
@@ -204,7 +205,7 @@ class Outpost:
             self._channel = channel
             self._loop.add_reader(self._supervisor.fileno(), self._on_supervisor)
             self._look()
-            self._look_for_lost_links()
+            self._look_at_links()
             _log.info("this host takes part in the job of %s", options.hosts.head.name)
             yield
         finally:
@@ -232,6 +233,12 @@ class Outpost:
             segment = relay.segment(int(value["version"]))
             if segment is not None:
                 segment.announce(int(value["newer"]))
+        elif what == "sync":
+            version, number = int(value["version"]), int(value["number"])
+            segment = relay.segment(version)
+            if segment is not None and number > self._sync_points.get(version, 0):
+                self._sync_points[version] = number
+                segment.request_sync_point(number)
         elif what == "start":
             self._start(Launch.from_json(value))
         elif what == "signal":
@@ -274,16 +281,20 @@ class Outpost:
         self._relay.drop(version)
         self._words.pop(version, None)
         self._unlinked.discard(version)
+        self._sync_points.pop(version, None)
 
-    def _look_for_lost_links(self) -> None:
+    def _look_at_links(self) -> None:
         for version, segment in self._relay.segments().items():
+            if segment.sync_points() > self._sync_points.get(version, 0):
+                self._sync_points[version] = segment.sync_points()
+                self._send("syncs", {"version": version, "number": self._sync_points[version]})
             if version not in self._unlinked and (why := segment.failure()):
                 self._unlinked.add(version)
                 self._send("unlinked", {"version": version, "why": why})
         self._timers[:] = [
             timer for timer in self._timers if not timer.cancelled() and timer.when() > self._loop.time()
         ]
-        self._later(_LINKS_LOOK_S, self._look_for_lost_links)
+        self._later(_LINKS_LOOK_S, self._look_at_links)
 
     def _later(self, seconds: float, function: Callable[..., None], *arguments: object) -> None:
         now = self._loop.time()

@@ -150,6 +150,10 @@ class RemoteSite:
                 segment = self.segments.get(int(value["version"]))
                 if segment is not None:
                     self._owner.unlinked(segment, self.name, str(value["why"]))
+            elif what == "syncs":
+                segment = self.segments.get(int(value["version"]))
+                if segment is not None:
+                    segment.pass_on_sync_points(int(value["number"]))
             elif what == "guardless":
                 reason = f"the guard process on host {self.name} was killed, and the workers there with it"
                 self._owner.reports.host_lost(reason)
@@ -244,6 +248,7 @@ class SpreadSegment:
         self._is_made = False
         self._trouble: Exception | None = None
         self._is_closed = False
+        self._sync_points = 0  # those that have been passed on
         self._task: asyncio.Task[None] | None = None
         owner.in_loop(self._begin)
 
@@ -311,6 +316,19 @@ class SpreadSegment:
 
     def _named(self) -> dict[str, Any]:
         return {"version": self.cluster.version, "attempt": self.attempt}
+
+    def pass_on_sync_points(self, number: int = 0) -> None:
+        """What the workers of one host have asked for, those of all others hear of. `number`: of another host; 0: this
+        one's is to be looked at."""
+        with self._lock:
+            local = None if self._is_closed else self._local
+            number = max(number, 0 if local is None else local.sync_points())
+            if self._is_closed or number <= self._sync_points:
+                return
+            self._sync_points = number
+            if local is not None:
+                local.request_sync_point(number)
+        self._tell("sync", {"version": self.cluster.version, "number": number})
 
     def failure(self) -> str:
         """Why this host can't exchange anything with the others any more; "" while it can."""
@@ -427,7 +445,7 @@ class RemoteHosts:
     def attend(self, workers: Workers) -> None:
         """From now on these hear what the hosts say."""
         self.workers.set_result(workers)
-        self._look_for_lost_links()
+        self._look_at_links()
 
     async def close(self) -> None:
         if self._look is not None:
@@ -511,8 +529,9 @@ class RemoteHosts:
         if any(segment in site.segments.values() for site in self.sites.values()):
             self.reports.host_lost(reason)
 
-    def _look_for_lost_links(self) -> None:
+    def _look_at_links(self) -> None:
         for segment in {found for site in self.sites.values() for found in site.segments.values()}:
+            segment.pass_on_sync_points()
             if why := segment.failure():
                 self.unlinked(segment, self.name, why)
-        self._look = self._loop.call_later(_LOOK_S, self._look_for_lost_links)
+        self._look = self._loop.call_later(_LOOK_S, self._look_at_links)

@@ -120,6 +120,36 @@ def test_workers_are_started_on_their_hosts_and_shown_by_those(hosts, script):
     assert job[B].stderr[-1] == "kungfu-run: interrupted by SIGINT"
 
 
+CORES = """
+import os, sys, time
+import ms_kungfu as kf
+from ms_kungfu import comm, membership
+kf.init()
+if len(sys.argv) > 1:
+    print("each", membership.fix_cores(), flush=True)
+    comm.barrier()
+print("cores", len(os.sched_getaffinity(0)), flush=True)
+comm.barrier()
+"""
+
+
+def test_the_cores_of_each_host_are_divided_among_its_own_workers(hosts, script):
+    cores = len(os.sched_getaffinity(0))
+    job = hosts(script(CORES), "-np", 3)
+    job.assert_exit(0)
+    assert [match[1] for match in job.wait_for(r"^cores (\d+)", {A: 2})] == 2 * [str(max(1, cores // 2))]
+    assert [match[1] for match in job.wait_for(r"^cores (\d+)", {B: 1})] == [str(cores)]
+
+
+@pytest.mark.parametrize(("flags", "program"), [(["-cores-per-worker", "1"], []), ([], ["fix"])])
+def test_workers_of_all_hosts_have_one_number_of_cores_where_that_is_asked_for(hosts, script, flags, program):
+    job = hosts((*script(CORES), *program), "-np", 3, *flags)
+    job.assert_exit(0)
+    assert {match[1] for match in job.wait_for(r"^cores (\d+)", {A: 2, B: 1})} == {"1"}
+    if program:
+        assert {match[1] for match in job.wait_for(r"^each (.*)", {A: 2, B: 1})} == {"None"}
+
+
 @pytest.mark.parametrize(("host", "code"), [(A, 0), (B, 3)])
 def test_all_hosts_end_with_the_same_code(hosts, script, host, code):
     job = hosts((*script(ENDS), str(code)), "-np", 2)
@@ -509,6 +539,26 @@ def test_a_worker_of_another_host_that_gets_a_sigterm_leaves_after_its_step(host
     job[B].wait_for(rf"^left pid {there[2]}")
     all_in_version(job, 1, {A: 2})
     finish(job, {A: 2})
+
+
+def test_a_sync_point_that_one_host_asks_for_is_heard_of_on_all(hosts, script):
+    program = """
+import time
+import ms_kungfu as kf
+from ms_kungfu import _core, comm
+kf.init()
+rank, size = kf.current_rank(), kf.current_cluster_size()
+for number in range(1, size + 1):
+    if rank == size - number:
+        _core.request_sync_point(number)
+    while _core.sync_points() < number: time.sleep(0.01)
+    assert _core.sync_points() == number
+    comm.barrier()
+print("heard", _core.sync_points(), flush=True)
+"""
+    job = hosts(script(program), "-np", 3, slots={A: 1, B: 1, C: 1})
+    job.wait_for("^heard 3$", {A: 1, B: 1, C: 1})
+    job.assert_exit(0)
 
 
 @pytest.mark.long
