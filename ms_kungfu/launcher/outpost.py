@@ -107,7 +107,10 @@ class Outpost:
             self._loop.add_signal_handler(number, self._supervisor.signal, number)
 
     def _on_signal(self, number: int) -> None:
-        """The head ends the job, on all hosts. A second signal, or a head that doesn't: this host ends at once."""
+        """The head ends the job, on all hosts. A second signal, or a head that doesn't: this host ends at once.
+
+        That a SIGTERM makes only this host's workers leave is a step to come.
+        """
         if self._channel is None or self._is_told:
             self._end(128 + number, f"{PROGRAM}: interrupted by {signal_name(number)}")
             return
