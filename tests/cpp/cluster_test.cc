@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <random>
 
@@ -16,8 +17,8 @@ namespace {
 using std::chrono::microseconds;
 
 // Hosts of the ranks: even, uneven, one rank a host, and in no order, as after some changes.
-const std::vector<std::vector<uint32_t>> kLayouts = {{0, 0, 1, 1}, {0, 1, 1, 1}, {0, 1, 2}, {0, 1, 0, 2, 1, 0},
-                                                    {0, 0, 1, 1, 2, 2, 3, 3}};
+const std::vector<std::vector<uint32_t>> kLayouts = {
+    {0, 0, 1, 1}, {0, 1, 1, 1}, {0, 1, 2}, {0, 1, 0, 2, 1, 0}, {0, 0, 1, 1, 2, 2, 3, 3}};
 
 template <typename T>
 std::vector<T> AllReduced(Communicator& communicator, const char* name, const std::vector<T>& in, kf_dtype dtype,
@@ -137,12 +138,20 @@ struct Seen {
   std::vector<uint32_t> generations;
 };
 
-// Ranks make operations. Some are fenced meanwhile, wherever they are (which is what a death looks like to the others),
-// and hosts are lost with all of theirs; the launchers of the other hosts hear of it in one order, but late.
+#if defined(__SANITIZE_THREAD__)
+// Who is fenced in the midst of an operation reads on for a moment what others write over (failure_rules.cc, 11), which
+// processes that are dead don't.
+constexpr bool kGently = true;
+#else
+constexpr bool kGently = false;
+#endif
+
 struct Loss {
   uint32_t rank, host;  // one of them; UINT32_MAX: the other
 };
 
+// Ranks make operations. Some are fenced meanwhile, wherever they are (which is what a death looks like to the others),
+// and hosts are lost with all of theirs; the launchers of the other hosts hear of it in one order, but late.
 void LiveAndDie(const std::vector<uint32_t>& layout, std::mt19937& random, bool groups, bool lose_hosts) {
   const auto below = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };
   Clusters cluster(layout, /*recovers=*/true);
@@ -174,6 +183,7 @@ void LiveAndDie(const std::vector<uint32_t>& layout, std::mt19937& random, bool 
     const uint32_t since = below(pace);
     for (uint32_t h = 0; h < num_hosts; h++) delays[d].push_back(since + below(2000));
   }
+  std::vector<std::atomic<bool>> stops(n), stopped(n);
   std::vector<std::thread> launchers;
   for (uint32_t h = 0; h < num_hosts; h++) {
     launchers.emplace_back([&, h] {
@@ -183,6 +193,8 @@ void LiveAndDie(const std::vector<uint32_t>& layout, std::mt19937& random, bool 
         for (uint32_t r = 0; r < n; r++) {
           if (dead[r] || (r != losses[d].rank && cluster.places().HostOf(r) != losses[d].host)) continue;
           dead[r] = true;
+          stops[r] = true;
+          while (kGently && !stopped[r]) std::this_thread::sleep_for(microseconds(100));
           cluster.MarkLost(h, r);
         }
         if (losses[d].host == UINT32_MAX) continue;
@@ -194,7 +206,12 @@ void LiveAndDie(const std::vector<uint32_t>& layout, std::mt19937& random, bool 
   std::vector<Seen> seen(n);
   const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
     std::vector<float> in(count, static_cast<float>(1U << rank)), out(count), second(count);
+    const struct Last {
+      ~Last() { stopped = true; }
+      std::atomic<bool>& stopped;
+    } last{stopped[rank]};
     for (size_t k = 0; k < kOperations; k++) {
+      if (kGently && stops[rank]) return;
       const std::vector<kf_tensor> first = {{in.data(), out.data(), count}},
                                    other = {{in.data(), second.data(), count}};
       const Operation both[2] = {Op(Kind::kAllReduce, "x", first, KF_FLOAT32),

@@ -442,8 +442,8 @@ void Link::ThrowIfAbsent(uint32_t host, const Name& name, uint64_t number) const
   if (given_[host] && reaches(given_[host])) throw AbsentHost(/*has_given=*/true);
   if (!ends_[host] || reaches(ends_[host])) return;
   if (!end_reasons_[host].empty()) {
-    throw HostLeft(KF_PEER_LOST, Text("\"", name.name, "\": ", end_reasons_[host], ", cluster version ",
-                                   board_.cluster_version()));
+    throw HostLeft(KF_PEER_LOST,
+                   Text("\"", name.name, "\": ", end_reasons_[host], ", cluster version ", board_.cluster_version()));
   }
   throw AbsentHost(/*has_given=*/false);
 }

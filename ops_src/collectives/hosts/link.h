@@ -38,21 +38,22 @@
 // (LoseHost), when all ranks of that host are in the board. Each loss begins an *epoch*: whatever was under way between
 // hosts is over (Mesh::Cancel), and what operations had come to is agreed on anew.
 //
-//  7. A result, or a failure that all share, is given to ranks only when all hosts are known to *have* it: after the exchange
-//     they tell each other so in one more round (Acknowledge), in the epoch in which they got it. Having it is a promise: to
-//     keep it, and to give it if the others have it, until an epoch says otherwise.
+//  7. A result, or a failure that all share, is given to ranks only when all hosts are known to *have* it: after the
+//  exchange
+//     they tell each other so in one more round (Acknowledge), in the epoch in which they got it. Having it is a
+//     promise: to keep it, and to give it if the others have it, until an epoch says otherwise.
 //  8. In a new epoch an operation begins again with headers, which say in which epoch the host got what it has, if it
-//     has anything. Where all have the same, they give it. Else nobody has given it, by 7, nor ever will: all drop what they
-//     have and go on with what their ranks brought, which is kept until then; the lost host's ranks are dead, so G is one
-//     without them.
+//     has anything. Where all have the same, they give it. Else nobody has given it, by 7, nor ever will: all drop what
+//     they have and go on with what their ranks brought, which is kept until then; the lost host's ranks are dead, so G
+//     is one without them.
 //  9. A host that has given an operation's result is in it no more, and can't be asked. So each link begins an epoch by
 //     saying how many operations of each name it has given: who waits for such a host's header knows, by 7, that all
-//     have the result. What is given in an epoch is counted there (Finish): a thread that comes too late finds itself in the
-//     next.
+//     have the result. What is given in an epoch is counted there (Finish): a thread that comes too late finds itself
+//     in the next.
 // 10. Two losses in a row: whoever dropped a result in the first of the new epochs says so in the second, or has got
-//     another since, of a later epoch; who wasn't through with the first says what it had before. So "all have the same"
-//     means what it says, and since it takes all hosts' word in one epoch to give a result (7), none was given that
-//     somebody has dropped.
+//     another since, of a later epoch; who wasn't through with the first says what it had before. So "all have the
+//     same" means what it says, and since it takes all hosts' word in one epoch to give a result (7), none was given
+//     that somebody has dropped.
 //
 // Waiting in a circle. A rank in `up` waits for ranks of its host and the link, the link in its operation's thread for
 // them and the other links' headers of the same operation. Operations have threads of their own, as many as are under
@@ -93,8 +94,8 @@ class Link {
 
   // A socket by which a process that is to be this rank of the segment says what it begins. The caller closes it.
   int Connect(uint32_t local_rank);
-  // The members go on without this host, all of whose ranks are dead in the boards of all hosts. All links are told of the
-  // same hosts in the same order.
+  // The members go on without this host, all of whose ranks are dead in the boards of all hosts. All links are told of
+  // the same hosts in the same order.
   void LoseHost(uint32_t host);
   // Hosts to which a connection has ended, and how; but for those that LoseHost was told of.
   std::vector<std::pair<uint32_t, std::string>> Unreachable() const;
@@ -212,7 +213,7 @@ class Link {
   uint32_t idle_ = 0;
   std::vector<std::pair<uint32_t, int>> heard_;  // ranks, and the sockets by which they speak
   uint64_t epoch_;
-  std::vector<bool> lost_;                 // hosts that LoseHost was told of
+  std::vector<bool> lost_;                // hosts that LoseHost was told of
   std::vector<std::string> unreachable_;  // how the connection to a host has ended
   std::optional<Error> failed_;
   bool closing_ = false;

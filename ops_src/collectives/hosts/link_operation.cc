@@ -55,7 +55,8 @@ void Link::RunOrThrow(Name& name, const Request& request, uint64_t number, Scrat
       if (Agree(place, part, brought, outcome, scratch) && Finish(name, number, place.epoch)) break;
     } catch (const Error& error) {
       const bool moved = error.status() == KF_STALE || error.status() == KF_PEER_LOST;
-      const bool is_end = dynamic_cast<const Closed*>(&error) != nullptr || dynamic_cast<const HostLeft*>(&error) != nullptr;
+      const bool is_end =
+          dynamic_cast<const Closed*>(&error) != nullptr || dynamic_cast<const HostLeft*>(&error) != nullptr;
       if (!moved || is_end || !board_.recovers()) throw;
       AwaitEpochAfter(place.epoch);  // or the end, if that is what it was
     }
@@ -451,9 +452,7 @@ void Link::ExchangeRows(const Place& place, const tcp::Tag& tag, uint32_t genera
   std::vector<char*> from(places_.hosts());
   std::vector<tcp::Mesh::Ticket> tickets;
   char* next = arriving;
-  const auto bytes_of = [&](uint32_t h) {
-    return row * (places_.SizeOf(h) - places_.DeadOn(h, generation, board_));
-  };
+  const auto bytes_of = [&](uint32_t h) { return row * (places_.SizeOf(h) - places_.DeadOn(h, generation, board_)); };
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     from[h] = h == host_ ? scratch.data : next;
     if (h == host_ || !HasRanks(h, generation)) continue;

@@ -28,8 +28,8 @@ struct Link::Header {
   char text[208] = {};  // what was brought, in words
 };
 
-// How it stands with a host: see 6, and 9. Followed by three numbers for each name: its hash, operations begun under it,
-// operations given.
+// How it stands with a host: see 6, and 9. Followed by three numbers for each name: its hash, operations begun under
+// it, operations given.
 struct Link::Ending {
   enum What : uint32_t { kGoesOn = 0, kDead = 1, kLeft = 2, kFailed = 3 };
   uint32_t what = kGoesOn;
