@@ -15,6 +15,7 @@ from ms_kungfu.config_server.secret_file import secret_from, servers_of_this_use
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.hosts import MANY_PER_CORE, parse_ports
 from ms_kungfu.launcher.options import PROGRAM
+from ms_kungfu.launcher.secret import SecretError, read_secret_file
 
 _MAX_TRIES = 10
 _LOOK_S = 2.0  # for a job that may be there
@@ -69,6 +70,7 @@ def _main(
         "URL of the job's config server (default $KUNGFU_CONFIG_SERVER, else that of your only job here)",
         metavar="URL",
     )
+    parser.flag("secret-file", "file with the job's secret, where it was started on another machine", metavar="FILE")
     if command == "resize":
         parser.flag(
             "port-range", "ports for new workers (default: from the first worker's on)", type=parse_ports, metavar="A-B"
@@ -85,14 +87,16 @@ def _main(
             )
         url = flags.config_server or os.environ.get(env.CONFIG_SERVER.name) or _only_job(program)
         try:
-            secret = secret_from(os.environ, url)
+            secret = _secret_from(flags.secret_file, url)
             store = open_store(url, secret)
+        except SecretError as error:
+            raise UsageError(str(error)) from None
         except ValueError as error:
             raise UsageError(f"-config-server: {error}") from None
         if secret is None:
             raise UsageError(
                 f"no secret for {url} was left by a config server of this user on this machine: is the job running? "
-                "For one of another user or machine set KUNGFU_JOB_SECRET"
+                "For one of another user or machine give -secret-file or set KUNGFU_JOB_SECRET"
             )
         number, ports = int(words[0]), getattr(flags, "port_range", None)
         hosts: set[str] = set()
@@ -114,6 +118,14 @@ def _main(
         return failed(program, error, 2)
     except (ConfigServerError, ValueError) as error:
         return failed(program, error, 1)
+
+
+def _secret_from(file: str | None, url: str) -> str | None:
+    if file is None:
+        return secret_from(os.environ, url)
+    if os.environ.get(env.JOB_SECRET.name):
+        raise UsageError("-secret-file and KUNGFU_JOB_SECRET both give the job's secret; leave one of them out")
+    return read_secret_file(file)
 
 
 def _only_job(program: str) -> str:

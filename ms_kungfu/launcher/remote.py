@@ -39,7 +39,7 @@ _MAX_ASKING = 4096  # requests of a host's workers that wait for an answer
 _LOOK_S = 0.25  # for connections between hosts that have ended
 # A host that ends takes its connections with it, some a moment before it is missed itself.
 _HOST_FIRST_S = 1.0
-_PARTING_S = 1.5
+_PARTING_S = 0.5  # a host that has been told to end takes some hundredths
 
 
 class Workers(Protocol):

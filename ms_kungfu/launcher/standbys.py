@@ -43,11 +43,17 @@ class StandbyKeeper:
         self._expected = Expected()
         self._numbers = itertools.count(1)
         self._told = (self._expected, False)  # the last that was worth a line
+        self._told_of_hosts = False
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, expected: Expected) -> None:
         """The members tell whom they are going to need. Standbys that nobody will need are ended."""
         version = self.coordinator.newest.version
+        if self.options.hosts.is_several:
+            if expected.newcomers and not self._told_of_hosts:
+                self._told_of_hosts = True
+                _log.info("nobody is started ahead: the job has several hosts")
+            return
         if self.is_over() or self.coordinator.starts_nobody or expected.version != version:
             return
         self._expected = expected if self.options.hosts.has_room(expected.size) else Expected(version)

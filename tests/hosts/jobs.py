@@ -27,6 +27,11 @@ class Jobs:
         self._started.append(Program(module, arguments, folder, environment, within=host.within()))
         return self._started[-1]
 
+    def start_here(self, module: str, *arguments: object, environment) -> Program:
+        """The same on none of the hosts, without a secret."""
+        self._started.append(Program(module, arguments, self._folder, environment))
+        return self._started[-1]
+
     def over(self, network: Network, size: int, *flags: object, slots: int = 2, watch: bool = True, program=()) -> Job:
         """``kungfu-run`` with the same words on each host, of `RECOVERY_PROGRAM`."""
         return Job(self, network, size, flags, slots, watch, program)
@@ -79,9 +84,10 @@ class Job:
             time.sleep(0.1)
         raise AssertionError(f"nobody in a version of {size} workers:\n{self.output}")
 
-    def command(self, number: int, *words: object) -> Program:
+    def command(self, number: int, *words: object, environment=None) -> Program:
         """``kungfu-run WORDS`` on a host."""
-        return self._jobs.start(self.network.hosts[number], "ms_kungfu.launcher", *words, "-config-server", self.url)
+        words = (*words, "-config-server", self.url)
+        return self._jobs.start(self.network.hosts[number], "ms_kungfu.launcher", *words, environment=environment)
 
     def finish(self, code: int = 0, among=None) -> list[tuple[int, str]]:
         """(step, weights) of all who are left: all end at the same step with the same weights, and nothing is left."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import sys
@@ -9,10 +11,8 @@ import time
 
 import pytest
 
-from ms_kungfu import _core
+from tests.hosts.jobs import SECRET
 
-# Until the runtime has it there is nothing between hosts that could be tested.
-over_hosts = pytest.mark.skipif(not hasattr(_core, "Link"), reason="this build of the runtime has no _core.Link")
 PROGRAM = """
 import os, numpy as np, ms_kungfu as kf
 from ms_kungfu import comm
@@ -36,11 +36,13 @@ def test_a_job_on_one_host_of_several_has_its_address(jobs, network):
         assert told == expected
 
 
+GET = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
+
+
 def hosts_of(members):
     return [members[rank][0] for rank in sorted(members)]
 
 
-@over_hosts
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_a_job_over_hosts_reduces_and_ends_everywhere(count, jobs, network):
     job = jobs.over(network(count), 2 * count, watch=False)
@@ -49,7 +51,6 @@ def test_a_job_over_hosts_reduces_and_ends_everywhere(count, jobs, network):
     assert len(job.finish()) == 2 * count
 
 
-@over_hosts
 def test_a_job_over_ipv6(jobs, network):
     hosts = network(2).hosts
     listed = ",".join(f"[{host.address6}]:1" for host in hosts)
@@ -61,7 +62,6 @@ def test_a_job_over_ipv6(jobs, network):
         assert told == [f"worker 1.0 3.0 5.0 [{host.address6}]:10000 {rank} 0 2 1"]
 
 
-@over_hosts
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_dead_worker_costs_the_others_nothing(victim, jobs, network):
     job = jobs.over(network(2), 4)
@@ -72,7 +72,6 @@ def test_a_dead_worker_costs_the_others_nothing(victim, jobs, network):
     assert len(job.finish()) == 3
 
 
-@over_hosts
 def test_a_job_grows_onto_other_hosts_and_shrinks(jobs, network):
     job = jobs.over(network(2), 1)
     first = job.in_version(0, 1)
@@ -88,7 +87,53 @@ def test_a_job_grows_onto_other_hosts_and_shrinks(jobs, network):
     assert len(job.finish()) == 2
 
 
-@over_hosts
+@pytest.mark.parametrize("placement", ["even", "fill"])
+def test_newcomers_go_where_placement_says(placement, jobs, network):
+    job = jobs.over(network(2), 1, "-placement", placement, slots=3)
+    job.in_version(0, 1)
+    job.command(0, "resize", 3).assert_exit(0)
+    assert hosts_of(job.newest(1, 3)) == ([0, 1, 0] if placement == "even" else [0, 0, 0])
+    told = json.loads(job.network.hosts[1].run(sys.executable, "-c", GET, job.url))
+    assert told["Slots"] == {host.address: 3 for host in job.network.hosts}
+    assert told.get("Placement", "even") == placement
+    assert len(job.finish()) == 3
+
+
+def test_a_dead_worker_is_replaced_where_it_is_missing(jobs, network):
+    job = jobs.over(network(2), 4, "-recover", "replace")
+    before = job.in_version(0, 4)
+    os.kill(before[3][1], signal.SIGKILL)
+    after = job.newest(2, 4)
+    assert sorted(hosts_of(after)) == [0, 0, 1, 1]
+    assert len({*after.values()} - {*before.values()}) == 1
+    assert len(job.finish()) == 4
+
+
+def test_whoever_has_no_secret_of_the_jobs_cannot_resize_it(jobs, network, tmp_path):
+    job = jobs.over(network(2), 2)
+    job.in_version(0, 2)
+    without = job.command(1, "resize", 3, environment={"KUNGFU_JOB_SECRET": ""})
+    without.assert_exit(2)
+    assert "give -secret-file or set KUNGFU_JOB_SECRET" in without.output
+    wrong = job.command(1, "resize", 3, environment={"KUNGFU_JOB_SECRET": "ab" * 32})
+    wrong.assert_exit(1)
+    file = tmp_path / "job.secret"
+    file.write_text(SECRET)
+    assert "both give the job's secret" in _refused(job.command(1, "resize", 3, "-secret-file", file))
+    words = ("resize", 3, "-secret-file", file)
+    assert "chmod 600" in _refused(job.command(1, *words, environment={"KUNGFU_JOB_SECRET": ""}))
+    file.chmod(0o600)
+    job.command(1, *words, environment={"KUNGFU_JOB_SECRET": ""}).assert_exit(0)
+    job.newest(1, 3)
+    assert len(job.finish()) == 3
+
+
+def _refused(command):
+    command.assert_exit(2)
+    assert len(command.lines) == 1
+    return command.output
+
+
 def test_growing_past_the_slots_is_refused_wherever_it_is_asked_for(jobs, network):
     job = jobs.over(network(2), 2)
     job.in_version(0, 2)
@@ -98,7 +143,6 @@ def test_growing_past_the_slots_is_refused_wherever_it_is_asked_for(jobs, networ
     assert len(job.finish()) == 2
 
 
-@over_hosts
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_launcher_that_is_killed_ends_the_job_on_all_hosts(lost, jobs, network):
     job = jobs.over(network(2), 4)
@@ -111,7 +155,6 @@ def test_a_launcher_that_is_killed_ends_the_job_on_all_hosts(lost, jobs, network
         launcher.assert_gone(time.monotonic(), within=5)
 
 
-@over_hosts
 @pytest.mark.long
 def test_a_host_that_is_cut_off_ends_the_job_on_all_hosts(jobs, network):
     job = jobs.over(network(2), 4)
@@ -123,7 +166,6 @@ def test_a_host_that_is_cut_off_ends_the_job_on_all_hosts(jobs, network):
             launcher.assert_gone(time.monotonic(), within=5)
 
 
-@over_hosts
 @pytest.mark.parametrize("number", [0, 1])
 def test_ctrl_c_on_any_host_ends_the_job_on_all(number, jobs, network):
     job = jobs.over(network(2), 4)
@@ -132,7 +174,6 @@ def test_ctrl_c_on_any_host_ends_the_job_on_all(number, jobs, network):
     job.end(130)
 
 
-@over_hosts
 def test_a_workers_failure_is_the_exit_code_on_all_hosts(jobs, network):
     hosts = network(2).hosts
     listed = ",".join(f"{host.address}:1" for host in hosts)
@@ -153,3 +194,54 @@ def test_a_launcher_with_another_secret_is_refused(jobs, network):
     assert "secret" in stranger.stderr[-1]
     head.assert_exit(1)
     assert hosts[1].address in head.stderr[-1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("weather", ["loss", "slow", "pause", "a moment without a cable"])
+def test_what_a_network_does_costs_time_and_no_more(weather, jobs, network):
+    job = jobs.over(network(2), 4)
+    before = job.in_version(0, 4)
+    a, b = job.network.hosts
+    with contextlib.ExitStack() as stack:
+        if weather == "loss":
+            stack.enter_context(a.deaf_to(b, loss=0.1))
+            stack.enter_context(b.deaf_to(a, loss=0.1))
+        elif weather == "slow":
+            stack.enter_context(b.slowed(1))
+        else:
+            stack.enter_context(b.paused() if weather == "pause" else b.cut())
+        time.sleep(2)  # is what is tried here: it has to be survived
+    ends = job.finish()
+    assert len(ends) == 4
+    assert "in version 1" not in job.output
+    assert before == job.in_version(0, 4)
+
+
+SSH = """#!/bin/sh
+# Of this network's: the last two words are the address and the command.
+while [ $# -gt 2 ]; do shift; done
+export XDG_RUNTIME_DIR="$KUNGFU_TEST_RUN/$1"
+mkdir -m 700 -p "$XDG_RUNTIME_DIR"
+unset KUNGFU_JOB_SECRET
+exec ip netns exec "$(cat "$KUNGFU_TEST_RUN/$1.namespace")" unshare --mount sh -c "$2"
+"""
+
+
+def test_one_kungfu_distribute_starts_the_job_on_all_hosts(jobs, network, tmp_path):
+    hosts = network(3).hosts
+    for host in hosts:
+        (tmp_path / f"{host.address}.namespace").write_text(host.namespace)
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "ssh").chmod(0o755)
+    listed = ",".join(f"{host.address}:2" for host in hosts)
+    job = ["kungfu-run", "-np", 6, "-H", listed, sys.executable, "-c", PROGRAM]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "KUNGFU_TEST_RUN": str(tmp_path)}
+    started = jobs.start_here("ms_kungfu.launcher.distribute", "-H", listed, *job, environment=environment)
+    started.assert_exit(0, 60)
+    started.assert_gone(time.monotonic())
+    told = sorted(line for line in started.stdout if "worker" in line)
+    assert told == [
+        f"[{hosts[rank // 2].address}] worker 15.0 21.0 27.0 {hosts[rank // 2].address}:{10000 + rank % 2} "
+        f"{rank} {rank % 2} 6 2"
+        for rank in range(6)
+    ]

@@ -18,6 +18,7 @@ from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError,
 from ms_kungfu.launcher import broker_server
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.broker_server import BrokerServer
+from ms_kungfu.launcher.segments import NotMadeYet
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = b"s" * 32
@@ -277,6 +278,64 @@ def test_nobody_hears_of_a_version_whose_segment_cannot_be_made_until_it_can(hos
     one.broker.announce()
     assert one.segments[0].told == [0, 1]
     assert one.ask(A, 0, 0, 1) == (1, 0, "1 1 2")
+
+
+class SlowSegment(MemorySegment):
+    """On several hosts, which take their time: `made` says what came of it."""
+
+    made: object = None
+
+    def check_made(self):
+        if self.made is None:
+            raise NotMadeYet
+        if self.made is not True:
+            raise self.made
+
+
+def test_a_version_whose_segment_takes_a_while_is_announced_when_it_is_there(host):
+    one = host(cluster(0, A, B))
+    slow = []
+    one.broker._segments.make = lambda *arguments: slow.append(SlowSegment(*arguments)) or slow[-1]
+    one.broker.admit(cluster(1, A, B))
+    assert one.segments[0].told == [0]
+    waiting = one.ask_later(A, 0, 0, 1)  # whoever asks nevertheless waits, too
+    one.broker.mark_lost(B, "killed", 0, recover=True)
+    one.broker.announce()
+    assert one.trouble == []
+    assert slow[0].told == []
+    slow[0].made = True
+    one.broker.announce()
+    assert len(slow) == 1
+    assert slow[0].told[:2] == [1, (1, "killed")]  # of a death meanwhile, too
+    assert waiting.result() == (1, 0, "2 1 2")
+
+
+def test_a_segment_that_cannot_be_made_after_a_while_is_made_anew(host):
+    one = host(cluster(0, A))
+    slow = []
+    one.broker._segments.make = lambda *arguments: slow.append(SlowSegment(*arguments)) or slow[-1]
+    one.broker.admit(cluster(1, A))
+    slow[0].made = OSError("host b: no memory")
+    one.broker.announce()
+    assert one.trouble == ["the shared memory of cluster version 1 (1 workers) can't be made: host b: no memory"]
+    assert slow[0].closed
+    one.broker.announce()
+    assert len(slow) == 2
+    slow[1].made = True
+    one.broker.announce()
+    assert one.segments[0].told == [0, 1]
+    assert one.ask(A, 0, 0, 1) == (1, 0, "1 1 2")
+
+
+def test_segments_that_are_being_made_are_closed_when_nobody_wants_them_any_more(host):
+    one = host(cluster(0, A, B))
+    slow = []
+    one.broker._segments.make = lambda *arguments: slow.append(SlowSegment(*arguments)) or slow[-1]
+    one.broker.admit(cluster(1, A, C))
+    one.broker.admit(cluster(2, A, B))  # which leaves C out again
+    one.broker.close()
+    assert slow
+    assert all(segment.closed for segment in slow)
 
 
 def test_a_version_is_not_chosen_before_its_segment_exists(host):

@@ -176,6 +176,21 @@ def test_workers_end_whose_head_is_killed(hosts, script):
         run.assert_gone(begin, GONE_WITHIN_S)
 
 
+def test_a_signal_ends_a_host_also_while_the_head_does_not_answer(hosts, script):
+    job = hosts(script(STAYS), "-np", 2)
+    job.wait_for("^ready", {A: 1, B: 1})
+    job[A].signal(signal.SIGSTOP)
+    job[B].signal(signal.SIGTERM)
+    time.sleep(0.5)
+    job[B].signal(signal.SIGTERM)  # twice means at once
+    begin = time.monotonic()
+    job[B].assert_exit(143, timeout=4)
+    job[B].assert_gone(begin, GONE_WITHIN_S)
+    job[A].signal(signal.SIGCONT)
+    job[A].wait()  # it has heard of the signal, or of the end of the host
+    assert job[A].process.returncode in (1, 143)
+
+
 def test_the_guard_of_another_host_is_missed(hosts, script):
     job = hosts(script(STAYS), "-np", 2)
     job.wait_for("^ready", {A: 1, B: 1})

@@ -1,0 +1,83 @@
+"""What a host says of itself when it comes to the head, and what is told to it: checked before it is believed."""
+
+from dataclasses import replace
+
+import pytest
+
+from ms_kungfu.broker_protocol import ProtocolError
+from ms_kungfu.launcher.devices import GPU, Device, Devices
+from ms_kungfu.launcher.hello import Hello, flags_of, objection
+from ms_kungfu.launcher.options import parse_options
+from ms_kungfu.launcher.sites import Launch
+
+GPUS = Devices(GPU, (Device("0", 0, "0"), Device("GPU-1", 0, "GPU-1")))
+HEAD = Hello("a", "1.0", "2.10.0", {"-np": "2", "-H": "a:1,b:1"}, [0, 1], Devices(), "")
+OTHER = Hello("b", "1.0", "2.10.0", {"-np": "2", "-H": "a:1,b:1"}, [4], GPUS, "logs")
+
+
+def test_what_a_host_says_arrives_as_it_is():
+    for hello in (HEAD, OTHER):
+        assert Hello.from_json(hello.to_json()) == hello
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"host": 1}, {"cores": []}, {"cores": ["0"]}, {"flags": {"-np": 2}}, {"devices": {}}, {"more": 1},
+     {"logdir": None},
+     {"devices": {"kind": "toaster", "each": []}}, {"devices": {"kind": "GPU", "each": [{"name": "0"}]}}],
+)  # fmt: skip
+def test_what_cannot_be_a_hosts_words_is_refused(change):
+    with pytest.raises(ProtocolError, match="a host introduces itself wrongly|has no cores"):
+        Hello.from_json({**OTHER.to_json(), **change})
+    with pytest.raises(ProtocolError):
+        Hello.from_json("hello")
+
+
+def test_a_host_like_the_head_may_take_part():
+    assert objection(OTHER, HEAD, {"a": None}) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"version": "1.1"}, "ms_kungfu is 1.1 on b, 1.0 on a; install the same on all hosts"),
+        (
+            {"built_for": ""},
+            "ms_kungfu on b was built for MindSpore none, and on a for 2.10.0; install the same on all hosts",
+        ),
+        (
+            {"flags": {"-np": "3", "-H": "a:1,b:1"}},
+            "kungfu-run was told -np 3 on b, and 2 on a; give the same flags on all hosts",
+        ),
+        ({"host": "a"}, "a is there already"),
+    ],
+)
+def test_another_is_told_what_speaks_against_it(change, sentence):
+    assert objection(replace(OTHER, **change), HEAD, {"a": None}) == sentence
+
+
+def test_flags_that_only_a_host_has_may_differ(monkeypatch, tmp_path):
+    monkeypatch.setenv("KUNGFU_JOB_SECRET", "00" * 16)
+    hosts = ["-H", "127.0.0.1:1,127.0.0.2:1", "-builtin-config-port", "9100", "-w"]
+    head, other = (
+        flags_of(parse_options([*hosts, "-self", host, *flags, "true"]))
+        for host, flags in (("127.0.0.1", []), ("127.0.0.2", ["-q", "-logdir", str(tmp_path), "-v=false"]))
+    )
+    assert head == other
+    assert head != flags_of(parse_options([*hosts, "-self", "127.0.0.1", "-recover", "replace", "true"]))
+
+
+LAUNCH = Launch(3, "b.10000", 1, False, {"RANK_ID": "1", "KUNGFU_STANDBY": None}, (0, 1), 2, True)
+
+
+def test_a_process_to_start_arrives_as_it_is():
+    assert Launch.from_json({**vars(LAUNCH), "cores": [0, 1]}) == LAUNCH
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"log_name": "../../etc/passwd"}, {"environment": {"X": 1}}, {"cores": ["0"]}, {"key": "3"}, {"more": 1}],
+)
+def test_what_is_no_process_is_not_started(change):
+    with pytest.raises((ValueError, TypeError)):
+        Launch.from_json({**vars(LAUNCH), **change})
