@@ -272,7 +272,11 @@ def test_growing_past_the_slots_is_refused_at_the_caller(watch):
         (cluster_of(1).to_json(), 400, "Workers is empty"),
         (cluster_of(7, 10000).to_json(), 409, "not the next one"),
         (cluster_of(1, 10005).to_json(), 400, "keep one of 127.0.0.1:10000"),
-        ({"Workers": ["10.0.0.1:10000", "127.0.0.1:10000"]}, 400, "one host only so far"),
+        (
+            {"Workers": ["10.0.0.1:10000", "127.0.0.1:10000"]},
+            400,
+            "worker 10.0.0.1:10000 is on none of the job's hosts: 127.0.0.1",
+        ),
     ],
 )
 def test_a_bad_put_is_refused_and_the_job_goes_on(watch, document, status, told):
