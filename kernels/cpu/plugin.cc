@@ -8,9 +8,19 @@
 #include "base/float16.h"
 #include "common/kernels.h"
 #include "cpu/philox.h"
+#include "cpu/undivided.h"
 #include "mindspore/ops/kernel/cpu/cpu_kernel.h"
 
 extern "C" __attribute__((visibility("default"))) const char* kungfu_ms_version() { return KUNGFU_MINDSPORE_VERSION; }
+
+// Not 0 where it can't be had. cpu/undivided.h
+extern "C" __attribute__((visibility("default"))) int kungfu_ms_compute_undivided() {
+  try {
+    return mindspore::kernel::kungfu::ComputeUndivided() ? 0 : 1;
+  } catch (const std::exception&) {
+    return 1;
+  }
+}
 
 namespace mindspore::kernel::kungfu {
 namespace {

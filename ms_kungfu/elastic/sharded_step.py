@@ -13,6 +13,7 @@ from ms_kungfu.elastic import inventory
 from ms_kungfu.elastic.shard_loop import ShardLoop
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.ops import wait_for_queue
+from ms_kungfu.ops._plugin import compute_undivided
 from ms_kungfu.ops._shards import SumShards
 
 Gradients = tuple[Any, ...]
@@ -70,6 +71,7 @@ class ShardedStep:
     ) -> None:
         if ms.get_context("device_target") != "CPU":
             raise ValueError("shards are computed on CPUs only so far; leave shards= out of the ElasticDataset")
+        compute_undivided()  # before kernels are made for the number of threads that there are
         cells = [part for part in (forward_backward, update) if isinstance(part, nn.Cell)]
         trained = cells if trained is None else [*cells, trained]
         for optimizer in inventory.collect_optimizers(trained):

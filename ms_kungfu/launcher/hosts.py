@@ -116,7 +116,7 @@ class Hosts:
                 f"{'the hosts' if self.is_several else 'the host'} more slots"
             )
         if size > self.max_workers:
-            raise HostError(f"-np {size} is more than {self._most}; ask for fewer workers")
+            raise HostError(f"-np {size} is more than {self._most(' workers')}; ask for fewer")
         runners = tuple(PeerID(host.name, control_port) for host in self.each)
         most = max(self._dealt(size).values())
         if most > len(ports):
@@ -136,10 +136,9 @@ class Hosts:
             count[next_host(count, self.names, self.slots_by_host, self.placement)] += 1
         return count
 
-    @property
-    def _most(self) -> str:
+    def _most(self, what: str) -> str:
         where = "a job on several hosts" if self.is_several else "one host"
-        return f"the {self.max_workers} workers that {where} can have"
+        return f"the {self.max_workers}{what} that {where} can have"
 
     def check(self, cluster: Cluster, members: Sequence[PeerID]) -> None:
         """HostError where these hosts can't run `cluster`, or none of the living `members` would be left to hand over
@@ -153,7 +152,7 @@ class Hosts:
                 where = f" on {name}" if self.is_several else ""
                 raise HostError(f"{count} workers{where} are more than the {slots} slots that -H {self} gives")
         if cluster.size > self.max_workers:
-            raise HostError(f"{cluster.size} workers are more than {self._most}")
+            raise HostError(f"{cluster.size} workers are more than {self._most('')}")
         if members and not set(cluster.workers) & set(members):
             raise HostError(
                 "the new cluster keeps none of the present workers, so their state would be lost; keep one of "

@@ -71,3 +71,14 @@ def load() -> ctypes.CDLL:
     is missing; ValueError for a device that ms_kungfu knows no kernels for.
     """
     return _load(mindspore.get_context("device_target"))
+
+
+def compute_undivided() -> None:
+    """From now on MindSpore's CPU kernels don't divide their work among threads of its pool, whatever they found out
+    before: some do it by what was fastest in their first launches, and where they divide it decides the last bits.
+    kernels/cpu/undivided.h
+
+    Raises RuntimeError where MindSpore has no such pool.
+    """
+    if load().kungfu_ms_compute_undivided() != 0:
+        raise RuntimeError("MindSpore has no pool of threads whose number could be set")

@@ -233,7 +233,7 @@ def test_the_newest_wish_wins_at_once_and_ends_who_is_not_needed(watch):
         job.wait_for_version(0, 1)
         code, output = job.resize("257")
         assert code == 1
-        assert "257 workers are more than the 256 workers that one host can have" in output
+        assert "257 workers are more than the 256 that one host can have" in output
         code, output = job.resize("12")
         assert code == 0
         assert "12 workers are far more than the 1 cores of this machine" in output
@@ -272,7 +272,11 @@ def test_growing_past_the_slots_is_refused_at_the_caller(watch):
         (cluster_of(1).to_json(), 400, "Workers is empty"),
         (cluster_of(7, 10000).to_json(), 409, "not the next one"),
         (cluster_of(1, 10005).to_json(), 400, "keep one of 127.0.0.1:10000"),
-        ({"Workers": ["10.0.0.1:10000", "127.0.0.1:10000"]}, 400, "the job's only host"),
+        (
+            {"Workers": ["10.0.0.1:10000", "127.0.0.1:10000"]},
+            400,
+            "worker 10.0.0.1:10000 is on none of the job's hosts: 127.0.0.1",
+        ),
     ],
 )
 def test_a_bad_put_is_refused_and_the_job_goes_on(watch, document, status, told):

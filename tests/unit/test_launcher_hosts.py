@@ -106,7 +106,7 @@ def test_what_one_host_of_several_cannot_run_is_refused_with_its_name():
     with pytest.raises(HostError, match="worker c:1 is on none of the job's hosts: a,b"):
         hosts.check(Cluster((PeerID("c", 1),)), ())
     many = of("a:200,b:200")
-    with pytest.raises(HostError, match="257 workers are more than the 256 workers that a job on several"):
+    with pytest.raises(HostError, match="257 workers are more than the 256 that a job on several hosts can have"):
         many.check(Cluster(tuple(PeerID("ab"[i % 2], 1 + i) for i in range(257))), ())
 
 

@@ -26,6 +26,7 @@ constexpr int kLookEveryMs = 20;
 // The deadlines are the ranks'.
 constexpr auto kNever = std::chrono::milliseconds(std::chrono::hours(24 * 3650));
 const tcp::Tag kEnding = tcp::Tag::Of("kungfu/link/ending", 0);
+enum : uint64_t { kBegin = 0, kEnd = 2 };  // of its messages; the names come in the one after it
 
 }  // namespace
 
@@ -36,11 +37,15 @@ Link::Link(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm
       self_(host < places_.hosts() ? places_.LinkOf(host) : 0),
       board_(everybody),
       local_board_(local, places_.RanksOn(host < places_.hosts() ? host : 0)),
-      mesh_(host, kEpoch, std::move(ends), {kNever}),
+      mesh_(host, kFirstEpoch, std::move(ends), {kNever}),
       local_(std::make_unique<HostCommunicator>(local, self_, "", false, CommunicatorOptions{kNever, kNever, kNever},
                                                 places_.RanksOn(host < places_.hosts() ? host : 0))),
+      epoch_(kFirstEpoch),
+      lost_(places_.hosts()),
+      unreachable_(places_.hosts()),
       ends_(places_.hosts()),
-      end_reasons_(places_.hosts()) {
+      end_reasons_(places_.hosts()),
+      given_(places_.hosts()) {
   if (mesh_.size() != places_.hosts() || local->size() != self_ + 1 || everybody->size() != places_.ranks()) {
     throw Error(KF_INVALID, Text("host ", host, " of ", places_.hosts(), ": its segment of ", local->size(),
                                  " and connections to ", mesh_.size(), " hosts don't fit"));
@@ -93,6 +98,41 @@ std::string Link::failure() const {
   return failed_ ? failed_->what() : "";
 }
 
+std::vector<std::pair<uint32_t, std::string>> Link::Unreachable() const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  std::vector<std::pair<uint32_t, std::string>> found;
+  for (uint32_t h = 0; h < places_.hosts(); h++) {
+    if (!unreachable_[h].empty() && !lost_[h]) found.emplace_back(h, unreachable_[h]);
+  }
+  return found;
+}
+
+// The mesh first: what was under way ends, and nothing more can come of it. Its threads then wait for the new epoch.
+void Link::LoseHost(uint32_t host) {
+  if (host >= places_.hosts() || host == host_) throw Error(KF_INVALID, Text("no other host ", host));
+  const std::lock_guard<std::mutex> one(losing_);
+  uint64_t next;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (closing_ || failed_ || lost_[host]) return;
+    next = epoch_ + 1;
+  }
+  mesh_.Cancel(next);
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    lost_[host] = true;
+    epoch_ = next;
+    std::fill(given_.begin(), given_.end(), std::nullopt);
+  }
+  changed_.notify_all();
+  Wake();
+}
+
+void Link::Wake() const {
+  const uint64_t one = 1;
+  (void)!write(wake_, &one, sizeof one);
+}
+
 void Link::Fail(kf_status status, const std::string& text) {
   {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -102,8 +142,8 @@ void Link::Fail(kf_status status, const std::string& text) {
   // First here: whoever waits in the segment, the link's own threads among them, is to find this reason and no other.
   local_board_.GiveUp(self_, GaveUp::kForAll, status, text);
   local_->Close(status, text);
-  const uint64_t one = 1;
-  (void)!write(wake_, &one, sizeof one);  // the dispatcher tells the other hosts
+  changed_.notify_all();
+  Wake();  // the dispatcher tells the other hosts
 }
 
 void Link::Close() {
@@ -113,10 +153,12 @@ void Link::Close() {
     closing_ = true;
   }
   local_->Close(KF_STALE, "this cluster version is over");
-  mesh_.Cancel(kEpoch + 1);
+  {
+    const std::lock_guard<std::mutex> one(losing_);
+    mesh_.Cancel(Epoch() + 1);
+  }
   changed_.notify_all();
-  const uint64_t one = 1;
-  (void)!write(wake_, &one, sizeof one);
+  Wake();
   dispatcher_.join();
   std::vector<std::thread> workers;
   {
@@ -128,30 +170,27 @@ void Link::Close() {
 
 // ---- the dispatcher
 
-// What is under way between the dispatchers of two hosts.
+// What is under way between the dispatchers of two hosts, in one epoch.
 struct Link::Talk {
-  Ending heard;
-  std::vector<uint64_t> heard_names;
-  tcp::Mesh::Ticket hearing, saying, saying_names;
-  bool names_follow = false;
-  bool lost = false;
+  struct Hearing {
+    Ending ending;
+    std::vector<uint64_t> names;
+    tcp::Mesh::Ticket ticket;
+    bool names_follow = false;
+    bool over = false;
+  };
+  // How it stood when the epoch began, and at the end. Of the first epoch there is no beginning to be told.
+  Hearing begin, end;
+  std::vector<tcp::Mesh::Ticket> saying;
 };
 
 void Link::Serve() {
-  std::vector<Talk> talks(places_.hosts());
-  Ending said;
-  std::vector<uint64_t> said_names;
-  bool says = false;
-  try {
-    for (uint32_t h = 0; h < places_.hosts(); h++) {
-      if (h != host_) talks[h].hearing = mesh_.Receive(kEpoch, h, kEnding, &talks[h].heard, sizeof(Ending));
-    }
-  } catch (const Error& error) {
-    Fail(error.status(), error.what());
-  }
+  std::vector<Talk> talks;
+  uint64_t epoch = 0;
+  bool says = false;  // of its end, in this epoch
   for (;;) {
     epoll_event events[64];
-    const int n = epoll_wait(epoll_, events, 64, kLookEveryMs);
+    const int n = epoch == 0 ? 0 : epoll_wait(epoll_, events, 64, kLookEveryMs);
     for (int i = 0; i < n; i++) {
       if (events[i].data.u64 == UINT64_MAX) {
         uint64_t count;
@@ -170,22 +209,60 @@ void Link::Serve() {
     }
     try {
       if (const auto given_up = local_board_.GaveUpForAll()) Fail(given_up->status(), given_up->what());
-      HearEnds(talks);
-      if (!says && LookForEnd(said, said_names)) {
+      if (const uint64_t now = Epoch(); now != epoch) {
+        epoch = now;
+        says = false;
+        BeginTalks(talks, epoch);
+      }
+      HearEnds(talks, epoch);
+      Ending ending;
+      if (!says && IsOver(ending)) {
         says = true;
-        for (uint32_t h = 0; h < places_.hosts(); h++) {
-          if (h == host_) continue;
-          talks[h].saying = mesh_.Send(kEpoch, h, kEnding, &said, sizeof said);
-          if (!said_names.empty()) {
-            talks[h].saying_names =
-                mesh_.Send(kEpoch, h, kEnding.Step(1), said_names.data(), said_names.size() * sizeof(uint64_t));
-          }
-        }
+        Say(talks, ending, epoch, kEnd);
       }
     } catch (const Error& error) {
-      Fail(error.status(), error.what());
+      if (Epoch() == epoch) Fail(error.status(), error.what());
     }
   }
+}
+
+void Link::BeginTalks(std::vector<Talk>& talks, uint64_t epoch) {
+  talks.clear();
+  talks.resize(places_.hosts());
+  for (uint32_t h = 0; h < places_.hosts(); h++) {
+    if (h == host_ || IsLost(h)) continue;
+    Talk& talk = talks[h];
+    talk.end.ticket = mesh_.Receive(epoch, h, kEnding.Step(kEnd), &talk.end.ending, sizeof(Ending));
+    talk.begin.over = epoch == kFirstEpoch;
+    if (!talk.begin.over) {
+      talk.begin.ticket = mesh_.Receive(epoch, h, kEnding.Step(kBegin), &talk.begin.ending, sizeof(Ending));
+    }
+  }
+  if (epoch != kFirstEpoch) Say(talks, Ending(), epoch, kBegin);
+}
+
+// To all other hosts, with how far this one is.
+void Link::Say(std::vector<Talk>& talks, Ending ending, uint64_t epoch, uint64_t step) {
+  auto& [said, names] = *said_.insert(said_.end(), {ending, {}});  // kept: it may be under way for long
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    for (const auto& [text, name] : names_) {
+      names.insert(names.end(), {Fnv1a(text.data(), text.size()), name->begun + name->waiting.size(), name->given});
+    }
+  }
+  said.names = names.size() / 3;
+  for (uint32_t h = 0; h < places_.hosts(); h++) {
+    if (h == host_ || IsLost(h)) continue;
+    talks[h].saying.push_back(mesh_.Send(epoch, h, kEnding.Step(step), &said, sizeof said));
+    if (names.empty()) continue;
+    talks[h].saying.push_back(
+        mesh_.Send(epoch, h, kEnding.Step(step + 1), names.data(), names.size() * sizeof(uint64_t)));
+  }
+}
+
+bool Link::IsLost(uint32_t host) const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return lost_[host];
 }
 
 // All that a process has written to its socket.
@@ -273,48 +350,59 @@ void Link::Work() {
 
 // ---- the end
 
-// What the other hosts say of theirs.
-void Link::HearEnds(std::vector<Talk>& talks) {
+// What the other hosts say of how it stands with them.
+void Link::HearEnds(std::vector<Talk>& talks, uint64_t epoch) {
   for (uint32_t h = 0; h < places_.hosts(); h++) {
-    Talk& talk = talks[h];
-    if (h == host_ || talk.lost || !talk.hearing.IsDone() || HasEnded(h)) continue;
-    try {
-      mesh_.Wait(talk.hearing);
-    } catch (const Error& error) {
-      talk.lost = true;
-      Fail(error.status(), error.what());
-      continue;
+    if (h == host_ || IsLost(h)) continue;
+    for (Talk::Hearing* const hearing : {&talks[h].begin, &talks[h].end}) {
+      if (hearing->over || !hearing->ticket.IsDone()) continue;
+      try {
+        mesh_.Wait(hearing->ticket);
+      } catch (const Error& error) {
+        if (error.status() == KF_STALE) return;  // a new epoch, or the end
+        hearing->over = true;
+        {
+          std::lock_guard<std::mutex> guard(mutex_);
+          unreachable_[h] = error.what();
+        }
+        if (!board_.recovers()) Fail(error.status(), error.what());
+        continue;
+      }
+      const Ending& ending = hearing->ending;
+      if (ending.what == Ending::kFailed) {
+        hearing->over = true;
+        Fail(static_cast<kf_status>(ending.status), TextOf(ending.text));
+        continue;
+      }
+      constexpr uint64_t kMostNames = 1 << 24;
+      if (ending.names > kMostNames) throw Error(KF_INTERNAL, Text("host ", mesh_.name(h), " has too many names"));
+      if (ending.names > 0 && !hearing->names_follow) {
+        hearing->names_follow = true;
+        hearing->names.resize(3 * ending.names);
+        const uint64_t step = hearing == &talks[h].begin ? kBegin : kEnd;
+        hearing->ticket = mesh_.Receive(epoch, h, kEnding.Step(step + 1), hearing->names.data(),
+                                        hearing->names.size() * sizeof(uint64_t));
+        continue;
+      }
+      hearing->over = true;
+      std::lock_guard<std::mutex> guard(mutex_);
+      if (epoch_ != epoch) return;
+      std::unordered_map<uint64_t, uint64_t> begun, given;
+      for (size_t i = 0; i < hearing->names.size(); i += 3) {
+        begun[hearing->names[i]] = hearing->names[i + 1];
+        given[hearing->names[i]] = hearing->names[i + 2];
+      }
+      if (hearing == &talks[h].begin) given_[h] = std::move(given);
+      if (ending.what == Ending::kGoesOn) continue;
+      ends_[h] = std::move(begun);
+      if (ending.what == Ending::kLeft) end_reasons_[h] = TextOf(ending.text);
     }
-    Ending& heard = talk.heard;
-    if (heard.what == Ending::kFailed) {
-      Fail(static_cast<kf_status>(heard.status), TextOf(heard.text));
-      continue;
-    }
-    constexpr uint64_t kMostNames = 1 << 24;
-    if (heard.names > kMostNames) throw Error(KF_INTERNAL, Text("host ", mesh_.name(h), " has too many names"));
-    if (heard.names > 0 && !talk.names_follow) {
-      talk.names_follow = true;
-      talk.heard_names.resize(2 * heard.names);
-      talk.hearing = mesh_.Receive(kEpoch, h, kEnding.Step(1), talk.heard_names.data(),
-                                   talk.heard_names.size() * sizeof(uint64_t));
-      continue;
-    }
-    std::unordered_map<uint64_t, uint64_t> begun;
-    for (size_t i = 0; i < talk.heard_names.size(); i += 2) begun[talk.heard_names[i]] = talk.heard_names[i + 1];
-    std::lock_guard<std::mutex> guard(mutex_);
-    ends_[h] = std::move(begun);
-    if (heard.what == Ending::kLeft) end_reasons_[h] = TextOf(heard.text);
   }
 }
 
-bool Link::HasEnded(uint32_t host) const {
-  std::lock_guard<std::mutex> guard(mutex_);
-  return ends_[host].has_value();
-}
-
-// Whether there is something to be said of this host's end, and what. Requests that its ranks have written are heard
-// first: a rank writes them before it leaves or dies, so what is in its socket when that is seen is all there will be.
-bool Link::LookForEnd(Ending& ending, std::vector<uint64_t>& names) {
+// Whether this host begins nothing more, and why. Requests that its ranks have written are heard first: a rank writes
+// them before it leaves or dies, so what is in its socket when that is seen is all there will be.
+bool Link::IsOver(Ending& ending) {
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (failed_) {
@@ -336,29 +424,28 @@ bool Link::LookForEnd(Ending& ending, std::vector<uint64_t>& names) {
     sockets = heard_;
   }
   for (const auto& [rank, fd] : sockets) Hear(rank, fd);
-  std::lock_guard<std::mutex> guard(mutex_);
-  for (const auto& [text, name] : names_) {
-    names.push_back(Fnv1a(text.data(), text.size()));
-    names.push_back(name->begun + name->waiting.size());
-  }
   ending.what = left.empty() ? Ending::kDead : Ending::kLeft;
-  ending.names = names.size() / 2;
   CopyText(ending.text, left + " has finished and left");
   return true;
 }
 
-// An operation's thread calls it while it waits for a host.
-void Link::ThrowIfVoid(uint32_t host, const Name& name, uint64_t number) const {
+// An operation's thread calls it before and while it waits for a host.
+void Link::ThrowIfAbsent(uint32_t host, const Name& name, uint64_t number) const {
   std::lock_guard<std::mutex> guard(mutex_);
   if (failed_) throw *failed_;
-  if (!ends_[host]) return;
-  const auto found = ends_[host]->find(Fnv1a(name.name.data(), name.name.size()));
-  if (found != ends_[host]->end() && number <= found->second) return;
+  if (lost_[host]) throw AbsentHost(/*has_given=*/false);
+  const uint64_t hash = Fnv1a(name.name.data(), name.name.size());
+  const auto reaches = [&](const auto& numbers) {
+    const auto found = numbers->find(hash);
+    return found != numbers->end() && number <= found->second;
+  };
+  if (given_[host] && reaches(given_[host])) throw AbsentHost(/*has_given=*/true);
+  if (!ends_[host] || reaches(ends_[host])) return;
   if (!end_reasons_[host].empty()) {
-    throw Error(KF_PEER_LOST,
-                Text("\"", name.name, "\": ", end_reasons_[host], ", cluster version ", board_.cluster_version()));
+    throw HostLeft(KF_PEER_LOST,
+                   Text("\"", name.name, "\": ", end_reasons_[host], ", cluster version ", board_.cluster_version()));
   }
-  throw VoidHost();
+  throw AbsentHost(/*has_given=*/false);
 }
 
 }  // namespace kungfu::hosts

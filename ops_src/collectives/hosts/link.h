@@ -30,8 +30,30 @@
 //  6. A host without living ranks begins nothing more, and nobody could tell the others. Its link does, once: how many
 //     operations of each name its ranks had begun (Ending). Those go on as above, and in all later ones it has no part.
 //
-// A host that is lost, or where something fails that isn't everybody's, ends the communicator everywhere: a link says
-// so to all others, and gives up in its own segment, which ends all waits of its ranks.
+// Where something fails that isn't everybody's, or the members don't go on without the dead, the communicator ends
+// everywhere: a link says so to all others, and gives up in its own segment, which ends all waits of its ranks.
+//
+// The loss of a host, where the members go on. A link whose connection to a host has ended waits; somebody (the job's
+// coordinator) decides who is out, and says so to the links of all others, the same hosts in the same order
+// (LoseHost), when all ranks of that host are in the board. Each loss begins an *epoch*: whatever was under way between
+// hosts is over (Mesh::Cancel), and what operations had come to is agreed on anew.
+//
+//  7. A result, or a failure that all share, is given to ranks only when all hosts are known to *have* it: after the
+//  exchange
+//     they tell each other so in one more round (Acknowledge), in the epoch in which they got it. Having it is a
+//     promise: to keep it, and to give it if the others have it, until an epoch says otherwise.
+//  8. In a new epoch an operation begins again with headers, which say in which epoch the host got what it has, if it
+//     has anything. Where all have the same, they give it. Else nobody has given it, by 7, nor ever will: all drop what
+//     they have and go on with what their ranks brought, which is kept until then; the lost host's ranks are dead, so G
+//     is one without them.
+//  9. A host that has given an operation's result is in it no more, and can't be asked. So each link begins an epoch by
+//     saying how many operations of each name it has given: who waits for such a host's header knows, by 7, that all
+//     have the result. What is given in an epoch is counted there (Finish): a thread that comes too late finds itself
+//     in the next.
+// 10. Two losses in a row: whoever dropped a result in the first of the new epochs says so in the second, or has got
+//     another since, of a later epoch; who wasn't through with the first says what it had before. So "all have the
+//     same" means what it says, and since it takes all hosts' word in one epoch to give a result (7), none was given
+//     that somebody has dropped.
 //
 // Waiting in a circle. A rank in `up` waits for ranks of its host and the link, the link in its operation's thread for
 // them and the other links' headers of the same operation. Operations have threads of their own, as many as are under
@@ -72,6 +94,11 @@ class Link {
 
   // A socket by which a process that is to be this rank of the segment says what it begins. The caller closes it.
   int Connect(uint32_t local_rank);
+  // The members go on without this host, all of whose ranks are dead in the boards of all hosts. All links are told of
+  // the same hosts in the same order.
+  void LoseHost(uint32_t host);
+  // Hosts to which a connection has ended, and how; but for those that LoseHost was told of.
+  std::vector<std::pair<uint32_t, std::string>> Unreachable() const;
   // Whatever is under way here, or begins, fails with that, here and on the other hosts. The first reason stays.
   void Fail(kf_status status, const std::string& text);
   // Why it has failed; empty: it hasn't.
@@ -88,7 +115,7 @@ class Link {
     std::string name;
     std::vector<uint64_t> asked;  // by rank: how many it has begun
     uint64_t begun = 0;           // the number of the one that runs, or ran last
-    uint64_t round = 0;           // of headers, since the beginning; its thread's
+    uint64_t given = 0;           // of the last whose outcome its ranks got, or are about to get
     bool runs = false;
     std::deque<Request> waiting;  // for the one before them
     // With planes: (number of the operation, generation) -> how it is brought there.
@@ -100,35 +127,64 @@ class Link {
     uint32_t missing = 0;     // of this host's dead
     uint32_t generation = 0;  // the earliest of the cluster's that it fits
     uint64_t weight = 0;
+    // All its ranks have failed, with this, and know it.
+    bool failed = false;
+    kf_status status = KF_OK;
+    std::string text;
   };
 
+  // What came of an operation, when it is known.
+  struct Outcome {
+    uint64_t epoch = 0;  // in which it was got; 0: it isn't known
+    Verdict verdict;
+    std::string text;  // of a failure
+  };
   struct Talk;
+  // Where an operation is between hosts, for as long as one epoch lasts.
+  struct Place {
+    Name& name;
+    const Request& request;
+    uint64_t number;
+    uint64_t epoch;
+    uint64_t attempt = 0;
+  };
 
   // ---- link.cc: requests, threads, the end
   void Serve();
   void Hear(uint32_t local_rank, int fd);
   void Begin(uint32_t local_rank, Request request);
   void Work();
-  void HearEnds(std::vector<Talk>& talks);
-  bool HasEnded(uint32_t host) const;
-  bool LookForEnd(Ending& ending, std::vector<uint64_t>& names);
-  void ThrowIfVoid(uint32_t host, const Name& name, uint64_t number) const;
+  void BeginTalks(std::vector<Talk>& talks, uint64_t epoch);
+  void HearEnds(std::vector<Talk>& talks, uint64_t epoch);
+  void Say(std::vector<Talk>& talks, Ending ending, uint64_t epoch, uint64_t step);
+  bool IsOver(Ending& ending);
+  bool IsLost(uint32_t host) const;
+  void Wake() const;
+  void ThrowIfAbsent(uint32_t host, const Name& name, uint64_t number) const;
 
   // ---- link_operation.cc: one operation
   void Run(Name& name, const Request& request, uint64_t number);
   void RunOrThrow(Name& name, const Request& request, uint64_t number, Scratch& scratch);
+  bool Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scratch& scratch);
+  void AwaitEpochAfter(uint64_t epoch) const;
+  uint64_t Epoch() const;
+  bool Finish(Name& name, uint64_t number, uint64_t epoch);
+  void Acknowledge(const Place& place, uint64_t got);
   Part BringUp(const Name& name, const Request& request, uint64_t number, uint32_t generation, Scratch& scratch);
   const Request* RenewalOf(const Name& name, uint64_t number, uint32_t generation);
-  std::vector<Header> Meet(Name& name, uint64_t number, const Header& mine);
+  std::vector<Header> Meet(Place& place, const Header& mine);
+  template <typename Absent>
+  void AwaitHost(const Place& place, uint32_t host, const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& said,
+                 const Absent& absent) const;
   static void LookWhileWaiting();
   std::optional<std::pair<Verdict, std::string>> VerdictOn(const Name& name, const Request& request,
                                                            const std::vector<Header>& headers) const;
-  void Exchange(const Name& name, const Request& request, uint64_t number, uint32_t generation, const Part& part,
-                const std::vector<Header>& headers, Scratch& scratch);
-  void Scale(const Request& request, uint32_t generation, const Part& part, const std::vector<Header>& headers,
-             Scratch& scratch) const;
-  void ExchangeRows(const tcp::Tag& tag, uint32_t generation, const Request& request, Scratch& scratch);
-  void ExchangePlanes(const tcp::Tag& tag, uint32_t generation, const Request& request, Scratch& scratch);
+  void Exchange(const Place& place, uint32_t generation, const Part& part, const std::vector<Header>& headers,
+                Scratch& scratch);
+  const void* Scaled(const Request& request, uint32_t generation, const Part& part, const std::vector<Header>& headers,
+                     Scratch& scratch) const;
+  void ExchangeRows(const Place& place, const tcp::Tag& tag, uint32_t generation, Scratch& scratch);
+  void ExchangePlanes(const Place& place, const tcp::Tag& tag, uint32_t generation, Scratch& scratch);
   void Give(const Name& name, const Verdict& verdict, const std::string& text, const Scratch& scratch);
   void GiveResult(const Name& name, const Request& request, const Scratch& scratch);
   bool HasRanks(uint32_t host, uint32_t generation) const;
@@ -147,6 +203,7 @@ class Link {
   const std::unique_ptr<HostCommunicator> local_;
   int epoll_ = -1, wake_ = -1;
 
+  std::mutex losing_;  // epochs begin one after another
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   // All guarded by mutex_:
@@ -155,12 +212,18 @@ class Link {
   std::vector<std::thread> workers_;
   uint32_t idle_ = 0;
   std::vector<std::pair<uint32_t, int>> heard_;  // ranks, and the sockets by which they speak
+  uint64_t epoch_;
+  std::vector<bool> lost_;                // hosts that LoseHost was told of
+  std::vector<std::string> unreachable_;  // how the connection to a host has ended
   std::optional<Error> failed_;
   bool closing_ = false;
   // Of the other hosts, what they have said of their end: by hash of the name, how many they had begun.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> ends_;
   std::vector<std::string> end_reasons_;
+  // Of the other hosts, in this epoch: by hash of the name, how many they have given; none: they haven't said yet.
+  std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> given_;
 
+  std::deque<std::pair<Ending, std::vector<uint64_t>>> said_;  // the dispatcher's
   std::thread dispatcher_;
 };
 

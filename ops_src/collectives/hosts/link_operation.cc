@@ -25,8 +25,6 @@ struct Awaited {
 };
 thread_local Awaited awaited;
 
-tcp::Tag HeaderTag(const std::string& name, uint64_t round) { return tcp::Tag::Of(name + "\x01h", round); }
-
 }  // namespace
 
 void Link::LookWhileWaiting() {
@@ -47,20 +45,44 @@ void Link::Run(Name& name, const Request& request, uint64_t number) {
 }
 
 void Link::RunOrThrow(Name& name, const Request& request, uint64_t number, Scratch& scratch) {
-  uint32_t generation = request.from_generation;
   Part part;
+  part.generation = request.from_generation;
   bool brought = false;
+  Outcome outcome;
+  for (;;) {
+    Place place{name, request, number, Epoch()};
+    try {
+      if (Agree(place, part, brought, outcome, scratch) && Finish(name, number, place.epoch)) break;
+    } catch (const Error& error) {
+      const bool moved = error.status() == KF_STALE || error.status() == KF_PEER_LOST;
+      const bool is_end =
+          dynamic_cast<const Closed*>(&error) != nullptr || dynamic_cast<const HostLeft*>(&error) != nullptr;
+      if (!moved || is_end || !board_.recovers()) throw;
+      AwaitEpochAfter(place.epoch);  // or the end, if that is what it was
+    }
+  }
+  const bool failed = outcome.verdict.what == Verdict::kFailed;
+  if (failed ? !brought : !HasRanks(host_, outcome.verdict.generation)) return;  // they know it, or there are none
+  Give(name, outcome.verdict, outcome.text, scratch);
+  if (!failed) GiveResult(name, request, scratch);
+}
+
+// In one epoch: what comes of the operation. False: the epoch is over.
+bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scratch& scratch) {
+  const Request& request = place.request;
   std::vector<Header> headers;
+  uint32_t generation = part.generation;
   for (;;) {
     Header mine;
-    if (!brought) {
+    mine.got = outcome.epoch;
+    if (!brought && !part.failed) {
       try {
-        part = BringUp(name, request, number, generation, scratch);
+        part = BringUp(place.name, request, place.number, generation, scratch);
         brought = true;
       } catch (const host::FailedEverywhere& error) {  // at all of this host's ranks: see failure_rules.cc
-        mine.failed = 1;
-        mine.status = error.status();
-        CopyText(mine.text, error.what());
+        part.failed = true;
+        part.status = error.status();
+        part.text = error.what();
       }
     }
     if (brought) {
@@ -71,11 +93,27 @@ void Link::RunOrThrow(Name& name, const Request& request, uint64_t number, Scrat
       mine.count = request.count;
       mine.weight = part.weight;
       CopyText(mine.text, request.what);
+    } else if (part.failed) {
+      mine.failed = 1;
+      mine.status = part.status;
+      CopyText(mine.text, part.text);
     }
-    headers = Meet(name, number, mine);
-    if (const auto verdict = VerdictOn(name, request, headers)) {
-      if (brought) Give(name, verdict->first, verdict->second, scratch);  // else its ranks have failed by themselves
-      return;
+    headers = Meet(place, mine);
+    // See 8. Who is absent because its ranks are dead has nothing to say of it.
+    uint64_t got = outcome.epoch;
+    for (const Header& header : headers) {
+      if (header.absent == 0 && header.got != got) got = 0;
+    }
+    if (outcome.epoch != 0 && got != 0) return true;
+    for (const Header& header : headers) {
+      KUNGFU_CHECK(header.given == 0, "a host has given what host ", host_, " has not: ", place.name.name);
+    }
+    outcome = {};
+    if (const auto verdict = VerdictOn(place.name, request, headers)) {
+      outcome.verdict = verdict->first;
+      outcome.text = verdict->second;
+      outcome.epoch = place.epoch;
+      break;
     }
     for (const Header& header : headers) generation = std::max(generation, header.generation);
     AwaitDeaths(generation);
@@ -86,20 +124,24 @@ void Link::RunOrThrow(Name& name, const Request& request, uint64_t number, Scrat
     };
     bool again = false;
     for (uint32_t h = 0; h < places_.hosts(); h++) again = again || has_to_again(h);
-    if (!again) break;
+    if (!again) {
+      Exchange(place, generation, part, headers, scratch);
+      outcome.verdict = {};
+      outcome.verdict.generation = generation;
+      outcome.epoch = place.epoch;
+      break;
+    }
     if (!has_to_again(host_)) continue;
     Verdict verdict;
     verdict.what = Verdict::kAgain;
     verdict.generation = generation;
-    Give(name, verdict, "", scratch);
+    Give(place.name, verdict, "", scratch);
+    part.generation = generation;
     brought = false;
   }
-  Exchange(name, request, number, generation, part, headers, scratch);
-  if (!HasRanks(host_, generation)) return;
-  Verdict verdict;
-  verdict.generation = generation;
-  Give(name, verdict, "", scratch);
-  GiveResult(name, request, scratch);
+  // Without losses of hosts nobody is to agree on anything later.
+  if (board_.recovers() && places_.hosts() > 2) Acknowledge(place, outcome.epoch);
+  return true;
 }
 
 // ---- what the host's ranks bring
@@ -213,44 +255,96 @@ Link::Part Link::BringUp(const Name& name, const Request& request, uint64_t numb
 // ---- what the hosts tell each other
 
 // All hosts' headers of this round. In the place of a host that has none any more is what follows from that.
-std::vector<Link::Header> Link::Meet(Name& name, uint64_t number, const Header& mine) {
-  const tcp::Tag tag = HeaderTag(name.name, name.round++);
+std::vector<Link::Header> Link::Meet(Place& place, const Header& mine) {
+  const tcp::Tag tag = tcp::Tag::Of(place.name.name + "\x01h", place.number).Step(place.attempt++);
   std::vector<Header> headers(places_.hosts());
   headers[host_] = mine;
-  const auto be_void = [&](uint32_t h) {
-    headers[h] = {};
-    headers[h].none = 1;
-    headers[h].missing = places_.SizeOf(h);
-    headers[h].generation = AwaitGenerationWithout(h, headers[h].missing);
+  const auto be_absent = [&](uint32_t h, bool gave) {
+    Header& header = headers[h] = {};
+    header.absent = header.none = 1;
+    header.given = gave ? 1 : 0;
+    header.missing = places_.SizeOf(h);
+    if (!gave) header.generation = AwaitGenerationWithout(h, header.missing);
   };
   std::vector<tcp::Mesh::Ticket> hearing(places_.hosts()), saying(places_.hosts());
   std::vector<bool> met(places_.hosts());
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (h == host_) continue;
     try {
-      ThrowIfVoid(h, name, number);
-      hearing[h] = mesh_.Receive(kEpoch, h, tag, &headers[h], sizeof(Header));
-      saying[h] = mesh_.Send(kEpoch, h, tag, &mine, sizeof mine);
+      ThrowIfAbsent(h, place.name, place.number);
+      hearing[h] = mesh_.Receive(place.epoch, h, tag, &headers[h], sizeof(Header));
+      saying[h] = mesh_.Send(place.epoch, h, tag, &mine, sizeof mine);
       met[h] = true;
-    } catch (const VoidHost&) {
-      be_void(h);
+    } catch (const AbsentHost& absent) {
+      be_absent(h, absent.gave);
     }
   }
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (!met[h]) continue;
-    const std::function<void()> look = [&] { ThrowIfVoid(h, name, number); };
-    awaited.look = &look;
-    try {
-      const InterruptCheck check(&LookWhileWaiting);
-      mesh_.Wait(hearing[h]);
-      mesh_.Wait(saying[h]);
-    } catch (const VoidHost&) {
+    AwaitHost(place, h, hearing[h], saying[h], [&](bool gave) {
       hearing[h] = {};  // withdrawn: nobody writes the header any more
-      be_void(h);
-    }
-    awaited.look = nullptr;
+      be_absent(h, gave);
+    });
   }
   return headers;
+}
+
+template <typename Absent>
+void Link::AwaitHost(const Place& place, uint32_t host, const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& said,
+                     const Absent& absent) const {
+  const std::function<void()> look = [&] { ThrowIfAbsent(host, place.name, place.number); };
+  awaited.look = &look;
+  try {
+    const InterruptCheck check(&LookWhileWaiting);
+    mesh_.Wait(heard);
+    mesh_.Wait(said);
+  } catch (const AbsentHost& is) {
+    awaited.look = nullptr;
+    return absent(is.gave);
+  } catch (...) {
+    awaited.look = nullptr;
+    throw;
+  }
+  awaited.look = nullptr;
+}
+
+// Returns when all hosts have what came of the operation; see 7.
+void Link::Acknowledge(const Place& place, uint64_t got) {
+  const tcp::Tag tag = tcp::Tag::Of(place.name.name + "\x01a", place.number);
+  std::vector<uint64_t> theirs(places_.hosts());
+  std::vector<tcp::Mesh::Ticket> hearing(places_.hosts()), saying(places_.hosts());
+  std::vector<bool> met(places_.hosts());
+  for (uint32_t h = 0; h < places_.hosts(); h++) {
+    if (h == host_) continue;
+    try {
+      ThrowIfAbsent(h, place.name, place.number);
+    } catch (const AbsentHost&) {
+      continue;
+    }
+    hearing[h] = mesh_.Receive(place.epoch, h, tag, &theirs[h], sizeof(uint64_t));
+    saying[h] = mesh_.Send(place.epoch, h, tag, &got, sizeof got);
+    met[h] = true;
+  }
+  for (uint32_t h = 0; h < places_.hosts(); h++) {
+    if (met[h]) AwaitHost(place, h, hearing[h], saying[h], [&](bool) { hearing[h] = {}; });
+  }
+}
+
+// Its ranks are about to get the outcome. False: too late, it is to be agreed on anew. See 9.
+bool Link::Finish(Name& name, uint64_t number, uint64_t epoch) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (epoch_ != epoch) return false;
+  name.given = number;
+  return true;
+}
+
+uint64_t Link::Epoch() const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return epoch_;
+}
+
+void Link::AwaitEpochAfter(uint64_t epoch) const {
+  while (Epoch() == epoch) Pause();
 }
 
 // The failure that follows from what was brought, the same at all hosts.
@@ -292,39 +386,38 @@ bool Link::HasRanks(uint32_t host, uint32_t generation) const {
   return places_.DeadOn(host, generation, board_) < places_.SizeOf(host);
 }
 
-// The result into scratch.data.
-void Link::Exchange(const Name& name, const Request& request, uint64_t number, uint32_t generation, const Part& part,
-                    const std::vector<Header>& headers, Scratch& scratch) {
+// The result into scratch.out. What was brought stays as it is.
+void Link::Exchange(const Place& place, uint32_t generation, const Part& part, const std::vector<Header>& headers,
+                    Scratch& scratch) {
+  const Request& request = place.request;
   scratch.elements = request.count;
-  const tcp::Tag tag = tcp::Tag::Of(name.name, number);
-  if (request.has_planes) return ExchangePlanes(tag, generation, request, scratch);
-  if (GoesInRows(request.kind, request.dtype, request.op)) return ExchangeRows(tag, generation, request, scratch);
+  const tcp::Tag tag = tcp::Tag::Of(place.name.name, place.number);
+  if (request.has_planes) return ExchangePlanes(place, tag, generation, scratch);
+  if (GoesInRows(request.kind, request.dtype, request.op)) return ExchangeRows(place, tag, generation, scratch);
+  scratch.out = scratch.data;
   if (!HasRanks(host_, generation)) return;  // there is nobody to give it to
   Members members;
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (HasRanks(h, generation)) members.push_back(h);
   }
+  const size_t bytes = request.count * SizeOf(request.dtype);
+  const Group group(mesh_, place.epoch, members);
   if (request.kind == Kind::kBroadcast) {
     const auto root = std::find(members.begin(), members.end(), places_.HostOf(request.root));
-    if (root == members.end()) return;
-    Broadcast(Group(mesh_, kEpoch, members), tag, static_cast<uint32_t>(root - members.begin()), scratch.data,
-              request.count * SizeOf(request.dtype));
+    KUNGFU_CHECK(root != members.end(), "the root's host has no ranks in generation ", generation);
+    Broadcast(group, tag, static_cast<uint32_t>(root - members.begin()), scratch.data, bytes);
     return;
   }
   if (!Reduces(request.kind)) return;
-  kf_op op = request.op;
-  if (op == KF_MEAN) {
-    Scale(request, generation, part, headers, scratch);
-    op = KF_SUM;
-  }
-  if (members.size() > 1) {
-    AllReduce(Group(mesh_, kEpoch, members), tag, request.dtype, op, scratch.data, scratch.data, request.count);
-  }
+  const bool mean = request.op == KF_MEAN;
+  const void* const in = mean ? Scaled(request, generation, part, headers, scratch) : scratch.data;
+  scratch.out = scratch.result.Get(Aligned(std::max<size_t>(bytes, 1)));
+  AllReduce(group, tag, request.dtype, mean ? KF_SUM : request.op, in, scratch.out, request.count);
 }
 
 // A host's mean counts by what its ranks weigh; where nothing weighs anything, by their number, as on one host.
-void Link::Scale(const Request& request, uint32_t generation, const Part& part, const std::vector<Header>& headers,
-                 Scratch& scratch) const {
+const void* Link::Scaled(const Request& request, uint32_t generation, const Part& part,
+                         const std::vector<Header>& headers, Scratch& scratch) const {
   const auto ranks = [&](uint32_t h) { return places_.SizeOf(h) - places_.DeadOn(h, generation, board_); };
   uint64_t all = 0, own = part.weight;
   for (const Header& header : headers) all += header.weight;
@@ -333,38 +426,41 @@ void Link::Scale(const Request& request, uint32_t generation, const Part& part, 
     all = 0;
     for (uint32_t h = 0; h < places_.hosts(); h++) all += ranks(h);
   }
+  if (own == all) return scratch.data;
   const size_t bytes = request.count * SizeOf(request.dtype);
+  char* const scaled = scratch.other.Get(Aligned(std::max<size_t>(bytes, 1)));
   if (own == 0) {  // who counts for nothing may bring anything, NaN included
-    std::memset(scratch.data, 0, bytes);
-    return;
+    std::memset(scaled, 0, bytes);
+    return scaled;
   }
-  if (own == all) return;
   const double share = static_cast<double>(own) / static_cast<double>(all);
   const void* source = scratch.data;
-  BlendFor(request.dtype)(scratch.data, &source, &share, 1, request.count);
+  BlendFor(request.dtype)(scaled, &source, &share, 1, request.count);
+  return scaled;
 }
 
 // Each host's rows to all others. The result are all ranks' rows, or their mean.
-void Link::ExchangeRows(const tcp::Tag& tag, uint32_t generation, const Request& request, Scratch& scratch) {
+void Link::ExchangeRows(const Place& place, const tcp::Tag& tag, uint32_t generation, Scratch& scratch) {
+  const Request& request = place.request;
   const size_t row = request.count * SizeOf(request.dtype);
   const Members living = LivingIn(generation);
   char* const rows = scratch.result.Get(Aligned(std::max<size_t>(row * places_.ranks(), 1)));
   char* const arriving = scratch.other.Get(Aligned(std::max<size_t>(row * places_.ranks(), 1)));
+  scratch.out = rows;
+  if (!HasRanks(host_, generation)) return;
   std::memset(rows, 0, row * places_.ranks());
   std::vector<char*> from(places_.hosts());
   std::vector<tcp::Mesh::Ticket> tickets;
   char* next = arriving;
   const auto bytes_of = [&](uint32_t h) { return row * (places_.SizeOf(h) - places_.DeadOn(h, generation, board_)); };
-  const bool here = HasRanks(host_, generation);
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     from[h] = h == host_ ? scratch.data : next;
     if (h == host_ || !HasRanks(h, generation)) continue;
     next += bytes_of(h);
-    if (here) tickets.push_back(mesh_.Receive(kEpoch, h, tag, from[h], bytes_of(h)));
-    if (here) tickets.push_back(mesh_.Send(kEpoch, h, tag, scratch.data, bytes_of(host_)));
+    tickets.push_back(mesh_.Receive(place.epoch, h, tag, from[h], bytes_of(h)));
+    tickets.push_back(mesh_.Send(place.epoch, h, tag, scratch.data, bytes_of(host_)));
   }
   for (const auto& ticket : tickets) mesh_.Wait(ticket);
-  if (!here) return;
   std::vector<const void*> sources;
   for (const uint32_t rank : living) {
     char*& at = from[places_.HostOf(rank)];
@@ -372,18 +468,19 @@ void Link::ExchangeRows(const tcp::Tag& tag, uint32_t generation, const Request&
     sources.push_back(rows + rank * row);
     at += row;
   }
-  scratch.data = rows;
   if (request.kind == Kind::kAllGather) {
     scratch.elements = request.count * places_.ranks();
     return;
   }
+  scratch.out = arriving;
   ReductionFor(request.dtype, request.op)(arriving, sources.data(), static_cast<unsigned>(sources.size()),
                                           request.count);
-  scratch.data = arriving;
 }
 
-void Link::ExchangePlanes(const tcp::Tag& tag, uint32_t generation, const Request& request, Scratch& scratch) {
+void Link::ExchangePlanes(const Place& place, const tcp::Tag& tag, uint32_t generation, Scratch& scratch) {
+  scratch.out = scratch.data;
   if (!HasRanks(host_, generation)) return;
+  const Request& request = place.request;
   const Planes& planes = scratch.planes;
   const size_t bytes = request.count * SizeOf(request.dtype);
   const PlaneSplit split = SplitPlanes(planes, places_);
@@ -416,18 +513,19 @@ void Link::ExchangePlanes(const tcp::Tag& tag, uint32_t generation, const Reques
         add_up(program, next + k * bytes, own);
       }
     } else if (all > 0) {
-      tickets.push_back(mesh_.Receive(kEpoch, h, tag, next, all));
+      tickets.push_back(mesh_.Receive(place.epoch, h, tag, next, all));
     }
     for (size_t k = 0; k < split.nodes[h].size(); k++) sources.push_back(next + k * bytes);
     next += all;
   }
   const size_t sent = split.nodes[host_].size() * bytes;
   for (uint32_t h = 0; h < places_.hosts(); h++) {
-    if (h != host_ && sent > 0 && HasRanks(h, generation)) tickets.push_back(mesh_.Send(kEpoch, h, tag, mine, sent));
+    if (h == host_ || sent == 0 || !HasRanks(h, generation)) continue;
+    tickets.push_back(mesh_.Send(place.epoch, h, tag, mine, sent));
   }
   for (const auto& ticket : tickets) mesh_.Wait(ticket);
-  scratch.data = scratch.result.Get(Aligned(std::max<size_t>(bytes, 1)));
-  add_up(split.rest, scratch.data, sources);
+  scratch.out = scratch.result.Get(Aligned(std::max<size_t>(bytes, 1)));
+  add_up(split.rest, scratch.out, sources);
 }
 
 // ---- what the host's ranks get
@@ -450,7 +548,7 @@ void Link::GiveResult(const Name& name, const Request& request, const Scratch& s
   const bool has_it = request.kind == Kind::kBroadcast && places_.HostOf(request.root) == host_;
   if (request.kind == Kind::kBarrier || has_it) return;
   const std::string part = ResultName(name.name);
-  const kf_tensor tensor{scratch.data, nullptr, scratch.elements};
+  const kf_tensor tensor{scratch.out, nullptr, scratch.elements};
   Operation operation{Kind::kBroadcast, part.c_str(), &tensor, 1, request.dtype, KF_SUM, self_};
   operation.signature = scratch.signature;
   local_->RunFrom(operation, 0);

@@ -11,14 +11,16 @@
 
 namespace kungfu::hosts {
 
-inline constexpr uint64_t kEpoch = 1;  // of a link's mesh, for as long as it lives
+inline constexpr uint64_t kFirstEpoch = 1;
 
 // Of one round of an operation; see 2.
 struct Link::Header {
+  uint64_t got = 0;     // the epoch in which it got the outcome that it has; 0: it has none. See 8
   uint32_t failed = 0;  // its ranks brought something that can't be: `text` says what
   uint32_t none = 0;    // no rank of the host lives, and it brings nothing
+  uint32_t absent = 0;  // set here: it isn't in this operation (any more), and has
+  uint32_t given = 0;   // given its ranks the outcome
   uint32_t status = KF_OK;
-  uint32_t reserved = 0;
   uint32_t missing = 0;     // how many of its dead have no part in what it has
   uint32_t generation = 0;  // the earliest that this fits; with planes, the one that it was made for
   uint64_t signature = 0, count = 0;
@@ -26,10 +28,11 @@ struct Link::Header {
   char text[208] = {};  // what was brought, in words
 };
 
-// Nothing begins on a host any more; see 6. Followed by `names` pairs: hash of a name, operations begun under it.
+// How it stands with a host: see 6, and 9. Followed by three numbers for each name: its hash, operations begun under
+// it, operations given.
 struct Link::Ending {
-  enum What : uint32_t { kDead = 1, kLeft = 2, kFailed = 3 };
-  uint32_t what = 0;
+  enum What : uint32_t { kGoesOn = 0, kDead = 1, kLeft = 2, kFailed = 3 };
+  uint32_t what = kGoesOn;
   uint32_t status = KF_OK;
   uint64_t names = 0;
   char text[kTextBytes] = {};
@@ -38,15 +41,22 @@ struct Link::Ending {
 // Of one operation at a time.
 struct Link::Scratch {
   Memory part, result, other;
-  char* data = nullptr;    // what its ranks brought, then the result
-  uint64_t elements = 0;   // of the result
+  char* data = nullptr;    // what its ranks brought, as long as it may be needed again
+  char* out = nullptr;     // the result
+  uint64_t elements = 0;   // of that
   uint64_t signature = 0;  // of what they brought
   Planes planes;           // likewise
 };
 
-// The other host's link has said that it has no part in this operation.
-struct VoidHost : Interrupted {
-  VoidHost() : Interrupted("the end of a host's ranks") {}
+// The other host's link has no part in this operation (any more): `gave` its ranks the outcome, or else they are dead.
+struct AbsentHost : Interrupted {
+  explicit AbsentHost(bool has_given) : Interrupted("the end of a host's part"), gave(has_given) {}
+  bool gave;
+};
+
+// Its ranks have finished, and others count on them.
+struct HostLeft : Error {
+  using Error::Error;
 };
 
 }  // namespace kungfu::hosts

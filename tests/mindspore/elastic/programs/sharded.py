@@ -2,7 +2,8 @@
 this rank in this step kills itself before it computes its N-th shard of it, from 0; STEP:RANK:wide: it takes two
 cores there; STEP:RANK:flip: a bit of its first weight flips when the step is made; narrow: newcomers have AVX only;
 warn: what depends on more than the seed is told and no error.
-NET: plain | norm | dropout, in a loop of one's own; model: plain in Model.fit; saved: the same, with checkpoints of
+NET: plain | norm | dropout | searching (with kernels that search for a division of their work, of odd sizes), in a loop
+of one's own; model: plain in Model.fit; saved: the same, with checkpoints of
 every kind in OUT; stock: with MindSpore's Dropout; slow: plain, and rank 1 takes three times as long; augment: plain,
 of samples that are augmented by key; steered: plain, with policies that change the rate, the shards and their
 shape."""
@@ -35,7 +36,17 @@ deaths = sys.argv[7:]
 ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
 ms.set_seed(1)
 
+
+
+class Searching(nn.Cell):
+    """Of the kernels that give other bits where their work is divided elsewhere."""
+
+    def construct(self, x):
+        return ms.ops.log(1 + x * x) + ms.ops.softplus(x)
+
+
 middle = {
+    "searching": [nn.Dense(8, 13), Searching(), nn.Dense(13, 8)],
     "norm": [nn.BatchNorm1d(8)],
     "stock": [nn.Dropout(p=0.5)],
     "dropout": [kf.nn.Dropout(p=0.25) for _ in "ab"],
