@@ -202,6 +202,7 @@ def request(rank: int, name: str) -> Saved | None:
 
     Raises:
         ValueError: where there is no such rank, or an optimizer has saved its model under that name.
+        InternalError: where the rank is on another host, which isn't supported yet.
         CollectiveTimeoutError: where the owner saves again and again before a copy is made.
     """
     runtime.init()

@@ -36,10 +36,18 @@ def _announce(fd: int) -> str:
 
 
 def _find(rank: int) -> int:
-    """A descriptor of the rank's store, or -1 where it has none yet, or is gone, or the launcher is."""
-    peer = peer_of(rank)
+    """A descriptor of the rank's store, or -1 where it has none yet, or is gone, or the launcher is.
+
+    KungFuError where it is on another host.
+    """
+    peer, own = peer_of(rank), current().self_id
     if peer is None:
         return -1
+    if own is not None and peer.host != own.host:
+        raise KungFuError(
+            f"rank {rank} ({peer}) is on another host, and models are shared among the workers of one host so far: "
+            "pair averaging and comm.request are for jobs on one host"
+        )
     try:
         _, fds = _ask({"store": "get", "peer": str(peer)})
     except (OSError, ProtocolError, KungFuError):

@@ -150,6 +150,31 @@ def test_workers_of_all_hosts_have_one_number_of_cores_where_that_is_asked_for(h
         assert {match[1] for match in job.wait_for(r"^each (.*)", {A: 2, B: 1})} == {"None"}
 
 
+STORES = """
+import numpy as np
+import ms_kungfu as kf
+from ms_kungfu import comm
+kf.init()
+comm.save("model", np.full(3, kf.current_rank()))
+comm.barrier()
+for rank in range(3):
+    try:
+        print("found", kf.current_rank(), rank, comm.request(rank, "model").value[0], flush=True)
+    except kf.errors.InternalError as error:
+        print("refused", kf.current_rank(), rank, error, flush=True)
+comm.barrier()
+"""
+
+
+def test_models_of_another_host_are_refused_by_a_sentence_and_not_silently_missing(hosts, script):
+    job = hosts(script(STORES), "-np", 3)
+    job.assert_exit(0)
+    found = {match[1] for match in job.wait_for(r"^found (.*)$", {A: 4, B: 1})}
+    assert found == {"0 0 0", "0 1 1", "1 0 0", "1 1 1", "2 2 2"}
+    for match in job.wait_for(r"^refused .*(another host)", {A: 2, B: 2}):
+        assert match[1] == "another host"
+
+
 @pytest.mark.parametrize(("host", "code"), [(A, 0), (B, 3)])
 def test_all_hosts_end_with_the_same_code(hosts, script, host, code):
     job = hosts((*script(ENDS), str(code)), "-np", 2)
