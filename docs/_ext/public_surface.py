@@ -1,0 +1,66 @@
+"""The directive `public-surface`: the API of a module, of each name that tests/unit/public_surface.txt lists of it.
+
+So a page of the API can neither lack a public name nor show one that isn't.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+LISTED = Path(__file__).resolve().parents[2] / "tests" / "unit" / "public_surface.txt"
+OLDER = {"ms_kungfu.elastic.Quantities"}  # goes on working, and says what it is called now
+
+
+def public_names(text: str) -> dict[str, list[str]]:
+    """{module: its names}, of lines such as `ms_kungfu.elastic.Metrics.loss` and `ms_kungfu.resize(size)`."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        parts = line.partition("(")[0].split(".")
+        # Modules are lower case below the package; what `ms_kungfu` itself offers has no module in between.
+        depth = 2 if len(parts) > 2 and is_module(".".join(parts[:2])) else 1
+        module, name = ".".join(parts[:depth]), parts[depth]
+        if f"{module}.{name}" not in OLDER and name not in found.setdefault(module, []):
+            found[module].append(name)
+    # Submodules are pages of their own, and errors are on the page of theirs.
+    own = found.get("ms_kungfu", [])
+    found["ms_kungfu"] = [n for n in own if not is_module(f"ms_kungfu.{n}") and n not in found["ms_kungfu.errors"]]
+    return found
+
+
+def is_module(path: str) -> bool:
+    folder = LISTED.parents[2].joinpath(*path.split("."))
+    return folder.is_dir() or folder.with_suffix(".py").is_file()
+
+
+class PublicSurface(SphinxDirective):
+    """``{public-surface} ms_kungfu.elastic``"""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        path = self.arguments[0]
+        self.env.note_dependency(str(LISTED))
+        module = import_module(path)
+        lines = [f".. automodule:: {path}", "   :no-members:", ""]
+        for name in public_names(LISTED.read_text(encoding="utf-8"))[path]:
+            item = getattr(module, name)
+            if isinstance(item, type):
+                lines += [f".. autoclass:: {path}.{name}", "   :members:", ""]
+            elif callable(item):
+                lines += [f".. autofunction:: {path}.{name}", ""]
+            else:
+                lines += [f".. autodata:: {path}.{name}", ""]
+        # Docstrings are reStructuredText, the page around them is Markdown.
+        return self.parse_text_to_nodes("```{eval-rst}\n" + "\n".join(lines) + "\n```")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_directive("public-surface", PublicSurface)
+    return {"parallel_read_safe": True, "version": "1"}

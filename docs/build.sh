@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Builds the documentation's site into docs/_build/html, or into the folder that is named. Every warning is an error.
+#
+#     docs/build.sh [FOLDER]
+#
+# Needs what `pip install "ms_kungfu[docs]"` brings, and ms_kungfu built for this Python; MindSpore where it is there.
+set -euo pipefail
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+exec python -m sphinx --builder html --fail-on-warning --keep-going --quiet --jobs auto \
+  --doctree-dir "${1:-_build/html}/../doctrees" . "${1:-_build/html}"
