@@ -6,5 +6,5 @@
 # Needs what `pip install "ms_kungfu[docs]"` brings, and ms_kungfu built for this Python; MindSpore where it is there.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
-exec python -m sphinx --builder html --fail-on-warning --keep-going --quiet --jobs auto \
+exec python -m sphinx --builder html --fail-on-warning --keep-going --quiet \
   --doctree-dir "${1:-_build/html}/../doctrees" . "${1:-_build/html}"
