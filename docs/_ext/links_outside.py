@@ -1,6 +1,7 @@
 """What the pages share with files outside of this folder, so that one text serves the site and a code host.
 
-A page with the line ``<!-- the text of ../CHANGELOG.md -->`` is that file. Links are as a code host wants them; on the
+A page with the line ``<!-- the text of ../CHANGELOG.md -->`` is that file. A line ``<!-- index: exit status; 137 -->`` has the
+search name the page first for these words. Links are as a code host wants them; on the
 site those to files that are pages here lead to the pages, and those to other files of the checkout are their paths.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 from sphinx.application import Sphinx
 
 WHOLE = re.compile(r"^<!-- the text of (\S+) -->$", re.MULTILINE)
+INDEX = re.compile(r"^<!-- index: (.+) -->$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]\[]+)\]\(([^()\s#]+)(#[^()\s]*)?\)")
 # Files of the checkout that are pages of the site.
 PAGES = {
@@ -51,7 +53,13 @@ def for_the_site(text: str, page: Path, root: Path) -> str:
         return link
 
     text = outside_of_code(text, lambda part: LINK.sub(link_from(page), part))
+    text = INDEX.sub(index, text)
     return WHOLE.sub(whole, text)
+
+
+def index(found: re.Match[str]) -> str:
+    # "!": the main entry of the word, which the search puts before all else.
+    return "\n\n".join(f"```{{index}} ! {word.strip()}\n```" for word in found.group(1).split(";"))
 
 
 def outside_of_code(text: str, change: Any) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -18,19 +17,20 @@ LISTED = Path(__file__).resolve().parents[2] / "tests" / "unit" / "public_surfac
 OLDER = {"ms_kungfu.elastic.Quantities"}  # goes on working, and says what it is called now
 
 
-def public_names(text: str) -> dict[str, list[str]]:
-    """{module: its names}, of lines such as `ms_kungfu.elastic.Metrics.loss` and `ms_kungfu.resize(size)`."""
-    found: dict[str, list[str]] = {}
+def public_names(text: str) -> dict[str, dict[str, list[str]]]:
+    """{module: {name: its members}}, of lines such as `ms_kungfu.elastic.Metrics.loss` and `ms_kungfu.resize(size)`."""
+    found: dict[str, dict[str, list[str]]] = {}
     for line in text.splitlines():
         parts = line.partition("(")[0].split(".")
-        # Modules are lower case below the package; what `ms_kungfu` itself offers has no module in between.
+        # What `ms_kungfu` itself offers has no module in between.
         depth = 2 if len(parts) > 2 and is_module(".".join(parts[:2])) else 1
-        module, name = ".".join(parts[:depth]), parts[depth]
-        if f"{module}.{name}" not in OLDER and name not in found.setdefault(module, []):
-            found[module].append(name)
+        module, name, members = ".".join(parts[:depth]), parts[depth], parts[depth + 1 :]
+        if f"{module}.{name}" not in OLDER:
+            found.setdefault(module, {}).setdefault(name, []).extend(members)
     # Submodules are pages of their own, and errors are on the page of theirs.
-    own = found.get("ms_kungfu", [])
-    found["ms_kungfu"] = [n for n in own if not is_module(f"ms_kungfu.{n}") and n not in found["ms_kungfu.errors"]]
+    elsewhere = [n for n in found["ms_kungfu"] if is_module(f"ms_kungfu.{n}") or n in found["ms_kungfu.errors"]]
+    for name in elsewhere:
+        del found["ms_kungfu"][name]
     return found
 
 
@@ -49,10 +49,10 @@ class PublicSurface(SphinxDirective):
         self.env.note_dependency(str(LISTED))
         module = import_module(path)
         lines = [f".. automodule:: {path}", "   :no-members:", ""]
-        for name in public_names(LISTED.read_text(encoding="utf-8"))[path]:
+        for name, members in public_names(LISTED.read_text(encoding="utf-8"))[path].items():
             item = getattr(module, name)
             if isinstance(item, type):
-                lines += [f".. autoclass:: {path}.{name}", "   :members:", ""]
+                lines += [f".. autoclass:: {path}.{name}", *([f"   :members: {', '.join(members)}"] if members else []), ""]
             elif callable(item):
                 lines += [f".. autofunction:: {path}.{name}", ""]
             else:

@@ -13,6 +13,7 @@ import os
 import re
 import struct
 import sys
+import types
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,6 +139,9 @@ def mnist(names):
     names.update(folder=os.getcwd(), transforms=[vision.Rescale(1 / 255, 0.0), vision.HWC2CHW()])
 
 
+SETUPS = {f.__name__: f for f in (training, own_loop, plain, adaptive, shards, cifar10, mnist)}
+
+
 def run_python(page):
     """Each block by itself, in a folder of its own; the first that fails ends it, with its place."""
     folder = Path.cwd()
@@ -150,9 +154,11 @@ def run_python(page):
         # A file, as MindSpore's compiler reads the source of functions; lines are numbered as on the page.
         file = Path("block.py").resolve()
         file.write_text("\n" * (block.line - 1) + block.code, encoding="utf-8")
-        names = {"__name__": "__main__"}
+        # A module, where the compiler looks for what functions name.
+        sys.modules["__main__"] = module = types.ModuleType("__main__")
+        names = vars(module)
         for setup in block.value.split(", ") if block.marker == "after" else ():
-            globals()[setup](names)
+            SETUPS[setup](names)
         exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), names)  # noqa: S102
 
 
