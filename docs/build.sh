@@ -5,6 +5,7 @@
 #
 # Needs what `pip install "ms_kungfu[docs]"` brings, and ms_kungfu built for this Python; MindSpore where it is there.
 set -euo pipefail
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+site=$(realpath -m -- "${1:-$here/_build/html}")
 exec python -m sphinx --builder html --fail-on-warning --keep-going --quiet \
-  --doctree-dir "${1:-_build/html}/../doctrees" . "${1:-_build/html}"
+  --doctree-dir "$(dirname -- "$site")/doctrees" "$here" "$site"

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
+
+# Where MindSpore isn't installed its names are stand-ins; the package itself, with its compiled part, has to be there.
+if importlib.util.find_spec("mindspore") is None:
+    import stand_in
+
+    stand_in.install()
 
 from ms_kungfu import __version__  # noqa: E402
 
@@ -35,13 +40,11 @@ myst_heading_anchors = 4
 
 # The docstrings have `code` in single quotes.
 default_role = "code"
-autodoc_default_options = {"show-inheritance": True, "member-order": "bysource"}
+autodoc_default_options = {"member-order": "bysource"}
 autodoc_inherit_docstrings = False  # what MindSpore says of its own methods is on its pages
 autodoc_typehints = "none"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-# Where MindSpore isn't installed, its names are stand-ins; the package itself, with its compiled part, has to be there.
-autodoc_mock_imports = [] if importlib.util.find_spec("mindspore") else ["mindspore"]
 
 html_theme = "furo"
 html_title = f"ms_kungfu {version}"

@@ -52,7 +52,9 @@ class PublicSurface(SphinxDirective):
         for name, members in public_names(LISTED.read_text(encoding="utf-8"))[path].items():
             item = getattr(module, name)
             if isinstance(item, type):
-                lines += [f".. autoclass:: {path}.{name}", *([f"   :members: {', '.join(members)}"] if members else []), ""]
+                lines += [f".. autoclass:: {path}.{name}"]
+                lines += ["   :show-inheritance:"] if item.__bases__ != (object,) else []
+                lines += [f"   :members: {', '.join(members)}", ""] if members else [""]
             elif callable(item):
                 lines += [f".. autofunction:: {path}.{name}", ""]
             else:
@@ -61,6 +63,16 @@ class PublicSurface(SphinxDirective):
         return self.parse_text_to_nodes("```{eval-rst}\n" + "\n".join(lines) + "\n```")
 
 
+def whole_sentence(app: Sphinx, what: str, name: str, item: object, options: object, lines: list[str]) -> None:
+    """Gives back what napoleon takes for a type: the words of an attribute's docstring before a colon."""
+    if what in ("attribute", "property", "data"):
+        for number, line in enumerate(lines):
+            if line.startswith(":type: "):
+                lines[number] = ""
+                lines[0] = f"{line[len(':type: ') :]}: {lines[0]}"
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("autodoc-process-docstring", whole_sentence, priority=600)  # napoleon has 500
     app.add_directive("public-surface", PublicSurface)
     return {"parallel_read_safe": True, "version": "1"}

@@ -34,7 +34,8 @@ class Picture:
     def text(self, x: float, y: float, text: str, *, at: str = "middle", bold: bool = False, size: int = 14) -> None:
         weight = ' font-weight="bold"' if bold else ""
         self._lines.append(
-            f'<text x="{x:g}" y="{y:g}" text-anchor="{at}" font-size="{size}" fill="{INK}"{weight}>{escape(text)}</text>'
+            f'<text x="{x:g}" y="{y:g}" text-anchor="{at}" font-size="{size}" fill="{INK}"{weight}>'
+            f"{escape(text)}</text>"
         )
 
     def line(self, *points: tuple[float, float], tips: str = "end", dashed: bool = False) -> None:
@@ -42,11 +43,14 @@ class Picture:
         start = ' marker-start="url(#tip)"' if tips == "both" else ""
         end = ' marker-end="url(#tip)"' if tips in ("end", "both") else ""
         dash = ' stroke-dasharray="5 4"' if dashed else ""
-        self._lines.append(f'<polyline points="{path}" fill="none" stroke="{INK}" stroke-width="1.5"{start}{end}{dash}/>')
+        self._lines.append(
+            f'<polyline points="{path}" fill="none" stroke="{INK}" stroke-width="1.5"{start}{end}{dash}/>'
+        )
 
     def cross(self, x: float, y: float) -> None:
         self._lines.append(
-            f'<path d="M{x - 8:g} {y - 8:g}l16 16m0 -16l-16 16" stroke="#c62828" stroke-width="4" stroke-linecap="round"/>'
+            f'<path d="M{x - 8:g} {y - 8:g}l16 16m0 -16l-16 16" stroke="#c62828" stroke-width="4" '
+            'stroke-linecap="round"/>'
         )
 
     def svg(self) -> str:
@@ -74,7 +78,16 @@ def processes() -> Picture:
     p.line((350, 134), (350, 180), dashed=True)
     p.line((490, 156), (490, 180), dashed=True)
     p.text(560, 150, "descriptor of the segment", size=12)
-    p.box(290, 320, 400, 70, "segment of cluster version 7", "all reductions go through it; words that say", "who brings what, and who has died", fill=VIOLET)
+    p.box(
+        290,
+        320,
+        400,
+        70,
+        "segment of cluster version 7",
+        "all reductions go through it; words that say",
+        "who brings what, and who has died",
+        fill=VIOLET,
+    )
     for number in range(3):
         p.line((350 + 140 * number, 254), (350 + 140 * number, 320), tips="both")
     p.line((30, 97), (20, 97), (20, 355), (290, 355), dashed=True)
@@ -159,8 +172,20 @@ def dealing() -> Picture:
     for rank in range(3):
         p.box(150 + 150 * rank, 186, 22, 22, fill=COLOURS[rank])
         p.text(180 + 150 * rank, 202, f"rank {rank}'s share", at="start", size=13)
-    p.text(20, 240, "After a change the rest of the epoch is dealt anew, from where the trained steps end.", at="start", size=13)
-    p.text(20, 260, "What was prefetched is not trained; what a dead worker held goes to the end of the pool.", at="start", size=13)
+    p.text(
+        20,
+        240,
+        "After a change the rest of the epoch is dealt anew, from where the trained steps end.",
+        at="start",
+        size=13,
+    )
+    p.text(
+        20,
+        260,
+        "What was prefetched is not trained; what a dead worker held goes to the end of the pool.",
+        at="start",
+        size=13,
+    )
     return p
 
 

@@ -159,7 +159,7 @@ def run_python(page):
         names = vars(module)
         for setup in block.value.split(", ") if block.marker == "after" else ():
             SETUPS[setup](names)
-        exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), names)  # noqa: S102
+        exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), names)
 
 
 if __name__ == "__main__":

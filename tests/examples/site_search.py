@@ -1,8 +1,8 @@
 """What the site's search finds, in the order in which a browser shows it.
 
 `ranked` does what Sphinx's `searchtools.js` does (Search._parseQuery, _performSearch, performObjectSearch and
-performTermsSearch, Sphinx 9) with the numbers of docs/_ext/scorer.js, so that no browser is needed. `test_site.py` compares
-the two where there is a node.
+performTermsSearch, Sphinx 9) with the numbers of docs/_ext/scorer.js, so that no browser is needed. `test_site.py`
+compares the two where there is a node.
 """
 
 from __future__ import annotations
@@ -109,14 +109,11 @@ class Site:
     def _terms(self, terms: list[str]) -> Iterator[Found]:
         scores: dict[int, dict[str, int]] = {}
         for word in terms:
-            records = []
-            for kind, whole, part in (("terms", TERM, PARTIAL_TERM), ("titleterms", TITLE, PARTIAL_TITLE)):
-                known = self.index[kind]
-                records.append((known.get(word), whole))
-            for kind, whole, part in (("terms", TERM, PARTIAL_TERM), ("titleterms", TITLE, PARTIAL_TITLE)):
-                known = self.index[kind]
-                if len(word) > 2 and word not in known:
-                    records += [(files, part) for term, files in known.items() if word in term]
+            kinds = (("terms", TERM, PARTIAL_TERM), ("titleterms", TITLE, PARTIAL_TITLE))
+            records = [(self.index[kind].get(word), whole) for kind, whole, _ in kinds]
+            for kind, _, part in kinds:
+                if len(word) > 2 and word not in self.index[kind]:
+                    records += [(files, part) for term, files in self.index[kind].items() if word in term]
             for files, score in records:
                 for page in [] if files is None else files if isinstance(files, list) else [files]:
                     scores.setdefault(page, {})[word] = score

@@ -26,7 +26,11 @@ def name_of(path):
 
 
 def of(needs_mindspore):
-    return [pytest.param(p, id=name_of(p)) for p, b in RUN.items() if b and any(x.needs_mindspore for x in b) is needs_mindspore]
+    return [
+        pytest.param(p, id=name_of(p))
+        for p, b in RUN.items()
+        if b and any(x.needs_mindspore for x in b) is needs_mindspore
+    ]
 
 
 def run(page, folder):
@@ -36,7 +40,13 @@ def run(page, folder):
 
     def go(*command):
         done = subprocess.run(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=280,
         )
         assert done.returncode == 0, f"{name_of(page)}:\n{done.stdout[-6000:]}"
         return done.stdout

@@ -89,7 +89,11 @@ def test_no_section_of_the_page_is_of_an_unknown_program():
 
 
 def test_the_defaults_that_the_page_tells_are_the_programs():
-    told = {FLAG.findall(row[0])[0]: row[1].strip("`") for row in rows(sections("flags.md")["kungfu-run"]) if FLAG.findall(row[0])}
+    told = {
+        FLAG.findall(row[0])[0]: row[1].strip("`")
+        for row in rows(sections("flags.md")["kungfu-run"])
+        if FLAG.findall(row[0])
+    }
     for each in fields(options.Options):
         name, default = f"-{each.metadata['name']}" if each.metadata else None, each.default
         if isinstance(default, bool):
@@ -100,7 +104,9 @@ def test_the_defaults_that_the_page_tells_are_the_programs():
 
 def test_every_error_is_on_its_page_with_meaning_and_remedy():
     table = {row[0].strip("`"): row[1:] for row in rows((DOCS / "errors.md").read_text(encoding="utf-8"))}
-    real = {name for name, item in vars(errors).items() if isinstance(item, type) and issubclass(item, errors.KungFuError)}
+    real = {
+        name for name, item in vars(errors).items() if isinstance(item, type) and issubclass(item, errors.KungFuError)
+    }
     assert set(table) - {"error"} == real
     assert [name for name, cells in table.items() if len(cells) != 2 or not all(cells)] == []
 
@@ -118,7 +124,11 @@ def test_every_metric_is_on_its_page():
 
 def test_what_is_missing_is_seen(tmp_path, monkeypatch):
     """Each of the above can fail: a page that lacks one line."""
-    for page, gone in (("errors.md", "| `ResizeError`"), ("metrics.md", "| `hidden_fraction`"), ("flags.md", "| `-standby N`")):
+    for page, gone in (
+        ("errors.md", "| `ResizeError`"),
+        ("metrics.md", "| `hidden_fraction`"),
+        ("flags.md", "| `-standby N`"),
+    ):
         lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
         fewer = [line for line in lines if not line.startswith(gone)]
         assert len(fewer) == len(lines) - 1
