@@ -1,7 +1,8 @@
 """What the pages share with files outside of this folder, so that one text serves the site and a code host.
 
 A page with the line ``<!-- the text of ../CHANGELOG.md -->`` is that file. A line ``<!-- index: exit status; 137 -->``
-has the search name the page first for these words. Links are as a code host wants them; on the site those to files that are pages here lead to the pages, and those to other files of the checkout are their paths.
+has the search name the page first for these words. Links are as a code host wants them; on the site those to files that
+are pages here lead to the pages, and those to other files of the checkout are their paths.
 """
 
 from __future__ import annotations
