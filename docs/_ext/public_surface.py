@@ -5,6 +5,8 @@ So a page of the API can neither lack a public name nor show one that isn't.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,31 @@ LISTED = Path(__file__).resolve().parents[2] / "tests" / "unit" / "public_surfac
 OLDER = {"ms_kungfu.elastic.Quantities"}  # goes on working, and says what it is called now
 
 
-def public_names(text: str) -> dict[str, dict[str, list[str]]]:
-    """{module: {name: its members}}, of lines such as `ms_kungfu.elastic.Metrics.loss` and `ms_kungfu.resize(size)`."""
-    found: dict[str, dict[str, list[str]]] = {}
+@dataclass
+class Public:
+    """A name: how it is called, as the list has it, and its members."""
+
+    signature: str = ""
+    members: list[str] = field(default_factory=list)
+
+
+def public_names(text: str) -> dict[str, dict[str, Public]]:
+    """{module: {name: Public}}, of lines such as `ms_kungfu.elastic.Metrics.loss` and `ms_kungfu.resize(size)`."""
+    found: dict[str, dict[str, Public]] = {}
     for line in text.splitlines():
-        parts = line.partition("(")[0].split(".")
+        path, bracket, arguments = line.partition("(")
+        parts = path.split(".")
         # What `ms_kungfu` itself offers has no module in between.
         depth = 2 if len(parts) > 2 and is_module(".".join(parts[:2])) else 1
         module, name, members = ".".join(parts[:depth]), parts[depth], parts[depth + 1 :]
-        if f"{module}.{name}" not in OLDER:
-            found.setdefault(module, {}).setdefault(name, []).extend(members)
+        if f"{module}.{name}" in OLDER:
+            continue
+        public = found.setdefault(module, {}).setdefault(name, Public())
+        public.members += members
+        # Of a class MindSpore's constructors tell (*args, **kwargs), the list what they take.
+        if bracket and not members and "*args" not in arguments:
+            public.signature = re.sub(r"^self(, )?", "", arguments[: arguments.rindex(")")])
+            public.signature = f"({public.signature})"
     # Submodules are pages of their own, and errors are on the page of theirs.
     elsewhere = [n for n in found["ms_kungfu"] if is_module(f"ms_kungfu.{n}") or n in found["ms_kungfu.errors"]]
     for name in elsewhere:
@@ -49,12 +66,12 @@ class PublicSurface(SphinxDirective):
         self.env.note_dependency(str(LISTED))
         module = import_module(path)
         lines = [f".. automodule:: {path}", "   :no-members:", ""]
-        for name, members in public_names(LISTED.read_text(encoding="utf-8"))[path].items():
+        for name, public in public_names(LISTED.read_text(encoding="utf-8"))[path].items():
             item = getattr(module, name)
             if isinstance(item, type):
-                lines += [f".. autoclass:: {path}.{name}"]
+                lines += [f".. autoclass:: {path}.{name}{public.signature}"]
                 lines += ["   :show-inheritance:"] if item.__bases__ != (object,) else []
-                lines += [f"   :members: {', '.join(members)}", ""] if members else [""]
+                lines += [f"   :members: {', '.join(public.members)}", ""] if public.members else [""]
             elif callable(item):
                 lines += [f".. autofunction:: {path}.{name}", ""]
             else:

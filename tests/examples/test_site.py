@@ -139,7 +139,7 @@ def test_every_public_name_is_on_a_page_of_the_api(html):
 
 def surface_extension():
     spec = importlib.util.spec_from_file_location("public_surface", DOCS / "_ext" / "public_surface.py")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 

@@ -22,6 +22,7 @@ from ms_kungfu.monitoring import endpoint
 from ms_kungfu.monitoring.record import StepRecord
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+FILES = ("pyproject.toml", "CITATION.cff")
 
 # Heading on the page -> how the program is asked for its help: a module with a main, and the words for it.
 BENCH = ("all_reduce", "broadcast", "gradients", "step", "resize", "shards", "plot", "all")
@@ -120,6 +121,12 @@ def test_every_metric_is_on_its_page():
     assert {f"kungfu_{name}" for name, *_ in (*endpoint._GAUGES, *endpoint._BY_RANK)} | {"kungfu_rank"} == served
     of_policies = {code for row in rows(page["What a policy sees"]) for code in re.findall(r"`([^`]+)`", row[0])}
     assert {each.name for each in fields(Metrics)} - names | {"local_batch_size"} == of_policies
+
+
+def test_the_citation_has_the_packages_version():
+    root = DOCS.parent
+    versions = [re.search(r'^version(?: =|:) "?([\d.]+)', (root / name).read_text(), re.MULTILINE)[1] for name in FILES]
+    assert versions == [versions[0]] * len(FILES)
 
 
 def test_what_is_missing_is_seen(tmp_path, monkeypatch):
