@@ -42,7 +42,8 @@ class Block:
 
 
 def pages():
-    found = [*ROOT.glob("README*.md"), ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    found = [*ROOT.glob("README*.md"), ROOT / "CONTRIBUTING.md", *ROOT.glob("examples/*/README.md")]
+    found += (ROOT / "docs").rglob("*.md")
     return sorted(page for page in found if "_build" not in page.parts)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ms_kungfu import errors
+from ms_kungfu import env, errors
 from ms_kungfu.elastic.policy import Metrics
 from ms_kungfu.launcher import options
 from ms_kungfu.monitoring import endpoint
@@ -121,6 +121,17 @@ def test_every_metric_is_on_its_page():
     assert {f"kungfu_{name}" for name, *_ in (*endpoint._GAUGES, *endpoint._BY_RANK)} | {"kungfu_rank"} == served
     of_policies = {code for row in rows(page["What a policy sees"]) for code in re.findall(r"`([^`]+)`", row[0])}
     assert {each.name for each in fields(Metrics)} - names | {"local_batch_size"} == of_policies
+
+
+def test_every_variable_that_the_code_names_is_in_the_table():
+    """What docs/environment.md is written from; test_env.py compares the two."""
+    root, named = DOCS.parent, {}
+    for path in sorted((root / "ms_kungfu").rglob("*.py")):
+        named.update(dict.fromkeys(re.findall(r"""["'](KUNGFU_[A-Z_]+)["']""", path.read_text()), path))
+    for path in (path for folder in ("ops_src", "kernels") for path in sorted((root / folder).rglob("*.cc"))):
+        named.update(dict.fromkeys(re.findall(r'getenv\("(\w+)"', path.read_text()), path))
+    assert {"KUNGFU_SELF", "ASCEND_RT_VISIBLE_DEVICES"} <= set(named)
+    assert {name: path for name, path in named.items() if name not in {v.name for v in env.VARIABLES}} == {}
 
 
 def test_the_citation_has_the_packages_version():
