@@ -70,8 +70,6 @@ def outside_of_code(text: str, change: Any) -> str:
 
 def read(app: Sphinx, docname: str, content: list[str]) -> None:
     page = Path(app.env.doc2path(docname))
-    for found in WHOLE.finditer(content[0]):
-        app.env.note_dependency(str(page.parent / found.group(1)), docname=docname)
     content[0] = for_the_site(content[0], page, Path(app.srcdir).parent)
 
 

@@ -63,7 +63,6 @@ class PublicSurface(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         path = self.arguments[0]
-        self.env.note_dependency(str(LISTED))
         module = import_module(path)
         lines = [f".. automodule:: {path}", "   :no-members:", ""]
         for name, public in public_names(LISTED.read_text(encoding="utf-8"))[path].items():

@@ -54,7 +54,9 @@ class Site:
         text = (html / "searchindex.js").read_text(encoding="utf-8")
         self.index: dict[str, Any] = json.loads(text[len("Search.setIndex(") : text.rindex(")")])
         language = (html / "_static" / "language_data.js").read_text(encoding="utf-8")
-        self.stopwords = set(json.loads(re.search(r"stopwords = new Set\((\[.*?\])\)", language, re.DOTALL).group(1)))
+        self.stopwords = set(
+            json.loads(re.search(r"stopwords = (?:new Set\()?(\[.*?\])", language, re.DOTALL).group(1))
+        )
         self.stem = snowballstemmer.stemmer("english").stemWord
 
     def ranked(self, query: str) -> list[Found]:

@@ -18,9 +18,11 @@ from tests.conftest import one_at_a_time
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-pytest.importorskip("sphinx", reason="the extra `docs` isn't installed")
+sphinx = pytest.importorskip("sphinx", reason="the extra `docs` isn't installed")
 
 from tests.examples.site_search import Site  # noqa: E402
+
+SPHINX_9 = pytest.mark.skipif(sphinx.version_info < (9,), reason="older ones cut words and order results in other ways")
 
 # What a new user types, and the page that answers it.
 QUESTIONS = {
@@ -76,6 +78,7 @@ def answered(site, question):
     return found[0].page if found else None
 
 
+@SPHINX_9
 def test_a_new_users_questions_are_answered_by_the_page_that_the_search_names_first(site):
     assert len(QUESTIONS) >= 20
     wrong = {
@@ -86,6 +89,7 @@ def test_a_new_users_questions_are_answered_by_the_page_that_the_search_names_fi
     assert wrong == {}
 
 
+@SPHINX_9
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node, to run Sphinx's own search")
 def test_the_ranking_is_that_of_sphinxs_own_search(html, site):
     script = r"""
