@@ -38,7 +38,7 @@ def unbiased_estimates(
 
 
 class NoiseScaleEstimator:
-    """Moving averages of |G|^2 and tr(Sigma), separately, as the ratio of two noisy numbers is biased.
+    """Moving averages of ``|G|^2`` and tr(Sigma), separately, as the ratio of two noisy numbers is biased.
 
     `half_life` is in steps: how many make the weight of a step half as large. The averages are corrected for their
     start, so that the first steps aren't drawn to zero. Neither number depends on the cluster's size, so the averages
@@ -69,7 +69,7 @@ class NoiseScaleEstimator:
 
     @property
     def gradient_squared_norm(self) -> float | None:
-        """|G|^2, of the gradient over all data; None before the first step."""
+        """``|G|^2``, of the gradient over all data; None before the first step."""
         return self._squared_norm / self._weight if self._weight else None
 
     @property
@@ -79,7 +79,7 @@ class NoiseScaleEstimator:
 
     @property
     def noise_scale(self) -> float | None:
-        """tr(Sigma) / |G|^2 in samples; infinite where noise hides the gradient; None before the first step."""
+        """``tr(Sigma) / |G|^2`` in samples; infinite where noise hides the gradient; None before the first step."""
         if not self._weight:
             return None
         if self._covariance <= 0:

@@ -1,0 +1,78 @@
+"""What the pages share with files outside of this folder, so that one text serves the site and a code host.
+
+A page with the line ``<!-- the text of ../CHANGELOG.md -->`` is that file. A line ``<!-- index: exit status; 137 -->``
+has the search name the page first for these words. Links are as a code host wants them; on the site those to files that
+are pages here lead to the pages, and those to other files of the checkout are their paths.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+WHOLE = re.compile(r"^<!-- the text of (\S+) -->$", re.MULTILINE)
+INDEX = re.compile(r"^<!-- index: (.+) -->$", re.MULTILINE)
+LINK = re.compile(r"(?<!!)\[([^\]\[]+)\]\(([^()\s#]+)(#[^()\s]*)?\)")
+# Files of the checkout that are pages of the site.
+PAGES = {
+    "README.md": "index.md",
+    "README.zh.md": "start.zh.md",
+    "docs/README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
+
+
+def for_the_site(text: str, page: Path, root: Path) -> str:
+    """The text of `page` with its links as the site has them; `root` is the checkout."""
+
+    def whole(found: re.Match[str]) -> str:
+        source = page.parent / found.group(1)
+        return outside_of_code(source.read_text(encoding="utf-8"), lambda part: LINK.sub(link_from(source), part))
+
+    def link_from(source: Path) -> Any:
+        def link(found: re.Match[str]) -> str:
+            shown, target, anchor = found.group(1), found.group(2), found.group(3) or ""
+            if "://" in target or target.startswith("mailto:"):
+                return found.group(0)
+            path = Path(os.path.normpath(source.parent / target))
+            if not path.exists():
+                raise ValueError(f"{source} links to {target}, which isn't there")
+            inside = path.relative_to(root).as_posix()
+            if inside in PAGES:
+                path = root / "docs" / PAGES[inside]
+            if path.suffix in (".md", ".svg", ".png") and path.is_relative_to(root / "docs"):
+                return f"[{shown}]({os.path.relpath(path, page.parent)}{anchor})"
+            same = shown.strip("`/") in inside
+            return f"`{inside}`" if same else f"{shown} (`{inside}`)"
+
+        return link
+
+    text = outside_of_code(text, lambda part: LINK.sub(link_from(page), part))
+    text = INDEX.sub(index, text)
+    return WHOLE.sub(whole, text)
+
+
+def index(found: re.Match[str]) -> str:
+    # "!": the main entry of the word, which the search puts before all else.
+    return "\n\n".join(f"```{{index}} ! {word.strip()}\n```" for word in found.group(1).split(";"))
+
+
+def outside_of_code(text: str, change: Any) -> str:
+    """`change` of all that is in no fenced block."""
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if number % 2 else change(part) for number, part in enumerate(parts))
+
+
+def read(app: Sphinx, docname: str, content: list[str]) -> None:
+    page = Path(app.env.doc2path(docname))
+    content[0] = for_the_site(content[0], page, Path(app.srcdir).parent)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("source-read", read)
+    return {"parallel_read_safe": True, "version": "1"}

@@ -1,0 +1,94 @@
+"""The directive `public-surface`: the API of a module, of each name that tests/unit/public_surface.txt lists of it.
+
+So a page of the API can neither lack a public name nor show one that isn't.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+LISTED = Path(__file__).resolve().parents[2] / "tests" / "unit" / "public_surface.txt"
+OLDER = {"ms_kungfu.elastic.Quantities"}  # goes on working, and says what it is called now
+
+
+@dataclass
+class Public:
+    """A name: how it is called, as the list has it, and its members."""
+
+    signature: str = ""
+    members: list[str] = field(default_factory=list)
+
+
+def public_names(text: str) -> dict[str, dict[str, Public]]:
+    """{module: {name: Public}}, of lines such as `ms_kungfu.elastic.Metrics.loss` and `ms_kungfu.resize(size)`."""
+    found: dict[str, dict[str, Public]] = {}
+    for line in text.splitlines():
+        path, bracket, arguments = line.partition("(")
+        parts = path.split(".")
+        # What `ms_kungfu` itself offers has no module in between.
+        depth = 2 if len(parts) > 2 and is_module(".".join(parts[:2])) else 1
+        module, name, members = ".".join(parts[:depth]), parts[depth], parts[depth + 1 :]
+        if f"{module}.{name}" in OLDER:
+            continue
+        public = found.setdefault(module, {}).setdefault(name, Public())
+        public.members += members
+        # Of a class MindSpore's constructors tell (*args, **kwargs), the list what they take.
+        if bracket and not members and "*args" not in arguments:
+            public.signature = re.sub(r"^self(, )?", "", arguments[: arguments.rindex(")")])
+            public.signature = f"({public.signature})"
+    # Submodules are pages of their own, and errors are on the page of theirs.
+    elsewhere = [n for n in found["ms_kungfu"] if is_module(f"ms_kungfu.{n}") or n in found["ms_kungfu.errors"]]
+    for name in elsewhere:
+        del found["ms_kungfu"][name]
+    return found
+
+
+def is_module(path: str) -> bool:
+    folder = LISTED.parents[2].joinpath(*path.split("."))
+    return folder.is_dir() or folder.with_suffix(".py").is_file()
+
+
+class PublicSurface(SphinxDirective):
+    """``{public-surface} ms_kungfu.elastic``"""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        path = self.arguments[0]
+        module = import_module(path)
+        lines = [f".. automodule:: {path}", "   :no-members:", ""]
+        for name, public in public_names(LISTED.read_text(encoding="utf-8"))[path].items():
+            item = getattr(module, name)
+            if isinstance(item, type):
+                lines += [f".. autoclass:: {path}.{name}{public.signature}"]
+                lines += ["   :show-inheritance:"] if item.__bases__ != (object,) else []
+                lines += [f"   :members: {', '.join(public.members)}", ""] if public.members else [""]
+            elif callable(item):
+                lines += [f".. autofunction:: {path}.{name}", ""]
+            else:
+                lines += [f".. autodata:: {path}.{name}", ""]
+        # Docstrings are reStructuredText, the page around them is Markdown.
+        return self.parse_text_to_nodes("```{eval-rst}\n" + "\n".join(lines) + "\n```")
+
+
+def whole_sentence(app: Sphinx, what: str, name: str, item: object, options: object, lines: list[str]) -> None:
+    """Gives back what napoleon takes for a type: the words of an attribute's docstring before a colon."""
+    if what in ("attribute", "property", "data"):
+        for number, line in enumerate(lines):
+            if line.startswith(":type: "):
+                lines[number] = ""
+                lines[0] = f"{line[len(':type: ') :]}: {lines[0]}"
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("autodoc-process-docstring", whole_sentence, priority=600)  # napoleon has 500
+    app.add_directive("public-surface", PublicSurface)
+    return {"parallel_read_safe": True, "version": "1"}

@@ -1,0 +1,210 @@
+"""The documentation's site: it builds without a warning, has every public name, and its search answers a new user."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import one_at_a_time
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+sphinx = pytest.importorskip("sphinx", reason="the extra `docs` isn't installed")
+
+from tests.examples.site_search import Site  # noqa: E402
+
+SPHINX_9 = pytest.mark.skipif(sphinx.version_info < (9,), reason="older ones cut words and order results in other ways")
+
+# What a new user types, and the page that answers it.
+QUESTIONS = {
+    "how do I resume": "change-a-program",
+    "what does exit status 137 mean": "troubleshooting",
+    "how do I keep the batch": "change-a-program",
+    "why is the plugin refused to load": "troubleshooting",
+    "how do I see who joined": "troubleshooting",
+    "install": "start",
+    "change an existing program": "change-a-program",
+    "msrun": "from-msrun",
+    "horovod": "from-horovod-and-torchrun",
+    "schedule size steps kungfu": "from-kungfu",
+    "two workers are hardly faster than one": "troubleshooting",
+    "collective times out": "troubleshooting",
+    "cluster does not grow": "troubleshooting",
+    "resize a running job": "start",
+    "several machines": "limits",
+    "which optimizer": "optimizers",
+    "learning rate with more workers": "elastic-training",
+    "environment variables": "environment",
+    "every flag": "flags",
+    "DivergenceError": "errors",
+    "same bits on any number of workers": "shards",
+    "write a checkpoint": "change-a-program",
+    "prometheus": "metrics",
+    "secret": "promises",
+    "add a collective": "contributing",
+}
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory):
+    """The site, as docs/build.sh makes it."""
+    folder = tmp_path_factory.mktemp("site") / "html"
+    with one_at_a_time("site"):
+        done = subprocess.run([str(DOCS / "build.sh"), str(folder)], env=own_python(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return folder
+
+
+def own_python(**more):
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **more}
+
+
+@pytest.fixture(scope="module")
+def site(html):
+    return Site(html)
+
+
+def answered(site, question):
+    found = site.ranked(question)
+    return found[0].page if found else None
+
+
+@SPHINX_9
+def test_a_new_users_questions_are_answered_by_the_page_that_the_search_names_first(site):
+    assert len(QUESTIONS) >= 20
+    wrong = {
+        q: [f"{f.page} ({f.score}, {f.title})" for f in site.ranked(q)[:3]]
+        for q in QUESTIONS
+        if answered(site, q) != QUESTIONS[q]
+    }
+    assert wrong == {}
+
+
+@SPHINX_9
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node, to run Sphinx's own search")
+def test_the_ranking_is_that_of_sphinxs_own_search(html, site):
+    script = r"""
+const fs = require("fs"), vm = require("vm"), [html, questions] = [process.argv[2], JSON.parse(process.argv[3])];
+const read = (name) => fs.readFileSync(`${html}/${name}`, "utf8");
+const element = {children: [], lastChild: null, classList: {add() {}}, setAttribute() {}, addEventListener() {}};
+const sandbox = {console, document: {getElementById: () => null, addEventListener() {}, documentElement: {dataset: {}}},
+  SPHINX_HIGHLIGHT_ENABLED: false, localStorage: {setItem() {}},
+  _ready: () => {}, _: (text) => text, DOCUMENTATION_OPTIONS: {}};
+sandbox.window = sandbox;
+sandbox.addEventListener = () => {};
+vm.createContext(sandbox);
+for (const name of ["base-stemmer", "english-stemmer", "language_data", "searchtools"])
+  vm.runInContext(read(`_static/${name}.js`), sandbox, {filename: name});
+vm.runInContext("Search.setIndex = (index) => { Search._index = index; }; var S = Search;", sandbox);
+vm.runInContext(read("searchindex.js"), sandbox);
+const answers = questions.map((question) => {
+  sandbox.question = question;
+  const results = vm.runInContext("S._performSearch(...S._parseQuery(question))", sandbox);
+  return results.reverse().map((r) => [r[0], r[4]]);
+});
+console.log(JSON.stringify(answers));
+"""
+    done = subprocess.run(
+        ["node", "-", str(html), json.dumps(list(QUESTIONS))], input=script, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for question, theirs in zip(QUESTIONS, json.loads(done.stdout)):
+        ours = site.ranked(question)
+        assert theirs, question
+        assert (ours[0].page, ours[0].score) == tuple(theirs[0]), question
+        assert sorted(score for _, score in theirs) == sorted(found.score for found in ours), question
+
+
+def test_every_public_name_is_on_a_page_of_the_api(html):
+    inventory = (html / "objects.inv").read_bytes()
+    listing = zlib.decompress(inventory[inventory.index(b"zlib.\n") + 6 :]).decode()
+    present = {line.split()[0] for line in listing.splitlines() if " py:" in line}
+    extension = surface_extension()
+    names = extension.public_names(extension.LISTED.read_text())
+    assert set(names) == {"ms_kungfu", *(f"ms_kungfu.{page.stem}" for page in (DOCS / "api").glob("*.md"))} - {
+        "ms_kungfu.index",
+        "ms_kungfu.ms_kungfu",
+    }
+    assert [
+        f"{module}.{name}" for module, own in names.items() for name in own if f"{module}.{name}" not in present
+    ] == []
+    methods = ["ms_kungfu.elastic.ElasticTraining.step_end", "ms_kungfu.dataset.ElasticDataset.set_batch_size"]
+    assert [name for name in methods if name not in present] == []
+
+
+def surface_extension():
+    spec = importlib.util.spec_from_file_location("public_surface", DOCS / "_ext" / "public_surface.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pictures_are_what_their_program_draws():
+    spec = importlib.util.spec_from_file_location("draw", DOCS / "pictures" / "draw.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    drawn = module.drawn()
+    assert {path.name for path in (DOCS / "pictures").glob("*.svg")} == set(drawn)
+    assert [name for name, text in drawn.items() if (DOCS / "pictures" / name).read_text() != text] == [], "run draw.py"
+
+
+def test_every_page_is_in_the_list_that_a_code_host_shows():
+    listed = (DOCS / "README.md").read_text(encoding="utf-8")
+    own = {"README.md", "index.md", "changelog.md", "contributing.md"}
+    assert [page.name for page in DOCS.glob("*.md") if page.name not in own and f"]({page.name})" not in listed] == []
+
+
+@pytest.mark.long
+def test_a_warning_ends_the_build(tmp_path):
+    copy = tmp_path / "checkout"
+    shutil.copytree(DOCS, copy / "docs", ignore=shutil.ignore_patterns("_build"))
+    for path in ROOT.iterdir():
+        if path.name not in ("docs", ".git"):
+            (copy / path.name).symlink_to(path)
+    page = copy / "docs" / "limits.md"
+    page.write_text(page.read_text().replace("(from-msrun.md)", "(from-msrun.md#nowhere)"))
+    done = subprocess.run(
+        [str(copy / "docs" / "build.sh"), str(tmp_path / "html")], env=own_python(), capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert "nowhere" in done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_the_api_is_there_without_mindspore(tmp_path):
+    """MindSpore's names are stand-ins then, and the pages have the same names."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from importlib.machinery import PathFinder\n"
+        "find = PathFinder.find_spec\n"
+        "def hidden(name, path=None, target=None):\n"
+        "    return None if name.partition('.')[0] == 'mindspore' else find(name, path, target)\n"
+        "PathFinder.find_spec = hidden\n"
+    )
+    folder = tmp_path / "html"
+    done = subprocess.run(
+        [str(DOCS / "build.sh"), str(folder)], env=own_python(PYTHONPATH=str(tmp_path)), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    test_every_public_name_is_on_a_page_of_the_api(folder)
+
+
+def test_the_pages_of_the_site_say_nothing_in_a_code_hosts_way(html):
+    """No link leads out of the site to a file that isn't there."""
+    broken = []
+    for page in html.rglob("*.html"):
+        if "_modules" in page.parts or "_sources" in page.parts:
+            continue
+        for target in re.findall(r'(?:href|src)="([^"#]+)', page.read_text(encoding="utf-8")):
+            if "://" not in target and not target.startswith(("mailto:", "data:")):
+                if not (page.parent / target.partition("?")[0]).exists():
+                    broken.append(f"{page.relative_to(html)}: {target}")
+    assert broken == []
