@@ -50,7 +50,7 @@ def to_evict(
         return (
             len(hosts),
             sum(workers.get(host, 0) for host in hosts),
-            sorted((-place[host] for host in hosts)),
+            sorted(-place[host] for host in hosts),
         )
 
     def fewest(left: set[frozenset[str]]) -> set[str]:

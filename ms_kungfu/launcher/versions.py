@@ -198,7 +198,8 @@ class ClusterVersions:
         # A host has its part of the memory of each version that it is in, so a lost one is in none to come.
         if not self.lost_hosts.isdisjoint(cluster.hosts):
             return False
-        return self._keeps_the_state(cluster) and not any(            self._has_ended(peer, cluster.version) and not self._was_member(peer, cluster.version)
+        return self._keeps_the_state(cluster) and not any(
+            self._has_ended(peer, cluster.version) and not self._was_member(peer, cluster.version)
             for peer in cluster.workers
         )
 
