@@ -154,8 +154,8 @@ class LinkMaker:
     port: int
     secret: bytes
     cores: int
-    silent_s: float | None = None  # how long a connection may get no answer from the other end's system
     job: str = ""  # its name, once that is known
+    silent_s: float | None = None  # how long a connection may get no answer from the other end's system
     _expected: dict[_Named, asyncio.Future[Channel]] = field(default_factory=dict)
     _waiting: dict[_Named, asyncio.Future[None]] = field(default_factory=dict)
 

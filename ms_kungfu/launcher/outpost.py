@@ -134,7 +134,8 @@ class Outpost:
             raise StartError(str(error)) from None
         secret = bytes.fromhex(options.secret or "")
         cores = machine.allowed_cores()
-        self._links = LinkMaker(machine, options.hosts, port, secret, len(cores), options.host_timeout_s)
+        silent_s = options.host_timeout_s
+        self._links = LinkMaker(machine, options.hosts, port, secret, len(cores), silent_s=silent_s)
         server = ControlServer(machine, secret, self._take)
         try:
             await server.start(options.host.address, port)

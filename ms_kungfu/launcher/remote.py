@@ -451,7 +451,7 @@ class RemoteHosts:
         self._loop = asyncio.get_running_loop()
         cores = machine.allowed_cores()
         silent_s = options.host_timeout_s
-        self.links = LinkMaker(machine, options.hosts, options.control_port, secret, len(cores), silent_s, start.writer)
+        self.links = LinkMaker(machine, options.hosts, options.control_port, secret, len(cores), start.writer, silent_s)
         self._hello = Hello(self.name, VERSION, build(), flags_of(options), cores, start.devices, "")
         self._server = ControlServer(machine, secret, self._serve)
         self.workers: asyncio.Future[Workers] = self._loop.create_future()

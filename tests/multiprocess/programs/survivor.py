@@ -1,4 +1,4 @@
-"""A plain program over hosts: reduces in a loop, checks the numbers, and tells how long it ever waited. SIGUSR1 ends it.
+"""Reduces in a loop over hosts, checks the numbers, and tells how long it ever waited. SIGUSR1 ends it.
 
 Each rank brings (1, its step, whether it has been told to end), so all that is known of the result is that the same
 came to all: how many brought something, and that these were at the same step.
