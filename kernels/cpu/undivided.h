@@ -29,8 +29,8 @@ inline bool ComputeUndivided() {
   if (pool == nullptr) {
     return false;
   }
-  // What kernels go by is the sum of both numbers. That of the actors' threads is needed as it is, so this one makes the
-  // sum 1: unsigned, hence it may be "negative".
+  // What kernels go by is the sum of both numbers. That of the actors' threads is needed as it is, so this one makes
+  // the sum 1: unsigned, hence it may be "negative".
   pool->SetKernelThreadNum(size_t{1} - pool->GetActorThreadNum());
   return pool->GetKernelThreadNum() == 1;
 }

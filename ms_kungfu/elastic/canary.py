@@ -23,8 +23,7 @@ _log = logging.getLogger(__name__)
 
 _CAUSES = (
     "stock Dropout and random operations (ms_kungfu docs/shards.md has what to use instead), state that the program "
-    "keeps by itself, another number of cores or another processor make it so; and kernels that divide their work in "
-    "other ways in their first runs, as Log does"
+    "keeps by itself, another number of cores or another processor make it so"
 )
 LOSS = "the loss"
 

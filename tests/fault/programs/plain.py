@@ -64,6 +64,7 @@ def train(training):
 
 
 ms.set_context(mode=ms.GRAPH_MODE if sys.argv[2] == "graph" else ms.PYNATIVE_MODE)
+ms.set_context(inter_op_parallel_num=1, runtime_num_threads=0)  # a pool of one thread: where work is divided does, too
 ms.set_seed(1)
 training = Training(KINDS[sys.argv[1]], nn, "", None)
 train(training)
