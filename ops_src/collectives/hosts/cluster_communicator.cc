@@ -255,8 +255,9 @@ template <typename OperationIn>
 std::optional<uint32_t> ClusterCommunicator::RunGenerations(uint32_t from_generation, const OperationIn& operation_in) {
   const Operation* operation = operation_in(from_generation);
   if (operation == nullptr) return std::nullopt;
-  const auto name = Find(operation->name);
-  const std::lock_guard<std::mutex> busy(name->busy);
+  const std::string text = operation->name;
+  const auto name = Find(text);
+  const std::unique_lock<std::mutex> busy(name->busy);
   uint32_t generation = from_generation;
   if (!name->under_way) {
     Tell(*operation, generation, /*renewal=*/false);
@@ -280,6 +281,7 @@ std::optional<uint32_t> ClusterCommunicator::RunGenerations(uint32_t from_genera
         KUNGFU_FAULT_POINT("before the result");
         TakeResult(*operation);
         name->under_way = false;
+        Forget(text);
         return verdict.generation;
       }
       generation = verdict.generation;
@@ -288,6 +290,7 @@ std::optional<uint32_t> ClusterCommunicator::RunGenerations(uint32_t from_genera
     }
   } catch (...) {
     name->under_way = false;
+    Forget(text);
     throw;
   }
 }
@@ -297,6 +300,13 @@ std::shared_ptr<ClusterCommunicator::Name> ClusterCommunicator::Find(const std::
   std::shared_ptr<Name>& found = names_[name];
   if (found == nullptr) found = std::make_shared<Name>();
   return found;
+}
+
+// A name of which nothing is under way has nothing to be remembered. Who else waits for it has it in his hands.
+void ClusterCommunicator::Forget(const std::string& name) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  const auto found = names_.find(name);
+  if (found != names_.end() && found->second.use_count() == 2) names_.erase(found);
 }
 
 void ClusterCommunicator::Check(const Operation& operation) const {

@@ -58,6 +58,7 @@ class ClusterCommunicator final : public Communicator {
   template <typename OperationIn>
   std::optional<uint32_t> RunGenerations(uint32_t from_generation, const OperationIn& operation_in);
   std::shared_ptr<Name> Find(const std::string& name);
+  void Forget(const std::string& name);
   void Tell(const Operation& operation, uint32_t generation, bool renewal) const;
   hosts::Verdict HearVerdict(const Operation& operation);
   [[noreturn]] void Fail(const Operation& operation, const hosts::Verdict& verdict);
@@ -74,7 +75,7 @@ class ClusterCommunicator final : public Communicator {
   const shm::Board local_board_;
   int requests_ = -1;
   std::mutex mutex_;
-  std::unordered_map<std::string, std::shared_ptr<Name>> names_;  // guarded by mutex_
+  std::unordered_map<std::string, std::shared_ptr<Name>> names_;  // those in use; guarded by mutex_
 };
 
 }  // namespace kungfu

@@ -110,7 +110,7 @@ class Link {
   struct Header;
   struct Ending;
   struct Scratch;
-  // A name, and what this host's ranks do under it.
+  // A name, and what this host's ranks do under it. It is never forgotten: all hosts have to go on counting alike.
   struct Name {
     std::string name;
     std::vector<uint64_t> asked;  // by rank: how many it has begun
