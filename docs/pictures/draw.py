@@ -95,6 +95,31 @@ def processes() -> Picture:
     return p
 
 
+def hosts() -> Picture:
+    p = Picture(820, 400, "A job on two hosts, and their links")
+    for left, title, launcher in (
+        (10, "first host: the head", ("kungfu-run", "decides for all; the job's", "only broker is here")),
+        (460, "second host: an outpost", ("kungfu-run", "does what the head says,", "tells what it sees")),
+    ):
+        first = 0 if left == 10 else 2
+        p.box(left, 10, 350, 380, fill=WHITE, dashed=True)
+        p.text(left + 14, 34, title, at="start", bold=True)
+        link = left + (224 if left == 10 else 16)
+        workers = left + (16 if left == 10 else 148)
+        p.box(left + 65, 50, 220, 74, *launcher, fill=BLUE)
+        p.box(link, 174, 110, 74, "link", "threads of", "kungfu-run", fill=BLUE)
+        for number in range(2):
+            p.box(workers + 98 * number, 174, 88, 74, f"worker {first + number}", "train.py", fill=GREEN)
+            p.line((workers + 98 * number + 44, 248), (workers + 98 * number + 44, 310), tips="both")
+        p.line((link + 55, 248), (link + 55, 310), tips="both")
+        p.box(left + 16, 310, 318, 62, "segment of this host", "its workers and its link are members", fill=VIOLET)
+    p.line((295, 87), (525, 87), tips="both")
+    p.text(410, 79, "orders, reports", size=12)
+    p.line((344, 211), (476, 211), tips="both")
+    p.text(410, 203, "sums, TCP", size=12)
+    return p
+
+
 def growing() -> Picture:
     p = Picture(720, 330, "A cluster that grows while it trains")
     left, step = 110, 70
@@ -211,7 +236,14 @@ def shards() -> Picture:
     return p
 
 
-PICTURES = {"processes": processes, "growing": growing, "death": death, "dealing": dealing, "shards": shards}
+PICTURES = {
+    "processes": processes,
+    "hosts": hosts,
+    "growing": growing,
+    "death": death,
+    "dealing": dealing,
+    "shards": shards,
+}
 
 
 def drawn() -> dict[str, str]:

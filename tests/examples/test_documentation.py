@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ms_kungfu._flags import UsageError
-from ms_kungfu.launcher import options
+from ms_kungfu.launcher import distribute, host_flags, options
 from tests.examples.documented import CODE, OTHER, ROOT, blocks, pages
 
 PAGES = pages()
@@ -116,7 +116,18 @@ def check_command(words, folder=ROOT):
     if program == "kungfu-run" and rest[0] not in ("resize", "evict"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(options, "_check_program", lambda command: None)
+            # This machine is the first host of a page's, whose secret is the page's too.
+            patch.setattr(host_flags, "identify", lambda hosts, own, interface: hosts[0].name)
+            patch.setattr(host_flags, "read_secret_file", lambda file: "5ec7e7" * 8)
             options.parse_options(rest)
+    elif program == "kungfu-distribute":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(distribute.shutil, "which", lambda program: program)
+            _, command = distribute._parse(rest)
+            secret = distribute._secret_for(command, None)
+            if secret:
+                patch.setenv("KUNGFU_JOB_SECRET", secret)
+            check_command(command, folder)
     elif program == "python" and rest[:1] == ["-m"]:
         assert importlib.util.find_spec(rest[1]) is not None, f"there is no module {rest[1]}"
     elif "/" in program and not program.startswith("/"):
@@ -124,7 +135,15 @@ def check_command(words, folder=ROOT):
 
 
 @pytest.mark.parametrize(
-    "line", ["kungfu-run -nq 2 python train.py", "python -m ms_kungfu.docter", "examples/lenet-elastic/run.sh"]
+    "line",
+    [
+        "kungfu-run -nq 2 python train.py",
+        "kungfu-run -np 2 -H a:1,b:1 python train.py",  # without a secret
+        "kungfu-distribute -H a:1,b:1 kungfu-run -nq 2 -H a:1,b:1 python train.py",
+        "kungfu-distribute -np 2 -H a:1,b:1 kungfu-run -H a:1,b:1 python train.py",
+        "python -m ms_kungfu.docter",
+        "examples/lenet-elastic/run.sh",
+    ],
 )
 def test_a_command_that_is_not_there_is_seen(line):
     with pytest.raises((AssertionError, UsageError)):
