@@ -25,6 +25,8 @@ namespace {
 
 using hosts::Verdict;
 
+constexpr size_t kMostOfName = hosts::Request::kMostBytes / 2;
+
 // The link's word, or its result, into `tensors`.
 Operation FromLink(const Operation& operation, const std::string& name, const kf_tensor* tensors, size_t num_tensors,
                    kf_dtype dtype, uint32_t link) {
@@ -313,6 +315,12 @@ void ClusterCommunicator::Check(const Operation& operation) const {
   Validate(operation, size_);
   const bool broadcast = operation.kind == Kind::kBroadcast, root = operation.root == rank_;
   RequireMemory(operation, /*inputs=*/!broadcast || root, /*outputs=*/!broadcast || !root);
+  if (std::strlen(operation.name) > kMostOfName) {
+    throw Error(KF_INVALID, Text(NameOf(operation.kind), " \"", std::string(operation.name, 80),
+                                 "...\": over several hosts "
+                                 "a name has ",
+                                 kMostOfName, " bytes at most"));
+  }
 }
 
 // Says to the link what comes.

@@ -26,7 +26,7 @@ constexpr int kLookEveryMs = 20;
 // The deadlines are the ranks'.
 constexpr auto kNever = std::chrono::milliseconds(std::chrono::hours(24 * 3650));
 const tcp::Tag kEnding = tcp::Tag::Of("kungfu/link/ending", 0);
-enum : uint64_t { kBegin = 0, kEnd = 2 };  // of its messages; the names come in the one after it
+enum : uint64_t { kBegin = 0, kEnd = 2, kFailure = 4 };  // of its messages; the names come in the one after it
 
 }  // namespace
 
@@ -180,14 +180,14 @@ struct Link::Talk {
     bool over = false;
   };
   // How it stood when the epoch began, and at the end. Of the first epoch there is no beginning to be told.
-  Hearing begin, end;
+  Hearing begin, end, failure;
   std::vector<tcp::Mesh::Ticket> saying;
 };
 
 void Link::Serve() {
   std::vector<Talk> talks;
   uint64_t epoch = 0;
-  bool says = false;  // of its end, in this epoch
+  bool says_end = false, says_failure = false;  // in this epoch
   for (;;) {
     epoll_event events[64];
     const int n = epoch == 0 ? 0 : epoll_wait(epoll_, events, 64, kLookEveryMs);
@@ -211,17 +211,22 @@ void Link::Serve() {
       if (const auto given_up = local_board_.GaveUpForAll()) Fail(given_up->status(), given_up->what());
       if (const uint64_t now = Epoch(); now != epoch) {
         epoch = now;
-        says = false;
+        says_end = says_failure = false;
         BeginTalks(talks, epoch);
       }
       HearEnds(talks, epoch);
       Ending ending;
-      if (!says && IsOver(ending)) {
-        says = true;
+      if (!says_failure && HasFailed(ending)) {
+        says_failure = says_end = true;
+        Say(talks, ending, epoch, kFailure);
+      } else if (!says_end && IsOver(ending)) {
+        says_end = true;
         Say(talks, ending, epoch, kEnd);
       }
     } catch (const Error& error) {
       if (Epoch() == epoch) Fail(error.status(), error.what());
+    } catch (const std::exception& error) {
+      Fail(KF_INTERNAL, error.what());
     }
   }
 }
@@ -233,6 +238,7 @@ void Link::BeginTalks(std::vector<Talk>& talks, uint64_t epoch) {
     if (h == host_ || IsLost(h)) continue;
     Talk& talk = talks[h];
     talk.end.ticket = mesh_.Receive(epoch, h, kEnding.Step(kEnd), &talk.end.ending, sizeof(Ending));
+    talk.failure.ticket = mesh_.Receive(epoch, h, kEnding.Step(kFailure), &talk.failure.ending, sizeof(Ending));
     talk.begin.over = epoch == kFirstEpoch;
     if (!talk.begin.over) {
       talk.begin.ticket = mesh_.Receive(epoch, h, kEnding.Step(kBegin), &talk.begin.ending, sizeof(Ending));
@@ -250,6 +256,7 @@ void Link::Say(std::vector<Talk>& talks, Ending ending, uint64_t epoch, uint64_t
       names.insert(names.end(), {Fnv1a(text.data(), text.size()), name->begun + name->waiting.size(), name->given});
     }
   }
+  if (ending.what == Ending::kFailed) names.clear();
   said.names = names.size() / 3;
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (h == host_ || IsLost(h)) continue;
@@ -273,7 +280,8 @@ void Link::Hear(uint32_t local_rank, int fd) {
     if (n > 0) {
       auto request = Request::From(bytes.data(), static_cast<size_t>(n));
       const bool fits = request && (!request->has_planes || request->planes.of_rank.size() == places_.ranks()) &&
-                        request->root < places_.ranks();
+                        request->root < places_.ranks() &&
+                        request->count <= SIZE_MAX / 16 / std::max<size_t>(places_.ranks(), request->planes.count());
       if (fits) {
         Begin(local_rank, std::move(*request));
         continue;
@@ -295,6 +303,7 @@ void Link::Hear(uint32_t local_rank, int fd) {
 
 void Link::Begin(uint32_t local_rank, Request request) {
   std::lock_guard<std::mutex> guard(mutex_);
+  if (begins_nothing_) return;  // of a rank that is dead to all others, and runs on
   std::unique_ptr<Name>& entry = names_[request.name];
   if (entry == nullptr) {
     entry = std::make_unique<Name>();
@@ -354,7 +363,7 @@ void Link::Work() {
 void Link::HearEnds(std::vector<Talk>& talks, uint64_t epoch) {
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (h == host_ || IsLost(h)) continue;
-    for (Talk::Hearing* const hearing : {&talks[h].begin, &talks[h].end}) {
+    for (Talk::Hearing* const hearing : {&talks[h].begin, &talks[h].end, &talks[h].failure}) {
       if (hearing->over || !hearing->ticket.IsDone()) continue;
       try {
         mesh_.Wait(hearing->ticket);
@@ -400,18 +409,18 @@ void Link::HearEnds(std::vector<Talk>& talks, uint64_t epoch) {
   }
 }
 
+bool Link::HasFailed(Ending& ending) const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (!failed_) return false;
+  ending.what = Ending::kFailed;
+  ending.status = failed_->status();
+  CopyText(ending.text, failed_->what());
+  return true;
+}
+
 // Whether this host begins nothing more, and why. Requests that its ranks have written are heard first: a rank writes
 // them before it leaves or dies, so what is in its socket when that is seen is all there will be.
 bool Link::IsOver(Ending& ending) {
-  {
-    std::lock_guard<std::mutex> guard(mutex_);
-    if (failed_) {
-      ending.what = Ending::kFailed;
-      ending.status = failed_->status();
-      CopyText(ending.text, failed_->what());
-      return true;
-    }
-  }
   std::string left;
   for (uint32_t r = 0; r < self_; r++) {
     if (local_board_.IsDead(r)) continue;
@@ -424,6 +433,10 @@ bool Link::IsOver(Ending& ending) {
     sockets = heard_;
   }
   for (const auto& [rank, fd] : sockets) Hear(rank, fd);
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    begins_nothing_ = true;
+  }
   ending.what = left.empty() ? Ending::kDead : Ending::kLeft;
   CopyText(ending.text, left + " has finished and left");
   return true;

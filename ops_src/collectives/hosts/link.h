@@ -157,6 +157,7 @@ class Link {
   void BeginTalks(std::vector<Talk>& talks, uint64_t epoch);
   void HearEnds(std::vector<Talk>& talks, uint64_t epoch);
   void Say(std::vector<Talk>& talks, Ending ending, uint64_t epoch, uint64_t step);
+  bool HasFailed(Ending& ending) const;
   bool IsOver(Ending& ending);
   bool IsLost(uint32_t host) const;
   void Wake() const;
@@ -218,6 +219,7 @@ class Link {
   std::vector<std::string> unreachable_;  // how the connection to a host has ended
   std::optional<Error> failed_;
   bool closing_ = false;
+  bool begins_nothing_ = false;  // this host's end is said, or about to be
   // Of the other hosts, what they have said of their end: by hash of the name, how many they had begun.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> ends_;
   std::vector<std::string> end_reasons_;

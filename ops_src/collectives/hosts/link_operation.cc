@@ -99,6 +99,8 @@ bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scra
       CopyText(mine.text, part.text);
     }
     headers = Meet(place, mine);
+    // Who is lost in a later epoch isn't so in this one: an outcome belongs to the epoch whose headers it comes from.
+    if (Epoch() != place.epoch) throw Error(KF_STALE, "the hosts go on in a new epoch");
     // See 8. Who is absent because its ranks are dead has nothing to say of it.
     uint64_t got = outcome.epoch;
     for (const Header& header : headers) {
@@ -111,9 +113,9 @@ bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scra
     outcome = {};
     for (uint32_t h = 0; h < places_.hosts(); h++) {
       if (const auto rank = headers[h].absent != 0 && IsLost(h) ? FinishedOn(h) : std::nullopt) {
-        throw HostLeft(KF_PEER_LOST, Text("\"", place.name.name, "\": ", board_.PeerName(*rank),
-                                          " has finished, and its host is lost, cluster version ",
-                                          board_.cluster_version()));
+        throw HostLeft(KF_PEER_LOST,
+                       Text("\"", place.name.name, "\": ", board_.PeerName(*rank),
+                            " has finished, and its host is lost, cluster version ", board_.cluster_version()));
       }
     }
     if (const auto verdict = VerdictOn(place.name, request, headers)) {

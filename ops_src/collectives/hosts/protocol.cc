@@ -114,6 +114,10 @@ std::optional<Request> Request::From(const char* bytes, size_t size) {
   request.name.assign(at, fixed.name_bytes);
   request.what.assign(at + fixed.name_bytes, fixed.what_bytes);
   if (request.name.empty() || !IsDtype(request.dtype) || !IsOp(request.op)) return std::nullopt;
+  if (request.count > kMostElements) return std::nullopt;
+  for (const uint32_t n : planes.of_rank) {
+    if (n > std::min(planes.most, kMostPlanes)) return std::nullopt;
+  }
   if (request.has_planes && (request.kind != Kind::kAllReduce || !IsProgram(planes))) return std::nullopt;
   return request;
 }

@@ -33,7 +33,9 @@ struct Request {
   // None where the bytes, which come from another process, are no request.
   static std::optional<Request> From(const char* bytes, size_t size);
 
-  static constexpr size_t kMostBytes = 160 << 10;  // a socket takes that at once with Linux's defaults
+  static constexpr uint64_t kMostElements = uint64_t{1} << 40;  // what a mailbox can say
+  static constexpr uint32_t kMostPlanes = 4096;                 // of a rank
+  static constexpr size_t kMostBytes = 160 << 10;               // a socket takes that at once with Linux's defaults
 };
 
 // The link's word on an operation, to all ranks of its host: an inlined broadcast.
