@@ -249,6 +249,23 @@ class HostAgent:
             )
         self.reports.worker_ended(process, standing, code, error)
 
+    def lose_host(self, name: str, why: str) -> None:
+        """A host is lost, and with it all of its workers: to the others they have died, at once."""
+        gone = [(process, self.processes.standing(process)) for process in self.processes if process.host == name]
+        reason = f"was on host {name}, which was lost: {why}"
+        for process, _ in gone:
+            del self.processes.by_key[process.key]
+            for timer in (process.join_timer, process.leave_timer):
+                if timer is not None:
+                    timer.cancel()
+        if not len(self.processes):
+            self.emptied.set()
+        ended = [(p.peer, p.incarnation) for p, _ in gone if p.peer is not None]
+        self.broker.lose_host(name, ended, reason)
+        for process, standing in sorted(gone, key=lambda each: each[0].rank):
+            if not process.given_up:  # of which that was told
+                self.reports.worker_ended(process, standing, 1, process.killed_because or reason)
+
     def _on_chosen(self, chosen: tuple[Cluster, int | None]) -> None:
         """The members have agreed on a version and are going over to it, after a step where they have told of any."""
         cluster, step = chosen

@@ -10,6 +10,7 @@ import concurrent.futures
 import errno
 import os
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -167,6 +168,21 @@ class Broker:
             self._stores.drop(self._versions.is_out)
             self._segments.mark_lost(peer, incarnation, reason, recover, reaped)
             self._announce()  # a version may have waited for it alone
+            self._changed.notify_all()
+
+    def lose_host(self, host: str, processes: Collection[tuple[PeerID, int]], reason: str) -> None:
+        """A host is lost, with all of its `processes` that had not ended. The other members go on without them, and
+        hear of both at once, in this order, in the memory of each version."""
+        with self._changed:
+            self._versions.lost_hosts.add(host)
+            for peer, incarnation in processes:
+                self._versions.record_end(peer, incarnation)
+                self._told_to_end.discard(peer)
+            self._stores.drop(self._versions.is_out)
+            for peer, incarnation in processes:
+                self._segments.mark_lost(peer, incarnation, reason, recover=True, reaped=True)
+            self._segments.lose_host(host)
+            self._announce()
             self._changed.notify_all()
 
     def mark_reaped(self, peer: PeerID, incarnation: int) -> None:

@@ -17,6 +17,7 @@ import contextlib
 import hmac
 import json
 import logging
+import math
 import socket
 import struct
 import threading
@@ -48,9 +49,10 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        _notice_the_end(connection)
+        _notice_the_end(connection, _SILENT_S)
         self._socket = connection
         self._loop = asyncio.get_running_loop()
+        self.heard = self._loop.time()  # when something came last
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
         # Guarded by _lock:
@@ -62,6 +64,11 @@ class Channel:
     def address(self) -> str:
         """This end's, as the other one sees it."""
         return str(self._socket.getsockname()[0])
+
+    def set_silence(self, seconds: float | None) -> None:
+        """How long the other end's system may give no answer; None: for as long as it is usual."""
+        if self._socket.fileno() >= 0:
+            _notice_the_end(self._socket, seconds)
 
     def send(self, message: dict[str, Any]) -> None:
         """From any thread, and never waits. What is sent arrives in the order of these calls, or the connection ends:
@@ -122,6 +129,7 @@ class Channel:
             if not piece:
                 raise ConnectionError("the connection was closed")
             data += piece
+            self.heard = self._loop.time()
         return bytes(data)
 
     def end(self) -> None:
@@ -140,20 +148,23 @@ class Channel:
         self.end()
         self._socket.close()
 
-    def detach(self) -> int:
-        """The descriptor, which is the caller's from now on. Nobody may be receiving, nor anything be left to send."""
+    def detach(self, silent_s: float | None) -> int:
+        """The descriptor, which is the caller's from now on. Nobody may be receiving, nor anything be left to send.
+
+        A link's thread reads all that comes: whoever lets data wait for `silent_s` stands still or can't be reached.
+        """
         self._loop.remove_writer(self._socket)
-        # Data may rightly wait for longer than this at somebody who doesn't read.
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        _notice_the_end(self._socket, silent_s)
         return self._socket.detach()
 
 
-def _notice_the_end(connection: socket.socket) -> None:
+def _notice_the_end(connection: socket.socket, seconds: float | None) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0 if seconds is None else 1)
+    limit = max(1, math.ceil(seconds or 0))
     for option, value in (
-        (socket.TCP_KEEPIDLE, _SILENT_S // 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, _SILENT_S // 2),
-        (socket.TCP_USER_TIMEOUT, 1000 * _SILENT_S),
+        (socket.TCP_KEEPIDLE, min(max(1, limit // 2), 32767)), (socket.TCP_KEEPINTVL, min(max(1, limit // 10), 32767)),
+        (socket.TCP_KEEPCNT, 5), (socket.TCP_USER_TIMEOUT, min(int(1000 * (seconds or 0)), 2**31 - 1)),
     ):  # fmt: skip
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 

@@ -25,6 +25,7 @@ class Coordinator:
     def __init__(self, options: Options, first: Cluster, job: str = "") -> None:
         """`job`: its name, with which the launcher signs what it writes."""
         self._options, self._job = options, job
+        self.hosts = options.hosts  # but for what has been lost of them
         self.newest = first  # that can be run
         self.last_version = first.version  # the newest that anybody has written, also if this host can't run it
         self.finishing = False  # a member has finished its program
@@ -102,10 +103,12 @@ class Coordinator:
         gone = {*ended, *self.members_to_leave(living)}
         ports = [port for port in self._options.ports if port not in taken_ports]
         last_version = max(last_version, self.last_version)
-        newest = self._options.hosts.described(self.newest)
-        return policy.revised(
-            newest, last_version, gone, living, len(self.vacant), ports, self._options.hosts.slots_by_host
-        )
+        newest, slots = self.hosts.described(self.newest), self.hosts.slots_by_host
+        if self.hosts.lost and slots is not None:
+            # Some of the places were on hosts that nobody has any more.
+            left = sum(worker not in gone for worker in newest.workers)
+            del self.vacant[max(0, sum(slots.values()) - left) :]
+        return policy.revised(newest, last_version, gone, living, len(self.vacant), ports, slots)
 
     def _is_outside(self, cluster: Cluster) -> bool:
         return cluster.writer not in (self._job, writer_of_workers(self._job), writer_at_rest(self._job))
@@ -118,10 +121,21 @@ class Coordinator:
         so that any size can be asked for.
         """
         late = self.requested
+        if late is not None and any(worker.host in self.hosts.lost for worker in late.workers):
+            late = None
         if late is not None and late.version > chosen.version and {*late.workers} != {*chosen.workers}:
             return replace(late, version=self.last_version + 1, writer=self._job)
         mark = writer_at_rest(self._job)
-        return None if self.newest.writer == mark else replace(chosen, version=self.last_version + 1, writer=mark)
+        lost = [worker for worker in self.newest.workers if worker.host in self.hosts.lost]
+        if self.newest.writer == mark and not lost:
+            return None
+        # What somebody asks for next is built on it.
+        left = tuple(worker for worker in chosen.workers if worker.host not in self.hosts.lost)
+        if not left:
+            first = self.hosts.without_lost().first_cluster(1, self._options.ports, self._options.control_port, 0)
+            left = first.workers
+        chosen = self.hosts.described(replace(chosen, workers=left))
+        return replace(chosen, version=self.last_version + 1, writer=mark)
 
     def begins(self, cluster: Cluster) -> bool:
         """In a rest: whether `cluster` is what is to be run next, and not what was under way when all finished."""

@@ -7,7 +7,7 @@ import ipaddress
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -53,7 +53,7 @@ class Hosts:
 
     `self_name`: which one this machine is. `head_name`: the one that decides for all, because the config server is
     there, or is nearest; the first one where nobody says. `max_workers`: in all, and so on one host. `placement`: how
-    workers are dealt to them (`Cluster.resized`).
+    workers are dealt to them (`Cluster.resized`). `lost`: hosts of which nobody expects anything any more.
     """
 
     each: tuple[Host, ...] = (Host(),)
@@ -61,6 +61,7 @@ class Hosts:
     head_name: str = ""
     max_workers: int = MAX_WORKERS
     placement: str = EVEN
+    lost: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return ",".join(map(str, self.each))
@@ -91,8 +92,10 @@ class Hosts:
 
     @property
     def slots_by_host(self) -> dict[str, int] | None:
-        """None where no limit was given, which is so on one host only."""
-        return None if self.each[0].slots is None else {host.name: host.slots or 0 for host in self.each}
+        """Of those that aren't lost. None where no limit was given, which is so on one host only."""
+        if self.each[0].slots is None:
+            return None
+        return {host.name: host.slots or 0 for host in self.each if host.name not in self.lost}
 
     @property
     def limit(self) -> str | None:
@@ -103,6 +106,14 @@ class Hosts:
     def slots(self) -> int | None:
         """Of all."""
         return None if self.slots_by_host is None else sum(self.slots_by_host.values())
+
+    def without(self, name: str) -> Hosts:
+        """The same after the loss of a host."""
+        return replace(self, lost=self.lost | {name})
+
+    def without_lost(self) -> Hosts:
+        """Those that are left."""
+        return replace(self, each=tuple(host for host in self.each if host.name not in self.lost), lost=frozenset())
 
     def has_room(self, size: int) -> bool:
         """For so many workers."""
@@ -140,12 +151,15 @@ class Hosts:
         where = "a job on several hosts" if self.is_several else "one host"
         return f"the {self.max_workers}{what} that {where} can have"
 
-    def check(self, cluster: Cluster, members: Sequence[PeerID]) -> None:
+    def check(self, cluster: Cluster, members: Sequence[PeerID], ended: Collection[PeerID] = ()) -> None:
         """HostError where these hosts can't run `cluster`, or none of the living `members` would be left to hand over
-        their state; without members there is none."""
+        their state; without members there is none. Whoever lists those who have `ended` may not have heard of it."""
         strangers = [str(w) for w in cluster.workers if w.host not in self.names]
         if strangers:
             raise HostError(f"worker {strangers[0]} is on none of the job's hosts: {','.join(self.names)}")
+        for worker in cluster.workers:
+            if worker.host in self.lost and worker not in ended:
+                raise HostError(f"worker {worker} is on host {worker.host}, which was lost; leave it out")
         for name, count in Counter(worker.host for worker in cluster.workers).items():
             slots = self.named(name).slots
             if slots is not None and count > slots:

@@ -21,7 +21,7 @@ from ms_kungfu.launcher.hosts import HostError
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.output import Output
-from ms_kungfu.launcher.policy import Action, Standing, Verdict, WorkerExited, WorkerWorksOn
+from ms_kungfu.launcher.policy import Action, Recover, Standing, Verdict, WorkerExited, WorkerWorksOn
 from ms_kungfu.launcher.processes import Process
 from ms_kungfu.launcher.remote import RemoteHosts
 from ms_kungfu.launcher.revisions import Revisions, StoreWatcher
@@ -172,7 +172,17 @@ class Job:
     def supervisor_lost(self) -> None:
         self._settle(policy.supervisor_lost())
 
-    def host_lost(self, reason: str) -> None:
+    def host_lost(self, name: str, reason: str) -> None:
+        started = self._agent is not None and self._agent.broker.current() is not None
+        if self._options.recover is Recover.FAIL or not started:
+            self._settle(policy.host_lost(reason))
+        elif not self.is_over:
+            _log.warning("host %s is lost: %s", name, reason)
+            self._coordinator.hosts = self._coordinator.hosts.without(name)
+            self._host.lose_host(name, reason)
+            self._revisions.write()
+
+    def hosts_apart(self, reason: str) -> None:
         self._settle(policy.host_lost(reason))
 
     def worker_is_gone(self, process: Process) -> None:
@@ -291,8 +301,9 @@ class Job:
         """HostError where nothing good would come of `cluster`."""
         options, host, coordinator = self._options, self._host, self._coordinator
         # Who lists only workers that have just died did not know it: `revised` sees to it that the state is kept.
-        members = [*host.processes.living_members(), *host.broker.ended_in(coordinator.newest)]
-        options.hosts.check(cluster, members if not coordinator.resting else ())
+        ended = host.broker.ended_in(coordinator.newest)
+        members = [*host.processes.living_members(), *ended]
+        coordinator.hosts.check(cluster, members if not coordinator.resting else (), ended)
         if cluster.size < options.min_size and cluster.writer != self._begun.writer:
             raise HostError(f"a cluster of {cluster.size} is below -min-np {options.min_size}")
 

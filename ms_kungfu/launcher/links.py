@@ -35,6 +35,8 @@ class Link(Protocol):
     """`_core.Link`."""
 
     def connect(self, local_rank: int) -> int: ...
+    def lose_host(self, host: int) -> None: ...
+    def unreachable(self) -> list[tuple[int, str]]: ...
     def failure(self) -> str: ...
     def close(self) -> None: ...
 
@@ -57,6 +59,7 @@ class LinkedSegment:
 
         here = [rank for rank, worker in enumerate(cluster.workers) if worker.host == host]
         self._local = {rank: place for place, rank in enumerate(here)}
+        self._hosts = cluster.hosts
         self._fds: list[int] = []
         try:
             for size in (len(here) + 1, cluster.size):
@@ -90,6 +93,15 @@ class LinkedSegment:
         self._board.mark_lost(rank, reason, recover, reaped)
         if rank in self._local:
             self._segment.mark_lost(self._local[rank], reason, recover, reaped)
+
+    def lose_host(self, host: str) -> None:
+        if self._link is not None:
+            self._link.lose_host(self._hosts.index(host))
+
+    def unreachable(self) -> list[tuple[str, str]]:
+        """Hosts to which a connection has ended, and how."""
+        found = [] if self._link is None else self._link.unreachable()
+        return [(self._hosts[place], why) for place, why in found]
 
     def heartbeat(self, rank: int) -> int:
         return self._segment.heartbeat(self._local[rank])
@@ -127,6 +139,7 @@ class HostSegment(Segment, Protocol):
     def failure(self) -> str: ...
     def sync_points(self) -> int: ...
     def request_sync_point(self, number: int) -> None: ...
+    def unreachable(self) -> list[tuple[str, str]]: ...
 
 
 _Named = tuple[int, int, str, int]  # version, which attempt to make it, calling host, number of the connection
@@ -142,6 +155,7 @@ class LinkMaker:
     secret: bytes
     cores: int
     job: str = ""  # its name, once that is known
+    silent_s: float | None = None  # how long a connection may get no answer from the other end's system
     _expected: dict[_Named, asyncio.Future[Channel]] = field(default_factory=dict)
     _waiting: dict[_Named, asyncio.Future[None]] = field(default_factory=dict)
 
@@ -165,7 +179,7 @@ class LinkMaker:
                 raise OSError(f"no connection with {missing} within {MAKE_S:g} s")
             connections: list[list[int]] = [[] for _ in hosts]
             for (place, _), task in zip(named, getting):
-                connections[place].append(task.result().detach())
+                connections[place].append(task.result().detach(self.silent_s))
             taken = True
             return LinkedSegment(
                 cluster, self.hosts.self_name, self.cores, recovers, connections, self.machine.make_link

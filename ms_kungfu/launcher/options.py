@@ -207,6 +207,14 @@ class Options:
         type=duration,
         metavar="TIME",
     )
+    host_timeout_s: float | None = _flag(
+        "host-timeout",
+        "several hosts: how long one may say nothing, or not be reached by another, before the others go on without it "
+        "(with -w, but for -recover fail; else the job ends); 0 is for as long as its connections last (default 10s)",
+        type=duration,
+        default=10.0,
+        metavar="TIME",
+    )
     # Of the user's, for several hosts: proves one to the other. None: there is one host, or the network is trusted.
     secret: str | None = field(default=None, repr=False)
 
@@ -277,6 +285,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     # Watch mode with nothing to watch gets a config server on any port: kungfu-run resize finds it by its URL.
     flags.builtin_port = (flags.builtin_port or 0) if embedded else None
     flags.timeout_s, flags.peer_timeout_s = flags.timeout_s or None, peer_timeout_s or None
+    flags.host_timeout_s = flags.host_timeout_s or None
     flags.recover = flags.recover or (Recover.SHRINK if flags.watch else Recover.FAIL)
     flags.min_size = flags.min_size or 1
     flags.max_restarts = _MAX_RESTARTS if flags.max_restarts is None else flags.max_restarts

@@ -24,6 +24,7 @@ from ms_kungfu.launcher.broker_server import BrokerServer
 from ms_kungfu.launcher.control import Channel, ControlServer, RefusedError, call
 from ms_kungfu.launcher.hello import Hello, build, flags_of
 from ms_kungfu.launcher.links import LinkMaker
+from ms_kungfu.launcher.lost_hosts import Leases
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.output import Output
@@ -35,7 +36,8 @@ from ms_kungfu.launcher.supervisor import Exited, Supervisor
 
 _log = logging.getLogger(__name__)
 _OUTPUT_GRACE_S = 1.0
-_LINKS_LOOK_S = 0.25
+_LINKS_LOOK_S = 0.2
+_AFTER_PAUSE_S = 0.5  # to read what has come meanwhile
 _HEAD_S = 5.0  # for the head to end the job after a signal here
 _MAX_LOOK_S = 10.0
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
@@ -57,6 +59,7 @@ class Outpost:
         self._words: dict[int, dict[int, str]] = {}  # version -> rank -> why it can't go on; all that was ever seen
         self._unlinked: set[int] = set()  # versions whose link has failed, of which the head has been told
         self._sync_points: dict[int, int] = {}  # version -> those of which the head has been told, or has told
+        self._apart: set[tuple[int, str]] = set()  # the same for hosts that the link of a version can't reach
         self._timers: list[asyncio.TimerHandle] = []
         self._is_told = False  # that it has to end
 
@@ -131,7 +134,8 @@ class Outpost:
             raise StartError(str(error)) from None
         secret = bytes.fromhex(options.secret or "")
         cores = machine.allowed_cores()
-        self._links = LinkMaker(machine, options.hosts, port, secret, len(cores))
+        silent_s = options.host_timeout_s
+        self._links = LinkMaker(machine, options.hosts, port, secret, len(cores), silent_s=silent_s)
         server = ControlServer(machine, secret, self._take)
         try:
             await server.start(options.host.address, port)
@@ -209,6 +213,10 @@ class Outpost:
             self._loop.add_reader(self._supervisor.fileno(), self._on_supervisor)
             self._look()
             self._look_at_links()
+            if options.host_timeout_s is not None:
+                leases = Leases(options.host_timeout_s, after_pause_s=min(_AFTER_PAUSE_S, options.host_timeout_s))
+                channel.set_silence(options.host_timeout_s)
+                self._look_for_the_head(channel, leases)
             _log.info("this host takes part in the job of %s", options.hosts.head.name)
             yield
         finally:
@@ -232,6 +240,12 @@ class Outpost:
                 segment.mark_lost(
                     int(value["rank"]), str(value["reason"]), bool(value["recover"]), bool(value["reaped"])
                 )
+        elif what == "lose_host":
+            segment = relay.segment(int(value["version"]))
+            if segment is not None:
+                segment.lose_host(str(value["host"]))
+        elif what == "beat":
+            pass
         elif what == "announce":
             segment = relay.segment(int(value["version"]))
             if segment is not None:
@@ -285,6 +299,7 @@ class Outpost:
         self._words.pop(version, None)
         self._unlinked.discard(version)
         self._sync_points.pop(version, None)
+        self._apart = {(v, host) for v, host in self._apart if v != version}
 
     def _look_at_links(self) -> None:
         for version, segment in self._relay.segments().items():
@@ -294,10 +309,25 @@ class Outpost:
             if version not in self._unlinked and (why := segment.failure()):
                 self._unlinked.add(version)
                 self._send("unlinked", {"version": version, "why": why})
+            for host, why in segment.unreachable():
+                if (version, host) not in self._apart:
+                    self._apart.add((version, host))
+                    self._send("unreachable", {"version": version, "host": host, "why": why})
         self._timers[:] = [
             timer for timer in self._timers if not timer.cancelled() and timer.when() > self._loop.time()
         ]
         self._later(_LINKS_LOOK_S, self._look_at_links)
+
+    def _look_for_the_head(self, channel: Channel, leases: Leases) -> None:
+        """And says that this host is there. A host that the head has given up must not go on for long."""
+        self._send("beat", True)
+        head = self._options.hosts.head.name
+        if leases.run_out(self._loop.time(), {head: channel.heard}):
+            self._end(1, (
+                f"{PROGRAM}: nothing came from {head}, which has the job, for {self._options.host_timeout_s:g} s "
+                "(-host-timeout); the workers here are ended"
+            ))  # fmt: skip
+        self._later(leases.period_s, self._look_for_the_head, channel, leases)
 
     def _later(self, seconds: float, function: Callable[..., None], *arguments: object) -> None:
         now = self._loop.time()

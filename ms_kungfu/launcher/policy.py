@@ -119,7 +119,7 @@ def supervisor_lost() -> Verdict:
 
 
 def host_lost(reason: str) -> Verdict:
-    """So far nobody goes on without a host."""
+    """And the others don't go on without it."""
     return Verdict(Action.FAIL, reason, 1)
 
 

@@ -2,7 +2,8 @@
 
 Each of them has a launcher of its own (`outpost`), which has called, has proved that it knows the job's secret, and
 does for its host what it is told. All that is said to a host goes over one connection, in order: what is true when a
-worker is answered has been told to its host before. If that connection ends the host is lost.
+worker is answered has been told to its host before. If that connection ends the host is lost, and so it is where
+nothing comes over it for -host-timeout, or where it and another host don't reach each other for that time.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import contextlib
 import logging
 import math
 import threading
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Callable, Protocol
 
 from ms_kungfu._version import VERSION
 from ms_kungfu.broker_protocol import ProtocolError
@@ -25,6 +27,7 @@ from ms_kungfu.launcher.control import Channel, ControlServer
 from ms_kungfu.launcher.hangs import HangWatch
 from ms_kungfu.launcher.hello import Hello, build, flags_of, objection
 from ms_kungfu.launcher.links import MAKE_S, HostSegment, LinkMaker
+from ms_kungfu.launcher.lost_hosts import Leases, to_evict
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.output import log_paths
@@ -36,9 +39,11 @@ from ms_kungfu.launcher.supervisor import Exited, Started
 _log = logging.getLogger(__name__)
 _FIRST_WORDS_S = 10.0
 _MAX_ASKING = 4096  # requests of a host's workers that wait for an answer
-_LOOK_S = 0.25  # for connections between hosts that have ended
+_LOOK_S = 0.2  # for connections between hosts that have ended
 # A host that ends takes its connections with it, some a moment before it is missed itself.
 _HOST_FIRST_S = 1.0
+# Who doesn't reach whom is told by several hosts, one after the other.
+_LAST_NEWS_S = 2.0
 _PARTING_S = 0.5  # a host that has been told to end takes some hundredths
 
 
@@ -55,8 +60,11 @@ class Workers(Protocol):
 class Reports(Protocol):
     """Who is told what becomes of the hosts."""
 
-    def host_lost(self, reason: str) -> None:
-        """One is gone, and its workers with it; or two can't reach each other."""
+    def host_lost(self, name: str, reason: str) -> None:
+        """It has no part in the job any more, and its workers neither. Once a host."""
+
+    def hosts_apart(self, reason: str) -> None:
+        """What several of them do together can't go on, and it's not for one of them to go."""
 
     def interrupted(self, number: int, where: str) -> None:
         """Somebody has sent a host's launcher this signal."""
@@ -71,6 +79,7 @@ class RemoteSite:
         self.shares = Shares(hello.cores, cores_per_worker)
         self.segments: dict[int, SpreadSegment] = {}  # those that it has, or is making
         self.lost = ""  # why
+        self.apart: dict[tuple[int, str], str] = {}  # version, host that it can't reach any more -> why
         self._owner = owner
         self._channel = channel
         self._logdir = Path(hello.logdir) if hello.logdir else None
@@ -98,6 +107,23 @@ class RemoteSite:
     def log_paths(self, log_name: str) -> list[Path]:
         return log_paths(self._logdir, log_name)
 
+    @property
+    def heard(self) -> float:
+        """When something came from it."""
+        return self._channel.heard
+
+    def give_up(self, why: str) -> None:
+        """It is lost: whatever it says from now on nobody hears. If it can, it hears why."""
+        if self.lost:
+            return
+        self.lost = why
+        for asker in list(self._asking.values()):
+            asker.hung_up = True
+        for segment in list(self.segments.values()):
+            segment.was_made(self.name, why)
+        self.send("end", {"code": 1, "words": f"{PROGRAM}: the job goes on without this host: {why}"})
+        asyncio.get_running_loop().call_later(_PARTING_S, self._channel.end)
+
     async def part(self) -> None:
         """The host has ended."""
         while not self.lost:
@@ -105,25 +131,24 @@ class RemoteSite:
 
     # ---- what it says ----
 
-    async def listen(self) -> None:
-        """Until the connection ends."""
+    async def listen(self) -> str:
+        """Until the connection ends. Why it has."""
         try:
             while True:
                 for what, value in (await self._channel.receive()).items():
+                    if self.lost:
+                        continue
                     if what == "interrupted":  # at any time
                         self._owner.reports.interrupted(int(value), f" on host {self.name}")
                     elif self._owner.workers.done():  # before, it has nothing to tell of
                         self._hear(self._owner.workers.result(), what, value)
         except ProtocolError as error:
-            self.lost = f"{PROGRAM} on host {self.name} says what isn't understood: {error}"
+            return f"{PROGRAM} on host {self.name} says what isn't understood: {error}"
         except OSError as error:
-            self.lost = f"{PROGRAM} on host {self.name} is gone ({error.strerror or error}), and its workers with it"
-        finally:
-            self.lost = self.lost or "the job is over"
-            for asker in list(self._asking.values()):
-                asker.hung_up = True
-            for segment in list(self.segments.values()):
-                segment.was_made(self.name, self.lost)
+            return f"{PROGRAM} on host {self.name} is gone ({error.strerror or error}), and its workers with it"
+        except asyncio.CancelledError:
+            self.give_up("the job is over")
+            raise
 
     def _hear(self, workers: Workers, what: str, value: Any) -> None:
         try:
@@ -154,9 +179,16 @@ class RemoteSite:
                 segment = self.segments.get(int(value["version"]))
                 if segment is not None:
                     segment.pass_on_sync_points(int(value["number"]))
+            elif what == "unreachable":
+                version, host = int(value["version"]), str(value["host"])
+                if version in self.segments:
+                    self.apart[version, host] = str(value["why"])
+                    self._owner.note_apart()
             elif what == "guardless":
                 reason = f"the guard process on host {self.name} was killed, and the workers there with it"
-                self._owner.reports.host_lost(reason)
+                self._owner.lose(self, reason)
+            elif what == "beat":
+                pass
             else:
                 raise ProtocolError(f"{what!r} means nothing")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -306,9 +338,8 @@ class SpreadSegment:
                 missing.set_result(None)
 
     def _undo(self) -> None:
+        self._forget()
         for site in self._remote:
-            if site.segments.get(self.cluster.version) is self:
-                del site.segments[self.cluster.version]
             site.send("close", self._named())
         if self._local is not None:
             self._local.close()
@@ -329,6 +360,11 @@ class SpreadSegment:
             if local is not None:
                 local.request_sync_point(number)
         self._tell("sync", {"version": self.cluster.version, "number": number})
+
+    def unreachable(self) -> list[tuple[str, str]]:
+        """From this host: others, and why."""
+        with self._lock:
+            return [] if self._local is None or self._is_closed else self._local.unreachable()
 
     def failure(self) -> str:
         """Why this host can't exchange anything with the others any more; "" while it can."""
@@ -360,6 +396,11 @@ class SpreadSegment:
         self._tell("lost", {"version": self.cluster.version, **loss})
         if self._local is not None:
             self._local.mark_lost(rank, reason, recover, reaped)
+
+    def lose_host(self, host: str) -> None:
+        self._tell("lose_host", {"version": self.cluster.version, "host": host})
+        if self._local is not None:
+            self._local.lose_host(host)
 
     def _tell(self, what: str, message: object) -> None:
         for site in self._remote:
@@ -395,6 +436,7 @@ class SpreadSegment:
         for site in self._remote:
             if site.segments.get(self.cluster.version) is self:
                 del site.segments[self.cluster.version]
+                site.apart = {(v, host): why for (v, host), why in site.apart.items() if v != self.cluster.version}
 
 
 class RemoteHosts:
@@ -408,14 +450,16 @@ class RemoteHosts:
         self._start = start
         self._loop = asyncio.get_running_loop()
         cores = machine.allowed_cores()
-        self.links = LinkMaker(machine, options.hosts, options.control_port, secret, len(cores), start.writer)
+        silent_s = options.host_timeout_s
+        self.links = LinkMaker(machine, options.hosts, options.control_port, secret, len(cores), start.writer, silent_s)
         self._hello = Hello(self.name, VERSION, build(), flags_of(options), cores, start.devices, "")
         self._server = ControlServer(machine, secret, self._serve)
         self.workers: asyncio.Future[Workers] = self._loop.create_future()
         self._news = asyncio.Event()
         self._attempts = 0
-        self._look: asyncio.TimerHandle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._unlinked = False
+        self._known_apart: set[tuple[str, str]] = set()  # of this host and others
 
     async def gather(self, timeout_s: float) -> None:
         """All hosts are there when this returns. StartError where one doesn't come."""
@@ -427,6 +471,8 @@ class RemoteHosts:
                 f"{self.name}:{port}, where the other hosts call, can't be used: {error.strerror or error}; -port "
                 "gives another port, the same on all hosts"
             ) from None
+        if self.options.host_timeout_s is not None:
+            self._look_for_silence(Leases(self.options.host_timeout_s))
         deadline = self._loop.time() + timeout_s
         told = ""
         while missing := ", ".join(name for name in hosts.names if name not in self.sites and name != self.name):
@@ -448,14 +494,15 @@ class RemoteHosts:
         self._look_at_links()
 
     async def close(self) -> None:
-        if self._look is not None:
-            self._look.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
         await self._server.close()
 
     async def end(self, code: int, words: str | None) -> None:
         """The other launchers end with this exit code."""
         for site in self.sites.values():
-            site.send("end", {"code": code, "words": words})
+            if not site.lost:  # that has been told something else
+                site.send("end", {"code": code, "words": words})
         parting = [asyncio.ensure_future(site.part()) for site in self.sites.values() if not site.lost]
         if parting:
             _, late = await asyncio.wait(parting, timeout=_PARTING_S)
@@ -485,6 +532,9 @@ class RemoteHosts:
             return await self.links.take(channel, message["link"])
         hello = Hello.from_json(message.get("agent"))
         why = objection(hello, self._hello, {self.name: None, **self.sites})
+        before = self.sites.get(hello.host)
+        if why and before is not None and before.lost:
+            why = f"{hello.host} was lost ({before.lost}), and the job goes on without it"
         if not why and hello.host not in self.options.hosts.names:
             why = f"{hello.host} is none of the job's hosts, {self.options.hosts}"
         per_worker = self.options.cores_per_worker
@@ -502,17 +552,70 @@ class RemoteHosts:
         if self.options.secret:
             del welcome["secret"]  # it has it
         channel.send({"welcome": welcome})
+        channel.set_silence(self.options.host_timeout_s)
         site = self.sites[hello.host] = RemoteSite(self, channel, hello, per_worker)
         _log.info("host %s is there: %d cores", site.name, len(hello.cores))
         self._news.set()
-        await site.listen()
+        self.lose(site, await site.listen())
+        return False
+
+    # ---- who is lost ----
+
+    def lose(self, site: RemoteSite, why: str) -> None:
+        if site.lost:
+            return
+        site.give_up(why)
         if self.workers.done():
-            self.reports.host_lost(site.lost)
+            self.reports.host_lost(site.name, why)
         else:  # it may come again
-            _log.warning("%s", site.lost)
+            _log.warning("%s", why)
             del self.sites[site.name]
             self._news.set()
-        return False
+
+    def _living(self) -> list[RemoteSite]:
+        return [site for site in self.sites.values() if not site.lost]
+
+    def _look_for_silence(self, leases: Leases) -> None:
+        """And says that this host is there."""
+        for name in leases.run_out(self._loop.time(), {site.name: site.heard for site in self._living()}):
+            self.lose(self.sites[name], f"nothing came from it for {self.options.host_timeout_s:g} s (-host-timeout)")
+        for site in self._living():
+            site.send("beat", True)
+        self._later("silence", leases.period_s, self._look_for_silence, leases)
+
+    def _later(self, what: str, seconds: float, function: Callable[..., None], *arguments: object) -> None:
+        if what in self._timers:
+            self._timers[what].cancel()
+        self._timers[what] = self._loop.call_later(seconds, function, *arguments)
+
+    def note_apart(self) -> None:
+        """Somebody has told of another one that doesn't reach it. Others may be about to tell more."""
+        self._later("apart", _LAST_NEWS_S, self._part_who_are_apart)
+
+    def _apart(self) -> dict[tuple[str, str], str]:
+        """Pairs of hosts that live and can't do together what they have to, and why."""
+        found = {}
+        for site in self._living():
+            for segment in site.segments.values():
+                found.update({(self.name, host): why for host, why in segment.unreachable()})
+            found.update({(site.name, host): why for (_, host), why in site.apart.items()})
+        living = {self.name, *(site.name for site in self._living())}
+        return {pair: why for pair, why in found.items() if living.issuperset(pair)}
+
+    def _part_who_are_apart(self) -> None:
+        apart, now = self._apart(), self._loop.time()
+        involved = [site for site in self._living() if any(site.name in pair for pair in apart)]
+        limit_s = self.options.host_timeout_s
+        if limit_s is not None and any(now - site.heard > limit_s / 4 for site in involved):
+            # It may be about to be lost for its silence, which tells better who has to go.
+            self._later("apart", _LOOK_S, self._part_who_are_apart)
+            return
+        workers = Counter(
+            worker.host for site in involved for segment in site.segments.values() for worker in segment.cluster.workers
+        )
+        for name in to_evict(apart, workers, self.options.hosts.names, self.name):
+            other, why = next((set(pair) - {name}, why) for pair, why in apart.items() if name in pair)
+            self.lose(self.sites[name], f"it and {''.join(other)} don't reach each other: {why}")
 
     # ---- connections between hosts ----
 
@@ -527,11 +630,14 @@ class RemoteHosts:
     def _tell_of_the_unlinked(self, segment: SpreadSegment, reason: str) -> None:
         self._unlinked = False
         if any(segment in site.segments.values() for site in self.sites.values()):
-            self.reports.host_lost(reason)
+            self.reports.hosts_apart(reason)
 
     def _look_at_links(self) -> None:
         for segment in {found for site in self.sites.values() for found in site.segments.values()}:
             segment.pass_on_sync_points()
             if why := segment.failure():
                 self.unlinked(segment, self.name, why)
-        self._look = self._loop.call_later(_LOOK_S, self._look_at_links)
+        known, self._known_apart = self._known_apart, {pair for pair in self._apart() if self.name in pair}
+        if not self._known_apart <= known:
+            self.note_apart()
+        self._later("links", _LOOK_S, self._look_at_links)

@@ -37,6 +37,9 @@ class Segment(Protocol):
     def announce(self, version: int) -> None: ...
     def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None: ...
 
+    def lose_host(self, host: str) -> None:
+        """The members go on without this host: all of its ranks have been marked lost."""
+
     def heartbeat(self, rank: int) -> int: ...
     def gave_up(self, rank: int) -> str: ...
 
@@ -66,6 +69,12 @@ class PlainSegment:
 
     def hand_over(self, asker: Asker, message: dict[str, Any], rank: int) -> None:
         asker.send(message, (self.fd,))
+
+    def lose_host(self, host: str) -> None:
+        """There is no other."""
+
+    def unreachable(self) -> list[tuple[str, str]]:
+        return []
 
     def ranks(self) -> list[int]:
         return list(range(self._size))
@@ -117,6 +126,9 @@ class Segments:
         it is on its way, and to be asked for again."""
         segment = self.open.get(cluster.version)
         if segment is None:
+            lost = [host for host in cluster.hosts if host in self._versions.lost_hosts]
+            if lost:
+                raise OSError(f"host {lost[0]} was lost")
             segment = self._in_making.pop(cluster.version, None) or self.make(cluster, self._cores, self._recovers)
             try:
                 segment.check_made()
@@ -136,6 +148,12 @@ class Segments:
         """Tells all members whose version means this process, also in segments that are made later."""
         self._losses.append(_Loss(peer, incarnation, reason, recover and self._recovers, reaped))
         self._tell_all(self._losses[-1])
+
+    def lose_host(self, host: str) -> None:
+        """After all processes there have been marked lost."""
+        for version, segment in self.open.items():
+            if host in self._versions.clusters[version].hosts:
+                segment.lose_host(host)
 
     def mark_reaped(self, peer: PeerID, incarnation: int) -> None:
         for place, loss in enumerate(self._losses):

@@ -81,6 +81,7 @@ class ClusterVersions:
     ended: dict[PeerID, list[range]] = field(default_factory=dict)
     # Processes that have come and wait for their first version.
     ready: set[tuple[PeerID, int]] = field(default_factory=set)
+    lost_hosts: set[str] = field(default_factory=set)
 
     @property
     def current(self) -> Cluster | None:
@@ -194,6 +195,9 @@ class ClusterVersions:
     def _may_come_true(self, cluster: Cluster) -> bool:
         """Whether a member may choose it: if not, nobody ever does, for what is dead stays so. All members get the same
         answer therefore: whoever asks before a death that matters has chosen it for all."""
+        # A host has its part of the memory of each version that it is in, so a lost one is in none to come.
+        if not self.lost_hosts.isdisjoint(cluster.hosts):
+            return False
         return self._keeps_the_state(cluster) and not any(
             self._has_ended(peer, cluster.version) and not self._was_member(peer, cluster.version)
             for peer in cluster.workers
@@ -234,7 +238,9 @@ class ClusterVersions:
         cluster = self.clusters.get(request.version)
         is_next = request.member_of == current.version and request.version not in self.refused
         may = is_next and self._is_member(request.peer) and not self.is_out(request.peer, request.incarnation)
-        return cluster if may and cluster is not None and request.peer in cluster.workers else None
+        if not may or cluster is None or request.peer not in cluster.workers:
+            return None
+        return cluster if self._may_come_true(cluster) else None
 
     def answer(self, request: Request) -> Grant | Detached | Stay | Refuse | Wait:
         """The answer to `request` now. May choose the version that a member asks for."""

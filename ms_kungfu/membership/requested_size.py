@@ -95,7 +95,8 @@ def _write(member: Member, cluster: Cluster, size: int, dead: list[PeerID]) -> i
         if newest.version > cluster.version and newest.size == size:
             return newest.version
         try:
-            return store.put(newest.resized(size, ports, dead, hosts)).version
+            # Where hosts have been lost the store knows of fewer slots than the environment.
+            return store.put(newest.resized(size, ports, dead, newest.slots or hosts)).version
         except StaleVersionError:
             continue  # somebody else wrote in between, so there was progress
 

@@ -54,6 +54,11 @@ void RegisterLink(py::module_& m) {
           py::call_guard<py::gil_scoped_release>())
       .def("connect", &Link::Connect, py::arg("local_rank"),
            "A socket for the process that is this rank of the local segment; the caller passes it on and closes it.")
+      .def("lose_host", &Link::LoseHost, py::arg("host"), py::call_guard<py::gil_scoped_release>(),
+           "The members go on without this host, all of whose ranks are marked lost in the boards of all hosts. The "
+           "links of all others are told of the same hosts in the same order.")
+      .def("unreachable", &Link::Unreachable,
+           "(host, why) of those to which a connection has ended; but for those that lose_host was told of.")
       .def("failure", &Link::failure, "Why it has failed, '' as long as it hasn't: a host that is lost, say.")
       .def(
           "fail", [](Link& link, const std::string& text) { link.Fail(KF_PEER_LOST, text); }, py::arg("text"),

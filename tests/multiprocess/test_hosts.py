@@ -44,13 +44,14 @@ while True: signal.pause()
 
 def free_port():
     """One that no host uses."""
-    with contextlib.ExitStack() as stack:
-        first = stack.enter_context(socket.socket())
-        first.bind((A, 0))
-        port = first.getsockname()[1]
-        for host in (B, C):
-            stack.enter_context(socket.socket()).bind((host, port))
-        return port
+    while True:
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # another test's hosts have it
+            first = stack.enter_context(socket.socket())
+            first.bind((A, 0))
+            port = first.getsockname()[1]
+            for host in (B, C):
+                stack.enter_context(socket.socket()).bind((host, port))
+            return port
 
 
 class Hosts:

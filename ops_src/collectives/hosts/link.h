@@ -193,6 +193,7 @@ class Link {
   uint32_t AwaitLocalDeaths(uint32_t generation) const;
   uint32_t AwaitGenerationWithout(uint32_t host, uint32_t missing) const;
   uint32_t AwaitGenerationWithout(uint32_t missing) const { return AwaitGenerationWithout(host_, missing); }
+  std::optional<uint32_t> FinishedOn(uint32_t host) const;
   void Pause() const;
 
   const Places places_;

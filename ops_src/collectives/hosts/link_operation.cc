@@ -109,6 +109,13 @@ bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scra
       KUNGFU_CHECK(header.given == 0, "a host has given what host ", host_, " has not: ", place.name.name);
     }
     outcome = {};
+    for (uint32_t h = 0; h < places_.hosts(); h++) {
+      if (const auto rank = headers[h].absent != 0 && IsLost(h) ? FinishedOn(h) : std::nullopt) {
+        throw HostLeft(KF_PEER_LOST, Text("\"", place.name.name, "\": ", board_.PeerName(*rank),
+                                          " has finished, and its host is lost, cluster version ",
+                                          board_.cluster_version()));
+      }
+    }
     if (const auto verdict = VerdictOn(place.name, request, headers)) {
       outcome.verdict = verdict->first;
       outcome.text = verdict->second;
@@ -264,7 +271,7 @@ std::vector<Link::Header> Link::Meet(Place& place, const Header& mine) {
     header.absent = header.none = 1;
     header.given = gave ? 1 : 0;
     header.missing = places_.SizeOf(h);
-    if (!gave) header.generation = AwaitGenerationWithout(h, header.missing);
+    if (!gave && !FinishedOn(h)) header.generation = AwaitGenerationWithout(h, header.missing);
   };
   std::vector<tcp::Mesh::Ticket> hearing(places_.hosts()), saying(places_.hosts());
   std::vector<bool> met(places_.hosts());
@@ -583,6 +590,14 @@ uint32_t Link::AwaitGenerationWithout(uint32_t host, uint32_t missing) const {
     if (const auto found = places_.GenerationWithout(host, missing, board_)) return *found;
     Pause();
   }
+}
+
+// A rank that is nobody's death, but an end that the others were not to go on without.
+std::optional<uint32_t> Link::FinishedOn(uint32_t host) const {
+  for (const uint32_t rank : places_.RanksOn(host)) {
+    if (board_.State(rank) == RankState::kLost && !board_.IsDead(rank)) return rank;
+  }
+  return std::nullopt;
 }
 
 void Link::Pause() const {

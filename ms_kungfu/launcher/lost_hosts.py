@@ -1,0 +1,86 @@
+"""When a host counts as lost. Pure: clocks and reports are given.
+
+A *lease* only permits the head to declare a host lost: nothing depends on clocks that go right. What the host does
+before it has noticed counts for nobody (docs/recovery.md).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+_MAX_PERIOD_S = 0.5
+
+
+class Leases:
+    """Who says nothing for `limit_s`, looked at every `period_s`.
+
+    A look that comes late tells that this process stood still itself, and may have much to read yet: then everybody has
+    `after_pause_s` from now on.
+    """
+
+    def __init__(self, limit_s: float, after_pause_s: float | None = None) -> None:
+        self.period_s = min(_MAX_PERIOD_S, limit_s / 8)
+        self._limit_s = limit_s
+        self._after_pause_s = limit_s if after_pause_s is None else after_pause_s
+        self._last_look: float | None = None
+        self._not_before = 0.0  # when the first may have run out
+
+    def run_out(self, now: float, heard: Mapping[str, float]) -> list[str]:
+        """Those whose lease has; `heard`: when something came from each."""
+        if self._last_look is not None and now - self._last_look > 3 * self.period_s:
+            self._not_before = now + self._after_pause_s
+        self._last_look = now
+        return [who for who, when in heard.items() if now >= max(when + self._limit_s, self._not_before)]
+
+
+def to_evict(
+    apart: Iterable[tuple[str, str]], workers: Mapping[str, int], order: Sequence[str], head: str
+) -> list[str]:
+    """The fewest hosts without which all others reach each other, where the pairs in `apart` don't.
+
+    Never the head. Of as few those with fewer workers, of these the later in `order`.
+    """
+    edges = {frozenset(pair) for pair in apart}
+    gone = {other for edge in edges if head in edge for other in edge - {head}}
+    edges = {edge for edge in edges if head not in edge and not edge & gone}
+    place = {host: number for number, host in enumerate(order)}
+
+    def rank(hosts: Collection[str]) -> tuple[int, int, list[int]]:
+        return (
+            len(hosts),
+            sum(workers.get(host, 0) for host in hosts),
+            sorted(-place[host] for host in hosts),
+        )
+
+    def fewest(left: set[frozenset[str]]) -> set[str]:
+        """Of hosts that hang together: the one with most pairs goes, or all that it can't reach do."""
+        if not left:
+            return set()
+        found: set[str] = set()
+        for part in _parts(left):
+            count = Counter(host for edge in part for host in edge)
+            most = min(count, key=lambda host: (-count[host], place[host]))
+            others = {host for edge in part if most in edge for host in edge - {most}}
+            with_it = {most} | fewest({edge for edge in part if most not in edge})
+            without = others | fewest({edge for edge in part if not edge & others})
+            found |= min(with_it, without, key=rank)
+        return found
+
+    return sorted(gone | fewest(edges), key=place.__getitem__)
+
+
+def _parts(edges: Collection[frozenset[str]]) -> list[set[frozenset[str]]]:
+    """Edges that share hosts, directly or not, are together."""
+    parts: list[tuple[set[str], set[frozenset[str]]]] = []
+    for edge in sorted(edges, key=sorted):
+        hosts, own = set(edge), {edge}
+        apart = []
+        for known, inside in parts:
+            if known & hosts:
+                hosts |= known
+                own |= inside
+            else:
+                apart.append((known, inside))
+        parts = [*apart, (hosts, own)]
+    return [inside for _, inside in parts]

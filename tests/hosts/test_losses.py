@@ -1,0 +1,118 @@
+"""Hosts that are lost: cut off, deaf, paused, or out of each other's reach. The others go on."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+TIMEOUT_S = 3.0
+FLAGS = ("-host-timeout", f"{TIMEOUT_S:g}s")
+SLACK_S = 6.0  # for a machine that has other things to do, and for shrinking; see the figures in docs/recovery.md
+
+
+def survivors(job, before, lost):
+    """The first version without the lost host: of the same processes, as soon as it may be."""
+    begin = time.monotonic()
+    after = job.newest(1, 4)
+    took = time.monotonic() - begin
+    assert {*after.values()} == {who for who in before.values() if who[0] != lost}
+    return took
+
+
+def fenced(job, lost, code=1):
+    """Its launcher ends with a sentence, and leaves nothing."""
+    launcher = job.launchers[lost]
+    launcher.assert_exit(code, 20)
+    launcher.assert_gone(time.monotonic())
+    assert launcher.stderr[-1].startswith("kungfu-run: ")
+
+
+def finish(job, lost):
+    among = [number for number in range(3) if number != lost]
+    assert len(job.finish(among=among)) == 4
+
+
+@pytest.mark.parametrize("how", ["cut", "unplugged"])
+def test_a_host_that_is_cut_off_is_gone_without_and_ends_itself(how, jobs, network):
+    job = jobs.over(network(3), 6, *FLAGS)
+    before = job.in_version(0, 6)
+    with getattr(job.network.hosts[1], how)():
+        took = survivors(job, before, 1)
+        assert TIMEOUT_S - 1 < took < TIMEOUT_S + SLACK_S
+        fenced(job, 1)
+    finish(job, 1)
+
+
+@pytest.mark.parametrize("deaf", ["the head", "the host"])
+def test_one_direction_is_enough(deaf, jobs, network):
+    job = jobs.over(network(3), 6, *FLAGS)
+    before = job.in_version(0, 6)
+    head, other = job.network.hosts[0], job.network.hosts[2]
+    one, not_heard = (head, other) if deaf == "the head" else (other, head)
+    with one.deaf_to(not_heard):
+        assert survivors(job, before, 2) < TIMEOUT_S + SLACK_S
+    fenced(job, 2)
+    finish(job, 2)
+
+
+def test_a_moment_without_a_cable_costs_nobody(jobs, network):
+    job = jobs.over(network(3), 6, *FLAGS)
+    before = job.in_version(0, 6)
+    with job.network.hosts[1].cut():
+        time.sleep(1)  # is what is tried here
+    assert len(job.finish()) == 6
+    assert "is lost" not in job.output
+    assert before == job.in_version(0, 6)
+
+
+def test_a_host_that_is_paused_for_longer_wakes_without_doing_harm(jobs, network):
+    job = jobs.over(network(3), 6, *FLAGS)
+    before = job.in_version(0, 6)
+    with job.network.hosts[2].paused():
+        assert survivors(job, before, 2) < TIMEOUT_S + SLACK_S
+    fenced(job, 2)
+    finish(job, 2)
+
+
+def test_a_host_that_is_paused_for_less_is_waited_for(jobs, network):
+    job = jobs.over(network(3), 6, *FLAGS)
+    before = job.in_version(0, 6)
+    with job.network.hosts[2].paused():
+        time.sleep(1)
+    assert len(job.finish()) == 6
+    assert before == job.in_version(0, 6)
+
+
+def test_two_hosts_that_do_not_reach_each_other_are_parted(jobs, network):
+    job = jobs.over(network(3), 6, *FLAGS)
+    before = job.in_version(0, 6)
+    one, other = job.network.hosts[1:]
+    with one.deaf_to(other), other.deaf_to(one):
+        assert survivors(job, before, 2) < TIMEOUT_S + 2 + SLACK_S
+        fenced(job, 2)
+        job.launchers[0].wait_for("don't reach each other")
+    finish(job, 2)
+
+
+def test_a_head_that_was_paused_itself_blames_nobody(jobs, network):
+    job = jobs.over(network(3), 6, "-host-timeout", "20s")
+    before = job.in_version(0, 6)
+    job.launchers[0].signal(signal.SIGSTOP)
+    time.sleep(8)  # of its leases none may have run out by that
+    job.launchers[0].signal(signal.SIGCONT)
+    assert len(job.finish()) == 6
+    assert before == job.in_version(0, 6)
+
+
+def test_a_head_that_is_paused_for_too_long_is_left_by_all(jobs, network):
+    job = jobs.over(network(3), 6, *FLAGS)
+    before = job.in_version(0, 6)
+    with job.network.hosts[0].paused():
+        for number in (1, 2):
+            fenced(job, number)
+    # Whoever has the store goes on.
+    after = job.newest(1, 2)
+    assert {*after.values()} == {before[0], before[1]}
+    assert len(job.finish(among=[0])) == 2

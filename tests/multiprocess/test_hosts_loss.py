@@ -1,0 +1,145 @@
+"""Trainings that lose a host and go on. Addresses of this machine's loopback play the hosts, as in test_hosts.py."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+
+import pytest
+from test_hosts import GONE_WITHIN_S, PROGRAMS, A, B, C, all_in_version, embedded, hosts, put  # noqa: F401
+
+pytestmark = pytest.mark.timeout(120)
+WITHIN_S = 10.0  # on a machine that is busy with other things; alone it takes some hundredths
+SURVIVOR = [sys.executable, PROGRAMS / "survivor.py"]
+
+
+def start(hosts, size=6, *flags, head=A, slots=2):  # noqa: F811
+    watching, url = embedded(head)
+    job = hosts(SURVIVOR, *watching, "-np", size, *flags, slots=dict.fromkeys((A, B, C), slots))
+    job.url = url
+    return job
+
+
+def lose(job, host):
+    """Its launcher is killed, and with it all that it has started."""
+    begin = time.monotonic()
+    job[host].signal(signal.SIGKILL)
+    job[host].wait()
+    while job[host].processes():
+        assert time.monotonic() < begin + GONE_WITHIN_S, job[host].processes()
+        time.sleep(0.01)
+    del job.runs[host]
+
+
+def end(job):
+    """All who are left end at the same step, having seen the same."""
+    next(iter(job.runs.values())).signal(signal.SIGUSR1)
+    job.assert_exit(0)
+    ends = [m for run in job.runs.values() for m in run.wait_for(r"^finished pid \d+ (step \d+) weights (\w+)", 0)]
+    assert len({match[1] for match in ends}) == 1
+    assert "Traceback" not in job.output
+    return ends
+
+
+@pytest.mark.parametrize(("head", "lost"), [(A, B), (A, C), (B, A)])
+def test_the_others_go_on_in_the_same_processes(hosts, head, lost):  # noqa: F811
+    job = start(hosts, head=head)
+    before = all_in_version(job, 0, {A: 2, B: 2, C: 2})
+    lose(job, lost)
+    begin = time.monotonic()
+    left = dict.fromkeys(job.runs, 2)
+    after = all_in_version(job, 1, left)
+    assert time.monotonic() - begin < WITHIN_S
+    lost_ranks = {A: (0, 1), B: (2, 3), C: (4, 5)}[lost]
+    assert set(after.values()) == {pid for rank, pid in before.items() if rank not in lost_ranks}
+    job[head].wait_for(rf"host {lost} is lost: kungfu-run on host {lost} is gone")
+    job[head].wait_for(rf"worker {lost_ranks[0]} .* was on host {lost}, which was lost: .*; the others go on")
+    assert len(end(job)) == 4
+
+
+def test_two_hosts_lost_one_after_another(hosts):  # noqa: F811
+    job = start(hosts)
+    before = all_in_version(job, 0, {A: 2, B: 2, C: 2})
+    lose(job, C)
+    all_in_version(job, 1, {A: 2, B: 2})
+    lose(job, B)
+    assert set(all_in_version(job, 2, {A: 2}).values()) == {before[0], before[1]}
+    end(job)
+
+
+def test_two_hosts_lost_at_once(hosts):  # noqa: F811
+    job = start(hosts)
+    before = all_in_version(job, 0, {A: 2, B: 2, C: 2})
+    for host in (B, C):
+        job[host].signal(signal.SIGKILL)
+    for host in (B, C):
+        lose(job, host)
+    job[A].wait_for(r"^in version [12] rank 1 of 2 ")
+    last = [line for line in job[A].stdout if " of 2 pid " in line]
+    assert {int(re.search(r"pid (\d+)", line)[1]) for line in last} == {before[0], before[1]}
+    end(job)
+
+
+def test_the_lost_are_replaced_where_there_are_slots(hosts):  # noqa: F811
+    job = start(hosts, 6, "-recover", "replace", slots=3)
+    before = all_in_version(job, 0, {A: 2, B: 2, C: 2})
+    lose(job, C)
+    left = all_in_version(job, 1, {A: 2, B: 2})
+    after = all_in_version(job, 2, {A: 3, B: 3})
+    assert set(left.values()) == {before[rank] for rank in range(4)} < set(after.values())
+    end(job)
+
+
+def test_no_more_are_replaced_than_there_are_slots_for(hosts, start_module):  # noqa: F811
+    job = start(hosts, 5, "-recover", "replace")
+    all_in_version(job, 0, {A: 2, B: 2, C: 1})
+    lose(job, B)
+    all_in_version(job, 1, {A: 2, C: 1})
+    all_in_version(job, 2, {A: 2, C: 2})
+    command = start_module(
+        "ms_kungfu.launcher", "resize", "5", "-config-server", job.url,
+        environment={"KUNGFU_JOB_SECRET": job[A].environment["KUNGFU_JOB_SECRET"]},
+    )  # fmt: skip
+    assert command.wait() == 1
+    assert "5 workers are more than the 4 slots" in command.output
+    end(job)
+
+
+def test_newcomers_on_a_lost_host_are_given_up(hosts):  # noqa: F811
+    job = start(hosts, 4, slots=2)
+    before = all_in_version(job, 0, {A: 2, B: 1, C: 1})
+    put(job.url, 1, f"{A}:10000", f"{A}:10001", f"{B}:10000", f"{C}:10000", f"{B}:10001")
+    lose(job, B)
+    job[A].wait_for(r"^in version \d+ rank 0 of 3 ")
+    job[C].wait_for(rf"^in version \d+ rank 2 of 3 pid {before[3]} ")
+    end(job)
+
+
+def test_a_host_without_workers_is_not_missed(hosts):  # noqa: F811
+    job = start(hosts, 2)
+    all_in_version(job, 0, {A: 1, B: 1})
+    lose(job, C)
+    job[A].wait_for(f"host {C} is lost")
+    put(job.url, 1, f"{A}:10000", f"{B}:10000", f"{B}:10001")
+    all_in_version(job, 1, {A: 1, B: 2})
+    end(job)
+
+
+def test_all_who_have_the_state_are_lost(hosts):  # noqa: F811
+    job = start(hosts, 1, head=B)
+    all_in_version(job, 0, {A: 1})
+    lose(job, A)
+    for run in job.runs.values():
+        run.assert_exit(1)
+        assert re.search(rf"worker 0 .* was on host {A}, which was lost: ", run.stderr[-1])
+
+
+def test_too_few_are_left(hosts):  # noqa: F811
+    job = start(hosts, 6, "-min-np", 5)
+    all_in_version(job, 0, {A: 2, B: 2, C: 2})
+    lose(job, B)
+    for run in job.runs.values():
+        run.assert_exit(1)
+        assert run.stderr[-1].endswith("4 workers would be left, -min-np is 5")
