@@ -113,6 +113,13 @@ class LinkedSegment:
         """Of this host."""
         return list(self._local)
 
+    def sync_points(self) -> int:
+        """How many the workers of this host have asked for, or have been told of."""
+        return self._board.sync_points
+
+    def request_sync_point(self, number: int) -> None:
+        self._board.request_sync_point(number)
+
     def failure(self) -> str:
         """Why nothing can be exchanged with the other hosts any more; "" while it can."""
         return "" if self._link is None else self._link.failure()
@@ -131,6 +138,8 @@ class HostSegment(Segment, Protocol):
     def ranks(self) -> list[int]: ...
     def failure(self) -> str: ...
     def unreachable(self) -> list[tuple[str, str]]: ...
+    def sync_points(self) -> int: ...
+    def request_sync_point(self, number: int) -> None: ...
 
 
 _Named = tuple[int, int, str, int]  # version, which attempt to make it, calling host, number of the connection

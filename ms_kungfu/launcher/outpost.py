@@ -59,6 +59,7 @@ class Outpost:
         self._words: dict[int, dict[int, str]] = {}  # version -> rank -> why it can't go on; all that was ever seen
         self._unlinked: set[int] = set()  # versions whose link has failed, of which the head has been told
         self._apart: set[tuple[int, str]] = set()  # the same for hosts that the link of a version can't reach
+        self._sync_points: dict[int, int] = {}  # version -> those of which the head has been told, or has told
         self._timers: list[asyncio.TimerHandle] = []
         self._is_told = False  # that it has to end
 
@@ -109,7 +110,10 @@ class Outpost:
             self._loop.add_signal_handler(number, self._supervisor.signal, number)
 
     def _on_signal(self, number: int) -> None:
-        """The head ends the job, on all hosts. A second signal, or a head that doesn't: this host ends at once."""
+        """The head ends the job, on all hosts. A second signal, or a head that doesn't: this host ends at once.
+
+        That a SIGTERM makes only this host's workers leave is a step to come.
+        """
         if self._channel is None or self._is_told:
             self._end(128 + number, f"{PROGRAM}: interrupted by {signal_name(number)}")
             return
@@ -208,7 +212,7 @@ class Outpost:
             self._channel = channel
             self._loop.add_reader(self._supervisor.fileno(), self._on_supervisor)
             self._look()
-            self._look_for_lost_links()
+            self._look_at_links()
             if options.host_timeout_s is not None:
                 leases = Leases(options.host_timeout_s, after_pause_s=min(_AFTER_PAUSE_S, options.host_timeout_s))
                 channel.set_silence(options.host_timeout_s)
@@ -246,6 +250,12 @@ class Outpost:
             segment = relay.segment(int(value["version"]))
             if segment is not None:
                 segment.announce(int(value["newer"]))
+        elif what == "sync":
+            version, number = int(value["version"]), int(value["number"])
+            segment = relay.segment(version)
+            if segment is not None and number > self._sync_points.get(version, 0):
+                self._sync_points[version] = number
+                segment.request_sync_point(number)
         elif what == "start":
             self._start(Launch.from_json(value))
         elif what == "signal":
@@ -289,9 +299,13 @@ class Outpost:
         self._words.pop(version, None)
         self._unlinked.discard(version)
         self._apart = {(v, host) for v, host in self._apart if v != version}
+        self._sync_points.pop(version, None)
 
-    def _look_for_lost_links(self) -> None:
+    def _look_at_links(self) -> None:
         for version, segment in self._relay.segments().items():
+            if segment.sync_points() > self._sync_points.get(version, 0):
+                self._sync_points[version] = segment.sync_points()
+                self._send("syncs", {"version": version, "number": self._sync_points[version]})
             if version not in self._unlinked and (why := segment.failure()):
                 self._unlinked.add(version)
                 self._send("unlinked", {"version": version, "why": why})
@@ -302,7 +316,7 @@ class Outpost:
         self._timers[:] = [
             timer for timer in self._timers if not timer.cancelled() and timer.when() > self._loop.time()
         ]
-        self._later(_LINKS_LOOK_S, self._look_for_lost_links)
+        self._later(_LINKS_LOOK_S, self._look_at_links)
 
     def _look_for_the_head(self, channel: Channel, leases: Leases) -> None:
         """And says that this host is there. A host that the head has given up must not go on for long."""

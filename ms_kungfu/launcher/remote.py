@@ -180,6 +180,10 @@ class RemoteSite:
                 if version in self.segments:
                     self.apart[version, host] = str(value["why"])
                     self._owner.note_apart()
+            elif what == "syncs":
+                segment = self.segments.get(int(value["version"]))
+                if segment is not None:
+                    segment.pass_on_sync_points(int(value["number"]))
             elif what == "guardless":
                 reason = f"the guard process on host {self.name} was killed, and the workers there with it"
                 self._owner.lose(self, reason)
@@ -276,6 +280,7 @@ class SpreadSegment:
         self._is_made = False
         self._trouble: Exception | None = None
         self._is_closed = False
+        self._sync_points = 0  # those that have been passed on
         self._task: asyncio.Task[None] | None = None
         owner.in_loop(self._begin)
 
@@ -347,6 +352,19 @@ class SpreadSegment:
         """From this host: others, and why."""
         with self._lock:
             return [] if self._local is None or self._is_closed else self._local.unreachable()
+
+    def pass_on_sync_points(self, number: int = 0) -> None:
+        """What the workers of one host have asked for, those of all others hear of. `number`: of another host; 0: this
+        one's is to be looked at."""
+        with self._lock:
+            local = None if self._is_closed else self._local
+            number = max(number, 0 if local is None else local.sync_points())
+            if self._is_closed or number <= self._sync_points:
+                return
+            self._sync_points = number
+            if local is not None:
+                local.request_sync_point(number)
+        self._tell("sync", {"version": self.cluster.version, "number": number})
 
     def failure(self) -> str:
         """Why this host can't exchange anything with the others any more; "" while it can."""
@@ -473,7 +491,7 @@ class RemoteHosts:
     def attend(self, workers: Workers) -> None:
         """From now on these hear what the hosts say."""
         self.workers.set_result(workers)
-        self._look_for_lost_links()
+        self._look_at_links()
 
     async def close(self) -> None:
         for timer in self._timers.values():
@@ -614,11 +632,12 @@ class RemoteHosts:
         if any(segment in site.segments.values() for site in self.sites.values()):
             self.reports.hosts_apart(reason)
 
-    def _look_for_lost_links(self) -> None:
+    def _look_at_links(self) -> None:
         for segment in {found for site in self.sites.values() for found in site.segments.values()}:
+            segment.pass_on_sync_points()
             if why := segment.failure():
                 self.unlinked(segment, self.name, why)
         known, self._known_apart = self._known_apart, {pair for pair in self._apart() if self.name in pair}
         if not self._known_apart <= known:
             self.note_apart()
-        self._later("links", _LOOK_S, self._look_for_lost_links)
+        self._later("links", _LOOK_S, self._look_at_links)

@@ -83,6 +83,13 @@ class PlainSegment:
         """None of a connection where there is none."""
         return ""
 
+    def sync_points(self) -> int:
+        """None that another host would have to hear of."""
+        return 0
+
+    def request_sync_point(self, number: int) -> None:
+        """From another host: there is none."""
+
     def close(self) -> None:
         os.close(self.fd)
 

@@ -428,7 +428,10 @@ PYBIND11_MODULE(_core, m) {
       .def("heartbeat", &shm::Board::Heartbeat, py::arg("rank"),
            "A number that grows while the rank's process runs; 0 before it has joined and after it left.")
       .def("announce", &shm::Board::Announce, py::arg("version"),
-           "Tells the members that a newer cluster version is wanted.");
+           "Tells the members that a newer cluster version is wanted.")
+      .def_property_readonly("sync_points", &shm::Board::sync_points)
+      .def("request_sync_point", &shm::Board::RequestSyncPoint, py::arg("number"),
+           "Passes on what members on another host have asked for. A number that isn't news changes nothing.");
 
   RegisterBench(m);
   RegisterLink(m);

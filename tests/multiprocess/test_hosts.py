@@ -121,6 +121,36 @@ def test_workers_are_started_on_their_hosts_and_shown_by_those(hosts, script):
     assert job[B].stderr[-1] == "kungfu-run: interrupted by SIGINT"
 
 
+CORES = """
+import os, sys, time
+import ms_kungfu as kf
+from ms_kungfu import comm, membership
+kf.init()
+if len(sys.argv) > 1:
+    print("each", membership.fix_cores(), flush=True)
+    comm.barrier()
+print("cores", len(os.sched_getaffinity(0)), flush=True)
+comm.barrier()
+"""
+
+
+def test_the_cores_of_each_host_are_divided_among_its_own_workers(hosts, script):
+    cores = len(os.sched_getaffinity(0))
+    job = hosts(script(CORES), "-np", 3)
+    job.assert_exit(0)
+    assert [match[1] for match in job.wait_for(r"^cores (\d+)", {A: 2})] == 2 * [str(max(1, cores // 2))]
+    assert [match[1] for match in job.wait_for(r"^cores (\d+)", {B: 1})] == [str(cores)]
+
+
+@pytest.mark.parametrize(("flags", "program"), [(["-cores-per-worker", "1"], []), ([], ["fix"])])
+def test_workers_of_all_hosts_have_one_number_of_cores_where_that_is_asked_for(hosts, script, flags, program):
+    job = hosts((*script(CORES), *program), "-np", 3, *flags)
+    job.assert_exit(0)
+    assert {match[1] for match in job.wait_for(r"^cores (\d+)", {A: 2, B: 1})} == {"1"}
+    if program:
+        assert {match[1] for match in job.wait_for(r"^each (.*)", {A: 2, B: 1})} == {"None"}
+
+
 @pytest.mark.parametrize(("host", "code"), [(A, 0), (B, 3)])
 def test_all_hosts_end_with_the_same_code(hosts, script, host, code):
     job = hosts((*script(ENDS), str(code)), "-np", 2)
@@ -466,7 +496,7 @@ def test_a_training_grows_and_shrinks_over_three_hosts(hosts, start_module):
 
 
 @pytest.mark.parametrize("recover", ["shrink", "replace"])
-@pytest.mark.parametrize("rank", [0, 1, 3])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long), 3])
 def test_survivors_on_all_hosts_go_on_when_a_rank_is_killed(hosts, recover, rank):
     flags, url = embedded(A)
     job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 4, "-recover", recover)
@@ -512,6 +542,26 @@ def test_a_worker_of_another_host_that_gets_a_sigterm_leaves_after_its_step(host
     finish(job, {A: 2})
 
 
+def test_a_sync_point_that_one_host_asks_for_is_heard_of_on_all(hosts, script):
+    program = """
+import time
+import ms_kungfu as kf
+from ms_kungfu import _core, comm
+kf.init()
+rank, size = kf.current_rank(), kf.current_cluster_size()
+for number in range(1, size + 1):
+    if rank == size - number:
+        _core.request_sync_point(number)
+    while _core.sync_points() < number: time.sleep(0.01)
+    assert _core.sync_points() == number
+    comm.barrier()
+print("heard", _core.sync_points(), flush=True)
+"""
+    job = hosts(script(program), "-np", 3, slots={A: 1, B: 1, C: 1})
+    job.wait_for("^heard 3$", {A: 1, B: 1, C: 1})
+    job.assert_exit(0)
+
+
 @pytest.mark.long
 def test_many_deaths_on_random_hosts(hosts):
     flags, url = embedded(A)
@@ -519,10 +569,23 @@ def test_many_deaths_on_random_hosts(hosts):
                 slots={A: 2, B: 2, C: 2})  # fmt: skip
     counts = {A: 2, B: 2, C: 2}
     choose = random.Random(14)
+
+    def held():
+        """What the launchers have open, and their threads."""
+        pids = [run.process.pid for run in job.runs.values()]
+        return [len(os.listdir(f"/proc/{pid}/{what}")) for what in ("fd", "task") for pid in pids]
+
+    early = []
     for death in range(20):
         there = all_in_version(job, 2 * death, counts)
+        if death == 2:
+            early = held()
         os.kill(there[choose.randrange(6)], signal.SIGKILL)
     all_in_version(job, 40, counts)
+    deadline = time.monotonic() + 20
+    while any(now > before + 6 for now, before in zip(held(), early)):  # a version more or less is being made or closed
+        assert time.monotonic() < deadline, (early, held())
+        time.sleep(0.1)
     finish(job, counts)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from ms_kungfu.broker_protocol import ProtocolError, new_nonce, proof_of
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher import control, links
+from ms_kungfu.launcher import control, links, network
 from ms_kungfu.launcher.control import Channel, ControlServer, RefusedError, call
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.links import LinkedSegment, LinkMaker
@@ -279,7 +279,7 @@ async def first_of(channel):
 
 
 @contextlib.asynccontextmanager
-async def serving(secret=SECRET):
+async def serving(secret=SECRET, host=A):
     served = []
 
     async def serve(channel):
@@ -289,17 +289,21 @@ async def serving(secret=SECRET):
         return False
 
     server, port = ControlServer(Machine(), secret, serve), free_port()
-    await server.start(A, port)
+    await server.start(host, port)
     try:
         yield port, served
     finally:
         await server.close()
 
 
-def test_who_knows_the_secret_is_served():
+@pytest.mark.parametrize(("caller", "called"), [(B, A), ("localhost", A), ("::1", "::1")])
+def test_who_knows_the_secret_is_served(caller, called):
+    if called == "::1" and not network.is_of_this_machine(called):
+        pytest.skip("this machine has no IPv6")
+
     async def test():
-        async with serving() as (port, served):
-            channel = await call(Machine(), B, A, port, SECRET, 10)
+        async with serving(host=called) as (port, served):
+            channel = await call(Machine(), caller, called, port, SECRET, 10)
             channel.send({"hello": 1})
             assert await channel.receive() == {"you": {"hello": 1}}
             assert served == [{"hello": 1}]

@@ -37,7 +37,6 @@ ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
 ms.set_seed(1)
 
 
-
 class Searching(nn.Cell):
     """Of the kernels that give other bits where their work is divided elsewhere."""
 
