@@ -42,6 +42,7 @@
 //  exchange
 //     they tell each other so in one more round (Acknowledge), in the epoch in which they got it. Having it is a
 //     promise: to keep it, and to give it if the others have it, until an epoch says otherwise.
+//     (What fails among a host's own ranks they know at once; should that host be lost, nobody has to hear of it.)
 //  8. In a new epoch an operation begins again with headers, which say in which epoch the host got what it has, if it
 //     has anything. Where all have the same, they give it. Else nobody has given it, by 7, nor ever will: all drop what
 //     they have and go on with what their ranks brought, which is kept until then; the lost host's ranks are dead, so G
