@@ -336,3 +336,26 @@ def test_when_all_have_finished_whoever_comes_is_another_process():
     versions.choose(2)
     assert versions.answer(newcomer(C, 1)) == Detached()
     assert versions.answer(newcomer(C, 2)) == Grant(cluster(2, A, B, C), 2)
+
+
+def test_no_version_over_a_lost_host_is_chosen_any_more():
+    away = PeerID("127.0.0.2", 10000)
+    versions = started(cluster(0, A, away), cluster(1, A, B, away))
+    versions.ready.add((B, 1))
+    assert versions.announceable() == 1
+    versions.lost_hosts.add(away.host)
+    versions.record_end(away, 0)
+    assert versions.would_choose(member(A, 0, 1)) is None
+    assert versions.answer(member(A, 0, 1)) == Stay()
+    assert versions.answer(member(away, 0, 1)) == Detached()
+    versions.admit(cluster(2, A, B))
+    assert versions.answer(member(A, 0, 2)) == Grant(cluster(2, A, B), 0)
+
+
+def test_a_version_over_a_lost_host_that_was_chosen_before_is_gone_over_to_by_all():
+    away = PeerID("127.0.0.2", 10000)
+    versions = started(cluster(0, A, B, away), cluster(1, A, B, away))
+    assert isinstance(versions.answer(member(away, 0, 1)), Grant)
+    versions.lost_hosts.add(away.host)
+    versions.record_end(away, 0)
+    assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A, B, away), 0)

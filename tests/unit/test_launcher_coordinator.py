@@ -174,3 +174,38 @@ def test_what_workers_want_as_well_takes_nothing_from_somebody_outside():
     job.accept(written("jobworkers", 2, A), False, [], [A, B])
     job.resting = True
     assert job.at_rest(cluster(0, A, B)).workers == (A, B, C)
+
+
+def over_hosts(*workers, flags=("-recover", "replace")):
+    words = ["-w", "-port-range", "10000-10009", "-H", "127.0.0.1:2,127.0.0.2:2", "-self", "127.0.0.1", "-no-secret"]
+    words += ["-config-server", "http://127.0.0.1:9100/config", "-builtin-config-port", "9100"]
+    return Coordinator(parse_options([*words, *flags, "sh"]), cluster(0, *workers), "job")
+
+
+AWAY = tuple(PeerID("127.0.0.2", 10000 + i) for i in range(2))
+
+
+def test_only_as_many_are_replaced_as_hosts_that_are_left_have_slots_for():
+    job = over_hosts(A, *AWAY)
+    job.hosts = job.hosts.without("127.0.0.2")
+    job.vacant = [1, 2]
+    first = job.revision(-1, ended=AWAY, living=[A], taken_ports={10000})
+    assert (first.workers, first.slots) == ((A,), {"127.0.0.1": 2})
+    job.accept(first, own=True, ended=[], living=[A])
+    job.last_version = first.version
+    second = job.revision(-1, ended=[], living=[A], taken_ports={10000})
+    assert [worker.host for worker in second.workers] == ["127.0.0.1"] * 2
+    job.accept(second, own=True, ended=[], living=[A])
+    assert job.vacant[1:] == []
+
+
+def test_at_rest_the_store_is_told_of_the_hosts_that_are_left():
+    job = over_hosts(A, *AWAY, flags=("-k",))
+    job.newest = replace(job.at_rest(cluster(0, A, *AWAY)), version=1)
+    assert job.at_rest(job.newest) is None
+    job.last_version = 1
+    job.hosts = job.hosts.without("127.0.0.2")
+    told = job.at_rest(job.newest)
+    assert (told.workers, told.slots, told.version) == ((A,), {"127.0.0.1": 2}, 2)
+    job.newest = told
+    assert job.at_rest(told) is None

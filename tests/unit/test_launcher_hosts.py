@@ -113,3 +113,17 @@ def test_what_one_host_of_several_cannot_run_is_refused_with_its_name():
 def test_where_ssh_finds_a_host():
     hosts = parse_hosts("a:1,b:1:x.y,[fd00::1]:1,c:1:[fd00::2]")
     assert [host.login for host in hosts] == ["a", "x.y", "fd00::1", "fd00::2"]
+
+
+def test_a_lost_host_has_no_slots_and_no_newcomers():
+    hosts = of("a:2,b:2,c:2").without("b")
+    assert (hosts.slots_by_host, hosts.slots) == ({"a": 2, "c": 2}, 4)
+    assert hosts.has_room(4)
+    assert not hosts.has_room(5)
+    a, b, c = (PeerID(name, 7) for name in "abc")
+    hosts.check(Cluster((a, c), (), 1), (a,))
+    with pytest.raises(HostError, match="worker b:7 is on host b, which was lost"):
+        hosts.check(Cluster((a, b), (), 1), (a,))
+    hosts.check(Cluster((a, b), (), 1), (a,), ended=[b])  # its writer hadn't heard of the loss
+    assert spread(hosts.without_lost().first_cluster(4, range(7, 9), 1, 0)) == "a:7 a:8 c:7 c:8"
+    assert hosts.described(Cluster((a,), (), 1)).slots == {"a": 2, "c": 2}
