@@ -268,7 +268,6 @@ std::optional<uint32_t> ClusterCommunicator::RunGenerations(uint32_t from_genera
   }
   try {
     for (;;) {
-      KUNGFU_FAULT_POINT("before it brings its part to the link");
       if (operation->planes == nullptr) {
         local_.RunFrom(UpOf(*operation, places_, host_), AwaitLocalDeaths(generation));
       } else {
@@ -276,11 +275,9 @@ std::optional<uint32_t> ClusterCommunicator::RunGenerations(uint32_t from_genera
         if (!local_.RunRenewable(renewal, AwaitLocalDeaths(generation))) return std::nullopt;
         operation = renewal.operation;
       }
-      KUNGFU_FAULT_POINT("before the link's word");
       const Verdict verdict = HearVerdict(*operation);
       if (verdict.what == Verdict::kFailed) Fail(*operation, verdict);
       if (verdict.what == Verdict::kDone) {
-        KUNGFU_FAULT_POINT("before the result");
         TakeResult(*operation);
         name->under_way = false;
         Forget(text);
