@@ -60,7 +60,7 @@ class Buffer {
 // `dtype` is a kf_dtype, or negative to take it from the buffer.
 kf_dtype DtypeOf(const Buffer& buffer, int dtype) {
   if (dtype >= 0) {
-    if (!IsDtype(static_cast<kf_dtype>(dtype))) throw Error(KF_TYPE, Text("no dtype has number ", dtype));
+    if (!IsDtype(dtype)) throw Error(KF_TYPE, Text("no dtype has number ", dtype));
     return static_cast<kf_dtype>(dtype);
   }
   static constexpr std::pair<char, kf_dtype> kFormats[] = {

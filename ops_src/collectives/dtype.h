@@ -11,8 +11,9 @@ namespace kungfu {
 inline constexpr int kNumDtypes = KF_FLOAT64 + 1;
 inline constexpr int kNumOps = KF_PROD + 1;
 
-inline bool IsDtype(kf_dtype dtype) { return dtype >= KF_INT8 && dtype <= KF_FLOAT64; }
-inline bool IsOp(kf_op op) { return op >= KF_SUM && op <= KF_PROD; }
+// Of numbers: an enum that has none of its values is undefined behaviour when it is read.
+inline bool IsDtype(int number) { return number >= KF_INT8 && number <= KF_FLOAT64; }
+inline bool IsOp(int number) { return number >= KF_SUM && number <= KF_PROD; }
 
 struct DtypeFacts {
   const char* name;

@@ -4,8 +4,10 @@
 #define KUNGFU_COLLECTIVES_OBSERVER_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "collectives/operation.h"
 
@@ -35,6 +37,22 @@ class Observer {
 
  private:
   static inline std::atomic<Observer*> installed_{nullptr};
+};
+
+// Operations that succeed or fail together.
+class ObservedTogether {
+ public:
+  ObservedTogether(const Operation* operations, size_t num_operations) {
+    for (size_t k = 0; k < num_operations; k++) each_.push_back(Observer::Observe(operations[k]));
+  }
+  void Done(uint32_t size) const {
+    for (const auto& one : each_) {
+      if (one) one->Done(size);
+    }
+  }
+
+ private:
+  std::vector<std::unique_ptr<Observer::Observation>> each_;
 };
 
 }  // namespace kungfu

@@ -37,6 +37,12 @@ class ReductionLog {
     last_commit_.store(generation + 1, std::memory_order_relaxed);
   }
 
+  // Operations of one mind, of which this is the first, have settled.
+  void NoteSettled(const Operation& first, uint32_t generation) {
+    Note(first, generation);
+    NoteCommit(first, generation);
+  }
+
   Reductions Take() {
     const auto take = [](std::atomic<uint32_t>& word) { return word.exchange(0, std::memory_order_relaxed); };
     return {take(gradient_), take(any_), take(commits_), take(first_commit_), take(last_commit_)};

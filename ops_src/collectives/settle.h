@@ -2,31 +2,27 @@
 #ifndef KUNGFU_COLLECTIVES_SETTLE_H_
 #define KUNGFU_COLLECTIVES_SETTLE_H_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "collectives/operation.h"
 
 namespace kungfu {
 
+// Runs an operation, from this generation on, and answers in which it ended.
+using RunFromGeneration = std::function<uint32_t(const Operation& operation, uint32_t from_generation)>;
+
+// Runs them one after another, and settles them. `keep_inputs`: they may have to be done again, so what they write over
+// is copied before.
+uint32_t RunAndSettle(const RunFromGeneration& run, bool keep_inputs, const Operation* operations,
+                      size_t num_operations);
+
 // Does again what ended in an earlier generation than the latest, and answers that. All survivors have the same
 // generations here, since each operation ended in the same at all of them, and so they do the same operations again, in
-// the same order. `run`(operation, generation from which on it may end) answers in which it ended.
-template <typename Run>
-uint32_t SettleBy(const Run& run, const Operation* operations, uint32_t* generations, size_t num_operations) {
-  uint32_t latest = 0;
-  for (size_t k = 0; k < num_operations; k++) latest = std::max(latest, generations[k]);
-  for (size_t k = 0; k < num_operations; k++) {
-    if (generations[k] == latest) continue;
-    generations[k] = run(operations[k], latest);
-    if (generations[k] > latest) {
-      latest = generations[k];
-      k = static_cast<size_t>(-1);  // another death: from the beginning
-    }
-  }
-  return latest;
-}
+// the same order.
+uint32_t SettleBy(const RunFromGeneration& run, const Operation* operations, uint32_t* generations,
+                  size_t num_operations);
 
 }  // namespace kungfu
 

@@ -413,7 +413,10 @@ TEST(ClusterEnds, ARequestThatIsNoneEndsTheCommunicator) {
   with([](auto& r) { r.name = ""; });
   with([](auto& r) { r.root = 2; });
   with([](auto& r) { r.count = uint64_t{1} << 62; });
-  with([](auto& r) { r.dtype = static_cast<kf_dtype>(99); });
+  with([](auto&) {});
+  refused.back()[5] = 99;  // a dtype that there isn't
+  with([](auto&) {});
+  refused.back()[6] = 99;                                 // a reduction that there isn't
   with([&](auto& r) { planes(r, {100000, 0}, {0}); });    // more than there can be
   with([&](auto& r) { planes(r, {1, 2}, {0}); });         // more than it says
   with([&](auto& r) { planes(r, {1}, {0}); });            // of another cluster

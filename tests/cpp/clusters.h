@@ -70,25 +70,9 @@ class Clusters {
 
   using Body = std::function<void(uint32_t rank, ClusterCommunicator& communicator)>;
   // Calls body on one thread a rank; rethrows what the lowest rank threw.
-  void Run(const Body& body) {
-    for (const std::exception_ptr& error : Collect(body)) {
-      if (error) std::rethrow_exception(error);
-    }
-  }
+  void Run(const Body& body) { RethrowFirst(Collect(body)); }
   std::vector<std::exception_ptr> Collect(const Body& body) {
-    std::vector<std::exception_ptr> errors(size());
-    std::vector<std::thread> threads;
-    for (uint32_t r = 0; r < size(); r++) {
-      threads.emplace_back([&, r] {
-        try {
-          body(r, at(r));
-        } catch (...) {
-          errors[r] = std::current_exception();
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    return errors;
+    return CollectOf(size(), [&](uint32_t r) { body(r, at(r)); });
   }
 
  private:

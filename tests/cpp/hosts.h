@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "threads.h"
 #include "transport/tcp/mesh.h"
 
 namespace kungfu::testing {
@@ -83,26 +84,10 @@ class Hosts {
   void End(uint32_t host) { meshes_[host] = nullptr; }
 
   // Calls body(host, mesh) on one thread a host; rethrows what the lowest host threw.
-  void Run(const std::function<void(uint32_t, tcp::Mesh&)>& body) {
-    for (const std::exception_ptr& error : Collect(body)) {
-      if (error) std::rethrow_exception(error);
-    }
-  }
+  void Run(const std::function<void(uint32_t, tcp::Mesh&)>& body) { RethrowFirst(Collect(body)); }
   // The same, but returns what each host threw.
   std::vector<std::exception_ptr> Collect(const std::function<void(uint32_t, tcp::Mesh&)>& body) {
-    std::vector<std::exception_ptr> errors(size());
-    std::vector<std::thread> threads;
-    for (uint32_t h = 0; h < size(); h++) {
-      threads.emplace_back([&, h] {
-        try {
-          body(h, at(h));
-        } catch (...) {
-          errors[h] = std::current_exception();
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    return errors;
+    return CollectOf(size(), [&](uint32_t h) { body(h, at(h)); });
   }
 
  private:

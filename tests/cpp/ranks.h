@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "collectives/host/host_communicator.h"
+#include "threads.h"
 #include "transport/shm/board.h"
 
 namespace kungfu::testing {
@@ -38,27 +39,11 @@ class Ranks {
   HostCommunicator& at(uint32_t rank) { return *communicators_[rank]; }
 
   // Calls body(rank, communicator) on one thread a rank; rethrows what the lowest rank threw.
-  void Run(const std::function<void(uint32_t, Communicator&)>& body) {
-    for (const std::exception_ptr& error : Collect(body)) {
-      if (error) std::rethrow_exception(error);
-    }
-  }
+  void Run(const std::function<void(uint32_t, Communicator&)>& body) { RethrowFirst(Collect(body)); }
 
   // The same, but returns what each rank threw.
   std::vector<std::exception_ptr> Collect(const std::function<void(uint32_t, Communicator&)>& body) {
-    std::vector<std::exception_ptr> errors(size());
-    std::vector<std::thread> threads;
-    for (uint32_t r = 0; r < size(); r++) {
-      threads.emplace_back([&, r] {
-        try {
-          body(r, at(r));
-        } catch (...) {
-          errors[r] = std::current_exception();
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    return errors;
+    return CollectOf(size(), [&](uint32_t r) { body(r, at(r)); });
   }
 
  private:

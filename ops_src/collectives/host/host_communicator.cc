@@ -28,7 +28,6 @@
 #include "collectives/kept_inputs.h"
 #include "collectives/lone_communicator.h"
 #include "collectives/observer.h"
-#include "collectives/settle.h"
 #include "collectives/traffic.h"
 
 namespace kungfu {
@@ -177,45 +176,30 @@ uint32_t HostCommunicator::RunAll(const Operation* operations, size_t num_operat
   }
   rules_.ThrowIfClosed();
   for (size_t k = 0; k < num_operations; k++) Check(operations[k]);
-  std::vector<std::unique_ptr<Observer::Observation>> observed;
-  for (size_t k = 0; k < num_operations; k++) observed.push_back(Observer::Observe(operations[k]));
+  const ObservedTogether observed(operations, num_operations);
   uint32_t generation = 0;
   OrGiveUp([&] {
-    std::optional<KeptInputs> kept;
-    if (self_.board.recovers() && std::any_of(operations, operations + num_operations, InPlace)) {
-      operations = kept.emplace(operations, num_operations).operations();
-    }
-    std::vector<uint32_t> generations;
-    for (size_t k = 0; k < num_operations; k++) {
-      rules_.ThrowIfClosed();
-      generations.push_back(RunShared(operations[k], 0));
-      KUNGFU_FAULT_POINT("between operations");
-    }
-    generation = SettleShared(operations, generations.data(), num_operations);
+    generation = RunAndSettle(RunsShared(), self_.board.recovers(), operations, num_operations);
+    reductions_.NoteSettled(operations[0], generation);
   });
-  for (const auto& each : observed) {
-    if (each) each->Done(size_);
-  }
+  observed.Done(size_);
   return generation;
 }
 
 uint32_t HostCommunicator::Settle(const Operation* operations, uint32_t* generations, size_t num_operations) {
   uint32_t latest = 0;
-  OrGiveUp([&] { latest = SettleShared(operations, generations, num_operations); });
+  OrGiveUp([&] {
+    latest = SettleBy(RunsShared(), operations, generations, num_operations);
+    if (num_operations > 0) reductions_.NoteSettled(operations[0], latest);
+  });
   return latest;
 }
 
-uint32_t HostCommunicator::SettleShared(const Operation* operations, uint32_t* generations, size_t num_operations) {
-  const auto again = [&](const Operation& operation, uint32_t from_generation) {
+RunFromGeneration HostCommunicator::RunsShared() {
+  return [this](const Operation& operation, uint32_t from_generation) {
     rules_.ThrowIfClosed();
     return RunShared(operation, from_generation);
   };
-  const uint32_t latest = SettleBy(again, operations, generations, num_operations);
-  if (num_operations > 0) {
-    reductions_.Note(operations[0], latest);
-    reductions_.NoteCommit(operations[0], latest);
-  }
-  return latest;
 }
 
 std::optional<uint32_t> HostCommunicator::RunRenewable(Renewable& operation, uint32_t from_generation) {

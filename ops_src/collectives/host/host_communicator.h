@@ -28,6 +28,7 @@
 #include "collectives/host/failure_rules.h"
 #include "collectives/host/lanes.h"
 #include "collectives/host/waiting.h"
+#include "collectives/settle.h"
 #include "transport/shm/segment.h"
 
 namespace kungfu {
@@ -62,7 +63,7 @@ class HostCommunicator final : public Communicator {
   uint32_t RunShared(const Operation& operation, uint32_t from_generation);
   template <typename OperationIn>
   std::optional<uint32_t> RunGenerations(uint32_t from_generation, const OperationIn& operation_in);
-  uint32_t SettleShared(const Operation* operations, uint32_t* generations, size_t num_operations);
+  RunFromGeneration RunsShared();
   void CountTraffic(const host::Flight& flight, uint64_t began) const;
 
   mutable host::Endpoint self_;  // whose board is everybody's

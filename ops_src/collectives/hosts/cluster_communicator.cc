@@ -11,14 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/fault_point.h"
 #include "base/interrupt.h"
 #include "base/memory.h"
 #include "collectives/dtype.h"
 #include "collectives/gather.h"
-#include "collectives/kept_inputs.h"
 #include "collectives/observer.h"
-#include "collectives/settle.h"
 
 namespace kungfu {
 namespace {
@@ -198,41 +195,27 @@ uint32_t ClusterCommunicator::RunAll(const Operation* operations, size_t num_ope
   process_.Refuse("take part in collectives");
   closure_.ThrowIfClosed();
   for (size_t k = 0; k < num_operations; k++) Check(operations[k]);
-  std::vector<std::unique_ptr<Observer::Observation>> observed;
-  for (size_t k = 0; k < num_operations; k++) observed.push_back(Observer::Observe(operations[k]));
+  const ObservedTogether observed(operations, num_operations);
   uint32_t generation = 0;
   OrGiveUp([&] {
-    std::optional<KeptInputs> kept;
-    if (recovers() && num_operations > 1 && std::any_of(operations, operations + num_operations, InPlace)) {
-      operations = kept.emplace(operations, num_operations).operations();
-    }
-    std::vector<uint32_t> generations;
-    for (size_t k = 0; k < num_operations; k++) {
-      generations.push_back(RunShared(operations[k], 0));
-      KUNGFU_FAULT_POINT("between operations");
-    }
-    generation = SettleShared(operations, generations.data(), num_operations);
+    generation = RunAndSettle(RunsShared(), recovers() && num_operations > 1, operations, num_operations);
+    if (num_operations > 0) reductions_.NoteSettled(operations[0], generation);
   });
-  for (const auto& each : observed) {
-    if (each) each->Done(size_);
-  }
+  observed.Done(size_);
   return generation;
 }
 
 uint32_t ClusterCommunicator::Settle(const Operation* operations, uint32_t* generations, size_t num_operations) {
   uint32_t latest = 0;
-  OrGiveUp([&] { latest = SettleShared(operations, generations, num_operations); });
+  OrGiveUp([&] {
+    latest = SettleBy(RunsShared(), operations, generations, num_operations);
+    if (num_operations > 0) reductions_.NoteSettled(operations[0], latest);
+  });
   return latest;
 }
 
-uint32_t ClusterCommunicator::SettleShared(const Operation* operations, uint32_t* generations, size_t num_operations) {
-  const auto again = [&](const Operation& operation, uint32_t from) { return RunShared(operation, from); };
-  const uint32_t latest = SettleBy(again, operations, generations, num_operations);
-  if (num_operations > 0) {
-    reductions_.Note(operations[0], latest);
-    reductions_.NoteCommit(operations[0], latest);
-  }
-  return latest;
+RunFromGeneration ClusterCommunicator::RunsShared() {
+  return [this](const Operation& operation, uint32_t from) { return RunShared(operation, from); };
 }
 
 std::optional<uint32_t> ClusterCommunicator::RunRenewable(Renewable& operation, uint32_t from_generation) {

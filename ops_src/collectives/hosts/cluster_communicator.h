@@ -14,6 +14,7 @@
 #include "collectives/host/host_communicator.h"
 #include "collectives/hosts/cluster_board.h"
 #include "collectives/hosts/protocol.h"
+#include "collectives/settle.h"
 
 namespace kungfu {
 
@@ -54,7 +55,7 @@ class ClusterCommunicator final : public Communicator {
   template <typename Body>
   void OrGiveUp(const Body& body);
   uint32_t RunShared(const Operation& operation, uint32_t from_generation);
-  uint32_t SettleShared(const Operation* operations, uint32_t* generations, size_t num_operations);
+  RunFromGeneration RunsShared();
   template <typename OperationIn>
   std::optional<uint32_t> RunGenerations(uint32_t from_generation, const OperationIn& operation_in);
   std::shared_ptr<Name> Find(const std::string& name);

@@ -175,6 +175,9 @@ class Link {
   Part BringUp(const Name& name, const Request& request, uint64_t number, uint32_t generation, Scratch& scratch);
   const Request* RenewalOf(const Name& name, uint64_t number, uint32_t generation);
   std::vector<Header> Meet(Place& place, const Header& mine);
+  template <typename Words, typename Absent>
+  void Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std::vector<Words>& theirs,
+             const Absent& absent);
   template <typename Absent>
   void AwaitHost(const Place& place, uint32_t host, const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& said,
                  const Absent& absent) const;

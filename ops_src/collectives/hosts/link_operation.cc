@@ -275,27 +275,35 @@ std::vector<Link::Header> Link::Meet(Place& place, const Header& mine) {
     header.missing = places_.SizeOf(h);
     if (!gave && !FinishedOn(h)) header.generation = AwaitGenerationWithout(h, header.missing);
   };
+  Trade(place, tag, mine, headers, be_absent);
+  return headers;
+}
+
+// Says `mine` to all other hosts, and hears theirs; of those that have no part in the operation (any more) it calls
+// absent(host, whether it has given the outcome), when nobody writes theirs.
+template <typename Words, typename Absent>
+void Link::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std::vector<Words>& theirs,
+                 const Absent& absent) {
   std::vector<tcp::Mesh::Ticket> hearing(places_.hosts()), saying(places_.hosts());
   std::vector<bool> met(places_.hosts());
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (h == host_) continue;
     try {
       ThrowIfAbsent(h, place.name, place.number);
-      hearing[h] = mesh_.Receive(place.epoch, h, tag, &headers[h], sizeof(Header));
+      hearing[h] = mesh_.Receive(place.epoch, h, tag, &theirs[h], sizeof(Words));
       saying[h] = mesh_.Send(place.epoch, h, tag, &mine, sizeof mine);
       met[h] = true;
-    } catch (const AbsentHost& absent) {
-      be_absent(h, absent.gave);
+    } catch (const AbsentHost& is) {
+      absent(h, is.gave);
     }
   }
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (!met[h]) continue;
     AwaitHost(place, h, hearing[h], saying[h], [&](bool gave) {
-      hearing[h] = {};  // withdrawn: nobody writes the header any more
-      be_absent(h, gave);
+      hearing[h] = {};  // withdrawn
+      absent(h, gave);
     });
   }
-  return headers;
 }
 
 template <typename Absent>
@@ -321,22 +329,7 @@ void Link::AwaitHost(const Place& place, uint32_t host, const tcp::Mesh::Ticket&
 void Link::Acknowledge(const Place& place, uint64_t got) {
   const tcp::Tag tag = tcp::Tag::Of(place.name.name + "\x01a", place.number);
   std::vector<uint64_t> theirs(places_.hosts());
-  std::vector<tcp::Mesh::Ticket> hearing(places_.hosts()), saying(places_.hosts());
-  std::vector<bool> met(places_.hosts());
-  for (uint32_t h = 0; h < places_.hosts(); h++) {
-    if (h == host_) continue;
-    try {
-      ThrowIfAbsent(h, place.name, place.number);
-    } catch (const AbsentHost&) {
-      continue;
-    }
-    hearing[h] = mesh_.Receive(place.epoch, h, tag, &theirs[h], sizeof(uint64_t));
-    saying[h] = mesh_.Send(place.epoch, h, tag, &got, sizeof got);
-    met[h] = true;
-  }
-  for (uint32_t h = 0; h < places_.hosts(); h++) {
-    if (met[h]) AwaitHost(place, h, hearing[h], saying[h], [&](bool) { hearing[h] = {}; });
-  }
+  Trade(place, tag, got, theirs, [](uint32_t, bool) {});
 }
 
 // Its ranks are about to get the outcome. False: too late, it is to be agreed on anew. See 9.

@@ -88,8 +88,10 @@ std::optional<Request> Request::From(const char* bytes, size_t size) {
   std::memcpy(&fixed, bytes, sizeof fixed);
   const uint64_t expected =
       sizeof fixed + uint64_t{4} * fixed.of_rank + uint64_t{4} * fixed.program + fixed.name_bytes + fixed.what_bytes;
-  if (fixed.magic != kMagic || size != expected || fixed.kind > static_cast<uint8_t>(Kind::kBarrier))
+  if (fixed.magic != kMagic || size != expected || fixed.kind > static_cast<uint8_t>(Kind::kBarrier) ||
+      !IsDtype(fixed.dtype) || !IsOp(fixed.op)) {
     return std::nullopt;
+  }
   Request request;
   request.renewal = (fixed.flags & kRenewal) != 0;
   request.weighted = (fixed.flags & kWeighted) != 0;
@@ -113,7 +115,7 @@ std::optional<Request> Request::From(const char* bytes, size_t size) {
   planes.divisor = fixed.divisor;
   request.name.assign(at, fixed.name_bytes);
   request.what.assign(at + fixed.name_bytes, fixed.what_bytes);
-  if (request.name.empty() || !IsDtype(request.dtype) || !IsOp(request.op)) return std::nullopt;
+  if (request.name.empty()) return std::nullopt;
   if (request.count > kMostElements) return std::nullopt;
   for (const uint32_t n : planes.of_rank) {
     if (n > std::min(planes.most, kMostPlanes)) return std::nullopt;
