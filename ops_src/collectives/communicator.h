@@ -22,6 +22,8 @@ struct CommunicatorOptions {
   std::chrono::milliseconds join_timeout{300000};
   // After this, and after twice, four times ... as much, a wait says whom it waits for; see base/log.h.
   std::chrono::milliseconds tell_after{10000};
+  // Whether GiveUp tells the others. Else it only closes, and whoever made this communicator tells them.
+  bool tells{true};
 };
 
 // Immutable membership: a change makes a new communicator, and this one then answers every call with StaleClusterError.

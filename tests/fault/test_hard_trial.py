@@ -19,6 +19,13 @@ def test_a_short_trial_breaks_nothing() -> None:
 
 
 @pytest.mark.long
+def test_a_short_trial_over_hosts_breaks_nothing() -> None:
+    counts = trial.run(kills=12, seed=random.SystemRandom().randrange(1 << 32), hosts=3)
+    assert counts.broken == []
+    assert counts.killed >= 12
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("right", "wrong", "found"),
     [

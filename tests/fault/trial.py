@@ -1,11 +1,14 @@
 """A hard trial on real processes: kills at random, resizes at random, and every sample counted.
 
     python -m tests.fault.trial --kills 1000
+    python -m tests.fault.trial --kills 200 --hosts 4
 
 runs jobs under ``kungfu-run -w`` until so many of their processes were killed by SIGKILL: workers, rank 0 too, several
 at once, newcomers and standbys while they start, and all of them now and then in the midst of a checkpoint, an
 evaluation or a change. Meanwhile sizes from 1 to 8 are asked for, several in a row without waiting for the first. Half
 of the jobs run with ``-recover replace``, half with ``shrink``; steps take from 2 ms to a quarter of a second.
+With several hosts, which addresses of the loopback play, each has a launcher of its own, and now and then one of these
+is killed, but for the first's: its workers are lost with it.
 
 The workers (`programs/counting.py`) have one weight a sample, which counts how often it was trained, so that exactly
 once can be read from the weights: after E epochs all are E. What has to hold besides:
@@ -33,11 +36,13 @@ import os
 import random
 import secrets
 import signal
+import socket
 import struct
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +54,9 @@ from tests.multiprocess.launching import Program
 
 PROGRAM = Path(__file__).with_name("programs") / "counting.py"
 SIZES = range(1, 9)
+_HEAD = "127.0.0.1"
+_SLOTS = 20  # of a host
+_LOSES_HOST = 0.06
 _NOW = struct.Struct("=qqdd")  # as in programs/counting.py
 _STEPS_S = (0.002, 0.002, 0.01, 0.05, 0.25)
 _SLOW_S = 0.05  # steps from here on leave time to strike between a wish and the agreement on it
@@ -69,18 +77,21 @@ class Plan:
     kills: int
     every_s: float
     """Between two blows, about."""
+    hosts: int = 1
 
     def __str__(self) -> str:
-        return f"-np {self.size} -recover {self.recover} -standby {self.standbys}, steps of {self.step_s:g} s"
+        hosts = f"{self.hosts} hosts, " if self.hosts > 1 else ""
+        return f"{hosts}-np {self.size} -recover {self.recover} -standby {self.standbys}, steps of {self.step_s:g} s"
 
 
-def plan_of(rng: random.Random, kills: int) -> Plan:
+def plan_of(rng: random.Random, kills: int, hosts: int) -> Plan:
     recover = rng.choice(("replace", "shrink"))
     standbys = rng.choice((0, 1, 2, 3))
     step_s = rng.choice(_STEPS_S)
-    return Plan(
-        rng.randrange(2, 7), recover, standbys, step_s, min(kills, rng.randrange(15, 40)), rng.choice((0.2, 0.5, 1.0))
-    )
+    size, kills, every_s = rng.randrange(2, 7), min(kills, rng.randrange(15, 40)), rng.choice((0.2, 0.5, 1.0))
+    if hosts > 1:
+        standbys = 0  # of one host only
+    return Plan(size, recover, standbys, step_s, kills, every_s, hosts)
 
 
 @dataclass
@@ -92,7 +103,7 @@ class Counts:
 
     @property
     def killed(self) -> int:
-        return sum(self.done[what] for what in ("members killed", "several at once", "newcomers killed"))
+        return sum(self.done[what] for what in ("members killed", "several at once", "newcomers killed", "lost hosts'"))
 
 
 class Job:
@@ -114,8 +125,12 @@ class Job:
             "KUNGFU_JOIN_TIMEOUT": f"{3 * patience_s:g}", "KUNGFU_COLLECTIVE_TIMEOUT": f"{3 * patience_s:g}",
         }  # fmt: skip
         words = [*flags, sys.executable, program, folder, plan.step_s]
-        self.program = Program("ms_kungfu.launcher", words, folder, environment)
-        self.launcher = self.program.process.pid
+        if plan.hosts == 1:
+            self.launchers = {_HEAD: Program("ms_kungfu.launcher", words, folder, environment)}
+        else:
+            self.launchers = dict(_on_hosts(plan.hosts, words, folder, environment))
+        self.program = self.launchers[_HEAD]
+        self.lost: dict[str, Program] = {}
         self.wishes: list[list[str]] = []  # of workers, since the cluster was last as it was wished for
         self.furthest, self.progress_at = -1, time.monotonic()
 
@@ -126,7 +141,7 @@ class Job:
 
     def processes(self) -> set[int]:
         """The workers and standbys that run, those that have only been forked too."""
-        return {worker for guard in _children(self.launcher) for worker in _children(guard)} - set(self.killed)
+        return {pid for launcher in self.launchers.values() for pid in _workers_of(launcher)} - set(self.killed)
 
     def holders(self) -> list[int]:
         """Who has the state, and is in the cluster as far as can be seen."""
@@ -165,7 +180,8 @@ class Job:
         except AssertionError as error:
             self.is_broken("hang", str(error).splitlines()[0])
         finally:
-            self.program.kill_all()
+            for launcher in [*self.launchers.values(), *self.lost.values()]:
+                launcher.kill_all()
 
     def goes_on(self) -> bool:
         """Whether the job runs; AssertionError where it hangs."""
@@ -191,6 +207,8 @@ class Job:
             if self.rng.random() < 0.5:
                 return 0
             holders = self.holders()
+        if len(self.launchers) > 1 and self.rng.random() < _LOSES_HOST:
+            return self.lose_host(holders)
         newcomers = sorted(self.processes() - set(self.told("member")) - set(self.told("left")))
         if newcomers and self.rng.random() < (0.25 if len(holders) > 1 else 0.15):
             victims = self.rng.sample(newcomers, self.rng.randrange(1, len(newcomers) + 1))
@@ -210,6 +228,22 @@ class Job:
         else:
             victims = [self.rng.choice(able)]
         return self.kill(victims, "several at once" if len(victims) > 1 else "members killed")
+
+    def lose_host(self, holders: list[int]) -> int:
+        """Kills a launcher, where somebody who is to live is on another host."""
+        spared = self.spared(holders)
+        host = self.rng.choice([host for host in self.launchers if host != _HEAD])
+        there = _workers_of(self.launchers[host]) - set(self.killed)
+        if spared in there or not set(holders) - there:
+            return 0
+        launcher = self.lost[host] = self.launchers.pop(host)
+        os.kill(launcher.process.pid, signal.SIGSTOP)  # it starts nobody any more
+        there |= _workers_of(launcher) - set(self.killed)
+        self.killed.update(dict.fromkeys(there, time.monotonic()))
+        launcher.process.kill()
+        self.counts.done["hosts lost"] += 1
+        self.counts.done["lost hosts'"] += len(there)
+        return len(there)
 
     def spared(self, holders: list[int]) -> int | None:
         """Where steps are short, who is in all clusters wished for: it can't be seen from outside whether the others
@@ -257,7 +291,8 @@ class Job:
             workers = document["Workers"]
             if len(workers) > size and self.plan.step_s >= _SLOW_S and self.rng.random() < 0.3:
                 workers = [workers[place] for place in sorted(self.rng.sample(range(len(workers)), size))]
-            free = (f"127.0.0.1:{port}" for port in range(10000, 11000) if f"127.0.0.1:{port}" not in workers)
+            places = [f"{host}:{port}" for host in self.launchers for port in range(10000, 10000 + _SLOTS)]
+            free = iter(sorted(set(places) - set(workers), key=lambda _: self.rng.random()))
             workers = workers[:size] + [next(free) for _ in range(size - len(workers))]
             wanted = {**document, "Workers": workers, "Version": document["Version"] + 1}
             if self.request("PUT", json.dumps(wanted)):
@@ -291,10 +326,10 @@ class Job:
 
     def judge(self) -> None:
         """It was asked to end, and has."""
-        code = self.program.wait()
+        codes = {launcher.wait() for launcher in self.launchers.values()}
         ends, left, failed, members = (self.told(what) for what in ("end", "left", "failed", "member"))
-        if code != 0:
-            self.is_broken("lost", f"exit status {code} {_errors(failed)}")
+        if codes != {0}:
+            self.is_broken("lost", f"exit status {sorted(codes)} {_errors(failed)}")
         elif not ends:
             self.is_broken("lost", "nobody has come to the end")
         if unexplained := members.keys() - ends.keys() - left.keys() - self.killed.keys() - failed.keys():
@@ -322,12 +357,42 @@ class Job:
             file.write(f"{what}: {self.plan}: {text}\n\nkilled {self.killed}\n")
             for kind in ("member", "left", "failed", "end", "wrong"):
                 file.write(f"{kind}: {json.dumps(self.told(kind))}\n")
-            file.write(self.program.output)
+            for host, launcher in {**self.launchers, **self.lost}.items():
+                file.write(f"--- {host}\n{launcher.output}\n")
         print(f"BROKEN: {what}: {self.plan}: {text}\n  (the job's output: {file.name})", flush=True)
 
 
 def _errors(failed: dict[int, dict[str, Any]]) -> str:
     return "; ".join(sorted({line["error"].strip().splitlines()[-1] for line in failed.values()}))
+
+
+def _on_hosts(
+    count: int, words: list[object], folder: Path, environment: dict[str, str]
+) -> Iterator[tuple[str, Program]]:
+    """A launcher a host, the head's first."""
+    hosts = [f"127.0.0.{number}" for number in range(1, count + 1)]
+    port, config_port = _free_port(hosts), _free_port(hosts)
+    url = f"http://{_HEAD}:{config_port}/config"
+    listed = ",".join(f"{host}:{_SLOTS}" for host in hosts)
+    shared = ["-H", listed, "-port", port, "-builtin-config-port", config_port, "-config-server", url]
+    for host in hosts:
+        own = folder / f"host-{host}"
+        own.mkdir()
+        yield host, Program("ms_kungfu.launcher", ["-self", host, *shared, *words], own, environment)
+
+
+def _free_port(hosts: list[str]) -> int:
+    while True:
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            first = stack.enter_context(socket.socket())
+            first.bind((hosts[0], 0))
+            for host in hosts[1:]:
+                stack.enter_context(socket.socket()).bind((host, first.getsockname()[1]))
+            return int(first.getsockname()[1])
+
+
+def _workers_of(launcher: Program) -> set[int]:
+    return {worker for guard in _children(launcher.process.pid) for worker in _children(guard)}
 
 
 def _children(pid: int) -> list[int]:
@@ -344,7 +409,7 @@ def _environment(pid: int) -> dict[str, str]:
     return {}
 
 
-def run(kills: int, seed: int, at_once: int = 1, patience_s: float = 40.0) -> Counts:
+def run(kills: int, seed: int, at_once: int = 1, patience_s: float = 40.0, hosts: int = 1) -> Counts:
     """Jobs until there were so many kills."""
     counts, lock, numbers = Counts(), threading.Lock(), iter(range(1 << 30))
 
@@ -353,7 +418,7 @@ def run(kills: int, seed: int, at_once: int = 1, patience_s: float = 40.0) -> Co
             with lock:
                 number = next(numbers)
             rng = random.Random(f"{seed} {number}")
-            plan = plan_of(rng, kills)
+            plan = plan_of(rng, kills, hosts)
             with tempfile.TemporaryDirectory(prefix="kungfu-trial-") as folder:
                 Job(plan, rng, Path(folder), counts, patience_s).run()
             print(f"job {number}: {plan}; {counts.killed} kills, {counts.done['resizes']} resizes so far", flush=True)
@@ -374,11 +439,12 @@ def main() -> int:
     parser.add_argument(
         "--patience", type=float, default=40.0, help="seconds without a step that are a hang (default 40)"
     )
+    parser.add_argument("--hosts", type=int, default=1, help="hosts of a job (default 1)")
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
     print(f"--seed {seed}", flush=True)
     began = time.monotonic()
-    counts = run(args.kills, seed, args.at_once, args.patience)
+    counts = run(args.kills, seed, args.at_once, args.patience, args.hosts)
     for what, count in sorted(counts.done.items()):
         print(f"  {count:6} {what}")
     print(f"{len(counts.broken)} broken in {time.monotonic() - began:.0f} s, seed {seed}")

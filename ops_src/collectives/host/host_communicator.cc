@@ -126,6 +126,14 @@ void HostCommunicator::OrGiveUp(const Body& body) {
   }
 }
 
+void HostCommunicator::GiveUp(const Error& error) {
+  if (self_.options.tells) {
+    Communicator::GiveUp(error);
+  } else {
+    Close(error.status(), error.what());
+  }
+}
+
 // ---- operations
 
 void HostCommunicator::Check(const Operation& operation) const {

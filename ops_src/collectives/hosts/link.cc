@@ -38,7 +38,8 @@ Link::Link(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm
       board_(everybody),
       local_board_(local, places_.RanksOn(host < places_.hosts() ? host : 0)),
       mesh_(host, kFirstEpoch, std::move(ends), {kNever}),
-      local_(std::make_unique<HostCommunicator>(local, self_, "", false, CommunicatorOptions{kNever, kNever, kNever},
+      local_(std::make_unique<HostCommunicator>(local, self_, "", false,
+                                                CommunicatorOptions{kNever, kNever, kNever, false},
                                                 places_.RanksOn(host < places_.hosts() ? host : 0))),
       epoch_(kFirstEpoch),
       lost_(places_.hosts()),
@@ -133,6 +134,8 @@ void Link::Wake() const {
   (void)!write(wake_, &one, sizeof one);
 }
 
+// Its first caller alone writes what the ranks are told. Operations that fail close `local_`, which tells nobody, and
+// come here.
 void Link::Fail(kf_status status, const std::string& text) {
   {
     std::lock_guard<std::mutex> guard(mutex_);
