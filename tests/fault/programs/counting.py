@@ -107,9 +107,10 @@ class Counting:
         time.sleep(self.step_s)
         order = sharding.permutation(SAMPLES, 0, walk.epoch)
         gradients = [np.zeros((SAMPLES + 1, each), np.float32) for each in GROUPS]
+        stop = (self.folder / "stop").exists()  # looked at once: both groups have to say the same
         for gradient in gradients:
             gradient[order[sharding.positions(own)]] = 1 / sharding.count(own)
-            gradient[SAMPLES] = (self.folder / "stop").exists()
+            gradient[SAMPLES] = stop
         membership.set_weight(sharding.count(share))
         reduce_gradients(gradients)
         participants = membership.take_participants()
