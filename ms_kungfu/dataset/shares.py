@@ -226,17 +226,18 @@ class Shares:
         self._per_worker = None if batch_size is None else at_least(1, batch_size, "batch_size")
         self._global = None if global_batch_size is None else at_least(1, global_batch_size, "global_batch_size")
 
-    def commit(self, participants: Sequence[int] | None = None) -> None:
+    def commit(self, participants: Sequence[int] | None = None) -> int:
         """Count what was handed out as trained by these ranks (None: by all). What the others took goes back.
 
-        Called at all workers with the same ranks, once the step's outcome is known and before the membership changes.
+        Returns how many samples all of them have trained. Called at all workers with the same ranks, once the step's
+        outcome is known and before the membership changes.
         """
         if not self._cursor.taken:
-            return
-        dealt = self._dealt
+            return 0
+        dealt, left = self._dealt, self._cursor.left
         if self._shards is not None:
             self._commit_sharded(dealt)
-            return
+            return left - self._cursor.left
         if dealt.version != runtime.cluster_version():
             # Handed out in a cluster of other ranks, which a resize by hand has ended since.
             participants = membership.participants_of(dealt.version)
@@ -254,6 +255,7 @@ class Shares:
         if self._ledger is not None:
             for step, share in zip(steps, delivered):
                 self._ledger.step(epoch, step, dealt.rank, share, common)
+        return left - self._cursor.left
 
     def _commit_sharded(self, dealt: _Dealt) -> None:
         """All of the step is trained, whoever lives: its shards were computed by others where their owner died."""

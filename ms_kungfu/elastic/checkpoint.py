@@ -35,7 +35,7 @@ from ms_kungfu.dataset.conditions import differences
 from ms_kungfu.elastic import handover, program
 from ms_kungfu.elastic.inventory import assign
 from ms_kungfu.elastic.options import Options
-from ms_kungfu.elastic.state import TrainingState, restore_components
+from ms_kungfu.elastic.state import TrainingState, resume_components
 from ms_kungfu.errors import KungFuError
 
 _log = logging.getLogger(__name__)
@@ -331,9 +331,12 @@ class Checkpointing:
         found = {**host["components"], **own}
         mine = self._conditions() or {"shards": None}  # the program's, which the checkpoint may change
         batch = "".join(_other_batch(c.capture(), found.get(c.name)) for c in now.components if c.name == "dataset")
-        restore_components(now.components, found)
+        differing = resume_components(now.components, found)
         program.current().checkpoint = None  # what it says is of the job that wrote it
         _log.info("resumed from %s on %d workers", answer["path"], runtime.current_cluster_size())
+        if differing and membership.speaks_for_all():
+            text = "%s and this program don't have the same state: %s begins anew, or is left out"
+            _log.warning(text, answer["path"], ", ".join(differing))
         if batch and "conditions" not in host and membership.speaks_for_all():  # else they say so
             _log.warning("training goes on with %s", batch)
         told = differences(host.get("conditions", {}), mine)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.monitoring.monitor import Monitor
 from ms_kungfu.monitoring.record import StepRecord
 
@@ -16,15 +15,18 @@ def begin(monitor: Monitor, optimizers: Sequence[Any], step: int) -> None:
 
 
 def step_end(
-    monitor: Monitor, optimizers: Sequence[Any], dataset: Shares | None, step: int, loss: Any, samples: int | None
+    monitor: Monitor,
+    optimizers: Sequence[Any],
+    step: int,
+    loss: Any,
+    samples: int | None,
+    shards: Sequence[int],
+    trained: int | None,
 ) -> StepRecord | None:
     """The record of the step just done, its number counted from 1; None between two that are measured. Collective."""
     from ms_kungfu.elastic.learning_rates import learning_rate_of  # loads MindSpore
 
-    if samples is None and dataset is not None:
-        samples = dataset.weight
-    elif samples is None:
+    if samples is None:
         samples = next((o.device_batch_size for o in optimizers if getattr(o, "device_batch_size", None)), 0)
     monitor.gradient_scale = float(getattr(optimizers[0], "loss_scale", 1.0)) if optimizers else 1.0
-    shards = () if dataset is None else dataset.step_shards
-    return monitor.step_end(samples, loss, learning_rate_of(optimizers, step - 1), step, shards)
+    return monitor.step_end(samples, loss, learning_rate_of(optimizers, step - 1), step, shards, trained)

@@ -140,3 +140,12 @@ def restore_components(components: Sequence[Component], received: Mapping[str, A
         raise KungFuError(f"{min(differing)!r} is state on one side only; start all workers with the same program")
     for component in components:
         component.restore(received[component.name])
+
+
+def resume_components(components: Sequence[Component], kept: Mapping[str, Any]) -> list[str]:
+    """Restore from a checkpoint what it and the program both have: a program may watch its training in another way than
+    the one that wrote the checkpoint. Returns the names that only one of them has."""
+    for component in components:
+        if component.name in kept:
+            component.restore(kept[component.name])
+    return sorted(set(kept) ^ {c.name for c in components})

@@ -309,11 +309,13 @@ class ElasticTraining:
             return self._asynchronous.step_end()
         if not self._last_step.ended(self.step):
             return self._do_again()
-        self._measure(loss, samples)
+        trained = None
         if self.dataset is not None:
+            samples = self.dataset.weight if samples is None else samples
             if self.dataset.wants_fingerprint(self.step):
                 self.dataset.keep_fingerprint(self.step, fingerprint(self.training_state))
-            self.dataset.commit(self._last_step.take_participants())
+            trained = self.dataset.commit(self._last_step.take_participants())
+        self._measure(loss, samples, trained)
         self._ask("after_step")
         # Before a change: it takes all workers, and those who join by the change know nothing of it.
         if self._checkpoints.is_due(self.step):
@@ -438,10 +440,11 @@ class ElasticTraining:
         if self._policies is not None:
             self._policies.hook(hook, self)
 
-    def _measure(self, loss: Any, samples: int | None) -> None:
+    def _measure(self, loss: Any, samples: int | None, trained: int | None) -> None:
         if self.monitor is None:
             return
-        record = measuring.step_end(self.monitor, self.optimizers, self.dataset, self.step, loss, samples)
+        shards = () if self.dataset is None else self.dataset.step_shards
+        record = measuring.step_end(self.monitor, self.optimizers, self.step, loss, samples, shards, trained)
         if self._policies is not None:
             self._policies.stepped(record)
 

@@ -131,6 +131,7 @@ class Monitor:
         learning_rate: float | None = None,
         step: int | None = None,
         shards: Sequence[int] = (),
+        trained: int | None = None,
     ) -> StepRecord | None:
         """A step is done. The new record, or None between two of them. Collective at each `interval`-th step.
 
@@ -140,6 +141,8 @@ class Monitor:
             step: the number of the step just done, from 1; by default counted.
             shards: the samples of each shard where the step was a deal of shards (`ElasticDataset.step_shards`). What
                 is measured of gradients is then the shards' and the same for every deal; `samples` isn't looked at.
+            trained: the samples of all workers in this step, where that is known (`ElasticDataset.commit`). Else they
+                tell each other theirs, which leaves out those of a worker that dies between the two.
         """
         # What MindSpore has queued belongs to this step; a program of NumPy has loaded none of it.
         ops = sys.modules.get("ms_kungfu.ops")
@@ -148,7 +151,10 @@ class Monitor:
         now, cpu = time.perf_counter(), time.thread_time()
         self.step = self.step + 1 if step is None else step
         self._steps += 1
-        self._samples += sum(shards) or samples
+        if trained is not None:
+            self.trained_samples += trained
+        else:
+            self._samples += sum(shards) or samples
         record = None
         if self.step % self.interval == 0:
             record = self._record(now, samples, loss, learning_rate, shards)
@@ -246,7 +252,7 @@ class Monitor:
             average_loss = float(told["loss"] @ weights)
             self.trained_samples += int(told["samples"].sum())
             self.noise_scale.update(local, reduced, told["batch"].tolist())
-        communication = float(busy.min())
+        communication = max(0.0, float(busy.min()))  # a difference of clocks, rounded
         resize = float(told["resize"].max())
         self.last = record = StepRecord(
             step=self.step,

@@ -57,6 +57,17 @@ def reduce(gradient):
     _core.all_reduce("gradients/0", gradient, np.empty_like(gradient), 1)
 
 
+def test_what_all_have_trained_is_counted_where_it_is_known():
+    monitor = Monitor(interval=2)
+    monitor.begin()
+    for trained in (8, 5, 8):
+        monitor.step_end(4, trained=trained)
+    monitor.resized(1.0)  # between two records
+    monitor.step_end(4, trained=8)
+    monitor.end()
+    assert monitor.last.trained_samples == 29
+
+
 def test_a_monitor_by_hand(tmp_path):
     seen = []
     monitor = Monitor(tmp_path / "sub" / "training.jsonl", update_ratio_interval=2, sinks=[seen.append])

@@ -22,6 +22,7 @@ from ms_kungfu.elastic import ElasticTraining, program
 from ms_kungfu.elastic.checkpoint import CheckpointFolder, restore_tensors, take_snapshot
 from ms_kungfu.elastic.state import TrainingState
 from ms_kungfu.errors import KungFuError
+from ms_kungfu.monitoring import Monitor
 from tests.conftest import long
 
 
@@ -376,6 +377,20 @@ def test_a_resume_with_other_callbacks_says_what_differs(tmp_path, new_process, 
     train(after=[History()], **options)
     assert "the checkpoint is of a program with other callbacks (EarlyStopping/0, History/0)" in caplog.text
     assert "differ between workers" not in caplog.text
+
+
+@pytest.mark.parametrize("first", [{"monitor": True}, {}], ids=["it watched", "it did not"])
+def test_a_resume_may_watch_the_training_in_another_way(tmp_path, new_process, caplog, first):
+    options = {"checkpoint_dir": tmp_path, "checkpoint_every": 10, "resume": True}
+
+    def watched(monitor=False, **more):
+        return train(**options, **more, **({"monitor": Monitor(update_ratio_interval=0)} if monitor else {}))
+
+    whole = watched(**first)
+    (tmp_path / "step-00000020.ckpt").unlink()
+    new_process()
+    assert watched(monitor=not first) == whole[10:]
+    assert "don't have the same state: monitor begins anew, or is left out" in caplog.text
 
 
 def test_checkpoints_are_written_at_the_steps_asked_for(tmp_path, new_process):
