@@ -155,6 +155,21 @@ class CheckpointFolder:
         found = [(_FILE.fullmatch(path.name), path) for path in self.folder.glob("step-*.ckpt")]
         return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
 
+    def newest_step(self) -> int:
+        """0 where there is no checkpoint."""
+        return max((int(_FILE.fullmatch(path.name)[1]) for path in self.paths()), default=0)  # type: ignore[index]
+
+    def check_is_shared(self, newest: Mapping[int, int], rank: int) -> None:
+        """KungFuError where another rank, on another host, finds a newer checkpoint here than this one: `newest` by
+        rank. To begin without it would lose what was trained."""
+        other = max(newest, key=lambda each: newest[each], default=rank)
+        if newest and newest[other] > newest.get(rank, 0):
+            mine = f"step {newest[rank]}" if newest.get(rank) else "no checkpoint"
+            raise KungFuError(
+                f"rank {other} finds a checkpoint of step {newest[other]} in {self.folder}, and rank {rank} {mine}: "
+                "the folder has to be the same one on all hosts, or a copy of the one with the newest checkpoint"
+            )
+
     def remove_unfinished(self) -> None:
         """Remove what workers that were killed while they wrote have left. For the start of a job."""
         for path in self.folder.glob(f"{_UNFINISHED}*"):
@@ -315,7 +330,8 @@ class Checkpointing:
         now, rank = self._now(), runtime.current_rank()
 
         def receive(root: int) -> Any:
-            answer = broadcast_json(lambda: self._open(folder, now), root)
+            newest = gather_json(folder.newest_step(), "kungfu/newest") if self._resume else {}
+            answer = broadcast_json(lambda: self._open(folder, now, newest), root)
             if answer["host"] is not None:
                 handover.broadcast_tensors(now, root)
             return answer
@@ -344,8 +360,9 @@ class Checkpointing:
             text = "%s was written under other conditions (%s): what follows isn't bit for bit what it would have been"
             _log.warning(text, answer["path"], told)
 
-    def _open(self, folder: CheckpointFolder, now: TrainingState) -> dict[str, Any]:
+    def _open(self, folder: CheckpointFolder, now: TrainingState, newest: Mapping[int, int]) -> dict[str, Any]:
         try:
+            folder.check_is_shared(newest, runtime.current_rank())
             folder.remove_unfinished()
             if not self._resume:
                 there = folder.paths()

@@ -365,6 +365,20 @@ TEST(ClusterEnds, WhoHasLeftIsNamed) {
       << ErrorOf(errors[0]).what();
 }
 
+TEST(ClusterEnds, WhoEndsWithoutLeavingIsNamed) {
+  for (const bool recovers : {false, true}) {
+    Clusters cluster({0, 1, 1}, recovers);
+    const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
+      Sum(c, "x", 1, 3);
+      if (rank == 0) return Sum(c, "x", 1, 3);
+      for (uint32_t h = 0; h < 2; h++) cluster.MarkLost(h, rank, /*recover=*/false);
+    });
+    const Error error = ErrorOf(errors[0]);
+    EXPECT_EQ(error.status(), KF_PEER_LOST);
+    EXPECT_NE(std::string(error.what()).find("was killed"), std::string::npos) << error.what();
+  }
+}
+
 TEST(ClusterEnds, AHostThatIsLostIsNamed) {
   Clusters cluster({0, 0, 1, 2});
   const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {

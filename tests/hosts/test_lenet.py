@@ -15,7 +15,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "lenet-elastic"
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.alone  # MindSpore's threads spin: beside another test's it takes minutes
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", [2, 4])
 def test_lenet_grows_over_hosts_and_shrinks_with_each_sample_once(count, jobs, network, tmp_path):
     for module in ("mindspore", "sklearn", "matplotlib", "tqdm"):
@@ -29,7 +30,7 @@ def test_lenet_grows_over_hosts_and_shrinks_with_each_sample_once(count, jobs, n
     words += ["--ledger", ledger, "--out", tmp_path / "out"]
     launchers = [jobs.start(host, "ms_kungfu.launcher", *words) for host in hosts]
     for launcher in launchers:
-        launcher.assert_exit(0, 300)
+        launcher.assert_exit(0, 600)
         launcher.assert_gone(time.monotonic(), within=5)
     output = "\n".join(launcher.output for launcher in launchers)
     accuracy = re.findall(r"^test accuracy (\d\.\d{4})$", output, re.MULTILINE)

@@ -427,8 +427,11 @@ bool Link::IsOver(Ending& ending) {
   std::string left;
   for (uint32_t r = 0; r < self_; r++) {
     if (local_board_.IsDead(r)) continue;
-    if (local_board_.State(r) != RankState::kLeft) return false;
-    left += Text(left.empty() ? "" : ", ", local_board_.PeerName(r));
+    const RankState state = local_board_.State(r);
+    // Lost, and no death that the others go on without: its process has ended well, and hasn't left.
+    if (state != RankState::kLeft && state != RankState::kLost) return false;
+    left += Text(left.empty() ? "" : ", ", local_board_.PeerName(r), " ",
+                 state == RankState::kLeft ? "has finished and left" : local_board_.LostReason(r));
   }
   std::vector<std::pair<uint32_t, int>> sockets;
   {
@@ -441,7 +444,7 @@ bool Link::IsOver(Ending& ending) {
     begins_nothing_ = true;
   }
   ending.what = left.empty() ? Ending::kDead : Ending::kLeft;
-  CopyText(ending.text, left + " has finished and left");
+  CopyText(ending.text, left);
   return true;
 }
 

@@ -199,6 +199,21 @@ def test_a_file_of_a_newer_format_is_refused_by_its_version_and_left_alone(tmp_p
     assert files(tmp_path) == ["step-00000001.ckpt", "step-00000002.ckpt"]
 
 
+def test_a_folder_that_is_not_shared_is_noticed(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    assert folder.newest_step() == 0
+    folder.save(take_snapshot(3, of(parameter([1.0], "w")), {}))
+    folder.wait()
+    assert folder.newest_step() == 3
+    folder.check_is_shared({0: 3, 1: 3}, 0)
+    folder.check_is_shared({1: 3, 2: 0}, 1)  # a host without what the others have
+    folder.check_is_shared({}, 0)
+    with pytest.raises(KungFuError, match="rank 2 finds a checkpoint of step 5 in .*, and rank 0 step 3: the folder"):
+        folder.check_is_shared({0: 3, 1: 3, 2: 5}, 0)
+    with pytest.raises(KungFuError, match="and rank 1 no checkpoint: the folder"):
+        folder.check_is_shared({1: 0, 2: 5}, 1)
+
+
 def test_a_damaged_file_gives_way_to_the_one_before(tmp_path):
     folder = CheckpointFolder(tmp_path)
     for step in (1, 2):
