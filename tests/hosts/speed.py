@@ -1,0 +1,165 @@
+"""How fast a job over several hosts reduces, beside Gloo and MPI in the same namespaces.
+
+    python -m tests.hosts.speed bound --hosts 2,4 --megabits 1000
+    python -m tests.hosts.speed vs --hosts 2 --ranks 1,2 --vs gloo,mpi
+
+`bound` shapes each host's link to a rate, measures what one stream gets through it, and says what part of the bound of
+an all-reduce, 2 (n - 1) / n * bytes / rate, is reached. `--slow MEGABITS` gives the last host a slower link: then the
+bound is that link's. `vs` shapes nothing: there the kernel's copies bound everybody; contenders take turns in one run.
+
+Needs root, as tests/hosts does. A contender's ranks are one process each in their host's namespace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ms_kungfu._processes import stat_of
+from ms_kungfu.bench import report, rounds
+from ms_kungfu.bench.group import Group, running
+from ms_kungfu.bench.workload import DTYPES, Task
+from tests.hosts.contenders import HOSTS, GlooOverHosts, KungFuOverHosts, MpiOverHosts
+from tests.hosts.namespaces import Network, why_not
+
+KIB, MIB = 1 << 10, 1 << 20
+_STREAM_BYTES = 64 * MIB
+_TIMEOUT_S = 300.0
+
+_STREAM_IN = """
+import socket, sys, time
+with socket.create_server((sys.argv[1], 9300)) as server:
+    print("listens", flush=True)
+    connection, _ = server.accept()
+    got, begin = 0, None
+    while data := connection.recv(1 << 20):
+        begin = begin or time.perf_counter()
+        got += len(data)
+    print(got / (time.perf_counter() - begin))
+"""
+_STREAM_OUT = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 9300)) as connection:
+    connection.sendall(bytes(int(sys.argv[2])))
+"""
+
+
+CONTENDERS = {"kungfu": KungFuOverHosts, "gloo": GlooOverHosts, "mpi": MpiOverHosts}
+
+
+def _cpu_seconds(group: Group) -> float:
+    """Of the ranks, and of what has started them: links are the launchers'."""
+    ticks = 0
+    for pid in {*group._pids, *(process.pid for process in group._processes)}:
+        with contextlib.suppress(OSError):
+            fields = stat_of(pid)
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _task(nbytes: int, samples: int) -> Task:
+    count = max(1, nbytes // DTYPES["float32"].unit)
+    batch = min(20, max(1, 64 * KIB // nbytes))
+    return Task("all_reduce", (count,), ((0, 1),), "float32", "sum", 0, 1, samples, batch)
+
+
+def _stream_rate() -> float:
+    """Bytes a second of one stream from the first host to the last."""
+    first, last = HOSTS[0], HOSTS[-1]
+    server = subprocess.Popen(
+        [*last.within(), sys.executable, "-c", _STREAM_IN, last.address], stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline() == "listens\n"
+    first.run(sys.executable, "-c", _STREAM_OUT, last.address, _STREAM_BYTES)
+    rate = float(server.stdout.readline())
+    server.wait()
+    return rate
+
+
+@contextlib.contextmanager
+def _over(count: int, megabits: float | None = None, slow: float | None = None) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        HOSTS[:] = stack.enter_context(Network(count)).hosts
+        for host in HOSTS if megabits is not None else ():
+            stack.enter_context(host.slowed(slow if slow is not None and host is HOSTS[-1] else megabits))
+        yield
+
+
+def bound(counts: list[int], sizes: list[int], megabits: float, slow: float | None, turns: int) -> None:
+    for count in counts:
+        with _over(count, megabits, slow):
+            rates = [_stream_rate() for _ in range(3)]
+            rate = statistics.median(rates)
+            print(f"{count} hosts at {megabits:g} Mbit/s"
+                  + (f", the last one at {slow:g}" if slow else "")
+                  + f": one stream {rate * 8e-6:.1f} Mbit/s of payload")  # fmt: skip
+            with running({"kungfu": KungFuOverHosts}, count, _TIMEOUT_S) as groups:
+                for size in sizes:
+                    entry = rounds.Entry("kungfu", groups["kungfu"], _task(size, 3))
+                    rounds.run([entry], turns)
+                    assert entry.wrong is None, entry.wrong
+                    seconds = statistics.median(statistics.median(each) for each in entry.rounds)
+                    least = 2 * (count - 1) / count * size / rate
+                    print(f"  {report.size_text(size):>8}  {seconds * 1e3:9.2f} ms  "
+                          f"{least / seconds:5.2f} of the bound", flush=True)  # fmt: skip
+
+
+def versus(counts: list[int], each: list[int], names: list[str], sizes: list[int], turns: int) -> None:
+    for count in counts:
+        for ranks in each:
+            kinds = {name: CONTENDERS[name] for name in ["kungfu", *names]}
+            with _over(count), running(kinds, count * ranks, _TIMEOUT_S) as groups:
+                print(f"{count} hosts x {ranks}: ms, times kungfu's, CPU seconds a GB")
+                for size in sizes:
+                    entries = [rounds.Entry(name, group, _task(size, 5)) for name, group in groups.items()]
+                    used = {}
+                    for entry in entries:
+                        before = _cpu_seconds(entry.group)
+                        rounds.run([entry], 0)  # warms up, and counts
+                        gigabytes = 1e-9 * size * (entry.task.samples + 2) * entry.task.batch
+                        used[entry.label] = (_cpu_seconds(entry.group) - before) / gigabytes
+                    rounds.run(entries, turns)
+                    cells = []
+                    for entry in entries:
+                        assert entry.wrong is None, entry.wrong
+                        seconds = statistics.median(statistics.median(r) for r in entry.rounds)
+                        cells.append(f"{entry.label} {seconds * 1e3:.3f} ({entry.ratio_to(entries[0]):.2f}x, "
+                                     f"{used[entry.label]:.1f})")  # fmt: skip
+                    print(f"  {report.size_text(size):>8}  " + "   ".join(cells), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.hosts.speed")
+    parser.add_argument("part", choices=("bound", "vs"))
+    parser.add_argument("--hosts", default="2", help="how many, of each run")
+    parser.add_argument("--ranks", default="1", help="on each host (vs)")
+    parser.add_argument("--sizes", default=None, help="bytes")
+    parser.add_argument("--megabits", type=float, default=1000.0)
+    parser.add_argument("--slow", type=float, default=None)
+    parser.add_argument("--vs", default="gloo,mpi")
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    if reason := why_not():
+        print(reason, file=sys.stderr)
+        return 2
+    os.environ.setdefault("PYTHONPATH", str(Path(__file__).parents[2]))
+    counts = [int(word) for word in args.hosts.split(",")]
+    sizes = [int(word) for word in args.sizes.split(",")] if args.sizes else None
+    if args.part == "bound":
+        bound(counts, sizes or [MIB, 4 * MIB, 16 * MIB, 64 * MIB], args.megabits, args.slow, args.rounds)
+    else:
+        each = [int(word) for word in args.ranks.split(",")]
+        names = [name for name in args.vs.split(",") if name]
+        versus(counts, each, names, sizes or [4, KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB], args.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
