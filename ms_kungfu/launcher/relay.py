@@ -27,7 +27,7 @@ class Relay:
 
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
         self._send = send
-        self._stores = Stores()
+        self.stores = Stores()
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
         # Guarded by _changed:
@@ -69,7 +69,7 @@ class Relay:
         with self._changed:
             self._holders = {who: pid for who, pid in self._holders.items() if is_alive(pid)}
             holders = set(self._holders)
-        self._stores.drop(lambda peer, incarnation: (peer, incarnation) not in holders)
+        self.stores.drop(lambda peer, incarnation: (peer, incarnation) not in holders)
 
     def close(self) -> None:
         """Whoever waits for an answer gets none."""
@@ -79,7 +79,7 @@ class Relay:
             for segment in self._segments.values():
                 segment.close()
             self._segments.clear()
-        self._stores.drop(lambda *_: True)
+        self.stores.drop(lambda *_: True)
 
     # ---- for a worker, in a thread of its connection's ----
 
@@ -88,7 +88,7 @@ class Relay:
         connection.extend(_ANSWER_TIMEOUT_S)
         try:
             if "store" in message:
-                self._stores.serve(connection, message, self._is_out)
+                self.stores.serve(connection, message, self._is_out)
                 return False
             refusal = self._refusal_of(message, pid)
         except (ProtocolError, ValueError) as error:
