@@ -351,7 +351,7 @@ void ModelLink::AnswerHost(uint32_t host, const Ask& ask, uint64_t number) {
       answer.version = described.version;
     } else if (view != nullptr) {
       answer.version = view->RequestPadded(name, TextOf(ask.layout), ask.bytes, ask.padded, [&] {
-        return tensors = copy.Get(std::max<uint64_t>(Aligned(ask.padded), 1));
+        return tensors = copy.Get(std::max<size_t>(Aligned(ask.padded), kAlign));
       });
     }
   } catch (const Error& error) {
