@@ -27,11 +27,11 @@ class Stores:
         peer = PeerID.parse(message.get("peer"))
         if message.get("store") == "get":
             fd = self.find(peer)
-            fds = () if fd < 0 else (fd,)
+            found = [] if fd < 0 else [fd]
             try:
-                connection.send({"store": bool(fds)}, fds)
+                connection.send({"store": bool(found)}, tuple(found))
             finally:
-                close_all(fds)
+                close_all(found)
             return
         incarnation = message.get("incarnation")
         if message.get("store") != "put" or not isinstance(incarnation, int):

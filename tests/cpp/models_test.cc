@@ -193,7 +193,7 @@ TEST(ModelsOfOtherHosts, ReadsAreWholeAndNeverGoBack) {
 TEST(ModelsOfOtherHosts, WhoIsLeftReadsOnWhereHostsAreLost) {
   std::random_device seed;
   std::mt19937 random(seed());
-  for (uint32_t i = 0; i < std::max(15 / kSlower, 5u); i++) {
+  for (uint32_t i = 0; i < std::max(15 / kSlower, 2u); i++) {
     Models models({0, 0, 1, 2, 2, 3});
     const uint32_t ranks = models.places().ranks(), hosts = models.places().hosts();
     for (uint32_t r = 0; r < ranks; r++) {
@@ -269,7 +269,7 @@ TEST(ModelsOfOtherHosts, AHostWhoseConnectionEndsIsReportedAndHasNoModels) {
 
 // Of a version that is over all are told so, wherever their requests are.
 TEST(ModelsOfOtherHosts, TheEndOfTheVersionEndsAllRequests) {
-  for (uint32_t i = 0; i < std::max(15 / kSlower, 5u); i++) {
+  for (uint32_t i = 0; i < std::max(15 / kSlower, 2u); i++) {
     Models models({0, 0, 0, 1, 1});
     for (uint32_t r = 0; r < 5; r++) Save(models.store(r), "m", r % 2 == 0 ? kLarge : kSmall, r, 1);
     std::atomic<uint32_t> reads{0};
