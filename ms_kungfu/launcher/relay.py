@@ -1,7 +1,6 @@
 """The broker of a host that isn't the head: what its workers ask is asked of the head's broker, and answered by it.
 
-What only this host has is added here: the descriptors that belong to a place, and whose place it is. Model stores are
-this host's own.
+What only this host has is added here: the descriptors that belong to a place, whose place it is, and model stores.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """A worker's side of the model stores: making its own known to the others, and finding those of its host, through the
-broker. Those of other hosts are asked for by the link (`ops_src/store/model_link.h`)."""
+broker. Those of other hosts are asked for by the model link (`ops_src/store/model_link.h`)."""
 
 from __future__ import annotations
 
