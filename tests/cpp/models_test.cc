@@ -18,7 +18,7 @@
 #include "store/model_link.h"
 #include "store/other_hosts.h"
 
-namespace kungfu::testing {
+namespace kungfu::testing::models {
 namespace {
 
 using store::ModelLink;
@@ -508,4 +508,4 @@ TEST(ModelsOfOtherHosts, NoMoreIsKeptForAHostThanTwoAnswers) {
 }
 
 }  // namespace
-}  // namespace kungfu::testing
+}  // namespace kungfu::testing::models
