@@ -24,6 +24,7 @@ def join_hosts(
     local_fd: int,
     board_fd: int,
     request_fd: int,
+    model_fd: int,
     rank: int,
     host_of_rank: Sequence[int],
     address: str,
@@ -80,8 +81,10 @@ class Link:
         addresses: Sequence[str],
         names: Sequence[str],
         connections: Sequence[Sequence[int]],
+        for_models: Sequence[Sequence[int]],
+        find: Callable[[int], int],
     ) -> None: ...
-    def connect(self, local_rank: int) -> int: ...
+    def connect(self, local_rank: int) -> tuple[int, int]: ...
     def lose_host(self, host: int) -> None: ...
     def unreachable(self) -> list[tuple[int, str]]: ...
     def failure(self) -> str: ...

@@ -34,7 +34,7 @@ _CROWDED_S = 60.0  # six times what a stranger may be silent at the broker
 class Granted:
     """A place in `cluster`. The caller owns `fd`, the descriptor of the segment of that cluster version, and those of
     `link`: where the version is over several hosts, `fd` is the segment of this one, and `link` are the version's board
-    and the socket to this host's link."""
+    and the sockets to this host's link and for the models of the other hosts."""
 
     cluster: Cluster
     rank: int
@@ -235,8 +235,9 @@ class BrokerClient:
 
 
 def descriptors_of(cluster: Cluster) -> int:
-    """How many come with a place: of the segment, and of board and link where the version is over several hosts."""
-    return 1 if len(cluster.hosts) == 1 else 3
+    """How many come with a place: of the segment, and of board, link and models where the version is over several
+    hosts."""
+    return 1 if len(cluster.hosts) == 1 else 4
 
 
 def _connected(address: str, secret: bytes, timeout: float | None) -> Connection:

@@ -198,12 +198,14 @@ def request(rank: int, name: str) -> Saved | None:
     """A copy of what rank `rank` has saved latest under `name`; None where it has saved nothing yet, or has ended.
 
     Not collective: the other worker isn't stopped, nor asked. The copy is whole, whatever that worker does meanwhile,
-    and so it is if that worker dies meanwhile. Versions that are requested of a worker never go back.
+    and so it is if that worker dies meanwhile. Versions that are requested of a worker never go back. Of a worker on
+    another host it comes over the network; where that host is lost meanwhile, the worker has ended.
 
     Raises:
         ValueError: where there is no such rank, or an optimizer has saved its model under that name.
-        InternalError: where the rank is on another host, which isn't supported yet.
-        CollectiveTimeoutError: where the owner saves again and again before a copy is made.
+        CollectiveTimeoutError: where the owner saves again and again before a copy is made, or its host doesn't answer
+            within KUNGFU_COLLECTIVE_TIMEOUT and isn't lost either.
+        StaleClusterError: where the rank is on another host, and the cluster changes before the copy is here.
     """
     runtime.init()
     if rank < 0:

@@ -113,6 +113,8 @@ class HostAgent:
             on_leave=(lambda peer: from_thread(reports.worker_leaves, peer)) if self.options.watch else None,
             **segments,
         )
+        if self.remote is not None:
+            self.remote.links.find_store = self.broker.stores.find
         self._server = self.machine.serve_broker(self.broker, bytes.fromhex(self.begun.secret))
         self._here = self.options.host.name
         here = LocalSite(

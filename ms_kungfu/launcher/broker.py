@@ -62,7 +62,7 @@ class Broker:
     is_alive: Callable[[int], bool] = is_alive
 
     def __post_init__(self) -> None:
-        self._stores = Stores()
+        self.stores = Stores()
         self._changed = self.condition()
         # Guarded by _changed:
         self._versions = ClusterVersions()
@@ -84,7 +84,7 @@ class Broker:
             self._versions.admit(cluster)
             self._leaving &= set(cluster.workers)
             self._segments.drop_unknown()
-            self._stores.drop(self._versions.is_out)
+            self.stores.drop(self._versions.is_out)
             self._announce()
             self._changed.notify_all()
 
@@ -165,7 +165,7 @@ class Broker:
         with self._changed:
             self._versions.record_end(peer, incarnation)
             self._told_to_end.discard(peer)
-            self._stores.drop(self._versions.is_out)
+            self.stores.drop(self._versions.is_out)
             self._segments.mark_lost(peer, incarnation, reason, recover, reaped)
             self._announce()  # a version may have waited for it alone
             self._changed.notify_all()
@@ -178,7 +178,7 @@ class Broker:
             for peer, incarnation in processes:
                 self._versions.record_end(peer, incarnation)
                 self._told_to_end.discard(peer)
-            self._stores.drop(self._versions.is_out)
+            self.stores.drop(self._versions.is_out)
             for peer, incarnation in processes:
                 self._segments.mark_lost(peer, incarnation, reason, recover=True, reaped=True)
             self._segments.lose_host(host)
@@ -218,7 +218,7 @@ class Broker:
             self._closed = True
             self._changed.notify_all()
             self._segments.close()
-        self._stores.drop(lambda *_: True)
+        self.stores.drop(lambda *_: True)
 
     # ---- answering, in a thread of the caller's ----
 
@@ -228,7 +228,7 @@ class Broker:
         try:
             message = connection.receive()
             if "store" in message:
-                self._stores.serve(connection, message, self.is_out)
+                self.stores.serve(connection, message, self.is_out)
                 return False
             if "cores" in message:
                 self._fix_cores(connection, message["cores"])
@@ -441,7 +441,7 @@ class Broker:
         # been a member that this choice has excluded, and is another process from now on.
         self._announced = -1
         self._announce()  # to the segment of the chosen one
-        self._stores.drop(self._versions.is_out)
+        self.stores.drop(self._versions.is_out)
         self._changed.notify_all()
 
 

@@ -3,6 +3,7 @@
 The *local segment* has the host's workers, in the order of their ranks, and one more member: the host's *link*, which
 exchanges with the links of the other hosts what these have reduced (`_core.Link`). The *board* has all ranks of the
 version, and of them only the words by which they and the launchers tell each other things: announced versions, deaths.
+Beside the link is one for models, which reads those of this host's workers for the other hosts' (`store/model_link.h`).
 
 Each pair of hosts has some connections of its own for each version. The host that comes later in the version calls the
 other one, at the port where the launchers find each other. Who is called may not have heard of the version yet: such
@@ -13,19 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Callable, Protocol
 
 from ms_kungfu.broker_protocol import ProtocolError, close_all
-from ms_kungfu.cluster import Cluster
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.control import Channel, call
 from ms_kungfu.launcher.hosts import Hosts
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.segments import Asker, PlainSegment, Segment
 
-CONNECTIONS_A_PAIR = 2
+CONNECTIONS_A_PAIR = 3
+_FOR_MODELS = 1  # of these
 MAKE_S = 20.0  # for all connections of a version; then it is tried again
 _WAIT_S = 20.0
 _MAX_WAITING = 1024
@@ -34,7 +35,7 @@ _MAX_WAITING = 1024
 class Link(Protocol):
     """`_core.Link`."""
 
-    def connect(self, local_rank: int) -> int: ...
+    def connect(self, local_rank: int) -> tuple[int, int]: ...
     def lose_host(self, host: int) -> None: ...
     def unreachable(self) -> list[tuple[int, str]]: ...
     def failure(self) -> str: ...
@@ -44,8 +45,17 @@ class Link(Protocol):
 class MakeLink(Protocol):
     def __call__(
         self, local_fd: int, board_fd: int, *, host: int, host_of_rank: Sequence[int], addresses: Sequence[str],
-        names: Sequence[str], connections: Sequence[Sequence[int]],
+        names: Sequence[str], connections: Sequence[Sequence[int]], for_models: Sequence[Sequence[int]],
+        find: Callable[[int], int],
     ) -> Link: ...  # fmt: skip
+
+
+FindStore = Callable[[PeerID], int]
+"""A descriptor of the model store of a worker of this host, which the caller owns; -1: it has none (yet)."""
+
+
+def no_stores(peer: PeerID) -> int:
+    return -1
 
 
 class LinkedSegment:
@@ -53,7 +63,14 @@ class LinkedSegment:
     with it, which are taken over."""
 
     def __init__(
-        self, cluster: Cluster, host: str, cores: int, recovers: bool, connections: list[list[int]], make_link: MakeLink
+        self,
+        cluster: Cluster,
+        host: str,
+        cores: int,
+        recovers: bool,
+        connections: list[list[int]],
+        make_link: MakeLink,
+        find_store: FindStore = no_stores,
     ) -> None:
         from ms_kungfu import _core
 
@@ -68,7 +85,9 @@ class LinkedSegment:
             own, connections = connections, []
             self._link: Link | None = make_link(
                 *self._fds, host=cluster.hosts.index(host), host_of_rank=cluster.host_of_rank,
-                addresses=[str(worker) for worker in cluster.workers], names=cluster.hosts, connections=own,
+                addresses=[str(worker) for worker in cluster.workers], names=cluster.hosts,
+                connections=[fds[_FOR_MODELS:] for fds in own], for_models=[fds[:_FOR_MODELS] for fds in own],
+                find=lambda rank: find_store(cluster.workers[rank]),
             )  # fmt: skip
         except BaseException:
             close_all([*self._fds, *(fd for with_one in connections for fd in with_one)])
@@ -79,11 +98,11 @@ class LinkedSegment:
 
     def hand_over(self, asker: Asker, message: dict[str, Any], rank: int) -> None:
         assert self._link is not None
-        to_link = self._link.connect(self._local[rank])
+        sockets = self._link.connect(self._local[rank])
         try:
-            asker.send(message, (*self._fds, to_link))
+            asker.send(message, (*self._fds, *sockets))
         finally:
-            os.close(to_link)
+            close_all(sockets)
 
     def announce(self, version: int) -> None:
         self._board.announce(version)
@@ -156,6 +175,7 @@ class LinkMaker:
     cores: int
     job: str = ""  # its name, once that is known
     silent_s: float | None = None  # how long a connection may get no answer from the other end's system
+    find_store: FindStore = no_stores
     _expected: dict[_Named, asyncio.Future[Channel]] = field(default_factory=dict)
     _waiting: dict[_Named, asyncio.Future[None]] = field(default_factory=dict)
 
@@ -182,8 +202,9 @@ class LinkMaker:
                 connections[place].append(task.result().detach(self.silent_s))
             taken = True
             return LinkedSegment(
-                cluster, self.hosts.self_name, self.cores, recovers, connections, self.machine.make_link
-            )
+                cluster, self.hosts.self_name, self.cores, recovers, connections, self.machine.make_link,
+                self.find_store,
+            )  # fmt: skip
         finally:
             for task in getting:
                 if not task.cancel() and not taken and task.exception() is None:

@@ -202,6 +202,7 @@ class Outpost:
         self._links.job = str(welcome["job"])
         self._look_s = min(float(welcome["look_s"]), _MAX_LOOK_S)
         relay = self._relay = Relay(channel.send)
+        self._links.find_store = relay.stores.find
         server = BrokerServer(relay, bytes.fromhex(secret))
         try:
             self._site = LocalSite(

@@ -1,7 +1,6 @@
 """The broker of a host that isn't the head: what its workers ask is asked of the head's broker, and answered by it.
 
-What only this host has is added here: the descriptors that belong to a place, and whose place it is. Model stores are
-this host's own.
+What only this host has is added here: the descriptors that belong to a place, whose place it is, and model stores.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Relay:
 
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
         self._send = send
-        self._stores = Stores()
+        self.stores = Stores()
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
         # Guarded by _changed:
@@ -69,7 +68,7 @@ class Relay:
         with self._changed:
             self._holders = {who: pid for who, pid in self._holders.items() if is_alive(pid)}
             holders = set(self._holders)
-        self._stores.drop(lambda peer, incarnation: (peer, incarnation) not in holders)
+        self.stores.drop(lambda peer, incarnation: (peer, incarnation) not in holders)
 
     def close(self) -> None:
         """Whoever waits for an answer gets none."""
@@ -79,7 +78,7 @@ class Relay:
             for segment in self._segments.values():
                 segment.close()
             self._segments.clear()
-        self._stores.drop(lambda *_: True)
+        self.stores.drop(lambda *_: True)
 
     # ---- for a worker, in a thread of its connection's ----
 
@@ -88,7 +87,7 @@ class Relay:
         connection.extend(_ANSWER_TIMEOUT_S)
         try:
             if "store" in message:
-                self._stores.serve(connection, message, self._is_out)
+                self.stores.serve(connection, message, self._is_out)
                 return False
             refusal = self._refusal_of(message, pid)
         except (ProtocolError, ValueError) as error:

@@ -1,4 +1,5 @@
-"""The workers' model stores, which the broker keeps for whoever asks: descriptors that can only read."""
+"""The workers' model stores, which the broker keeps for whoever asks on this host, and for the host's link, by which
+other hosts ask: descriptors that can only read."""
 
 from __future__ import annotations
 
@@ -25,11 +26,12 @@ class Stores:
         message of its own, or ``{"store": "get", "peer"}``."""
         peer = PeerID.parse(message.get("peer"))
         if message.get("store") == "get":
-            fds = self._newest(peer)
+            fd = self.find(peer)
+            found = [] if fd < 0 else [fd]
             try:
-                connection.send({"store": bool(fds)}, tuple(fds))
+                connection.send({"store": bool(found)}, tuple(found))
             finally:
-                close_all(fds)
+                close_all(found)
             return
         incarnation = message.get("incarnation")
         if message.get("store") != "put" or not isinstance(incarnation, int):
@@ -49,11 +51,11 @@ class Stores:
             os.close(before)
         connection.send({"store": True})
 
-    def _newest(self, peer: PeerID) -> list[int]:
-        """A copy of the descriptor, which is the caller's; empty where there is none."""
+    def find(self, peer: PeerID) -> int:
+        """A copy of the descriptor, which is the caller's; -1 where there is none."""
         with self._lock:
             found = [process for process in self._fds if process[0] == peer]
-            return [os.dup(self._fds[max(found, key=lambda process: process[1])])] if found else []
+            return os.dup(self._fds[max(found, key=lambda process: process[1])]) if found else -1
 
     def drop(self, gone: Callable[[PeerID, int], bool]) -> None:
         """Closes those of processes that are gone."""

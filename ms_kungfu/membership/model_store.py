@@ -1,4 +1,5 @@
-"""A worker's side of the model stores: making its own known to the others, and finding theirs, through the broker."""
+"""A worker's side of the model stores: making its own known to the others, and finding those of its host, through the
+broker. Those of other hosts are asked for by the model link (`ops_src/store/model_link.h`)."""
 
 from __future__ import annotations
 
@@ -36,18 +37,10 @@ def _announce(fd: int) -> str:
 
 
 def _find(rank: int) -> int:
-    """A descriptor of the rank's store, or -1 where it has none yet, or is gone, or the launcher is.
-
-    KungFuError where it is on another host.
-    """
-    peer, own = peer_of(rank), current().self_id
+    """A descriptor of the rank's store, or -1 where it has none yet, or is gone, or the launcher is."""
+    peer = peer_of(rank)
     if peer is None:
         return -1
-    if own is not None and peer.host != own.host:
-        raise KungFuError(
-            f"rank {rank} ({peer}) is on another host, and models are shared among the workers of one host so far: "
-            "pair averaging and comm.request are for jobs on one host"
-        )
     try:
         _, fds = _ask({"store": "get", "peer": str(peer)})
     except (OSError, ProtocolError, KungFuError):

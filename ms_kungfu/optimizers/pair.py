@@ -75,6 +75,7 @@ class PairAveragingOptimizer(Pairing, Synchronising):
     `prefetch` it is copied in the background while the next gradients are computed. (In the paper both of a pair take
     the average, at the same time; here, as in KungFu, the one who asks does, and the other one goes on.) A worker that
     nobody can be averaged with (alone, or the first to have saved) trains as with `optimizer` alone, bit for bit.
+    Of a worker on another host the model comes over the network, and the step that takes it waits for it.
 
     *When*: workers of different or changing speed, or a network that is slow: one that is slowed down, dies or joins
     doesn't hold up the others. With many workers a model takes longer to reach all of them, so the models are farther
@@ -82,7 +83,7 @@ class PairAveragingOptimizer(Pairing, Synchronising):
     :class:`SynchronousSGDOptimizer` converges at least as fast.
 
     *Cost*: a worker writes its model once a step and reads one, so twice the model's bytes whatever the number of
-    workers. Memory: twice the model for the store, once for the one being fetched.
+    workers. Memory: twice the model for the store, once for the one being fetched, and over several hosts once more.
 
     The workers' models differ; `merge` makes them one. A worker that joins begins with the model and the moments of the
     lowest rank that stayed; those that stay keep theirs. Workers make their steps at their own speed, in

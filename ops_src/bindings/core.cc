@@ -2,9 +2,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <cstring>
 #include <optional>
@@ -12,6 +9,7 @@
 #include "base/forks.h"
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "bindings/waiting.h"
 #include "c_api/failure.h"
 #include "collectives/dtype.h"
 #include "collectives/reduce.h"
@@ -75,35 +73,6 @@ kf_dtype DtypeOf(const Buffer& buffer, int dtype) {
   }
   throw Error(KF_TYPE, Text("no collective takes elements of format '", buffer.format(),
                             "'; (u)int8 to 64, float16, bfloat16, float32 and float64 work"));
-}
-
-// Called with the GIL released, by Python's main thread, which is the only one that runs handlers of signals.
-void CheckSignals() {
-  py::gil_scoped_acquire acquire;
-  if (PyErr_CheckSignals() == 0) return;
-  // The exception stays set in this thread, for the translator.
-  throw Interrupted(reinterpret_cast<PyTypeObject*>(PyErr_Occurred())->tp_name);
-}
-
-// Asked around every operation, so the kernel is asked once a thread; a fork makes its thread the main one.
-bool IsMainThread() {
-  struct Known {
-    OneProcess in;
-    bool is_main = static_cast<pid_t>(syscall(SYS_gettid)) == getpid();
-  };
-  thread_local std::optional<Known> known;
-  if (!known || known->in.IsCopy()) known.emplace();
-  return known->is_main;
-}
-
-void (*CheckOfThread())() { return IsMainThread() ? &CheckSignals : nullptr; }
-
-// Runs what may wait, with the GIL released. A signal's handler runs meanwhile, and what it raises ends the wait.
-template <typename Body>
-void Waiting(const Body& body) {
-  py::gil_scoped_release release;
-  const InterruptCheck check(CheckOfThread());
-  body();
 }
 
 // The communicator, after a join where that is still to be done, which is a wait in Python.
@@ -281,16 +250,17 @@ PYBIND11_MODULE(_core, m) {
       py::arg("join_timeout_s"));
   m.def(
       "join_hosts",
-      [](int local_fd, int board_fd, int request_fd, uint32_t rank, const std::vector<uint32_t>& host_of_rank,
-         const std::string& address, bool has_state, double collective_timeout_s, double join_timeout_s) {
+      [](int local_fd, int board_fd, int request_fd, int model_fd, uint32_t rank,
+         const std::vector<uint32_t>& host_of_rank, const std::string& address, bool has_state,
+         double collective_timeout_s, double join_timeout_s) {
         Waiting([&] {
-          Peer::Get().JoinHosts(local_fd, board_fd, request_fd, hosts::Places(host_of_rank), rank, address, has_state,
-                                {Milliseconds(collective_timeout_s), Milliseconds(join_timeout_s)});
+          Peer::Get().JoinHosts(local_fd, board_fd, request_fd, model_fd, hosts::Places(host_of_rank), rank, address,
+                                has_state, {Milliseconds(collective_timeout_s), Milliseconds(join_timeout_s)});
         });
       },
-      py::arg("local_fd"), py::arg("board_fd"), py::arg("request_fd"), py::arg("rank"), py::arg("host_of_rank"),
-      py::arg("address"), py::arg("has_state"), py::arg("collective_timeout_s"), py::arg("join_timeout_s"),
-      "As join, in a cluster over several hosts. The descriptors stay the caller's.");
+      py::arg("local_fd"), py::arg("board_fd"), py::arg("request_fd"), py::arg("model_fd"), py::arg("rank"),
+      py::arg("host_of_rank"), py::arg("address"), py::arg("has_state"), py::arg("collective_timeout_s"),
+      py::arg("join_timeout_s"), "As join, in a cluster over several hosts. The descriptors stay the caller's.");
   m.def("leave", [](const std::string& reason) { Peer::Get().Leave(reason); }, py::arg("reason"));
   m.def("reset", [] { Peer::Get().Reset(); });
   m.def(

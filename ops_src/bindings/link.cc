@@ -1,4 +1,5 @@
-// The link of a host for its launcher.
+// The links of a host for its launcher.
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -6,6 +7,7 @@
 
 #include "base/error.h"
 #include "collectives/hosts/link.h"
+#include "store/model_link.h"
 
 namespace py = pybind11;
 
@@ -13,58 +15,126 @@ namespace kungfu {
 namespace {
 
 using hosts::Link;
+using store::ModelLink;
+using store::StoreView;
 
-std::unique_ptr<Link> MakeLink(int local_fd, int board_fd, uint32_t host, const std::vector<uint32_t>& host_of_rank,
-                               const std::vector<std::string>& addresses, const std::vector<std::string>& names,
-                               const std::vector<std::vector<int>>& connections) {
-  std::vector<tcp::HostEnds> ends;
-  for (size_t h = 0; h < connections.size(); h++) ends.push_back({h < names.size() ? names[h] : "", connections[h]});
-  std::shared_ptr<shm::Segment> local, everybody;
-  std::optional<hosts::Places> places;
-  try {
-    local = std::make_shared<shm::Segment>(local_fd);
-    everybody = std::make_shared<shm::Segment>(board_fd);
-    places.emplace(host_of_rank);
-    if (addresses.size() != host_of_rank.size() || names.size() != connections.size()) {
-      throw Error(KF_INVALID, Text(addresses.size(), " addresses of ", host_of_rank.size(), " ranks, connections to ",
-                                   connections.size(), " hosts with ", names.size(), " names"));
-    }
-  } catch (...) {
-    for (const auto& to_host : connections) {
+// By host, which it owns until they are taken.
+class Connections {
+ public:
+  Connections(const std::vector<std::string>& names, const std::vector<std::vector<int>>& connections)
+      : names_(names), connections_(connections) {}
+  ~Connections() {
+    for (const auto& to_host : connections_) {
       for (const int fd : to_host) close(fd);
     }
-    throw;
+  }
+  Connections(const Connections&) = delete;
+  Connections& operator=(const Connections&) = delete;
+
+  size_t size() const { return connections_.size(); }
+  std::vector<tcp::HostEnds> Take() {
+    std::vector<tcp::HostEnds> ends;
+    for (size_t h = 0; h < size(); h++) ends.push_back({h < names_.size() ? names_[h] : "", connections_[h]});
+    connections_.clear();
+    return ends;
+  }
+
+ private:
+  const std::vector<std::string>& names_;
+  std::vector<std::vector<int>> connections_;
+};
+
+// What one cluster version has: the link, and the one for models.
+struct Links {
+  std::unique_ptr<Link> link;
+  std::unique_ptr<ModelLink> models;
+
+  std::pair<int, int> Connect(uint32_t local_rank) const {
+    const int to_link = link->Connect(local_rank);
+    try {
+      return {to_link, models->Connect()};
+    } catch (...) {
+      close(to_link);
+      throw;
+    }
+  }
+  void LoseHost(uint32_t host) const {
+    link->LoseHost(host);
+    models->LoseHost(host);
+  }
+  std::vector<std::pair<uint32_t, std::string>> Unreachable() const {
+    auto found = link->Unreachable();
+    const auto also = models->Unreachable();
+    found.insert(found.end(), also.begin(), also.end());
+    return found;
+  }
+  void Close() const {
+    link->Close();
+    models->Close();
+  }
+};
+
+// `find` takes the GIL by itself.
+ModelLink::Find FinderOf(std::function<int(uint32_t)> find) {
+  return [find = std::move(find)](uint32_t rank) {
+    try {
+      return StoreView::Take(find(rank));
+    } catch (const py::error_already_set& raised) {
+      throw Error(KF_INTERNAL, Text("the models of rank ", rank, ": ", raised.what()));
+    }
+  };
+}
+
+std::unique_ptr<Links> MakeLinks(int local_fd, int board_fd, uint32_t host, const std::vector<uint32_t>& host_of_rank,
+                                 const std::vector<std::string>& addresses, const std::vector<std::string>& names,
+                                 const std::vector<std::vector<int>>& connections,
+                                 const std::vector<std::vector<int>>& for_models, std::function<int(uint32_t)> find) {
+  Connections own(names, connections), own_for_models(names, for_models);
+  const auto local = std::make_shared<shm::Segment>(local_fd);
+  const auto everybody = std::make_shared<shm::Segment>(board_fd);
+  const hosts::Places places(host_of_rank);
+  if (addresses.size() != host_of_rank.size() || names.size() != own.size() || names.size() != own_for_models.size()) {
+    throw Error(KF_INVALID, Text(addresses.size(), " addresses of ", host_of_rank.size(), " ranks, connections to ",
+                                 own.size(), " and ", own_for_models.size(), " hosts with ", names.size(), " names"));
   }
   // Here alone, before anybody looks: what the ranks of other hosts are called.
   shm::Board board(everybody);
   for (uint32_t r = 0; r < addresses.size(); r++) board.Attach(r, addresses[r], false);
-  return std::make_unique<Link>(local, everybody, *places, host, std::move(ends));
+  auto finder = FinderOf(std::move(find));
+  const py::gil_scoped_release release;
+  auto links = std::make_unique<Links>();
+  links->link = std::make_unique<Link>(local, everybody, places, host, own.Take());
+  links->models = std::make_unique<ModelLink>(places, host, own_for_models.Take(), std::move(finder));
+  return links;
 }
 
 }  // namespace
 
 void RegisterLink(py::module_& m) {
-  py::class_<Link>(m, "Link", "A host's part in the collectives of one cluster version over several hosts.")
-      .def(
-          py::init(&MakeLink), py::arg("local_fd"), py::arg("board_fd"), py::arg("host"), py::arg("host_of_rank"),
-          py::arg("addresses"), py::arg("names"), py::arg("connections"),
-          "`local_fd`: a segment with a place for each rank of this host and one more; `board_fd`: one with all ranks. "
-          "By rank: its host, its address; by host: its name, connected sockets to it (none for this one), which are "
-          "taken over whatever happens.",
-          py::call_guard<py::gil_scoped_release>())
-      .def("connect", &Link::Connect, py::arg("local_rank"),
-           "A socket for the process that is this rank of the local segment; the caller passes it on and closes it.")
-      .def("lose_host", &Link::LoseHost, py::arg("host"), py::call_guard<py::gil_scoped_release>(),
+  py::class_<Links>(m, "Link", "A host's part in what the hosts of one cluster version do together.")
+      .def(py::init(&MakeLinks), py::arg("local_fd"), py::arg("board_fd"), py::arg("host"), py::arg("host_of_rank"),
+           py::arg("addresses"), py::arg("names"), py::arg("connections"), py::arg("for_models"), py::arg("find"),
+           "`local_fd`: a segment with a place for each rank of this host and one more; `board_fd`: one with all "
+           "ranks. By rank: its host, its address; by host: its name, connected sockets to it for the collectives, and "
+           "for models (none for this one), which are taken over whatever happens. `find`: a descriptor of the model "
+           "store of a rank of this host, which is closed here, or -1.")
+      .def("connect", &Links::Connect, py::arg("local_rank"),
+           "Sockets to the link and for models, for the process that is this rank of the local segment; the caller "
+           "passes them on and closes them.")
+      .def("lose_host", &Links::LoseHost, py::arg("host"), py::call_guard<py::gil_scoped_release>(),
            "The members go on without this host, all of whose ranks are marked lost in the boards of all hosts. The "
            "links of all others are told of the same hosts in the same order.")
-      .def("unreachable", &Link::Unreachable,
+      .def("unreachable", &Links::Unreachable,
            "(host, why) of those to which a connection has ended; but for those that lose_host was told of.")
-      .def("failure", &Link::failure, "Why it has failed, '' as long as it hasn't: a host that is lost, say.")
       .def(
-          "fail", [](Link& link, const std::string& text) { link.Fail(KF_PEER_LOST, text); }, py::arg("text"),
+          "failure", [](const Links& links) { return links.link->failure(); },
+          "Why it has failed, '' as long as it hasn't: a host that is lost, say.")
+      .def(
+          "fail", [](const Links& links, const std::string& text) { links.link->Fail(KF_PEER_LOST, text); },
+          py::arg("text"),
           "Whatever is under way or begins, here or on the other hosts, raises PeerLostError with this text.",
           py::call_guard<py::gil_scoped_release>())
-      .def("close", &Link::Close, py::call_guard<py::gil_scoped_release>(), "Ends it; idempotent.");
+      .def("close", &Links::Close, py::call_guard<py::gil_scoped_release>(), "Ends it; idempotent.");
 }
 
 }  // namespace kungfu

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "base/error.h"
+#include "bindings/waiting.h"
 #include "runtime/peer.h"
 
 namespace py = pybind11;
@@ -75,8 +76,8 @@ void RegisterStore(py::module_& m) {
   m.def(
       "describe_saved",
       [](uint32_t rank, const std::string& name) {
-        py::gil_scoped_release release;
-        const auto description = Peer::Get().store().Describe(rank, name);
+        store::Description description;
+        Waiting([&] { description = Peer::Get().store().Describe(rank, name); });
         return std::make_tuple(description.layout, description.bytes, description.version);
       },
       py::arg("rank"), py::arg("name"), "(layout, bytes, latest version); version 0: there is none.");
@@ -85,8 +86,9 @@ void RegisterStore(py::module_& m) {
       [](uint32_t rank, const std::string& name, const std::string& layout, const py::buffer& buffer) {
         const py::buffer_info info = buffer.request(/*writable=*/true);
         const kf_blob blob = BlobOf(info);
-        py::gil_scoped_release release;
-        return Peer::Get().store().Request(rank, name, layout, &blob, 1);
+        uint64_t version = 0;
+        Waiting([&] { version = Peer::Get().store().Request(rank, name, layout, &blob, 1); });
+        return version;
       },
       py::arg("rank"), py::arg("name"), py::arg("layout"), py::arg("buffer"));
 }

@@ -65,14 +65,30 @@ store::PeerStore& Peer::store() {
 }
 
 void Peer::Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options) {
-  Enter(std::make_shared<HostCommunicator>(std::make_shared<shm::Segment>(fd), rank, address, has_state, options));
+  const auto next =
+      std::make_shared<HostCommunicator>(std::make_shared<shm::Segment>(fd), rank, address, has_state, options);
+  Enter(next);
+  store().KeepOtherHosts(next->cluster_version());
 }
 
-void Peer::JoinHosts(int local, int everybody, int requests, const hosts::Places& places, uint32_t rank,
+void Peer::JoinHosts(int local, int everybody, int requests, int models, const hosts::Places& places, uint32_t rank,
                      const std::string& address, bool has_state, const CommunicatorOptions& options) {
-  Enter(std::make_shared<ClusterCommunicator>(std::make_shared<shm::Segment>(local),
-                                              std::make_shared<shm::Segment>(everybody), requests, places, rank,
-                                              address, has_state, options));
+  const auto next = std::make_shared<ClusterCommunicator>(std::make_shared<shm::Segment>(local),
+                                                          std::make_shared<shm::Segment>(everybody), requests, places,
+                                                          rank, address, has_state, options);
+  const uint64_t version = next->cluster_version();
+  // Before anybody stands in the new version, and until nobody stands in the old one any more.
+  store().AddOtherHosts(version, std::make_shared<store::OtherHosts>(models, places, rank, options.collective_timeout));
+  try {
+    Enter(next);
+  } catch (...) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const uint64_t before = current_->cluster_version();
+    lock.unlock();
+    store().KeepOtherHosts(before);
+    throw;
+  }
+  store().KeepOtherHosts(version);
 }
 
 template <typename Next>

@@ -60,9 +60,9 @@ class Peer {
   // Becomes rank `rank` of the segment behind `fd` and waits for the other members; the communicator so far is
   // finished. The descriptor stays the caller's.
   void Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options);
-  // The same in a cluster over several hosts: the segments of this host and of all ranks, and the socket to the link;
-  // see ClusterCommunicator.
-  void JoinHosts(int local, int everybody, int requests, const hosts::Places& places, uint32_t rank,
+  // The same in a cluster over several hosts: the segments of this host and of all ranks, and the sockets to the link
+  // (see ClusterCommunicator) and to the model link (see OtherHosts).
+  void JoinHosts(int local, int everybody, int requests, int models, const hosts::Places& places, uint32_t rank,
                  const std::string& address, bool has_state, const CommunicatorOptions& options);
 
   // Takes its leave: from now on every collective raises StaleClusterError with `reason`.

@@ -10,6 +10,7 @@
 #include <new>
 
 #include "base/error.h"
+#include "base/memory.h"
 
 namespace kungfu::store {
 
@@ -40,19 +41,6 @@ constexpr size_t kWord = sizeof(uint64_t);
 constexpr int kAttempts = 1000;
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<uint64_t>) == kWord);
-
-// Each tensor begins on a cache line of the buffer.
-size_t Padded(const kf_blob* blobs, size_t num_blobs) {
-  size_t bytes = 0;
-  for (size_t i = 0; i < num_blobs; i++) bytes += RoundUp(blobs[i].nbytes, 64);
-  return bytes;
-}
-
-uint64_t Total(const kf_blob* blobs, size_t num_blobs) {
-  uint64_t bytes = 0;
-  for (size_t i = 0; i < num_blobs; i++) bytes += blobs[i].nbytes;
-  return bytes;
-}
 
 void Publish(std::atomic<uint64_t>* to, const char* from, size_t bytes) {
   for (; bytes >= kWord; bytes -= kWord, from += kWord, to++) {
@@ -98,6 +86,18 @@ Header& HeaderOf(const Mapping& head) { return *reinterpret_cast<Header*>(head.d
 std::string Described(const std::string& layout, uint64_t bytes) { return Text(layout, " (", bytes, " bytes)"); }
 
 }  // namespace
+
+size_t PaddedBytes(const kf_blob* blobs, size_t num_blobs) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < num_blobs; i++) bytes += RoundUp(blobs[i].nbytes, kAlign);
+  return bytes;
+}
+
+uint64_t TotalBytes(const kf_blob* blobs, size_t num_blobs) {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < num_blobs; i++) bytes += blobs[i].nbytes;
+  return bytes;
+}
 
 ModelStore::ModelStore() {
   try {
@@ -159,11 +159,11 @@ ModelStore::Own& ModelStore::OwnRecord(const std::string& name, const std::strin
 uint64_t ModelStore::Save(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs) {
   process_.Refuse("save models");
   std::lock_guard<std::mutex> guard(mutex_);
-  Own& own = OwnRecord(name, layout, Total(blobs, num_blobs));
+  Own& own = OwnRecord(name, layout, TotalBytes(blobs, num_blobs));
   Record& record = *own.record;
   if (own.buffers[0] == nullptr) {
     try {
-      record.capacity = RoundUp(std::max<size_t>(Padded(blobs, num_blobs), 1), kPage);
+      record.capacity = RoundUp(std::max<size_t>(PaddedBytes(blobs, num_blobs), 1), kPage);
       for (int i = 0; i < 2; i++) {
         record.offset[i] = end_;
         // Taken now: memory that turns out to be missing later would be a SIGBUS.
@@ -180,7 +180,7 @@ uint64_t ModelStore::Save(const std::string& name, const std::string& layout, co
       throw;
     }
     HeaderOf(*head_).records.fetch_add(1, std::memory_order_release);
-  } else if (Padded(blobs, num_blobs) > record.capacity) {
+  } else if (PaddedBytes(blobs, num_blobs) > record.capacity) {
     throw Error(KF_INVALID, Text("save \"", name, "\": the tensors were divided otherwise before"));
   }
   const uint64_t version = record.latest.load(std::memory_order_relaxed) + 1;
@@ -188,7 +188,7 @@ uint64_t ModelStore::Save(const std::string& name, const std::string& layout, co
   char* at = own.buffers[version % 2]->data();
   for (size_t i = 0; i < num_blobs; i++) {
     Publish(Words(at), static_cast<const char*>(blobs[i].data), blobs[i].nbytes);
-    at += RoundUp(blobs[i].nbytes, 64);
+    at += RoundUp(blobs[i].nbytes, kAlign);
   }
   record.latest.store(version, std::memory_order_release);
   return version;
@@ -205,6 +205,19 @@ StoreView::StoreView(int fd, bool own) : own_(own) {
   }
   fd_ = own_ ? fd : fcntl(fd, F_DUPFD_CLOEXEC, 0);
   if (fd_ < 0) throw SystemError("duplicating a model store's descriptor");
+}
+
+std::shared_ptr<StoreView> StoreView::Take(int fd) {
+  if (fd < 0) return nullptr;
+  std::shared_ptr<StoreView> view;
+  try {
+    view = std::make_shared<StoreView>(fd);
+  } catch (...) {
+    close(fd);
+    throw;
+  }
+  close(fd);
+  return view;
 }
 
 StoreView::~StoreView() {
@@ -248,29 +261,52 @@ Description StoreView::Describe(const std::string& name) const {
   return {TextOf(known->record->layout), known->record->bytes, known->record->latest.load(std::memory_order_acquire)};
 }
 
-uint64_t StoreView::Request(const std::string& name, const std::string& layout, const kf_blob* blobs,
-                            size_t num_blobs) const {
+// Null where nobody has saved under that name. Throws where it is something else.
+const StoreView::Known* StoreView::Fitting(const std::string& name, const std::string& layout, uint64_t bytes,
+                                           uint64_t padded) const {
   const Known* known = Find(name);
-  if (known == nullptr) return 0;
+  if (known == nullptr) return nullptr;
   const Record& record = *known->record;
-  if (TextOf(record.layout) != layout || record.bytes != Total(blobs, num_blobs) ||
-      Padded(blobs, num_blobs) > record.capacity) {
-    throw Error(KF_INVALID, Text("request \"", name, "\": ", Described(layout, Total(blobs, num_blobs)),
-                                 " was asked for, ", Described(TextOf(record.layout), record.bytes), " is saved"));
+  if (TextOf(record.layout) != layout || record.bytes != bytes || padded > record.capacity) {
+    throw Error(KF_INVALID, Text("request \"", name, "\": ", Described(layout, bytes), " was asked for, ",
+                                 Described(TextOf(record.layout), record.bytes), " is saved"));
   }
+  return known;
+}
+
+// Copies until the copy is of one version, which is returned; 0: there is none.
+template <typename Copy>
+uint64_t StoreView::CopyWhole(const std::string& name, const Known& known, const Copy& copy) {
+  const Record& record = *known.record;
   for (int attempt = 0; attempt < kAttempts; attempt++) {
     const uint64_t version = record.latest.load(std::memory_order_acquire);
     if (version == 0) return 0;
-    const char* at = known->buffers[version % 2]->data();
-    for (size_t i = 0; i < num_blobs; i++) {
-      Collect(static_cast<char*>(blobs[i].data), Words(const_cast<char*>(at)), blobs[i].nbytes);
-      at += RoundUp(blobs[i].nbytes, 64);
-    }
+    copy(Words(known.buffers[version % 2]->data()));
     if (record.begun[version % 2].load(std::memory_order_acquire) == version) return version;
     sched_yield();
   }
   throw Error(KF_TIMEOUT, Text("request \"", name, "\": the owner saves faster than ", record.bytes,
                                " bytes can be copied (", kAttempts, " attempts)"));
+}
+
+uint64_t StoreView::Request(const std::string& name, const std::string& layout, const kf_blob* blobs,
+                            size_t num_blobs) const {
+  const Known* known = Fitting(name, layout, TotalBytes(blobs, num_blobs), PaddedBytes(blobs, num_blobs));
+  if (known == nullptr) return 0;
+  return CopyWhole(name, *known, [&](const std::atomic<uint64_t>* at) {
+    for (size_t i = 0; i < num_blobs; i++) {
+      Collect(static_cast<char*>(blobs[i].data), at, blobs[i].nbytes);
+      at += RoundUp(blobs[i].nbytes, kAlign) / kWord;
+    }
+  });
+}
+
+uint64_t StoreView::RequestPadded(const std::string& name, const std::string& layout, uint64_t bytes, uint64_t padded,
+                                  const std::function<char*()>& memory) const {
+  const Known* known = Fitting(name, layout, bytes, padded);
+  if (known == nullptr) return 0;
+  char* const to = memory();
+  return CopyWhole(name, *known, [&](const std::atomic<uint64_t>* at) { Collect(to, at, padded); });
 }
 
 }  // namespace kungfu::store

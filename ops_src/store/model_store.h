@@ -24,6 +24,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -80,23 +81,47 @@ struct Description {
   uint64_t version = 0;  // latest; 0: there is no record of this name, or nothing in it yet
 };
 
-// Another worker's models, or one's own. Thread-safe.
-class StoreView {
+// Some worker's models, wherever it is. Thread-safe.
+class ModelView {
+ public:
+  virtual ~ModelView() = default;
+  // Whether a look at it costs no wait: it is on this host.
+  virtual bool IsHere() const = 0;
+  // Whether the process that saves there still runs, as far as is known without a wait.
+  virtual bool OwnerLives() const = 0;
+  virtual Description Describe(const std::string& name) const = 0;
+  // Copies the latest version into the blobs and returns it; 0, with the blobs untouched, where there is none. Throws
+  // ValueError where the layout or the sizes are others, CollectiveTimeoutError where the owner saves faster than this
+  // can copy.
+  virtual uint64_t Request(const std::string& name, const std::string& layout, const kf_blob* blobs,
+                           size_t num_blobs) const = 0;
+};
+
+// How many bytes tensors take in a record, where each begins on a cache line.
+size_t PaddedBytes(const kf_blob* blobs, size_t num_blobs);
+uint64_t TotalBytes(const kf_blob* blobs, size_t num_blobs);
+
+// Of another worker of this host, or one's own.
+class StoreView final : public ModelView {
  public:
   // The descriptor stays the caller's. Throws InternalError where it isn't a store of this version of the runtime.
   // With `own` it is a store of this process, which has to outlive the view: no descriptor of it may be closed.
   explicit StoreView(int fd, bool own = false);
-  ~StoreView();
+  // The same of a descriptor that it closes. Null for -1.
+  static std::shared_ptr<StoreView> Take(int fd);
+  ~StoreView() override;
   StoreView(const StoreView&) = delete;
   StoreView& operator=(const StoreView&) = delete;
 
-  // Whether the process that saves here still runs.
-  bool OwnerLives() const;
-  Description Describe(const std::string& name) const;
-  // Copies the latest version into the blobs and returns it; 0, with the blobs untouched, where there is none. Throws
-  // ValueError where the layout or the sizes are others, CollectiveTimeoutError where the owner saves faster than this
-  // can copy.
-  uint64_t Request(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs) const;
+  bool IsHere() const override { return true; }
+  bool OwnerLives() const override;
+  Description Describe(const std::string& name) const override;
+  uint64_t Request(const std::string& name, const std::string& layout, const kf_blob* blobs,
+                   size_t num_blobs) const override;
+  // The same for whoever doesn't know how the `bytes` are divided into tensors: as they lie in the record, `padded`
+  // bytes in all, into what `memory` returns, which is called when it is known that they fit.
+  uint64_t RequestPadded(const std::string& name, const std::string& layout, uint64_t bytes, uint64_t padded,
+                         const std::function<char*()>& memory) const;
 
  private:
   struct Known {
@@ -104,6 +129,9 @@ class StoreView {
     std::unique_ptr<Mapping> buffers[2];
   };
   const Known* Find(const std::string& name) const;
+  const Known* Fitting(const std::string& name, const std::string& layout, uint64_t bytes, uint64_t padded) const;
+  template <typename Copy>
+  static uint64_t CopyWhole(const std::string& name, const Known& known, const Copy& copy);
 
   const bool own_;
   int fd_ = -1;

@@ -1,12 +1,11 @@
 #include "store/peer_store.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 
 #include "base/error.h"
+#include "base/interrupt.h"
 
 namespace kungfu::store {
 
@@ -43,7 +42,8 @@ Exchange::~Exchange() {
 }
 
 void Exchange::AwaitIdle(std::unique_lock<std::mutex>& lock) {
-  changed_.wait(lock, [this] { return !busy_; });
+  // Not for long where the model is on this host; on another one its network, or its loss, may take a while.
+  while (!changed_.wait_for(lock, std::chrono::milliseconds(20), [this] { return !busy_; })) InterruptCheck::Run();
 }
 
 void Exchange::Begin(const Position& here, const Views& views, const std::string& layout,
@@ -55,12 +55,17 @@ void Exchange::Begin(const Position& here, const Views& views, const std::string
   layout_ = layout;
   buffer_.resize(sizes.size());
   for (size_t i = 0; i < sizes.size(); i++) buffer_[i].resize(sizes[i]);
-  // Here and not on the thread, since it may call into Python.
-  source_.rank = choice_.Choose(here.rank, here.size, [&](uint32_t other) {
-    from_ = views(other);
-    return from_ != nullptr;
+  from_.clear();
+  // Here and not on the thread, since it may call into Python. Whether ranks of other hosts have a model isn't known
+  // without waiting for them, so those whose turn comes before that of one which is known to have one are asked first,
+  // on the thread: whoever has one is as likely, or comes in turn, as if all were on this host.
+  choice_.Choose(here.rank, here.size, [&](uint32_t other) {
+    const auto view = views(other);
+    if (view == nullptr) return false;
+    from_.emplace_back(other, view);
+    return view->IsHere();
   });
-  if (source_.rank < 0) return;
+  if (from_.empty()) return;
   busy_ = true;
   if (!thread_.joinable()) thread_ = std::thread([this] { Serve(); });
   changed_.notify_all();
@@ -97,18 +102,24 @@ void Exchange::Serve() {
     std::vector<kf_blob> blobs;
     for (auto& part : buffer_) blobs.push_back({part.data(), part.size()});
     const auto from = std::move(from_);
-    from_ = nullptr;
+    from_.clear();
     const std::string layout = layout_;
     lock.unlock();
-    uint64_t version = 0;
-    try {
-      version = from->Request(name_, layout, blobs.data(), blobs.size());
-    } catch (const Error&) {
-      // A peer with another model, or one that saves without pause: as good as none.
+    Source source;
+    size_t asked = 0;
+    for (const auto& [rank, view] : from) {
+      if (source.version != 0) break;
+      asked++;
+      try {
+        const uint64_t version = view->Request(name_, layout, blobs.data(), blobs.size());
+        if (version != 0) source = {rank, version};
+      } catch (const Error&) {
+        // A peer with another model, or one that saves without pause: as good as none.
+      }
     }
     lock.lock();
-    source_.version = version;
-    if (version == 0) source_.rank = -1;
+    choice_.PutBack(from.size() - asked);
+    source_ = source;
     busy_ = false;
     changed_.notify_all();
   }
@@ -121,6 +132,7 @@ void PeerStore::SetHandlers(Announce announce, Find find) {
 }
 
 void PeerStore::Reset() {
+  KeepOtherHosts(UINT64_MAX);  // first: whoever waits for one of them waits no more
   std::map<std::string, std::shared_ptr<Ahead>> aheads;
   std::lock_guard<std::mutex> guard(mutex_);
   aheads.swap(aheads_);
@@ -148,7 +160,22 @@ std::shared_ptr<ModelStore> PeerStore::OwnStore() {
   return own;
 }
 
-std::shared_ptr<StoreView> PeerStore::ViewOf(uint64_t cluster_version, uint32_t rank, uint32_t own_rank) {
+void PeerStore::AddOtherHosts(uint64_t cluster_version, std::shared_ptr<OtherHosts> others) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  other_hosts_[cluster_version] = std::move(others);
+}
+
+void PeerStore::KeepOtherHosts(uint64_t cluster_version) {
+  std::map<uint64_t, std::shared_ptr<OtherHosts>> gone;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    gone.swap(other_hosts_);
+    if (const auto kept = gone.find(cluster_version); kept != gone.end()) other_hosts_.insert(gone.extract(kept));
+  }
+  for (const auto& [version, others] : gone) others->Close();
+}
+
+std::shared_ptr<ModelView> PeerStore::ViewOf(uint64_t cluster_version, uint32_t rank, uint32_t own_rank) {
   if (rank == own_rank) {
     std::shared_ptr<ModelStore> own;
     {
@@ -157,7 +184,7 @@ std::shared_ptr<StoreView> PeerStore::ViewOf(uint64_t cluster_version, uint32_t 
     }
     if (own == nullptr) return nullptr;
     // The view keeps the store.
-    return {new StoreView(own->fd(), /*own=*/true), [own](StoreView* view) { delete view; }};
+    return std::shared_ptr<StoreView>(new StoreView(own->fd(), /*own=*/true), [own](StoreView* view) { delete view; });
   }
   Find find;
   {
@@ -167,20 +194,14 @@ std::shared_ptr<StoreView> PeerStore::ViewOf(uint64_t cluster_version, uint32_t 
       views_.clear();
       views_of_ = cluster_version;
     }
+    const auto others = other_hosts_.find(cluster_version);
+    if (others != other_hosts_.end() && others->second->Have(rank)) return OtherHosts::ViewOf(others->second, rank);
     const auto found = views_.find(rank);
     if (found != views_.end()) return found->second;
     find = find_;
   }
-  const int fd = find ? find(rank) : -1;
-  if (fd < 0) return nullptr;
-  std::shared_ptr<StoreView> view;
-  try {
-    view = std::make_shared<StoreView>(fd);
-  } catch (...) {
-    close(fd);
-    throw;
-  }
-  close(fd);
+  auto view = StoreView::Take(find ? find(rank) : -1);
+  if (view == nullptr) return nullptr;
   std::lock_guard<std::mutex> guard(mutex_);
   if (views_of_ == cluster_version) views_.emplace(rank, view);
   return view;
@@ -206,7 +227,7 @@ uint64_t PeerStore::Save(const std::string& name, const std::string& layout, con
 }
 
 // Null where its process has ended, or has saved nothing yet.
-std::shared_ptr<StoreView> PeerStore::LivingViewOf(uint32_t rank) {
+std::shared_ptr<ModelView> PeerStore::LivingViewOf(uint32_t rank) {
   const Position here = here_();
   if (rank >= here.size) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", here.size));
   auto view = ViewOf(here.cluster_version, rank, here.rank);
@@ -225,10 +246,10 @@ uint64_t PeerStore::Request(uint32_t rank, const std::string& name, const std::s
 }
 
 Exchange::Views PeerStore::Others(const Position& here, const std::string& name) {
-  return [this, here, name](uint32_t rank) -> std::shared_ptr<StoreView> {
+  return [this, here, name](uint32_t rank) -> std::shared_ptr<ModelView> {
     auto view = ViewOf(here.cluster_version, rank, here.rank);
-    if (view == nullptr || !view->OwnerLives() || view->Describe(name).version == 0) return nullptr;
-    return view;
+    if (view == nullptr || !view->OwnerLives()) return nullptr;
+    return !view->IsHere() || view->Describe(name).version != 0 ? view : nullptr;
   };
 }
 

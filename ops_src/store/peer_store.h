@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "store/model_store.h"
+#include "store/other_hosts.h"
 
 namespace kungfu::store {
 
@@ -35,6 +36,8 @@ class NeighbourChoice {
   // One of the other ranks of `size`, for which `take` returns true; each of those that would is as likely as any other
   // (KF_RANDOM), or comes in turn (KF_ROUND_ROBIN). `take` is called for each rank at most once. -1: for none.
   int64_t Choose(uint32_t rank, uint32_t size, const std::function<bool(uint32_t)>& take);
+  // The last `count` ranks that `take` was called for count as not having been asked: their turn comes again.
+  void PutBack(uint64_t count) { turn_ -= kind_ == KF_ROUND_ROBIN ? count : 0; }
 
  private:
   const kf_neighbour kind_;
@@ -45,8 +48,9 @@ class NeighbourChoice {
 // Fetches a neighbour's latest model into memory of its own, on a thread of its own. One caller at a time.
 class Exchange {
  public:
-  // The view of a rank's store in the present cluster, null where it has none (yet).
-  using Views = std::function<std::shared_ptr<StoreView>(uint32_t rank)>;
+  // The view of a rank's models in the present cluster, null where it has none (yet). Whether a rank of another host
+  // has one is found out when it is fetched.
+  using Views = std::function<std::shared_ptr<ModelView>(uint32_t rank)>;
 
   Exchange(std::string name, kf_neighbour kind, uint64_t seed);
   ~Exchange();
@@ -71,7 +75,8 @@ class Exchange {
   // Guarded by mutex_, but while `busy_` the buffer and the source are the thread's:
   bool busy_ = false;
   bool stop_ = false;
-  std::shared_ptr<StoreView> from_;
+  // Those to ask, one after another until one has a model; the last is known to have one, or nobody is.
+  std::vector<std::pair<uint32_t, std::shared_ptr<ModelView>>> from_;
   std::string layout_;
   std::vector<std::vector<char>> buffer_;
   Source source_;
@@ -90,14 +95,19 @@ class PeerStore {
   // `here` may have to join the cluster first, so it is asked only where others are.
   explicit PeerStore(std::function<Position()> here) : here_(std::move(here)) {}
 
+  // How models of other hosts are reached in a cluster version that is about to begin,
+  void AddOtherHosts(uint64_t cluster_version, std::shared_ptr<OtherHosts> others);
+  // and that `cluster_version` has begun, or nothing came of a later one: others than its are of no use any more.
+  void KeepOtherHosts(uint64_t cluster_version);
+
   // Without them the store is for this process alone.
   void SetHandlers(Announce announce, Find find);
   // Forgets what was saved and whom it knows.
   void Reset();
 
   uint64_t Save(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs);
-  // As StoreView; a rank whose process has ended has nothing. `rank` may be one's own. Throws ValueError for a rank
-  // that isn't in the cluster.
+  // As ModelView; a rank whose process has ended has nothing. `rank` may be one's own. Throws ValueError for a rank
+  // that isn't in the cluster, and of one on another host what OtherHosts throws.
   Description Describe(uint32_t rank, const std::string& name);
   uint64_t Request(uint32_t rank, const std::string& name, const std::string& layout, const kf_blob* blobs,
                    size_t num_blobs);
@@ -115,19 +125,20 @@ class PeerStore {
     std::mutex mutex;  // one caller at a time
   };
   std::shared_ptr<ModelStore> OwnStore();
-  std::shared_ptr<StoreView> ViewOf(uint64_t cluster_version, uint32_t rank, uint32_t own_rank);
-  std::shared_ptr<StoreView> LivingViewOf(uint32_t rank);
+  std::shared_ptr<ModelView> ViewOf(uint64_t cluster_version, uint32_t rank, uint32_t own_rank);
+  std::shared_ptr<ModelView> LivingViewOf(uint32_t rank);
   Exchange::Views Others(const Position& here, const std::string& name);
 
   const std::function<Position()> here_;
   const OneProcess process_;
   std::mutex mutex_;
-  Announce announce_;                                     // guarded by mutex_
-  Find find_;                                             // guarded by mutex_
-  std::shared_ptr<ModelStore> own_;                       // guarded by mutex_
-  uint64_t views_of_ = 0;                                 // cluster version; guarded by mutex_
-  std::map<uint32_t, std::shared_ptr<StoreView>> views_;  // by rank; guarded by mutex_
-  std::map<std::string, std::shared_ptr<Ahead>> aheads_;  // by name; guarded by mutex_
+  Announce announce_;                                            // guarded by mutex_
+  Find find_;                                                    // guarded by mutex_
+  std::shared_ptr<ModelStore> own_;                              // guarded by mutex_
+  uint64_t views_of_ = 0;                                        // cluster version; guarded by mutex_
+  std::map<uint32_t, std::shared_ptr<StoreView>> views_;         // by rank; guarded by mutex_
+  std::map<std::string, std::shared_ptr<Ahead>> aheads_;         // by name; guarded by mutex_
+  std::map<uint64_t, std::shared_ptr<OtherHosts>> other_hosts_;  // by cluster version; guarded by mutex_
 };
 
 }  // namespace kungfu::store

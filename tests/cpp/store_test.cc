@@ -314,6 +314,77 @@ TEST(Exchange, DropsWhatBelongsToAnOlderCluster) {
   EXPECT_EQ(group.Take(exchange, got, /*cluster_version=*/2).version, 2u);
 }
 
+// Of another host, whose answer is known when it is asked.
+struct FarView : ModelView {
+  explicit FarView(uint64_t its_version) : version(its_version) {}
+  bool IsHere() const override { return false; }
+  bool OwnerLives() const override { return true; }
+  Description Describe(const std::string&) const override { return {"three", 0, version}; }
+  uint64_t Request(const std::string&, const std::string&, const kf_blob* blobs, size_t) const override {
+    asked++;
+    if (version == UINT64_MAX) throw Error(KF_STALE, "the cluster has changed");
+    if (version > 0) static_cast<char*>(blobs[0].data)[0] = static_cast<char>(version);
+    return version;
+  }
+  const uint64_t version;
+  mutable std::atomic<int> asked{0};
+};
+
+// Rank 0's neighbours: 1 and 4 have no model, 2, 3 and 5 have one; 3 and 4 are on its host.
+struct FarGroup {
+  explicit FarGroup(kf_neighbour kind, uint64_t seed) : exchange("m", kind, seed) {
+    Model model(7);
+    Save(store, "m", model);
+    views = {{1, std::make_shared<FarView>(0)},
+             {2, std::make_shared<FarView>(2)},
+             {3, std::make_shared<StoreView>(store.fd(), /*own=*/true)},
+             {5, std::make_shared<FarView>(5)},
+             {6, std::make_shared<FarView>(UINT64_MAX)}};
+  }
+  Source Take() {
+    const auto blobs = got.Blobs();
+    const auto find = [this](uint32_t rank) { return views.count(rank) > 0 ? views[rank] : nullptr; };
+    return exchange.Take({1, 0, 7}, find, "three", blobs.data(), blobs.size());
+  }
+  ModelStore store;
+  std::map<uint32_t, std::shared_ptr<ModelView>> views;
+  Model got;
+  Exchange exchange;
+};
+
+TEST(Exchange, RanksOfOtherHostsHaveTheirTurn) {
+  FarGroup group(KF_ROUND_ROBIN, 0);
+  for (const int64_t rank : {2, 3, 5, 2, 3, 5, 2, 3}) {
+    const Source source = group.Take();
+    EXPECT_EQ(source.rank, rank);
+    EXPECT_EQ(source.version, rank == 3 ? 1 : uint64_t(rank));
+    if (rank == 3) {
+      EXPECT_EQ(group.got, Model(7));
+    } else {
+      EXPECT_EQ(reinterpret_cast<char*>(group.got.a.data())[0], char(rank));
+    }
+  }
+}
+
+TEST(Exchange, RanksOfOtherHostsAreAsLikely) {
+  constexpr int kDraws = 6000;
+  FarGroup group(KF_RANDOM, 5);
+  std::map<int64_t, int> seen;
+  for (int i = 0; i < kDraws; i++) seen[group.Take().rank]++;
+  ASSERT_EQ(seen.size(), 3u);
+  double sum = 0;  // chi-square with 2 degrees of freedom, at p = 1e-5
+  for (const auto& [rank, count] : seen) sum += (count - kDraws / 3.0) * (count - kDraws / 3.0) / (kDraws / 3.0);
+  EXPECT_LT(sum, 23.1);
+}
+
+TEST(Exchange, WhereNobodyOfOtherHostsHasAModelThereIsNone) {
+  FarGroup group(KF_RANDOM, 1);
+  for (const uint32_t rank : {2u, 3u, 5u}) group.views.erase(rank);
+  group.got.Fill(99);
+  EXPECT_EQ(group.Take().rank, -1);
+  EXPECT_EQ(group.got, Model(99));
+}
+
 TEST(Exchange, APeerWithAnotherModelIsAsGoodAsNone) {
   Group group(2);
   Exchange exchange("m", KF_RANDOM, 3);

@@ -62,6 +62,42 @@ def test_a_job_over_ipv6(jobs, network):
         assert told == [f"worker 1.0 3.0 5.0 [{host.address6}]:10000 {rank} 0 2 1"]
 
 
+PAIRS = """
+import numpy as np, mindspore as ms, ms_kungfu as kf
+from mindspore import nn, ops
+from ms_kungfu.optimizers import PairAveragingOptimizer
+kf.init()
+rank, size = kf.current_rank(), kf.current_cluster_size()
+net = nn.Dense(300, 200, weight_init=float(2 ** rank), bias_init="zeros")
+parameters = net.trainable_params()
+optimizer = PairAveragingOptimizer(nn.SGD(parameters, 0.0), neighbour="round-robin", prefetch=False)
+optimizer.publish()
+expected, taken = [float(2 ** each) for each in range(size)], []
+for step in range(size - 1):
+    for one in range(size):  # one after another, so that it is known whose model has which value
+        kf.comm.barrier()
+        neighbour = (one + 1 + step) % size
+        expected[one] = (expected[one] + expected[neighbour]) / 2
+        if one == rank:
+            optimizer(tuple(ops.zeros_like(each) for each in parameters))
+            taken.append(optimizer.last_exchange()[0])
+            assert (parameters[0].asnumpy() == expected[rank]).all(), (parameters[0].asnumpy(), expected)
+kf.comm.barrier()
+print("took", *taken, flush=True)
+"""
+
+
+def test_pairs_are_averaged_over_hosts(jobs, network):
+    hosts = network(2).hosts
+    listed = ",".join(f"{host.address}:2" for host in hosts)
+    words = ["-np", 3, "-H", listed, sys.executable, "-c", PAIRS]
+    launchers = [jobs.start(host, "ms_kungfu.launcher", *words) for host in hosts]
+    for launcher in launchers:
+        launcher.assert_exit(0, 100)
+    told = [line for launcher in launchers for line in launcher.stdout if line.startswith("took")]
+    assert sorted(told) == ["took 0 1", "took 1 2", "took 2 0"]
+
+
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_dead_worker_costs_the_others_nothing(victim, jobs, network):
     job = jobs.over(network(2), 4)

@@ -156,24 +156,52 @@ import numpy as np
 import ms_kungfu as kf
 from ms_kungfu import comm
 kf.init()
-comm.save("model", np.full(3, kf.current_rank()))
+rank = kf.current_rank()
+model = np.arange(100_000.0) + rank  # more than goes over at once
+if rank != 1:
+    assert comm.save("model", model) == 1
+    assert comm.save("model", model) == 2
 comm.barrier()
-for rank in range(3):
-    try:
-        print("found", kf.current_rank(), rank, comm.request(rank, "model").value[0], flush=True)
-    except kf.errors.InternalError as error:
-        print("refused", kf.current_rank(), rank, error, flush=True)
+for other in range(3):
+    saved = comm.request(other, "model")
+    same = saved is not None and np.array_equal(saved.value, np.arange(100_000.0) + other)
+    print("found", rank, other, saved and saved.version, same, comm.request(other, "nothing"), flush=True)
 comm.barrier()
 """
 
 
-def test_models_of_another_host_are_refused_by_a_sentence_and_not_silently_missing(hosts, script):
+def test_models_are_read_on_all_hosts(hosts, script):
     job = hosts(script(STORES), "-np", 3)
     job.assert_exit(0)
-    found = {match[1] for match in job.wait_for(r"^found (.*)$", {A: 4, B: 1})}
-    assert found == {"0 0 0", "0 1 1", "1 0 0", "1 1 1", "2 2 2"}
-    for match in job.wait_for(r"^refused .*(another host)", {A: 2, B: 2}):
-        assert match[1] == "another host"
+    found = {match[1] for match in job.wait_for(r"^found (.*)$", {A: 6, B: 3})}
+    assert found == {
+        f"{rank} {other} {'None False' if other == 1 else '2 True'} None" for rank in range(3) for other in range(3)
+    }
+
+
+def reading(job, version, counts, pattern=r"(\d+)"):
+    """Once all who are in a version have read models of workers on other hosts there: whose."""
+    return job.wait_for(rf"^read in version {version} the model of rank {pattern} ", counts)
+
+
+def test_models_of_other_hosts_while_workers_come_and_go(hosts):
+    watching, url = embedded(A)
+    model = {"SURVIVOR_MODEL": "20000"}
+    program = [sys.executable, PROGRAMS / "survivor.py"]
+    job = hosts(program, *watching, "-np", 2, slots={A: 2, B: 2}, environments={A: model, B: model})
+    before = all_in_version(job, 0, {A: 1, B: 1})
+    reading(job, 0, {A: 1, B: 1})
+    put(url, 1, f"{A}:10000", f"{B}:10000", f"{A}:10001", f"{B}:10001")
+    all_in_version(job, 1, {A: 2, B: 2})
+    reading(job, 1, {A: 2, B: 2})
+    os.kill(before[1], signal.SIGKILL)
+    all_in_version(job, 2, {A: 2, B: 1})
+    reading(job, 2, {A: 2, B: 1})
+    put(url, 3, f"{A}:10000", f"{A}:10001")  # one host: they read each other's without a link
+    all_in_version(job, 3, {A: 2})
+    job[A].signal(signal.SIGUSR1)
+    job.assert_exit(0)
+    assert "Traceback" not in job.output
 
 
 @pytest.mark.parametrize(("host", "code"), [(A, 0), (B, 3)])
@@ -398,7 +426,7 @@ def test_while_a_launcher_is_stopped_nobody_counts_as_standing_still_on_its_host
 # ---- versions over several hosts: who gets what ----
 
 PLACE = r"^in version {} rank (\d+) of {} pid (\d+) has {}$"
-OVER_HOSTS, ON_ONE = "mms", "m"  # segment, board, socket to the link; a segment
+OVER_HOSTS, ON_ONE = "mmss", "m"  # segment, board, sockets to the link and for models; a segment
 
 
 def places(job, version, counts, kinds=OVER_HOSTS):

@@ -29,15 +29,16 @@ A, B, C = (f"127.0.0.{number}" for number in (1, 2, 3))
 class Link:
     """Keeps its connections."""
 
-    def __init__(self, local_fd, board_fd, *, host, host_of_rank, addresses, names, connections):
+    def __init__(self, local_fd, board_fd, *, host, host_of_rank, addresses, names, connections, for_models, find):
         self.host, self.host_of_rank, self.names = host, list(host_of_rank), list(names)
-        self.connections = [[socket.socket(fileno=fd) for fd in fds] for fds in connections]
+        self.for_models, self.find = [len(fds) for fds in for_models], find
+        self.connections = [[socket.socket(fileno=fd) for fd in (*m, *c)] for m, c in zip(for_models, connections)]
         self.asked = []
         self.closed = False
 
     def connect(self, local_rank):
         self.asked.append(local_rank)
-        return os.memfd_create("socket")
+        return os.memfd_create("socket"), os.memfd_create("socket")
 
     def failure(self):
         return ""
@@ -117,6 +118,7 @@ def test_each_pair_of_hosts_is_connected_and_both_ends_have_the_same_number():
                 (place, [0, 1, 0, 2, 1], [A, B, C]) for place in range(3)
             ]
             for one in range(3):
+                assert ends[one].for_models == [int(one != other) for other in range(3)]
                 for other in range(3):
                     assert len(ends[one].connections[other]) == (0 if one == other else links.CONNECTIONS_A_PAIR)
                     for number, connection in enumerate(ends[one].connections[other]):
@@ -183,8 +185,8 @@ def test_a_link_that_cannot_be_made_leaves_nothing():
     async def test():
         async with launchers(A, B) as two:
 
-            def refuse(*fds, connections, **options):
-                for fd in (fd for with_one in connections for fd in with_one):
+            def refuse(*fds, connections, for_models, **options):
+                for fd in (fd for with_one in (*connections, *for_models) for fd in with_one):
                     os.close(fd)  # they are taken over
                 raise OSError("no thread")
 
@@ -210,19 +212,23 @@ def test_workers_of_one_host_have_a_plain_segment():
     run(test())
 
 
-def test_a_linked_segment_hands_over_segment_board_and_a_socket_and_closes_its_copy():
+def test_a_linked_segment_hands_over_segment_board_and_sockets_and_closes_its_copies():
     made = []
 
     def make_link(*fds, **options):
         made.append(Link(*fds, **options))
         return made[-1]
 
-    segment = LinkedSegment(cluster(4, A, B, A), A, 2, True, [[], []], make_link)
+    members = cluster(4, A, B, A)
+    segment = LinkedSegment(
+        members, A, 2, True, [[], []], make_link, lambda peer: 7 if peer == members.workers[2] else -1
+    )
+    assert [made[0].find(rank) for rank in (0, 2)] == [-1, 7]
     told = []
 
     def send(message, fds):
         told.append(message)
-        assert [os.fstat(fd).st_size > 0 for fd in fds] == [True, True, False]
+        assert [os.fstat(fd).st_size > 0 for fd in fds] == [True, True, False, False]
 
     before = descriptors()
     segment.hand_over(SimpleNamespace(send=send), {"rank": 2}, 2)

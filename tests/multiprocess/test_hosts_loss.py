@@ -8,16 +8,19 @@ import sys
 import time
 
 import pytest
-from test_hosts import GONE_WITHIN_S, PROGRAMS, A, B, C, all_in_version, embedded, hosts, put  # noqa: F401
+from test_hosts import GONE_WITHIN_S, PROGRAMS, A, B, C, all_in_version, embedded, hosts, put, reading  # noqa: F401
 
 pytestmark = pytest.mark.timeout(120)
 WITHIN_S = 10.0  # on a machine that is busy with other things; alone it takes some hundredths
 SURVIVOR = [sys.executable, PROGRAMS / "survivor.py"]
 
 
-def start(hosts, size=6, *flags, head=A, slots=2):  # noqa: F811
+def start(hosts, size=6, *flags, head=A, slots=2, **environment):  # noqa: F811
     watching, url = embedded(head)
-    job = hosts(SURVIVOR, *watching, "-np", size, *flags, slots=dict.fromkeys((A, B, C), slots))
+    job = hosts(
+        SURVIVOR, *watching, "-np", size, *flags,
+        slots=dict.fromkeys((A, B, C), slots), environments=dict.fromkeys((A, B, C), environment),
+    )  # fmt: skip
     job.url = url
     return job
 
@@ -57,6 +60,22 @@ def test_the_others_go_on_in_the_same_processes(hosts, head, lost):  # noqa: F81
     job[head].wait_for(rf"host {lost} is lost: kungfu-run on host {lost} is gone")
     job[head].wait_for(rf"worker {lost_ranks[0]} .* was on host {lost}, which was lost: .*; the others go on")
     assert len(end(job)) == 4
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_models_are_read_on_while_a_host_is_lost(hosts, stops):  # noqa: F811
+    flags = ["-host-timeout", 2] if stops else []
+    job = start(hosts, 6, *flags, SURVIVOR_MODEL="300000")
+    before = all_in_version(job, 0, {A: 2, B: 2, C: 2})
+    reading(job, 0, {A: 2, B: 2, C: 2})
+    if stops:  # its launcher, and with it the link that answers: nothing comes, and no connection ends
+        job[C].signal(signal.SIGSTOP)
+        all_in_version(job, 1, {A: 2, B: 2})
+    lose(job, C)
+    after = all_in_version(job, 1, {A: 2, B: 2})
+    assert set(after.values()) == {before[rank] for rank in range(4)}
+    reading(job, 1, {A: 2, B: 2}, "[0-3]")
+    end(job)
 
 
 def test_two_hosts_lost_one_after_another(hosts):  # noqa: F811

@@ -20,14 +20,15 @@ namespace kungfu::tcp {
 // A message that is posted here. All of it but `done` is guarded by the mesh's mutex until `done` is there; then it is
 // constant, and nothing of the mesh points to it or uses its memory.
 struct Transfer {
-  Transfer(uint32_t its_host, const Tag& its_tag, const char* from_there, char* to_there, size_t bytes)
-      : host(its_host), tag(its_tag), from(from_there), to(to_there), total(bytes) {}
+  Transfer(uint32_t its_host, const Tag& its_tag, const char* from_there, char* to_there, size_t bytes, int eventfd)
+      : host(its_host), tag(its_tag), from(from_there), to(to_there), total(bytes), tells(eventfd) {}
 
   const uint32_t host;
   const Tag tag;
   const char* const from;  // of a Send
   char* const to;          // of a Receive
   const size_t total;
+  const int tells;   // an eventfd of the caller's that is told of its end; -1: none
   size_t begun = 0;  // bytes in frames that have begun
   size_t moved = 0;  // bytes that the kernel has taken, or that have arrived
   kf_status status = KF_OK;
@@ -40,6 +41,10 @@ struct Transfer {
     status = with;
     error = text;
     static_cast<void>(done.Advance(1));  // nobody fences it
+    if (tells >= 0) {
+      const uint64_t one = 1;
+      [[maybe_unused]] const auto written = write(tells, &one, sizeof one);  // full means that it wakes anyway
+    }
   }
 };
 using TransferPtr = std::shared_ptr<Transfer>;

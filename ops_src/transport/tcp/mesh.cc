@@ -112,7 +112,7 @@ Mesh::Ticket Mesh::Send(uint64_t epoch, uint32_t to, const Tag& tag, const void*
   process_.Refuse("send to other hosts");
   Ticket ticket;  // before the lock: where something throws, it is destroyed when the mutex is free
   Lock lock(mutex_);
-  TransferPtr transfer = NewTransfer(epoch, to, tag, static_cast<const char*>(data), nullptr, bytes);
+  TransferPtr transfer = NewTransfer(epoch, to, tag, static_cast<const char*>(data), nullptr, bytes, -1);
   ticket = Ticket(this, transfer);
   if (transfer->IsDone()) return ticket;
   Host& host = hosts_[to];
@@ -148,11 +148,11 @@ Mesh::Ticket Mesh::Send(uint64_t epoch, uint32_t to, const Tag& tag, const void*
   return ticket;
 }
 
-Mesh::Ticket Mesh::Receive(uint64_t epoch, uint32_t from, const Tag& tag, void* data, size_t bytes) {
+Mesh::Ticket Mesh::Receive(uint64_t epoch, uint32_t from, const Tag& tag, void* data, size_t bytes, int tells) {
   process_.Refuse("receive from other hosts");
   Ticket ticket;  // likewise
   Lock lock(mutex_);
-  TransferPtr transfer = NewTransfer(epoch, from, tag, nullptr, static_cast<char*>(data), bytes);
+  TransferPtr transfer = NewTransfer(epoch, from, tag, nullptr, static_cast<char*>(data), bytes, tells);
   ticket = Ticket(this, transfer);
   if (transfer->IsDone()) return ticket;
   Host& host = hosts_[from];
@@ -202,9 +202,10 @@ void Mesh::Check(uint64_t epoch, uint32_t host) const {
 }
 
 // One that has ended already, where nothing can come of it.
-TransferPtr Mesh::NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, const char* from, char* to, size_t bytes) {
+TransferPtr Mesh::NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, const char* from, char* to, size_t bytes,
+                              int tells) {
   Check(epoch, host);
-  auto transfer = std::make_shared<Transfer>(host, tag, from, to, bytes);
+  auto transfer = std::make_shared<Transfer>(host, tag, from, to, bytes, tells);
   if (epoch < epoch_) {
     transfer->End(KF_STALE, Text("epoch ", epoch, " is over, the hosts are in ", epoch_));
   } else if (!hosts_[host].lost.empty()) {
@@ -266,6 +267,14 @@ void Mesh::Cancel(uint64_t epoch) {
   epoch_ = epoch;
   renewed_ = true;
   Wake();
+}
+
+void Mesh::LoseHost(uint32_t host, const std::string& why) {
+  process_.Refuse("lose a host");
+  Lock lock(mutex_);
+  Check(epoch_, host);
+  const Quiet quiet(*this, lock);
+  Lose(hosts_[host], why);
 }
 
 Mesh::Bytes Mesh::Counted(uint32_t host) const {

@@ -100,13 +100,17 @@ class Mesh {
   // that isn't here yet; in an older one, which its caller needn't have heard of, the ticket fails with
   // StaleClusterError. The end of a Send says that the kernel has it all, not that it has arrived.
   Ticket Send(uint64_t epoch, uint32_t host, const Tag& tag, const void* data, size_t bytes);
-  Ticket Receive(uint64_t epoch, uint32_t host, const Tag& tag, void* data, size_t bytes);
+  // `tells`: an eventfd that is told when it has ended, where the caller doesn't wait; -1: none.
+  Ticket Receive(uint64_t epoch, uint32_t host, const Tag& tag, void* data, size_t bytes, int tells = -1);
   // Throws PeerLostError, StaleClusterError, CollectiveTimeoutError (after the options' time in this call), and what
   // the thread's InterruptCheck throws. After the last two the ticket is as it was.
   void Wait(const Ticket& ticket) const;
 
   // Ends all tickets with StaleClusterError; the mesh goes on in `epoch`, which is later than the last.
   void Cancel(uint64_t epoch);
+
+  // The same as the end of a connection to it: its tickets fail with PeerLostError, and nothing more comes of it.
+  void LoseHost(uint32_t host, const std::string& why);
 
   // On the wire, since the beginning.
   Bytes Counted(uint32_t host) const;
@@ -159,7 +163,8 @@ class Mesh {
 
   // ---- mesh.cc: the callers' side. mutex_ is held by whoever calls a function without a lock among its arguments.
   void Check(uint64_t epoch, uint32_t host) const;
-  TransferPtr NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, const char* from, char* to, size_t bytes);
+  TransferPtr NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, const char* from, char* to, size_t bytes,
+                          int tells);
   void Withdraw(Transfer& transfer) noexcept;
   void EndAll(Host& host, kf_status status, const std::string& text);  // the I/O thread is in no call
   void Lose(Host& host, const std::string& why);                       // likewise

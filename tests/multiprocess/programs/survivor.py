@@ -2,9 +2,13 @@
 
 Each rank brings (1, its step, whether it has been told to end), so all that is known of the result is that the same
 came to all: how many brought something, and that these were at the same step.
+
+With SURVIVOR_MODEL=N each saves N numbers a step, and reads those of some other rank: whole ones, that never go back.
+It says when it has read the first from another host in a version.
 """
 
 import os
+import random
 import signal
 import time
 
@@ -14,6 +18,28 @@ import ms_kungfu as kf
 from ms_kungfu import comm, membership
 
 stop = False
+model_size = int(os.environ.get("SURVIVOR_MODEL", "0"))
+versions_read = {}  # process ID -> the last version of its model
+read_far_in = -1
+
+
+def exchange_models():
+    """Its numbers are all the same and say whose model it is, and which version: process ID * 2**32 + version."""
+    global read_far_in, saves
+    saves += 1
+    assert comm.save("model", np.full(model_size, os.getpid() << 32 | saves)) == saves
+    other = random.randrange(kf.current_cluster_size())
+    saved = comm.request(other, "model")
+    if saved is None:
+        return
+    assert (saved.value == saved.value[0]).all(), "a torn model"
+    pid, version = divmod(int(saved.value[0]), 1 << 32)
+    assert version == saved.version >= versions_read.get(pid, 1), (version, saved.version, versions_read)
+    versions_read[pid] = version
+    workers = membership.current().cluster.workers
+    if workers[other].host != workers[kf.current_rank()].host and read_far_in < kf.cluster_version():
+        read_far_in = kf.cluster_version()
+        print(f"read in version {read_far_in} the model of rank {other} pid {pid}", flush=True)
 
 
 def note_stop(*_):
@@ -42,7 +68,7 @@ def tell():
 
 signal.signal(signal.SIGUSR1, note_stop)
 kf.init()
-step, digest, longest = 0, 0, 0.0
+step, digest, longest, saves = 0, 0, 0.0, 0
 if membership.is_deferred():
     membership.join()
 if membership.is_joiner():
@@ -63,6 +89,8 @@ while True:
     step += 1
     if total[2]:
         break
+    if model_size:
+        exchange_models()
     membership.note_step(step)
     change = membership.step(None)
     longest = max(longest, time.monotonic() - begin)

@@ -1,0 +1,392 @@
+#include "store/model_link.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/threads.h"
+
+namespace kungfu::store {
+namespace {
+
+constexpr uint64_t kEpoch = 1;
+// The deadlines are the askers'.
+constexpr auto kNever = std::chrono::milliseconds(std::chrono::hours(24 * 3650));
+constexpr uint32_t kMostAnswering = 2;  // asks of one host at a time
+constexpr size_t kMostWaiting = 4096;   // asks of this host's workers for one host: their threads, far fewer
+enum : uint64_t { kAsk = 0, kAnswer = 1, kTensors = 2 };  // of the messages of an ask
+
+tcp::Tag TagOf(uint64_t number) { return tcp::Tag::Of("kungfu/models", number); }
+
+template <size_t kSize>
+bool IsText(const char (&field)[kSize]) {
+  return std::memchr(field, 0, kSize) != nullptr;
+}
+
+bool IsAsk(const Ask& ask) {
+  return ask.magic == Ask::kMagic && ask.kind <= Ask::kModel && IsText(ask.name) && IsText(ask.layout) &&
+         (ask.kind == Ask::kModel || ask.padded == 0);
+}
+
+Answer Failure(kf_status status, const std::string& text) {
+  Answer answer;
+  answer.status = status;
+  CopyText(answer.text, text);
+  return answer;
+}
+
+Answer IsOver() { return Failure(KF_STALE, "this cluster version is over"); }
+
+void Wake(int eventfd) {
+  const uint64_t one = 1;
+  [[maybe_unused]] const auto written = write(eventfd, &one, sizeof one);
+}
+
+// An ask and the descriptor with it, -1 where there is none. Returns recv's result.
+ssize_t ReceiveAsk(int socket, Ask& ask, int& fd) {
+  fd = -1;
+  iovec part{&ask, sizeof ask};
+  alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))];
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = room;
+  message.msg_controllen = sizeof room;
+  const ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  if (n <= 0) return n;
+  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+    if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) std::memcpy(&fd, CMSG_DATA(c), sizeof fd);
+  }
+  return n;
+}
+
+}  // namespace
+
+ModelLink::ModelLink(hosts::Places places, uint32_t host, std::vector<tcp::HostEnds> ends, Find find)
+    : places_(std::move(places)),
+      host_(host),
+      find_(std::move(find)),
+      mesh_(host, kEpoch, std::move(ends), {kNever}),
+      hosts_(places_.hosts()) {
+  if (mesh_.size() != places_.hosts()) {
+    throw Error(KF_INVALID, Text("connections to ", mesh_.size(), " hosts for ", places_.hosts()));
+  }
+  epoll_ = epoll_create1(EPOLL_CLOEXEC);
+  wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = wake_;
+  try {
+    if (epoll_ < 0 || wake_ < 0 || epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) != 0) throw SystemError("epoll");
+    dispatcher_ = StartThread("kungfu-models", [this] { Serve(); });
+  } catch (...) {
+    close(epoll_);
+    close(wake_);
+    throw;
+  }
+}
+
+ModelLink::~ModelLink() {
+  Close();
+  close(epoll_);
+  close(wake_);  // nobody tells it anything more: all tickets have ended
+}
+
+int ModelLink::Connect() {
+  int pair[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) throw SystemError("a socket to the models");
+  fcntl(pair[0], F_SETFL, O_NONBLOCK);
+  std::lock_guard<std::mutex> guard(mutex_);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = pair[0];
+  if (closing_ || epoll_ctl(epoll_, EPOLL_CTL_ADD, pair[0], &event) != 0) {
+    const Error error = closing_ ? Error(KF_STALE, "this cluster version is over") : SystemError("epoll_ctl");
+    close(pair[0]);
+    close(pair[1]);
+    throw error;
+  }
+  workers_.insert(pair[0]);
+  return pair[1];
+}
+
+void ModelLink::LoseHost(uint32_t host) {
+  if (host >= places_.hosts() || host == host_) throw Error(KF_INVALID, Text("no other host ", host));
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (closing_ || hosts_[host].lost) return;
+    hosts_[host].lost = true;
+  }
+  mesh_.LoseHost(host, "the job goes on without it");
+}
+
+std::vector<std::pair<uint32_t, std::string>> ModelLink::Unreachable() const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  std::vector<std::pair<uint32_t, std::string>> found;
+  for (uint32_t h = 0; h < places_.hosts(); h++) {
+    if (!hosts_[h].unreachable.empty() && !hosts_[h].lost) found.emplace_back(h, hosts_[h].unreachable);
+  }
+  return found;
+}
+
+void ModelLink::Close() {
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (closing_) return;
+    closing_ = true;
+  }
+  mesh_.Cancel(kEpoch + 1);
+  changed_.notify_all();
+  Wake(wake_);
+  dispatcher_.join();
+  std::vector<std::thread> threads;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    threads.swap(threads_);
+  }
+  for (std::thread& thread : threads) thread.join();
+  // Alone now. What is under way has been answered by its thread; what has only been heard is answered here.
+  for (Far& far : hosts_) {
+    for (auto& waiting : far.waiting) {
+      for (Asking& asking : waiting) {
+        if (asking.parcel != nullptr) asking.parcel->Finish(IsOver());
+      }
+      waiting.clear();
+    }
+    far.hearing = {};
+  }
+  for (const int fd : workers_) close(fd);
+  workers_.clear();
+  jobs_.clear();
+}
+
+// ---- the dispatcher
+
+void ModelLink::Serve() {
+  for (;;) {
+    {
+      std::lock_guard<std::mutex> guard(mutex_);
+      if (closing_) return;
+    }
+    HearHosts();
+    epoll_event events[64];
+    const int n = epoll_wait(epoll_, events, 64, -1);
+    for (int i = 0; i < n; i++) {
+      if (events[i].data.fd == wake_) {
+        uint64_t count;
+        [[maybe_unused]] const auto bytes = read(wake_, &count, sizeof count);
+      } else {
+        HearWorker(events[i].data.fd);
+      }
+    }
+  }
+}
+
+// All that a process has asked. One that says something else isn't listened to any more.
+void ModelLink::HearWorker(int socket) {
+  for (;;) {
+    Ask ask;
+    int fd;
+    const ssize_t n = ReceiveAsk(socket, ask, fd);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    std::unique_ptr<Parcel> parcel;
+    try {
+      if (n == sizeof ask && fd >= 0 && IsAsk(ask)) parcel = Parcel::Open(fd, ask.padded);
+    } catch (const Error&) {
+      // no parcel
+    }
+    if (fd >= 0) close(fd);
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (parcel == nullptr) {
+      epoll_ctl(epoll_, EPOLL_CTL_DEL, socket, nullptr);
+      workers_.erase(socket);
+      close(socket);
+      return;
+    }
+    if (ask.rank >= places_.ranks() || places_.HostOf(ask.rank) == host_) {
+      parcel->Finish(Failure(KF_INVALID, Text("rank ", ask.rank, " is on no other host")));
+      continue;
+    }
+    const uint32_t host = places_.HostOf(ask.rank);
+    auto& waiting = hosts_[host].waiting[ask.padded > kSmallBytes ? 1 : 0];
+    if (waiting.size() >= kMostWaiting) {
+      parcel->Finish(Failure(KF_INTERNAL, "too many models are asked for at once"));
+      continue;
+    }
+    waiting.push_back({ask, std::move(parcel)});
+    Pump(host);
+  }
+}
+
+// What the other hosts ask.
+void ModelLink::HearHosts() {
+  for (uint32_t h = 0; h < places_.hosts(); h++) {
+    if (h == host_) continue;
+    std::lock_guard<std::mutex> guard(mutex_);
+    Far& far = hosts_[h];
+    Listen(h);
+    while (far.listens && far.hearing.IsDone()) {
+      far.listens = false;
+      try {
+        mesh_.Wait(far.hearing);
+        const bool here = IsAsk(far.ask) && far.ask.rank < places_.ranks() && places_.HostOf(far.ask.rank) == host_;
+        if (!here) throw Error(KF_PEER_LOST, Text("host ", mesh_.name(h), " asks for what can't be"));
+      } catch (const Error& error) {
+        if (error.status() == KF_PEER_LOST) far.unreachable = error.what();
+        far.over = true;
+        break;
+      }
+      far.answering++;
+      Do([this, h, ask = far.ask, number = far.heard++] { AnswerHost(h, ask, number); });
+      Listen(h);
+    }
+  }
+}
+
+// mutex_ is held.
+void ModelLink::Listen(uint32_t host) {
+  Far& far = hosts_[host];
+  if (far.listens || far.over || far.answering >= kMostAnswering) return;
+  far.hearing = mesh_.Receive(kEpoch, host, TagOf(far.heard).Step(kAsk), &far.ask, sizeof far.ask, wake_);
+  far.listens = true;
+}
+
+// Begins what can be asked of a host. mutex_ is held.
+void ModelLink::Pump(uint32_t host) {
+  Far& far = hosts_[host];
+  for (const int large : {0, 1}) {
+    if (far.busy[large] || far.waiting[large].empty()) continue;
+    far.busy[large] = true;
+    auto asking = std::make_shared<Asking>(std::move(far.waiting[large].front()));
+    far.waiting[large].pop_front();
+    Do([this, host, large, asking, number = far.asked++] {
+      AskHost(host, *asking, number);
+      std::lock_guard<std::mutex> guard(mutex_);
+      hosts_[host].busy[large] = false;
+      if (!closing_) Pump(host);
+    });
+  }
+}
+
+// On a thread of its own, or one that is idle. mutex_ is held.
+void ModelLink::Do(std::function<void()> job) {
+  jobs_.push_back(std::move(job));
+  if (idle_ >= jobs_.size()) {
+    changed_.notify_one();
+    return;
+  }
+  try {
+    threads_.push_back(StartThread("kungfu-model", [this] { Work(); }));
+  } catch (const std::exception&) {
+    changed_.notify_one();  // it waits for one of those that there are, or for its asker's deadline
+  }
+}
+
+void ModelLink::Work() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    idle_++;
+    changed_.wait(lock, [&] { return closing_ || !jobs_.empty(); });
+    idle_--;
+    if (jobs_.empty()) return;  // at the end all are done, and end at once, since the mesh does nothing more
+    const auto job = std::move(jobs_.front());
+    jobs_.pop_front();
+    lock.unlock();
+    job();
+    lock.lock();
+  }
+}
+
+// ---- on their threads
+
+void ModelLink::AskHost(uint32_t host, Asking& asking, uint64_t number) {
+  const Ask& ask = asking.ask;
+  Answer answer;
+  try {
+    const tcp::Tag tag = TagOf(number);
+    const auto heard = mesh_.Receive(kEpoch, host, tag.Step(kAnswer), &answer, sizeof answer);
+    const auto said = mesh_.Send(kEpoch, host, tag.Step(kAsk), &ask, sizeof ask);
+    mesh_.Wait(said);
+    mesh_.Wait(heard);
+    if (!IsText(answer.layout) || !IsText(answer.text)) {
+      throw Error(KF_INTERNAL, Text("host ", mesh_.name(host), " gave an answer that is none"));
+    }
+    if (answer.version > 0 && ask.padded > 0) {
+      mesh_.Wait(mesh_.Receive(kEpoch, host, tag.Step(kTensors), asking.parcel->data(), ask.padded));
+    }
+  } catch (const Error& error) {
+    // A host that is lost has no models.
+    if (error.status() == KF_PEER_LOST) {
+      answer = {};
+    } else {
+      answer = error.status() == KF_STALE ? IsOver() : Failure(error.status(), error.what());
+    }
+  } catch (const std::exception& error) {
+    answer = Failure(KF_INTERNAL, error.what());
+  }
+  asking.parcel->Finish(answer);
+}
+
+void ModelLink::AnswerHost(uint32_t host, const Ask& ask, uint64_t number) {
+  const std::string name = TextOf(ask.name);
+  Answer answer;
+  Memory copy;
+  char* tensors = nullptr;
+  try {
+    const auto view = ViewOf(ask.rank);
+    if (view != nullptr && ask.kind == Ask::kDescription) {
+      const Description described = view->Describe(name);
+      CopyText(answer.layout, described.layout);
+      answer.bytes = described.bytes;
+      answer.version = described.version;
+    } else if (view != nullptr) {
+      answer.version = view->RequestPadded(name, TextOf(ask.layout), ask.bytes, ask.padded, [&] {
+        return tensors = copy.Get(std::max<size_t>(Aligned(ask.padded), kAlign));
+      });
+    }
+  } catch (const Error& error) {
+    answer = Failure(error.status(), error.what());
+  } catch (const std::exception& error) {
+    answer = Failure(KF_INTERNAL, error.what());
+  }
+  try {
+    const tcp::Tag tag = TagOf(number);
+    const auto said = mesh_.Send(kEpoch, host, tag.Step(kAnswer), &answer, sizeof answer);
+    mesh_.Wait(said);
+    if (answer.version > 0 && ask.padded > 0) {
+      mesh_.Wait(mesh_.Send(kEpoch, host, tag.Step(kTensors), tensors, ask.padded));
+    }
+  } catch (const std::exception&) {
+    // Who asked is lost, or this version is over. Listen will be told so, too.
+  }
+  std::lock_guard<std::mutex> guard(mutex_);
+  hosts_[host].answering--;
+  if (!closing_) Wake(wake_);  // the next may be heard
+}
+
+// Null where the rank has saved nothing yet, or its process has ended.
+std::shared_ptr<StoreView> ModelLink::ViewOf(uint32_t rank) {
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    const auto found = views_.find(rank);
+    if (found != views_.end() && found->second->OwnerLives()) return found->second;
+    if (found != views_.end()) views_.erase(found);
+  }
+  auto view = find_(rank);  // without the lock: it calls into Python
+  if (view == nullptr || !view->OwnerLives()) return nullptr;
+  std::lock_guard<std::mutex> guard(mutex_);
+  views_[rank] = view;
+  return view;
+}
+
+}  // namespace kungfu::store

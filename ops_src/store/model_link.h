@@ -1,0 +1,134 @@
+// A host's part in what workers of several hosts know of each other's models, in its launcher's process.
+//
+// A worker asks its host's model link (parcel.h), that one asks the link of the other host, and there the answer is
+// read from the store of the worker that has saved it (model_store.h), which notices nothing. Links have a mesh of
+// their own for this, with connections of its own: what a model takes of the network is shared with the collectives
+// by the kernel, as between any two connections, and no message of theirs ever waits behind one. Of each ask:
+//
+//   asking link     ask      ->   asked link      finds the rank's store, by a descriptor that can only read
+//                   answer   <-                   version, layout; or why not
+//                   tensors  <-                   where there is a version and it was asked for
+//
+// Why no read is torn. The asked link takes a copy of the record first, by the same rules as a worker of its host
+// (StoreView), at the speed of memory and not of the network: while a model is on its way its owner may save as often
+// as it likes. What is sent is that copy, which nobody writes. The asking link says that it has the model when all of
+// it has arrived. Versions don't go back: who asks after he has got an answer is answered by a later look.
+//
+// Memory. The asking side has none: tensors go into the asker's parcel. It asks a host for one thing of more than
+// kSmallBytes at a time, and for a small one beside it, which so doesn't wait for a large one; the asked link hears no
+// more than two of a host's asks before it has answered one. So it keeps the copy of one model for each other host.
+//
+// Waiting. The link's own thread waits for nobody: it hears workers and other hosts, and everything that takes time is
+// done on threads that are made as they are needed, two for each other host to ask and two to answer. One that asks
+// waits for the other host's answer; one that answers waits for the network alone, since the other host has asked and
+// takes what comes. So no circle.
+//
+// If somebody dies. The owner: its store is read for as long as it is known to live, by a lock that the kernel drops
+// with it; then, and where the whole host is lost (its connection has ended, or LoseHost says so), there is no model
+// any more, which is what is said on one host as well. The asker: its parcel is filled for nobody. A host that doesn't
+// answer and isn't lost is waited for, up to the asker's deadline: that it is lost is decided by the job
+// (-host-timeout). The end of the version: all who wait are told that it is over.
+//
+// Nothing here depends on which ranks are dead, so there are no epochs: the mesh stays in its first one to the end.
+#ifndef KUNGFU_STORE_MODEL_LINK_H_
+#define KUNGFU_STORE_MODEL_LINK_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "collectives/hosts/protocol.h"
+#include "store/parcel.h"
+#include "transport/tcp/mesh.h"
+
+namespace kungfu::store {
+
+// Thread-safe. For one cluster version.
+class ModelLink {
+ public:
+  // The store of a rank of this host; null: it has none (yet).
+  using Find = std::function<std::shared_ptr<StoreView>(uint32_t rank)>;
+
+  static constexpr uint64_t kSmallBytes = 32 << 10;
+
+  // `ends`: the connections to the other hosts, which are in the order of `places`. `find` is called on threads of the
+  // link's.
+  ModelLink(hosts::Places places, uint32_t host, std::vector<tcp::HostEnds> ends, Find find);
+  ~ModelLink();
+  ModelLink(const ModelLink&) = delete;
+  ModelLink& operator=(const ModelLink&) = delete;
+
+  // A socket by which a process of this host asks. The caller closes it.
+  int Connect();
+  // That host is lost, and nobody there has a model any more.
+  void LoseHost(uint32_t host);
+  // Hosts to which a connection has ended, and how; but for those that LoseHost was told of.
+  std::vector<std::pair<uint32_t, std::string>> Unreachable() const;
+  // Ends all. Idempotent.
+  void Close();
+
+ private:
+  struct Asking {
+    Ask ask;
+    std::unique_ptr<Parcel> parcel;
+  };
+  // Another host.
+  struct Far {
+    // Asks of this host's workers, the small ones and the others, and whether one of each is under way.
+    std::deque<Asking> waiting[2];
+    bool busy[2] = {false, false};
+    uint64_t asked = 0;  // how many it has been asked
+    // Its own asks: the next one, and how many are being answered.
+    Ask ask;
+    tcp::Mesh::Ticket hearing;
+    bool listens = false;
+    bool over = false;  // it asks nothing more
+    uint64_t heard = 0;
+    uint32_t answering = 0;
+    bool lost = false;
+    std::string unreachable;
+  };
+
+  void Serve();
+  void HearWorker(int fd);
+  void HearHosts();
+  void Listen(uint32_t host);
+  void Pump(uint32_t host);
+  void Do(std::function<void()> job);
+  void Work();
+  void AskHost(uint32_t host, Asking& asking, uint64_t number);
+  void AnswerHost(uint32_t host, const Ask& ask, uint64_t number);
+  std::shared_ptr<StoreView> ViewOf(uint32_t rank);
+
+  const hosts::Places places_;
+  const uint32_t host_;
+  const Find find_;
+  int epoll_ = -1, wake_ = -1;
+  tcp::Mesh mesh_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  // All guarded by mutex_; but a ticket of `hearing` and the ask it is for are the dispatcher's.
+  std::vector<Far> hosts_;
+  std::set<int> workers_;  // their sockets
+  std::map<uint32_t, std::shared_ptr<StoreView>> views_;
+  std::deque<std::function<void()>> jobs_;
+  std::vector<std::thread> threads_;
+  size_t idle_ = 0;
+  bool closing_ = false;
+
+  std::thread dispatcher_;
+};
+
+}  // namespace kungfu::store
+
+#endif  // KUNGFU_STORE_MODEL_LINK_H_

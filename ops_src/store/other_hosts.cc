@@ -1,0 +1,159 @@
+#include "store/other_hosts.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "base/interrupt.h"
+#include "base/memory.h"
+
+namespace kungfu::store {
+namespace {
+
+constexpr auto kSlice = std::chrono::milliseconds(20);
+constexpr size_t kMostKept = 2;  // a model, and a description
+
+[[noreturn]] void ThrowOver(const std::string& name) {
+  throw Error(KF_STALE, Text("request \"", name, "\": the cluster has changed, and its ranks with it"));
+}
+
+}  // namespace
+
+class OtherHosts::View final : public ModelView {
+ public:
+  View(std::shared_ptr<OtherHosts> others, uint32_t rank) : others_(std::move(others)), rank_(rank) {}
+
+  bool IsHere() const override { return false; }
+  bool OwnerLives() const override { return true; }
+
+  Description Describe(const std::string& name) const override {
+    const Answer answer = others_->Fetch(AskOf(Ask::kDescription), name, nullptr);
+    return {TextOf(answer.layout), answer.bytes, answer.version};
+  }
+
+  uint64_t Request(const std::string& name, const std::string& layout, const kf_blob* blobs,
+                   size_t num_blobs) const override {
+    Ask ask = AskOf(Ask::kModel);
+    if (layout.size() >= kLayoutBytes) return 0;  // nobody has saved such a one
+    CopyText(ask.layout, layout);
+    ask.bytes = TotalBytes(blobs, num_blobs);
+    ask.padded = PaddedBytes(blobs, num_blobs);
+    const auto take = [&](const char* tensors) {
+      for (size_t i = 0; i < num_blobs; i++) {
+        if (blobs[i].nbytes > 0) std::memcpy(blobs[i].data, tensors, blobs[i].nbytes);
+        tensors += RoundUp(blobs[i].nbytes, kAlign);
+      }
+    };
+    return others_->Fetch(ask, name, take).version;
+  }
+
+ private:
+  Ask AskOf(Ask::Kind kind) const {
+    Ask ask;
+    ask.kind = kind;
+    ask.rank = rank_;
+    return ask;
+  }
+
+  const std::shared_ptr<OtherHosts> others_;
+  const uint32_t rank_;
+};
+
+OtherHosts::OtherHosts(int link, hosts::Places places, uint32_t rank, std::chrono::milliseconds timeout)
+    : places_(std::move(places)), host_(rank < places_.ranks() ? places_.HostOf(rank) : 0), timeout_(timeout) {
+  link_ = fcntl(link, F_DUPFD_CLOEXEC, 0);
+  if (link_ < 0) throw SystemError("the socket to this host's model link");
+}
+
+OtherHosts::~OtherHosts() { close(link_); }
+
+std::shared_ptr<ModelView> OtherHosts::ViewOf(const std::shared_ptr<OtherHosts>& self, uint32_t rank) {
+  return std::make_shared<View>(self, rank);
+}
+
+// `take` is given the tensors where there are some.
+Answer OtherHosts::Fetch(Ask ask, const std::string& name, const Take& take) {
+  if (name.empty() || name.size() >= kNameBytes) return {};  // nobody has saved under such a one
+  CopyText(ask.name, name);
+  auto parcel = ParcelOf(ask.padded);
+  Send(ask, *parcel);
+  Await(*parcel, ask.rank, name);  // where it throws the parcel is left to the link
+  const Answer answer = parcel->answer();
+  if (answer.status == KF_STALE) ThrowOver(name);
+  if (answer.status != KF_OK) throw Error(static_cast<kf_status>(answer.status), TextOf(answer.text));
+  if (answer.version > 0 && take) take(parcel->data());
+  Keep(std::move(parcel));
+  return answer;
+}
+
+std::unique_ptr<Parcel> OtherHosts::ParcelOf(uint64_t padded) {
+  std::unique_ptr<Parcel> parcel;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    const auto found =
+        std::find_if(kept_.begin(), kept_.end(), [&](const auto& kept) { return kept->room() == padded; });
+    if (found != kept_.end()) {
+      parcel = std::move(*found);
+      kept_.erase(found);
+    }
+  }
+  if (parcel == nullptr) return Parcel::Make(padded);
+  parcel->done().Clear();
+  return parcel;
+}
+
+void OtherHosts::Keep(std::unique_ptr<Parcel> parcel) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  kept_.insert(kept_.begin(), std::move(parcel));
+  if (kept_.size() > kMostKept) kept_.pop_back();
+}
+
+void OtherHosts::Send(const Ask& ask, const Parcel& parcel) const {
+  iovec part{const_cast<Ask*>(&ask), sizeof ask};  // which nobody writes
+  alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = room;
+  message.msg_controllen = sizeof room;
+  cmsghdr* const control = CMSG_FIRSTHDR(&message);
+  control->cmsg_level = SOL_SOCKET;
+  control->cmsg_type = SCM_RIGHTS;
+  control->cmsg_len = CMSG_LEN(sizeof(int));
+  const int fd = parcel.fd();
+  std::memcpy(CMSG_DATA(control), &fd, sizeof fd);
+  while (sendmsg(link_, &message, MSG_NOSIGNAL) < 0) {
+    if (errno == EINTR) continue;
+    if (errno == EPIPE || errno == ECONNRESET) ThrowOver(TextOf(ask.name));
+    throw SystemError("asking for a model of another host's");
+  }
+}
+
+void OtherHosts::Await(Parcel& parcel, uint32_t rank, const std::string& name) const {
+  const auto began = std::chrono::steady_clock::now();
+  for (;;) {
+    const uint32_t armed = parcel.done().Arm();
+    if (shm::Counter::Reached(armed, 1)) return;
+    InterruptCheck::Run();
+    if (closed_.load(std::memory_order_acquire)) ThrowOver(name);
+    pollfd end{link_, 0, 0};
+    if (poll(&end, 1, 0) > 0 && (end.revents & (POLLHUP | POLLERR)) != 0) {
+      if (parcel.done().Reached(1)) return;  // the link's last word, before it went
+      ThrowOver(name);
+    }
+    if (std::chrono::steady_clock::now() - began > timeout_) {
+      throw Error(KF_TIMEOUT, Text("request \"", name, "\": no answer from the host of rank ", rank, " within ",
+                                   timeout_.count() / 1000.0, " s"));
+    }
+    parcel.done().Sleep(armed, kSlice);
+  }
+}
+
+}  // namespace kungfu::store

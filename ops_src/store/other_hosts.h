@@ -1,0 +1,57 @@
+// The models of other hosts' workers, as one worker reaches them in one cluster version: by its host's model link.
+#ifndef KUNGFU_STORE_OTHER_HOSTS_H_
+#define KUNGFU_STORE_OTHER_HOSTS_H_
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "collectives/hosts/protocol.h"
+#include "store/model_store.h"
+#include "store/parcel.h"
+
+namespace kungfu::store {
+
+// Thread-safe. Parcels are kept for the next request of as many bytes.
+class OtherHosts {
+ public:
+  // `link`: ModelLink::Connect's, which stays the caller's. `timeout` is that of a request.
+  OtherHosts(int link, hosts::Places places, uint32_t rank, std::chrono::milliseconds timeout);
+  ~OtherHosts();
+  OtherHosts(const OtherHosts&) = delete;
+  OtherHosts& operator=(const OtherHosts&) = delete;
+
+  bool Have(uint32_t rank) const { return rank < places_.ranks() && places_.HostOf(rank) != host_; }
+  // Of a rank that they have. What it says is asked for anew each time, but for OwnerLives, which is true: whoever has
+  // ended has no models. Besides what ModelView throws: StaleClusterError when the cluster version is over,
+  // CollectiveTimeoutError, and what the thread's InterruptCheck throws.
+  static std::shared_ptr<ModelView> ViewOf(const std::shared_ptr<OtherHosts>& self, uint32_t rank);
+  // The cluster version is over: nobody waits any more.
+  void Close() { closed_.store(true, std::memory_order_release); }
+
+ private:
+  class View;
+  using Take = std::function<void(const char* tensors)>;
+
+  Answer Fetch(Ask ask, const std::string& name, const Take& take);
+  std::unique_ptr<Parcel> ParcelOf(uint64_t padded);
+  void Keep(std::unique_ptr<Parcel> parcel);
+  void Await(Parcel& parcel, uint32_t rank, const std::string& name) const;
+  void Send(const Ask& ask, const Parcel& parcel) const;
+
+  const hosts::Places places_;
+  const uint32_t host_;
+  const std::chrono::milliseconds timeout_;
+  int link_ = -1;
+  std::atomic<bool> closed_{false};
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Parcel>> kept_;  // guarded by mutex_
+};
+
+}  // namespace kungfu::store
+
+#endif  // KUNGFU_STORE_OTHER_HOSTS_H_

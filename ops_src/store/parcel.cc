@@ -1,0 +1,57 @@
+#include "store/parcel.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "base/error.h"
+
+namespace kungfu::store {
+namespace {
+
+constexpr uint64_t kMostRoom = uint64_t{1} << 46;  // more than there can be, and far from an overflow
+
+}  // namespace
+
+Parcel::Parcel(int fd, uint64_t room)
+    : room_(room), map_(fd, 0, kHead + room, /*writable=*/true, Text("a parcel of ", room, " bytes")) {}
+
+Parcel::~Parcel() {
+  if (fd_ >= 0) close(fd_);
+}
+
+std::unique_ptr<Parcel> Parcel::Make(uint64_t padded) {
+  const int fd = memfd_create("kungfu-parcel", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) throw SystemError("memfd_create");
+  try {
+    const int error = posix_fallocate(fd, 0, static_cast<off_t>(kHead + padded));
+    if (error != 0) {
+      throw Error(KF_INTERNAL,
+                  Text("no memory of ", padded, " bytes for a model of another host's: ", std::strerror(error)));
+    }
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0) throw SystemError("F_ADD_SEALS");
+    std::unique_ptr<Parcel> parcel(new Parcel(fd, padded));
+    parcel->fd_ = fd;
+    return parcel;
+  } catch (...) {
+    close(fd);
+    throw;
+  }
+}
+
+std::unique_ptr<Parcel> Parcel::Open(int fd, uint64_t padded) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || padded > kMostRoom || FileSize(fd, "a parcel") < kHead + padded) {
+    throw Error(KF_INTERNAL, Text("what came with a request for a model has no room for ", padded, " bytes"));
+  }
+  return std::unique_ptr<Parcel>(new Parcel(fd, padded));
+}
+
+void Parcel::Finish(const Answer& answer) {
+  head().answer = answer;
+  static_cast<void>(head().done.Advance(1));  // nobody fences it
+}
+
+}  // namespace kungfu::store
