@@ -262,17 +262,14 @@ class Job:
     def version_chosen(self) -> None:
         self._let_hosts_go()
 
-    def objection_to(self, host: Host | None) -> str:
-        """What speaks against it that this host joins the job; None: that any does. "" where nothing does."""
+    def objection_to(self, host: Host) -> str:
         if not self._options.watch:
             return "the job was started without -w, so no host can join it"
         if self._agent is None or self._agent.broker.current() is None:
             return "the job has not begun yet; try again when its workers run"
-        if self.is_over or self._coordinator.finishing:
+        if self.is_over or (self._coordinator.finishing and not self._coordinator.resting):
             return "the job is about to end"
         hosts = self._coordinator.hosts
-        if host is None:
-            return ""
         if host.name in hosts.leaving:
             return f"{host.name} is a host of the job, and is just leaving it; try again when it has"
         slots = hosts.slots_by_host or {}

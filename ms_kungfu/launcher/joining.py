@@ -99,7 +99,7 @@ async def _ask(request: JoinRequest) -> Options:
     try:
         channel = await call(machine, own.address, Host(head.host).address, head.port, secret, _ANSWER_S)
         try:
-            channel.send({"ask": {"host": own.name, "version": VERSION, "built_for": build()}})
+            channel.send({"ask": {"host": own.name, "slots": own.slots, "version": VERSION, "built_for": build()}})
             answer = await asyncio.wait_for(channel.receive(), _ANSWER_S)
         finally:
             channel.close()

@@ -79,8 +79,8 @@ class Reports(Protocol):
     def host_leaves(self, name: str) -> None:
         """Its launcher got a SIGTERM. `RemoteHosts.let_go` is the answer, in its time."""
 
-    def objection_to(self, host: Host | None) -> str:
-        """Why it can't join the job, or none can; "" where it can."""
+    def objection_to(self, host: Host) -> str:
+        """Why it can't join the job; "" where it can."""
         ...
 
     def host_joined(self, host: Host, site: Site) -> None:
@@ -558,7 +558,8 @@ class RemoteHosts:
             return await self.links.take(channel, message["link"])
         if "ask" in message:
             asker = {name: text_field(message["ask"], name) for name in ("host", "version", "built_for")}
-            why = other_versions(**asker, own=self._hello) or self.reports.objection_to(None)
+            coming = joining_host(asker["host"], message["ask"].get("slots"))
+            why = other_versions(**asker, own=self._hello) or self.reports.objection_to(coming)
             channel.send({"refused": why} if why else {"terms": terms_of(self.options, self.reports.hosts)})
             await channel.flushed()
             return False

@@ -41,16 +41,18 @@ def send_away(job, host):
     return job.runs.pop(host)
 
 
-def join(job, start_module, host, slots=2, *flags, **environment):
-    words = ["-join", job.url, *([] if host is None else ["-self", f"{host}:{slots}"]), *flags]
-    return start_module(
-        "ms_kungfu.launcher", *words, environment={"KUNGFU_JOB_SECRET": SECRET, **environment}
-    )  # fmt: skip
+def join(job, start_module, host, slots=2):
+    words = ["-join", job.url, "-self", f"{host}:{slots}"]
+    return start_module("ms_kungfu.launcher", *words, environment={"KUNGFU_JOB_SECRET": SECRET})
 
 
 def join_well(job, start_module, host, slots=2):
     job.runs[host] = join(job, start_module, host, slots)
-    job[host].wait_for("this host takes part in the job")
+    wait_until_it_is_there(job, host)
+
+
+def wait_until_it_is_there(job, host):
+    job[host].wait_for("this host takes part in the job", timeout=60)
     deadline = time.monotonic() + 30
     while host not in (open_store(job.url).get().slots or {}):
         assert time.monotonic() < deadline, job.output
@@ -82,7 +84,7 @@ def newest(job, counts):
 # ---- leaving ----
 
 
-@pytest.mark.parametrize(("head", "leaver"), [(A, C), (B, A)])
+@pytest.mark.parametrize(("head", "leaver"), [(A, C), pytest.param(B, A, marks=pytest.mark.long)])
 def test_a_host_that_gets_a_sigterm_leaves_after_a_step_and_the_others_go_on(hosts, head, leaver):  # noqa: F811
     job = start(hosts, 6, head=head)
     before = all_in_version(job, 0, {A: 2, B: 2, C: 2})
@@ -99,6 +101,7 @@ def test_a_host_that_gets_a_sigterm_leaves_after_a_step_and_the_others_go_on(hos
     assert len({match[1] for match in ends}) == 1
 
 
+@pytest.mark.long
 def test_no_death_is_noticed_when_a_host_leaves_a_job_in_which_a_death_is_the_end(hosts):  # noqa: F811
     job = start(hosts, 4, "-recover", "fail", slots={A: 2, B: 2})
     all_in_version(job, 0, {A: 2, B: 2})
@@ -116,6 +119,7 @@ def test_a_host_without_workers_leaves_at_once(hosts, start_module):  # noqa: F8
     finish(job, {A: 1, B: 1})
 
 
+@pytest.mark.long
 def test_two_hosts_leave_at_once(hosts):  # noqa: F811
     job = start(hosts, 6)
     all_in_version(job, 0, {A: 2, B: 2, C: 2})
@@ -129,6 +133,7 @@ def test_two_hosts_leave_at_once(hosts):  # noqa: F811
     finish(job, {A: 2})
 
 
+@pytest.mark.long
 def test_a_host_that_leaves_while_the_cluster_grows_takes_its_newcomers_with_it(hosts, start_module):  # noqa: F811
     job = start(hosts, 3, program=["slow=2"])
     before = all_in_version(job, 0, {A: 1, B: 1, C: 1})
@@ -140,6 +145,7 @@ def test_a_host_that_leaves_while_the_cluster_grows_takes_its_newcomers_with_it(
     finish(job, {A: 2, C: 2})
 
 
+@pytest.mark.long
 def test_who_wants_workers_on_a_host_that_leaves_is_told(hosts):  # noqa: F811
     job = start(hosts, 2, "-leave-grace", "20s", slots={A: 1, B: 2}, program=["hold=400:go"])
     all_in_version(job, 0, {A: 1, B: 1})
@@ -167,6 +173,7 @@ def test_too_few_would_be_left(hosts):  # noqa: F811
     assert {run.stderr[-1] for run in job.runs.values()} == {sentence}
 
 
+@pytest.mark.long
 def test_nobody_would_be_left(hosts):  # noqa: F811
     job = start(hosts, 1, head=B, slots={A: 1, B: 1})
     all_in_version(job, 0, {A: 1})
@@ -193,13 +200,12 @@ def test_a_host_that_is_killed_while_it_leaves_is_lost(hosts):  # noqa: F811
     job[A].wait_for(f"host {B} is leaving")
     lose(job, B)
     job[A].wait_for(f"host {B} is lost")
-    newest_pids = None
     (job[A].runtime_dir.parent / "go").touch()
-    newest_pids = newest(job, {A: 2})
-    assert len(newest_pids) == 2
+    assert len(newest(job, {A: 2})) == 2
     finish(job, {A: 2})
 
 
+@pytest.mark.long
 def test_a_second_sigterm_ends_a_host_at_once(hosts):  # noqa: F811
     job = start(hosts, 3, slots={A: 2, B: 1}, program=["hold=1:go"])
     all_in_version(job, 0, {A: 2, B: 1})
@@ -234,6 +240,7 @@ def test_a_sigint_ends_the_job_also_while_a_host_leaves(hosts):  # noqa: F811
     job.assert_exit(130)
 
 
+@pytest.mark.long
 def test_a_host_leaves_while_the_job_rests_and_another_joins(hosts, start_module):  # noqa: F811
     job = start(hosts, 2, "-k", slots={A: 1, B: 1})
     all_in_version(job, 0, {A: 1, B: 1})
@@ -264,7 +271,7 @@ def test_a_host_joins_and_is_given_workers(hosts, start_module):  # noqa: F811
     finish(job, {A: 2, B: 2, C: 2})
 
 
-@pytest.mark.parametrize("how", ["left", "lost"])
+@pytest.mark.parametrize("how", ["left", pytest.param("lost", marks=pytest.mark.long)])
 def test_a_host_comes_back(hosts, start_module, how):  # noqa: F811
     job = start(hosts, 6)
     before = all_in_version(job, 0, {A: 2, B: 2, C: 2})
@@ -279,6 +286,7 @@ def test_a_host_comes_back(hosts, start_module, how):  # noqa: F811
     finish(job, {A: 2, B: 2, C: 2})
 
 
+@pytest.mark.long
 def test_the_replaced_find_a_host_that_joins(hosts, start_module):  # noqa: F811
     """Placement fills hosts evenly, whoever has come last."""
     job = start(hosts, 4, "-recover", "replace", slots={A: 2, B: 2})
@@ -289,6 +297,7 @@ def test_the_replaced_find_a_host_that_joins(hosts, start_module):  # noqa: F811
     finish(job, {A: 2, B: 1, C: 1})
 
 
+@pytest.mark.long
 def test_a_joined_host_is_lost_like_any_other(hosts, start_module):  # noqa: F811
     job = start(hosts, 2, slots={A: 1, B: 1})
     before = all_in_version(job, 0, {A: 1, B: 1})
@@ -300,6 +309,7 @@ def test_a_joined_host_is_lost_like_any_other(hosts, start_module):  # noqa: F81
     finish(job, {A: 1, B: 1})
 
 
+@pytest.mark.long
 def test_a_host_joins_while_another_one_dies_and_one_leaves(hosts, start_module):  # noqa: F811
     job = start(hosts, 5, slots={A: 2, B: 2, C: 1})
     before = all_in_version(job, 0, {A: 2, B: 2, C: 1})
@@ -313,21 +323,14 @@ def test_a_host_joins_while_another_one_dies_and_one_leaves(hosts, start_module)
     else:
         assert "is a host of the job already" in coming.output
         join_well(job, start_module, C)
-    resize_when_there(job, start_module, 3)
+    wait_until_it_is_there(job, C)
+    resize(job, start_module, 3)
     after = newest(job, {A: 2, C: 1})
     assert {before[0], before[1]} < {*after.values()}
     finish(job, {A: 2, C: 1})
 
 
-def resize_when_there(job, start_module, size):
-    job[C].wait_for("this host takes part in the job")
-    deadline = time.monotonic() + 30
-    while {A, C} != {*(open_store(job.url).get().slots or {})}:
-        assert time.monotonic() < deadline, job.output
-        time.sleep(0.02)
-    resize(job, start_module, size)
-
-
+@pytest.mark.long
 def test_of_two_that_join_as_one_host_one_does(hosts, start_module):  # noqa: F811
     job = start(hosts, 2, slots={A: 1, B: 1})
     all_in_version(job, 0, {A: 1, B: 1})
@@ -341,18 +344,10 @@ def test_of_two_that_join_as_one_host_one_does(hosts, start_module):  # noqa: F8
     refused.assert_exit(1)
     # Its port is the other one's, if it comes so far.
     assert re.search("is a host of the job already|, where the other hosts call, can't be used", refused.stderr[-1])
-    resize_after_join(job, start_module)
-    finish(job, {A: 1, B: 1, C: 1})
-
-
-def resize_after_join(job, start_module):
-    job[C].wait_for("this host takes part in the job")
-    deadline = time.monotonic() + 30
-    while C not in (open_store(job.url).get().slots or {}):
-        assert time.monotonic() < deadline, job.output
-        time.sleep(0.02)
+    wait_until_it_is_there(job, C)
     resize(job, start_module, 3)
     newest(job, {A: 1, B: 1, C: 1})
+    finish(job, {A: 1, B: 1, C: 1})
 
 
 def test_the_end_of_the_head_ends_a_host_that_has_joined(hosts, start_module):  # noqa: F811
@@ -373,11 +368,17 @@ REFUSED = {
     "present": ({}, f"{B}:1", f"kungfu-run: {B} is a host of the job already$"),
     "head": ({}, f"{A}:1", f"kungfu-run: {A} is a host of the job already$"),
     "many": ({}, f"{C}:253", rf"with {C}:253 the job's hosts would have 257 slots, and it can have 256 workers"),
+    "version": (
+        {"PYTHONPATH": "."},
+        f"{C}:1",
+        f"kungfu-run: ms_kungfu is 9.9 on {C}, {VERSION} on {A}; install the same",
+    ),
     "stranger": ({}, "10.1.2.3:1", f"{A} means each machine itself"),
 }
 
 
-def test_who_is_refused_hears_why_and_the_job_does_not_mind(hosts, start_module):  # noqa: F811
+def test_who_is_refused_hears_why_and_the_job_does_not_mind(hosts, start_module, tmp_path):  # noqa: F811
+    (tmp_path / "sitecustomize.py").write_text("import ms_kungfu._version\nms_kungfu._version.VERSION = '9.9'\n")
     job = start(hosts, 2)
     all_in_version(job, 0, {A: 1, B: 1})
     send_away(job, C)
@@ -389,16 +390,6 @@ def test_who_is_refused_hears_why_and_the_job_does_not_mind(hosts, start_module)
         assert run.wait() in (1, 2)
         assert re.search(sentence, run.stderr[-1]), run.output
         assert len(run.stderr) <= 2
-    finish(job, {A: 1, B: 1})
-
-
-def test_another_version_is_refused_by_name(hosts, start_module, tmp_path):  # noqa: F811
-    (tmp_path / "sitecustomize.py").write_text("import ms_kungfu._version\nms_kungfu._version.VERSION = '9.9'\n")
-    job = start(hosts, 2, slots={A: 1, B: 1})
-    all_in_version(job, 0, {A: 1, B: 1})
-    run = join(job, start_module, C, PYTHONPATH=str(tmp_path))
-    run.assert_exit(1)
-    assert run.stderr[-1] == f"kungfu-run: ms_kungfu is 9.9 on {C}, {VERSION} on {A}; install the same on all hosts"
     finish(job, {A: 1, B: 1})
 
 
@@ -423,6 +414,7 @@ def test_a_job_on_one_host_takes_nobody(job, start_module):
     alone.finish(1)
 
 
+@pytest.mark.long
 def test_a_program_that_is_not_there_is_said_before_the_host_joins(hosts, start_module, tmp_path):  # noqa: F811
     (tmp_path / "train.py").write_text(RECOVERY_PROGRAM.read_text())
     watching, url = embedded(A)
