@@ -59,8 +59,8 @@ def joining_host(name: str, slots: object) -> Host:
     """ProtocolError where there can be no such host."""
     with contextlib.suppress(argparse.ArgumentTypeError):
         if type(slots) is int:
-            (host,) = parse_hosts(f"{name}:{slots}")
-            if host.name == name:
+            host, *more = parse_hosts(f"{name}:{slots}")
+            if host.name == name and not more:
                 return host
     raise ProtocolError(f"no host joins as {name!r} with {slots!r} slots")
 
