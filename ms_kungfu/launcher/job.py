@@ -19,7 +19,7 @@ from ms_kungfu.launcher.agent import GRACE_S, HostAgent
 from ms_kungfu.launcher.coordinator import Coordinator
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.options import Options, what_is_done_instead
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import Action, Recover, Standing, Verdict, WorkerExited, WorkerWorksOn
 from ms_kungfu.launcher.processes import Process
@@ -95,6 +95,8 @@ class Job:
             on_change=lambda cluster: None if cluster is None else self.on_cluster(cluster),
             on_secret_left=lambda file: self._supervisor.remove_at_end(file.path, file.inode),
         )
+        if instead := what_is_done_instead(options.strategy, options.hosts.is_several):
+            _log.warning("%s", instead)
         self._coordinator = Coordinator(options, start.first, start.writer)
         self._revisions = Revisions(self, self._coordinator, start, machine)
         if options.hosts.is_several:

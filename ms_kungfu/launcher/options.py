@@ -37,7 +37,7 @@ _NO_FLAGS = {
     "ElasticTraining(schedule=...); from outside, kungfu-run resize changes the size",
 }
 _OWN_FLAGS = {"q": "quiet", "v": "show_workers", "logdir": "logdir", "logfile": "logfile"}  # of a host that joins
-# KungFu's others. One host reduces in shared memory, which has no topology; several choose by size.
+# KungFu's others, by which nobody goes. Who gives one is told what is done instead (`what_is_done_instead`).
 _OTHER_STRATEGIES = (
     "STAR",
     "MULTI_STAR",
@@ -51,14 +51,19 @@ _OTHER_STRATEGIES = (
 
 
 def _strategy(name: str) -> str:
-    if name.upper() in ("AUTO", "SHM"):
+    if name.upper() in ("AUTO", "SHM", *_OTHER_STRATEGIES):
         return name.upper()
-    if name.upper() in _OTHER_STRATEGIES:
-        raise argparse.ArgumentTypeError(
-            f"{name} can't be chosen: the workers of a host reduce in shared memory, which has no topology, and hosts "
-            "by what suits the size; leave -strategy out"
-        )
     raise argparse.ArgumentTypeError(f"there is no strategy {name!r}; leave -strategy out or give AUTO")
+
+
+def what_is_done_instead(strategy: str | None, is_several: bool) -> str:
+    """For whoever has named one of KungFu's strategies; "" for one that is carried out."""
+    if strategy not in _OTHER_STRATEGIES:
+        return ""
+    how = "the workers of a host reduce in shared memory, where there is no topology to choose"
+    if is_several:
+        how += ", and hosts by what suits the size: small sums by recursive doubling, from 128 KiB on around a ring"
+    return f"-strategy {strategy} changes nothing: {how}; it is as with AUTO"
 
 
 def _affinity(how: str) -> bool:
@@ -140,7 +145,10 @@ class Options:
         metavar="PORT",
     )
     strategy: str = _flag(
-        "strategy", "AUTO (default), or on one host SHM: shared memory", type=_strategy, metavar="NAME"
+        "strategy",
+        "AUTO (default), or on one host SHM: shared memory; for KungFu's others a line says what is done instead",
+        type=_strategy,
+        metavar="NAME",
     )
     timeout_s: float | None = _flag(
         "timeout", "end the job after this time, e.g. 1h30m, with exit code 124", type=duration, metavar="TIME"

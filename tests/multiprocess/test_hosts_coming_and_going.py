@@ -111,7 +111,8 @@ def test_no_death_is_noticed_when_a_host_leaves_a_job_in_which_a_death_is_the_en
 
 
 def test_a_host_without_workers_leaves_at_once(hosts, start_module):  # noqa: F811
-    job = start(hosts, 2)
+    job = start(hosts, 2, "-strategy", "ring")
+    job[A].wait_for("-strategy RING changes nothing: .* it is as with AUTO")
     all_in_version(job, 0, {A: 1, B: 1})
     send_away(job, C)
     newest(job, {A: 1, B: 1})
