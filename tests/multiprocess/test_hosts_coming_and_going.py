@@ -274,7 +274,8 @@ def test_a_host_joins_and_is_given_workers(hosts, start_module):  # noqa: F811
     finish(job, {A: 2, B: 2, C: 2})
 
 
-@pytest.mark.parametrize("how", ["left", pytest.param("lost", marks=pytest.mark.long)])
+@pytest.mark.long  # tests/hosts has one that is not
+@pytest.mark.parametrize("how", ["left", "lost"])
 def test_a_host_comes_back(hosts, start_module, how):  # noqa: F811
     job = start(hosts, 6)
     before = all_in_version(job, 0, {A: 2, B: 2, C: 2})
