@@ -20,6 +20,7 @@ from ms_kungfu.bench.workload import DTYPES
 from ms_kungfu.comm import OPS
 from ms_kungfu.fusion.shapes import GRADIENTS
 
+_MODELS = ["lenet", "resnet50", "bert-base"]
 _SIZES = "4,64K,1M,16M,64M,256M"
 # What may be named in an option: what it is called, and all of it.
 _KNOWN: dict[str, tuple[str, Collection[str]]] = {
@@ -112,7 +113,12 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "gradients", parents=[run, peers, collective, output], help="all_reduce of a model's gradients"
     )
-    command.add_argument("--models", type=_names, default=list(GRADIENTS), help=f"default {','.join(GRADIENTS)}")
+    command.add_argument(
+        "--models",
+        type=_names,
+        default=_MODELS,
+        help=f"of {', '.join(GRADIENTS)} (default {','.join(_MODELS)})",
+    )
 
     command = commands.add_parser(
         "step", parents=[run, peers, output], help="a training step of LeNet: KungFuMomentum beside nn.Momentum"
