@@ -16,9 +16,10 @@ from ms_kungfu._processes import raise_descriptor_limit
 from ms_kungfu.launcher.commands import evict, resize
 from ms_kungfu.launcher.options import PROGRAM, Options, parse_options
 from ms_kungfu.launcher.output import Output
+from ms_kungfu.launcher.status_command import status
 from ms_kungfu.launcher.supervisor import Supervisor, set_process_name
 
-_COMMANDS = {"resize": resize, "evict": evict}
+_COMMANDS = {"resize": resize, "evict": evict, "status": status}
 _SWITCH_INTERVAL_S = 5e-4
 _LEAST_DESCRIPTORS = 32  # of the launcher and one worker
 _NEVER = logging.CRITICAL + 1

@@ -229,7 +229,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     parser = FlagParser(
         PROGRAM,
         f"{PROGRAM} [flags] program [arguments]\n       {PROGRAM} resize SIZE [-config-server URL]\n"
-        f"       {PROGRAM} evict RANK [-config-server URL]",
+        f"       {PROGRAM} evict RANK [-config-server URL]\n       {PROGRAM} status [URL]",
         "Runs a program as the workers of a cluster, on this machine. Flags take one dash or two, -name value or "
         "-name=value.",
         _NO_FLAGS,
