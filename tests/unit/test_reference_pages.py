@@ -41,6 +41,7 @@ PROGRAMS = {
     "python -m ms_kungfu.chaos -- program": [("ms_kungfu.chaos", ["--help"])],
     "python -m ms_kungfu.fusion TARGET": [("ms_kungfu.fusion.__main__", ["--help"])],
     "python -m ms_kungfu.devices.rank_table FILE": [("ms_kungfu.devices.rank_table", ["--help"])],
+    "python -m ms_kungfu.c_api": [("ms_kungfu.c_api", ["--help"])],
     "python -m ms_kungfu.bench COMMAND": [("ms_kungfu.bench.__main__", [name, "--help"]) for name in BENCH],
 }
 FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
