@@ -115,7 +115,7 @@ class Program:
         assert [name for name in os.listdir("/dev/shm") if "kungfu" in name or name.startswith("kf")] == []
         # The guard removes it when it has killed the last process, so nothing needs waiting for here.
         assert [str(p) for p in self.runtime_dir.rglob("*.secret")] == []
-        assert [str(p) for p in self.runtime_dir.rglob("*.status")] == []
+        assert [str(p) for p in self.runtime_dir.rglob(f"{self.process.pid}.*.status")] == []
 
     def kill_all(self):
         with contextlib.suppress(ProcessLookupError):
