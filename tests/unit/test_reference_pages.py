@@ -25,7 +25,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 FILES = ("pyproject.toml", "CITATION.cff")
 
 # Heading on the page -> how the program is asked for its help: a module with a main, and the words for it.
-BENCH = ("all_reduce", "broadcast", "gradients", "step", "resize", "shards", "plot", "all")
+BENCH = ("all_reduce", "broadcast", "gradients", "step", "optimizers", "resize", "shards", "plot", "all")
 PROGRAMS = {
     "kungfu-run": [("ms_kungfu.launcher.cli", ["-help"])],
     "kungfu-run resize, kungfu-run evict": [
