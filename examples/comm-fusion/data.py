@@ -1,7 +1,13 @@
-"""Images of ten classes, made on the spot: each class is a pattern, each image its pattern under noise."""
+"""MNIST from a folder of yours, or images of ten classes made on the spot: each class is a pattern, each image its
+pattern under noise."""
 
+from pathlib import Path
+
+import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
+
+NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 
 
 def images(count=1024, noise=2.0, seed=0):
@@ -12,8 +18,26 @@ def images(count=1024, noise=2.0, seed=0):
     return (patterns[labels] + noise * random.randn(count, 1, 28, 28)).astype(np.float32), labels.astype(np.int32)
 
 
-def batches(batch_size, rank, size):
-    """This worker's share, in batches of `batch_size`."""
-    rows = list(zip(*images()))
-    shard = ds.GeneratorDataset(rows, ["image", "label"], shuffle=False, num_shards=size, shard_id=rank)
+def find(data_path):
+    """The folder with MNIST's files: `data_path`, or the folder train in it."""
+    for folder in (Path(data_path), Path(data_path, "train")):
+        if all((folder / name).is_file() for name in NAMES):
+            return folder
+    raise SystemExit(
+        f"{data_path} has no file {NAMES[0]}; give the folder with MNIST's unpacked IDX files by --data-path (or "
+        "DATA_PATH), or neither of them to use images that are made on the spot"
+    )
+
+
+def batches(batch_size, rank, size, data_path=None):
+    """This worker's share, in batches of `batch_size`: of the tutorial's MNIST where there is a folder of it."""
+    if data_path:
+        shard = ds.MnistDataset(str(find(data_path)), "train", shuffle=False, num_shards=size, shard_id=rank)
+        transforms = [
+            ds.vision.Rescale(1 / 255, 0), ds.vision.Normalize((0.1307,), (0.3081,), is_hwc=True), ds.vision.HWC2CHW()
+        ]  # fmt: skip
+        shard = shard.map(transforms, "image").map(ds.transforms.TypeCast(ms.int32), "label")
+    else:
+        rows = list(zip(*images()))
+        shard = ds.GeneratorDataset(rows, ["image", "label"], shuffle=False, num_shards=size, shard_id=rank)
     return shard.batch(batch_size, drop_remainder=True)

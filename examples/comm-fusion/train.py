@@ -4,6 +4,7 @@ Start it with kungfu-run -np 2 python train.py
 """
 
 import argparse
+import os
 
 import mindspore as ms
 from data import batches
@@ -27,6 +28,10 @@ def main():
     parser.add_argument("--no-ids", action="store_true", help="leave every parameter's id at 1")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=32, help="samples a step at each worker")
+    parser.add_argument(
+        "--data-path", default=os.environ.get("DATA_PATH"),
+        help="a folder with MNIST's IDX files (default: DATA_PATH, else images made on the spot)",
+    )  # fmt: skip
     args = parser.parse_args()
 
     ms.set_context(mode=ms.GRAPH_MODE)
@@ -61,9 +66,13 @@ def main():
             print(f"The parameter {param.name}'s fusion id is {param.comm_fusion}")
         print(optimizer.fusion_plan(), flush=True)
 
-    data = batches(args.batch_size, kf.current_rank(), kf.current_cluster_size())
+    data = batches(args.batch_size, kf.current_rank(), kf.current_cluster_size(), args.data_path)
     for epoch in range(args.epochs):
-        losses = [float(train_step(image, label)) for image, label in data]
+        losses = []
+        for step, (image, label) in enumerate(data):
+            losses.append(float(train_step(image, label)))
+            if talk and step % 10 == 0:
+                print(f"epoch: {epoch}, step: {step}, loss is {losses[-1]}", flush=True)
         if talk:
             print(f"epoch {epoch + 1} of {args.epochs}  loss {sum(losses) / len(losses):.4f}", flush=True)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import data
 import mindspore as ms
+from loss import SoftmaxCrossEntropyExpand
 from mindspore import nn
 from mindspore.train import Accuracy, Callback, Model
 from resnet import BLOCKS, ResNet
@@ -21,6 +22,7 @@ from ms_kungfu.monitoring import Monitor
 from ms_kungfu.optimizers import KungFuMomentum
 
 HERE = Path(__file__).parent
+LOSSES = {"fused": nn.CrossEntropyLoss, "expanded": lambda: SoftmaxCrossEntropyExpand(sparse=True)}
 
 
 class StopAfter(Callback):
@@ -42,6 +44,10 @@ def arguments():
         help="let the cluster change: by this schedule, or by kungfu-run resize alone; needs kungfu-run -w",
     )  # fmt: skip
     parser.add_argument("--gradients", choices=["mean", "sum"], default="mean", help="over the workers")
+    parser.add_argument(
+        "--loss", choices=sorted(LOSSES), default="fused",
+        help="the same cross entropy: MindSpore's, or expanded into its operators as in the tutorial (default fused)",
+    )  # fmt: skip
     parser.add_argument("--fusion-mb", type=int, default=8, help="size of the groups in which gradients are reduced")
     parser.add_argument("--overlap", action="store_true", help="reduce them during the backward pass")
     parser.add_argument("--depth", type=int, choices=sorted(BLOCKS), default=50, help="layers (default: %(default)s)")
@@ -73,7 +79,7 @@ def main():
     optimizer = KungFuMomentum(
         net.trainable_params(), args.learning_rate, 0.9, gradients_mean=args.gradients == "mean", overlap=args.overlap
     )
-    model = Model(net, nn.CrossEntropyLoss(), optimizer, metrics={"accuracy": Accuracy()})
+    model = Model(net, LOSSES[args.loss](), optimizer, metrics={"accuracy": Accuracy()})
     monitor = Monitor(args.out / "training.jsonl", log_interval=10)
 
     if args.elastic is None:

@@ -13,13 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ms_kungfu._processes import ended_by_signals
-from ms_kungfu.bench import collectives, contenders, everything, pauses, resize, shards, step
+from ms_kungfu.bench import collectives, contenders, everything, optimizers, pauses, resize, shards, step
 from ms_kungfu.bench.group import GroupError
 from ms_kungfu.bench.report import Report, read
 from ms_kungfu.bench.workload import DTYPES
 from ms_kungfu.comm import OPS
 from ms_kungfu.fusion.shapes import GRADIENTS
 
+_MODELS = ["lenet", "resnet50", "bert-base"]
 _SIZES = "4,64K,1M,16M,64M,256M"
 # What may be named in an option: what it is called, and all of it.
 _KNOWN: dict[str, tuple[str, Collection[str]]] = {
@@ -112,13 +113,24 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "gradients", parents=[run, peers, collective, output], help="all_reduce of a model's gradients"
     )
-    command.add_argument("--models", type=_names, default=list(GRADIENTS), help=f"default {','.join(GRADIENTS)}")
+    command.add_argument(
+        "--models",
+        type=_names,
+        default=_MODELS,
+        help=f"of {', '.join(GRADIENTS)} (default {','.join(_MODELS)})",
+    )
 
     command = commands.add_parser(
         "step", parents=[run, peers, output], help="a training step of LeNet: KungFuMomentum beside nn.Momentum"
     )
     command.add_argument("--mode", choices=("graph", "pynative"), default="graph", help="of MindSpore (default graph)")
     command.add_argument("--batch", type=_positive, default=32, help="images for each rank (default 32)")
+
+    command = commands.add_parser(
+        "optimizers", parents=[run, output], help="samples a second with S-SGD, SMA and pair averaging"
+    )
+    command.add_argument("--networks", type=_names, default=["lenet"], metavar="NAME,...", help="default lenet")
+    command.add_argument("--batch", type=_positive, default=32, help="samples for each worker (default 32)")
 
     command = commands.add_parser("resize", parents=[output], help="changes of the cluster under kungfu-run")
     command.add_argument("--schedule", type=_numbers, default=[1, 2, 1], metavar="N,...", help="sizes (default 1,2,1)")
@@ -187,6 +199,8 @@ def _check(arguments: argparse.Namespace) -> list[str]:
         raise ValueError(f"step can be compared with mindspore only, not with {','.join(arguments.vs)}")
     names = [contenders.THROUGH[f] for f in getattr(arguments, "through", [])]
     names += [name for name in getattr(arguments, "vs", []) if name not in names]
+    if arguments.command == "optimizers" and find_spec("mindspore") is None:
+        raise ValueError("optimizers needs mindspore; pip install mindspore")
     for name in names:
         missing = contenders.find(name).missing()
         if missing:
@@ -199,9 +213,9 @@ def _run(arguments: argparse.Namespace, names: Sequence[str], out: Report) -> No
         (pauses if arguments.pauses else resize).run(arguments, out)
     elif arguments.command == "shards":
         shards.run(arguments, out)
-    elif arguments.command == "step":
+    elif arguments.command in ("step", "optimizers"):
         for ranks in arguments.ranks:
-            step.run(arguments, ranks, out)
+            (step if arguments.command == "step" else optimizers).run(arguments, ranks, out)
     else:
         shared = {field.name: getattr(arguments, field.name, None) for field in fields(collectives.Settings)}
         for ranks, dtype in itertools.product(arguments.ranks, arguments.dtype):

@@ -10,6 +10,7 @@ import http.client
 import json
 import socket
 import time
+from typing import Any
 from urllib.parse import urlsplit
 
 from ms_kungfu.cluster import Cluster, parse_json
@@ -48,6 +49,11 @@ class HttpClusterStore:
             raise ConfigServerError(f"{self.url} did not answer the PUT with a cluster")
         return written
 
+    def status(self) -> Any:
+        path = f"{self._path.rstrip('/')}/status"
+        status, body, _ = self._request("GET", path, None, self._timeout_s, needs_secret=True)
+        return None if status == 404 else parse_json(body)
+
     def delete(self) -> None:
         self._request("DELETE", self._path, None, self._timeout_s)
 
@@ -60,7 +66,7 @@ class HttpClusterStore:
             raise ConfigServerError(f"{self.url} did not answer with a cluster: {error}") from None
 
     def _request(
-        self, method: str, path: str, body: bytes | None, timeout_s: float, writer: str = ""
+        self, method: str, path: str, body: bytes | None, timeout_s: float, writer: str = "", needs_secret: bool = False
     ) -> tuple[int, bytes, str]:
         kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
         deadline = time.monotonic() + timeout_s
@@ -70,7 +76,7 @@ class HttpClusterStore:
             headers["Content-Type"] = "application/json"
             if writer:
                 headers[WRITER_HEADER] = writer
-        if self._secret and method != "GET":
+        if self._secret and (method != "GET" or needs_secret):
             headers["Authorization"] = f"Bearer {self._secret}"
         try:
             connection.request(method, path, body, headers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.errors import ConfigServerError
@@ -36,6 +36,10 @@ class ClusterStore(Protocol):
 
     def watch(self, version: int, timeout_s: float) -> Cluster | None:
         """As soon as there is a cluster of a newer version than `version`: that one; None after `timeout_s`."""
+        ...
+
+    def status(self) -> Any:
+        """What the job tells of itself, by JSON, where its launcher keeps this store; None elsewhere."""
         ...
 
     def delete(self) -> None:

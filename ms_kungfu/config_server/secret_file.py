@@ -41,11 +41,9 @@ class SecretFile:
 def write_secret(url: str, secret: str) -> SecretFile:
     """Leaves the secret of the config server at `url` for the same user, in place of an earlier server's there."""
     troubles = []
-    for directory in _directories():
+    for directory in own_directories():
         try:
-            with contextlib.suppress(FileExistsError):
-                directory.mkdir(mode=0o700)
-            with _opened(directory) as folder:
+            with made(directory) as folder:
                 temporary = f".{secrets.token_hex(8)}"
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 fd = os.open(temporary, flags, 0o600, dir_fd=folder)
@@ -66,9 +64,9 @@ def write_secret(url: str, secret: str) -> SecretFile:
 
 def read_secret(url: str) -> str | None:
     """The secret that this user's config server at `url` has left, None where there is none that can be trusted."""
-    for directory in _directories():
+    for directory in own_directories():
         try:
-            with _opened(directory) as folder:
+            with opened(directory) as folder:
                 fd = os.open(_name(url), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
                 with os.fdopen(fd) as file:
                     info = os.fstat(fd)
@@ -82,8 +80,8 @@ def read_secret(url: str) -> str | None:
 def servers_of_this_user() -> list[str]:
     """URLs (at the usual path) of the config servers that have left a secret here; some may be gone."""
     found = set()
-    for directory in _directories():
-        with contextlib.suppress(OSError, SecretFileError), _opened(directory) as folder:
+    for directory in own_directories():
+        with contextlib.suppress(OSError, SecretFileError), opened(directory) as folder:
             for name in os.listdir(folder):
                 host, _, port = unquote(name[: -len(_SUFFIX)]).rpartition("_")
                 if name.endswith(_SUFFIX) and host and port.isdigit():
@@ -91,13 +89,19 @@ def servers_of_this_user() -> list[str]:
     return sorted(found)
 
 
+def is_same_server(one: str, other: str) -> bool:
+    """Whether two URLs mean one config server on this machine."""
+    return _name(one) == _name(other)
+
+
 def secret_from(environment: Mapping[str, str], url: str) -> str | None:
     """The environment's secret, else the one in the file for `url`."""
     return environment.get("KUNGFU_JOB_SECRET") or read_secret(url)
 
 
-def _directories() -> Iterator[Path]:
-    """Where the file may be, best first. Both ends try all: one user's shells don't all have the same variables."""
+def own_directories() -> Iterator[Path]:
+    """Where files for this user alone may be, best first. Both ends try all: one user's shells don't all have the same
+    variables."""
     own = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
     if os.path.isdir(own):
         yield Path(own) / "ms_kungfu"
@@ -105,7 +109,17 @@ def _directories() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _opened(directory: Path) -> Iterator[int]:
+def made(directory: Path) -> Iterator[int]:
+    """The same, made first where it isn't there."""
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    with opened(directory) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def opened(directory: Path) -> Iterator[int]:
+    """A descriptor of one of them. SecretFileError where others have a hand in it, OSError where it isn't there."""
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         info = os.fstat(folder)

@@ -4,8 +4,10 @@
 ``?newer_than=V&timeout=S`` as soon as there is a newer version than V (304 after S seconds, at most 60). ``PUT``, and
 ``POST`` with a body, store a cluster and answer it as stored; ``DELETE``, and ``POST`` without a body, forget it.
 ``Kungfu-Writer: <id>`` beside a write is answered with what is read, for as long as that version holds.
-Reading is free; writing needs ``Authorization: Bearer <secret>``: 401 without, 403 with a wrong one. 400 says what is
-wrong with a document, 409 that its Version is stale, 413 that it is too long. A write that is refused changes nothing.
+``GET /config/status`` answers what the job tells of itself, where it has embedded the server, else 404.
+Reading the cluster is free; the status and writing need ``Authorization: Bearer <secret>``: 401 without, 403 with a
+wrong one. 400 says what is wrong with a document, 409 that its Version is stale, 413 that it is too long. A write that
+is refused changes nothing.
 
 Anybody on the machine may connect, so nothing of the job's must hang on who does:
 
@@ -70,6 +72,7 @@ class ConfigServer:
     port: int = 0
     path: str = "/config"
     on_change: Callable[[Cluster | None], None] | None = None
+    on_status: Callable[[], dict[str, Any]] | None = None  # what the job tells of itself; it never raises
     _listeners: list[socket.socket] = field(default_factory=list, init=False)
     _owner: asyncio.AbstractEventLoop = field(init=False)
     _face: _Face | None = field(default=None, init=False)
@@ -152,6 +155,9 @@ class ConfigServer:
     async def forget(self) -> None:
         await self._in_owner(self._clear)
 
+    async def status(self) -> dict[str, Any] | None:
+        return None if self.on_status is None else await self._in_owner(self.on_status)
+
     async def _in_owner(self, function: Callable[[], T]) -> T:
         outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 
@@ -167,10 +173,10 @@ class ConfigServer:
         self._owner.call_soon_threadsafe(run)
         return await asyncio.wrap_future(outcome)
 
-    def refuse_stranger(self, request: web.Request) -> web.Response | None:
+    def refuse_stranger(self, request: web.Request, what: str) -> web.Response | None:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token:
-            answer = _sentence(401, "writing needs the job's secret: Authorization: Bearer <secret>")
+            answer = _sentence(401, f"{what} needs the job's secret: Authorization: Bearer <secret>")
             answer.headers["WWW-Authenticate"] = "Bearer"
             return answer
         if not hmac.compare_digest(token.strip().encode("utf-8", "surrogateescape"), self.secret.encode()):
@@ -262,6 +268,7 @@ class _Face:
             return
         application = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._once])
         application.router.add_get(self._server.path, self._get)
+        application.router.add_get(f"{self._server.path.rstrip('/')}/status", self._status)
         for method in ("PUT", "POST", "DELETE"):
             application.router.add_route(method, self._server.path, self._write)
         # A long poll must not hold up the end of the job, and one whose client has gone is over.
@@ -331,6 +338,15 @@ class _Face:
                 return web.Response(status=304)
         return _sentence(404, "there is no cluster yet") if cluster is None else _answer(cluster)
 
+    async def _status(self, request: web.Request) -> web.Response:
+        refused = self._server.refuse_stranger(request, "the job's status")
+        if refused is not None:
+            return refused
+        document = await self._server.status()
+        if document is None:
+            return _sentence(404, "no job has embedded this config server")
+        return web.json_response(document)
+
     async def _newer(self, request: web.Request, newer_than: int, wait_s: float) -> Cluster | None:
         """The cluster once it is newer than `newer_than`, or after `wait_s` as it is."""
         if self._waiting >= self._limit // 2:
@@ -353,7 +369,7 @@ class _Face:
             self._waiting -= 1
 
     async def _write(self, request: web.Request) -> web.Response:
-        refused = self._server.refuse_stranger(request)
+        refused = self._server.refuse_stranger(request, "writing")
         if refused is not None:
             return refused
         body = b"" if request.method == "DELETE" else await request.read()  # over client_max_size is answered by 413

@@ -299,6 +299,7 @@ class ElasticTraining:
         # What PyNative mode has queued belongs to this step, and to the membership in which it is done.
         wait_for_queue()
         self.step += 1
+        membership.step_ended(self.step)
         chronicle.deaths(self.step)
         self._steps_here += 1
         if self._deals_shards and not self._is_covered:

@@ -37,4 +37,56 @@ def _bert_base() -> list[int]:
     return [30522 * hidden, 512 * hidden, 2 * hidden, *norm, *layer * 12, *dense]
 
 
-GRADIENTS = {"lenet": _lenet(), "resnet50": _resnet50(), "bert-base": _bert_base()}
+def _vgg16() -> list[int]:
+    """Simonyan and Zisserman, "Very Deep Convolutional Networks", 2014, configuration D."""
+    counts: list[int] = []
+    inputs = 3
+    for width, layers in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(layers):
+            counts += (width * inputs * 9, width)
+            inputs = width
+    for inputs, outputs in ((512 * 7 * 7, 4096), (4096, 4096), (4096, 1000)):
+        counts += (outputs * inputs, outputs)
+    return counts
+
+
+def _inception_v3() -> list[int]:
+    """Szegedy et al., "Rethinking the Inception Architecture", 2015, without the auxiliary classifier; the widths that
+    the paper leaves open are those of its authors' TensorFlow model. Convolutions without bias, normalised."""
+    counts: list[int] = []
+
+    def chain(inputs: int, *layers: tuple[int, int]) -> int:
+        """Convolutions after each other: (outputs, elements of the kernel). The last one's outputs."""
+        for outputs, kernel in layers:
+            counts.extend((outputs * inputs * kernel, outputs, outputs))
+            inputs = outputs
+        return inputs
+
+    def block(inputs: int, *branches: tuple[tuple[int, int], ...]) -> int:
+        return sum(chain(inputs, *branch) for branch in branches)
+
+    width = chain(3, (32, 9), (32, 9), (64, 9), (80, 1), (192, 9))
+    for pooled in (32, 64, 64):  # figure 5
+        width = block(width, ((64, 1),), ((48, 1), (64, 25)), ((64, 1), (96, 9), (96, 9)), ((pooled, 1),))
+    width += block(width, ((384, 9),), ((64, 1), (96, 9), (96, 9)))
+    for c in (128, 160, 160, 192):  # figure 6
+        width = block(
+            width, ((192, 1),), ((c, 1), (c, 7), (192, 7)), ((c, 1), (c, 7), (c, 7), (c, 7), (192, 7)), ((192, 1),)
+        )
+    width += block(width, ((192, 1), (320, 9)), ((192, 1), (192, 7), (192, 7), (192, 9)))
+    for _ in range(2):  # figure 7: two layers end in a pair, 1x3 and 3x1, side by side
+        outputs = block(width, ((320, 1),), ((384, 1),))
+        outputs += block(384, ((384, 3),), ((384, 3),)) - 384
+        outputs += chain(width, (448, 1), (384, 9)) - 384
+        outputs += block(384, ((384, 3),), ((384, 3),))
+        width = outputs + block(width, ((192, 1),))
+    return [*counts, 1000 * width, 1000]
+
+
+GRADIENTS = {
+    "lenet": _lenet(),
+    "resnet50": _resnet50(),
+    "vgg16": _vgg16(),
+    "inception-v3": _inception_v3(),
+    "bert-base": _bert_base(),
+}

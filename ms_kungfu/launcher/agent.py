@@ -67,14 +67,17 @@ class Reports(Protocol):
     def worker_works_on(self, process: Process, version: int) -> None:
         """It left the cluster with `version`, and its grace is over."""
 
+    def version_chosen(self, cluster: Cluster, step: int | None) -> None:
+        """The members go over to it, after this step where they have told of any."""
+
     def worker_leaves(self, peer: PeerID) -> None:
         """Somebody has asked that `peer` leave, and was granted it."""
 
     def version_unknown(self, version: int) -> None:
         """A member asks for one that has not been admitted."""
 
-    def version_chosen(self) -> None:
-        """By the members, and not for the first time."""
+    def version_followed(self) -> None:
+        """All that a chosen version brings here has been done, and it isn't the first."""
 
 
 @dataclass(eq=False)
@@ -98,6 +101,7 @@ class HostAgent:
         self._keys = itertools.count()
         self._places = itertools.count()
         self._trouble = ""  # the last with a version's shared memory
+        self._stopped: dict[str, set[int]] = {}  # host -> those that were stopped when it was looked at
         self._retry: asyncio.TimerHandle | None = None  # of what it has kept from being announced
         self.emptied = asyncio.Event()  # no process is left
         self._made = asyncio.Event()  # a segment over several hosts, or it can't be
@@ -297,6 +301,7 @@ class HostAgent:
         cluster, step = chosen
         after = "" if step is None else f", after step {step}"
         _log.info("cluster version %d has been chosen: %d workers%s", cluster.version, cluster.size, after)
+        self.reports.version_chosen(cluster, step)
         for process in self.processes:
             standing = self.processes.standing(process)
             if process.leave_timer is None and standing is Standing.LEAVING:
@@ -312,7 +317,7 @@ class HostAgent:
         if self.options.affinity:
             self._move_to_cores(cluster)
         self._loop.call_later(self.machine.standby_delay_s, self.standbys.keep)
-        self.reports.version_chosen()
+        self.reports.version_followed()
 
     def _move_to_cores(self, cluster: Cluster) -> None:
         """The members of `cluster` to their shares of the cores; where each has a fixed number, everybody else who
@@ -404,6 +409,7 @@ class HostAgent:
         from a host nobody counts as standing still there."""
         if self.reports.is_over:
             return
+        self._stopped[host] = set(stopped)
         watched = {p.key: p for p in self.processes if p.host == host and not p.killed_because}
         beats = {key: self._heartbeat(process) for key, process in watched.items()}
         for key in watch.hung(now, beats, [key for key in stopped if key in watched and not beats[key]]):
@@ -412,6 +418,12 @@ class HostAgent:
             )
         for process in watched.values():
             self._look_whether_it_is_out(process)
+
+    def is_stopped(self, process: Process) -> bool:
+        """Whether it is stopped by a signal, or was when its host told of it last."""
+        if process.host == self._here and process.pid is not None:
+            return self.machine.is_stopped(process.pid)
+        return process.key in self._stopped.get(process.host, ())
 
     def _look_whether_it_is_out(self, process: Process) -> None:
         """A worker that has failed alone in a collective or a join (Ctrl-C, no memory) has no part in anything more,

@@ -18,7 +18,7 @@ from ms_kungfu.broker_protocol import Detached, ProtocolError, Stay
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.ahead import Expected
 from ms_kungfu.launcher.policy import would_be_left
-from ms_kungfu.launcher.segments import Asker, MakeSegment, NotMadeYet, PlainSegment, Segments
+from ms_kungfu.launcher.segments import Asker, MakeSegment, NotMadeYet, PlainSegment, Progress, Segments
 from ms_kungfu.launcher.stores import Stores
 from ms_kungfu.launcher.versions import ClusterVersions, Grant, LeaveRequest, Refuse, Request, StandbyRequest, Wait
 
@@ -205,6 +205,12 @@ class Broker:
             elif process in self._counting or process not in self._holders:
                 return ()  # it has left, or has no place yet
             return beats
+
+    def progress(self, peer: PeerID, incarnation: int) -> Progress | None:
+        """Where the process's training is, as it has told in the newest version in which it has."""
+        with self._changed:
+            places = list(self._segments.places_of(peer, incarnation))
+            return next(filter(None, (segment.progress(rank) for segment, rank in reversed(places))), None)
 
     def gave_up(self, peer: PeerID, incarnation: int) -> str:
         """Why a process that lives can't go on, and its end is what the other members wait for; "" where it can."""

@@ -18,9 +18,10 @@ from ms_kungfu.launcher.control import RefusedError
 from ms_kungfu.launcher.joining import ask
 from ms_kungfu.launcher.options import PROGRAM, JoinRequest, Options, parse_command_line
 from ms_kungfu.launcher.output import Output
+from ms_kungfu.launcher.status_command import status
 from ms_kungfu.launcher.supervisor import Supervisor, set_process_name
 
-_COMMANDS = {"resize": resize, "evict": evict}
+_COMMANDS = {"resize": resize, "evict": evict, "status": status}
 _SWITCH_INTERVAL_S = 5e-4
 _LEAST_DESCRIPTORS = 32  # of the launcher and one worker
 _NEVER = logging.CRITICAL + 1

@@ -11,11 +11,11 @@ from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, failed
 from ms_kungfu.cluster import Cluster, is_at_rest
 from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, open_store
-from ms_kungfu.config_server.secret_file import secret_from, servers_of_this_user
+from ms_kungfu.config_server.secret_file import servers_of_this_user
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.hosts import MANY_PER_CORE, parse_ports
 from ms_kungfu.launcher.options import PROGRAM
-from ms_kungfu.launcher.secret import SecretError, read_secret_file
+from ms_kungfu.launcher.secret import SecretError, secret_for
 
 _MAX_TRIES = 10
 _LOOK_S = 2.0  # for a job that may be there
@@ -87,7 +87,7 @@ def _main(
             )
         url = flags.config_server or os.environ.get(env.CONFIG_SERVER.name) or _only_job(program)
         try:
-            secret = _secret_from(flags.secret_file, url)
+            secret = secret_for(os.environ, flags.secret_file, url)
             store = open_store(url, secret)
         except SecretError as error:
             raise UsageError(str(error)) from None
@@ -118,14 +118,6 @@ def _main(
         return failed(program, error, 2)
     except (ConfigServerError, ValueError) as error:
         return failed(program, error, 1)
-
-
-def _secret_from(file: str | None, url: str) -> str | None:
-    if file is None:
-        return secret_from(os.environ, url)
-    if os.environ.get(env.JOB_SECRET.name):
-        raise UsageError("-secret-file and KUNGFU_JOB_SECRET both give the job's secret; leave one of them out")
-    return read_secret_file(file)
 
 
 def _only_job(program: str) -> str:

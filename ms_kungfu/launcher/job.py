@@ -27,7 +27,9 @@ from ms_kungfu.launcher.remote import RemoteHosts
 from ms_kungfu.launcher.revisions import Revisions, StoreWatcher
 from ms_kungfu.launcher.segments import NotMadeYet
 from ms_kungfu.launcher.sites import Site
-from ms_kungfu.launcher.startup import prepare
+from ms_kungfu.launcher.startup import prepare, serve_status
+from ms_kungfu.launcher.status import History, describe, outline
+from ms_kungfu.launcher.status_socket import never_raises
 from ms_kungfu.launcher.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
@@ -56,6 +58,9 @@ class Job:
         self._graces: dict[str, asyncio.TimerHandle] = {}  # of hosts that leave
         self._beginning: asyncio.Future[None] | None = None
         self._closers = contextlib.AsyncExitStack()
+        self._history = History()
+        self._started_at = self._machine.time()
+        self.status = never_raises(self._status)  # what it tells of itself
 
     async def run(self) -> int:
         """The job's exit code. StartError where it never started. Nothing of the job is left when it returns."""
@@ -65,6 +70,7 @@ class Job:
         self._catch_signals()
         loop.set_exception_handler(self._on_bug)
         verdict: Verdict | None = None
+        close_status = serve_status(self._machine, self._supervisor, self._answer_status)
         try:
             start = asyncio.ensure_future(self._start())
             start.add_done_callback(self._on_started)
@@ -75,7 +81,31 @@ class Job:
                 await asyncio.wait([start])
             return verdict.exit_code
         finally:
-            await self._end(verdict)
+            try:
+                await self._end(verdict)
+            finally:
+                close_status()
+
+    # ---- what it tells of itself ----
+
+    async def _answer_status(self) -> dict[str, Any]:
+        return self.status()
+
+    def _status(self) -> dict[str, Any]:
+        state, why = "starts", ""
+        if self._verdict.done():
+            state = "ends"
+            why = "it is interrupted" if self._verdict.cancelled() or self._verdict.exception() else ""
+            why = why or self._verdict.result().reason
+        elif self._agent is not None:
+            state = "runs"
+        elif self._remote is not None:
+            missing = [name for name in self._options.hosts.names if name not in self._remote.present]
+            why = f"waits for kungfu-run on {', '.join(missing)}" if missing else ""
+        document = outline(self._options, state, why, self._started_at)
+        if self._agent is not None:
+            describe(document, self._agent, self._coordinator, self._history)
+        return document
 
     # ---- start ----
 
@@ -93,6 +123,7 @@ class Job:
             self._closers,
             check=self._check,
             on_change=lambda cluster: None if cluster is None else self.on_cluster(cluster),
+            on_status=self.status,
             on_secret_left=lambda file: self._supervisor.remove_at_end(file.path, file.inode),
         )
         if instead := what_is_done_instead(options.strategy, options.hosts.is_several):
@@ -110,6 +141,7 @@ class Job:
         self._closers.callback(agent.close)
         if options.timeout_s is not None:
             self._loop.call_later(options.timeout_s, self._settle, policy.timed_out(options.timeout_s))
+        self._history.begun(start.first)
         await agent.start()
         if options.watch and start.store is not None:
             self._watcher = StoreWatcher(
@@ -159,6 +191,8 @@ class Job:
             _log.info("%s%s", verdict.reason, "; ending the job" if verdict.action is Action.FAIL else "")
         elif verdict.reason:
             _log.warning("%s", verdict.reason)
+        if verdict.action in (Action.SHRINK, Action.REPLACE):
+            self._history.note(verdict.reason)
         if verdict.action is Action.REST:
             self._host.send_everybody_away()
             self._revisions.write()
@@ -183,6 +217,7 @@ class Job:
             self._settle(policy.host_lost(reason))
         elif not self.is_over:
             _log.warning("host %s is lost: %s", name, reason)
+            self._history.note(f"host {name} is lost: {reason}")
             self._forget_host(name, reason)
             self._revisions.write()
             self._let_hosts_go()
@@ -226,6 +261,7 @@ class Job:
         if name in hosts.leaving:
             return
         _log.warning("host %s is leaving (SIGTERM): its workers do after this step", name)
+        self._history.note(f"host {name} is leaving")
         self._coordinator.hosts = hosts.letting_go(name)
         self._graces[name] = self._loop.call_later(grace_s, self._on_host_grace_over, name)
         if self._has_enough_who_stay():
@@ -261,7 +297,7 @@ class Job:
                 self._remote.let_go(name)
             self._revisions.write()
 
-    def version_chosen(self) -> None:
+    def version_followed(self) -> None:
         self._let_hosts_go()
 
     def objection_to(self, host: Host) -> str:
@@ -291,6 +327,7 @@ class Job:
         coordinator.hosts = coordinator.hosts.joined_by(host)
         self._host.add_site(site)
         _log.info("host %s has %s the job, with %d slots", host.name, how, host.slots)
+        self._history.note(f"host {host.name} has {how} the job")
         self._revisions.write()  # the store tells of its slots: whoever resizes fills them
 
     def worker_is_gone(self, process: Process) -> None:
@@ -359,6 +396,9 @@ class Job:
         self._coordinator.end_pause()
         self._pause = None
         self._revisions.write()
+
+    def version_chosen(self, cluster: Cluster, step: int | None) -> None:
+        self._history.chosen(cluster, step)
 
     def worker_leaves(self, peer: PeerID) -> None:
         host, leaving = self._host, self._coordinator.leaving
@@ -443,11 +483,13 @@ class Job:
         except HostError as error:  # a config server of its own does not know this host
             _log.error("cluster version %d is refused: %s", cluster.version, error)
             broker.refuse(cluster.version, str(error))
+            self._history.wanted(cluster, coordinator.newest, self._begun.writer, refused=str(error))
             if coordinator.resting:
                 coordinator.newest = replace(coordinator.newest, writer="")  # the store has to say so once more
             self._revisions.write()
             return
         _log.info("cluster version %d is wanted: %d workers", cluster.version, cluster.size)
+        self._history.wanted(cluster, coordinator.newest, self._begun.writer)
         host.warn_of_crowd(cluster)
         living, joining = host.processes.living_members(), host.processes.of_standing(Standing.JOINING)
         if coordinator.resting:
@@ -469,6 +511,7 @@ class Job:
                 self._cant_begin(cluster, error)
                 return
             self._end_rest()
+            self._history.chosen(cluster, None)
         self._go_on_with(cluster, joining, ended, replacing)
 
     def _go_on_with(
@@ -500,6 +543,7 @@ class Job:
             return
         if not self.is_over:
             self._end_rest()
+            self._history.chosen(cluster, None)
             self._go_on_with(cluster, joining, ended, replacing)
 
     # ---- end ----

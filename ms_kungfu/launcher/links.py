@@ -23,7 +23,7 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.control import Channel, call
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.segments import Asker, PlainSegment, Segment
+from ms_kungfu.launcher.segments import Asker, PlainSegment, Progress, Segment
 
 CONNECTIONS_A_PAIR = 3
 _FOR_MODELS = 1  # of these
@@ -127,6 +127,9 @@ class LinkedSegment:
 
     def gave_up(self, rank: int) -> str:
         return self._segment.gave_up(self._local[rank])
+
+    def progress(self, rank: int) -> Progress | None:
+        return self._segment.progress(self._local[rank])
 
     def ranks(self) -> list[int]:
         """Of this host."""

@@ -20,6 +20,7 @@ from ms_kungfu.launcher import affinity, devices, memory
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.broker_server import BrokerServer
 from ms_kungfu.launcher.hangs import is_stopped
+from ms_kungfu.launcher.status_socket import StatusServer
 
 if TYPE_CHECKING:
     from ms_kungfu.config_server.server import ConfigServer
@@ -55,6 +56,7 @@ class Machine:
 
     sleep = staticmethod(time.sleep)
     monotonic = staticmethod(time.monotonic)
+    time = staticmethod(time.time)
 
     # ---- processes ----
 
@@ -87,6 +89,7 @@ class Machine:
 
     make_broker = staticmethod(Broker)
     serve_broker = staticmethod(BrokerServer)
+    serve_status = staticmethod(StatusServer)
     open_store = staticmethod(open_store)
     secret_of = staticmethod(read_secret)
     leave_secret = staticmethod(write_secret)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import signal
 from typing import Any, Callable
@@ -31,7 +32,8 @@ from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import signal_name
 from ms_kungfu.launcher.relay import Relay
 from ms_kungfu.launcher.sites import CANT_RUN, Launch, LocalSite, told_of_the_host
-from ms_kungfu.launcher.startup import StartError, find_devices
+from ms_kungfu.launcher.startup import StartError, find_devices, serve_status
+from ms_kungfu.launcher.status import outline
 from ms_kungfu.launcher.supervisor import Exited, Supervisor
 
 _log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ _LINKS_LOOK_S = 0.2
 _AFTER_PAUSE_S = 0.5  # to read what has come meanwhile
 _HEAD_S = 5.0  # for the head to end the job after a signal here
 _LET_GO_S = 15.0  # for the head, and for whoever has to be killed at the end of the grace
+_HEAD_STATUS_S = 2.0
 _MAX_LOOK_S = 10.0
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 
@@ -64,6 +67,9 @@ class Outpost:
         self._timers: list[asyncio.TimerHandle] = []
         self._is_told = False  # that it has to end
         self._is_leaving = False
+        self._started_at = self._machine.time()
+        self._questions: dict[int, asyncio.Future[dict[str, Any]]] = {}  # about the job's status, to the head
+        self._numbers = itertools.count(1)
 
     async def run(self) -> int:
         """The job's exit code. StartError where it never started. Nothing of the job is left here when it returns."""
@@ -72,6 +78,7 @@ class Outpost:
         self._loop.set_exception_handler(self._on_bug)
         self._catch_signals()
         words = ""
+        close_status = serve_status(self._machine, self._supervisor, self._status)
         serving = asyncio.ensure_future(self._serve())
         serving.add_done_callback(self._on_served)
         try:
@@ -85,6 +92,7 @@ class Outpost:
             self._supervisor.wake()
             self._supervisor.close()
             self._output.close(_OUTPUT_GRACE_S, words or None)
+            close_status()
 
     def _end(self, code: int, words: str = "") -> None:
         if not self._ended.done():
@@ -100,6 +108,23 @@ class Outpost:
         error = context.get("exception")
         _log.error("internal error: %s", context["message"], exc_info=error)
         self._end(1, f"{PROGRAM}: internal error: {error or context['message']}")
+
+    # ---- what the job tells of itself ----
+
+    async def _status(self) -> dict[str, Any]:
+        """The head's word; this host's own, which is little, where there is none."""
+        head, number = self._options.hosts.head.name, next(self._numbers)
+        if self._channel is None:
+            return outline(self._options, "starts", f"waits for {PROGRAM} on {head}", self._started_at)
+        answer = self._questions[number] = self._loop.create_future()
+        try:
+            self._send("status", number)
+            return await asyncio.wait_for(answer, _HEAD_STATUS_S)
+        except asyncio.TimeoutError:
+            why = f"{PROGRAM} on {head}, which has the job, doesn't answer"
+            return outline(self._options, "runs", why, self._started_at)
+        finally:
+            del self._questions[number]
 
     # ---- signals ----
 
@@ -261,6 +286,10 @@ class Outpost:
                 segment.lose_host(str(value["host"]))
         elif what == "beat":
             pass
+        elif what == "status":
+            question = self._questions.get(int(value["number"]))
+            if question is not None and not question.done():
+                question.set_result(dict(value["job"]))
         elif what == "announce":
             segment = relay.segment(int(value["version"]))
             if segment is not None:
@@ -392,8 +421,13 @@ class Outpost:
             version: {rank: segment.heartbeat(rank) for rank in segment.ranks()}
             for version, segment in self._relay.segments().items()
         }
+        progress = {
+            version: {rank: told for rank in segment.ranks() if (told := segment.progress(rank)) is not None}
+            for version, segment in self._relay.segments().items()
+        }
         stopped = [key for key, pid in self._pids.items() if self._machine.is_stopped(pid)]
         self._send("looked", {
             "now": self._loop.time(), "beats": beats, "gave_up": self._new_words(), "stopped": stopped,
+            "progress": progress,
         })  # fmt: skip
         self._later(self._look_s, self._look)

@@ -33,7 +33,7 @@ from ms_kungfu.launcher.lost_hosts import Leases, to_evict
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.output import log_paths
-from ms_kungfu.launcher.segments import Asker, NotMadeYet, PlainSegment, Segment
+from ms_kungfu.launcher.segments import Asker, NotMadeYet, PlainSegment, Progress, Segment
 from ms_kungfu.launcher.sites import Launch, Site
 from ms_kungfu.launcher.startup import Start, StartError
 from ms_kungfu.launcher.supervisor import Exited, Started
@@ -85,6 +85,10 @@ class Reports(Protocol):
 
     def host_joined(self, host: Host, site: Site) -> None:
         """It has: it can be asked to start workers."""
+
+    def status(self) -> dict[str, Any]:
+        """What the job tells of itself to who asks; never raises."""
+        ...
 
 
 class RemoteSite:
@@ -160,6 +164,8 @@ class RemoteSite:
                         self._owner.reports.interrupted(int(value), f" on host {self.name}")
                     elif what == "leave":
                         self._owner.reports.host_leaves(self.name)
+                    elif what == "status":  # somebody asks there
+                        self.send("status", {"number": int(value), "job": self._owner.reports.status()})
                     elif self._owner.workers.done():  # before, it has nothing to tell of
                         self._hear(self._owner.workers.result(), what, value)
         except ProtocolError as error:
@@ -181,6 +187,7 @@ class RemoteSite:
             elif what == "looked":
                 self._note_words(value["gave_up"])
                 self._note_beats(value["beats"])
+                self._note_progress(value["progress"])
                 workers.look_at(self.name, self._watch, float(value["now"]), {int(key) for key in value["stopped"]})
             elif what == "ask":
                 self._serve(workers.broker, int(value["number"]), value["message"])
@@ -223,6 +230,12 @@ class RemoteSite:
         for version, counts in beats.items():
             if int(version) in self.segments:
                 self.segments[int(version)].beats.update({int(rank): int(count) for rank, count in counts.items()})
+
+    def _note_progress(self, progress: dict[str, dict[str, Any]]) -> None:
+        for version, told in progress.items():
+            if int(version) in self.segments:
+                for rank, (step, each_s, ago_s) in told.items():
+                    self.segments[int(version)].note_progress(int(rank), (int(step), float(each_s), float(ago_s)))
 
     def _serve(self, broker: Broker, number: int, message: object) -> None:
         if not isinstance(message, dict) or number in self._asking:
@@ -290,6 +303,7 @@ class SpreadSegment:
         self.cluster, self.attempt = cluster, attempt
         self.words: dict[int, str] = {}  # why ranks of other hosts can't go on
         self.beats: dict[int, int] = {}
+        self._progress: dict[int, tuple[Progress, float]] = {}  # of ranks of other hosts, and when it was told
         self._owner = owner
         self._recovers = recovers
         # Hosts as they are now: one that is lost and comes back is another one, of which this knows nothing.
@@ -443,6 +457,17 @@ class SpreadSegment:
         here = self._local is not None and self._is_here(rank)
         return self._local.gave_up(rank) if here and self._local else self.words.get(rank, "")
 
+    def note_progress(self, rank: int, progress: Progress) -> None:
+        self._progress[rank] = (progress, self._owner.machine.monotonic())
+
+    def progress(self, rank: int) -> Progress | None:
+        if self._is_here(rank):
+            return None if self._local is None else self._local.progress(rank)
+        if rank not in self._progress:
+            return None
+        (step, each_s, ago_s), told = self._progress[rank]
+        return step, each_s, ago_s + self._owner.machine.monotonic() - told
+
     def close(self) -> None:
         with self._lock:
             if self._is_closed:
@@ -486,6 +511,11 @@ class RemoteHosts:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._unlinked = False
         self._known_apart: set[tuple[str, str]] = set()  # of this host and others
+
+    @property
+    def present(self) -> list[str]:
+        """The hosts that are there."""
+        return [self.name, *self.sites]
 
     async def gather(self, timeout_s: float) -> None:
         """All hosts are there when this returns. StartError where one doesn't come."""

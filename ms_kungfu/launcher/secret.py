@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Mapping
+
+from ms_kungfu import env
+from ms_kungfu.config_server.secret_file import secret_from
 
 MAKE_ONE = (
     "make one with (umask 077; openssl rand -hex 32 >job.secret), copy the file to each host and give it there by "
@@ -43,3 +47,13 @@ def read_secret_file(path: str) -> str:
     if re.fullmatch(rb"\s*([0-9A-Fa-f]{2})+\s*", text) is None:
         raise SecretError(f"-secret-file {path} must hold an even number of hexadecimal digits, and nothing else")
     return text.decode().strip()
+
+
+def secret_for(environment: Mapping[str, str], file: str | None, url: str) -> str | None:
+    """That of the job whose config server is at `url`: from `file`, else the environment's, else what the server has
+    left for this user."""
+    if file is None:
+        return secret_from(environment, url)
+    if environment.get(env.JOB_SECRET.name):
+        raise SecretError("-secret-file and KUNGFU_JOB_SECRET both give the job's secret; leave one of them out")
+    return read_secret_file(file)

@@ -10,6 +10,8 @@ from typing import Any, Callable, Protocol
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.versions import ClusterVersions
 
+Progress = tuple[int, float, float]  # a training's last step, seconds of one (0: not known), seconds since
+
 
 class NotMadeYet(Exception):
     """The segment is being made, on other hosts too. Whoever makes it says when that is over (`Broker.announce`)."""
@@ -42,6 +44,7 @@ class Segment(Protocol):
 
     def heartbeat(self, rank: int) -> int: ...
     def gave_up(self, rank: int) -> str: ...
+    def progress(self, rank: int) -> Progress | None: ...
 
     def close(self) -> None: ...
 
@@ -62,7 +65,7 @@ class PlainSegment:
             os.close(self.fd)
             raise
         self.mark_lost, self.announce = control.mark_lost, control.announce
-        self.heartbeat, self.gave_up = control.heartbeat, control.gave_up
+        self.heartbeat, self.gave_up, self.progress = control.heartbeat, control.gave_up, control.progress
 
     def check_made(self) -> None:
         pass

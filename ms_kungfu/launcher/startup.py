@@ -8,7 +8,7 @@ import errno
 import logging
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 from urllib.parse import urlsplit
 
 from ms_kungfu import env
@@ -22,6 +22,8 @@ from ms_kungfu.launcher.devices import GPU, DeviceListError, Devices
 from ms_kungfu.launcher.hosts import HostError
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.status_socket import Answer
+from ms_kungfu.launcher.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from ms_kungfu.config_server.server import ConfigServer
@@ -57,9 +59,11 @@ async def prepare(
     closers: contextlib.AsyncExitStack,
     check: Callable[[Cluster], None],
     on_change: OnChange,
+    on_status: Callable[[], dict[str, Any]],
     on_secret_left: Callable[[SecretFile], None],
 ) -> Start:
-    """Where a config server is embedded, it asks `check` before it takes a cluster, and calls `on_change` then.
+    """Where a config server is embedded, it asks `check` before it takes a cluster, and calls `on_change` then;
+    `on_status`, which never raises, tells what the job tells of itself.
 
     What is begun here is ended by `closers`. `on_secret_left` is told of the file that has the job's secret.
     """
@@ -84,7 +88,7 @@ async def prepare(
     first = _first_cluster(options, max(options.init_version or 0, 0))
     start = Start(devices, join_timeout_s, secret or secrets.token_hex(32), first, writer)
     if options.builtin_port is not None:
-        start.server = await _embed(options, machine, ConfigStore(first, check), start.secret, on_change)
+        start.server = await _embed(options, machine, ConfigStore(first, check), start.secret, on_change, on_status)
         start.url = start.server.url
         closers.push_async_callback(start.server.stop)
         try:
@@ -111,13 +115,20 @@ def find_devices(options: Options, machine: Machine) -> Devices:
 
 
 async def _embed(
-    options: Options, machine: Machine, store: ConfigStore, secret: str, on_change: OnChange
+    options: Options,
+    machine: Machine,
+    store: ConfigStore,
+    secret: str,
+    on_change: OnChange,
+    on_status: Callable[[], dict[str, Any]],
 ) -> ConfigServer:
     parts = urlsplit(options.config_server or "http://127.0.0.1/config")
     host = "127.0.0.1" if parts.hostname in (None, "localhost") else str(parts.hostname)
     path = parts.path if parts.path not in ("", "/") else "/config"
     port = options.builtin_port or 0
-    server = machine.make_config_server(store, secret, host=host, port=port, path=path, on_change=on_change)
+    server = machine.make_config_server(
+        store, secret, host=host, port=port, path=path, on_change=on_change, on_status=on_status
+    )
     try:
         await server.start()
     except OSError as error:
@@ -190,3 +201,15 @@ def _first_of(options: Options, store: ClusterStore) -> Cluster | None:
 
 def _first_cluster(options: Options, version: int) -> Cluster:
     return options.hosts.first_cluster(options.size, options.ports, options.control_port, version)
+
+
+def serve_status(machine: Machine, supervisor: Supervisor, answer: Answer) -> Callable[[], None]:
+    """Has the launcher answer from now on, until what is returned is called or it has ended. A job that can't be
+    asked runs all the same."""
+    try:
+        server = machine.serve_status(answer)
+    except (OSError, SecretFileError) as error:
+        _log.warning("kungfu-run status won't find this job: %s", error)
+        return lambda: None
+    supervisor.remove_at_end(server.path, server.inode)
+    return server.close

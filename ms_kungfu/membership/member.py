@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Callable, TypeVar
 
 import numpy as np
@@ -37,6 +39,25 @@ class Change:
     new_size: int
     lost: tuple[int, ...] = ()  # ranks of the old cluster that had died
     undone: bool = False  # the step at hand doesn't count, and is done again (`ElasticTraining.step_end`)
+
+
+class EndedSteps:
+    """Of a training that goes on: which step was the last, and what one takes."""
+
+    def __init__(self) -> None:
+        self.last: int | None = None
+        self._times: deque[float] = deque(maxlen=9)
+
+    def ended(self, step: int, now: float) -> None:
+        self.last = step
+        self._times.append(now)
+
+    @property
+    def each_s(self) -> float:
+        """The median of the last ones: a compilation, a checkpoint or a change in one of them isn't the rule. 0 where
+        it isn't known yet."""
+        times = list(self._times)
+        return max(0.0, median(after - before for before, after in zip(times, times[1:]))) if len(times) > 1 else 0.0
 
 
 def _start_thread(name: str, function: Callable[[], None]) -> None:
@@ -92,6 +113,7 @@ class Member:
         self.given_up = 0  # the newest version that was announced and that nobody goes over to any more
         self.sync_points = 0  # of this cluster version, that this process has come to
         self.training_step: int | None = None  # for the launcher's lines
+        self.ended_steps = EndedSteps()
         self.outcomes.by_version.clear()
 
     def get(self, variable: Variable[T]) -> T:

@@ -86,6 +86,13 @@ def note_step(number: int) -> None:
     current().training_step = number
 
 
+def step_ended(number: int) -> None:
+    """The training has ended this step: `kungfu-run status` shows it."""
+    member = current()
+    member.ended_steps.ended(number, member.ports.monotonic())
+    member.core.note_step(number, member.ended_steps.each_s)
+
+
 def no_change() -> Change:
     """That the cluster stays as it is, or stays left."""
     member = current()

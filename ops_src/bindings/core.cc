@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <optional>
+#include <tuple>
 
 #include "base/forks.h"
 #include "base/interrupt.h"
@@ -207,6 +208,15 @@ PYBIND11_MODULE(_core, m) {
       "set_busy", [](bool busy) { Peer::Get().Current()->SetBusy(busy); }, py::arg("busy"),
       "Whether the others' deadlines are to wait for this rank, which does something long alone. Not collective.");
   m.def(
+      "note_step",
+      [](uint64_t step, double each_s) {
+        const std::chrono::duration<double> each(each_s);
+        Peer::Get().Current()->NoteStep(step, std::chrono::duration_cast<std::chrono::nanoseconds>(each));
+      },
+      py::arg("step"), py::arg("each_s"),
+      "Tells who looks at the job that the training has ended this step, one of which takes so many seconds (0: that "
+      "isn't known yet). Not collective.");
+  m.def(
       "living", [] { return Peer::Get().Current()->Living(); }, "Ranks not known to be dead, as this process sees it.");
   m.def(
       "take_reductions",
@@ -397,6 +407,15 @@ PYBIND11_MODULE(_core, m) {
            "Why `rank` can't go on and has to be ended, its process being alive; '' where it isn't so.")
       .def("heartbeat", &shm::Board::Heartbeat, py::arg("rank"),
            "A number that grows while the rank's process runs; 0 before it has joined and after it left.")
+      .def(
+          "progress",
+          [](const shm::Board& board, uint32_t rank) -> std::optional<std::tuple<uint64_t, double, double>> {
+            const auto found = board.ProgressOf(rank);
+            if (!found.has_value()) return std::nullopt;
+            using Seconds = std::chrono::duration<double>;
+            return std::make_tuple(found->step, Seconds(found->each).count(), Seconds(found->ago).count());
+          },
+          py::arg("rank"), "(last step that it has told of, seconds of a step or 0, seconds since then), or None.")
       .def("announce", &shm::Board::Announce, py::arg("version"),
            "Tells the members that a newer cluster version is wanted.")
       .def_property_readonly("sync_points", &shm::Board::sync_points)

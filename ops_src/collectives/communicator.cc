@@ -55,6 +55,10 @@ void Communicator::RequestSyncPoint(uint64_t number) {
   board()->RequestSyncPoint(number);
 }
 
+void Communicator::NoteStep(uint64_t step, std::chrono::nanoseconds each) {
+  if (is_member() && !process_.IsCopy()) board()->NoteStep(rank_, step, each);
+}
+
 void Communicator::SetBusy(bool busy) {
   if (is_member() && !process_.IsCopy()) board()->SetBusy(rank_, busy);
 }

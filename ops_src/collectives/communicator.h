@@ -96,6 +96,8 @@ class Communicator {
   uint64_t announced() const { return is_member() ? board()->announced() : cluster_version_; }
   uint64_t sync_points() const { return is_member() ? board()->sync_points() : 0; }
   void RequestSyncPoint(uint64_t number);
+  // The training has ended this step, one of which takes so long (0: not known yet).
+  void NoteStep(uint64_t step, std::chrono::nanoseconds each);
   // Between two operations: this rank does something alone. If it dies, the others learn of that as ever; one that
   // hangs is waited for until the launcher finds it.
   void SetBusy(bool busy);

@@ -4,6 +4,7 @@
 #ifndef KUNGFU_TRANSPORT_CONTROL_BOARD_H_
 #define KUNGFU_TRANSPORT_CONTROL_BOARD_H_
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -51,6 +52,8 @@ class ControlBoard {
   virtual RankState State(uint32_t rank) const = 0;
   virtual void Beat(uint32_t rank) = 0;                 // "this process runs"
   virtual uint32_t Heartbeat(uint32_t rank) const = 0;  // 0 before it has joined and after it left
+  // Its training has ended this step; such a step takes so long, 0: that isn't known yet.
+  virtual void NoteStep(uint32_t rank, uint64_t step, std::chrono::nanoseconds each) = 0;
   // It does something alone that may take longer than the others' deadlines, which count from its end then.
   virtual void SetBusy(uint32_t rank, bool busy) = 0;
   virtual bool IsBusy(uint32_t rank) const = 0;

@@ -50,6 +50,7 @@ TEST(Forked, AChildOfAMemberIsRefusedAndTheOthersNoticeNothing) {
     refused([&] { mine.RequestSyncPoint(1); });
     refused([&] { ranks.at(0).Assemble(); });
     mine.Beat();
+    mine.NoteStep(9, std::chrono::milliseconds(1));
     mine.GiveUp(Error(KF_INTERNAL, "no memory"));
     mine.Close(KF_STALE, "it is a child");
     mine.Leave();
@@ -60,8 +61,24 @@ TEST(Forked, AChildOfAMemberIsRefusedAndTheOthersNoticeNothing) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   ranks.Run([](uint32_t rank, Communicator& communicator) { Sum(communicator, "x", float(rank + 1), 3); });
   EXPECT_EQ(ranks.segment().status(0).heartbeat, 0u);
+  EXPECT_EQ(ranks.segment().status(0).stepped_ns, 0u);
   EXPECT_EQ(ranks.at(0).sync_points(), 0u);
   EXPECT_EQ(ranks.segment().header().gave_up, 0u);
+}
+
+TEST(Progress, OfARankIsWhatItHasToldLast) {
+  Ranks ranks(2);
+  shm::Board& board = ranks.board();
+  ranks.at(1).NoteStep(7, std::chrono::milliseconds(20));
+  ranks.at(1).NoteStep(8, std::chrono::milliseconds(30));
+  EXPECT_FALSE(board.ProgressOf(0).has_value());
+  const auto told = board.ProgressOf(1);
+  ASSERT_TRUE(told.has_value());
+  EXPECT_EQ(told->step, 8u);
+  EXPECT_EQ(told->each, std::chrono::milliseconds(30));
+  EXPECT_GE(told->ago.count(), 0);
+  EXPECT_LE(told->ago, board.ProgressOf(1)->ago) << "a later look, a longer time";
+  EXPECT_THROW(board.ProgressOf(2), Error);
 }
 
 TEST(Forked, AChildMayAskForItsRankWhateverTheOtherThreadsWereAt) {

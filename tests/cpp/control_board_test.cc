@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ class PlainBoard final : public ControlBoard {
     GaveUp gave_up = GaveUp::kNo;
     kf_status status = KF_OK;
     uint32_t heartbeat = 0;
+    uint64_t step = 0;
   };
 
   PlainBoard(uint32_t size, bool recovers) : ranks(size), recovers_(recovers) {}
@@ -52,6 +54,7 @@ class PlainBoard final : public ControlBoard {
   RankState State(uint32_t rank) const override { return ranks[rank].state; }
   void Beat(uint32_t rank) override { ranks[rank].heartbeat++; }
   uint32_t Heartbeat(uint32_t rank) const override { return ranks[rank].heartbeat; }
+  void NoteStep(uint32_t rank, uint64_t step, std::chrono::nanoseconds) override { ranks[rank].step = step; }
   void SetBusy(uint32_t rank, bool busy) override { ranks[rank].busy = busy; }
   bool IsBusy(uint32_t rank) const override { return ranks[rank].busy; }
   void GiveUp(uint32_t rank, kungfu::GaveUp how, kf_status status, const std::string& text) override {

@@ -38,6 +38,33 @@ def test_it_prints_the_ids_and_the_groups_and_trains_alike_in_all_of_them(run_pr
     assert losses(alone) == pytest.approx(fused, abs=tolerance)
 
 
+def write_mnist(folder, count=640):
+    """Digits that can be told apart: each class lights a row of its own."""
+    labels = (np.arange(count) % 10).astype(np.uint8)
+    images = np.zeros((count, 28, 28), np.uint8)
+    images[np.arange(count), 2 * labels] = 255
+    folder.mkdir(parents=True)
+    for name, array in (("train-images-idx3-ubyte", images), ("train-labels-idx1-ubyte", labels)):
+        header = np.array([0x800 + array.ndim, *array.shape], dtype=">u4").tobytes()
+        (folder / name).write_bytes(header + array.tobytes())
+
+
+def test_mnist_of_data_path_and_the_tutorials_lines_beside_the_plan(run_program, tmp_path, monkeypatch):
+    write_mnist(tmp_path / "mnist" / "train")
+    monkeypatch.setenv("DATA_PATH", str(tmp_path / "mnist"))
+    output = run_program(EXAMPLE / "train.py", "--epochs", 2, "--batch-size", 16)
+    assert re.findall(r"^gradients/\d: (\d) gradient", output, re.MULTILINE) == ["1", "1", "4", "4", "4"]
+    told = re.findall(r"^epoch: (\d), step: (\d+), loss is (\d\.\d+)$", output, re.MULTILINE)
+    assert [(int(epoch), int(step)) for epoch, step, _ in told] == [(0, 0), (0, 10), (1, 0), (1, 10)]  # 320 each
+    assert float(told[-1][2]) < float(told[0][2])
+    first, second = losses(output)
+    assert second < first
+    monkeypatch.setenv("DATA_PATH", str(tmp_path))
+    done = subprocess.run([sys.executable, str(EXAMPLE / "train.py")], timeout=120, text=True, capture_output=True)
+    assert done.returncode == 1
+    assert "has no file train-images-idx3-ubyte; give the folder with MNIST's unpacked IDX files" in done.stderr
+
+
 def test_the_picture(run_program, tmp_path):
     pytest.importorskip("matplotlib")
     small = ["--blocks", 2, "--width", 64, "--hidden", 64, "--rounds", 2, "--repeats", 1, "--sizes", 1]

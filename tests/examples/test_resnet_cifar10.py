@@ -48,8 +48,28 @@ def test_sharded_by_rank_and_size(example):
     assert re.search(r"^12 steps, 384 samples, .* test accuracy \d\.\d{3}$", output, re.MULTILINE)
 
 
+def test_the_tutorials_loss_is_the_cross_entropy(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    monkeypatch.delitem(sys.modules, "loss", raising=False)
+    import mindspore as ms
+    from loss import SoftmaxCrossEntropyExpand
+    from mindspore import nn
+
+    random = np.random.default_rng(1)
+    scores = ms.Tensor(20 * random.standard_normal((6, 10)), ms.float32)  # some of their softmax are 0 in float32
+    labels = ms.Tensor(random.integers(0, 10, 6), ms.int32)
+    one_hot = ms.Tensor(np.eye(10)[labels.asnumpy()], ms.float32)
+    expected, gradient = ms.value_and_grad(nn.CrossEntropyLoss())(scores, labels)
+    assert expected > 1
+    for loss, target in ((SoftmaxCrossEntropyExpand(sparse=True), labels), (SoftmaxCrossEntropyExpand(), one_hot)):
+        value, found = ms.value_and_grad(loss)(scores, target)
+        # Of ten terms each, in float32.
+        np.testing.assert_allclose(value.asnumpy(), expected.asnumpy(), rtol=20 * 2**-23)
+        np.testing.assert_allclose(found.asnumpy(), gradient.asnumpy(), rtol=40 * 2**-23, atol=20 * 2**-23 / 6)
+
+
 def test_elastic_by_one_flag(example):
-    _, rows = run(example, "--steps", 9, "--elastic", "3:2,6:1", np=1)
+    _, rows = run(example, "--steps", 9, "--elastic", "3:2,6:1", "--loss", "expanded", np=1)
     assert [row["cluster_size"] for row in rows] == [1] * 3 + [2] * 3 + [1] * 3
     assert [row["trained_samples"] for row in rows] == [16, 32, 48, 80, 112, 144, 160, 176, 192]
     assert all(np.isfinite(row["loss"]) for row in rows)

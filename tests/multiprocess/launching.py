@@ -103,7 +103,7 @@ class Program:
         return found
 
     def assert_gone(self, since, within=GONE_WITHIN_S):
-        """No process, abstract socket, /dev/shm entry nor secret is left, `within` seconds after `since`."""
+        """No process, abstract socket, /dev/shm entry, secret nor status socket is left, `within` s after `since`."""
         while self.processes() and time.monotonic() - since < within:
             time.sleep(0.01)
         left = self.processes()
@@ -115,6 +115,7 @@ class Program:
         assert [name for name in os.listdir("/dev/shm") if "kungfu" in name or name.startswith("kf")] == []
         # The guard removes it when it has killed the last process, so nothing needs waiting for here.
         assert [str(p) for p in self.runtime_dir.rglob("*.secret")] == []
+        assert [str(p) for p in self.runtime_dir.rglob(f"{self.process.pid}.*.status")] == []
 
     def kill_all(self):
         with contextlib.suppress(ProcessLookupError):

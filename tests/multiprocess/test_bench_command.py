@@ -168,6 +168,18 @@ def test_a_step_costs_and_yields_the_same_with_both_optimizers(tmp_path: Path) -
     assert all(r["verified"] and r["ratio_to"] == "nn.Momentum" for r in records)
 
 
+@pytest.mark.long
+def test_samples_a_second_of_the_optimizers(tmp_path: Path) -> None:
+    pytest.importorskip("mindspore")
+    words = ["--networks", "lenet", "--rounds", "1", "--samples", "3", "--timeout", "200"]
+    records, text = bench("optimizers", "-np", "2", *words, cwd=tmp_path)
+    assert names(records) == ["nn.Momentum", "S-SGD", "SMA", "pair averaging"]
+    for r in records:
+        assert (r["verified"], r["ratio_to"], r["batch"]) == (True, "nn.Momentum", 32)
+        assert r["samples_per_s"] == pytest.approx(2 * 32 / r["p50_us"] * 1e6, rel=1e-3)
+        assert f"{r['contender']}: {r['samples_per_s']:g} samples/s of all workers" in text
+
+
 def test_through_the_primitive(tmp_path: Path) -> None:
     pytest.importorskip("mindspore")
     words = ["--models", "lenet", "--through", "native,primitive,kernel", *TINY]

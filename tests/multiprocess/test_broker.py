@@ -34,6 +34,7 @@ class MemorySegment:
         self.told = []
         self.reaped = set()
         self.beats = {}
+        self.steps = {}
         self.closed = False
 
     def mark_lost(self, rank, reason, recover, reaped):
@@ -52,6 +53,9 @@ class MemorySegment:
 
     def heartbeat(self, rank):
         return self.beats.get(rank, 0)
+
+    def progress(self, rank):
+        return self.steps.get(rank)
 
     def announce(self, version):
         self.told.append(version)
@@ -706,6 +710,20 @@ def test_heartbeats_are_a_processs_own(host):
     assert one.broker.heartbeat(B, 1) == ()
     one.segments[0].beats.clear()
     assert one.broker.heartbeat(A, 0) == ()  # it has left
+
+
+def test_the_progress_of_a_process_is_what_it_told_in_the_newest_version(host):
+    one = host(cluster(0, A, B))
+    one.ask(A)
+    assert one.broker.progress(A, 0) is None
+    one.segments[0].steps = {0: (5, 0.1, 2.0)}
+    assert one.broker.progress(A, 0) == (5, 0.1, 2.0)
+    one.broker.admit(cluster(1, B, A))
+    one.ask(A, 0, 0, 1)
+    assert one.broker.progress(A, 0) == (5, 0.1, 2.0)  # it has told nothing there yet
+    one.segments[1].steps = {1: (6, 0.1, 0.5)}
+    assert one.broker.progress(A, 0) == (6, 0.1, 0.5)
+    assert one.broker.progress(B, 0) is None
 
 
 def about_stores(host, request, fd=None, secret=SECRET):

@@ -259,6 +259,9 @@ def test_a_death_is_on_the_board_with_its_rank_in_the_job_and_in_the_segment_of_
         def heartbeat(self, rank):
             return 10 + rank
 
+        def progress(self, rank):
+            return rank, 0.5, 2.0
+
     from ms_kungfu import _core
 
     order = []
@@ -271,6 +274,7 @@ def test_a_death_is_on_the_board_with_its_rank_in_the_job_and_in_the_segment_of_
     assert order[1:] == [segment._board, segment._segment]  # who learns of it by the segment finds it on the board
     assert segment.gave_up(2) == "1"  # by its place on this host
     assert segment.heartbeat(2) == 11
+    assert segment.progress(2) == (1, 0.5, 2.0)
     segment.close()
 
 

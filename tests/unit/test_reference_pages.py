@@ -25,13 +25,14 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 FILES = ("pyproject.toml", "CITATION.cff")
 
 # Heading on the page -> how the program is asked for its help: a module with a main, and the words for it.
-BENCH = ("all_reduce", "broadcast", "gradients", "step", "resize", "shards", "plot", "all")
+BENCH = ("all_reduce", "broadcast", "gradients", "step", "optimizers", "resize", "shards", "plot", "all")
 PROGRAMS = {
     "kungfu-run": [("ms_kungfu.launcher.cli", ["-help"])],
     "kungfu-run resize, kungfu-run evict": [
         ("ms_kungfu.launcher.cli", ["resize", "-help"]),
         ("ms_kungfu.launcher.cli", ["evict", "-help"]),
     ],
+    "kungfu-run status": [("ms_kungfu.launcher.cli", ["status", "-help"])],
     "kungfu-distribute": [("ms_kungfu.launcher.distribute", ["-help"])],
     "kungfu-config-server": [("ms_kungfu.config_server.cli", ["-help"])],
     "python -m ms_kungfu.doctor": [("ms_kungfu.doctor.__main__", ["--help"])],
@@ -40,6 +41,7 @@ PROGRAMS = {
     "python -m ms_kungfu.chaos -- program": [("ms_kungfu.chaos", ["--help"])],
     "python -m ms_kungfu.fusion TARGET": [("ms_kungfu.fusion.__main__", ["--help"])],
     "python -m ms_kungfu.devices.rank_table FILE": [("ms_kungfu.devices.rank_table", ["--help"])],
+    "python -m ms_kungfu.c_api": [("ms_kungfu.c_api", ["--help"])],
     "python -m ms_kungfu.bench COMMAND": [("ms_kungfu.bench.__main__", [name, "--help"]) for name in BENCH],
 }
 FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")

@@ -2,6 +2,7 @@
 #ifndef KUNGFU_COLLECTIVES_HOSTS_CLUSTER_BOARD_H_
 #define KUNGFU_COLLECTIVES_HOSTS_CLUSTER_BOARD_H_
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -54,6 +55,9 @@ class ClusterBoard final : public ControlBoard {
   void Beat(uint32_t rank) override { local_.Beat(places_.LocalOf(rank)); }
   uint32_t Heartbeat(uint32_t rank) const override {
     return IsHere(rank) ? local_.Heartbeat(places_.LocalOf(rank)) : all_.Heartbeat(rank);
+  }
+  void NoteStep(uint32_t rank, uint64_t step, std::chrono::nanoseconds each) override {
+    local_.NoteStep(places_.LocalOf(rank), step, each);
   }
   void SetBusy(uint32_t rank, bool busy) override { local_.SetBusy(places_.LocalOf(rank), busy); }
   bool IsBusy(uint32_t rank) const override {

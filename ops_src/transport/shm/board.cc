@@ -8,6 +8,9 @@
 namespace kungfu::shm {
 namespace {
 
+// The clock of all processes of a host.
+std::chrono::nanoseconds Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
+
 // Calls visit(word) with each word that `rank` publishes by. Without `used_only` those that are not in use yet are
 // among them: a channel or lane may be bound at any moment.
 template <typename Visit>
@@ -101,6 +104,22 @@ RankState Board::State(uint32_t rank) const {
 
 uint32_t Board::Heartbeat(uint32_t rank) const {
   return State(rank) >= RankState::kLeft ? 0 : segment_->status(rank).heartbeat.load();
+}
+
+void Board::NoteStep(uint32_t rank, uint64_t step, std::chrono::nanoseconds each) {
+  RankStatus& mine = segment_->status(rank);
+  mine.step.store(step, std::memory_order_relaxed);
+  mine.step_ns.store(static_cast<uint64_t>(each.count()), std::memory_order_relaxed);
+  mine.stepped_ns.store(static_cast<uint64_t>(Now().count()), std::memory_order_release);
+}
+
+std::optional<Board::Progress> Board::ProgressOf(uint32_t rank) const {
+  if (rank >= size()) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size()));
+  const RankStatus& its = segment_->status(rank);
+  const std::chrono::nanoseconds told(its.stepped_ns.load(std::memory_order_acquire));
+  if (told.count() == 0) return std::nullopt;
+  return Progress{its.step.load(std::memory_order_relaxed),
+                  std::chrono::nanoseconds(its.step_ns.load(std::memory_order_relaxed)), Now() - told};
 }
 
 // What the word announces is written before it; the header's tells the others that it is worth their while to look.

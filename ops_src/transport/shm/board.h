@@ -3,6 +3,7 @@
 #define KUNGFU_TRANSPORT_SHM_BOARD_H_
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,6 +42,7 @@ class Board final : public ControlBoard {
   RankState State(uint32_t rank) const override;
   void Beat(uint32_t rank) override { segment_->status(rank).heartbeat.fetch_add(1, std::memory_order_relaxed); }
   uint32_t Heartbeat(uint32_t rank) const override;
+  void NoteStep(uint32_t rank, uint64_t step, std::chrono::nanoseconds each) override;
   void SetBusy(uint32_t rank, bool busy) override {
     segment_->status(rank).busy.store(busy ? 1 : 0, std::memory_order_release);
   }
@@ -50,6 +52,15 @@ class Board final : public ControlBoard {
 
   void RequestSyncPoint(uint64_t number) override;
   uint64_t sync_points() const override { return header().sync_points.load(std::memory_order_acquire); }
+
+  // Of a rank's training, as it has told: the last step that has ended, how long one takes, and how long ago that was.
+  // Three words, of which one may be newer than the others: good enough to be looked at, and no more. Read on the host
+  // that the rank is on. Nothing where it has told of none.
+  struct Progress {
+    uint64_t step;
+    std::chrono::nanoseconds each, ago;
+  };
+  std::optional<Progress> ProgressOf(uint32_t rank) const;
 
   bool IsWorker(uint32_t rank) const { return numbers_.empty() || rank < numbers_.size(); }
   uint32_t NumberOf(uint32_t rank) const { return rank < numbers_.size() ? numbers_[rank] : rank; }

@@ -75,6 +75,9 @@ class Segment:
         now = self.world.loop.now if process.stopped_at is None else process.stopped_at
         return 1 + int(now * 10)
 
+    def progress(self, rank):
+        return None
+
     def announce(self, version):
         if version < self.announced:
             raise Violation(f"version {version} is announced after {self.announced}")
@@ -117,6 +120,9 @@ class Core:
         pass
 
     def set_claim(self, text):
+        pass
+
+    def note_step(self, step, each_s):
         pass
 
     def set_weight(self, samples):

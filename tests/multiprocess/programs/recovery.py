@@ -76,6 +76,7 @@ while True:
         break
     weights += comm.all_reduce(np.arange(5) * step / 7, op="mean", name="work")
     step += 1
+    membership.step_ended(step)
     time.sleep(0.005)
     if step == int(evict_step) and kf.current_rank() == 0:
         try:

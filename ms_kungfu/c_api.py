@@ -1,0 +1,33 @@
+"""``python -m ms_kungfu.c_api``: where the C ABI is, for C and C++ that call the runtime (examples/cpp-all-reduce)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ms_kungfu import _core
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        "python -m ms_kungfu.c_api", description="Where the C ABI's headers and library are, for compilers and CMake."
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--cmakedir", action="store_true", help="for find_package: -Dms_kungfu_DIR=...")
+    what.add_argument("--includes", action="store_true", help="flags that find the headers: kungfu/c_api.h and others")
+    what.add_argument("--libs", action="store_true", help="flags that link the runtime, the one that Python loads")
+    asked = parser.parse_args(arguments)
+    package = Path(_core.__file__).parent  # of an editable install that isn't where the Python files are
+    if asked.cmakedir:
+        print(package / "cmake")
+    elif asked.includes:
+        print(f"-I{package / 'include'}")
+    else:
+        print(f"-L{package} -lkungfu_runtime -Wl,-rpath,{package}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""What a job tells of itself to who asks (`kungfu-run status`), as a document. Pure but for the clock that it is given.
+
+The document is made anew for each question, in the event loop, and nothing in the job waits for who asks.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import Any, Callable
+
+from ms_kungfu.cluster import Cluster, PeerID, writer_at_rest, writer_of_workers
+from ms_kungfu.launcher.agent import HostAgent
+from ms_kungfu.launcher.coordinator import Coordinator
+from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.policy import Standing
+from ms_kungfu.launcher.processes import Process
+
+_KEPT = 20  # of the last changes
+
+
+@dataclass
+class ChangeTold:
+    """Somebody has wanted another cluster, and what has become of that. Times are seconds since 1970."""
+
+    version: int
+    size: int
+    size_before: int | None  # None: the first cluster
+    why: str
+    wanted_at: float
+    chosen_at: float | None = None  # when its members went over to it
+    after_step: int | None = None  # of their training, where they have told
+    refused: str | None = None  # why nobody ever will
+
+
+class History:
+    """The last changes and their reasons. In the event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._reasons: list[str] = []  # of what the launcher is about to write
+        self.changes: deque[ChangeTold] = deque(maxlen=_KEPT)
+
+    def note(self, reason: str) -> None:
+        """Something has happened that the launcher's next cluster is the answer to."""
+        self._reasons.append(reason)
+
+    def begun(self, cluster: Cluster) -> None:
+        now = self._clock()
+        self.changes.append(ChangeTold(cluster.version, cluster.size, None, "the job's start", now, now))
+
+    def wanted(self, cluster: Cluster, before: Cluster, job: str, refused: str | None = None) -> None:
+        why = _who(cluster, job)
+        if cluster.writer == job:
+            why = "; ".join(self._reasons) or why
+            self._reasons.clear()
+        self.changes.append(ChangeTold(cluster.version, cluster.size, before.size, why, self._clock(), refused=refused))
+
+    def chosen(self, cluster: Cluster, step: int | None) -> None:
+        for change in self.changes:
+            if change.version == cluster.version and change.chosen_at is None:
+                change.chosen_at, change.after_step = self._clock(), step
+
+
+def _who(cluster: Cluster, job: str) -> str:
+    if cluster.writer == writer_of_workers(job):
+        return "the program asked for it: a schedule, a policy or a resize of its own"
+    if cluster.writer == writer_at_rest(job):
+        return "all workers have finished; waiting for the next cluster (-k)"
+    if cluster.writer == job:
+        return "the launcher"
+    return "somebody who has the job's secret asked for it: kungfu-run resize or evict, or another client"
+
+
+def outline(options: Options, state: str, why: str, started_at: float) -> dict[str, Any]:
+    """What can be told before there is anything to tell; `describe` fills it in."""
+    return {
+        "job": None,
+        "state": state,
+        "why": why,
+        "launcher": {"host": options.host.name, "pid": os.getpid()},
+        "started_at": started_at,
+        "command": list(options.command),
+        "follows_changes": options.watch,
+        "config_server": None,
+        "hosts": [{"name": name, "lost": False} for name in options.hosts.names],
+        "cluster": None,
+        "wanted": None,
+        "processes": [],
+        "changes": [],
+    }
+
+
+def describe(document: dict[str, Any], agent: HostAgent, coordinator: Coordinator, history: History) -> None:
+    """Fills in what a job that has begun knows of itself."""
+    current, newest = agent.broker.current(), coordinator.newest
+    lost = coordinator.hosts.lost
+    document.update(
+        job=agent.begun.writer,
+        config_server=agent.begun.url,
+        hosts=[{"name": name, "lost": name in lost} for name in agent.options.hosts.names],
+        cluster=None if current is None else _summary(current),
+        wanted=None if current is None or newest.version <= current.version else _summary(newest),
+        processes=[_process(process, agent, coordinator) for process in _in_order(agent)],
+        changes=[asdict(change) for change in history.changes],
+    )
+    if document["state"] == "runs" and coordinator.resting:
+        document.update(state="rests", why="all workers have finished; waiting for the next cluster (-k)")
+    elif document["state"] == "runs" and document["wanted"]:
+        document.update(state="changes", why=_missing(agent, newest))
+
+
+def _summary(cluster: Cluster) -> dict[str, int]:
+    return {"version": cluster.version, "size": cluster.size}
+
+
+def _in_order(agent: HostAgent) -> list[Process]:
+    order = list(Standing)
+    return sorted(agent.processes, key=lambda p: (order.index(agent.processes.standing(p)), p.rank, p.key))
+
+
+def _missing(agent: HostAgent, wanted: Cluster) -> str:
+    """What the change to `wanted` waits for."""
+    ready = sum(agent.broker.is_ready(p.peer, p.incarnation) for p in _joining(agent) if p.peer is not None)
+    missing = len(_joining(agent)) - ready
+    if missing:
+        return f"cluster version {wanted.version} waits for {missing} worker{'' if missing == 1 else 's'} to start"
+    return f"the workers go over to cluster version {wanted.version} at their next step"
+
+
+def _joining(agent: HostAgent) -> list[Process]:
+    return agent.processes.of_standing(Standing.JOINING)
+
+
+def _process(process: Process, agent: HostAgent, coordinator: Coordinator) -> dict[str, Any]:
+    standing = agent.processes.standing(process)
+    told = None if process.peer is None else agent.broker.progress(process.peer, process.incarnation)
+    step, each_s, ago_s = (None, None, None) if told is None else told
+    return {
+        "rank": process.rank if standing in (Standing.MEMBER, Standing.JOINING) else None,
+        "host": process.host,
+        "peer": None if process.peer is None else str(process.peer),
+        "pid": process.pid,
+        "joined_with": None if process.peer is None else process.incarnation,
+        "standing": standing.value,
+        "state": _state(process, standing, agent, coordinator),
+        "device": agent.sites[process.host].devices.name_of(process.device),
+        "step": step,
+        "step_s": each_s or None,
+        "step_ended_s_ago": ago_s,
+    }
+
+
+def _state(process: Process, standing: Standing, agent: HostAgent, coordinator: Coordinator) -> str:
+    if process.given_up:
+        return "hangs in the kernel"
+    if process.killed_because:
+        return f"is killed: it {process.killed_because}"
+    if process.dismissed:
+        return "is ended: it isn't needed"
+    if process.pid is None:
+        return "starts"
+    if agent.is_stopped(process):
+        return "is stopped by a signal"
+    if process.is_out:
+        return "can't go on, and is to end"
+    if standing is Standing.STANDBY:
+        ready = process.standby in agent.broker.ready_standbys()
+        return "waits to be needed" if ready else "starts, to be ready when it is needed"
+    assert process.peer is not None
+    if standing is Standing.JOINING:
+        ready = agent.broker.is_ready(process.peer, process.incarnation)
+        return "joins: it is ready" if ready else "joins: it starts"
+    if standing is Standing.LEAVING:
+        return "has left, and works on" if process.works_on else "has left"
+    return "leaves" if _is_to_leave(process.peer, coordinator) else "works"
+
+
+def _is_to_leave(peer: PeerID, coordinator: Coordinator) -> bool:
+    return peer in coordinator.leaving or (not coordinator.resting and peer not in coordinator.newest.workers)

@@ -1,0 +1,216 @@
+"""``kungfu-run status``: what the jobs of this user tell of themselves, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ms_kungfu import env
+from ms_kungfu._flags import FlagParser, UsageError, failed, switch
+from ms_kungfu.cluster import Cluster
+from ms_kungfu.cluster_store import open_store
+from ms_kungfu.config_server.secret_file import is_same_server
+from ms_kungfu.errors import ConfigServerError
+from ms_kungfu.launcher.secret import SecretError, secret_for
+from ms_kungfu.launcher.status_socket import jobs_of_this_user
+
+_PROGRAM = "kungfu-run status"
+_ANSWER_S = 3.0
+_Document = dict[str, Any]
+
+
+def status(arguments: Sequence[str]) -> int:
+    """Exit status: 0 when all that was asked for is shown, 1 where a job doesn't answer or the one at the URL isn't
+    found, 2 for a wrong command line."""
+    parser = FlagParser(
+        _PROGRAM,
+        f"{_PROGRAM} [URL] [flags]",
+        "Shows a job: its hosts, workers and their steps, and its last changes with their reasons. Without the URL of "
+        "its config server all jobs of this user on this machine.",
+    )
+    parser.flag("json", "print JSON: one object where a URL is given, else a list", type=switch, default=False)
+    parser.flag("secret-file", "file with the job's secret, where it was started on another machine", metavar="FILE")
+    try:
+        flags, words = parser.parse(arguments)
+        if words:  # flags may stand behind the URL as well
+            flags, rest = parser.parse(words[1:], flags)
+            words = words[:1] + rest
+        if len(words) > 1:
+            raise UsageError(f"unexpected argument {words[1]!r}; give one URL, or none")
+        if words:
+            shown = [_job_at(words[0], flags.secret_file)]
+        elif flags.secret_file is not None:
+            raise UsageError("-secret-file is for the job at a URL; give that, too")
+        else:
+            shown = _without_repeats(jobs_of_this_user(_ANSWER_S))
+    except UsageError as error:
+        return failed(_PROGRAM, error, 2)
+    except ConfigServerError as error:
+        return failed(_PROGRAM, error, 1)
+    if flags.json:
+        print(json.dumps(shown[0] if words else shown, indent=2))
+    elif not shown:
+        print("no job of this user runs on this machine")
+    else:
+        print("\n\n".join(as_text(job, time.time()) for job in shown))
+    return 1 if any("error" in job for job in shown) else 0
+
+
+def _job_at(url: str, secret_file: str | None) -> _Document:
+    """ConfigServerError where it isn't found."""
+    try:
+        store = open_store(url)
+        for job in jobs_of_this_user(_ANSWER_S):
+            if job.get("config_server") and is_same_server(url, job["config_server"]):
+                return job
+        secret = secret_for(os.environ, secret_file, url)
+    except (SecretError, ValueError) as error:
+        raise UsageError(str(error)) from None
+    if secret is None:
+        raise ConfigServerError(
+            f"no job of this user on this machine has the config server {url}; of one elsewhere its secret shows the "
+            f"status: -secret-file or {env.JOB_SECRET.name}"
+        )
+    store = open_store(url, secret, timeout_s=_ANSWER_S)
+    found = store.status()
+    if isinstance(found, dict):
+        try:
+            as_text(found, 0.0)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigServerError(f"{url} did not answer with a job's status: {error!r}") from None
+        return found
+    cluster = store.get()
+    if cluster is None:
+        raise ConfigServerError(f"{url} holds no cluster; is the job running?")
+    return _held(url, cluster)
+
+
+def _held(url: str, cluster: Cluster) -> _Document:
+    """A config server without a launcher knows no more than this."""
+    return {
+        "state": "unknown",
+        "why": "the config server has no job of its own, and knows only what is wanted; ask on a host of the job",
+        "config_server": url,
+        "hosts": [{"name": name, "lost": False} for name in cluster.hosts],
+        "wanted": {"version": cluster.version, "size": cluster.size},
+        "processes": [
+            {"rank": rank, "host": worker.host, "peer": str(worker), "state": "wanted"}
+            for rank, worker in enumerate(cluster.workers)
+        ],
+    }
+
+
+def _without_repeats(jobs: Any) -> list[_Document]:
+    """A job over several hosts tells of itself on each; two of them may be played by one machine."""
+    found: dict[Any, _Document] = {}
+    for number, job in enumerate(jobs):
+        found.setdefault(job.get("job") or number, job)
+    return list(found.values())
+
+
+# ---- the table ----
+
+
+def as_text(job: Mapping[str, Any], now: float) -> str:
+    """Of one document, for a person, `now` seconds since 1970."""
+    if "error" in job:
+        return str(job["error"])
+    lines = []
+    if "launcher" in job:
+        launcher = job["launcher"]
+        lines.append(
+            f"job of process {launcher['pid']} on {launcher['host']}, since {_clock(job['started_at'])} "
+            f"({_span(now - job['started_at'])}): {' '.join(job['command'])}"
+        )
+    else:
+        lines.append(f"config server {job['config_server']}")
+    lines.append(f"  {_states(job)}")
+    if "launcher" in job and job["config_server"]:
+        follows = "" if job["follows_changes"] else ", which it doesn't follow (-w)"
+        lines.append(f"  config server {job['config_server']}{follows}")
+    if len(job["hosts"]) > 1:
+        hosts = (host["name"] + (" (lost)" if host["lost"] else "") for host in job["hosts"])
+        lines.append(f"  hosts: {', '.join(hosts)}")
+    if job["processes"]:
+        lines += ["", *_table(job["processes"])]
+    if job.get("changes"):
+        lines += ["", "  last changes:", *(f"    {_change(change)}" for change in job["changes"])]
+    return "\n".join(lines)
+
+
+def _states(job: Mapping[str, Any]) -> str:
+    cluster, wanted = job.get("cluster"), job.get("wanted")
+    parts = [str(job["state"])]
+    if cluster:
+        parts.append(f"cluster version {cluster['version']} of {_workers(cluster['size'])}")
+    if wanted:
+        parts.append(f"version {wanted['version']} of {_workers(wanted['size'])} is wanted")
+    return ", ".join(parts) + (f": {job['why']}" if job["why"] else "")
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'' if count == 1 else 's'}"
+
+
+def _table(processes: Sequence[Mapping[str, Any]]) -> list[str]:
+    columns = ["rank", "host", "name", "pid", "device", "step", "step time", "ended", "state"]
+    rows = [
+        [
+            _text(p.get("rank")), p["host"], _text(p.get("peer")), _text(p.get("pid")), _text(p.get("device")),
+            _text(p.get("step")), _seconds(p.get("step_s")), _ago(p.get("step_ended_s_ago")), p["state"],
+        ]
+        for p in processes
+    ]  # fmt: skip
+    if all(row[4] == "-" for row in rows):
+        columns.pop(4)
+        for row in rows:
+            row.pop(4)
+    table = [columns, *rows]
+    widths = [max(len(row[c]) for row in table) for c in range(len(columns))]
+    return ["  " + "  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in table]
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _ago(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{_span(seconds)} ago"
+
+
+def _span(seconds: float) -> str:
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _clock(moment: float) -> str:
+    then = time.localtime(moment)
+    same_day = time.strftime("%Y%j", then) == time.strftime("%Y%j")
+    return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", then)
+
+
+def _change(change: Mapping[str, Any]) -> str:
+    before = change["size_before"]
+    sizes = _workers(change["size"]) if before is None else f"{before} -> {_workers(change['size'])}"
+    if change["refused"] is not None:
+        outcome = f", refused: {change['refused']}"
+    elif change["chosen_at"] is None:
+        outcome = ", not yet"
+    elif change["after_step"] is not None:
+        outcome = f", after step {change['after_step']}"
+    else:
+        outcome = ""
+    return f"{_clock(change['wanted_at'])} version {change['version']}: {sizes}{outcome}; {change['why']}"

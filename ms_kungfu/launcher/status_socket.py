@@ -1,0 +1,178 @@
+"""How `kungfu-run status` finds the jobs of its user on this machine: each launcher listens on a Unix socket in the
+folder in which this user's secrets lie (`config_server.secret_file`), which nobody else can enter.
+
+Who connects is answered with one JSON document and hung up on. Nothing is read of him, and nothing waits for him: a
+few are answered at a time, each for a few seconds at most, and a failure in it is his answer and nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+from typing import Any, Callable
+
+from ms_kungfu.broker_protocol import Connection, ProtocolError
+from ms_kungfu.config_server.secret_file import SecretFileError, made, opened, own_directories
+
+Answer = Callable[[], Awaitable[dict[str, Any]]]
+_log = logging.getLogger(__name__)
+_SUFFIX = ".status"
+_MAX_CLIENTS = 16
+_BACKLOG = 128
+_FULL_RETRY_S = 0.02
+_SEND_S = 5.0
+_ACCEPT_RETRY_S = 1.0
+_MAX_ANSWER_BYTES = 16 * 1024 * 1024
+
+
+class StatusServer:
+    """Listens from construction to `close`. OSError or SecretFileError where that can't be. In the event loop."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._loop = asyncio.get_running_loop()
+        self._clients: set[asyncio.Task[None]] = set()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.path, self.inode = self._bind()
+        except BaseException:
+            self._listener.close()
+            raise
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _bind(self) -> tuple[Path, int]:
+        trouble: Exception = OSError("there is no folder for it")
+        for directory in own_directories():
+            try:
+                with made(directory) as folder:
+                    name = f"{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}"
+                    # By its folder's descriptor: a path may have 107 bytes only. Under its name when it listens:
+                    # whoever finds one that doesn't takes it for a dead launcher's.
+                    self._listener.bind(f"/proc/self/fd/{folder}/.{name}")
+                    self._listener.listen(_BACKLOG)
+                    os.rename(f".{name}", name, src_dir_fd=folder, dst_dir_fd=folder)
+                    return directory / name, os.stat(name, dir_fd=folder, follow_symlinks=False).st_ino
+            except (OSError, SecretFileError) as error:
+                trouble = error
+        raise trouble
+
+    def close(self) -> None:
+        """Whoever is being answered sees the end."""
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for client in self._clients:
+            client.cancel()
+        with contextlib.suppress(OSError):
+            if os.lstat(self.path).st_ino == self.inode:
+                os.unlink(self.path)
+
+    def _accept(self) -> None:
+        try:
+            client, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError:  # no descriptors: who asks waits in the backlog
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(_ACCEPT_RETRY_S, self._listen_again)
+            return
+        task = asyncio.ensure_future(self._serve(client))
+        self._clients.add(task)
+        task.add_done_callback(self._over)
+        if len(self._clients) >= _MAX_CLIENTS:  # the next ones wait in the backlog
+            self._loop.remove_reader(self._listener)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._clients.discard(task)
+        self._listen_again()
+
+    def _listen_again(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
+
+    async def _serve(self, client: socket.socket) -> None:
+        with contextlib.closing(client), contextlib.suppress(OSError, ProtocolError, asyncio.TimeoutError):
+            client.setblocking(False)
+            Connection(client, None).check_same_user()
+            text = json.dumps(await asyncio.wait_for(self._answer(), _SEND_S))
+            await asyncio.wait_for(self._loop.sock_sendall(client, text.encode()), _SEND_S)
+
+
+def never_raises(describe: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    """A bug in what is told of a job must not be the job's."""
+    told = set()
+
+    def described() -> dict[str, Any]:
+        try:
+            return describe()
+        except Exception as error:
+            if repr(error) not in told:
+                told.add(repr(error))
+                _log.error("the job's status can't be told: %r", error, exc_info=error)
+            return {"error": f"internal error: {error!r}"}
+
+    return described
+
+
+def jobs_of_this_user(timeout_s: float) -> Iterator[dict[str, Any]]:
+    """What the launchers of this user on this machine tell; {"error": a sentence} for one that doesn't."""
+    seen = set()
+    for directory in own_directories():
+        with contextlib.suppress(OSError, SecretFileError), opened(directory) as folder:
+            for name in sorted(os.listdir(folder)):
+                if name.endswith(_SUFFIX) and not name.startswith(".") and name not in seen:
+                    seen.add(name)
+                    found = _ask(folder, name, timeout_s)
+                    if found is not None:
+                        yield found
+
+
+def _ask(folder: int, name: str, timeout_s: float) -> dict[str, Any] | None:
+    """None where there is no launcher any more."""
+    pid = name.partition(".")[0]
+    deadline = time.monotonic() + timeout_s
+    text = b""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.settimeout(timeout_s)
+        try:
+            _connect(server, f"/proc/self/fd/{folder}/{name}", deadline)
+            Connection(server, None).check_same_user()
+            server.settimeout(timeout_s)
+            while len(text) <= _MAX_ANSWER_BYTES and (piece := server.recv(1 << 16)):
+                text += piece
+                server.settimeout(max(0.01, deadline - time.monotonic()))
+        except (ConnectionRefusedError, FileNotFoundError):  # it was killed, or has just ended
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+            return None
+        except (socket.timeout, BlockingIOError):
+            return {"error": f"the job of process {pid} doesn't answer within {timeout_s:g} s: its launcher is stopped"
+                    " or has too much to do"}  # fmt: skip
+        except OSError:  # a reset
+            text = b""
+        except ProtocolError:  # not this user's
+            return None
+    try:
+        document = json.loads(text)
+    except ValueError:  # it has hung up in the midst
+        return {"error": f"the job of process {pid} is just ending"}
+    return document if isinstance(document, dict) else None
+
+
+def _connect(server: socket.socket, address: str, deadline: float) -> None:
+    while True:
+        try:
+            server.connect(address)
+            return
+        except BlockingIOError:  # those who ask fill its backlog, for which no timeout waits
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_FULL_RETRY_S)

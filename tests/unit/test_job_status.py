@@ -1,0 +1,144 @@
+"""What a job tells of itself: the reasons of its changes, the table, and sockets of launchers that are gone."""
+
+import asyncio
+import os
+import socket
+import threading
+
+import pytest
+
+from ms_kungfu.cluster import Cluster, PeerID, writer_of_workers
+from ms_kungfu.launcher.status import History
+from ms_kungfu.launcher.status_command import as_text
+from ms_kungfu.launcher.status_socket import StatusServer, jobs_of_this_user, never_raises
+
+JOB = "a1b2"
+
+
+def cluster(version, size, writer=""):
+    return Cluster(tuple(PeerID("h", 10000 + i) for i in range(size)), (), version, writer)
+
+
+def test_each_change_has_its_own_reasons():
+    now = iter(range(100))
+    history = History(lambda: next(now))
+    history.begun(cluster(0, 2))
+    history.wanted(cluster(1, 4, writer_of_workers(JOB)), cluster(0, 2), JOB)
+    history.chosen(cluster(1, 4), 100)
+    history.note("worker 3 died")
+    history.note("worker 2 died")
+    history.wanted(cluster(2, 5, "x"), cluster(1, 4), JOB)
+    history.wanted(cluster(3, 3, JOB), cluster(2, 5), JOB)
+    history.chosen(cluster(3, 3), None)
+    history.wanted(cluster(4, 9, "x"), cluster(3, 3), JOB, refused="too many")
+    history.wanted(cluster(5, 2, JOB), cluster(3, 3), JOB)
+    told = {change.version: change for change in history.changes}
+    assert told[0].chosen_at == told[0].wanted_at == 0
+    assert (told[1].chosen_at, told[1].after_step, "schedule" in told[1].why) == (2, 100, True)
+    assert (told[2].chosen_at, "kungfu-run resize" in told[2].why) == (None, True)
+    assert (told[3].why, told[3].size_before, told[3].after_step) == ("worker 3 died; worker 2 died", 5, None)
+    assert told[3].chosen_at is not None
+    assert told[4].refused == "too many"
+    assert told[5].why == "the launcher", "the reasons of version 3 are not those of version 5"
+
+
+def test_only_the_last_changes_are_kept():
+    history = History(lambda: 0)
+    for version in range(1, 100):
+        history.wanted(cluster(version, 2), cluster(version - 1, 1), JOB)
+    assert [change.version for change in history.changes] == list(range(80, 100))
+
+
+def process(**more):
+    return {
+        "rank": 0, "host": "a", "peer": "a:10000", "pid": 7, "device": None, "step": 12, "step_s": 0.0123,
+        "step_ended_s_ago": 3.2, "state": "works", **more,
+    }  # fmt: skip
+
+
+def document(**more):
+    return {
+        "state": "runs", "why": "", "launcher": {"host": "a", "pid": 5}, "started_at": 1000.0, "command": ["train"],
+        "follows_changes": True, "config_server": None, "hosts": [{"name": "a", "lost": False}],
+        "cluster": {"version": 0, "size": 1}, "wanted": None, "processes": [process()], "changes": [], **more,
+    }  # fmt: skip
+
+
+def test_the_table_has_a_column_for_devices_where_there_are_some():
+    plain = as_text(document(), 1003.0).splitlines()
+    assert plain[0].endswith("(3 s): train")
+    assert plain[-2].split() == ["rank", "host", "name", "pid", "step", "step", "time", "ended", "state"]
+    assert plain[-1].split() == ["0", "a", "a:10000", "7", "12", "12.3", "ms", "3", "s", "ago", "works"]
+    gpus = document(processes=[process(device="GPU 1"), process(rank=None, peer=None, step=None, step_s=None)])
+    rows = as_text(gpus, 1003.0).splitlines()[-3:]
+    assert rows[0].split()[4] == "device"
+    assert "GPU 1" in rows[1]
+    assert rows[2].split()[:5] == ["-", "a", "-", "7", "-"]
+    assert "a (lost)" in as_text(document(hosts=[{"name": "a", "lost": True}, {"name": "b", "lost": False}]), 0)
+
+
+def test_a_bug_in_what_is_told_is_the_answer_and_no_more(caplog):
+    def fails():
+        raise KeyError("rank")
+
+    answer = never_raises(fails)
+    assert answer() == answer() == {"error": "internal error: KeyError('rank')"}
+    assert len(caplog.records) == 1
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return tmp_path / "run" / "ms_kungfu"
+
+
+def test_a_socket_that_a_killed_launcher_has_left_is_passed_over_and_removed(folder):
+    folder.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(folder / "77.x.status"))
+    assert list(jobs_of_this_user(1)) == []
+    assert os.listdir(folder) == []
+
+
+def test_one_that_hangs_up_is_just_ending_and_one_that_says_nothing_does_not_answer(folder):
+    folder.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as ending, socket.socket(socket.AF_UNIX) as silent:
+        ending.bind(str(folder / "77.x.status"))
+        silent.bind(str(folder / "78.x.status"))
+        ending.listen()
+        silent.listen()
+
+        def hang_up():
+            connection, _ = ending.accept()
+            connection.sendall(b'{"job":')
+            connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        first, second = jobs_of_this_user(0.5)
+        thread.join()
+    assert first == {"error": "the job of process 77 is just ending"}
+    assert second["error"].startswith("the job of process 78 doesn't answer within 0.5 s")
+
+
+def test_nobody_else_can_enter_the_folder_and_a_folder_of_others_is_not_used(folder):
+    async def serve():
+        async def answer():
+            return {"job": "mine"}
+
+        server = StatusServer(answer)
+        found = await asyncio.get_running_loop().run_in_executor(None, lambda: list(jobs_of_this_user(10)))
+        server.close()
+        return server.path, found
+
+    path, found = asyncio.run(serve())
+    assert (path.parent, found) == (folder, [{"job": "mine"}])
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert not path.exists()
+    folder.chmod(0o770)
+    path, found = asyncio.run(serve())
+    assert path.parent != folder
+    assert found == [{"job": "mine"}]
