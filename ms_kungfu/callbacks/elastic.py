@@ -199,8 +199,8 @@ class KungFuElasticCallback(Callback):
         if not elastic_data:
             _log.warning(
                 "train_dataset is a %s, not an ElasticDataset: unless the program shards it, each worker trains all of "
-                "its samples, and after a resize they are not dealt out anew; give ElasticDataset(samples, "
-                "global_batch_size=...) the pipeline before .batch()",
+                "its samples, and after a resize they are not dealt out anew; give Model.train an "
+                "ElasticDataset(train_dataset)",
                 type(params.train_dataset).__name__,
             )
             if training.should_stop:
