@@ -52,6 +52,7 @@ _RUNTIME = (
     "init",
     "keep_waiting",
     "last_error",
+    "propose_new_size",
     "resize",
     "run_barrier",
     "uid",

@@ -1,13 +1,16 @@
 """Older names of modules, which go on working: a finder of our own, asked after all others, answers for them.
 
-``mindspore.ops.operations.kungfu_comm_ops`` is where KungFu's source-tree integration of MindSpore had its primitives.
-Programs written for it import that module. Nothing of MindSpore is changed: they get a module that hands out the
-classes and functions of this package. For a module of ours that has moved they get the module itself, so that there are
-never two of it, and are told once.
+``mindspore.ops.operations.kungfu_comm_ops`` is where KungFu's source-tree integration of MindSpore had its primitives,
+``mindspore.nn.optim.kungfu`` and ``mindspore.train.callback._kungfu`` its optimizers and callbacks; ``mindspore.nn``
+had the optimizers, too, and ``mindspore._c_expression`` its bindings. Programs written for it import those
+modules. Nothing of MindSpore is changed: they get modules that hand out the classes and functions of this package, and
+modules that MindSpore has answer for the integration's names besides their own. What has no counterpart is refused by a
+sentence. For a module of ours that has moved they get the module itself, so that there are never two of it, and are
+told once.
 
 A program that imports the former before this package, or without it, is served by cmake/ms_kungfu_alias.pth, which
-lies beside the installed package: Python runs its one line at each start (80 us of some 45 ms), and that imports
-nothing until a program asks.
+lies beside the installed package: Python runs it at each start (80 us of some 45 ms), and that imports nothing until a
+program asks, or imports MindSpore.
 """
 
 from __future__ import annotations
@@ -15,13 +18,20 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
 NAME = "mindspore.ops.operations.kungfu_comm_ops"
+_OPTIMIZERS = "mindspore.nn.optim.kungfu"
+_CALLBACKS = "mindspore.train.callback._kungfu"
+MADE = (NAME, _OPTIMIZERS, _CALLBACKS)
+"""Modules of the integration."""
+ANSWERED = ("mindspore.nn", "mindspore.nn.optim", "mindspore._c_expression")
+"""Modules of MindSpore in which it had names."""
 
 MOVED = {
     "ms_kungfu.bench.shapes": "ms_kungfu.fusion.shapes",
@@ -44,13 +54,55 @@ _OLD_NAMES = {
 }
 
 
-def _later(name: str) -> Any:
+# What it had and has no counterpart, with what to do instead.
+_REFUSED = {
+    "kungfu_nccl_init": "NCCL is taken by itself on GPUs; leave it out, or write ms_kungfu.KungFuContext(device='GPU')",
+    "kungfu_nccl_finalize": "NCCL is left with the cluster; leave it out, or call ms_kungfu.finalize()",
+    "KungFuSubsetAllReduce": "collectives are of all workers: use ms_kungfu.ops.KungFuAllReduce",
+    "KungFuLogTensor": "use mindspore.ops.Print, or a ms_kungfu.monitoring.Monitor",
+    "KungFuSummaryCallback": "use MindSpore's SummaryCollector, or a ms_kungfu.monitoring.Monitor",
+}
+_SUMMED = ("KungFuMomentum", "KungFuSGD")
+
+
+def _later(module: str, name: str, places: Sequence[str]) -> Any:
     """What is only looked up when a program asks for it, because it imports more."""
-    for module in ("optimizers", "callbacks"):
-        found = getattr(import_module(f"ms_kungfu.{module}"), name, None)
-        if found is not None:
-            return found
-    raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
+    if name in _REFUSED:
+        # Not an AttributeError: `from ... import` would drop the sentence.
+        raise ImportError(f"ms_kungfu has no {name} of KungFu's MindSpore: {_REFUSED[name]}")
+    if name in _OLD_NAMES:
+        return getattr(import_module("ms_kungfu"), _OLD_NAMES[name])
+    # What MindSpore's own modules are asked for in vain shouldn't import more.
+    for place in places if name.startswith("KungFu") or module not in ANSWERED else ():
+        source = import_module(f"ms_kungfu.{place}")
+        if name in source.__all__:
+            if name in _SUMMED and module != NAME:
+                warnings.warn(
+                    f"{module}.{name} is ms_kungfu.optimizers.{name}, which averages gradients over the workers where "
+                    "that of KungFu's MindSpore summed them; gradients_mean=False sums",
+                    FutureWarning,
+                    stacklevel=3 if module in ANSWERED else 2,
+                )
+            return getattr(source, name)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def _answer(module: ModuleType, execute: Any = None) -> None:
+    """Run a module of MindSpore's by `execute`, then have it answer for the integration's names."""
+    if execute is not None:
+        execute(module)
+    places = () if module.__name__ == "mindspore._c_expression" else ("optimizers",)
+    own = vars(module).get("__getattr__")
+
+    def find(name: str) -> Any:
+        try:
+            return _later(module.__name__, name, places)
+        except AttributeError:
+            if own is None:
+                raise
+            return own(name)
+
+    module.__getattr__ = find  # type: ignore[method-assign]
 
 
 class _Loader(Loader):
@@ -63,23 +115,34 @@ class _Loader(Loader):
             warnings.warn(f"{old} is called {MOVED[old]} now", FutureWarning, stacklevel=2)
             sys.modules[old] = import_module(MOVED[old])  # what an import returns is what it finds here afterwards
             return
+        if old != NAME:
+            place = "optimizers" if old == _OPTIMIZERS else "callbacks"
+            vars(module).update(__doc__=__doc__, __getattr__=partial(_later, old, places=(place,)))
+            return
         package, ops = import_module("ms_kungfu"), import_module("ms_kungfu.ops")
         members: dict[str, Any] = {name: getattr(ops, name) for name in ops.__all__}
         members.update((name, getattr(package, name)) for name in package._RUNTIME)
         members.update((older, getattr(package, name)) for older, name in _OLD_NAMES.items())
-        vars(module).update(members, __doc__=__doc__, __all__=sorted(members), __getattr__=_later)
+        find = partial(_later, NAME, places=("optimizers", "callbacks"))
+        vars(module).update(members, __doc__=__doc__, __all__=sorted(members), __getattr__=find)
 
 
-def spec() -> ModuleSpec:
-    """What an import of the integration's name is answered with."""
-    return ModuleSpec(NAME, _Loader())
+def spec(name: str = NAME, path: Sequence[str] | None = None) -> ModuleSpec | None:
+    """What an import of a module of the integration, or of one of MindSpore's in which it had names, is answered with;
+    None where MindSpore hasn't that."""
+    if name in MADE:
+        return ModuleSpec(name, _Loader())
+    found = PathFinder.find_spec(name, path)
+    if found is not None and found.loader is not None:
+        found.loader.exec_module = partial(_answer, execute=found.loader.exec_module)  # type: ignore[method-assign]
+    return found
 
 
 class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, _Loader()) if fullname == NAME or fullname in MOVED else None
+        return ModuleSpec(fullname, _Loader()) if fullname in MADE or fullname in MOVED else None
 
 
 def register() -> None:

@@ -23,6 +23,7 @@ ended).
 from __future__ import annotations
 
 import json
+import weakref
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -112,6 +113,48 @@ def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Ar
     result = _output(array, out)
     current().core.all_reduce(name, source, _reducible(result)[0], _op(op), dtype)
     return result
+
+
+class Handle:
+    """An all-reduce that goes on in the background: what `all_reduce_async` returns."""
+
+    def __init__(self, name: str, ticket: int, output: Array) -> None:
+        self._name, self._ticket, self._output = name, ticket, output
+        self._result: Array | None = None
+
+    def wait(self) -> Array:
+        """The result, once it is there; the same one at a second call. Raises what :func:`all_reduce` does."""
+        if self._result is None:
+            output, dtype = _reducible(self._output)
+            _started.pop(self._name, None)
+            current().core.wait(self._ticket, output, dtype)
+            self._result = self._output
+        return self._result
+
+
+_started: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary()  # and not waited for
+
+
+def all_reduce_async(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> Handle:
+    """As :func:`all_reduce`, in the background: returns at once, and ``.wait()`` of what it returns has the result.
+
+    `array` is copied, so it may change meanwhile. Operations begin in the order of these calls, which is the same at
+    all ranks; one thread runs them, beside collectives of the caller's. Each is waited for at every rank, before the
+    cluster changes (a `step_end`, a `resize`). Ctrl-C is looked at when a wait is over.
+
+    Raises:
+        ValueError: while another one of that name hasn't been waited for, or for an op that doesn't fit.
+        TypeError: for a dtype that doesn't fit.
+    """
+    runtime.init()
+    array, number = _input(array), _op(op)
+    source, dtype = _reducible(array)
+    if name in _started:
+        raise ValueError(f'an all-reduce "{name}" is under way; wait for it first, or give this one another name')
+    result = np.empty(array.shape, array.dtype)
+    ticket = current().core.start_all_reduce(name, source, _reducible(result)[0], number, dtype)
+    handle = _started[name] = Handle(name, ticket, result)
+    return handle
 
 
 def broadcast(array: ArrayLike, root: int = 0, name: str = "unnamed", out: Array | None = None) -> Array:

@@ -191,6 +191,20 @@ def resize(size: int) -> tuple[bool, bool]:
     return change.changed, change.detached
 
 
+def propose_new_size(size: int) -> None:
+    """Has the cluster become one of `size` workers as soon as it can; training goes on meanwhile and follows at one of
+    its next steps, as after ``kungfu-run resize``. Not collective: any worker may ask, and who asks last counts.
+
+    Raises:
+        ValueError: for a size below 1.
+        ResizeError: where the job can't change, or not to that size.
+        ConfigServerError: where the config server can't be reached.
+    """
+    init()
+    membership.join()
+    membership.propose(size)
+
+
 def last_error() -> Exception | None:
     """The last failure of the runtime in this process as a typed exception, ``None`` if there was none.
 

@@ -303,6 +303,49 @@ class ClusterNow : public Device::Kernel {
   typename Device::Record record_;
 };
 
+// Nothing in; this process's rank and the number of ranks out, as they are when it runs.
+template <typename Device>
+class Place : public Device::Kernel {
+ public:
+  bool Init(const KernelTensors&, const KernelTensors&) override { return true; }
+  bool Launch(const KernelTensors&, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
+    uint32_t rank = 0;
+    uint32_t size = 0;
+    Check(kf_cluster(&rank, &size, nullptr));
+    record_.Lay({}, 0, 2 * sizeof(int64_t), stream);
+    record_.Write(*outputs[0], static_cast<int64_t>(rank));
+    record_.Write(*outputs[1], static_cast<int64_t>(size));
+    record_.Finish();
+    return true;
+  }
+  std::vector<KernelAttr> GetOpSupport() override {
+    return {KernelAttr().AddOutputAttr(kNumberTypeInt64).AddOutputAttr(kNumberTypeInt64)};
+  }
+
+ private:
+  typename Device::Record record_;
+};
+
+// Nothing in; the number of ranks out, once all of them are here.
+template <typename Device>
+class Barrier : public Device::Kernel {
+ public:
+  bool Init(const KernelTensors&, const KernelTensors&) override { return true; }
+  bool Launch(const KernelTensors&, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
+    uint32_t size = 0;
+    Check(kf_barrier("kungfu/barrier"));
+    Check(kf_cluster(nullptr, &size, nullptr));
+    record_.Lay({}, 0, sizeof(int64_t), stream);
+    record_.Write(*outputs[0], static_cast<int64_t>(size));
+    record_.Finish();
+    return true;
+  }
+  std::vector<KernelAttr> GetOpSupport() override { return {KernelAttr().AddOutputAttr(kNumberTypeInt64)}; }
+
+ private:
+  typename Device::Record record_;
+};
+
 // ---- the model store ----
 
 // A tuple of tensors is one record, whose layout is a fingerprint of their dtypes and shapes.
@@ -423,6 +466,8 @@ bool AddAll(Factory& factory) {
   Add<AllReduceWait<Device>>(factory, "KungFuAllReduceWait");
   Add<ResizeCluster<Device>>(factory, "KungFuResize");
   Add<ClusterNow<Device>>(factory, "KungFuCluster");
+  Add<Place<Device>>(factory, "KungFuPlace");
+  Add<Barrier<Device>>(factory, "KungFuBarrier");
   Add<SaveModel<Device>>(factory, "KungFuSaveModel");
   Add<RequestModel<Device>>(factory, "KungFuRequestModel");
   return true;

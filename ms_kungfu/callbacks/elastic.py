@@ -34,9 +34,6 @@ from ms_kungfu.elastic.schedule import Schedule
 from ms_kungfu.elastic.state import Component
 from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.monitoring.monitor import Monitor
-from ms_kungfu.ops._base import Collective
-from ms_kungfu.optimizers import KungFuGradReducer
-from ms_kungfu.optimizers._synchronising import Synchronising
 
 _log = logging.getLogger(__name__)
 
@@ -182,7 +179,7 @@ class KungFuElasticCallback(Callback):
         self._options = replace(self._options, monitor=training.monitor)  # goes on in the next call
         if training.monitor is not None:
             connect_summary(training.monitor, params)
-        if self._sharded is None and not _averages(params.train_network):
+        if self._sharded is None and not inventory.synchronises([params.train_network]):
             _log.warning(
                 "Model.train has no optimizer of ms_kungfu and no KungFuGradReducer here (%s): unless the program "
                 "reduces the gradients itself, each worker trains a model of its own",
@@ -199,8 +196,8 @@ class KungFuElasticCallback(Callback):
         if not elastic_data:
             _log.warning(
                 "train_dataset is a %s, not an ElasticDataset: unless the program shards it, each worker trains all of "
-                "its samples, and after a resize they are not dealt out anew; give ElasticDataset(samples, "
-                "global_batch_size=...) the pipeline before .batch()",
+                "its samples, and after a resize they are not dealt out anew; give Model.train an "
+                "ElasticDataset(train_dataset)",
                 type(params.train_dataset).__name__,
             )
             if training.should_stop:
@@ -441,13 +438,6 @@ def _calling() -> tuple[Any, str]:
         if frame.f_globals.get("__name__") == Model.__module__ and isinstance(frame.f_locals.get("self"), Model):
             return frame.f_locals["self"], frame.f_code.co_name
     return None, ""
-
-
-def _averages(network: Any) -> bool:
-    """Whether something of ms_kungfu's in `network` keeps the workers' models together."""
-    cells = [cell for _, cell in network.cells_and_names()]
-    held = [value for cell in cells for value in vars(cell).values()]
-    return any(isinstance(part, (Synchronising, KungFuGradReducer, Collective)) for part in (*cells, *held))
 
 
 def _sink_mode_asked_for() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import weakref
 from collections.abc import Iterator
@@ -11,12 +12,11 @@ from typing import Any, Callable, Union
 
 import mindspore.dataset as ds
 import numpy as np
-from mindspore.dataset.engine.datasets import MapDataset, ProjectDataset, RenameDataset
 from numpy.typing import NDArray
 
 from ms_kungfu import env, membership, runtime
 from ms_kungfu._checks import at_least
-from ms_kungfu.dataset import replaying, sharding, shards
+from ms_kungfu.dataset import pipelines, replaying, sharding, shards
 from ms_kungfu.dataset.conditions import of_machine
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
 from ms_kungfu.dataset.shares import Shares
@@ -25,11 +25,7 @@ from ms_kungfu.ops import wait_for_queue
 
 Source = Union[ds.Dataset, Callable[[list[int]], ds.Dataset]]
 _FINGERPRINTS = 50  # steps; the checksums of LeNet's half a megabyte take 0.3 ms, a step several
-_KEEPS_SAMPLES = (MapDataset, RenameDataset, ProjectDataset)
-_FORM = (
-    "{}; give an unbatched pipeline over one dataset that takes a sampler, or a function of a list of sample numbers "
-    "and total="
-)
+_log = logging.getLogger(__name__)
 
 
 class _Numbers(list[int]):
@@ -38,14 +34,6 @@ class _Numbers(list[int]):
 
     def __deepcopy__(self, memo: Any) -> _Numbers:
         return self
-
-
-def _leaf(pipeline: ds.Dataset) -> ds.Dataset:
-    while pipeline.children:
-        if len(pipeline.children) > 1:
-            raise TypeError(_FORM.format(f"{type(pipeline).__name__} has several sources"))
-        pipeline = pipeline.children[0]
-    return pipeline
 
 
 def _beside_leaf(pipeline: ds.Dataset, column: ds.Dataset) -> ds.Dataset:
@@ -63,43 +51,50 @@ def _beside_leaf(pipeline: ds.Dataset, column: ds.Dataset) -> ds.Dataset:
     return pipeline
 
 
-def _size_of(source: Source) -> int:
-    """The number of samples, having checked that `source` can be dealt by a sampler."""
-    if not isinstance(source, ds.Dataset):
-        raise ValueError("give total=, the number of samples, where the source of an ElasticDataset is a function")
-    node, pipeline = _leaf(source), source
-    while pipeline is not node:
-        if not isinstance(pipeline, _KEEPS_SAMPLES):
-            raise TypeError(_FORM.format(f"{type(pipeline).__name__} changes which samples there are"))
-        pipeline = pipeline.children[0]
-    iterable_only = isinstance(node, ds.GeneratorDataset) and not hasattr(node.source, "__getitem__")
-    if iterable_only or not hasattr(node, "use_sampler"):
-        raise TypeError(_FORM.format(f"{type(node).__name__} takes no sampler"))
-    if node.is_sharded():
-        raise ValueError("an ElasticDataset deals the samples itself; leave num_shards and shard_id out of its source")
-    return int(node.get_dataset_size())
-
-
 def _check_key_column(source: Source, name: str) -> None:
     if not isinstance(name, str) or not name:
         raise TypeError(f"key_column is the name of a column, a text, got {name!r}")
-    if isinstance(source, ds.Dataset) and name in _leaf(source).get_col_names():
+    if isinstance(source, ds.Dataset) and name in pipelines.nodes_of(source)[-1].get_col_names():
         raise ValueError(f"key_column adds the column {name!r}, which the source's dataset has already; name another")
+
+
+def _global_batch(pipeline: pipelines.Pipeline, shuffle: bool) -> int:
+    """What a step trains by the pipeline's own batch, which is a worker's. Where it is wrong at one that joins, it is
+    told with the rest of the state."""
+    assert pipeline.batch_size is not None
+    workers = env.START_SIZE.get() or runtime.current_cluster_size()
+    if pipeline.num_shards not in (None, 1, env.RANK_SIZE.get()):  # a number of the program's own, not the size
+        workers = pipeline.num_shards
+    samples = pipeline.batch_size * workers
+    if env.RANK_ID.get() == 0:
+        order = "in a permutation of all samples each epoch" if shuffle else "in their own order"
+        of = f" for each of {workers} workers" if workers > 1 else ""
+        _log.info(
+            "ElasticDataset: batch(%d)%s is a global batch of %d, held at any size of the cluster (batch_size=%d would "
+            "let it grow), %s%s",
+            pipeline.batch_size, of, samples, pipeline.batch_size, order,
+            ", which takes the place of shuffle()" if pipeline.shuffles and shuffle else "",
+        )  # fmt: skip
+    return samples
 
 
 class ElasticDataset(Shares, ds.Dataset):
     """This worker's share of a global order of samples, for ``Model.train`` and for loops of one's own.
 
     Args:
-        source: the samples, *not batched*: a MindSpore pipeline over a dataset with a sampler (``MnistDataset``,
-            ``Cifar10Dataset``, ``MindDataset``, ``GeneratorDataset`` over something indexable, ... with any ``map``),
-            or a function of a list of sample numbers that returns such a pipeline yielding these samples in this order.
+        source: the samples: a MindSpore pipeline over a dataset with a sampler (``MnistDataset``, ``Cifar10Dataset``,
+            ``MindDataset``, ``GeneratorDataset`` over something indexable, ... with any ``map``), as it was written for
+            one process or for a fixed number of them: a final ``batch``, ``padded_batch`` or ``repeat``, ``shuffle``
+            and ``num_shards`` are taken off it and their meaning is kept (docs/data.md). Or a function of a list of
+            sample numbers that returns an unbatched pipeline yielding these samples in this order.
         batch_size: samples a worker trains in a step; the global batch grows and shrinks with the cluster.
         global_batch_size: samples that all workers together train in a step, held constant instead: training takes the
-            same steps over the same samples at any size. One of the two is given.
+            same steps over the same samples at any size. One of the two is given, or neither where `source` has a
+            ``batch(b)``: then it is b for each worker that the job began with, or of the `num_shards` of `source`.
         total: number of samples; needed where `source` is a function.
         shuffle: a new permutation of all samples each epoch, a function of (`seed`, epoch); else their own order.
-        drop_remainder: leave out what doesn't fill a global batch at the end of an epoch. By default it is trained.
+        drop_remainder: leave out what doesn't fill a global batch at the end of an epoch. By default it is trained, but
+            for a `source` with a ``batch(..., drop_remainder=True)``.
         ledger: a folder in which each worker records what it trained, for ``python -m ms_kungfu.dataset.audit``; by
             default that of ``KUNGFU_LEDGER_DIR``, else nothing is recorded.
         ledger_errors: what a ledger that can't be written (a full disk) does: ``"raise"`` ends training with an
@@ -151,10 +146,13 @@ class ElasticDataset(Shares, ds.Dataset):
         ledger_fingerprints: int | None = None,
     ) -> None:
         ds.Dataset.__init__(self)
-        self._source = source
+        pipeline = pipelines.take_apart(source) if isinstance(source, ds.Dataset) else None
+        self._source = source if pipeline is None else pipeline.samples
+        self._chosen = None if pipeline is None else pipeline.chosen
+        self._keeps_rows = pipeline is None or pipelines.keeps_rows(pipeline.samples)
         self._key_column = key_column
         if key_column is not None:
-            _check_key_column(source, key_column)
+            _check_key_column(self._source, key_column)
         self._order: tuple[tuple[int, int], Any] = ((-1, -1), None)  # (seed, epoch) and its permutation
         folder = ledger if ledger is not None else env.LEDGER_DIR.get()
         if ledger_errors not in ERRORS:
@@ -169,10 +167,18 @@ class ElasticDataset(Shares, ds.Dataset):
             every = at_least(0, ledger_fingerprints, "ledger_fingerprints")
             if shards is None:
                 raise ValueError("ledger_fingerprints are of bits that the cluster doesn't decide; give shards, too")
-        samples = at_least(1, total, "total") if total is not None else _size_of(source)
+        samples, passes = (None, 1) if pipeline is None else (pipeline.total, pipeline.passes)
+        if total is not None:
+            samples = at_least(1, total, "total")
+        if samples is None:
+            raise ValueError("give total=, the number of samples, where the source of an ElasticDataset is a function")
+        if pipeline is not None and pipeline.batch_size is not None:
+            drop_remainder = drop_remainder or pipeline.drop_remainder
+            if batch_size is None and global_batch_size is None:
+                global_batch_size = _global_batch(pipeline, shuffle)
         Shares.__init__(
             self, samples, batch_size, global_batch_size,
-            shuffle=shuffle, seed=seed, drop_remainder=drop_remainder, shards=shards,
+            shuffle=shuffle, seed=seed, drop_remainder=drop_remainder, shards=shards, passes=passes,
         )  # fmt: skip
         sharded, replay = shards is not None, replaying.current()
         if replay is not None:
@@ -198,10 +204,12 @@ class ElasticDataset(Shares, ds.Dataset):
 
     def get_dataset_size(self) -> int:
         """Steps of the present epoch, those already trained included; with batch_size it depends on the size."""
-        cursor = self._cursor
+        cursor, batch = self._cursor, self.global_batch_size
         if self.suspended or runtime.detached():
-            return max(cursor.steps, 1)  # Model.train refuses 0
-        return max(cursor.steps + sharding.count_steps(cursor.left, self.global_batch_size, cursor.drop_remainder), 1)
+            return max(self.steps, 1)  # Model.train refuses 0
+        coming = sharding.count_steps(cursor.left, batch, cursor.drop_remainder)
+        coming += self._passes_left * sharding.count_steps(self._total, batch, cursor.drop_remainder)
+        return max(self.steps + coming, 1)
 
     def get_batch_size(self) -> int:
         """Samples of this worker's full batch."""
@@ -235,21 +243,25 @@ class ElasticDataset(Shares, ds.Dataset):
         return (_Batches if self._shards is None else ShardBatches)(self, *arguments)
 
     def get_col_names(self) -> list[str]:
-        return self._pipeline([0]).get_col_names()
+        return self._full_batch().get_col_names()
 
     def output_shapes(self, estimate: bool = False) -> list[Any]:
-        batch = self.get_batch_size()
-        return self._pipeline([0] * batch).batch(batch).output_shapes(estimate)
+        return self._full_batch().output_shapes(estimate)
 
     def output_types(self) -> list[Any]:
-        return self._pipeline([0]).output_types()
+        return self._full_batch().output_types()
+
+    def _full_batch(self) -> ds.Dataset:
+        """A pipeline over one: what is mapped over batches may not take any other."""
+        batch = self.get_batch_size()
+        return self._batch_pipeline([0] * batch, batch)
 
     def reset(self) -> None:
         """Nothing to do: an iterator knows where it is. ``Model.train`` calls this after each epoch."""
 
     def to_json(self, filename: str = "") -> Any:
         """The pipeline that batches come from, for whoever draws it (``SummaryCollector``)."""
-        return self._pipeline([0]).batch(max(1, self._per_worker or self._global or 1)).to_json(filename)
+        return self._batch_pipeline([0], max(1, self._per_worker or self._global or 1)).to_json(filename)
 
     def parse(self, children: Any = None) -> Any:
         raise TypeError(
@@ -263,15 +275,16 @@ class ElasticDataset(Shares, ds.Dataset):
 
     # -- sharding -----------------------------------------------------------------------------------------------------
 
-    def _pipeline(self, indices: list[int]) -> ds.Dataset:
-        """Over these samples of the present epoch, in this order."""
+    def _batch_pipeline(self, indices: list[int], size: pipelines.Sizes) -> ds.Dataset:
+        """Over these samples of the present epoch, in this order, in batches."""
         if isinstance(self._source, ds.Dataset):
             pipeline = copy.deepcopy(self._source)
             sampler = ds.SubsetSampler([0])
-            sampler.indices = _Numbers(indices)
-            _leaf(pipeline).use_sampler(sampler)
+            sampler.indices = _Numbers(indices if self._chosen is None else [self._chosen[i] for i in indices])
+            pipelines.nodes_of(pipeline)[-1].use_sampler(sampler)
+            pipeline = pipelines.batched(pipeline, size)
         else:
-            pipeline = self._source(indices)
+            pipeline = self._source(indices).batch(size)
         if self._key_column is None:
             return pipeline
         keys = sharding.keys(indices, self._seed, self._cursor.epoch)
@@ -290,10 +303,9 @@ class ElasticDataset(Shares, ds.Dataset):
             )
         if lengths.size == 0:
             return None
-        pipeline = self._pipeline(self._samples(where))
-        if (lengths[:-1] == lengths[0]).all() and lengths[-1] <= lengths[0]:
-            return pipeline.batch(int(lengths[0])), where
-        return pipeline.batch(lambda info: int(lengths[info.get_batch_num()])), where
+        even = (lengths[:-1] == lengths[0]).all() and lengths[-1] <= lengths[0]
+        sizes = int(lengths[0]) if even else lambda info: int(lengths[info.get_batch_num()])
+        return self._batch_pipeline(self._samples(where), sizes), where
 
     def _samples(self, where: NDArray[np.int64]) -> list[int]:
         """The numbers of the samples at these positions of the epoch."""
@@ -304,10 +316,13 @@ class ElasticDataset(Shares, ds.Dataset):
         return samples
 
 
-def _next(batches: Iterator[Any], expected: int) -> tuple[Any, int]:
-    """A pipeline's next batch, which has to have so many samples, and their number."""
+def _next(batches: Iterator[Any], expected: int, keeps_rows: bool) -> tuple[Any, int]:
+    """A pipeline's next batch, which has to have so many samples, and their number. What is mapped over whole batches
+    may give other rows; the samples are those that were asked for then, since the dataset's own sampler chose them."""
     batch = next(batches, None)
     given = 0 if batch is None else next(iter(batch.values() if isinstance(batch, dict) else batch)).shape[0]
+    if given and not keeps_rows:
+        return batch, expected
     if given != expected:
         raise ValueError(
             f"a step takes {expected} samples from the source of this ElasticDataset, which gave {given}; a source "
@@ -354,6 +369,11 @@ class _Batches:
                 self._inner = getattr(pipeline, self._kind)(num_epochs=1, **self._options)
             self._dealt_for = wanted
         step = dataset._take()
+        if step is None and cursor.taken and dataset._passes_left:
+            raise KungFuError(
+                "gradients were accumulated over the end of a pass of repeat(), whose last batches count as trained "
+                "there; apply them before, or train more epochs instead of repeat()"
+            )
         if step is None and cursor.taken:  # gradients accumulated to the end of the epoch, which have been applied
             dataset.commit(dataset._participants())
             return next(self)  # what a worker that died had taken is still to be trained
@@ -372,7 +392,7 @@ class _Batches:
         """The pipeline's next batch, which has to have so many samples."""
         dataset = self._dataset
         assert self._inner is not None
-        batch, given = _next(self._inner, expected)
+        batch, given = _next(self._inner, expected, dataset._keeps_rows)
         # By what has come, not by what the step says: the audit compares the two.
         if dataset.keeps_ledger:
             dataset._deliver(sharding.ranges(self._coming[:given]))
@@ -387,9 +407,10 @@ class _Batches:
                 f"{dataset.global_batch_size}; train smaller batches or fewer workers, or keep the remainder"
             )
         self.stop()
-        self._epochs_left -= 1
-        dataset._end_epoch()
-        raise StopIteration
+        if dataset._end_epoch():
+            self._epochs_left -= 1
+            raise StopIteration
+        return next(self)
 
     def stop(self) -> None:
         """Let the pipeline and what it has prefetched go."""
@@ -476,8 +497,9 @@ class ShardBatches(_Batches):
         dataset = self._dataset
         if shard not in self._batches_by_shard:
             where = sharding.positions(self._step.batch)[shard * unit : (shard + 1) * unit]
-            pipeline = dataset._pipeline(dataset._samples(where)).batch(unit)
-            self._batches_by_shard[shard], _ = _next(iter(getattr(pipeline, self._kind)(**self._options)), len(where))
+            pipeline = dataset._batch_pipeline(dataset._samples(where), unit)
+            batches = iter(getattr(pipeline, self._kind)(**self._options))
+            self._batches_by_shard[shard], _ = _next(batches, len(where), dataset._keeps_rows)
             self._looked_at[shard] = sharding.ranges(where)
         missing = membership.current().core.missing_shards
         if shard in self._looked_at and shard in missing():  # it is trained, now or later

@@ -63,6 +63,7 @@ class Shares:
         drop_remainder: leave out what doesn't fill a global batch at the end of an epoch.
         ledger: keeps record of what was trained.
         shards: a step is a deal of so many (`ms_kungfu.dataset.shards`); None: each worker trains its part in one.
+        passes: over all samples an epoch. On record each is an epoch of its own, in which each sample is trained once.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class Shares:
         drop_remainder: bool = False,
         ledger: Record | None = None,
         shards: int | None = None,
+        passes: int = 1,
     ) -> None:
         if (batch_size is None) == (global_batch_size is None):
             raise ValueError(
                 "an ElasticDataset has either batch_size (samples of a worker) or global_batch_size (of all workers), "
-                f"got batch_size={batch_size!r} and global_batch_size={global_batch_size!r}"
+                "or neither where its source has a batch() of its own; got "
+                f"batch_size={batch_size!r} and global_batch_size={global_batch_size!r}"
             )
         self._shards = None if shards is None else at_least(1, shards, "shards")
         if shards is not None and global_batch_size is None:
@@ -95,6 +98,7 @@ class Shares:
         self._cursor = sharding.EpochCursor(total, drop_remainder)
         self._hold(batch_size, global_batch_size, self._shards)
         self._total = total
+        self._passes, self._steps_before = passes, 0  # steps of this epoch's passes that are over
         self._shuffle, self._seed = bool(shuffle), index(seed)
         self._dealt = _Dealt(-1, 0, 0, ())  # until the first step
         self._reductions = membership.watch_reductions()
@@ -110,17 +114,22 @@ class Shares:
     @property
     def epoch(self) -> int:
         """Epochs that have been handed out in full, over all iterators."""
-        return self._cursor.epoch
+        return self._cursor.epoch // self._passes
+
+    @property
+    def _passes_left(self) -> int:
+        """Of this epoch, behind the present one."""
+        return self._passes - 1 - self._cursor.epoch % self._passes
 
     @property
     def position(self) -> int:
         """Samples of this epoch that are trained, over all workers."""
-        return self._total - self._cursor.left
+        return (self._passes - self._passes_left) * self._total - self._cursor.left
 
     @property
     def steps(self) -> int:
         """Steps of this epoch that are trained."""
-        return self._cursor.steps
+        return self._steps_before + self._cursor.steps
 
     @property
     def weight(self) -> int:
@@ -151,8 +160,8 @@ class Shares:
 
     @property
     def total_samples(self) -> int:
-        """Samples of an epoch."""
-        return self._total
+        """Samples of an epoch, each counted as often as an epoch has passes over it."""
+        return self._passes * self._total
 
     @property
     def holds_global_batch(self) -> bool:
@@ -349,23 +358,26 @@ class Shares:
         assert self._per_worker is not None
         return self._per_worker * len(dealt.members)
 
-    def _end_epoch(self) -> None:
-        """All of this epoch is trained, or left out: the next one begins."""
+    def _end_epoch(self) -> bool:
+        """All of this pass is trained, or left out: the next one begins. Whether that was the last of the epoch."""
         if self._ledger is not None:
             dealt = self._present()
             self._ledger.end(self._cursor, dealt.rank, self._ledger_common(dealt))
+        self._steps_before = self.steps if self._passes_left else 0
         self._cursor.end_epoch()
+        return self._cursor.epoch % self._passes == 0
 
     def state(self) -> dict[str, Any]:
         """What another worker needs to go on from here; JSON."""
         batch = [self._per_worker, self._global]
-        return {**self._cursor.state(), "seed": self._seed, "batch": batch, "shards": self._shards}
+        before = {"steps_before": self._steps_before} if self._passes > 1 else {}
+        return {**self._cursor.state(), "seed": self._seed, "batch": batch, "shards": self._shards, **before}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from another worker's `state`. ValueError where that worker has other data."""
         self._cursor.restore(state)
         self._delivered, self._sums = [], 0
-        self._seed = state["seed"]
+        self._seed, self._steps_before = state["seed"], state.get("steps_before", 0)
         # Where both deal shards the number is the training's; a checkpoint of another training may be without.
         shards = state.get("shards") or self._shards
         per_worker, of_all = state["batch"]

@@ -8,6 +8,7 @@ from ms_kungfu.elastic import policy as _policy
 from ms_kungfu.elastic.policy import Decision, Metrics, Policies, Policy
 
 if TYPE_CHECKING:
+    from ms_kungfu.elastic.differences import consensus
     from ms_kungfu.elastic.policies import (
         NoiseScaleLearningRate,
         NoiseScalePolicy,
@@ -32,6 +33,7 @@ __all__ = [
     "ShardedStep",
     "StragglerPolicy",
     "ThroughputPolicy",
+    "consensus",
 ]
 
 
@@ -44,6 +46,10 @@ def __getattr__(name: str) -> Any:
         from ms_kungfu.elastic.sharded_step import ShardedStep
 
         return ShardedStep
+    if name == "consensus":
+        from ms_kungfu.elastic.differences import consensus
+
+        return consensus
     if name == "Component":
         from ms_kungfu.elastic.state import Component
 

@@ -86,6 +86,17 @@ def reducers(trained: Iterable[Any], *, left_to_shards: bool) -> list[Any]:
     return [cell for cell in found if cell.left_to_shards == left_to_shards]
 
 
+def synchronises(trained: Iterable[Any]) -> bool:
+    """Whether something of ms_kungfu's in `trained` keeps the workers' models together."""
+    from ms_kungfu.ops._base import Collective
+    from ms_kungfu.ops._store import RequestModel
+
+    cells = collect_cells(trained).values()
+    held = [value for cell in cells for value in vars(cell).values()]
+    kinds = (Collective, RequestModel)
+    return any(getattr(cell, "reduces_gradients", False) for cell in cells) or any(isinstance(v, kinds) for v in held)
+
+
 def check_reduced(trained: Iterable[Any], shards: int | None) -> None:
     """ValueError where gradients would be reduced by nobody."""
     if shards is None and reducers(trained, left_to_shards=True):

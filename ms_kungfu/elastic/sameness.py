@@ -22,6 +22,7 @@ import numpy as np
 from ms_kungfu import membership
 from ms_kungfu.comm import Array
 from ms_kungfu.elastic import inventory, state
+from ms_kungfu.elastic.differences import differing
 from ms_kungfu.errors import DivergenceError
 
 PERIOD = 100  # steps in which all pieces come once
@@ -199,22 +200,16 @@ class Sameness:
 
 def check(step: int, everyones: Mapping[int, Mapping[str, Sequence[Any]]]) -> None:
     """DivergenceError where the ranks' words, by rank, differ in a piece."""
-    differing = []
-    for what in everyones[min(everyones)]:
-        groups: dict[Any, tuple[list[int], str]] = {}
-        for rank, words in everyones.items():
-            own, value = words.get(what, (None, ""))
-            groups.setdefault(own, ([], value))[0].append(rank)
-        if len(groups) > 1:
-            differing.append((what, groups))
-    if not differing:
+    apart = differing({rank: {what: word for what, (word, _) in words.items()} for rank, words in everyones.items()})
+    if not apart:
         return
-    what, groups = differing[0]
+    what, groups = next(iter(apart.items()))
+    values = {word: everyones[ranks[0]].get(what, (None, ""))[1] for word, ranks in groups.items()}
     told = "; ".join(
-        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}{': ' if value else ''}{value}"
-        for ranks, value in groups.values()
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}{': ' if values[word] else ''}{values[word]}"
+        for word, ranks in groups.items()
     )
-    more = f", and so do {len(differing) - 1} more weights, rates or scales" if len(differing) > 1 else ""
+    more = f", and so do {len(apart) - 1} more weights, rates or scales" if len(apart) > 1 else ""
     raise DivergenceError(
         f"step {step}: {what} has to be equal on all workers and differs: {told}{more}. Something that only some "
         "workers did has changed it (a callback with numbers of its own, a condition on the rank, an update that isn't "

@@ -17,6 +17,7 @@ from ms_kungfu.elastic import chronicle, handover, inventory, measuring, program
 from ms_kungfu.elastic.ahead import Ahead
 from ms_kungfu.elastic.asynchronous import AsynchronousSteps, is_asynchronous
 from ms_kungfu.elastic.checkpoint import Checkpointing
+from ms_kungfu.elastic.doubts import Doubts
 from ms_kungfu.elastic.eviction import Evict
 from ms_kungfu.elastic.fingerprints import fingerprint
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
@@ -152,6 +153,7 @@ class ElasticTraining:
         self._stopped = False  # all know of it
         self._steps_here = 0  # since the cluster changed, or the call began
         self._last_step = LastStep(lambda: self.training_state)
+        self._doubts = Doubts()
         self._is_covered = False  # what depends on the cluster, by ShardedSteps
         self._told_of_steps = False  # by who knows when a step begins
         if dataset is not None:
@@ -223,6 +225,7 @@ class ElasticTraining:
         """
         runtime.init()
         inventory.check_reduced(self._trained, None if self.dataset is None else self.dataset.shards)
+        self._doubts.look(self._trained)
         mine = program.current()
         mine.calls += 1
         self._call = mine.calls
@@ -310,6 +313,8 @@ class ElasticTraining:
             return self._asynchronous.step_end()
         if not self._last_step.ended(self.step):
             return self._do_again()
+        if not self._deals_shards:
+            self._doubts.step(self._last_step.reductions, runtime.current_cluster_size())
         trained = None
         if self.dataset is not None:
             samples = self.dataset.weight if samples is None else samples

@@ -31,6 +31,8 @@ class LastStep:
         self._now = now
         self._reductions = membership.watch_reductions()
         self._several = False  # reductions in a step
+        self.reductions = 0
+        """Of gradients, in the step that is over."""
         self._begun = False
         self._kept: list[tuple[Any, Array]] | None = None  # None: nothing is kept
         self._host: list[tuple[Callable[[Any], None], Any]] = []
@@ -55,7 +57,7 @@ class LastStep:
     def ended(self, step: int) -> bool:
         """Whether it stands; where it doesn't, everything is as it was before it. The same at all workers."""
         commits, partly = self._reductions.take_commits()
-        self._several = self._several or commits > 1
+        self._several, self.reductions = self._several or commits > 1, commits
         kept, host = (self._kept, self._host) if self._begun else (None, [])
         self._begun, self._kept, self._host = False, None, []
         if not partly:

@@ -33,6 +33,7 @@ def environment_of(
         env.PARKED.name: "1" if joins_later else None,
         env.STANDBY.name: str(process.standby) if standby else None,
         env.JOB.name: begun.writer,
+        env.START_SIZE.name: str(begun.first.size),
         env.CONFIG_SERVER.name: begun.url,
         env.WATCH.name: "1" if options.watch else None,
         env.HOSTS.name: hosts.limit,

@@ -101,6 +101,22 @@ def _write(member: Member, cluster: Cluster, size: int, dead: list[PeerID]) -> i
             continue  # somebody else wrote in between, so there was progress
 
 
+def propose(size: int) -> int:
+    """Has a cluster of this size written to the store, and returns its version; nobody waits for it. The present
+    version where it has that size."""
+    member = current()
+    if size < 1:
+        raise ValueError(f"a cluster has at least 1 rank, got size {size}")
+    cluster = member.cluster
+    if cluster is None:
+        raise ResizeError(f"this process is a cluster of one; for {size} workers start it with kungfu-run -w")
+    living = set(member.core.living())
+    dead = [worker for i, worker in enumerate(cluster.workers) if i not in living]
+    if size == cluster.size and not dead and not is_changing():
+        return int(cluster.version)
+    return _write(member, cluster, size, dead)
+
+
 def want(member: Member, size: int) -> None:
     """From now on all ranks want this size."""
     there = member.pending[0] if member.pending is not None else int(member.core.size())

@@ -1,7 +1,10 @@
 """The collectives as primitives of MindSpore, in GRAPH and in PyNative mode."""
 
 from ms_kungfu.ops import _grad as _grad
+from ms_kungfu.ops._place import barrier, cluster_size, rank
+from ms_kungfu.ops._store import RequestModel, SaveModel
 from ms_kungfu.ops._sync import wait_for_queue
+from ms_kungfu.ops._variables import request_variable, save_variable
 from ms_kungfu.ops.all_gather import KungFuAllGather
 from ms_kungfu.ops.all_reduce import KungFuAllReduce
 from ms_kungfu.ops.broadcast import KungFuBroadcast
@@ -16,5 +19,12 @@ __all__ = [
     "KungFuReduceScatter",
     "KungFuResize",
     "ReduceOp",
+    "RequestModel",
+    "SaveModel",
+    "barrier",
+    "cluster_size",
+    "rank",
+    "request_variable",
+    "save_variable",
     "wait_for_queue",
 ]

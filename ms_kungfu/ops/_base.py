@@ -84,9 +84,12 @@ class Collective(Primitive):
     """
 
     copies = False
+    _made = False
+    """Whether this process has made any that computes."""
 
     def __init__(self, kernel: str, name: str | None, **attributes: Any) -> None:
         super().__init__(kernel, ["x"], ["y"], **attributes)
+        Collective._made |= not self.copies
         self.init_attrs = {"name": name, **attributes}
         if name is not None and (not isinstance(name, str) or not name):
             raise TypeError(f"name must be a text that isn't empty, or None, not {name!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mindspore import nn
 
+from ms_kungfu.optimizers._synchronising import Replicas, Synchronising, move_toward
 from ms_kungfu.optimizers.adaptive import AdaptiveSGDOptimizer
 from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer, Reducing
 from ms_kungfu.optimizers.overflow import KungFuTrainOneStepWithLossScaleCell, OverflowAgreement
@@ -21,8 +22,11 @@ __all__ = [
     "KungFuTrainOneStepWithLossScaleCell",
     "OverflowAgreement",
     "PairAveragingOptimizer",
+    "Replicas",
     "SynchronousAveragingOptimizer",
     "SynchronousSGDOptimizer",
+    "Synchronising",
+    "move_toward",
 ]
 
 

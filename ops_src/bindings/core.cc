@@ -82,6 +82,14 @@ std::shared_ptr<Communicator> Joined() {
   return Peer::Get().Current();
 }
 
+// Of an all-reduce in two halves, whose output is as large as its input.
+kf_tensor Tensor(const Buffer& input, const Buffer& output, kf_dtype dtype) {
+  if (output.bytes() != input.bytes()) {
+    throw Error(KF_INVALID, Text("out has ", output.bytes(), " bytes, ", input.bytes(), " are needed"));
+  }
+  return {input.data(), output.data(), input.bytes() / SizeOf(dtype)};
+}
+
 // Runs one operation over one array.
 void RunOn(Operation operation, const py::object& in, const py::object& out, int dtype, const std::string& kind) {
   const Buffer input(in, /*writable=*/false);
@@ -295,6 +303,29 @@ PYBIND11_MODULE(_core, m) {
         RunOn({Kind::kAllReduce, name, nullptr, 0, KF_UINT8, static_cast<kf_op>(op)}, in, out, dtype, "");
       },
       py::arg("name"), py::arg("input"), py::arg("output"), py::arg("op"), py::arg("dtype") = -1);
+  m.def(
+      "start_all_reduce",
+      [](const char* name, const py::object& in, const py::object& out, int op, int dtype) {
+        const Buffer input(in, /*writable=*/false);
+        const Buffer output(out, /*writable=*/true);
+        const kf_dtype type = DtypeOf(input, dtype);
+        const kf_tensor tensor = Tensor(input, output, type);
+        const std::string layout = input.Shape();
+        Joined();
+        return Peer::Get().Start({Kind::kAllReduce, name, &tensor, 1, type, static_cast<kf_op>(op), 0, layout.c_str()});
+      },
+      py::arg("name"), py::arg("input"), py::arg("output"), py::arg("op"), py::arg("dtype") = -1,
+      "The first half of an all-reduce: returns a ticket, 0 where the output is there already.");
+  m.def(
+      "wait",
+      [](uint64_t ticket, const py::object& out, int dtype) {
+        const Buffer output(out, /*writable=*/true);
+        const kf_tensor tensor = Tensor(output, output, DtypeOf(output, dtype));
+        const kf_started started{ticket, &tensor, 1};
+        py::gil_scoped_release release;
+        Peer::Get().Wait(&started, 1);
+      },
+      py::arg("ticket"), py::arg("output"), py::arg("dtype") = -1, "The second half, with the output of the first.");
   m.def(
       "broadcast",
       [](const char* name, const py::object& in, const py::object& out, uint32_t root, int dtype,

@@ -93,6 +93,49 @@ def test_the_older_module_needs_no_other_import_and_costs_nothing_until_it_is_as
     assert run_python(absent) == "None\n"
 
 
+def test_names_of_kungfus_mindspore_are_ours_or_refused_by_a_sentence():
+    code = """
+import warnings
+warnings.simplefilter("error")
+import mindspore as ms
+from mindspore._c_expression import kungfu_current_rank, kungfu_init
+net = ms.nn.Dense(1, 1)
+try:
+    ms.nn.KungFuMomentum(net.trainable_params(), 0.1, 0.9)
+except FutureWarning as warning:
+    assert "mindspore.nn.KungFuMomentum is ms_kungfu.optimizers.KungFuMomentum" in str(warning)
+    assert "gradients_mean=False sums" in str(warning)
+warnings.simplefilter("ignore")
+from mindspore.nn import KungFuMomentum, KungFuAdam
+from mindspore.nn.optim import KungFuSGD
+import mindspore.nn.optim.kungfu as optimizers, mindspore.train.callback._kungfu as callbacks
+import mindspore.ops.operations.kungfu_comm_ops as kfops
+import ms_kungfu as kf
+assert KungFuMomentum is optimizers.KungFuMomentum is kf.optimizers.KungFuMomentum
+assert (KungFuSGD, KungFuAdam) == (kf.optimizers.KungFuSGD, kf.optimizers.KungFuAdam)
+assert callbacks.KungFuElasticCallback is kf.callbacks.KungFuElasticCallback
+assert (kungfu_init, kungfu_current_rank) == (kf.init, kf.current_rank)
+refused = {
+    "from mindspore._c_expression import kungfu_nccl_init": "ms_kungfu.KungFuContext(device='GPU')",
+    "from mindspore.ops.operations.kungfu_comm_ops import KungFuSubsetAllReduce": "ms_kungfu.ops.KungFuAllReduce",
+    "kfops.KungFuLogTensor": "ms_kungfu.monitoring.Monitor",
+    "callbacks.KungFuSummaryCallback": "ms_kungfu.monitoring.Monitor",
+}
+for text, sentence in refused.items():
+    try:
+        exec(text)
+    except ImportError as error:
+        assert sentence in str(error), error
+    else:
+        raise AssertionError(text)
+for module in (ms.nn, ms.nn.optim, ms._c_expression, optimizers, callbacks):
+    assert not hasattr(module, "KungFuNothing") and not hasattr(module, "nothing")
+assert not hasattr(callbacks, "KungFuMomentum") and not hasattr(ms._c_expression, "KungFuMomentum")
+assert type(ms.nn.__spec__.loader).__module__.startswith("_frozen_importlib"), "MindSpore's own loader"
+"""
+    run_python(code)
+
+
 def test_an_optimizer_follows_parameters_that_are_set_anew():
     """In PyNative mode MindSpore's compiled optimizer would go on with the old memory."""
     code = """

@@ -22,6 +22,17 @@ def test_collectives_work_without_the_launcher(run_program: Run) -> None:
     assert "rank 0 of 1 fine" in run_program(PROGRAMS / "collectives.py", np=0)
 
 
+@pytest.mark.parametrize("np", [0, 1, 3])
+def test_all_reduces_in_the_background(run_program: Run, np: int) -> None:
+    assert run_program(PROGRAMS / "in_background.py", np=np).count("fine") == max(np, 1)
+
+
+def test_a_size_that_one_worker_proposes_comes_true_at_a_later_step(run_program: Run) -> None:
+    output = run_program(PROGRAMS / "proposes.py", 3, 1, 2, np=2, watch=True)
+    assert (output.count("left"), output.count("finished")) == (2, 2)
+    assert "refused" in run_program(PROGRAMS / "proposes.py", 2, np=0)
+
+
 @pytest.mark.parametrize("np", [2, 3])
 def test_wrong_calls_raise_where_they_should_and_break_nothing(run_program: Run, np: int) -> None:
     assert run_program(PROGRAMS / "misuse.py", np=np).count("fine") == np

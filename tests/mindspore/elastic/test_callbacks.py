@@ -13,11 +13,13 @@ from mindspore.train import Callback, Model
 from ms_kungfu import keep_waiting, membership
 from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback, others, sync_net_parameters
 from ms_kungfu.callbacks import elastic as elastic_module
-from ms_kungfu.callbacks.elastic import _averages, compile_step
+from ms_kungfu.callbacks.elastic import compile_step
 from ms_kungfu.callbacks.outputs import as_one
 from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.elastic import doubts, inventory
 from ms_kungfu.errors import KungFuError, ResizeError
 from ms_kungfu.ops import KungFuAllReduce
+from ms_kungfu.ops._base import Collective
 from ms_kungfu.optimizers import KungFuGradReducer, KungFuMomentum, PairAveragingOptimizer
 
 
@@ -183,7 +185,63 @@ def test_a_model_that_nobody_averages_is_told_of(caplog):
     assert caplog.text == ""
     around = PairAveragingOptimizer(nn.Momentum(net.trainable_params(), 0.01, 0.9))
     cells = [KungFuGradReducer(net.trainable_params()), Reduced(net), around, nn.CellList([around])]
-    assert [_averages(cell) for cell in (*cells, net)] == [True] * 4 + [False]
+    assert [inventory.synchronises([cell]) for cell in (*cells, net)] == [True] * 4 + [False]
+
+
+@pytest.fixture
+def parallel(monkeypatch):
+    """Sets MindSpore's own parallelism for a test; nothing was said yet."""
+    monkeypatch.setattr(doubts.Doubts, "_told", set())
+    yield ms.set_auto_parallel_context
+    ms.reset_auto_parallel_context()
+
+
+def test_settings_without_effect_and_gradients_that_are_reduced_twice_are_told_of_once(parallel, caplog):
+    _, net = make_model()
+    ours = KungFuMomentum(net.trainable_params(), 0.01, 0.9)
+    parallel(comm_fusion={"allreduce": {"mode": "auto", "config": None}})
+    doubts.Doubts().look([net, ours])
+    assert caplog.text == ""
+    parallel(parallel_mode="data_parallel", gradients_mean=True)
+    for _ in range(2):
+        doubts.Doubts().look([net, ours])
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "set_auto_parallel_context(parallel_mode='data_parallel', gradients_mean=True) is MindSpore's own parallelism"
+    )
+    both = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), ours)
+    doubts.Doubts().look([both])
+    assert "the gradients are reduced twice: by MindSpore's DistributedGradReducer" in caplog.text
+    stock = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), nn.SGD(net.trainable_params()))
+    caplog.clear()
+    doubts.Doubts._told.clear()
+    doubts.Doubts().look([stock])
+    assert "twice" not in caplog.text
+
+
+def test_several_workers_of_whom_nobody_reduces_are_told_of(parallel, caplog, monkeypatch):
+    _, net = make_model()
+    monkeypatch.setattr(Collective, "_made", False)
+    for steps, workers, told in ((9, 2, 0), (30, 1, 0), (30, 2, 1), (30, 2, 1)):
+        plain = doubts.Doubts()
+        plain.look([net])
+        for _ in range(steps):
+            plain.step(0, workers)
+        assert len(caplog.records) == told
+    assert caplog.text.count("none of 2 workers has reduced gradients in 10 steps") == 1
+    doubts.Doubts._told.clear()
+    reducing = doubts.Doubts()
+    reducing.look([net])
+    for i in range(30):
+        reducing.step(i % 5 == 0, 2)  # accumulates over five steps
+    around = doubts.Doubts()
+    around.look([PairAveragingOptimizer(nn.Momentum(net.trainable_params(), 0.01, 0.9))])
+    monkeypatch.setattr(Collective, "_made", True)
+    plain = doubts.Doubts()
+    for each in (around, plain):
+        for _ in range(30):
+            each.step(0, 2)
+    assert len(caplog.records) == 1
 
 
 def test_an_ordinary_dataset_is_told_of(caplog):

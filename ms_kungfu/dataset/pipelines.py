@@ -1,0 +1,162 @@
+"""What a pipeline that was written for one process, or for a fixed number of them, says about batches, passes, order
+and sharding: taken off it, so that the samples can be dealt to any number of workers."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from dataclasses import dataclass
+from typing import Any, Callable, Union
+
+import mindspore.dataset as ds
+from mindspore.dataset.engine.datasets import (
+    BatchDataset,
+    BucketBatchByLengthDataset,
+    MapDataset,
+    PaddedBatchDataset,
+    ProjectDataset,
+    RenameDataset,
+    RepeatDataset,
+    ShuffleDataset,
+)
+
+_BATCHES = (BatchDataset, PaddedBatchDataset)
+_KEEPS_SAMPLES = (MapDataset, RenameDataset, ProjectDataset, *_BATCHES)
+_FORM = (
+    "{}; give a pipeline over one dataset that takes a sampler, with any map, rename, project, shuffle, batch and "
+    "repeat, or a function of a list of sample numbers and total="
+)
+Sizes = Union[int, Callable[[Any], int]]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A program's pipeline, taken apart."""
+
+    samples: ds.Dataset
+    """Its dataset with what is mapped, and with the batch where it has one, whose size is the caller's."""
+    total: int
+    """Samples there are, over all shards."""
+    chosen: list[int] | None = None
+    """Their numbers, where its sampler takes others than the first `total`."""
+    batch_size: int | None = None
+    drop_remainder: bool = False
+    passes: int = 1
+    """Of an epoch, over all samples."""
+    num_shards: int | None = None
+    shuffles: bool = False
+    """By a ``shuffle()`` of its own."""
+
+
+def nodes_of(pipeline: ds.Dataset) -> list[ds.Dataset]:
+    """From the last operation to the dataset. TypeError where it has several."""
+    nodes = [pipeline]
+    while nodes[-1].children:
+        if len(nodes[-1].children) > 1:
+            raise TypeError(_FORM.format(f"{type(nodes[-1]).__name__} has several sources"))
+        nodes.append(nodes[-1].children[0])
+    return nodes
+
+
+def take_apart(pipeline: ds.Dataset) -> Pipeline:
+    """TypeError or ValueError where its samples can't be dealt by a sampler. `pipeline` itself stays as it is."""
+    nodes = nodes_of(copy.deepcopy(pipeline))
+    *above, leaf = nodes
+    batch, passes, shuffles = None, 1, False
+    kept: list[ds.Dataset] = []
+    for node in above:
+        if isinstance(node, RepeatDataset):
+            if node.count > 1 and batch is not None:
+                raise ValueError(
+                    "repeat() below batch() fills batches from two passes over the samples; write batch() first, "
+                    "repeat() behind it"
+                )
+            passes *= max(node.count, 1)  # endless: MindSpore, too, counts a pass as an epoch then
+        elif isinstance(node, ShuffleDataset):
+            shuffles = True
+        elif isinstance(node, _KEEPS_SAMPLES):
+            kept.append(node)
+            if isinstance(node, _BATCHES):
+                _check_batch(node, batch)
+                batch = node
+        elif isinstance(node, BucketBatchByLengthDataset):
+            raise TypeError(
+                "bucket_batch_by_length makes batches of other sizes by their samples' lengths, where the samples of a "
+                "step are the same for all workers; padded_batch pads each batch to its longest sample"
+            )
+        else:
+            raise TypeError(_FORM.format(f"{type(node).__name__} changes which samples there are"))
+    kept.append(leaf)
+    kept[0].parent = []
+    for parent, child in zip(kept, kept[1:]):
+        parent.children, child.parent = [child], [weakref.ref(parent)]
+    num_shards, total, chosen = _samples_of(leaf)
+    return Pipeline(
+        kept[0], total, chosen,
+        batch_size=None if batch is None else batch.batch_size,
+        drop_remainder=batch is not None and batch.drop_remainder,
+        passes=passes, num_shards=num_shards, shuffles=shuffles,
+    )  # fmt: skip
+
+
+def _check_batch(node: Any, other: Any) -> None:
+    if other is not None:
+        raise TypeError("a pipeline with two batch() has no samples to deal; leave one of them out")
+    if node.batch_size_func is not None:
+        raise TypeError(
+            "batch() with a function for its size has no batch size that could be divided; give it a number, or "
+            "set_batch_size() of the ElasticDataset between steps"
+        )
+
+
+def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None]:
+    """Into how many shards it was divided, how many samples there are without that, and which, if not the first."""
+    iterable_only = isinstance(leaf, ds.GeneratorDataset) and not hasattr(leaf.source, "__getitem__")
+    if iterable_only or not hasattr(leaf, "use_sampler"):
+        raise TypeError(_FORM.format(f"{type(leaf).__name__} takes no sampler"))
+    sampler = leaf.sampler
+    if isinstance(sampler, ds.DistributedSampler):
+        leaf.use_sampler(ds.SequentialSampler())
+        total = int(leaf.get_dataset_size())
+        if sampler.num_samples is not None:
+            total = min(total, sampler.num_samples * sampler.num_shards)
+        return sampler.num_shards, total, None
+    if isinstance(sampler, ds.SubsetSampler):  # SubsetRandomSampler, too
+        chosen = [int(number) for number in sampler.indices]
+        return None, int(leaf.get_dataset_size()), chosen
+    if isinstance(sampler, ds.SequentialSampler):
+        first, total = sampler.start_index or 0, int(leaf.get_dataset_size())
+        return None, total, list(range(first, first + total)) if first else None
+    if sampler is not None and not isinstance(sampler, ds.RandomSampler):
+        raise TypeError(
+            f"a {type(sampler).__name__} draws samples, or orders them, in each worker by itself, and an "
+            "ElasticDataset trains each sample once an epoch; leave it out, or choose samples by a SubsetSampler"
+        )
+    return None, int(leaf.get_dataset_size()), None
+
+
+def batched(pipeline: ds.Dataset, size: Sizes) -> ds.Dataset:
+    """In batches of this size, or of what it returns for each, none left out: by the ``batch()`` that `pipeline` has,
+    with all else that this one does, or one behind it. `pipeline` is changed."""
+    node = _batch_of(pipeline)
+    if node is None:
+        return pipeline.batch(size)
+    node.batch_size, node.batch_size_func = (1, size) if callable(size) else (size, None)
+    node.drop_remainder = False
+    return pipeline
+
+
+def keeps_rows(pipeline: ds.Dataset) -> bool:
+    """Whether a batch surely comes out with as many rows as it has samples: nothing is mapped over batches."""
+    node = _batch_of(pipeline)
+    while node is not None and pipeline is not node and not isinstance(pipeline, MapDataset):
+        pipeline = pipeline.children[0]
+    return node is None or (pipeline is node and getattr(node, "per_batch_map", None) is None)
+
+
+def _batch_of(pipeline: ds.Dataset) -> Any:
+    while not isinstance(pipeline, _BATCHES):
+        if len(pipeline.children) != 1:
+            return None
+        pipeline = pipeline.children[0]
+    return pipeline

@@ -1,0 +1,71 @@
+"""What a training is told that will hardly do what was meant: gradients that are reduced twice or by nobody, and
+settings of MindSpore's that have no effect here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from ms_kungfu.elastic import inventory
+
+_log = logging.getLogger(__name__)
+_STEPS = 10  # more than gradients are accumulated over, mostly; workers that differ are found within 100
+
+
+class Doubts:
+    """Each is said once in a process."""
+
+    _told: set[str] = set()
+
+    def __init__(self) -> None:
+        self._without = 0  # steps in a row in which nothing was reduced
+        self._synchronises = False
+
+    def look(self, trained: Sequence[Any]) -> None:
+        """As training begins."""
+        import mindspore as ms
+        from mindspore.parallel._auto_parallel_context import auto_parallel_context
+
+        found = inventory.collect_cells(trained).values()
+        theirs = [cell for cell in found if isinstance(cell, ms.nn.DistributedGradReducer)]
+        # Not ms.get_auto_parallel_context, which somebody else may answer: what MindSpore itself goes by.
+        mode, mean = auto_parallel_context().get_parallel_mode(), auto_parallel_context().get_gradients_mean()
+        self._synchronises = inventory.synchronises(trained)
+        if theirs and self._synchronises:
+            self._say(
+                "twice",
+                "the gradients are reduced twice: by MindSpore's DistributedGradReducer, which parallel_mode=%r or the "
+                "program makes, and by ms_kungfu's optimizer or reducer; leave the former out",
+                mode,
+            )
+        elif mode != "stand_alone" or mean:
+            self._say(
+                "settings",
+                "set_auto_parallel_context(parallel_mode=%r, gradients_mean=%r) is MindSpore's own parallelism, which "
+                "knows nothing of these workers; leave it out: the optimizers of ms_kungfu average over them "
+                "(gradients_mean=False of the optimizer: sum)",
+                mode,
+                mean,
+            )
+
+    def step(self, reductions: int, workers: int) -> None:
+        """A step is over in which there were so many reductions of gradients."""
+        self._without = 0 if reductions or workers == 1 else self._without + 1
+        if self._without != _STEPS or self._synchronises:
+            return
+        from ms_kungfu.ops._base import Collective
+
+        if not Collective._made:  # one of the program's own may reduce gradients that don't say so
+            self._say(
+                "nobody",
+                "none of %d workers has reduced gradients in %d steps: unless the program does so by ms_kungfu.comm, "
+                "each trains a model of its own; give it an optimizer of ms_kungfu.optimizers, or a KungFuGradReducer",
+                workers,
+                _STEPS,
+            )
+
+    def _say(self, which: str, text: str, *arguments: Any) -> None:
+        if which not in self._told:
+            self._told.add(which)
+            _log.warning(text, *arguments)

@@ -1,0 +1,202 @@
+"""ElasticDataset over pipelines that were written for one process, or for a fixed number of them."""
+
+from __future__ import annotations
+
+import collections
+import logging
+
+import mindspore.dataset as ds
+import numpy as np
+import pytest
+
+from ms_kungfu.dataset import ElasticDataset, audit, pipelines
+from tests.mindspore.elastic.fake_cluster import Samples, generator, train
+
+
+def sharded(total, number, shard_id=0, **options):
+    return ds.GeneratorDataset(Samples(total), ["x"], num_shards=number, shard_id=shard_id, **options)
+
+
+def batches_of(data, epochs=1):
+    return list(data.create_tuple_iterator(num_epochs=epochs, output_numpy=True))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: generator(50).batch(8),
+        lambda: generator(50).shuffle(20).map(lambda x: x).batch(8, num_parallel_workers=1).rename("x", "y"),
+        lambda: sharded(50, 2, shard_id=1).batch(8),
+        lambda: sharded(50, 2, shuffle=False, num_samples=40).batch(8).repeat(),
+        lambda: generator(50).padded_batch(8, pad_info={"x": (None, 0)}),
+    ],
+    ids=["batch", "shuffle, map, rename", "shards", "num_samples, endless", "padded"],
+)
+def test_a_batch_is_each_workers_at_the_start_and_is_held_from_then_on(cluster, make):
+    cluster.size = 2
+    given = make()
+    written = str(ds.serialize(given))
+    expected = train(cluster, generator(50), {2: 3, 5: 1, 8: 4}, global_batch_size=16, seed=3)
+    cluster.size, cluster.version = 2, 0
+    assert train(cluster, given, {2: 3, 5: 1, 8: 4}, seed=3) == expected
+    assert expected[0] == [collections.Counter(range(50))] * 2
+    assert str(ds.serialize(given)) == written, "the program's own pipeline is as it was"
+
+
+def test_the_number_of_workers_at_the_start_is_told_to_those_that_join(cluster, monkeypatch):
+    cluster.size = 3
+    monkeypatch.setenv("KUNGFU_START_SIZE", "2")
+    assert ElasticDataset(generator(50).batch(8)).global_batch_size == 16
+    monkeypatch.setenv("RANK_SIZE", "3")
+    assert ElasticDataset(sharded(50, 3).batch(8)).global_batch_size == 16
+    assert ElasticDataset(sharded(50, 8).batch(8)).global_batch_size == 64, "a number of the program's own"
+
+
+def test_what_is_given_beside_a_batch_counts(cluster):
+    cluster.size = 2
+    assert ElasticDataset(generator(50).batch(8), 5).global_batch_size == 10
+    assert ElasticDataset(generator(50).batch(8), global_batch_size=5).global_batch_size == 5
+
+
+def test_drop_remainder_is_kept(cluster):
+    epochs, steps = train(cluster, generator(50).batch(8, drop_remainder=True), {2: 2}, epochs=1)
+    assert [len(step) for step in steps] == [8] * 6
+    assert sum(epochs[0].values()) == 48
+
+
+def test_the_batchs_own_functions_see_whole_batches(cluster):
+    seen = []
+
+    def note(x, info):
+        seen.append(len(x))
+        return (np.stack(x) + 100,)
+
+    data = ElasticDataset(generator(20).batch(8, per_batch_map=note, input_columns=["x"], output_columns=["y"]))
+    assert data.get_col_names() == ["y"]
+    assert data.output_shapes() == [[8, 1]]
+    seen.clear()
+    numbers = [batch[0].ravel() for batch in batches_of(data)]
+    assert [len(batch) for batch in numbers] == seen[:3] == [8, 8, 4]
+    assert sorted(np.concatenate(numbers).astype(int)) == list(range(100, 120))
+
+
+def test_padding_is_by_batch(cluster):
+    class Words:
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, i):
+            return (np.full(i + 1, i + 1, np.int32),)
+
+    words = ds.GeneratorDataset(Words(), ["x"], shuffle=True)
+    data = ElasticDataset(words.padded_batch(4, pad_info={"x": (None, -1)}), shuffle=False)
+    assert [batch[0].shape for batch in batches_of(data)] == [(4, 4), (4, 8), (4, 12)]
+    assert batches_of(data)[0][0][0].tolist() == [1, -1, -1, -1]
+
+
+@pytest.mark.parametrize("shards", [None, 4])
+def test_a_map_over_batches_may_make_more_rows_of_them(cluster, shards, tmp_path):
+    """mindcv's create_loader with `separate` does."""
+    cluster.size = 2
+    source = generator(40).batch(8).map(lambda x: np.concatenate([x, -x]), ["x"])
+    data = [ElasticDataset(source, shards=shards, ledger=tmp_path) for _ in range(2)]
+    seen: collections.Counter = collections.Counter()
+    for cluster.rank, own in enumerate(data):
+        rows = next(own.create_tuple_iterator(num_epochs=1, output_numpy=True))[0].ravel()
+        assert np.array_equal(rows[: len(rows) // 2], -rows[len(rows) // 2 :])
+        assert len(rows) == (16 if shards is None else 8)
+        seen.update(rows[rows > 0])
+    assert set(seen.values()) == {1}
+
+
+def test_repeat_makes_epochs_of_several_passes_with_each_sample_once_in_each(cluster, tmp_path):
+    cluster.size = 2
+    options = {"ledger": tmp_path, "seed": 1}
+    epochs, steps = train(cluster, generator(50).batch(8).repeat(3), {2: 3, 5: 2}, {8: 1}, epochs=2, **options)
+    assert epochs == [collections.Counter(dict.fromkeys(range(50), 3))] * 2
+    order = sum(steps, [])
+    assert [sorted(order[i : i + 50]) for i in range(0, 300, 50)] == [list(range(50))] * 6
+    report = audit.audit(*audit.read(tmp_path))
+    assert (report.exact, len(report.epochs)) == (True, 6)
+
+
+def test_where_an_epoch_of_several_passes_is(cluster):
+    data = ElasticDataset(generator(20).batch(8).repeat(2))
+    assert (data.get_dataset_size(), data.total_samples) == (6, 40)
+    seen = []
+    for batch in data.create_tuple_iterator(num_epochs=2):
+        data.commit()
+        seen.append((data.epoch, data.steps, data.position, len(batch[0])))
+    assert seen[:6] == [(0, 1, 8, 8), (0, 2, 16, 8), (0, 3, 20, 4), (0, 4, 28, 8), (0, 5, 36, 8), (0, 6, 40, 4)]
+    later = ElasticDataset(generator(20).batch(8).repeat(2))
+    later.restore(data.state())
+    assert (later.epoch, later.steps, later.position) == (data.epoch, data.steps, data.position)
+
+
+def test_with_shards(cluster):
+    cluster.size = 2
+    data = ElasticDataset(generator(64).shuffle(8).batch(8).repeat(2), shards=4)
+    assert (data.global_batch_size, data.shard_sizes(), data.get_dataset_size()) == (16, [4], 8)
+    assert data.output_shapes() == [[4, 1]]
+    with pytest.raises(ValueError, match="that they divide"):
+        ElasticDataset(generator(64).batch(8), shards=5)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "samples"),
+    [
+        (ds.SubsetSampler([7, 3, 11, 3]), [7, 3, 11, 3]),
+        (ds.SubsetRandomSampler([5, 9, 1]), [5, 9, 1]),
+        (ds.SequentialSampler(start_index=4, num_samples=6), [4, 5, 6, 7, 8, 9]),
+        (ds.RandomSampler(num_samples=5), [0, 1, 2, 3, 4]),
+        (ds.DistributedSampler(3, 1, num_samples=2), [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_samples_that_a_sampler_has_chosen(cluster, sampler, samples):
+    source = ds.GeneratorDataset(Samples(12), ["x"], sampler=sampler)
+    assert train(cluster, source, {1: 2}, epochs=1, global_batch_size=4)[0] == [collections.Counter(samples)]
+
+
+def test_what_was_replaced_is_said_once(cluster, caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "ms_kungfu")
+    cluster.size = 2
+    ElasticDataset(generator(50).shuffle(9).batch(8))
+    monkeypatch.setenv("RANK_ID", "1")
+    ElasticDataset(generator(50).shuffle(9).batch(8))
+    assert [record.getMessage() for record in caplog.records] == [
+        "ElasticDataset: batch(8) for each of 2 workers is a global batch of 16, held at any size of the cluster "
+        "(batch_size=8 would let it grow), in a permutation of all samples each epoch, which takes the place of "
+        "shuffle()"
+    ]
+
+
+def bucketed():
+    return generator(9).bucket_batch_by_length(["x"], [5], [2, 2], lambda x: x.size)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "named"),
+    [
+        (lambda: generator(9).repeat(2).batch(3), ValueError, "behind it"),
+        (lambda: generator(9).batch(3).batch(3), TypeError, "two batch"),
+        (lambda: generator(9).batch(lambda info: 3), TypeError, "function for its size"),
+        (bucketed, TypeError, "padded_batch"),
+        (lambda: generator(9).batch(3).take(2), TypeError, "TakeDataset changes"),
+        (lambda: generator(9).batch(3).filter(lambda x: True), TypeError, "FilterDataset changes"),
+        (
+            lambda: ds.GeneratorDataset(Samples(9), ["x"], sampler=ds.WeightedRandomSampler([1.0] * 9, 9)).batch(3),
+            TypeError,
+            "WeightedRandomSampler draws",
+        ),
+        (lambda: ds.GeneratorDataset(Samples(9), ["x"], sampler=iter([1])).batch(3), TypeError, "IterSampler draws"),
+        (lambda: ds.GeneratorDataset(lambda: iter([]), ["x"]).batch(3), TypeError, "no sampler"),
+    ],
+)
+def test_what_has_no_meaning_here_is_one_sentence(cluster, make, error, named):
+    with pytest.raises(error, match=named):
+        ElasticDataset(make())
+
+
+def test_a_repeat_of_samples_without_a_batch(cluster):
+    assert pipelines.take_apart(generator(9).repeat(2).map(lambda x: x)).passes == 2
+    assert pipelines.take_apart(generator(9).repeat(1).batch(3)).passes == 1
