@@ -24,13 +24,23 @@ LIMIT_S = 240
 class Job:
     """The program under ``kungfu-run --msrun``, with a world of three."""
 
-    def __init__(self, folder: Path, size: int, epochs: int, *options: str) -> None:
+    def __init__(self, folder: Path, size: int, epochs: int, *options: str, flags: tuple[str, ...] = ()) -> None:
         self.folder = folder
         folder.mkdir()
         self.url = f"http://127.0.0.1:{free_port()}/config"
         port = self.url.split(":")[2].split("/")[0]
         command = [launcher(), "-w", "-builtin-config-port", port, "-config-server", self.url, "--msrun"]
-        command += ["-msrun-size", "3", "-np", str(size), sys.executable, str(PROGRAM), str(folder), str(epochs)]
+        command += [
+            "-msrun-size",
+            "3",
+            "-np",
+            str(size),
+            *flags,
+            sys.executable,
+            str(PROGRAM),
+            str(folder),
+            str(epochs),
+        ]
         self.log = folder / "log"
         environment = {**os.environ, "KUNGFU_LEDGER_DIR": str(folder / "ledger")}
         self.process = subprocess.Popen(
@@ -108,32 +118,65 @@ def losses(job: Job) -> dict[int, set[str]]:
     return found
 
 
-def grow_and_kill(job: Job, victim: str) -> None:
-    """1 -> 3 -> a kill -> 2."""
+def grow_and_kill(job: Job, workers_in_the_end: int = 2) -> None:
+    """1 -> 3 -> the first one is killed."""
     job.pace(0)
     job.wait(lambda: len(list(job.folder.glob("started.*"))) == 1)
+    (first,) = (int(path.suffix[1:]) for path in job.folder.glob("started.*"))
     job.resize(3)
     job.wait(lambda: len(list(job.folder.glob("started.*"))) == 3)
     job.pace_until(lambda: len(job.steps()) == 3)
-    pid = re.search(rf"worker {victim} .*pid (\d+)\) started", job.log.read_text())
-    assert pid is not None
-    os.kill(int(pid.group(1)), signal.SIGKILL)
+    os.kill(first, signal.SIGKILL)
+    if workers_in_the_end == 3:
+        job.wait(lambda: len(list(job.folder.glob("started.*"))) == 4)
+        job.pace_until(lambda: len(job.steps()) == 4)
     job.finish()
 
 
-@pytest.mark.parametrize("victim", ["0"])
-def test_mindcvs_calls_train_the_same_bits_while_the_cluster_changes(tmp_path, victim):
-    """No line of the program is about elasticity; V shards a step are V shards whoever computes them."""
-    with Job(tmp_path / "elastic", 1, 3, "paced") as elastic:
-        grow_and_kill(elastic, victim)
-    with Job(tmp_path / "alone", 1, 3) as alone:
-        alone.finish()
+def check_that_they_trained_the_same(elastic: Job, alone: Job, epochs: int) -> None:
     assert losses(elastic) == losses(alone)
-    assert set(losses(elastic)) == set(range(1, 3 * STEPS + 1))
+    assert set(losses(elastic)) == set(range(1, epochs * STEPS + 1))
     assert all(len(found) == 1 for found in elastic.epochs().values()), "workers found other accuracies"
     assert elastic.epochs() == alone.epochs()
-    assert min(alone.epochs()[3]) > 0.85
+    assert min(alone.epochs()[epochs]) > 0.85
     report = elastic.audit()
+    assert report.exact, report
+
+
+def test_mindcvs_calls_train_the_same_bits_while_the_cluster_changes(tmp_path):
+    """No line of the program is about elasticity; V shards a step are V shards whoever computes them."""
+    with Job(tmp_path / "elastic", 1, 3, "paced") as elastic:
+        grow_and_kill(elastic)
+    with Job(tmp_path / "alone", 1, 3) as alone:
+        alone.finish()
+    check_that_they_trained_the_same(elastic, alone, 3)
+
+
+@pytest.mark.long
+def test_rank_0_is_played_again_and_gradients_are_summed_in_pynative_mode(tmp_path):
+    options = ("pynative", "sum")
+    with Job(tmp_path / "elastic", 1, 4, "paced", *options, flags=("-recover", "replace")) as elastic:
+        grow_and_kill(elastic, workers_in_the_end=3)
+    with Job(tmp_path / "alone", 1, 4, *options) as alone:
+        alone.finish()
+    with Job(tmp_path / "mean", 1, 4, "pynative") as mean:  # at three times the rate
+        mean.finish()
+    check_that_they_trained_the_same(elastic, alone, 4)
+    first = [[float(min(losses(job)[step])) for step in range(1, 21)] for job in (alone, mean)]
+    assert first[0] == pytest.approx(first[1], rel=1e-3)
+    assert (elastic.folder / "epoch-4.ckpt").exists(), "who took the place of rank 0 writes for it"
+
+
+@pytest.mark.long
+def test_a_training_cell_that_clips_trains_on_two_workers_as_it_does_on_one(tmp_path):
+    """Its own steps are no shards: each worker has its part of the global batch."""
+    with Job(tmp_path / "two", 2, 2, "clip") as two:
+        two.finish()
+    assert len(two.steps()) == 2
+    assert {len(rows) for rows in two.steps().values()} == {2 * STEPS}
+    assert all(len(found) == 1 for found in two.epochs().values()), two.epochs()
+    assert min(two.epochs()[2]) > 0.8
+    report = two.audit()
     assert report.exact, report
 
 
