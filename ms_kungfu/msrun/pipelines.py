@@ -36,18 +36,26 @@ class Sharded:
     passes: int
 
 
+def _leaf(dataset: Any) -> Any:
+    while not isinstance(dataset, ElasticDataset) and len(dataset.children) == 1:
+        dataset = dataset.children[0]
+    return dataset
+
+
 def shards_of(dataset: Any) -> int | None:
-    """For how many ranks the program has sharded it; None where it hasn't."""
-    node = dataset
-    while not isinstance(node, ElasticDataset) and len(node.children) == 1:
-        node = node.children[0]
-    sampler = getattr(node, "sampler", None)
+    """For how many ranks the program has sharded it; None where it hasn't, or not by a sampler."""
+    sampler = getattr(_leaf(dataset), "sampler", None)
     return int(sampler.num_shards) if isinstance(sampler, ds.DistributedSampler) else None
 
 
 def take_apart(dataset: ds.Dataset) -> Sharded:
     """RuntimeError that names what in it can't be dealt to another number of workers. `dataset` stays as it is."""
     shards = shards_of(dataset)
+    if shards is None and getattr(_leaf(dataset), "num_shards", None) not in (None, 1):
+        raise refused(
+            f"training on a sharded {type(_leaf(dataset)).__name__}",
+            "its samples can't be chosen by their numbers, so they can't be dealt anew",
+        )
     if shards != world.size():
         raise refused(
             f"training on a dataset {'that is not sharded' if shards is None else f'in {shards} shards'}",

@@ -6,6 +6,7 @@ import ctypes
 import functools
 from typing import Any, Callable
 
+import mindspore as ms
 from mindspore import nn, ops
 from mindspore.ops import composite
 from mindspore.ops._grad_experimental.grad_base import bprop_getters
@@ -43,6 +44,8 @@ class AllReduce(Collective):
             raise refused(f"AllReduce({op!r})", f"over a virtual world there are {', '.join(_REDUCTIONS)}")
         if not world.begun():
             raise RuntimeError("AllReduce needs init() of mindspore.communication first")
+        if ms.get_context("device_target") != "CPU":
+            raise refused("AllReduce on a device", "its sum over a virtual world is made on CPUs only so far")
         super().__init__("KungFuWorldAllReduce", None, op=op, world=world.size())
         self.init_attrs = {"op": op, "group": group}
         _ask_python()
@@ -72,7 +75,8 @@ class DistributedGradReducer(nn.Cell):
     """``nn.DistributedGradReducer``: with `mean` gradients come out as their mean over the ranks, without it as the sum
     over the V of the virtual world. `degree` is what the sum is divided by, V unless the program says another number.
 
-    Which gradients travel together follows from their parameters' ``comm_fusion`` (docs/fusion.md).
+    Which gradients travel together follows from their parameters' ``comm_fusion`` (docs/fusion.md), and not from
+    `fusion_type`, an id for MindSpore's own passes.
     """
 
     def __init__(
@@ -81,7 +85,6 @@ class DistributedGradReducer(nn.Cell):
     ) -> None:  # fmt: skip
         super().__init__(auto_prefix=False)
         check_group(group)
-        del fusion_type  # an id of MindSpore's passes; the parameters' own count
         self.mean = context.gradients_mean() if mean is None else mean
         degree = context.device_num() if degree is None else degree
         if isinstance(degree, bool) or not isinstance(degree, int) or degree <= 0:

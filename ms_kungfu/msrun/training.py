@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Callable
 
+import mindspore as ms
 import mindspore.dataset as ds
 from mindspore.train import Callback, Model
 
@@ -34,18 +35,23 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def train(self: Any, *arguments: Any, **named: Any) -> Any:
         call = signature.bind(self, *arguments, **named)
-        if not world.begun() or isinstance(call.arguments.get("train_dataset"), ElasticDataset):
+        data = call.arguments.get("train_dataset")
+        if not world.begun():
+            _log.warning("--msrun: the program hasn't called init(), so this worker trains alone")
+            return method(self, *arguments, **named)
+        if isinstance(data, ElasticDataset) or not isinstance(data, ds.Dataset):
             return method(self, *arguments, **named)  # as the program has it
         call.apply_defaults()
         given = call.arguments
-        by_shards = takes_shards(self._train_network)
-        if by_shards and context.parallel_mode() != "data_parallel":
+        is_plain = takes_shards(self._train_network)
+        by_shards = is_plain and ms.get_context("device_target") == "CPU"
+        if is_plain and context.parallel_mode() != "data_parallel":
             raise refused(
                 "Model.train in parallel_mode stand_alone",
                 "nothing in its network reduces gradients; call set_auto_parallel_context(parallel_mode="
                 "'data_parallel', gradients_mean=True) before the Model is made",
             )
-        given["train_dataset"] = pipelines.elastic(given["train_dataset"], by_shards)
+        given["train_dataset"] = pipelines.elastic(data, by_shards)
         if isinstance(given.get("valid_dataset"), ds.Dataset) and pipelines.shards_of(given["valid_dataset"]):
             given["valid_dataset"] = pipelines.whole(given["valid_dataset"])
         # Steps are what the cluster changes between; MindSpore itself leaves sink mode out on CPUs.
