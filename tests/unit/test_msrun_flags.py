@@ -7,6 +7,7 @@ import pytest
 from ms_kungfu._flags import UsageError
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.launcher.environment import place_of
+from ms_kungfu.launcher.hosts import HostError
 from ms_kungfu.launcher.options import parse_options
 from ms_kungfu.launcher.processes import Process
 
@@ -65,3 +66,11 @@ def test_ranks_are_places_on_the_hosts_in_their_order():
     places = [PeerID("127.0.0.1", first), PeerID("127.0.0.1", first + 1), PeerID("127.0.0.2", first + 2)]
     processes = [Process(key, "", peer.host, peer) for key, peer in enumerate(places)]
     assert [place_of(process, options) for process in processes] == [0, 1, 4]
+
+
+def test_a_cluster_larger_than_the_world_is_refused():
+    options = parse_options(["--msrun", "-np", "2", "-msrun-size", "3", *PROGRAM])
+    first = options.hosts.first_cluster(2, options.ports, options.control_port, 0)
+    options.hosts.check(first.resized(3, options.ports), first.workers)
+    with pytest.raises(HostError, match="4 workers are more than the 3 that -msrun-size tells the program of"):
+        options.hosts.check(first.resized(4, options.ports), first.workers)
