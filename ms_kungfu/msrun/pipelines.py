@@ -110,17 +110,18 @@ def whole(dataset: ds.Dataset) -> ds.Dataset:
     return parts.samples.batch(parts.batch_size)
 
 
-_elastic: weakref.WeakKeyDictionary[ds.Dataset, ElasticDataset] = weakref.WeakKeyDictionary()
+_elastic: weakref.WeakKeyDictionary[ds.Dataset, dict[bool, ElasticDataset]] = weakref.WeakKeyDictionary()
 
 
 def elastic(dataset: ds.Dataset, by_shards: bool) -> ElasticDataset:
     """All samples, dealt to the workers that there are, in steps of V times the program's batch. The same one for
     the same dataset, so that a next call of training goes on in the next epoch."""
-    if dataset not in _elastic:
+    made = _elastic.setdefault(dataset, {})
+    if by_shards not in made:
         parts = take_apart(dataset)
         if parts.passes > 1:
             raise refused(f"repeat({parts.passes}) of a training dataset", "train more epochs instead")
-        _elastic[dataset] = ElasticDataset(
+        made[by_shards] = ElasticDataset(
             parts.samples,
             global_batch_size=parts.batch_size * world.size(),
             total=parts.total,
@@ -130,4 +131,4 @@ def elastic(dataset: ds.Dataset, by_shards: bool) -> ElasticDataset:
             # Augmentation that draws in MindSpore's operations is another one wherever a sample is made.
             shards_check="warn" if by_shards else "raise",
         )
-    return _elastic[dataset]
+    return made[by_shards]
