@@ -19,6 +19,7 @@ from tests.conftest import free_port, launcher
 PROGRAM = Path(__file__).parents[1] / "programs" / "like_mindcv.py"
 STEPS = 53  # of an epoch: 1280 samples, 3 times 8 a step, what is left is dropped
 LIMIT_S = 240
+pytestmark = pytest.mark.timeout(900)  # several runs a test, each of several processes
 
 
 class Job:
@@ -138,7 +139,7 @@ def check_that_they_trained_the_same(elastic: Job, alone: Job, epochs: int) -> N
     assert set(losses(elastic)) == set(range(1, epochs * STEPS + 1))
     assert all(len(found) == 1 for found in elastic.epochs().values()), "workers found other accuracies"
     assert elastic.epochs() == alone.epochs()
-    assert min(alone.epochs()[epochs]) > 0.85
+    assert min(alone.epochs()[epochs]) > 0.8
     report = elastic.audit()
     assert report.exact, report
 
@@ -155,22 +156,22 @@ def test_mindcvs_calls_train_the_same_bits_while_the_cluster_changes(tmp_path):
 @pytest.mark.long
 def test_rank_0_is_played_again_and_gradients_are_summed_in_pynative_mode(tmp_path):
     options = ("pynative", "sum")
-    with Job(tmp_path / "elastic", 1, 4, "paced", *options, flags=("-recover", "replace")) as elastic:
+    with Job(tmp_path / "elastic", 1, 2, "paced", *options, flags=("-recover", "replace")) as elastic:
         grow_and_kill(elastic, workers_in_the_end=3)
-    with Job(tmp_path / "alone", 1, 4, *options) as alone:
+    with Job(tmp_path / "alone", 1, 2, *options) as alone:
         alone.finish()
-    with Job(tmp_path / "mean", 1, 4, "pynative") as mean:  # at three times the rate
+    with Job(tmp_path / "mean", 1, 2, "pynative") as mean:  # at three times the rate
         mean.finish()
-    check_that_they_trained_the_same(elastic, alone, 4)
+    check_that_they_trained_the_same(elastic, alone, 2)
     first = [[float(min(losses(job)[step])) for step in range(1, 21)] for job in (alone, mean)]
     assert first[0] == pytest.approx(first[1], rel=1e-3)
-    assert (elastic.folder / "epoch-4.ckpt").exists(), "who took the place of rank 0 writes for it"
+    assert (elastic.folder / "epoch-2.ckpt").exists(), "who took the place of rank 0 writes for it"
 
 
 @pytest.mark.long
 def test_a_training_cell_that_clips_trains_on_two_workers_as_it_does_on_one(tmp_path):
     """Its own steps are no shards: each worker has its part of the global batch."""
-    with Job(tmp_path / "two", 2, 2, "clip") as two:
+    with Job(tmp_path / "two", 2, 2, "clip", "guarded") as two:
         two.finish()
     assert len(two.steps()) == 2
     assert {len(rows) for rows in two.steps().values()} == {2 * STEPS}
@@ -178,6 +179,10 @@ def test_a_training_cell_that_clips_trains_on_two_workers_as_it_does_on_one(tmp_
     assert min(two.epochs()[2]) > 0.8
     report = two.audit()
     assert report.exact, report
+    assert [path.name for path in sorted(two.folder.glob("guarded*.ckpt"))] == [
+        f"guarded-1_{STEPS}.ckpt",
+        f"guarded-2_{STEPS}.ckpt",
+    ]
 
 
 SENTENCES = {

@@ -2,8 +2,8 @@
 mindcv's ``train.py --distribute`` makes (at 51b0636), in the same order, on digits and a small network.
 
 Options: ``pynative``, ``sum`` (gradients_mean left at MindSpore's default, which sums), ``clip`` (a training cell of
-its own, which reduces and clips), ``paced`` (no step is begun behind the one that the file ``OUT/pace`` names, for
-whoever changes the cluster meanwhile).
+its own, which reduces and clips), ``guarded`` (rank 0 alone has a ModelCheckpoint, too), ``paced`` (no step is begun
+behind the one that the file ``OUT/pace`` names, for whoever changes the cluster meanwhile).
 """
 
 import json
@@ -20,7 +20,7 @@ from mindspore import Model, Tensor, nn, ops
 from mindspore.communication import get_group_size, get_rank, init
 from mindspore.dataset import transforms
 from mindspore.ops import ReduceOp
-from mindspore.train import Callback, save_checkpoint
+from mindspore.train import Callback, CheckpointConfig, ModelCheckpoint, save_checkpoint
 
 OUT, EPOCHS, OPTIONS = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 BATCH = 8
@@ -129,7 +129,11 @@ def main():
         model = Model(network, loss, optimizer, metrics=metrics, loss_scale_manager=manager)
     (OUT / f"started.{os.getpid()}").touch()
     monitor = StateMonitor(model, loader_eval, rank_id, device_num)
-    model.train(EPOCHS, loader_train, callbacks=[monitor], dataset_sink_mode=True)
+    callbacks = [monitor]
+    if "guarded" in OPTIONS and rank_id == 0:
+        config = CheckpointConfig(save_checkpoint_steps=num_batches, keep_checkpoint_max=10)
+        callbacks.append(ModelCheckpoint(prefix="guarded", directory=str(OUT), config=config))
+    model.train(EPOCHS, loader_train, callbacks=callbacks, dataset_sink_mode=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import pytest
 
 from ms_kungfu._flags import UsageError
 from ms_kungfu.cluster import PeerID
+from ms_kungfu.launcher import commands
 from ms_kungfu.launcher.environment import place_of
 from ms_kungfu.launcher.hosts import HostError
 from ms_kungfu.launcher.options import parse_options
@@ -74,3 +75,12 @@ def test_a_cluster_larger_than_the_world_is_refused():
     options.hosts.check(first.resized(3, options.ports), first.workers)
     with pytest.raises(HostError, match="4 workers are more than the 3 that -msrun-size tells the program of"):
         options.hosts.check(first.resized(4, options.ports), first.workers)
+
+
+def test_who_comes_after_the_first_one_died_has_its_place():
+    options = parse_options(["--msrun", "-np", "3", *PROGRAM])
+    cluster = options.hosts.first_cluster(3, options.ports, options.control_port, 0)
+    without = cluster.without([cluster.workers[0]])
+    grown = commands._resized(without, 3, None)
+    places = [place_of(Process(key, "", peer.host, peer), options) for key, peer in enumerate(grown.workers)]
+    assert places == [1, 2, 0]
