@@ -241,6 +241,13 @@ TEST_COMM_DELAY_MS = Variable(
     "For tests only: each all-reduce of MindSpore's kernels takes this much longer. Read at init.",
     set_by="user",
 )
+MSRUN_SIZE = _optional(
+    "KUNGFU_MSRUN_SIZE",
+    NUMBER,
+    "V, the ranks of the virtual world that `mindspore.communication` answers with (`--msrun`). Unset: it is "
+    "MindSpore's own.",
+)
+MSRUN_RANK = Variable("KUNGFU_MSRUN_RANK", NUMBER, 0, "Which of those this worker is, as long as it lives.")
 METRICS_PORT = _optional(
     "KUNGFU_METRICS_PORT",
     NUMBER,

@@ -38,7 +38,7 @@ class CollectiveOn : public Device::Kernel {
   }
   bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
     stream_ = stream;
-    ranks_ = ClusterSize();
+    ranks_ = Ranks();
     Run(groups_.Bind(this->kernel_name_, inputs, outputs, InPlace(), [this](uint64_t n) { return OutputCount(n); }));
     return true;
   }
@@ -61,6 +61,8 @@ class CollectiveOn : public Device::Kernel {
   virtual size_t PartOf(size_t) const { return 0; }
   // How many elements the output has to hold for an input of `count` elements, at the present size of the cluster.
   virtual uint64_t OutputCount(uint64_t count) const { return count; }
+  // How many the operation is among. To ask is to join the cluster, at a process that hasn't yet.
+  virtual uint32_t Ranks() const { return ClusterSize(); }
   // Whether the outputs are the inputs, written in place.
   virtual bool InPlace() const { return false; }
 
@@ -71,6 +73,7 @@ class CollectiveOn : public Device::Kernel {
                         group.dtype, rest...);
   }
   const char* Layout(const Group& group) const { return groups_.Layout(group); }
+  const std::string& name() const { return groups_.name(); }
 
   void* stream_{nullptr};  // MindSpore's, for the length of a launch
   uint32_t ranks_{1};      // as this launch began: what the outputs are held against, and the operation is for

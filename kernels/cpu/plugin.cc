@@ -1,7 +1,10 @@
 // The plugin for CPUs, where kernels are launched without a stream and the tensors are in the host's memory.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
+#include <iterator>
+#include <type_traits>
 #include <vector>
 
 #include "base/bfloat16.h"
@@ -24,6 +27,8 @@ extern "C" __attribute__((visibility("default"))) int kungfu_ms_compute_undivide
 
 namespace mindspore::kernel::kungfu {
 namespace {
+
+std::atomic<int (*)()> takes_part{nullptr};
 
 class HostKernel : public NativeCpuKernelMod {
  public:
@@ -221,10 +226,125 @@ class DropoutGrad : public Dropping {
   }
 };
 
+// What all V ranks of a virtual world bring, or their least or greatest element (ms_kungfu/msrun). The workers that
+// live stand for it: their mean, times V. A worker that hasn't begun to train calls nobody and stands for all of them.
+class WorldAllReduce : public Reducing<Host> {
+ public:
+  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
+    ranks_of_world_ = static_cast<double>(GetValue<int64_t>(this->primitive_->GetAttr("world")));
+    return Reducing<Host>::Init(inputs, outputs);
+  }
+
+ protected:
+  uint32_t Ranks() const override { return 1; }  // whatever it is, the shapes are the same
+
+  kf_status Run(const Group& group) override {
+    const bool together = TakesPart();
+    if (this->op_ != KF_SUM) {
+      return together ? this->Bring(Host::kAllReduce, group, this->op_, this->Layout(group)) : Copy(group);
+    }
+    switch (group.dtype) {
+      case KF_INT8:
+        return Sum<int8_t>(group, together);
+      case KF_UINT8:
+        return Sum<uint8_t>(group, together);
+      case KF_INT16:
+        return Sum<int16_t>(group, together);
+      case KF_UINT16:
+        return Sum<uint16_t>(group, together);
+      case KF_INT32:
+        return Sum<int32_t>(group, together);
+      case KF_UINT32:
+        return Sum<uint32_t>(group, together);
+      case KF_INT64:
+        return Sum<int64_t>(group, together);
+      case KF_UINT64:
+        return Sum<uint64_t>(group, together);
+      case KF_FLOAT16:
+        return Sum<float16>(group, together);
+      case KF_BFLOAT16:
+        return Sum<bfloat16>(group, together);
+      case KF_FLOAT32:
+        return Sum<float>(group, together);
+      case KF_FLOAT64:
+        return Sum<double>(group, together);
+    }
+    throw std::runtime_error("InternalError: " + kernel_name_ + " of an unknown dtype");
+  }
+
+ private:
+  static bool TakesPart() {
+    auto* const ask = takes_part.load();
+    return ask == nullptr || ask() != 0;
+  }
+
+  kf_status Copy(const Group& group) const {
+    for (size_t i = 0; i < group.tensors.size(); ++i) {
+      const auto& tensor = group.tensors[i];
+      std::memcpy(tensor.output, tensor.input, tensor.count * SizeOf(group.dtype));
+    }
+    return KF_OK;
+  }
+
+  static size_t SizeOf(kf_dtype dtype) {
+    switch (dtype) {
+      case KF_INT8:
+      case KF_UINT8:
+        return 1;
+      case KF_INT16:
+      case KF_UINT16:
+      case KF_FLOAT16:
+      case KF_BFLOAT16:
+        return 2;
+      case KF_INT32:
+      case KF_UINT32:
+      case KF_FLOAT32:
+        return 4;
+      case KF_INT64:
+      case KF_UINT64:
+      case KF_FLOAT64:
+        return 8;
+    }
+    throw std::runtime_error("InternalError: an unknown dtype");
+  }
+
+  // In doubles, so that a mean of integers keeps what it is scaled up by: exact as long as sums are below 2^53.
+  template <typename Element>
+  kf_status Sum(const Group& group, bool together) {
+    using Wide = std::conditional_t<std::is_arithmetic_v<Element>, Element, float>;
+    wide_.clear();
+    for (const auto& tensor : group.tensors) {
+      const auto* const x = static_cast<const Element*>(tensor.input);
+      std::transform(x, x + tensor.count, std::back_inserter(wide_),
+                     [](const Element& each) { return static_cast<double>(static_cast<Wide>(each)); });
+    }
+    if (together) {
+      const kf_tensor all{wide_.data(), wide_.data(), wide_.size()};
+      const kf_status status = kf_all_reduce(this->name().c_str(), &all, 1, KF_FLOAT64, KF_MEAN, this->Layout(group));
+      if (status != KF_OK) {
+        return status;
+      }
+    }
+    const double* from = wide_.data();
+    for (const auto& tensor : group.tensors) {
+      std::transform(from, from + tensor.count, static_cast<Element*>(tensor.output), [this](double mean) {
+        const double sum = mean * ranks_of_world_;
+        return static_cast<Element>(static_cast<Wide>(std::is_integral_v<Element> ? std::nearbyint(sum) : sum));
+      });
+      from += tensor.count;
+    }
+    return KF_OK;
+  }
+
+  double ranks_of_world_{1};
+  std::vector<double> wide_;
+};
+
 bool AddShards(Factory<NativeCpuKernelMod>& factory) {
   Add<SumShards>(factory, "KungFuSumShards");
   Add<Dropout>(factory, "KungFuDropout");
   Add<DropoutGrad>(factory, "KungFuDropoutGrad");
+  Add<WorldAllReduce>(factory, "KungFuWorldAllReduce");
   return true;
 }
 
@@ -233,3 +353,8 @@ bool AddShards(Factory<NativeCpuKernelMod>& factory) {
 
 }  // namespace
 }  // namespace mindspore::kernel::kungfu
+
+// Whether this worker takes part in what the others do, asked at each operation of the virtual world.
+extern "C" __attribute__((visibility("default"))) void kungfu_ms_ask_whether_it_takes_part(int (*ask)()) {
+  mindspore::kernel::kungfu::takes_part = ask;
+}

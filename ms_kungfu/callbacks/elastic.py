@@ -83,6 +83,8 @@ class KungFuElasticCallback(Callback):
     what follows a call of training.
     """
 
+    _writes: Callable[[], bool] | None = None  # see `Others`
+
     def __init__(
         self,
         schedule: Schedule | None = None,
@@ -165,7 +167,7 @@ class KungFuElasticCallback(Callback):
             params.train_dataset.global_batch_size = self._global_batch_size
             self._batch_given_to = params.train_dataset
         before = self.training
-        others = self._others = Others(params.list_callback)
+        others = self._others = Others(params.list_callback, self._writes)
         last_step = Component("last_step", self._capture, self._receive)
         options = replace(self._options, components=(last_step, *self._options.components))
         self.training = training = ElasticTraining(

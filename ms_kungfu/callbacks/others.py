@@ -60,12 +60,15 @@ Wrapper = Callable[[Any, Hook], Hook]
 
 
 class Others:
-    """The callbacks beside an elastic one in a call of training."""
+    """The callbacks beside an elastic one in a call of training. `writes`: whether this worker writes for all, where
+    not all may have the same callbacks; None: the lowest living rank does, and all have."""
 
     received: dict[str, Any] | None = None  # the state that was handed over, until the call that it is of has come
     resumed = False  # it is from a checkpoint
 
-    def __init__(self, callbacks: Iterable[Any]) -> None:
+    def __init__(self, callbacks: Iterable[Any], writes: Callable[[], bool] | None = None) -> None:
+        self._writes = writes or _is_lowest
+        self._are_alike = writes is None
         self._callbacks: dict[str, Any] = {}
         for callback in callbacks:
             if is_carried(callback) or is_the_programs(callback):
@@ -94,11 +97,11 @@ class Others:
                 for hook in ("on_train_begin", *_STEPS, *_ENDS):
                     self._replace(callback, hook, _nowhere)
             elif isinstance(callback, WRITERS):
-                files = _Files()
-                wrappers: dict[str, Wrapper] = dict.fromkeys((*_STEPS, *_ENDS), _at_the_writer)
+                files = _Files(self._writes)
+                wrappers: dict[str, Wrapper] = dict.fromkeys((*_STEPS, *_ENDS), self._at_the_writer)
                 if isinstance(callback, ModelCheckpoint):
                     wrappers["on_train_step_end"] = files.write_or_note
-                    if not asynchronous:
+                    if not asynchronous and self._are_alike:
                         wrappers["on_train_end"] = files.write_last
                 for hook, how in wrappers.items():
                     self._replace(callback, hook, how)
@@ -117,6 +120,9 @@ class Others:
     def unhook(self) -> None:
         """Give the callbacks back as they were."""
         self._hooked.close()
+
+    def _at_the_writer(self, callback: Any, call: Hook) -> Hook:
+        return lambda run_context: call(run_context) if _takes_part() and self._writes() else None
 
     def _replace(self, callback: Any, hook: str, wrapper: Wrapper) -> None:
         replace_attribute(self._hooked, callback, hook, wrapper(callback, getattr(callback, hook)))
@@ -148,7 +154,7 @@ class Others:
         if captured is None:
             return
         own = {key for key, callback in self._callbacks.items() if is_carried(callback)}
-        if own != set(captured):
+        if own != set(captured) and self._are_alike:
             if Others.resumed:
                 text = "the checkpoint is of a program with other callbacks (%s); those that both have go on from it"
             else:
@@ -238,10 +244,6 @@ def _takes_part() -> bool:
     return not runtime.detached() and not is_behind()
 
 
-def _at_the_writer(callback: Any, call: Hook) -> Hook:
-    return lambda run_context: call(run_context) if _takes_part() and _is_lowest() else None
-
-
 def _nowhere(callback: Any, call: Hook) -> Hook:
     return lambda run_context: None
 
@@ -253,7 +255,8 @@ def _where_training_is(callback: Any, call: Hook) -> Hook:
 class _Files:
     """What the workers know of a ModelCheckpoint's files, of which one worker writes each."""
 
-    def __init__(self) -> None:
+    def __init__(self, writes: Callable[[], bool]) -> None:
+        self._writes = writes
         self._ended = -1  # the step of the last one that this worker has ended writing
 
     def write_or_note(self, callback: Any, save: Hook) -> Hook:
@@ -261,7 +264,7 @@ class _Files:
 
         def save_or_note(run_context: Any) -> None:
             params = run_context.original_args()
-            if _takes_part() and _is_lowest():
+            if _takes_part() and self._writes():
                 self._write(callback, save, run_context)
             elif _takes_part() and callback._check_save_ckpt(params, False):
                 callback._last_triggered_step = params.cur_step_num
@@ -281,7 +284,7 @@ class _Files:
                     return
                 # Of a later one it is only known that it was begun.
                 callback._last_triggered_step = min(callback._last_triggered_step, max(row["ended"] for row in told))
-                if _is_lowest():
+                if self._writes():
                     with runtime.keep_waiting():
                         self._write(callback, save, run_context)
                     at_end = True

@@ -82,19 +82,26 @@ class _UnlessOverflown(nn.Cell):
         return overflow
 
 
+def takes_shards(train_cell: Any) -> bool:
+    """Whether `ShardedTraining` can train by it: a ``TrainOneStepCell`` or ``TrainOneStepWithLossScaleCell`` as
+    MindSpore makes it, or this one's relative of ms_kungfu."""
+    kinds = (nn.TrainOneStepCell, nn.TrainOneStepWithLossScaleCell, KungFuTrainOneStepWithLossScaleCell)
+    return type(train_cell) in kinds and not getattr(train_cell, "return_grad", False)
+
+
 class ShardedTraining:
     """For the length of a call of training, `train_cell` trains a whole step of shards when it is called.
 
-    It is a ``TrainOneStepCell`` or ``TrainOneStepWithLossScaleCell`` as MindSpore makes it, or this one's relative of
-    ms_kungfu. ValueError where it isn't: what else such a cell does between gradients and update (clipping) belongs
-    behind the sum over all shards, which only its author can cut out.
+    ValueError where it is none that `takes_shards`: what else such a cell does between gradients and update (clipping)
+    belongs behind the sum over all shards, which only its author can cut out. A reducer that the cell has is left out:
+    the update gets the mean over the shards, or where that one sums (``gradients_mean=False``) their sum.
     """
 
     def __init__(self, train_cell: Any) -> None:
         kind = type(train_cell)
-        scales = kind in (nn.TrainOneStepWithLossScaleCell, KungFuTrainOneStepWithLossScaleCell)
+        scales = kind is not nn.TrainOneStepCell
         returns = getattr(train_cell, "return_grad", False)
-        if not (scales or kind is nn.TrainOneStepCell) or returns:
+        if not takes_shards(train_cell):
             raise ValueError(
                 f"Model.train's network is a {kind.__name__}{'(return_grad=True)' if returns else ''}, and with shards "
                 "what it does with gradients comes once a step, behind their sum, not once a shard; train in a loop "
@@ -102,11 +109,15 @@ class ShardedTraining:
                 "or without shards"
             )
         self._cell, self._class = train_cell, kind
+        mean = getattr(train_cell.grad_reducer, "mean", True)
+        for _, cell in train_cell.grad_reducer.cells_and_names():
+            if getattr(cell, "reduces_gradients", False):
+                cell.leave_to_shards(mean and cell.mean)
         if scales:
             update = _UnlessOverflown(train_cell)
-            self.step = ShardedStep(_ScaledForwardBackward(train_cell), update)
+            self.step = ShardedStep(_ScaledForwardBackward(train_cell), update, gradients_mean=mean)
         else:
-            self.step = ShardedStep(_ForwardBackward(train_cell), train_cell.optimizer)
+            self.step = ShardedStep(_ForwardBackward(train_cell), train_cell.optimizer, gradients_mean=mean)
         self.step.cell.set_train()
 
         class Sharded(kind):  # type: ignore[misc, valid-type]

@@ -5,7 +5,8 @@ number and a time-out; here each has a sentence, and all of them are told at onc
 ms_kungfu.devices.rank_table FILE`` checks a table and shows what it says.
 
 The format is version 1.0 of HCCL's user guide ("rank table configuration"), the one that MindSpore's own tutorial on
-rank tables shows. Every value in it is text, numbers too: HCCL refuses others. Pure but for `read` and `main`.
+rank tables shows. Every value in it is text, numbers too: HCCL refuses others. Tables of the first form (``board_id``,
+``instance_list``) are converted. Pure but for `read` and `main`.
 """
 
 from __future__ import annotations
@@ -76,10 +77,36 @@ def parse(text: str, where: str = "rank table") -> RankTable:
     except ValueError as error:
         hint = "; JSON has no comments" if "//" in text else ""
         raise RankTableError([f"it is not JSON: {error}{hint}"], where) from None
+    document = from_first_version(document)
     mistakes = list(find_mistakes(document))
     if mistakes:
         raise RankTableError(mistakes, where)
     return RankTable(tuple(map(_server, document["server_list"])))
+
+
+def from_first_version(document: Any) -> Any:
+    """A table of the first form, which has one group's instances with a rank and a device each (``board_id``,
+    ``group_list``, ``instance_list``), as one of servers; anything else as it is, for `find_mistakes`."""
+    if not isinstance(document, dict) or "server_list" in document:
+        return document
+    groups = document.get("group_list")
+    if not isinstance(groups, list) or len(groups) != 1 or not isinstance(groups[0], dict):
+        return document
+    instances = groups[0].get("instance_list")
+    if not isinstance(instances, list):
+        return document
+    servers: dict[Any, list[Any]] = {}
+    for instance in instances:
+        devices = instance.get("devices") if isinstance(instance, dict) else None
+        name = instance.get("server_id") if isinstance(instance, dict) else None
+        if not isinstance(name, str) or not isinstance(devices, list) or len(devices) != 1:
+            return document
+        device = devices[0] if isinstance(devices[0], dict) else {}
+        servers.setdefault(name, []).append({**device, "rank_id": instance.get("rank_id")})
+    listed = [{"server_id": name, "device": devices} for name, devices in servers.items()]
+    # Tables of this form needn't say their status.
+    status = document.get("status", "completed")
+    return {"version": VERSION, "status": status, "server_count": str(len(listed)), "server_list": listed}
 
 
 def _server(document: Mapping[str, Any]) -> Server:
@@ -110,7 +137,7 @@ def find_mistakes(document: object) -> Iterator[str]:
         return
     for key, what in (
         ("server_group_list", "a global rank table of several jobs"),
-        ("group_list", "the older template with group_list"),
+        ("group_list", "of the first form, with group_list, but not one group of instances with a device each"),
     ):
         if key in document and "server_list" not in document:
             yield f"it is {what}, which is not supported; write one with server_list, version {VERSION}"

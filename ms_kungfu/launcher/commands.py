@@ -9,7 +9,7 @@ from typing import Callable
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, failed
-from ms_kungfu.cluster import Cluster, is_at_rest
+from ms_kungfu.cluster import WORKER_PORTS, Cluster, is_at_rest
 from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, open_store
 from ms_kungfu.config_server.secret_file import servers_of_this_user
 from ms_kungfu.errors import ConfigServerError
@@ -38,6 +38,8 @@ def _resized(cluster: Cluster, size: int, given: range | None) -> Cluster | str:
     if cluster.size == size:
         return cluster.following(cluster.workers)
     first = min(worker.port for worker in cluster.workers)
+    if first in WORKER_PORTS:  # a place in front of it may be free: with --msrun that of rank 0
+        first = WORKER_PORTS[0]
     return cluster.resized(size, given or range(first, min(first + 1000, 65535) + 1))
 
 
@@ -73,7 +75,10 @@ def _main(
     parser.flag("secret-file", "file with the job's secret, where it was started on another machine", metavar="FILE")
     if command == "resize":
         parser.flag(
-            "port-range", "ports for new workers (default: from the first worker's on)", type=parse_ports, metavar="A-B"
+            "port-range",
+            "ports for new workers (default: kungfu-run's, or from the first worker's on)",
+            type=parse_ports,
+            metavar="A-B",
         )
     try:
         flags, words = parser.parse(arguments)

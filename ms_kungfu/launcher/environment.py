@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from ms_kungfu import env
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.launcher.hosts import Hosts
@@ -46,6 +48,16 @@ def environment_of(
         env.WORLD_SIZE.name: size,
         env.PLAIN_LOCAL_RANK.name: local_rank,
         env.LOCAL_WORLD_SIZE.name: local_size,
+        env.MSRUN_SIZE.name: str(options.msrun_size) if options.msrun_size else None,
+        env.MSRUN_RANK.name: str(place_of(process, options)) if options.msrun_size else None,
         env.CORES_PER_WORKER.name: str(each) if each else None,
         **site.devices.environment(process.device),
     }
+
+
+def place_of(process: Process, options: Options) -> int:
+    """Its number among all that the job may have: hosts in their order, and on each the lowest port that is free."""
+    if process.peer is None:
+        return process.rank
+    before = itertools.takewhile(lambda host: host.name != process.host, options.hosts.each)
+    return sum(host.slots or 0 for host in before) + options.ports.index(process.peer.port)

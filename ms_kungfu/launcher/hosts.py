@@ -172,6 +172,8 @@ class Hosts:
         return count
 
     def _most(self, what: str) -> str:
+        if self.max_workers < MAX_WORKERS:
+            return f"the {self.max_workers}{what} that -msrun-size tells the program of"
         where = "a job on several hosts" if self.is_several else "one host"
         return f"the {self.max_workers}{what} that {where} can have"
 

@@ -17,6 +17,7 @@ from ms_kungfu.cluster import WORKER_PORTS
 from ms_kungfu.launcher.affinity import allowed_cores
 from ms_kungfu.launcher.host_flags import NO_TORCHRUN_FLAGS, add_host_flags, check_url, secret_of, settle_hosts
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts, parse_hosts, parse_ports
+from ms_kungfu.launcher.msrun_flags import NO_MSRUN_FLAGS, add_msrun_flags, settle_words, settle_world
 from ms_kungfu.launcher.policy import Recover
 
 PROGRAM = "kungfu-run"
@@ -25,7 +26,8 @@ _MAX_RESTARTS = 10
 _NO_FLAGS = {
     "P": "workers are named by -np, -H and -port-range: the first ports of the range on each host",
     "u": "kungfu-run logs in nowhere and is typed on each host; kungfu-distribute -u USER starts it on all of them",
-    **NO_TORCHRUN_FLAGS,
+    **{name: why for name, why in NO_TORCHRUN_FLAGS.items() if name not in ("master_addr", "master_port")},
+    **NO_MSRUN_FLAGS,
     "debug-port": "there is no debug server: -logfile has what the launcher does, a Monitor in the program serves "
     "metrics (KUNGFU_METRICS_PORT), and the config server tells the cluster",
     "t0": "nobody needs the time of the job's start: lines of the log have the time",
@@ -224,6 +226,13 @@ class Options:
         default=10.0,
         metavar="TIME",
     )
+    msrun_size: int | None = _flag(
+        "msrun-size",
+        "with --msrun: the number of ranks that the program is told of, for ever; no more workers than that (default: "
+        "the slots of -H, else -np)",
+        type=integer(1),
+        metavar="V",
+    )
     # Of the user's, for several hosts: proves one to the other. None: there is one host, or the network is trusted.
     secret: str | None = field(default=None, repr=False)
     joins: bool = False  # this host joins a job that runs (-join)
@@ -270,6 +279,14 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest:
             parser.flag(**each.metadata, dest=each.name, default=each.default)
     parser.set_defaults(size=None)
     add_host_flags(parser)
+    parser.flag(
+        "msrun",
+        "the program is one for MindSpore's msrun: mindspore.communication answers it with -msrun-size ranks, "
+        "whatever the cluster is",
+        type=switch,
+        default=False,
+    )
+    add_msrun_flags(parser)
     flags, command = parser.parse(arguments)
     if flags.join is not None:
         _check_environment()
@@ -278,8 +295,10 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest:
         raise UsageError(f"no program to run; write it after the flags: {PROGRAM} -np 2 python train.py")
     check_program(command)
     _check_environment()
+    settle_words(flags)
     settle_hosts(flags)
     flags.size = flags.size or 1
+    settle_world(flags)
     if flags.hosts.is_several and flags.standbys:
         raise UsageError(
             "-standby keeps processes ready on one host, and several hosts may each need one; leave it out"

@@ -164,7 +164,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         ("[]", "it must be a JSON object, got an empty list"),
         ('"text"', "it must be a JSON object"),
         ('{"server_group_list": []}', "a global rank table of several jobs, which is not supported"),
-        ('{"group_list": []}', "the older template with group_list, which is not supported"),
+        ('{"group_list": []}', "of the first form, with group_list, but not one group"),
     ],
 )
 def test_what_is_no_table_is_refused(text: str, sentence: str) -> None:
@@ -208,3 +208,30 @@ def test_the_command_shows_a_table_or_its_mistakes(
     monkeypatch.delenv("RANK_TABLE_FILE")
     assert rank_table.main([]) == 1
     assert "set RANK_TABLE_FILE" in capsys.readouterr().err
+
+
+def of_first_form(*instances: tuple[str, str, str], **more: object) -> str:
+    """As MindSpore's first releases wrote it: each rank, its server and its device."""
+    listed = [
+        {"devices": [{"device_id": d, "device_ip": f"192.168.{i}.1"}], "rank_id": r, "server_id": s}
+        for i, (r, s, d) in enumerate(instances)
+    ]
+    group = {"device_num": "2", "server_num": "1", "instance_count": str(len(listed)), "instance_list": listed}
+    return json.dumps({"board_id": "0x0000", "deploy_mode": "lab", "group_list": [group], **more})
+
+
+def test_a_table_of_the_first_form_is_converted() -> None:
+    table = parse(of_first_form(("1", "10.0.0.2", "4"), ("0", "10.0.0.1", "0"), ("2", "10.0.0.2", "5")))
+    found = {(s.id, d.rank, d.device_id, d.ip) for s in table.servers for d in s.devices}
+    assert found == {
+        ("10.0.0.2", 1, 4, "192.168.0.1"),
+        ("10.0.0.1", 0, 0, "192.168.1.1"),
+        ("10.0.0.2", 2, 5, "192.168.2.1"),
+    }
+
+
+def test_what_is_wrong_in_a_table_of_the_first_form_is_said_alike() -> None:
+    with pytest.raises(RankTableError, match="rank 0 is given twice"):
+        parse(of_first_form(("0", "10.0.0.1", "0"), ("0", "10.0.0.1", "1")))
+    with pytest.raises(RankTableError, match='status is "initializing"'):
+        parse(of_first_form(("0", "10.0.0.1", "0"), status="initializing"))

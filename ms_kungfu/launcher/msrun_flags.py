@@ -1,0 +1,101 @@
+"""The flags of ``--msrun``: msrun's own options in their meaning here, or refused by name, and the size of the virtual
+world that the program is told of (`ms_kungfu.msrun`)."""
+
+from __future__ import annotations
+
+import ipaddress
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ms_kungfu._flags import FlagParser, UsageError, integer, switch
+from ms_kungfu.launcher.hosts import Hosts
+
+_MSRUN = "msrun's, with --msrun: "
+_HOSTS = "name the hosts by -H, the same on each; -self or -nic says which one this is"
+_FLAGS: dict[str, dict[str, Any]] = {
+    "worker_num": {"help": _MSRUN + "-np", "type": integer(1), "metavar": "N"},
+    "local_worker_num": {
+        "help": _MSRUN + "how many of one host, so as many as -np",
+        "type": integer(1),
+        "metavar": "K",
+    },
+    "log_dir": {"help": _MSRUN + "-logdir", "metavar": "DIR"},
+    "join": {"help": _MSRUN + "the launcher waits for the job, as ever", "type": switch},
+    "master_addr": {"help": _MSRUN + "this machine; several hosts are named by -H", "metavar": "ADDRESS"},
+    "master_port": {
+        "help": _MSRUN + "goes with it; nothing listens there",
+        "type": integer(1, 65535),
+        "metavar": "PORT",
+    },
+}
+# msrun's others.
+NO_MSRUN_FLAGS = {
+    "bind_core": "-affinity auto, the default, divides the cores; -cores-per-worker K gives K to each",
+    "cluster_time_out": "KUNGFU_JOIN_TIMEOUT in the environment is how long a cluster may take to assemble",
+    "rank_table_file": "RANK_TABLE_FILE in the environment names the rank table",
+    "tail_worker_log": "-v=false with -log_dir keeps the workers' output off the screen",
+    "worker_log_name": "a worker's two files in -log_dir are named by its address",
+    "sim_level": "there is no simulation of another cluster",
+    "sim_rank_id": "there is no simulation of another cluster",
+}
+
+
+def add_msrun_flags(parser: FlagParser) -> None:
+    for name, what in _FLAGS.items():
+        parser.flag(name, **what)
+
+
+def settle_words(flags: Namespace) -> None:
+    """msrun's words into ours, before the hosts are settled."""
+    given = [name for name in _FLAGS if getattr(flags, name) is not None]
+    if given and not flags.msrun:
+        refusal = _HOSTS if given[0].startswith("master") else "write --msrun before it, or -np and -logdir"
+        raise UsageError(f"--{given[0]} is an option of msrun; {refusal}")
+    if flags.worker_num is not None:
+        if flags.size is not None:
+            raise UsageError("-np and --worker_num are the same; leave one of them out")
+        flags.size = flags.worker_num
+    if flags.join is False:
+        raise UsageError("--join=False: the launcher waits for the job, and its exit status is the job's; leave it out")
+    if flags.log_dir is not None:
+        if flags.logdir is not None:
+            raise UsageError("-logdir and --log_dir are the same; leave one of them out")
+        flags.logdir = Path(flags.log_dir) if flags.log_dir else None
+
+
+def settle_world(flags: Namespace) -> None:
+    """How many ranks the program is told of: all that the job may have. Once hosts and size are settled."""
+    hosts: Hosts = flags.hosts
+    address, local = flags.master_addr, flags.local_worker_num
+    if address is not None and (hosts.is_several or not _is_this_machine(address)):
+        raise UsageError(f"--master_addr {address} is how msrun's hosts meet; {_HOSTS}")
+    if local is not None and (hosts.is_several or local != flags.size):
+        raise UsageError(f"--local_worker_num {local} says that there are other hosts; {_HOSTS}")
+    if not flags.msrun:
+        if flags.msrun_size is not None:
+            raise UsageError("-msrun-size is the number of ranks that --msrun tells a program of; give --msrun, too")
+    else:
+        if flags.standbys:
+            raise UsageError(
+                "-standby keeps processes that are nobody yet, and with --msrun a program asks for its rank at its "
+                "start; leave it out"
+            )
+        if flags.msrun_size is None:
+            flags.msrun_size = hosts.slots or flags.size
+        if flags.size > flags.msrun_size:
+            raise UsageError(
+                f"-np {flags.size} is more than the {flags.msrun_size} ranks of -msrun-size, which is the largest size"
+            )
+        flags.hosts = replace(hosts, max_workers=min(hosts.max_workers, flags.msrun_size))
+    for name in _FLAGS:
+        delattr(flags, name)
+    del flags.msrun
+
+
+def _is_this_machine(address: str) -> bool:
+    try:
+        return address == "localhost" or ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return False

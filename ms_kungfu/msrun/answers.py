@@ -1,0 +1,82 @@
+"""Which names of MindSpore a program finds answered by us. Nothing of MindSpore's files is changed, and what its own
+modules have bound while they were imported stays theirs, but for the few that make a training step data parallel."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+_COMMUNICATION = ("mindspore.communication", "mindspore.communication.management")
+_CONTEXT = ("mindspore", "mindspore.context")
+_PRIMITIVES = ("mindspore.ops", "mindspore.ops.operations", "mindspore.ops.operations.comm_ops")
+_given = False
+
+
+def give() -> None:
+    """From now on. Called as soon as MindSpore has been imported."""
+    global _given
+    if _given:
+        return
+    _given = True
+    communication, context = import_module("ms_kungfu.msrun.communication"), import_module("ms_kungfu.msrun.context")
+    reducers, training = import_module("ms_kungfu.msrun.reducers"), import_module("ms_kungfu.msrun.training")
+    own_functions = _functions(communication)
+    _put(_COMMUNICATION, {
+        **own_functions,
+        "get_local_rank": own_functions["get_rank"],  # the world has one host
+        "get_local_rank_size": own_functions["get_group_size"],
+    })  # fmt: skip
+    _put(_CONTEXT, {
+        name: getattr(context, name)
+        for name in ("set_auto_parallel_context", "get_auto_parallel_context", "reset_auto_parallel_context")
+    })  # fmt: skip
+    # By these a TrainOneStepCell makes its reducer.
+    _put(("mindspore.nn.wrap.cell_wrapper",), {
+        "_get_parallel_mode": context.parallel_mode,
+        "_get_gradients_mean": context.gradients_mean,
+        "_get_device_num": context.device_num,
+    })  # fmt: skip
+    nets = ("mindspore.nn", "mindspore.nn.wrap", "mindspore.nn.wrap.grad_reducer", "mindspore.nn.wrap.cell_wrapper")
+    _put(nets, {"DistributedGradReducer": reducers.DistributedGradReducer})
+    _put(_PRIMITIVES, {"AllReduce": reducers.AllReduce})
+    _put(_PRIMITIVES, {
+        name: communication.refusing(f"ops.{name}", why) for name, why in reducers.REFUSED_PRIMITIVES.items()
+    })  # fmt: skip
+    functions = sys.modules["mindspore.communication.comm_func"]
+    _put((functions.__name__,), {
+        **reducers.refused_functions(functions), "all_reduce": reducers.all_reduce, "barrier": reducers.barrier,
+    })  # fmt: skip
+    _put(("mindspore.mint.distributed", "mindspore.mint.distributed.distributed"), {
+        "init_process_group": communication.refusing(
+            "mint.distributed.init_process_group", "mindspore.communication.init() is answered"
+        )
+    })  # fmt: skip
+    _put(("mindspore.parallel.auto_parallel",), {
+        "AutoParallel": communication.refusing(
+            "AutoParallel", "it divides models among devices, and this is data parallelism"
+        )
+    })  # fmt: skip
+    model, dataset = sys.modules["mindspore.train.model"].Model, sys.modules["mindspore.dataset"].Dataset
+    for name, method in training.methods().items():
+        setattr(model, name, method)
+    for name in ("create_tuple_iterator", "create_dict_iterator"):
+        setattr(dataset, name, training.answer_for_iterators(getattr(dataset, name)))
+
+
+def _functions(communication: ModuleType) -> dict[str, Any]:
+    names = (
+        "init release get_rank get_group_size get_world_rank_from_group_rank get_group_rank_from_world_rank "
+        "create_group destroy_group get_process_group_ranks get_comm_name"
+    )
+    return {name: getattr(communication, name) for name in names.split()}
+
+
+def _put(modules: tuple[str, ...], names: dict[str, Any]) -> None:
+    """Where the module has them: MindSpore's versions differ."""
+    for module in modules:
+        found = sys.modules.get(module)
+        for name, value in names.items():
+            if found is not None and hasattr(found, name):
+                setattr(found, name, value)

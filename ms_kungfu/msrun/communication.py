@@ -1,0 +1,104 @@
+"""What ``mindspore.communication`` answers: the virtual world."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, NoReturn
+
+from ms_kungfu.msrun import world
+
+WORLD_GROUPS = ("hccl_world_group", "nccl_world_group", "mccl_world_group")
+_groups: set[str] = set()  # those that the program has made, of everybody
+_BACKENDS = ("hccl", "nccl", "mccl", None)
+
+
+def refused(what: str, why: str) -> RuntimeError:
+    """For what a virtual world has no counterpart of."""
+    return RuntimeError(f"{what} can't be had under kungfu-run --msrun: {why}")
+
+
+def check_group(group: Any) -> None:
+    """Raises where it is none of everybody."""
+    if group is None or group in WORLD_GROUPS or group in _groups:
+        return
+    if not isinstance(group, str):
+        raise TypeError(f"a group is a name, a text, not {group!r}")
+    raise refused(f"group {group!r}", "there is one group, of everybody; nobody has made another of this name")
+
+
+def init(backend_name: str | None = None) -> None:
+    """As MindSpore's, but that nothing is started."""
+    if backend_name not in _BACKENDS:
+        raise RuntimeError(f"there is no backend {backend_name!r} for init(); leave the argument out")
+    world.begin()
+
+
+def release() -> None:
+    """After it the program is one process."""
+    _groups.clear()
+    world.end()
+
+
+def get_rank(group: str | None = None) -> int:
+    """The virtual rank, which the worker keeps."""
+    check_group(group)
+    return world.rank() if world.begun() else 0
+
+
+def get_group_size(group: str | None = None) -> int:
+    """V, whatever the cluster is."""
+    check_group(group)
+    return world.size() if world.begun() else 1
+
+
+def get_world_rank_from_group_rank(group: str, group_rank_id: int) -> int:
+    return _of_everybody(group, group_rank_id)
+
+
+def get_group_rank_from_world_rank(world_rank_id: int, group: str) -> int:
+    return _of_everybody(group, world_rank_id)
+
+
+def _of_everybody(group: str, rank: int) -> int:
+    check_group(group)
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        raise TypeError(f"a rank is a number, not {rank!r}")
+    if not 0 <= rank < get_group_size():
+        raise ValueError(f"rank {rank} is none of the {get_group_size()} of --msrun-size")
+    return rank
+
+
+def create_group(group: str, rank_ids: Sequence[int], options: Any = None) -> None:
+    """Of everybody only."""
+    del options  # of a backend that isn't there
+    if sorted(rank_ids) != list(range(get_group_size())):
+        raise refused(
+            f"create_group({group!r}, {list(rank_ids)})",
+            "workers stand for all ranks and may change, so there are no groups of some; this is data parallelism",
+        )
+    _groups.add(group)
+
+
+def destroy_group(group: str) -> None:
+    if group not in _groups:
+        raise refused(f"destroy_group({group!r})", "the program has made no group of this name")
+    _groups.discard(group)
+
+
+def get_process_group_ranks(group: str | None = None) -> list[int]:
+    check_group(group)
+    return list(range(get_group_size()))
+
+
+def get_comm_name(group: str | None = None) -> NoReturn:
+    raise refused("get_comm_name", "there is no communicator of HCCL's")
+
+
+def refusing(name: str, why: str) -> Callable[..., NoReturn]:
+    """A function of this name that says why there is none."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise refused(name, why)
+
+    refuse.__name__ = refuse.__qualname__ = name.rpartition(".")[2]
+    return refuse

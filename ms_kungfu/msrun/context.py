@@ -1,0 +1,92 @@
+"""``set_auto_parallel_context`` and its relatives: what a program sets is kept here, while MindSpore stays stand-alone.
+
+What is fusion is MindSpore's own setting, which ms_kungfu reads (docs/fusion.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from mindspore import context as stock
+
+from ms_kungfu.msrun import world
+from ms_kungfu.msrun.communication import refused
+
+_MODES = ("stand_alone", "data_parallel")
+_DEFAULTS: dict[str, Any] = {
+    "parallel_mode": "stand_alone",
+    "gradients_mean": False,
+    "parameter_broadcast": False,
+    "device_num": None,  # V
+    "global_rank": None,
+}
+_OWN = ("comm_fusion", "all_reduce_fusion_config")  # of MindSpore's settings, those that mean something here
+# Values that ask for nothing, of what is refused else.
+_NOTHING: dict[str, tuple[Any, ...]] = {
+    "enable_parallel_optimizer": (False,),
+    "pipeline_stages": (1,),
+    "full_batch": (False,),
+    "auto_parallel_search_mode": ("recursive_programming",),
+    "search_mode": ("recursive_programming",),
+    "strategy_ckpt_load_file": ("",),
+    "strategy_ckpt_save_file": ("",),
+    "gradient_fp32_sync": (True,),
+    "loss_repeated_mean": (True,),
+    "enable_alltoall": (False,),
+    "dataset_strategy": ("data_parallel",),
+}
+_set: dict[str, Any] = dict(_DEFAULTS)
+_stock_set: Callable[..., None] = stock.set_auto_parallel_context
+_stock_get: Callable[[str], Any] = stock.get_auto_parallel_context
+_stock_reset: Callable[[], None] = stock.reset_auto_parallel_context
+
+
+def set_auto_parallel_context(**settings: Any) -> None:
+    """Nothing is set where one of them is refused."""
+    for name, value in settings.items():
+        _check(name, value)
+    _set.update({name: value for name, value in settings.items() if name in _DEFAULTS})
+    own = {name: value for name, value in settings.items() if name in _OWN}
+    if own:
+        _stock_set(**own)
+
+
+def _check(name: str, value: Any) -> None:
+    if name == "parallel_mode" and value not in _MODES:
+        raise refused(f"parallel_mode={value!r}", "the workers' number may change, which only data_parallel can follow")
+    if name in ("gradients_mean", "parameter_broadcast") and not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, not {value!r}")
+    if name == "device_num" and value != world.size():
+        raise ValueError(f"device_num={value!r} is another number than the {world.size()} ranks of --msrun-size")
+    if name == "global_rank" and value != world.rank():
+        raise ValueError(f"global_rank={value!r} is another rank than get_rank(), which is {world.rank()}")
+    if name not in _DEFAULTS and name not in _OWN and value not in _NOTHING.get(name, ()):
+        raise refused(
+            f"set_auto_parallel_context({name}={value!r})",
+            "it is for models that are divided among devices, and this is data parallelism",
+        )
+
+
+def get_auto_parallel_context(attr_key: str) -> Any:
+    """What the program has set, else MindSpore's own."""
+    if attr_key in ("device_num", "global_rank"):
+        return device_num() if attr_key == "device_num" else world.rank()
+    return _set[attr_key] if attr_key in _set else _stock_get(attr_key)
+
+
+def reset_auto_parallel_context() -> None:
+    _set.update(_DEFAULTS)
+    _stock_reset()
+
+
+def parallel_mode() -> str:
+    """Of `TrainOneStepCell`, which makes its reducer by it."""
+    return str(_set["parallel_mode"])
+
+
+def gradients_mean() -> bool:
+    return bool(_set["gradients_mean"])
+
+
+def device_num() -> int:
+    return world.size() if world.begun() else 1

@@ -1,0 +1,147 @@
+"""Sums over the virtual world: the workers that live stand for its V ranks, each for V / size of them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any, Callable
+
+import mindspore as ms
+from mindspore import nn, ops
+from mindspore.ops import composite
+from mindspore.ops._grad_experimental.grad_base import bprop_getters
+
+from ms_kungfu.msrun import context, world
+from ms_kungfu.msrun.communication import check_group, refused, refusing
+from ms_kungfu.ops import _plugin
+from ms_kungfu.ops._base import Collective
+from ms_kungfu.optimizers import KungFuGradReducer
+
+_REDUCTIONS = ("sum", "min", "max")
+
+
+@functools.cache
+def _ask_python() -> Any:
+    """The plugin's kernels ask, at each launch, whether this worker takes part."""
+    ask = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: int(world.takes_part()))
+    _plugin.load().kungfu_ms_ask_whether_it_takes_part(ask)
+    return ask  # kept for as long as the plugin has it
+
+
+class AllReduce(Collective):
+    """``ops.AllReduce``: a tensor in, what all V ranks bring out, by ``"sum"``, ``"min"`` or ``"max"``.
+
+    While training goes on it is made of what the workers bring that live: of a sum their mean times V, in float64 (of
+    integers, rounded to the nearest). A worker that hasn't begun to train calls nobody: there it is its own times V, or
+    its own.
+    """
+
+    def __init__(self, op: str = "sum", group: str | None = None) -> None:
+        check_group(group)
+        if not isinstance(op, str):
+            raise TypeError(f"op of AllReduce is a text such as ReduceOp.SUM, not {op!r}")
+        if op not in _REDUCTIONS:
+            raise refused(f"AllReduce({op!r})", f"over a virtual world there are {', '.join(_REDUCTIONS)}")
+        if not world.begun():
+            raise RuntimeError("AllReduce needs init() of mindspore.communication first")
+        if ms.get_context("device_target") != "CPU":
+            raise refused("AllReduce on a device", "its sum over a virtual world is made on CPUs only so far")
+        super().__init__("KungFuWorldAllReduce", None, op=op, world=world.size())
+        self.init_attrs = {"op": op, "group": group}
+        _ask_python()
+
+
+@bprop_getters.register(AllReduce)
+def _all_reduce(self: AllReduce) -> Callable[..., tuple[Any]]:
+    if self.op != "sum":
+        raise refused(f"the gradient of AllReduce({self.op!r})", "only that of a sum is known")
+    grad = AllReduce("sum")
+
+    def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
+        return (grad(ops.depend(dout, out)),)
+
+    return bprop
+
+
+_times = composite.MultitypeFuncGraph("times")
+
+
+@_times.register("Number", "Tensor")
+def _times_factor(factor, gradient):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+    return gradient * ops.cast(factor, ops.dtype(gradient))
+
+
+class DistributedGradReducer(nn.Cell):
+    """``nn.DistributedGradReducer``: with `mean` gradients come out as their mean over the ranks, without it as the sum
+    over the V of the virtual world. `degree` is what the sum is divided by, V unless the program says another number.
+
+    Which gradients travel together follows from their parameters' ``comm_fusion`` (docs/fusion.md), and not from
+    `fusion_type`, an id for MindSpore's own passes.
+    """
+
+    def __init__(
+        self, parameters: Any, mean: bool | None = None, degree: int | None = None, fusion_type: int = 1,
+        group: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(auto_prefix=False)
+        check_group(group)
+        self.mean = context.gradients_mean() if mean is None else mean
+        degree = context.device_num() if degree is None else degree
+        if isinstance(degree, bool) or not isinstance(degree, int) or degree <= 0:
+            raise ValueError(f"degree of DistributedGradReducer must be a number of at least 1, not {degree!r}")
+        self.factor = world.size() / degree if self.mean else float(world.size())
+        self.scales = self.factor != 1.0
+        self.reducer = KungFuGradReducer(tuple(parameters))
+        self.map = composite.HyperMap()
+
+    def construct(self, grads):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        grads = self.reducer(grads)
+        if self.scales:
+            grads = self.map(ops.partial(_times, self.factor), grads)
+        return grads
+
+
+_SHAPE = "its shape depends on the number of ranks, and each worker stands for several"
+_TO_ONE = "it is between two ranks, which a worker may play both of, or none"
+REFUSED_PRIMITIVES = {
+    "AllGather": _SHAPE,
+    "ReduceScatter": _SHAPE,
+    "AlltoAll": _SHAPE,
+    "AlltoAllV": _SHAPE,
+    "AllGatherV": _SHAPE,
+    "ReduceScatterV": _SHAPE,
+    "NeighborExchange": _TO_ONE,
+    "NeighborExchangeV2": _TO_ONE,
+    "CollectiveScatter": _SHAPE,
+    "CollectiveGather": _SHAPE,
+    "Reduce": _TO_ONE,
+    "Send": _TO_ONE,
+    "Receive": _TO_ONE,
+    "BatchISendIRecv": _TO_ONE,
+    "Broadcast": "all workers begin with the same weights, and who joins receives them; leave it out",
+}
+
+
+def all_reduce(tensor: Any, op: str = "sum", group: str | None = None, async_op: bool = False) -> Any:
+    """``comm_func.all_reduce``: the result, and no handle."""
+    if async_op:
+        raise refused("all_reduce(async_op=True)", "it is over when it returns; leave async_op out")
+    return AllReduce(op, group)(tensor), None
+
+
+def barrier(group: str | None = None) -> None:
+    """``comm_func.barrier``: of the workers that train."""
+    check_group(group)
+    if world.takes_part():
+        from ms_kungfu import runtime
+
+        runtime.run_barrier()
+
+
+def refused_functions(module: Any) -> dict[str, Any]:
+    """Of ``comm_func`` all that isn't answered."""
+    return {
+        name: refusing(f"comm_func.{name}", "of its functions there are all_reduce and barrier")
+        for name in module.__all__
+        if name not in ("all_reduce", "barrier")
+    }

@@ -1,0 +1,144 @@
+"""``Model.train``, ``Model.fit`` and ``Model.eval`` of a program that has sharded its datasets for V ranks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import weakref
+from collections.abc import Iterator
+from typing import Any, Callable
+
+import mindspore as ms
+import mindspore.dataset as ds
+from mindspore.train import Callback, Model
+
+from ms_kungfu.callbacks import KungFuElasticCallback
+from ms_kungfu.callbacks.sharded import takes_shards
+from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.msrun import context, pipelines, world
+from ms_kungfu.msrun.communication import refused
+
+_log = logging.getLogger(__name__)
+# One for all calls of a model, which counts their steps on.
+_callbacks: weakref.WeakKeyDictionary[Any, KungFuElasticCallback] = weakref.WeakKeyDictionary()
+
+
+class _Elastic(KungFuElasticCallback):
+    _writes = staticmethod(world.writes)
+
+
+def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in the place of ``Model.train`` or ``Model.fit``."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def train(self: Any, *arguments: Any, **named: Any) -> Any:
+        call = signature.bind(self, *arguments, **named)
+        data = call.arguments.get("train_dataset")
+        if not world.begun():
+            _log.warning("--msrun: the program hasn't called init(), so this worker trains alone")
+            return method(self, *arguments, **named)
+        if isinstance(data, ElasticDataset) or not isinstance(data, ds.Dataset):
+            return method(self, *arguments, **named)  # as the program has it
+        call.apply_defaults()
+        given = call.arguments
+        is_plain = takes_shards(self._train_network)
+        by_shards = is_plain and ms.get_context("device_target") == "CPU"
+        if is_plain and context.parallel_mode() != "data_parallel":
+            raise refused(
+                "Model.train in parallel_mode stand_alone",
+                "nothing in its network reduces gradients; call set_auto_parallel_context(parallel_mode="
+                "'data_parallel', gradients_mean=True) before the Model is made",
+            )
+        given["train_dataset"] = pipelines.elastic(data, by_shards)
+        if isinstance(given.get("valid_dataset"), ds.Dataset) and pipelines.shards_of(given["valid_dataset"]):
+            given["valid_dataset"] = pipelines.whole(given["valid_dataset"])
+        # Steps are what the cluster changes between; MindSpore itself leaves sink mode out on CPUs.
+        given["dataset_sink_mode"] = False
+        given["sink_size"] = -1
+        if "valid_dataset_sink_mode" in given:
+            given["valid_dataset_sink_mode"] = False
+        elastic = _callbacks.setdefault(self, _Elastic())
+        given["callbacks"] = [elastic, *_listed(given["callbacks"])]
+        _log.info(
+            "--msrun: %s plays rank %d of %d; a step is %d samples%s",
+            "this worker", world.rank(), world.size(), given["train_dataset"].global_batch_size,
+            f" in {world.size()} shards" if by_shards else "",
+        )  # fmt: skip
+        return method(*call.args, **call.kwargs)
+
+    return train
+
+
+def answer_for_eval(method: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in the place of ``Model.eval``: a sharded evaluation, which all ranks make, sees each sample once,
+    and has one result, the same at all. One that isn't sharded is each worker's own, as ever."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def evaluate(self: Any, *arguments: Any, **named: Any) -> Any:
+        call = signature.bind(self, *arguments, **named)
+        dataset = call.arguments.get("valid_dataset")
+        sharded = world.begun() and isinstance(dataset, ds.Dataset) and not isinstance(dataset, ElasticDataset)
+        if not sharded or pipelines.shards_of(dataset) is None:
+            return method(self, *arguments, **named)
+        call.apply_defaults()
+        given = call.arguments
+        given["valid_dataset"] = pipelines.whole(dataset)
+        given["dataset_sink_mode"] = False
+        if world.takes_part():
+            given["callbacks"] = [KungFuElasticCallback(), *_listed(given["callbacks"])]
+        return method(*call.args, **call.kwargs)
+
+    return evaluate
+
+
+def _listed(callbacks: Any) -> list[Callback]:
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
+def answer_for_iterators(method: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in the place of a dataset's ``create_tuple_iterator`` or ``create_dict_iterator``: a sharded dataset
+    that a program's own loop reads is not dealt anew, so that one is refused, but for a first look."""
+
+    @functools.wraps(method)
+    def create(self: Any, *arguments: Any, **named: Any) -> Any:
+        batches = method(self, *arguments, **named)
+        if not world.begun() or isinstance(self, ElasticDataset) or pipelines.shards_of(self) is None:
+            return batches
+        return _FirstLook(batches)
+
+    return create
+
+
+class _FirstLook:
+    def __init__(self, batches: Any) -> None:
+        self._batches, self._seen = batches, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._seen:
+            raise refused(
+                "a loop over a sharded dataset",
+                "what a loop of one's own trains has to go on at other workers; use Model.train, or change the loop by "
+                "a few lines: ms_kungfu.elastic.training.ElasticTraining",
+            )
+        self._seen += 1
+        return next(self._batches)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+
+def methods() -> dict[str, Callable[..., Any]]:
+    """Of `Model`, by their names."""
+    return {
+        "train": answer_for(Model.train),
+        "fit": answer_for(Model.fit),
+        "eval": answer_for_eval(Model.eval),
+    }

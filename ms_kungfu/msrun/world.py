@@ -1,0 +1,65 @@
+"""The virtual world: V ranks, of which each worker was one when it began, and which never change.
+
+A worker's virtual rank is the number of its place among those that the job may have, the hosts' slots in their order.
+No two that live have the same, and who replaces a dead worker has its number.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from ms_kungfu import env, membership, runtime
+from ms_kungfu.elastic import program
+
+_begun = False
+
+
+def size() -> int:
+    """V."""
+    found = env.MSRUN_SIZE.get()
+    assert found is not None
+    return found
+
+
+@functools.cache
+def rank() -> int:
+    """Of this worker, for ever."""
+    return min(env.MSRUN_RANK.get(), size() - 1)
+
+
+def begin() -> None:
+    """The program has called ``init()``."""
+    global _begun
+    _begun = True
+
+
+def end() -> None:
+    """It has called ``release()``."""
+    global _begun
+    _begun = False
+
+
+def begun() -> bool:
+    """Whether the program asked for more than one process."""
+    return _begun
+
+
+def takes_part() -> bool:
+    """Whether this worker is where the others are. One that has yet to begin to train, or to come to the call of
+    training that the others are in, or that has left, calls nobody."""
+    return program.current().calls > 0 and not runtime.detached() and not program.is_behind()
+
+
+def writes() -> bool:
+    """Whether this worker has the lowest virtual rank of those that live: so what MindSpore's callbacks write is
+    written once where all ranks have them, and where the program gives them to rank 0 alone by whoever plays it."""
+    member = membership.current()
+    if member.cluster is None:
+        return True
+    workers, hosts = member.cluster.workers, list(env.HOSTS.get() or ())
+
+    def place(rank: int) -> tuple[int, int]:
+        peer = workers[rank]
+        return hosts.index(peer.host) if peer.host in hosts else 0, peer.port
+
+    return bool(min(member.core.living(), key=place) == member.core.rank())

@@ -1,0 +1,117 @@
+"""A program for msrun, started by a shell script as ``python -m``: asks MindSpore all that is answered under --msrun,
+and prints what is refused."""
+
+import os
+
+import mindspore as ms
+import mindspore.communication.management as management
+import mindspore.dataset as ds
+import numpy as np
+from mindspore import Model, Tensor, context, nn, ops
+from mindspore.communication import comm_func, create_group, get_group_size, get_local_rank, get_rank, init, release
+from mindspore.ops import ReduceOp
+
+from ms_kungfu import runtime
+
+assert (get_rank(), get_group_size()) == (0, 1), "before init() it is a process alone"
+init()
+size = 3
+assert (get_rank(), get_group_size(), get_local_rank()) == (0, size, 0)
+assert management.get_group_size() == size and runtime.current_cluster_size() == 1
+create_group("all", list(range(size)))
+assert get_group_size("all") == size
+
+ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True, device_num=size, full_batch=False)
+assert context.get_auto_parallel_context("parallel_mode") == "data_parallel"
+assert ms.get_auto_parallel_context("device_num") == size
+assert ms.get_auto_parallel_context("pipeline_stages") == 1
+ms.reset_auto_parallel_context()
+assert ms.get_auto_parallel_context("parallel_mode") == "stand_alone"
+
+
+class Reduced(nn.Cell):
+    def __init__(self, op):
+        super().__init__()
+        self.reduce = ops.AllReduce(op)
+
+    def construct(self, x):
+        return self.reduce(x)
+
+
+# Who hasn't begun to train stands for all.
+for mode in (ms.GRAPH_MODE, ms.PYNATIVE_MODE):
+    ms.set_context(mode=mode)
+    for dtype in (np.int32, np.int64, np.float16, np.float32, np.float64, np.uint8):
+        x = np.arange(6).reshape(2, 3).astype(dtype)
+        np.testing.assert_array_equal(Reduced(ReduceOp.SUM)(Tensor(x)).asnumpy(), size * x)
+        np.testing.assert_array_equal(Reduced(ReduceOp.MAX)(Tensor(x)).asnumpy(), x)
+    half = Reduced(ReduceOp.SUM)(Tensor([1.5], ms.bfloat16))
+    assert half.dtype == ms.bfloat16 and float(half.astype(ms.float32).asnumpy()[0]) == 4.5
+    gradient = ms.grad(Reduced(ReduceOp.SUM))(Tensor([2.0, 3.0]))
+    np.testing.assert_array_equal(gradient.asnumpy(), [size, size])
+    weights = ms.ParameterTuple([ms.Parameter(Tensor([1.0]), name=f"w{mode}")])
+    for mean, expected in ((True, 2.0), (False, 6.0)):
+        reduced = nn.DistributedGradReducer(weights, mean, size)((Tensor([2.0]),))
+        np.testing.assert_array_equal(reduced[0].asnumpy(), [expected])
+np.testing.assert_array_equal(comm_func.all_reduce(Tensor([1.0]))[0].asnumpy(), [3.0])
+comm_func.barrier()
+
+
+def samples(**sharding):
+    return ds.NumpySlicesDataset(np.arange(12, dtype=np.float32), shuffle=False, **sharding)
+
+
+def train(data):
+    net = nn.Dense(1, 1)
+    Model(net, nn.MSELoss(), nn.SGD(net.trainable_params())).train(1, data)
+
+
+def read(data):
+    for _ in data.create_tuple_iterator():
+        pass
+
+
+sharded = {"num_shards": size, "shard_id": 0}
+refused = {
+    "semi_auto": lambda: ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel"),
+    "optimizer_parallel": lambda: ms.set_auto_parallel_context(enable_parallel_optimizer=True),
+    "pipeline": lambda: ms.set_auto_parallel_context(pipeline_stages=2),
+    "device_num": lambda: ms.set_auto_parallel_context(device_num=2),
+    "group": lambda: create_group("some", [0, 1]),
+    "unknown_group": lambda: get_rank("nobody"),
+    "prod": lambda: ops.AllReduce(ReduceOp.PROD),
+    "gather": lambda: ops.AllGather(),
+    "scatter": lambda: comm_func.reduce_scatter_tensor(Tensor([1.0])),
+    "send": lambda: ops.Send(0, 1),
+    "stand_alone": lambda: train(samples(**sharded).batch(2)),
+    "loop": lambda: read(samples(**sharded).batch(2)),
+}
+ms.set_auto_parallel_context(parallel_mode="stand_alone")
+for name, call in refused.items():
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        print(f"{name}: {error}", flush=True)
+    else:
+        print(f"{name}: was not refused", flush=True)
+ms.set_auto_parallel_context(parallel_mode="data_parallel")
+unsuited = {
+    "two_sizes": samples(num_shards=2, shard_id=0).batch(2),
+    "unsharded": samples().batch(2),
+    "unbatched": samples(**sharded),
+    "per_batch_map": samples(**sharded).batch(2, per_batch_map=lambda x, info: (x,)),
+    "batch_map": samples(**sharded).batch(2).map(lambda x: x),
+    "repeat": samples(**sharded).batch(2).repeat(2),
+    "filter": samples(**sharded).filter(lambda x: True).batch(2),
+}
+for name, data in unsuited.items():
+    try:
+        train(data)
+    except RuntimeError as error:
+        print(f"{name}: {error}", flush=True)
+    else:
+        print(f"{name}: was not refused", flush=True)
+assert next(iter(samples(**sharded).batch(2).create_tuple_iterator()))[0].shape == (2,), "a first look is none"
+release()
+assert get_group_size() == 1 and "MS_ROLE" not in os.environ
+print("all asked")

@@ -1,0 +1,222 @@
+"""``kungfu-run --msrun``: a program for msrun with no line changed, on a cluster that changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ms_kungfu.dataset import audit
+from tests.conftest import free_port, launcher
+
+PROGRAM = Path(__file__).parents[1] / "programs" / "like_mindcv.py"
+STEPS = 53  # of an epoch: 1280 samples, 3 times 8 a step, what is left is dropped
+LIMIT_S = 240
+pytestmark = pytest.mark.timeout(900)  # several runs a test, each of several processes
+
+
+class Job:
+    """The program under ``kungfu-run --msrun``, with a world of three."""
+
+    def __init__(self, folder: Path, size: int, epochs: int, *options: str, flags: tuple[str, ...] = ()) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.url = f"http://127.0.0.1:{free_port()}/config"
+        port = self.url.split(":")[2].split("/")[0]
+        command = [launcher(), "-w", "-builtin-config-port", port, "-config-server", self.url, "--msrun"]
+        command += [
+            "-msrun-size",
+            "3",
+            "-np",
+            str(size),
+            *flags,
+            sys.executable,
+            str(PROGRAM),
+            str(folder),
+            str(epochs),
+        ]
+        self.log = folder / "log"
+        environment = {**os.environ, "KUNGFU_LEDGER_DIR": str(folder / "ledger")}
+        self.process = subprocess.Popen(
+            [*command, *options],
+            cwd=folder, env=environment, stdout=self.log.open("w"), stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+    def resize(self, size: int) -> None:
+        command = [launcher(), "resize", str(size), "-config-server", self.url]
+        subprocess.run(command, check=True, timeout=LIMIT_S)
+
+    def wait(self, until) -> None:
+        """Lets it train a step at a time as long as that isn't so."""
+        end = time.monotonic() + LIMIT_S
+        while not until():
+            assert self.process.poll() is None, self.log.read_text()[-6000:]
+            assert time.monotonic() < end, self.log.read_text()[-6000:]
+            time.sleep(0.05)
+
+    def pace(self, step: int) -> None:
+        """No further than this step."""
+        (self.folder / "new").write_text(str(step))
+        (self.folder / "new").rename(self.folder / "pace")
+
+    def pace_until(self, until) -> None:
+        """A step at a time."""
+
+        def further() -> bool:
+            last = self.last_step()
+            if until():
+                return True
+            self.pace(last + 1)
+            return False
+
+        self.wait(further)
+
+    def last_step(self) -> int:
+        return max((int(rows[-1][0]) for rows in self.steps().values() if rows), default=0)
+
+    def steps(self) -> dict[int, list[list[str]]]:
+        """By process: step, epoch, steps of the epoch and loss."""
+        paths = self.folder.glob("steps.*")
+        return {
+            int(path.suffix[1:]): [line.split(maxsplit=3) for line in path.read_text().splitlines()] for path in paths
+        }
+
+    def epochs(self) -> dict[int, set[float]]:
+        """By epoch the accuracies that the workers found."""
+        found: dict[int, set[float]] = {}
+        for path in self.folder.glob("epochs.*"):
+            for row in map(json.loads, path.read_text().splitlines()):
+                found.setdefault(row["epoch"], set()).add(row["accuracy"])
+        return found
+
+    def finish(self) -> None:
+        self.pace(10**9)
+        assert self.process.wait(LIMIT_S) == 0, self.log.read_text()[-6000:]
+
+    def audit(self) -> audit.Report:
+        return audit.audit(*audit.read(self.folder / "ledger"))
+
+
+def losses(job: Job) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = {}
+    for rows in job.steps().values():
+        for step, _, _, loss in rows:
+            found.setdefault(int(step), set()).add(loss)
+    return found
+
+
+def grow_and_kill(job: Job, workers_in_the_end: int = 2) -> None:
+    """1 -> 3 -> the first one is killed."""
+    job.pace(0)
+    job.wait(lambda: len(list(job.folder.glob("started.*"))) == 1)
+    (first,) = (int(path.suffix[1:]) for path in job.folder.glob("started.*"))
+    job.resize(3)
+    job.wait(lambda: len(list(job.folder.glob("started.*"))) == 3)
+    job.pace_until(lambda: len(job.steps()) == 3)
+    os.kill(first, signal.SIGKILL)
+    if workers_in_the_end == 3:
+        job.wait(lambda: len(list(job.folder.glob("started.*"))) == 4)
+        job.pace_until(lambda: len(job.steps()) == 4)
+    job.finish()
+
+
+def check_that_they_trained_the_same(elastic: Job, alone: Job, epochs: int) -> None:
+    assert losses(elastic) == losses(alone)
+    assert set(losses(elastic)) == set(range(1, epochs * STEPS + 1))
+    assert all(len(found) == 1 for found in elastic.epochs().values()), "workers found other accuracies"
+    assert elastic.epochs() == alone.epochs()
+    assert min(alone.epochs()[epochs]) > 0.8
+    report = elastic.audit()
+    assert report.exact, report
+
+
+def test_mindcvs_calls_train_the_same_bits_while_the_cluster_changes(tmp_path):
+    """No line of the program is about elasticity; V shards a step are V shards whoever computes them."""
+    with Job(tmp_path / "elastic", 1, 3, "paced") as elastic:
+        grow_and_kill(elastic)
+    with Job(tmp_path / "alone", 1, 3) as alone:
+        alone.finish()
+    check_that_they_trained_the_same(elastic, alone, 3)
+
+
+@pytest.mark.long
+def test_rank_0_is_played_again_and_gradients_are_summed_in_pynative_mode(tmp_path):
+    options = ("pynative", "sum")
+    with Job(tmp_path / "elastic", 1, 2, "paced", *options, flags=("-recover", "replace")) as elastic:
+        grow_and_kill(elastic, workers_in_the_end=3)
+    with Job(tmp_path / "alone", 1, 2, *options) as alone:
+        alone.finish()
+    with Job(tmp_path / "mean", 1, 2, "pynative") as mean:  # at three times the rate
+        mean.finish()
+    check_that_they_trained_the_same(elastic, alone, 2)
+    first = [[float(min(losses(job)[step])) for step in range(1, 21)] for job in (alone, mean)]
+    assert first[0] == pytest.approx(first[1], rel=1e-3)
+    assert (elastic.folder / "epoch-2.ckpt").exists(), "who took the place of rank 0 writes for it"
+
+
+@pytest.mark.long
+def test_a_training_cell_that_clips_trains_on_two_workers_as_it_does_on_one(tmp_path):
+    """Its own steps are no shards: each worker has its part of the global batch."""
+    with Job(tmp_path / "two", 2, 2, "clip", "guarded") as two:
+        two.finish()
+    assert len(two.steps()) == 2
+    assert {len(rows) for rows in two.steps().values()} == {2 * STEPS}
+    assert all(len(found) == 1 for found in two.epochs().values()), two.epochs()
+    assert min(two.epochs()[2]) > 0.8
+    report = two.audit()
+    assert report.exact, report
+    assert [path.name for path in sorted(two.folder.glob("guarded*.ckpt"))] == [
+        f"guarded-1_{STEPS}.ckpt",
+        f"guarded-2_{STEPS}.ckpt",
+    ]
+
+
+SENTENCES = {
+    "semi_auto": "parallel_mode='semi_auto_parallel' can't be had",
+    "optimizer_parallel": r"set_auto_parallel_context\(enable_parallel_optimizer=True\) can't be had",
+    "pipeline": r"set_auto_parallel_context\(pipeline_stages=2\) can't be had",
+    "device_num": "device_num=2 is another number than the 3 ranks",
+    "group": "there are no groups of some",
+    "unknown_group": "group 'nobody' can't be had",
+    "prod": r"AllReduce\('prod'\) can't be had",
+    "gather": "ops.AllGather can't be had",
+    "scatter": "comm_func.reduce_scatter_tensor can't be had",
+    "send": "ops.Send can't be had",
+    "stand_alone": "nothing in its network reduces gradients",
+    "loop": "a loop over a sharded dataset can't be had",
+    "two_sizes": "training on a dataset in 2 shards can't be had",
+    "unsharded": "training on a dataset that is not sharded can't be had",
+    "unbatched": r"training on a dataset without batch\(\) can't be had",
+    "per_batch_map": r"batch\(per_batch_map=...\) can't be had",
+    "batch_map": r"a MapDataset behind batch\(\) can't be had",
+    "repeat": r"repeat\(2\) of a training dataset can't be had",
+    "filter": "a FilterDataset in a sharded dataset can't be had",
+}
+
+
+def test_what_is_asked_of_mindspore_is_answered_or_refused_by_a_sentence(tmp_path):
+    """Of a program that a shell script starts as a module."""
+    script = tmp_path / "start.sh"
+    script.write_text(f"cd {PROGRAM.parents[1] / 'mindspore' / 'programs'} && exec {sys.executable} -m msrun_asks\n")
+    done = subprocess.run(
+        [launcher(), "-q", "--msrun", "-msrun-size", "3", "-np", "1", "sh", str(script)],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert "all asked" in done.stdout
+    said = dict(re.findall(r"^(\w+): (.*)$", done.stdout, flags=re.MULTILINE))
+    assert {name for name, sentence in SENTENCES.items() if not re.search(sentence, said.get(name, ""))} == set(), said

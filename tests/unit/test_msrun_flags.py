@@ -1,0 +1,86 @@
+"""``--msrun`` and msrun's own options: each is meant as it is there, or refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from ms_kungfu._flags import UsageError
+from ms_kungfu.cluster import PeerID
+from ms_kungfu.launcher import commands
+from ms_kungfu.launcher.environment import place_of
+from ms_kungfu.launcher.hosts import HostError
+from ms_kungfu.launcher.options import parse_options
+from ms_kungfu.launcher.processes import Process
+
+PROGRAM = ["python", "-c", "pass"]
+SEVERAL = ["-H", "127.0.0.1:2,127.0.0.2:3", "-self", "127.0.0.1", "-no-secret"]
+
+
+def test_the_usual_command_line_of_msrun_means_the_same():
+    words = "--msrun --worker_num=4 --local_worker_num=4 --master_addr=127.0.0.1 --master_port=8118 --log_dir=logs"
+    options = parse_options([*words.split(), "--join=True", *PROGRAM])
+    assert (options.size, options.msrun_size, str(options.logdir)) == (4, 4, "logs")
+
+
+@pytest.mark.parametrize(
+    ("words", "size", "largest"),
+    [
+        ("-np 2", 2, 2),
+        ("-np 1 -msrun-size 3", 1, 3),
+        ("-np 1 -H 127.0.0.1:4", 1, 4),
+        (" ".join(SEVERAL), 1, 5),
+    ],
+)
+def test_the_world_is_as_large_as_the_job_may_become(words, size, largest):
+    options = parse_options(["--msrun", *words.split(), *PROGRAM])
+    assert (options.size, options.msrun_size) == (size, largest)
+    assert options.hosts.has_room(largest)
+    assert not options.hosts.has_room(largest + 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--worker_num 2", "--worker_num is an option of msrun; write --msrun"),
+        ("--master_addr 10.0.0.1", "--master_addr is an option of msrun; name the hosts by -H"),
+        ("-msrun-size 2", "give --msrun, too"),
+        ("--msrun -np 2 --worker_num 2", "-np and --worker_num are the same"),
+        ("--msrun --worker_num 4 --local_worker_num 2", "--local_worker_num 2 says that there are other hosts"),
+        ("--msrun --master_addr 10.0.0.1", "name the hosts by -H"),
+        ("--msrun --join=False", "the launcher waits for the job"),
+        ("--msrun -logdir a --log_dir b", "-logdir and --log_dir are the same"),
+        ("--msrun -np 4 -msrun-size 2", "-np 4 is more than the 2 ranks of -msrun-size"),
+        ("--msrun -w -standby 1", "with --msrun a program asks for its rank at its start"),
+        ("--msrun --bind_core=True", "-cores-per-worker K gives K to each"),
+        ("--msrun --cluster_time_out=60", "KUNGFU_JOIN_TIMEOUT"),
+        ("--msrun --sim_level=1", "no simulation"),
+    ],
+)
+def test_what_is_not_meant_is_refused_by_name(words, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        parse_options([*words.split(), *PROGRAM])
+
+
+def test_ranks_are_places_on_the_hosts_in_their_order():
+    options = parse_options(["--msrun", *SEVERAL, *PROGRAM])
+    first = options.ports[0]
+    places = [PeerID("127.0.0.1", first), PeerID("127.0.0.1", first + 1), PeerID("127.0.0.2", first + 2)]
+    processes = [Process(key, "", peer.host, peer) for key, peer in enumerate(places)]
+    assert [place_of(process, options) for process in processes] == [0, 1, 4]
+
+
+def test_a_cluster_larger_than_the_world_is_refused():
+    options = parse_options(["--msrun", "-np", "2", "-msrun-size", "3", *PROGRAM])
+    first = options.hosts.first_cluster(2, options.ports, options.control_port, 0)
+    options.hosts.check(first.resized(3, options.ports), first.workers)
+    with pytest.raises(HostError, match="4 workers are more than the 3 that -msrun-size tells the program of"):
+        options.hosts.check(first.resized(4, options.ports), first.workers)
+
+
+def test_who_comes_after_the_first_one_died_has_its_place():
+    options = parse_options(["--msrun", "-np", "3", *PROGRAM])
+    cluster = options.hosts.first_cluster(3, options.ports, options.control_port, 0)
+    without = cluster.without([cluster.workers[0]])
+    grown = commands._resized(without, 3, None)
+    places = [place_of(Process(key, "", peer.host, peer), options) for key, peer in enumerate(grown.workers)]
+    assert places == [1, 2, 0]
