@@ -36,6 +36,7 @@ class FlagParser(argparse.ArgumentParser):
         """`refused`: flags of other programs, or that belong elsewhere, and why they aren't flags here."""
         super().__init__(prog, usage, description, add_help=False, allow_abbrev=False)
         self._is_switch: dict[str, bool] = {}
+        self.given: set[str] = set()  # the names of those that were there
         self._refused = refused or {}
         self.flag("h", "show this help", type=switch)
         self.flag("help", argparse.SUPPRESS, type=switch)
@@ -76,6 +77,7 @@ class FlagParser(argparse.ArgumentParser):
                 else:
                     raise UsageError(f"flag -{name} needs a value")
             spelled.append(f"-{name}={value}")
+            self.given.add(name)
         flags = self.parse_args(spelled, flags)
         if flags.h or flags.help:
             self.print_help()

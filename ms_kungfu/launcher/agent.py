@@ -73,6 +73,9 @@ class Reports(Protocol):
     def version_unknown(self, version: int) -> None:
         """A member asks for one that has not been admitted."""
 
+    def version_chosen(self) -> None:
+        """By the members, and not for the first time."""
+
 
 @dataclass(eq=False)
 class HostAgent:
@@ -266,6 +269,27 @@ class HostAgent:
             if not process.given_up:  # of which that was told
                 self.reports.worker_ended(process, standing, 1, process.killed_because or reason)
 
+    def has_processes_on(self, host: str) -> bool:
+        """That may end yet."""
+        return any(process.host == host and not process.given_up for process in self.processes)
+
+    def end_processes_on(self, host: str, reason: str) -> None:
+        """Who is still in the cluster dies by it, as by anything else; who has left it is told to end."""
+        for process in self.processes:
+            if process.host != host or process.given_up or process.killed_because or process.dismissed:
+                continue
+            if self.processes.standing(process) is Standing.LEAVING:
+                _log.warning("%s, which has left the cluster, is ended: %s", process.who, reason)
+                self._dismiss(process)
+            else:
+                self._kill(process, f"{reason} and was killed")
+
+    def add_site(self, site: Site) -> None:
+        """A host that has joined the job, or come back to it."""
+        site.shares.each = self.sites[self._here].shares.each  # all the same, whoever has fixed it
+        self.sites[site.name] = site
+        self.broker.host_is_back(site.name)
+
     def _on_chosen(self, chosen: tuple[Cluster, int | None]) -> None:
         """The members have agreed on a version and are going over to it, after a step where they have told of any."""
         cluster, step = chosen
@@ -286,6 +310,7 @@ class HostAgent:
         if self.options.affinity:
             self._move_to_cores(cluster)
         self._loop.call_later(self.machine.standby_delay_s, self.standbys.keep)
+        self.reports.version_chosen()
 
     def _move_to_cores(self, cluster: Cluster) -> None:
         """The members of `cluster` to their shares of the cores; where each has a fixed number, everybody else who
@@ -509,7 +534,7 @@ class HostAgent:
             process.log_name,
             process.rank,
             process.peer is None,
-            environment_of(process, cluster, joins_later, self.options, self.begun, site),
+            environment_of(process, cluster, joins_later, self.options, self.coordinator.hosts, self.begun, site),
             tuple(cores) if pins else (),
             threads if pins else None,
             joins_later,

@@ -174,7 +174,7 @@ class Broker:
         """A host is lost, with all of its `processes` that had not ended. The other members go on without them, and
         hear of both at once, in this order, in the memory of each version."""
         with self._changed:
-            self._versions.lost_hosts.add(host)
+            self._versions.lose_host(host)
             for peer, incarnation in processes:
                 self._versions.record_end(peer, incarnation)
                 self._told_to_end.discard(peer)
@@ -184,6 +184,11 @@ class Broker:
             self._segments.lose_host(host)
             self._announce()
             self._changed.notify_all()
+
+    def host_is_back(self, host: str) -> None:
+        """One that was lost, or has left, takes part again, as a new one."""
+        with self._changed:
+            self._versions.host_is_back(host)
 
     def mark_reaped(self, peer: PeerID, incarnation: int) -> None:
         """A process that was marked lost without being reaped is gone at last: what it has bound is free."""

@@ -14,7 +14,9 @@ from pathlib import Path
 from ms_kungfu._flags import UsageError, failed
 from ms_kungfu._processes import raise_descriptor_limit
 from ms_kungfu.launcher.commands import evict, resize
-from ms_kungfu.launcher.options import PROGRAM, Options, parse_options
+from ms_kungfu.launcher.control import RefusedError
+from ms_kungfu.launcher.joining import ask
+from ms_kungfu.launcher.options import PROGRAM, JoinRequest, Options, parse_command_line
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.supervisor import Supervisor, set_process_name
 
@@ -32,9 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0] in _COMMANDS:
         return _COMMANDS[words[0]](words[1:])
     try:
-        return _run(parse_options(words))
+        wanted = parse_command_line(words)
+        # Before the supervisor is forked, which has to know the program.
+        return _run(ask(wanted) if isinstance(wanted, JoinRequest) else wanted)
     except UsageError as error:
         return failed(PROGRAM, error, 2)
+    except RefusedError as error:
+        return failed(PROGRAM, error, 1)
+    except KeyboardInterrupt:  # before the job could install its own handler
+        return 128 + signal.SIGINT
 
 
 def _run(options: Options) -> int:
@@ -63,8 +71,6 @@ def _run(options: Options) -> int:
             return asyncio.run(runs(options, supervisor, output).run())
         except StartError as error:
             return failed(PROGRAM, error, 1)
-    except KeyboardInterrupt:  # before the job could install its own handler
-        return 128 + signal.SIGINT
     except OSError as error:  # a log folder or file that can't be made
         return failed(PROGRAM, f"{error.strerror}: {error.filename}" if error.filename else error, 1)
     finally:

@@ -25,7 +25,7 @@ class Coordinator:
     def __init__(self, options: Options, first: Cluster, job: str = "") -> None:
         """`job`: its name, with which the launcher signs what it writes."""
         self._options, self._job = options, job
-        self.hosts = options.hosts  # but for what has been lost of them
+        self.hosts = options.hosts  # and what has become of them
         self.newest = first  # that can be run
         self.last_version = first.version  # the newest that anybody has written, also if this host can't run it
         self.finishing = False  # a member has finished its program
@@ -93,8 +93,18 @@ class Coordinator:
     # ---- the wanted cluster ----
 
     def members_to_leave(self, living: Collection[PeerID]) -> set[PeerID]:
-        """Of those who were granted it; none where nobody else is left: the last one stays."""
-        return set() if self.leaving.issuperset(living) else set(self.leaving)
+        """Of those who were granted it, or whose host leaves; none where nobody else is left: the last one stays.
+
+        Whose host leaves is looked up each time: somebody who writes a cluster may list them again, or new ones there,
+        because he hasn't heard of it.
+        """
+        leaving = self.leaving | self.going(living)
+        return set() if leaving.issuperset(living) else leaving
+
+    def going(self, living: Collection[PeerID]) -> set[PeerID]:
+        """Who is, or is to be, on a host that leaves or has gone."""
+        gone = self.hosts.leaving | self.hosts.lost
+        return {peer for peer in {*self.newest.workers, *living} if peer.host in gone}
 
     def revision(
         self, last_version: int, ended: Collection[PeerID], living: Sequence[PeerID], taken_ports: Collection[int]
@@ -104,11 +114,18 @@ class Coordinator:
         ports = [port for port in self._options.ports if port not in taken_ports]
         last_version = max(last_version, self.last_version)
         newest, slots = self.hosts.described(self.newest), self.hosts.slots_by_host
-        if self.hosts.lost and slots is not None:
+        if slots is not None and len(slots) < len(self.hosts.each):
             # Some of the places were on hosts that nobody has any more.
             left = sum(worker not in gone for worker in newest.workers)
             del self.vacant[max(0, sum(slots.values()) - left) :]
-        return policy.revised(newest, last_version, gone, living, len(self.vacant), ports, slots)
+        return policy.revised(
+            newest, last_version, gone, living, len(self.vacant), ports, slots, self.has_other_hosts(self.newest)
+        )
+
+    def has_other_hosts(self, cluster: Cluster) -> bool:
+        """Whether `cluster` gives whoever resizes it slots that aren't there, or not all that are. Then the same
+        workers go over to one more version: hosts come and go seldom, and a change costs some milliseconds."""
+        return cluster.slots != self.hosts.described(cluster).slots
 
     def _is_outside(self, cluster: Cluster) -> bool:
         return cluster.writer not in (self._job, writer_of_workers(self._job), writer_at_rest(self._job))
@@ -127,7 +144,7 @@ class Coordinator:
             return replace(late, version=self.last_version + 1, writer=self._job)
         mark = writer_at_rest(self._job)
         lost = [worker for worker in self.newest.workers if worker.host in self.hosts.lost]
-        if self.newest.writer == mark and not lost:
+        if self.newest.writer == mark and not lost and not self.has_other_hosts(self.newest):
             return None
         # What somebody asks for next is built on it.
         left = tuple(worker for worker in chosen.workers if worker.host not in self.hosts.lost)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ms_kungfu import env
 from ms_kungfu.cluster import Cluster
+from ms_kungfu.launcher.hosts import Hosts
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.processes import Process
 from ms_kungfu.launcher.sites import Site
@@ -11,14 +12,14 @@ from ms_kungfu.launcher.startup import Start
 
 
 def environment_of(
-    process: Process, cluster: Cluster, joins_later: bool, options: Options, begun: Start, site: Site
+    process: Process, cluster: Cluster, joins_later: bool, options: Options, hosts: Hosts, begun: Start, site: Site
 ) -> dict[str, str | None]:
     """Changes to the environment of its host's launcher; None removes what an outer job may have set. What only the
     host itself knows is added there (`sites.told_of_the_host`).
 
     Args:
         process: a worker of `cluster`, or a standby, which is to be in the next one.
-        site: its host.
+        hosts: those that the job has by now; `site`: its own one.
     """
     standby, each = process.peer is None, site.shares.each
     here = [worker for worker in cluster.workers if worker.host == process.host]
@@ -34,7 +35,7 @@ def environment_of(
         env.JOB.name: begun.writer,
         env.CONFIG_SERVER.name: begun.url,
         env.WATCH.name: "1" if options.watch else None,
-        env.HOSTS.name: options.hosts.limit,
+        env.HOSTS.name: hosts.limit,
         env.PORT_RANGE.name: f"{options.ports[0]}-{options.ports[-1]}",
         env.RANK_ID.name: rank,
         env.RANK_SIZE.name: size,

@@ -74,18 +74,24 @@ def build() -> str:
         return ""
 
 
-def objection(hello: Hello, own: Hello, present: Mapping[str, object]) -> str:
-    """Why a host can't take part in the job; "" where it can."""
-    if hello.version != own.version:
+def other_versions(host: str, version: str, built_for: str, own: Hello) -> str:
+    """What speaks against a host that has these; "" where it has the same."""
+    if version != own.version:
+        return f"ms_kungfu is {version} on {host}, {own.version} on {own.host}; install the same on all hosts"
+    if built_for != own.built_for:
         return (
-            f"ms_kungfu is {hello.version} on {hello.host}, {own.version} on {own.host}; install the same on all hosts"
-        )
-    if hello.built_for != own.built_for:
-        return (
-            f"ms_kungfu on {hello.host} was built for MindSpore {hello.built_for or 'none'}, and on {own.host} for "
+            f"ms_kungfu on {host} was built for MindSpore {built_for or 'none'}, and on {own.host} for "
             f"{own.built_for or 'none'}; install the same on all hosts"
         )
-    for name, value in own.flags.items():
+    return ""
+
+
+def objection(hello: Hello, own: Hello, present: Mapping[str, object], same_flags: bool = True) -> str:
+    """Why a host can't take part in the job; "" where it can. `same_flags`: it was given the job's flags itself."""
+    why = other_versions(hello.host, hello.version, hello.built_for, own)
+    if why:
+        return why
+    for name, value in own.flags.items() if same_flags else ():
         if hello.flags.get(name) != value:
             return (
                 f"{PROGRAM} was told {name} {hello.flags.get(name)} on {hello.host}, and {value} on {own.host}; give "

@@ -53,7 +53,11 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "type": read_hostfile,
         "metavar": "FILE",
     },
-    "self": {"help": "which of several hosts this is (default: the one whose address it has)", "metavar": "ADDRESS"},
+    "self": {
+        "help": "which of several hosts this is (default: the one whose address it has); with -join, which one it is "
+        "to be, and how many workers it may have: ADDRESS:SLOTS (default: 1)",
+        "metavar": "ADDRESS",
+    },
     "nic": {"help": "the same by a network interface: the host that has its address", "metavar": "NAME"},
     "placement": {
         "help": "with several hosts: even (default) gives the next worker to the host with the fewest, of those that "
@@ -69,6 +73,11 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "help": "let whoever reaches -port take part: in a network that is trusted",
         "type": switch,
         "default": False,
+    },
+    "join": {
+        "help": "let this host join the job whose config server is at this URL, which runs with -w on several hosts; "
+        "all but -self ADDRESS:SLOTS, -nic, the secret, -logdir, -logfile, -q and -v comes from there",
+        "metavar": "URL",
     },
     "nnodes": {
         "help": "torchrun's: how many hosts -H names; MIN:MAX is -w with -min-np as many workers as MIN hosts have",
@@ -95,7 +104,7 @@ def settle_hosts(flags: Namespace) -> None:
         flags.hosts = _hosts_of(listed or flags.hostfile, flags.self, flags.nic)
     except HostError as error:
         raise UsageError(str(error)) from None
-    flags.secret = _secret_of(flags)
+    flags.secret = secret_of(flags, flags.hosts.is_several)
     _settle_torchruns(flags)
     if flags.hosts.is_several:
         flags.hosts = replace(flags.hosts, placement=flags.placement or EVEN)
@@ -154,9 +163,8 @@ def _hosts_of(listed: tuple[Host, ...] | None, own: str | None, interface: str |
     return Hosts(listed, identify(listed, own, interface))
 
 
-def _secret_of(flags: Namespace) -> str | None:
+def secret_of(flags: Namespace, is_several: bool) -> str | None:
     """The user's, where hosts have to prove themselves to each other."""
-    hosts: Hosts = flags.hosts
     try:
         given = env.JOB_SECRET.get()
         if flags.secret_file is not None:
@@ -168,10 +176,10 @@ def _secret_of(flags: Namespace) -> str | None:
     if flags.no_secret:
         if given is not None:
             raise UsageError("-no-secret, but -secret-file or KUNGFU_JOB_SECRET gives one; leave one of them out")
-        if not hosts.is_several:
+        if not is_several:
             raise UsageError("-no-secret is about several hosts (-H), and this job has one")
         return None
-    if not hosts.is_several:
+    if not is_several:
         return given
     if given is None:
         raise UsageError(f"several hosts need a secret that they share, against strangers: {MAKE_ONE}")

@@ -53,7 +53,8 @@ class Hosts:
 
     `self_name`: which one this machine is. `head_name`: the one that decides for all, because the config server is
     there, or is nearest; the first one where nobody says. `max_workers`: in all, and so on one host. `placement`: how
-    workers are dealt to them (`Cluster.resized`). `lost`: hosts of which nobody expects anything any more.
+    workers are dealt to them (`Cluster.resized`). `leaving`: hosts that have been told to go, and get no new workers.
+    `lost`: hosts that have gone, in whatever way, and of which nobody expects anything any more.
     """
 
     each: tuple[Host, ...] = (Host(),)
@@ -61,6 +62,7 @@ class Hosts:
     head_name: str = ""
     max_workers: int = MAX_WORKERS
     placement: str = EVEN
+    leaving: frozenset[str] = frozenset()
     lost: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
@@ -92,28 +94,43 @@ class Hosts:
 
     @property
     def slots_by_host(self) -> dict[str, int] | None:
-        """Of those that aren't lost. None where no limit was given, which is so on one host only."""
+        """Of those that stay. None where no limit was given, which is so on one host only."""
         if self.each[0].slots is None:
             return None
-        return {host.name: host.slots or 0 for host in self.each if host.name not in self.lost}
+        return {host.name: host.slots or 0 for host in self.staying}
+
+    @property
+    def staying(self) -> tuple[Host, ...]:
+        """Those that may have new workers."""
+        return tuple(host for host in self.each if host.name not in self.lost | self.leaving)
 
     @property
     def limit(self) -> str | None:
         """As KUNGFU_HOSTS has it."""
-        return None if self.slots_by_host is None else str(self)
+        return None if self.slots_by_host is None else ",".join(map(str, self.staying))
 
     @property
     def slots(self) -> int | None:
         """Of all."""
         return None if self.slots_by_host is None else sum(self.slots_by_host.values())
 
+    def letting_go(self, name: str) -> Hosts:
+        """The same once a host is to leave."""
+        return replace(self, leaving=self.leaving | {name})
+
     def without(self, name: str) -> Hosts:
         """The same after the loss of a host."""
-        return replace(self, lost=self.lost | {name})
+        return replace(self, lost=self.lost | {name}, leaving=self.leaving - {name})
+
+    def joined_by(self, host: Host) -> Hosts:
+        """The same with one more, or with one that was lost, which gets its place in the order again."""
+        known = host.name in self.names
+        each = tuple(host if old.name == host.name else old for old in self.each) + (() if known else (host,))
+        return replace(self, each=each, lost=self.lost - {host.name})
 
     def without_lost(self) -> Hosts:
-        """Those that are left."""
-        return replace(self, each=tuple(host for host in self.each if host.name not in self.lost), lost=frozenset())
+        """Those that stay."""
+        return replace(self, each=self.staying, leaving=frozenset(), lost=frozenset())
 
     def has_room(self, size: int) -> bool:
         """For so many workers."""
@@ -138,7 +155,14 @@ class Hosts:
 
     def described(self, cluster: Cluster) -> Cluster:
         """With what whoever resizes it has to know of the hosts: one alone needs nothing."""
-        return replace(cluster, slots=self.slots_by_host, placement=self.placement) if self.is_several else cluster
+        if not self.is_several:
+            return cluster
+        runners = {runner.host: runner for runner in cluster.runners}
+        port = next((runner.port for runner in cluster.runners), None)
+        if port is not None:  # else whoever has written it wants none
+            named = (runners.get(host.name, PeerID(host.name, port)) for host in self.staying)
+            cluster = replace(cluster, runners=tuple(named))
+        return replace(cluster, slots=self.slots_by_host, placement=self.placement)
 
     def _dealt(self, size: int) -> dict[str, int]:
         """How many workers each host gets."""
@@ -151,15 +175,24 @@ class Hosts:
         where = "a job on several hosts" if self.is_several else "one host"
         return f"the {self.max_workers}{what} that {where} can have"
 
-    def check(self, cluster: Cluster, members: Sequence[PeerID], ended: Collection[PeerID] = ()) -> None:
+    def check(
+        self,
+        cluster: Cluster,
+        members: Sequence[PeerID],
+        ended: Collection[PeerID] = (),
+        going: Collection[PeerID] = (),
+    ) -> None:
         """HostError where these hosts can't run `cluster`, or none of the living `members` would be left to hand over
-        their state; without members there is none. Whoever lists those who have `ended` may not have heard of it."""
+        their state; without members there is none. Whoever lists those who have `ended`, or who are `going` with their
+        host, may not have heard of it."""
         strangers = [str(w) for w in cluster.workers if w.host not in self.names]
         if strangers:
             raise HostError(f"worker {strangers[0]} is on none of the job's hosts: {','.join(self.names)}")
         for worker in cluster.workers:
             if worker.host in self.lost and worker not in ended:
-                raise HostError(f"worker {worker} is on host {worker.host}, which was lost; leave it out")
+                raise HostError(f"worker {worker} is on host {worker.host}, which has gone; leave it out")
+            if worker.host in self.leaving and worker not in going and worker not in ended:
+                raise HostError(f"worker {worker} is on host {worker.host}, which is leaving the job; leave it out")
         for name, count in Counter(worker.host for worker in cluster.workers).items():
             slots = self.named(name).slots
             if slots is not None and count > slots:

@@ -17,15 +17,16 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher import policy
 from ms_kungfu.launcher.agent import GRACE_S, HostAgent
 from ms_kungfu.launcher.coordinator import Coordinator
-from ms_kungfu.launcher.hosts import HostError
+from ms_kungfu.launcher.hosts import Host, HostError, Hosts
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.options import Options, what_is_done_instead
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import Action, Recover, Standing, Verdict, WorkerExited, WorkerWorksOn
 from ms_kungfu.launcher.processes import Process
 from ms_kungfu.launcher.remote import RemoteHosts
 from ms_kungfu.launcher.revisions import Revisions, StoreWatcher
 from ms_kungfu.launcher.segments import NotMadeYet
+from ms_kungfu.launcher.sites import Site
 from ms_kungfu.launcher.startup import prepare
 from ms_kungfu.launcher.supervisor import Supervisor
 
@@ -52,6 +53,7 @@ class Job:
         self._remote: RemoteHosts | None = None
         self._watcher: StoreWatcher | None = None
         self._pause: asyncio.TimerHandle | None = None
+        self._graces: dict[str, asyncio.TimerHandle] = {}  # of hosts that leave
         self._beginning: asyncio.Future[None] | None = None
         self._closers = contextlib.AsyncExitStack()
 
@@ -93,6 +95,8 @@ class Job:
             on_change=lambda cluster: None if cluster is None else self.on_cluster(cluster),
             on_secret_left=lambda file: self._supervisor.remove_at_end(file.path, file.inode),
         )
+        if instead := what_is_done_instead(options.strategy, options.hosts.is_several):
+            _log.warning("%s", instead)
         self._coordinator = Coordinator(options, start.first, start.writer)
         self._revisions = Revisions(self, self._coordinator, start, machine)
         if options.hosts.is_several:
@@ -130,6 +134,7 @@ class Job:
         self.interrupted(number)
 
     def interrupted(self, number: int, where: str = "") -> None:
+        """Somebody wants the job to end."""
         if self._verdict.done():
             self._hurry.set()  # a second Ctrl-C doesn't wait for the workers
         self._settle(policy.interrupted(number, where))
@@ -178,15 +183,119 @@ class Job:
             self._settle(policy.host_lost(reason))
         elif not self.is_over:
             _log.warning("host %s is lost: %s", name, reason)
-            self._coordinator.hosts = self._coordinator.hosts.without(name)
-            self._host.lose_host(name, reason)
+            self._forget_host(name, reason)
             self._revisions.write()
+            self._let_hosts_go()
+
+    def _forget_host(self, name: str, reason: str) -> None:
+        grace = self._graces.pop(name, None)
+        if grace is not None:
+            grace.cancel()
+        self._coordinator.hosts = self._coordinator.hosts.without(name)
+        self._host.lose_host(name, reason)
 
     def hosts_apart(self, reason: str) -> None:
         self._settle(policy.host_lost(reason))
 
+    # A host that leaves: its launcher got a SIGTERM and has told so. From then on
+    #   1. nobody new is placed there (`Hosts.check`, `Hosts.slots_by_host`), and each revision is without its workers,
+    #      whoever else writes what (`Coordinator.going`). They leave as any worker does: after a step that all have
+    #      agreed on, so no step and no sample is theirs that isn't the others' too;
+    #   2. when they have ended and a version without the host is the chosen one, it is forgotten as a lost one is, and
+    #      then it ends, with 0. Links of the version before may still hold connections with it. Whatever its workers
+    #      took part in, all other links have the result of, or its workers would not have got it (link.h); and some
+    #      member that stays has come that far, or no version would have been chosen. Even if not: the others hear of
+    #      the loss before they miss the host, and do without as with a lost one;
+    #   3. after -leave-grace whoever is left there is killed, which is a death like any other, and 2 follows without
+    #      the chosen version: the next one is awaited with the dead, as ever.
+    # Whatever comes between is a case of its own already: if the connection ends the host is lost; if others die, or
+    # more hosts want to leave, each revision looks whether enough members stay, and the job ends where not; a size that
+    # is under way is revised, and one that comes is refused where it needs the host. If members come to the end of the
+    # program nobody leaves any more: the host ends with the job, or after its grace. It may come back by -join, which
+    # nothing of its former part stands in the way of: processes, versions and connections are told apart (`joining`).
+
+    @property
+    def hosts(self) -> Hosts:
+        return self._coordinator.hosts
+
+    def host_leaves(self, name: str) -> None:
+        if self.is_over or not self._options.watch or self._agent is None or self._agent.broker.current() is None:
+            self.interrupted(signal.SIGTERM, f" on host {name}")
+            return
+        hosts, grace_s = self._coordinator.hosts, self._options.leave_grace_s
+        if name in hosts.leaving:
+            return
+        _log.warning("host %s is leaving (SIGTERM): its workers do after this step", name)
+        self._coordinator.hosts = hosts.letting_go(name)
+        self._graces[name] = self._loop.call_later(grace_s, self._on_host_grace_over, name)
+        if self._has_enough_who_stay():
+            self._revisions.write()
+            self._let_hosts_go()
+
+    def _has_enough_who_stay(self) -> bool:
+        """While hosts leave. Otherwise the job has been ended."""
+        coordinator, leaving = self._coordinator, self._coordinator.hosts.leaving
+        if not leaving or coordinator.starts_nobody:
+            return True
+        living = self._host.processes.living_members()
+        left = [peer for peer in living if peer.host not in leaving and peer not in coordinator.leaving]
+        return self._settle(policy.hosts_leave(" and ".join(sorted(leaving)), len(left), self._options.min_size))
+
+    def _on_host_grace_over(self, name: str) -> None:
+        del self._graces[name]
+        if not self.is_over:
+            reason = f"was on host {name}, which leaves, for more than {self._options.leave_grace_s:g} s (-leave-grace)"
+            self._host.end_processes_on(name, reason)
+            self._let_hosts_go()
+
+    def _let_hosts_go(self) -> None:
+        """Those that leave and have nothing left to do here."""
+        for name in self._coordinator.hosts.leaving:
+            current = self._host.broker.current()
+            is_needed = current is not None and name in current.hosts and not self._coordinator.resting
+            if self.is_over or self._host.has_processes_on(name) or (is_needed and name in self._graces):
+                continue
+            _log.info("host %s has left the job", name)
+            self._forget_host(name, "it has left the job")
+            if self._remote is not None:
+                self._remote.let_go(name)
+            self._revisions.write()
+
+    def version_chosen(self) -> None:
+        self._let_hosts_go()
+
+    def objection_to(self, host: Host) -> str:
+        if not self._options.watch:
+            return "the job was started without -w, so no host can join it"
+        if self._agent is None or self._agent.broker.current() is None:
+            return "the job has not begun yet; try again when its workers run"
+        if self.is_over or (self._coordinator.finishing and not self._coordinator.resting):
+            return "the job is about to end"
+        hosts = self._coordinator.hosts
+        if host.name in hosts.leaving:
+            return f"{host.name} is a host of the job, and is just leaving it; try again when it has"
+        slots = hosts.slots_by_host or {}
+        if host.name in slots:
+            return f"{host.name} is a host of the job already"
+        total = sum(slots.values()) + (host.slots or 1)
+        if total > hosts.max_workers:
+            return (
+                f"with {host} the job's hosts would have {total} slots, and it can have {hosts.max_workers} workers in "
+                "all; bring fewer"
+            )
+        return ""
+
+    def host_joined(self, host: Host, site: Site) -> None:
+        coordinator = self._coordinator
+        how = "come back to" if host.name in coordinator.hosts.names else "joined"
+        coordinator.hosts = coordinator.hosts.joined_by(host)
+        self._host.add_site(site)
+        _log.info("host %s has %s the job, with %d slots", host.name, how, host.slots)
+        self._revisions.write()  # the store tells of its slots: whoever resizes fills them
+
     def worker_is_gone(self, process: Process) -> None:
         self._revisions.write()
+        self._let_hosts_go()
 
     def version_unknown(self, version: int) -> None:
         if self._watcher is not None:
@@ -196,6 +305,10 @@ class Job:
         self._settle(self._decide(WorkerWorksOn(process.who, version, self._options.leave_grace_s)))
 
     def worker_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
+        self._note_end(process, standing, code, error)
+        self._let_hosts_go()
+
+    def _note_end(self, process: Process, standing: Standing, code: int, error: str) -> None:
         coordinator, who = self._coordinator, process.who
         counted_on = standing in (Standing.MEMBER, Standing.JOINING) and process.peer in coordinator.newest.workers
         finished = standing is Standing.MEMBER and code == 0
@@ -281,6 +394,8 @@ class Job:
             current = self._host.broker.current()
             return self._coordinator.at_rest(current) if self._coordinator.resting and current else None
         self._end_who_is_kept()
+        if not self._has_enough_who_stay():
+            return None
         processes, server = self._host.processes, self._begun.server
         try:
             return self._coordinator.revision(
@@ -303,7 +418,8 @@ class Job:
         # Who lists only workers that have just died did not know it: `revised` sees to it that the state is kept.
         ended = host.broker.ended_in(coordinator.newest)
         members = [*host.processes.living_members(), *ended]
-        coordinator.hosts.check(cluster, members if not coordinator.resting else (), ended)
+        going = coordinator.going(members)
+        coordinator.hosts.check(cluster, members if not coordinator.resting else (), ended, going)
         if cluster.size < options.min_size and cluster.writer != self._begun.writer:
             raise HostError(f"a cluster of {cluster.size} is below -min-np {options.min_size}")
 
@@ -359,7 +475,7 @@ class Job:
         self, cluster: Cluster, joining: list[Process], ended: list[PeerID], replacing: list[PeerID]
     ) -> None:
         self._host.dismiss_who_is_left_out(joining)
-        if ended:
+        if ended or self._coordinator.hosts.leaving or self._coordinator.has_other_hosts(cluster):
             self._revisions.write()
         self._host.start_missing(cluster, replacing)
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from ms_kungfu.broker_protocol import ProtocolError, close_all
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.launcher.control import Channel, call
-from ms_kungfu.launcher.hosts import Hosts
+from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.segments import Asker, PlainSegment, Segment
 
@@ -191,9 +191,7 @@ class LinkMaker:
 
     async def _called(self, host: str, name: _Named) -> Channel:
         """The connection that this host makes."""
-        channel = await call(
-            self.machine, self.hosts.own.address, self.hosts.named(host).address, self.port, self.secret, MAKE_S
-        )
+        channel = await call(self.machine, self.hosts.own.address, Host(host).address, self.port, self.secret, MAKE_S)
         try:
             version, attempt, own, number = name
             channel.send({"link": {

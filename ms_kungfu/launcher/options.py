@@ -15,7 +15,7 @@ from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, duration, integer, switch
 from ms_kungfu.cluster import WORKER_PORTS
 from ms_kungfu.launcher.affinity import allowed_cores
-from ms_kungfu.launcher.host_flags import NO_TORCHRUN_FLAGS, add_host_flags, check_url, settle_hosts
+from ms_kungfu.launcher.host_flags import NO_TORCHRUN_FLAGS, add_host_flags, check_url, secret_of, settle_hosts
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts, parse_hosts, parse_ports
 from ms_kungfu.launcher.policy import Recover
 
@@ -36,7 +36,8 @@ _NO_FLAGS = {
     "schedule": 'a schedule of sizes is the program\'s: KungFuElasticCallback("100:2,200:4"), or '
     "ElasticTraining(schedule=...); from outside, kungfu-run resize changes the size",
 }
-# KungFu's others. One host reduces in shared memory, which has no topology; several choose by size.
+_OWN_FLAGS = {"q": "quiet", "v": "show_workers", "logdir": "logdir", "logfile": "logfile"}  # of a host that joins
+# KungFu's others, by which nobody goes. Who gives one is told what is done instead (`what_is_done_instead`).
 _OTHER_STRATEGIES = (
     "STAR",
     "MULTI_STAR",
@@ -50,14 +51,19 @@ _OTHER_STRATEGIES = (
 
 
 def _strategy(name: str) -> str:
-    if name.upper() in ("AUTO", "SHM"):
+    if name.upper() in ("AUTO", "SHM", *_OTHER_STRATEGIES):
         return name.upper()
-    if name.upper() in _OTHER_STRATEGIES:
-        raise argparse.ArgumentTypeError(
-            f"{name} can't be chosen: the workers of a host reduce in shared memory, which has no topology, and hosts "
-            "by what suits the size; leave -strategy out"
-        )
     raise argparse.ArgumentTypeError(f"there is no strategy {name!r}; leave -strategy out or give AUTO")
+
+
+def what_is_done_instead(strategy: str | None, is_several: bool) -> str:
+    """For whoever has named one of KungFu's strategies; "" for one that is carried out."""
+    if strategy not in _OTHER_STRATEGIES:
+        return ""
+    how = "the workers of a host reduce in shared memory, where there is no topology to choose"
+    if is_several:
+        how += ", and hosts by what suits the size: small sums by recursive doubling, from 128 KiB on around a ring"
+    return f"-strategy {strategy} changes nothing: {how}; it is as with AUTO"
 
 
 def _affinity(how: str) -> bool:
@@ -139,7 +145,10 @@ class Options:
         metavar="PORT",
     )
     strategy: str = _flag(
-        "strategy", "AUTO (default), or on one host SHM: shared memory", type=_strategy, metavar="NAME"
+        "strategy",
+        "AUTO (default), or on one host SHM: shared memory; for KungFu's others a line says what is done instead",
+        type=_strategy,
+        metavar="NAME",
     )
     timeout_s: float | None = _flag(
         "timeout", "end the job after this time, e.g. 1h30m, with exit code 124", type=duration, metavar="TIME"
@@ -217,6 +226,7 @@ class Options:
     )
     # Of the user's, for several hosts: proves one to the other. None: there is one host, or the network is trusted.
     secret: str | None = field(default=None, repr=False)
+    joins: bool = False  # this host joins a job that runs (-join)
 
     @property
     def host(self) -> Host:
@@ -224,11 +234,32 @@ class Options:
         return self.hosts.own
 
 
+@dataclass(frozen=True)
+class JoinRequest:
+    """This host is to join a job that runs (`joining`). `own`: as what; None: as the address of `interface`, or the one
+    by which the head is reached. `own_flags`: of Options, those that are each host's own affair."""
+
+    url: str
+    own: Host | None
+    interface: str | None
+    secret: str | None = field(repr=False)
+    own_flags: dict[str, Any]
+
+
 def parse_options(arguments: Sequence[str]) -> Options:
+    """Of a job that is started. UsageError says what is wrong."""
+    options = parse_command_line(arguments)
+    if isinstance(options, JoinRequest):
+        raise UsageError("-join is of a job that runs")
+    return options
+
+
+def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest:
     """UsageError says what is wrong."""
     parser = FlagParser(
         PROGRAM,
-        f"{PROGRAM} [flags] program [arguments]\n       {PROGRAM} resize SIZE [-config-server URL]\n"
+        f"{PROGRAM} [flags] program [arguments]\n       {PROGRAM} -join URL [-self ADDRESS:SLOTS] [-secret-file FILE]\n"
+        f"       {PROGRAM} resize SIZE [-config-server URL]\n"
         f"       {PROGRAM} evict RANK [-config-server URL]",
         "Runs a program as the workers of a cluster, on this machine. Flags take one dash or two, -name value or "
         "-name=value.",
@@ -240,9 +271,12 @@ def parse_options(arguments: Sequence[str]) -> Options:
     parser.set_defaults(size=None)
     add_host_flags(parser)
     flags, command = parser.parse(arguments)
+    if flags.join is not None:
+        _check_environment()
+        return _join_request(flags, parser.given, command)
     if not command:
         raise UsageError(f"no program to run; write it after the flags: {PROGRAM} -np 2 python train.py")
-    _check_program(command)
+    check_program(command)
     _check_environment()
     settle_hosts(flags)
     flags.size = flags.size or 1
@@ -297,6 +331,27 @@ def parse_options(arguments: Sequence[str]) -> Options:
     return options
 
 
+def _join_request(flags: argparse.Namespace, given: set[str], command: Sequence[str]) -> JoinRequest:
+    if command:
+        raise UsageError(f"-join runs the job's own program; leave {' '.join(command)} out")
+    others = sorted(given - {"join", "self", "nic", "secret-file", "no-secret", *_OWN_FLAGS})
+    if others:
+        raise UsageError(f"-{others[0]} comes from the head of the job that is joined; leave it out beside -join")
+    if flags.self is not None and flags.nic is not None:
+        raise UsageError("-self and -nic both say which address the other hosts are to use; leave one of them out")
+    own = None
+    if flags.self is not None:
+        try:
+            own, *more = parse_hosts(flags.self)
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"-self: {error}") from None
+        if more or own.public:
+            raise UsageError(f"-self {flags.self} is not one host with its slots, e.g. 10.0.0.3:4")
+    flags.logfile = flags.logfile and Path(flags.logdir or ".", flags.logfile)
+    own_flags = {field: getattr(flags, field) for field in _OWN_FLAGS.values()}
+    return JoinRequest(flags.join, own, flags.nic, secret_of(flags, is_several=True), own_flags)
+
+
 def _check_environment() -> None:
     """Says before the start what each worker would say otherwise."""
     for variable in env.VARIABLES:
@@ -307,8 +362,8 @@ def _check_environment() -> None:
                 raise UsageError(str(error)) from None
 
 
-def _check_program(command: Sequence[str]) -> None:
-    """Says once what each worker would say otherwise."""
+def check_program(command: Sequence[str]) -> None:
+    """UsageError says once what each worker would say otherwise."""
     program = command[0]
     if shutil.which(program) is None or os.path.isdir(program):
         if program.endswith(".py") and os.path.isfile(program):

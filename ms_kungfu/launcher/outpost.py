@@ -39,6 +39,7 @@ _OUTPUT_GRACE_S = 1.0
 _LINKS_LOOK_S = 0.2
 _AFTER_PAUSE_S = 0.5  # to read what has come meanwhile
 _HEAD_S = 5.0  # for the head to end the job after a signal here
+_LET_GO_S = 15.0  # for the head, and for whoever has to be killed at the end of the grace
 _MAX_LOOK_S = 10.0
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 
@@ -62,6 +63,7 @@ class Outpost:
         self._apart: set[tuple[int, str]] = set()  # the same for hosts that the link of a version can't reach
         self._timers: list[asyncio.TimerHandle] = []
         self._is_told = False  # that it has to end
+        self._is_leaving = False
 
     async def run(self) -> int:
         """The job's exit code. StartError where it never started. Nothing of the job is left here when it returns."""
@@ -110,12 +112,19 @@ class Outpost:
             self._loop.add_signal_handler(number, self._supervisor.signal, number)
 
     def _on_signal(self, number: int) -> None:
-        """The head ends the job, on all hosts. A second signal, or a head that doesn't: this host ends at once.
-
-        That a SIGTERM makes only this host's workers leave is a step to come.
-        """
-        if self._channel is None or self._is_told:
+        """A SIGTERM has this host leave, where the head finds that the job can do without it: it tells when that is
+        over. At any other signal the head ends the job, on all hosts. A second signal of that kind, or a head that
+        doesn't: this host ends at once."""
+        if self._channel is None or self._is_told or (number == signal.SIGTERM and self._is_leaving):
             self._end(128 + number, f"{PROGRAM}: interrupted by {signal_name(number)}")
+            return
+        if number == signal.SIGTERM and self._options.watch:
+            self._is_leaving = True
+            self._channel.send({"leave": True})
+            limit_s = self._options.leave_grace_s
+            _log.info("this host leaves the job: its workers do after their step, within %g s (-leave-grace)", limit_s)
+            late = f"{PROGRAM}: interrupted by SIGTERM, and the head has not let this host go"
+            self._later(limit_s + _LET_GO_S, self._end, 128 + number, late)
             return
         self._is_told = True
         self._channel.send({"interrupted": number})
@@ -145,7 +154,8 @@ class Outpost:
                 "-port gives another port, the same on all hosts"
             ) from None
         logdir = "" if options.logdir is None else str(options.logdir)
-        hello = Hello(options.host.name, VERSION, build(), flags_of(options), cores, devices, logdir)
+        flags = {} if options.joins else flags_of(options)
+        hello = Hello(options.host.name, VERSION, build(), flags, cores, devices, logdir)
         _log.info("calling %s, which has the job", head.name)
         try:
             try:
@@ -174,10 +184,11 @@ class Outpost:
         return await self._links.take(channel, message["link"])
 
     async def _obey_all(self, channel: Channel, hello: Hello) -> None:
-        head = self._options.hosts.head.name
+        options = self._options
+        head = options.hosts.head.name
         trouble = ""
         try:
-            channel.send({"agent": hello.to_json()})
+            channel.send({"agent": hello.to_json(), **({"slots": options.host.slots} if options.joins else {})})
             message = await channel.receive()
             if "refused" in message:
                 raise StartError(str(message["refused"]))
@@ -275,6 +286,8 @@ class Outpost:
         elif what == "close":
             self._drop(int(value["version"]))
         elif what == "end":
+            if value["left"]:
+                _log.info("this host has left the job")
             self._end(int(value["code"]), str(value["words"] or ""))
         else:
             raise ProtocolError(f"{what!r} means nothing")

@@ -123,6 +123,14 @@ def host_lost(reason: str) -> Verdict:
     return Verdict(Action.FAIL, reason, 1)
 
 
+def hosts_leave(hosts: str, left: int, min_size: int) -> Verdict:
+    """`hosts` are to leave, because each one's launcher got a SIGTERM, and `left` members stay. Where that is too few
+    the job ends, as one host's does where so many of its workers get the signal."""
+    if left < max(1, min_size):
+        return interrupted(signal.SIGTERM, f" on host {hosts}, without which {would_be_left(left, min_size)}")
+    return Verdict(Action.CONTINUE, "")
+
+
 def leaves(who: str, left: int, min_size: int) -> Verdict:
     """A worker is going to leave: it got a SIGTERM, or a policy of the program's says so. `left` members stay."""
     if left < min_size:
@@ -237,6 +245,7 @@ def revised(
     newcomers: int,
     ports: Sequence[int],
     slots: Mapping[str, int] | None = None,
+    is_stale: bool = False,
 ) -> Cluster | None:
     """What the launcher has to write to the config server, or None: first the newest cluster without those that are
     `gone` (dead or leaving), then `newcomers` more in their places.
@@ -246,6 +255,7 @@ def revised(
         last_version: the newest version that anybody has written; a later one than `newest`'s can't be run.
         living: the members of the chosen cluster that live, in the order of their ranks: one of them at least has to be
             in it, because they have the state.
+        is_stale: what the store tells of the hosts isn't true any more, whoever works there.
     """
     keep = [worker for worker in newest.workers if worker not in gone]
     if not any(worker in living for worker in keep):
@@ -253,7 +263,7 @@ def revised(
     if not any(worker in living for worker in keep):
         return None  # the job is about to fail
     following = replace(newest, workers=tuple(keep), version=last_version + 1)
-    if following.workers != newest.workers or last_version > newest.version:
+    if following.workers != newest.workers or last_version > newest.version or is_stale:
         return following
     return newest.resized(newest.size + newcomers, ports, slots=slots) if newcomers else None
 

@@ -19,20 +19,22 @@ from pathlib import Path
 from typing import Any, Callable, Protocol
 
 from ms_kungfu._version import VERSION
-from ms_kungfu.broker_protocol import ProtocolError
+from ms_kungfu.broker_protocol import ProtocolError, text_field
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.control import Channel, ControlServer
 from ms_kungfu.launcher.hangs import HangWatch
-from ms_kungfu.launcher.hello import Hello, build, flags_of, objection
+from ms_kungfu.launcher.hello import Hello, build, flags_of, objection, other_versions
+from ms_kungfu.launcher.hosts import Host, Hosts
+from ms_kungfu.launcher.joining import joining_host, terms_of
 from ms_kungfu.launcher.links import MAKE_S, HostSegment, LinkMaker
 from ms_kungfu.launcher.lost_hosts import Leases, to_evict
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.output import log_paths
 from ms_kungfu.launcher.segments import Asker, NotMadeYet, PlainSegment, Segment
-from ms_kungfu.launcher.sites import Launch
+from ms_kungfu.launcher.sites import Launch, Site
 from ms_kungfu.launcher.startup import Start, StartError
 from ms_kungfu.launcher.supervisor import Exited, Started
 
@@ -60,6 +62,11 @@ class Workers(Protocol):
 class Reports(Protocol):
     """Who is told what becomes of the hosts."""
 
+    @property
+    def hosts(self) -> Hosts:
+        """Those of the job by now."""
+        ...
+
     def host_lost(self, name: str, reason: str) -> None:
         """It has no part in the job any more, and its workers neither. Once a host."""
 
@@ -68,6 +75,16 @@ class Reports(Protocol):
 
     def interrupted(self, number: int, where: str) -> None:
         """Somebody has sent a host's launcher this signal."""
+
+    def host_leaves(self, name: str) -> None:
+        """Its launcher got a SIGTERM. `RemoteHosts.let_go` is the answer, in its time."""
+
+    def objection_to(self, host: Host) -> str:
+        """Why it can't join the job; "" where it can."""
+        ...
+
+    def host_joined(self, host: Host, site: Site) -> None:
+        """It has: it can be asked to start workers."""
 
 
 class RemoteSite:
@@ -112,8 +129,8 @@ class RemoteSite:
         """When something came from it."""
         return self._channel.heard
 
-    def give_up(self, why: str) -> None:
-        """It is lost: whatever it says from now on nobody hears. If it can, it hears why."""
+    def give_up(self, why: str, has_left: bool = False) -> None:
+        """It is lost, or has left: whatever it says from now on nobody hears. If it can, it hears why."""
         if self.lost:
             return
         self.lost = why
@@ -121,7 +138,8 @@ class RemoteSite:
             asker.hung_up = True
         for segment in list(self.segments.values()):
             segment.was_made(self.name, why)
-        self.send("end", {"code": 1, "words": f"{PROGRAM}: the job goes on without this host: {why}"})
+        words = None if has_left else f"{PROGRAM}: the job goes on without this host: {why}"
+        self.send("end", {"code": 0 if has_left else 1, "words": words, "left": has_left})
         asyncio.get_running_loop().call_later(_PARTING_S, self._channel.end)
 
     async def part(self) -> None:
@@ -140,6 +158,8 @@ class RemoteSite:
                         continue
                     if what == "interrupted":  # at any time
                         self._owner.reports.interrupted(int(value), f" on host {self.name}")
+                    elif what == "leave":
+                        self._owner.reports.host_leaves(self.name)
                     elif self._owner.workers.done():  # before, it has nothing to tell of
                         self._hear(self._owner.workers.result(), what, value)
         except ProtocolError as error:
@@ -272,6 +292,7 @@ class SpreadSegment:
         self.beats: dict[int, int] = {}
         self._owner = owner
         self._recovers = recovers
+        # Hosts as they are now: one that is lost and comes back is another one, of which this knows nothing.
         self._remote = [owner.sites[host] for host in cluster.hosts if host != owner.name]
         self._missing: dict[str, asyncio.Future[None]] = {}  # hosts that haven't said yet that they have their part
         self._lock = threading.Lock()
@@ -361,6 +382,9 @@ class SpreadSegment:
                 local.request_sync_point(number)
         self._tell("sync", {"version": self.cluster.version, "number": number})
 
+    def has(self, site: RemoteSite) -> bool:
+        return site in self._remote
+
     def unreachable(self) -> list[tuple[str, str]]:
         """From this host: others, and why."""
         with self._lock:
@@ -398,7 +422,9 @@ class SpreadSegment:
             self._local.mark_lost(rank, reason, recover, reaped)
 
     def lose_host(self, host: str) -> None:
-        self._tell("lose_host", {"version": self.cluster.version, "host": host})
+        for site in self._remote:
+            if site.name != host:
+                site.send("lose_host", {"version": self.cluster.version, "host": host})
         if self._local is not None:
             self._local.lose_host(host)
 
@@ -502,7 +528,7 @@ class RemoteHosts:
         """The other launchers end with this exit code."""
         for site in self.sites.values():
             if not site.lost:  # that has been told something else
-                site.send("end", {"code": code, "words": words})
+                site.send("end", {"code": code, "words": words, "left": False})
         parting = [asyncio.ensure_future(site.part()) for site in self.sites.values() if not site.lost]
         if parting:
             _, late = await asyncio.wait(parting, timeout=_PARTING_S)
@@ -530,13 +556,19 @@ class RemoteHosts:
         message = await asyncio.wait_for(channel.receive(), _FIRST_WORDS_S)
         if "link" in message:
             return await self.links.take(channel, message["link"])
+        if "ask" in message:
+            asker = {name: text_field(message["ask"], name) for name in ("host", "version", "built_for")}
+            coming = joining_host(asker["host"], message["ask"].get("slots"))
+            why = other_versions(**asker, own=self._hello) or self.reports.objection_to(coming)
+            channel.send({"refused": why} if why else {"terms": terms_of(self.options, self.reports.hosts)})
+            await channel.flushed()
+            return False
         hello = Hello.from_json(message.get("agent"))
-        why = objection(hello, self._hello, {self.name: None, **self.sites})
-        before = self.sites.get(hello.host)
-        if why and before is not None and before.lost:
-            why = f"{hello.host} was lost ({before.lost}), and the job goes on without it"
-        if not why and hello.host not in self.options.hosts.names:
-            why = f"{hello.host} is none of the job's hosts, {self.options.hosts}"
+        joining = joining_host(hello.host, message["slots"]) if "slots" in message else None
+        if joining is not None:
+            why = objection(hello, self._hello, {}, same_flags=False) or self.reports.objection_to(joining)
+        else:
+            why = self._objection_to_one_of_the_first(hello)
         per_worker = self.options.cores_per_worker
         if not why and per_worker is not None and per_worker > len(hello.cores):
             why = (
@@ -553,13 +585,33 @@ class RemoteHosts:
             del welcome["secret"]  # it has it
         channel.send({"welcome": welcome})
         channel.set_silence(self.options.host_timeout_s)
+        # Without a wait since the look at who is there: of two that come at once under one name the first is let in.
         site = self.sites[hello.host] = RemoteSite(self, channel, hello, per_worker)
         _log.info("host %s is there: %d cores", site.name, len(hello.cores))
+        if joining is not None:
+            self.reports.host_joined(joining, site)
         self._news.set()
         self.lose(site, await site.listen())
         return False
 
+    def _objection_to_one_of_the_first(self, hello: Hello) -> str:
+        why = objection(hello, self._hello, {self.name: None, **self.sites})
+        before = self.sites.get(hello.host)
+        if why and before is not None and before.lost:
+            url = self._start.url or "URL"
+            return (
+                f"{hello.host} had been a host of the job ({before.lost}), which goes on without it; {PROGRAM} -join "
+                f"{url} brings it back"
+            )
+        if not why and hello.host not in self.options.hosts.names:
+            return f"{hello.host} is none of the job's hosts, {self.options.hosts}"
+        return why
+
     # ---- who is lost ----
+
+    def let_go(self, name: str) -> None:
+        """It has left, and all others have been told."""
+        self.sites[name].give_up("it has left", has_left=True)
 
     def lose(self, site: RemoteSite, why: str) -> None:
         if site.lost:
@@ -597,10 +649,23 @@ class RemoteHosts:
         found = {}
         for site in self._living():
             for segment in site.segments.values():
-                found.update({(self.name, host): why for host, why in segment.unreachable()})
-            found.update({(site.name, host): why for (_, host), why in site.apart.items()})
+                found.update(
+                    {(self.name, host): why for host, why in segment.unreachable() if self._is_in(segment, host)}
+                )
+            found.update(
+                {
+                    (site.name, host): why
+                    for (version, host), why in site.apart.items()
+                    if version in site.segments and self._is_in(site.segments[version], host)
+                }
+            )
         living = {self.name, *(site.name for site in self._living())}
         return {pair: why for pair, why in found.items() if living.issuperset(pair)}
+
+    def _is_in(self, segment: SpreadSegment, host: str) -> bool:
+        """The host that goes by that name now: nobody reaches one that was lost, also where it has come back."""
+        site = self.sites.get(host)
+        return host == self.name or (site is not None and segment.has(site))
 
     def _part_who_are_apart(self) -> None:
         apart, now = self._apart(), self._loop.time()
@@ -613,7 +678,7 @@ class RemoteHosts:
         workers = Counter(
             worker.host for site in involved for segment in site.segments.values() for worker in segment.cluster.workers
         )
-        for name in to_evict(apart, workers, self.options.hosts.names, self.name):
+        for name in to_evict(apart, workers, self.reports.hosts.names, self.name):
             other, why = next((set(pair) - {name}, why) for pair, why in apart.items() if name in pair)
             self.lose(self.sites[name], f"it and {''.join(other)} don't reach each other: {why}")
 

@@ -126,9 +126,9 @@ class Segments:
         it is on its way, and to be asked for again."""
         segment = self.open.get(cluster.version)
         if segment is None:
-            lost = [host for host in cluster.hosts if host in self._versions.lost_hosts]
-            if lost:
-                raise OSError(f"host {lost[0]} was lost")
+            lost = self._versions.lost_host_of(cluster)
+            if lost is not None:
+                raise OSError(f"host {lost} has gone")
             segment = self._in_making.pop(cluster.version, None) or self.make(cluster, self._cores, self._recovers)
             try:
                 segment.check_made()

@@ -5,6 +5,7 @@ This is the part of the coordinator that the members rely on: nothing here knows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -81,7 +82,8 @@ class ClusterVersions:
     ended: dict[PeerID, list[range]] = field(default_factory=dict)
     # Processes that have come and wait for their first version.
     ready: set[tuple[PeerID, int]] = field(default_factory=set)
-    lost_hosts: set[str] = field(default_factory=set)
+    # Hosts that were lost or have left, and the last version that means those: a host that comes back is another one.
+    lost_hosts: dict[str, float] = field(default_factory=dict)
 
     @property
     def current(self) -> Cluster | None:
@@ -196,12 +198,25 @@ class ClusterVersions:
         """Whether a member may choose it: if not, nobody ever does, for what is dead stays so. All members get the same
         answer therefore: whoever asks before a death that matters has chosen it for all."""
         # A host has its part of the memory of each version that it is in, so a lost one is in none to come.
-        if not self.lost_hosts.isdisjoint(cluster.hosts):
+        if self.lost_host_of(cluster) is not None:
             return False
         return self._keeps_the_state(cluster) and not any(
             self._has_ended(peer, cluster.version) and not self._was_member(peer, cluster.version)
             for peer in cluster.workers
         )
+
+    def lose_host(self, host: str) -> None:
+        self.lost_hosts[host] = math.inf
+
+    def host_is_back(self, host: str) -> None:
+        """Those versions that are known mean the one that has gone, and never come true, now as before; those to come
+        mean the new one."""
+        if host in self.lost_hosts:
+            self.lost_hosts[host] = -1 if self.newest is None else self.newest.version
+
+    def lost_host_of(self, cluster: Cluster) -> str | None:
+        """One that `cluster` means and that isn't there any more."""
+        return next((host for host in cluster.hosts if cluster.version <= self.lost_hosts.get(host, -1)), None)
 
     def _keeps_the_state(self, cluster: Cluster) -> bool:
         return self.chosen is None or any(self._is_member(peer) for peer in cluster.workers)

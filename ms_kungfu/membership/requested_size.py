@@ -78,13 +78,9 @@ def _write(member: Member, cluster: Cluster, size: int, dead: list[PeerID]) -> i
     if not member.get(env.WATCH):
         raise ResizeError("resizing needs a launcher that follows the config server: start it with kungfu-run -w")
     hosts = member.get(env.HOSTS)
-    slots = None if hosts is None else sum(hosts.values())
     most = member.ports.max_workers
     if size > most:
         raise ResizeError(f"{size} workers were asked for, one host can have {most}")
-    if slots is not None and size > slots:
-        given = ",".join(f"{host}:{count}" for host, count in (hosts or {}).items())
-        raise ResizeError(f"{size} workers were asked for, -H {given} has {slots} slots")
     ports = member.get(env.PORT_RANGE) or WORKER_PORTS
     store = member.ports.store(url, secret, writer_of_workers(member.get(env.JOB) or ""))
     while True:
@@ -94,9 +90,13 @@ def _write(member: Member, cluster: Cluster, size: int, dead: list[PeerID]) -> i
             raise StoreUnreachableError(f"config server {url} has come back with an older cluster")
         if newest.version > cluster.version and newest.size == size:
             return newest.version
+        # Where hosts have come or gone the store knows it, and the environment doesn't.
+        slots = newest.slots or hosts
+        if slots is not None and size > sum(slots.values()):
+            given = ",".join(f"{host}:{count}" for host, count in slots.items())
+            raise ResizeError(f"{size} workers were asked for, -H {given} has {sum(slots.values())} slots")
         try:
-            # Where hosts have been lost the store knows of fewer slots than the environment.
-            return store.put(newest.resized(size, ports, dead, newest.slots or hosts)).version
+            return store.put(newest.resized(size, ports, dead, slots)).version
         except StaleVersionError:
             continue  # somebody else wrote in between, so there was progress
 

@@ -475,7 +475,7 @@ def test_another_training_after_a_rest_over_hosts(hosts):
     version = open_store(url).watch(0, 20).version
     put(url, version + 1, f"{A}:10000", f"{A}:10001", f"{B}:10001")
     places(job, version + 1, {A: 2, B: 1})
-    job[A].signal(signal.SIGTERM)
+    job[B].signal(signal.SIGTERM)
     job.assert_exit(143)
 
 

@@ -343,7 +343,7 @@ def test_no_version_over_a_lost_host_is_chosen_any_more():
     versions = started(cluster(0, A, away), cluster(1, A, B, away))
     versions.ready.add((B, 1))
     assert versions.announceable() == 1
-    versions.lost_hosts.add(away.host)
+    versions.lose_host(away.host)
     versions.record_end(away, 0)
     assert versions.would_choose(member(A, 0, 1)) is None
     assert versions.answer(member(A, 0, 1)) == Stay()
@@ -356,6 +356,6 @@ def test_a_version_over_a_lost_host_that_was_chosen_before_is_gone_over_to_by_al
     away = PeerID("127.0.0.2", 10000)
     versions = started(cluster(0, A, B, away), cluster(1, A, B, away))
     assert isinstance(versions.answer(member(away, 0, 1)), Grant)
-    versions.lost_hosts.add(away.host)
+    versions.lose_host(away.host)
     versions.record_end(away, 0)
     assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A, B, away), 0)

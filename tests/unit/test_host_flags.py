@@ -9,7 +9,7 @@ import pytest
 from ms_kungfu._flags import UsageError
 from ms_kungfu.launcher import network
 from ms_kungfu.launcher.hosts import Host
-from ms_kungfu.launcher.options import parse_options
+from ms_kungfu.launcher.options import parse_options, what_is_done_instead
 
 SECRET = "5ec2" * 16
 THREE = "10.0.0.1:2,10.0.0.2:4,gpu3:2:login.example"
@@ -326,9 +326,20 @@ def test_limits_are_told_before_anything_starts():
         "STAR", "MULTI_STAR", "RING", "CLIQUE", "TREE", "BINARY_TREE", "BINARY_TREE_STAR", "MULTI_BINARY_TREE_STAR",
     ],
 )  # fmt: skip
-def test_a_strategy_that_nobody_follows_is_refused_by_name(name):
-    assert f"{name} can't be chosen" in refusal("-H", THREE, "-strategy", name)
-    assert f"{name} can't be chosen" in refusal("-strategy", name, secret="")
+def test_of_a_strategy_that_nobody_follows_it_is_said_what_is_done_instead(name):
+    several = options("-H", THREE, "-strategy", name.lower())
+    assert several.strategy == name
+    sentence = what_is_done_instead(name, is_several=True)
+    assert sentence.startswith(f"-strategy {name} changes nothing: ")
+    assert "by recursive doubling, from 128 KiB on around a ring; it is as with AUTO" in sentence
+    assert "shared memory, where there is no topology to choose; it is as with AUTO" in what_is_done_instead(
+        name, False
+    )
+
+
+@pytest.mark.parametrize("name", ["AUTO", "SHM", None])
+def test_what_is_carried_out_is_not_worth_a_word(name):
+    assert what_is_done_instead(name, is_several=False) == ""
 
 
 def test_shared_memory_is_no_strategy_between_hosts():

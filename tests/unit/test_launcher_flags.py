@@ -85,7 +85,6 @@ def test_help_needs_no_program(help_flag):
         (["-np", "3", "-port-range", "10000-10001", "sh"], "-port-range 10000-10001 is too small for 3 workers"),
         (["-port-range", "2-1", "sh"], "'2-1' is not a range of ports"),
         (["-port", "70000", "sh"], "-port: 70000 is out of range; it must be from 1 to 65535"),
-        (["-strategy", "RING", "sh"], "RING can't be chosen: the workers of a host reduce in shared memory"),
         (["-strategy", "FASTEST", "sh"], "there is no strategy 'FASTEST'"),
         (["-timeout", "soon", "sh"], "-timeout: 'soon' is not a duration; write it like 30s, 5m or 1h30m"),
         (["-config-server", "127.0.0.1:9100", "sh"], "is not a URL like http://127.0.0.1:9100/config"),

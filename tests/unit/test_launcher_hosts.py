@@ -122,7 +122,7 @@ def test_a_lost_host_has_no_slots_and_no_newcomers():
     assert not hosts.has_room(5)
     a, b, c = (PeerID(name, 7) for name in "abc")
     hosts.check(Cluster((a, c), (), 1), (a,))
-    with pytest.raises(HostError, match="worker b:7 is on host b, which was lost"):
+    with pytest.raises(HostError, match="worker b:7 is on host b, which has gone"):
         hosts.check(Cluster((a, b), (), 1), (a,))
     hosts.check(Cluster((a, b), (), 1), (a,), ended=[b])  # its writer hadn't heard of the loss
     assert spread(hosts.without_lost().first_cluster(4, range(7, 9), 1, 0)) == "a:7 a:8 c:7 c:8"

@@ -102,7 +102,9 @@ def test_the_defaults_that_the_page_tells_are_the_programs():
         if FLAG.findall(row[0])
     }
     for each in fields(options.Options):
-        name, default = f"-{each.metadata['name']}" if each.metadata else None, each.default
+        if not each.metadata:
+            continue
+        name, default = f"-{each.metadata['name']}", each.default
         if isinstance(default, bool):
             assert told[name] == {"-affinity": "auto"}.get(name, "on" if default else "off"), name
         elif isinstance(default, (int, float)):

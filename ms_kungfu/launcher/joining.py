@@ -1,0 +1,173 @@
+"""A host that joins a job which runs already (``-join URL``): what it asks before it has anything, and what it is told.
+
+What the job is (its program, its flags) comes from the head, over a connection of its own that changes nothing there.
+Then the host is like any other one: its launcher (`outpost`) calls the head, and says that it joins, and with how many
+slots.
+
+All that can come between is settled by the head, in one place and without a wait (`RemoteHosts._serve`), by what is
+true then. Of two that come under one name the second is refused; a job that ends, or has ended, meanwhile refuses both
+or answers no more. A host of which the head doesn't know yet that it has gone (its machine was switched off and is back
+before -host-timeout) is "a host of the job already" until then. A death beside it is another's affair: what is written
+to the store for the one and for the other follows from what is known when it is written, and goes there in turn.
+
+A host that comes back has nothing in common with what it was but its name:
+- connections: the head's view of a host is an object, and what a version has of it is that object (`SpreadSegment`);
+- processes: a worker is an address and the version it was started for, and the old ones are out (`ClusterVersions`);
+- versions: those that were known when it came back mean the old one, and never come true.
+Should its former launcher still run there, on a machine that stood still, then this one can't have its port.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import socket
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from ms_kungfu._flags import UsageError
+from ms_kungfu._version import VERSION
+from ms_kungfu.broker_protocol import ProtocolError
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster_store import open_store
+from ms_kungfu.errors import ConfigServerError
+from ms_kungfu.launcher import network
+from ms_kungfu.launcher.control import RefusedError, call
+from ms_kungfu.launcher.hello import build
+from ms_kungfu.launcher.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.options import JoinRequest, Options, check_program
+
+_ANSWER_S = 10.0  # the job runs: nothing has to be waited for
+# Of the job's options, those that mean something for another host than the head.
+_FROM_THE_HEAD = ("size", "control_port", "cores_per_worker", "allow_nvlink", "leave_grace_s", "host_timeout_s")
+
+
+# ---- at the head ----
+
+
+def terms_of(options: Options, hosts: Hosts) -> dict[str, Any]:
+    """What a host has to know of the job before it can take part. `hosts`: those that are there."""
+    each = [[host.name, host.slots] for host in hosts.staying]
+    flags = {name: getattr(options, name) for name in _FROM_THE_HEAD}
+    return {"command": list(options.command), "hosts": each, "head": hosts.head.name, "flags": flags}
+
+
+def joining_host(name: str, slots: object) -> Host:
+    """ProtocolError where there can be no such host."""
+    with contextlib.suppress(argparse.ArgumentTypeError):
+        if type(slots) is int:
+            host, *more = parse_hosts(f"{name}:{slots}")
+            if host.name == name and not more:
+                return host
+    raise ProtocolError(f"no host joins as {name!r} with {slots!r} slots")
+
+
+# ---- at the host that joins ----
+
+
+def ask(request: JoinRequest) -> Options:
+    """How this host takes part in the job. UsageError and RefusedError say in a sentence why it can't."""
+    return asyncio.run(_ask(request))
+
+
+async def _ask(request: JoinRequest) -> Options:
+    url, machine = request.url, Machine()
+    try:
+        cluster = open_store(url).get()
+    except ValueError as error:
+        raise UsageError(f"-join: {error}") from None
+    except ConfigServerError as error:
+        raise RefusedError(f"{error}; is the job running, and that the address of its config server?") from None
+    if cluster is None:
+        raise RefusedError(f"{url} holds no cluster; is the job running?")
+    if cluster.slots is None or not cluster.runners:
+        raise RefusedError(
+            f"the job of {url} was started on one host, and listens to no other; start it with several (-H) to have "
+            "more join"
+        )
+    head = _head_of(url, cluster)
+    own = _own_host(request, head)
+    others = [Host(runner.host) for runner in cluster.runners if runner.host != own.name]
+    try:
+        identify([*others, own], own.name, None)
+    except HostError as error:
+        raise UsageError(str(error)) from None
+    secret = bytes.fromhex(request.secret or "")
+    try:
+        channel = await call(machine, own.address, Host(head.host).address, head.port, secret, _ANSWER_S)
+        try:
+            channel.send({"ask": {"host": own.name, "slots": own.slots, "version": VERSION, "built_for": build()}})
+            answer = await asyncio.wait_for(channel.receive(), _ANSWER_S)
+        finally:
+            channel.close()
+    except (OSError, asyncio.TimeoutError) as error:
+        raise RefusedError(f"the head of the job, {head}, doesn't answer: {error or 'it takes too long'}") from None
+    except ProtocolError as error:
+        raise RefusedError(f"the head of the job, {head}, says what isn't understood: {error}") from None
+    if "refused" in answer:
+        raise RefusedError(str(answer["refused"]))
+    try:
+        options = _options_from(answer["terms"], request, own)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RefusedError(f"the head of the job, {head}, says wrongly what the job is: {error!r}") from None
+    try:
+        check_program(options.command)
+    except UsageError as error:
+        raise RefusedError(f"the job's program can't be run here: {error}") from None
+    return options
+
+
+def _head_of(url: str, cluster: Cluster) -> PeerID:
+    """By the rule that its hosts went by (`host_flags`): the one with the config server, else the first one."""
+    named = urlsplit(url).hostname or ""
+    wanted = {named, *network.addresses_of(named)}
+    for runner in cluster.runners:
+        address = Host(runner.host).address
+        if wanted & {address, *network.addresses_of(address)}:
+            return runner
+    return cluster.runners[0]
+
+
+def _own_host(request: JoinRequest, head: PeerID) -> Host:
+    """Where nobody says which, the address that the head sees."""
+    if request.own is not None:
+        return request.own
+    if request.interface is not None:
+        try:
+            address = of_interface(request.interface)[0]
+        except HostError as error:
+            raise UsageError(str(error)) from None
+    else:
+        address = _address_towards(Host(head.host).address, head.port)
+    return parse_hosts(f"[{address}]" if ":" in address else address)[0]
+
+
+def _address_towards(host: str, port: int) -> str:
+    trouble: object = "it has no address"
+    with contextlib.suppress(socket.gaierror):
+        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            try:
+                with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                    probe.connect(address)  # which sends nothing
+                    return str(probe.getsockname()[0])
+            except OSError as error:
+                trouble = error
+    raise RefusedError(f"{host}, the head of the job, can't be reached: {trouble}")
+
+
+def _options_from(terms: Any, request: JoinRequest, own: Host) -> Options:
+    listed = [joining_host(name, slots) for name, slots in terms["hosts"] if name != own.name]
+    command = tuple(terms["command"])
+    if not command or not all(isinstance(word, str) for word in command):
+        raise ValueError("a command is words")
+    flags = {name: terms["flags"][name] for name in _FROM_THE_HEAD}
+    if not all(value is None or isinstance(value, (int, float)) for value in flags.values()):
+        raise ValueError("flags are numbers")
+    hosts = Hosts((*listed, own), own.name, str(terms["head"]))
+    if hosts.head_name not in hosts.names or hosts.is_head:
+        raise ValueError("the head is another one")
+    options = Options(command, **flags, watch=True, config_server=request.url, hosts=hosts, joins=True)
+    return replace(options, **request.own_flags, secret=request.secret)

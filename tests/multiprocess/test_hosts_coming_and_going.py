@@ -1,0 +1,429 @@
+"""Hosts that leave a training, and join one, while it runs. Addresses of this machine's loopback play the hosts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+
+import pytest
+from launching import IN_VERSION, RECOVERY_PROGRAM
+from test_hosts import GONE_WITHIN_S, SECRET, A, B, C, all_in_version, embedded, finish, hosts, put  # noqa: F401
+from test_hosts_loss import lose
+
+from ms_kungfu._version import VERSION
+from ms_kungfu.cluster_store import open_store
+
+pytestmark = pytest.mark.timeout(120)
+TRAINS = [sys.executable, RECOVERY_PROGRAM]
+LEFT = "this host has left the job"
+
+
+def start(hosts, size, *flags, head=A, slots=None, program=()):  # noqa: F811
+    watching, url = embedded(head)
+    words = [*TRAINS, *program]
+    job = hosts(words, *watching, "-np", size, *flags, slots=slots or dict.fromkeys((A, B, C), 2))
+    job.url = url
+    return job
+
+
+def send_away(job, host):
+    """It ends well, and nothing of it is left. What it printed stays."""
+    job[host].signal(signal.SIGTERM)
+    job[host].assert_exit(0)
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while job[host].processes():
+        assert time.monotonic() < deadline, job[host].processes()
+        time.sleep(0.01)
+    assert LEFT in job[host].output
+    return job.runs.pop(host)
+
+
+def join(job, start_module, host, slots=2):
+    words = ["-join", job.url, "-self", f"{host}:{slots}"]
+    return start_module("ms_kungfu.launcher", *words, environment={"KUNGFU_JOB_SECRET": SECRET})
+
+
+def join_well(job, start_module, host, slots=2):
+    job.runs[host] = join(job, start_module, host, slots)
+    wait_until_it_is_there(job, host)
+
+
+def wait_until_it_is_there(job, host):
+    job[host].wait_for("this host takes part in the job", timeout=60)
+    deadline = time.monotonic() + 30
+    while host not in (open_store(job.url).get().slots or {}):
+        assert time.monotonic() < deadline, job.output
+        time.sleep(0.01)
+
+
+def resize(job, start_module, size, code=0):
+    command = start_module(
+        "ms_kungfu.launcher", "resize", size, "-config-server", job.url, environment={"KUNGFU_JOB_SECRET": SECRET}
+    )
+    assert command.wait() == code, command.output
+    return command.output
+
+
+def newest(job, counts):
+    """Rank -> process ID of the workers in the newest version that the store has, of which each host shows so many."""
+    deadline = time.monotonic() + 60
+    while True:
+        cluster = open_store(job.url).get()
+        if {host: sum(w.host == host for w in cluster.workers) for host in cluster.hosts} == counts:
+            pattern = re.compile(IN_VERSION.format(cluster.version, cluster.size))
+            found = [m for host in counts for m in filter(None, map(pattern.search, list(job[host].lines)))]
+            if len(found) == cluster.size and open_store(job.url).get().version == cluster.version:
+                return {int(match[1]): int(match[2]) for match in found}
+        assert time.monotonic() < deadline, f"{cluster}\n{job.output}"
+        time.sleep(0.02)
+
+
+# ---- leaving ----
+
+
+@pytest.mark.parametrize(("head", "leaver"), [(A, C), pytest.param(B, A, marks=pytest.mark.long)])
+def test_a_host_that_gets_a_sigterm_leaves_after_a_step_and_the_others_go_on(hosts, head, leaver):  # noqa: F811
+    job = start(hosts, 6, head=head)
+    before = all_in_version(job, 0, {A: 2, B: 2, C: 2})
+    gone = send_away(job, leaver)
+    left = gone.wait_for(r"^left pid (\d+) step (\d+)", 2)
+    after = newest(job, dict.fromkeys(job.runs, 2))
+    assert {*after.values()} | {int(match[1]) for match in left} == {*before.values()}
+    assert f"host {leaver} has left the job" in job[head].output
+    assert "the others go on without it" not in job.output
+    assert leaver not in open_store(job.url).get().slots
+    job[head].signal(signal.SIGUSR1)
+    job.assert_exit(0)
+    ends = job.wait_for(r"^finished pid \d+ (step \d+ weights \w+)", dict.fromkeys(job.runs, 2))
+    assert len({match[1] for match in ends}) == 1
+
+
+@pytest.mark.long
+def test_no_death_is_noticed_when_a_host_leaves_a_job_in_which_a_death_is_the_end(hosts):  # noqa: F811
+    job = start(hosts, 4, "-recover", "fail", slots={A: 2, B: 2})
+    all_in_version(job, 0, {A: 2, B: 2})
+    send_away(job, B)
+    newest(job, {A: 2})
+    finish(job, {A: 2})
+
+
+def test_a_host_without_workers_leaves_at_once(hosts, start_module):  # noqa: F811
+    job = start(hosts, 2, "-strategy", "ring")
+    job[A].wait_for("-strategy RING changes nothing: .* it is as with AUTO")
+    all_in_version(job, 0, {A: 1, B: 1})
+    send_away(job, C)
+    newest(job, {A: 1, B: 1})
+    assert "5 workers are more than the 4 slots" in resize(job, start_module, 5, code=1)
+    finish(job, {A: 1, B: 1})
+
+
+@pytest.mark.long
+def test_two_hosts_leave_at_once(hosts):  # noqa: F811
+    job = start(hosts, 6)
+    all_in_version(job, 0, {A: 2, B: 2, C: 2})
+    for host in (B, C):
+        job[host].signal(signal.SIGTERM)
+    for host in (B, C):
+        job[host].assert_exit(0)
+        job[host].wait_for("^left pid", 2)
+        del job.runs[host]
+    newest(job, {A: 2})
+    finish(job, {A: 2})
+
+
+@pytest.mark.long
+def test_a_host_that_leaves_while_the_cluster_grows_takes_its_newcomers_with_it(hosts, start_module):  # noqa: F811
+    job = start(hosts, 3, program=["slow=2"])
+    before = all_in_version(job, 0, {A: 1, B: 1, C: 1})
+    resize(job, start_module, 6)
+    job[B].wait_for("^parked")
+    send_away(job, B)
+    after = newest(job, {A: 2, C: 2})
+    assert {before[0], before[2]} < {*after.values()}
+    finish(job, {A: 2, C: 2})
+
+
+@pytest.mark.long
+def test_who_wants_workers_on_a_host_that_leaves_is_told(hosts):  # noqa: F811
+    job = start(hosts, 2, "-leave-grace", "20s", slots={A: 1, B: 2}, program=["hold=400:go"])
+    all_in_version(job, 0, {A: 1, B: 1})
+    # They wait before the 400th step's end, so nobody can leave.
+    deadline = time.monotonic() + 60
+    job[B].signal(signal.SIGTERM)
+    job[A].wait_for(f"host {B} is leaving")
+    version = open_store(job.url).get().version
+    while version == 0:
+        assert time.monotonic() < deadline
+        version = open_store(job.url).get().version
+    with pytest.raises(Exception, match=f"{B}:10001 is on host {B}, which (is leaving the job|has gone); leave it out"):
+        put(job.url, version + 1, f"{A}:10000", f"{B}:10001")
+    job[B].assert_exit(0)
+    del job.runs[B]
+    finish(job, {A: 1})
+
+
+def test_too_few_would_be_left(hosts):  # noqa: F811
+    job = start(hosts, 4, "-min-np", 3, slots={A: 2, B: 2})
+    all_in_version(job, 0, {A: 2, B: 2})
+    job[B].signal(signal.SIGTERM)
+    job.assert_exit(143)
+    sentence = f"kungfu-run: interrupted by SIGTERM on host {B}, without which 2 workers would be left, -min-np is 3"
+    assert {run.stderr[-1] for run in job.runs.values()} == {sentence}
+
+
+@pytest.mark.long
+def test_nobody_would_be_left(hosts):  # noqa: F811
+    job = start(hosts, 1, head=B, slots={A: 1, B: 1})
+    all_in_version(job, 0, {A: 1})
+    job[A].signal(signal.SIGTERM)
+    job.assert_exit(143)
+    assert "without which 0 workers would be left" in job[B].stderr[-1]
+
+
+def test_the_others_die_before_a_host_has_left(hosts):  # noqa: F811
+    """Whoever is left is on a host that wants to go: the job ends, as where all of one host's workers are told to."""
+    job = start(hosts, 2, slots={A: 1, B: 1}, program=["hold=1:never"])
+    before = all_in_version(job, 0, {A: 1, B: 1})
+    job[B].signal(signal.SIGTERM)
+    job[A].wait_for(f"host {B} is leaving")
+    os.kill(before[0], signal.SIGKILL)
+    job.assert_exit(143)
+    assert "without which 0 workers would be left" in job[A].stderr[-1]
+
+
+def test_a_host_that_is_killed_while_it_leaves_is_lost(hosts):  # noqa: F811
+    job = start(hosts, 3, slots={A: 2, B: 1}, program=["hold=1:go"])
+    all_in_version(job, 0, {A: 2, B: 1})
+    job[B].signal(signal.SIGTERM)
+    job[A].wait_for(f"host {B} is leaving")
+    lose(job, B)
+    job[A].wait_for(f"host {B} is lost")
+    (job[A].runtime_dir.parent / "go").touch()
+    assert len(newest(job, {A: 2})) == 2
+    finish(job, {A: 2})
+
+
+@pytest.mark.long
+def test_a_second_sigterm_ends_a_host_at_once(hosts):  # noqa: F811
+    job = start(hosts, 3, slots={A: 2, B: 1}, program=["hold=1:go"])
+    all_in_version(job, 0, {A: 2, B: 1})
+    job[B].signal(signal.SIGTERM)
+    job[A].wait_for(f"host {B} is leaving")
+    job[B].signal(signal.SIGTERM)
+    job[B].assert_exit(143)
+    (job[A].runtime_dir.parent / "go").touch()
+    del job.runs[B]
+    newest(job, {A: 2})
+    finish(job, {A: 2})
+
+
+def test_who_does_not_leave_within_the_grace_is_ended_and_the_others_go_on(hosts):  # noqa: F811
+    job = start(hosts, 3, "-leave-grace", "1s", slots={A: 2, B: 1}, program=["hold=1:go"])
+    before = all_in_version(job, 0, {A: 2, B: 1})
+    job[B].signal(signal.SIGTERM)
+    job[B].assert_exit(0)
+    job[A].wait_for(rf"worker 2 .* was on host {B}, which leaves, for more than 1 s \(-leave-grace\) and was killed")
+    (job[A].runtime_dir.parent / "go").touch()
+    del job.runs[B]
+    assert newest(job, {A: 2}) == {0: before[0], 1: before[1]}
+    finish(job, {A: 2})
+
+
+def test_a_sigint_ends_the_job_also_while_a_host_leaves(hosts):  # noqa: F811
+    job = start(hosts, 2, slots={A: 1, B: 1}, program=["hold=1:never"])
+    all_in_version(job, 0, {A: 1, B: 1})
+    job[B].signal(signal.SIGTERM)
+    job[A].wait_for(f"host {B} is leaving")
+    job[B].signal(signal.SIGINT)
+    job.assert_exit(130)
+
+
+@pytest.mark.long
+def test_a_host_leaves_while_the_job_rests_and_another_joins(hosts, start_module):  # noqa: F811
+    job = start(hosts, 2, "-k", slots={A: 1, B: 1})
+    all_in_version(job, 0, {A: 1, B: 1})
+    job[A].signal(signal.SIGUSR1)
+    job[A].wait_for("waiting for the next cluster")
+    send_away(job, B)
+    join_well(job, start_module, C)
+    resize(job, start_module, 3)
+    newest(job, {A: 1, C: 2})
+    job[A].signal(signal.SIGTERM)
+    job.assert_exit(143)
+
+
+# ---- joining ----
+
+
+def test_a_host_joins_and_is_given_workers(hosts, start_module):  # noqa: F811
+    job = start(hosts, 4, slots={A: 2, B: 2})
+    before = all_in_version(job, 0, {A: 2, B: 2})
+    join_well(job, start_module, C, 3)
+    assert before == newest(job, {A: 2, B: 2})
+    assert "8 workers are more than the 7 slots" in resize(job, start_module, 8, code=1)
+    resize(job, start_module, 7)
+    after = newest(job, {A: 2, B: 2, C: 3})
+    assert {*before.values()} < {*after.values()}
+    os.kill(after[6], signal.SIGKILL)
+    newest(job, {A: 2, B: 2, C: 2})
+    finish(job, {A: 2, B: 2, C: 2})
+
+
+@pytest.mark.parametrize("how", ["left", pytest.param("lost", marks=pytest.mark.long)])
+def test_a_host_comes_back(hosts, start_module, how):  # noqa: F811
+    job = start(hosts, 6)
+    before = all_in_version(job, 0, {A: 2, B: 2, C: 2})
+    for _ in range(2):
+        send_away(job, B) if how == "left" else lose(job, B)
+        there = newest(job, {A: 2, C: 2})
+        join_well(job, start_module, B)
+        resize(job, start_module, 6)
+        again = newest(job, {A: 2, B: 2, C: 2})
+        assert {*there.values()} == {before[0], before[1], before[4], before[5]} < {*again.values()}
+        assert not {before[2], before[3]} & {*again.values()}
+    finish(job, {A: 2, B: 2, C: 2})
+
+
+@pytest.mark.long
+def test_the_replaced_find_a_host_that_joins(hosts, start_module):  # noqa: F811
+    """Placement fills hosts evenly, whoever has come last."""
+    job = start(hosts, 4, "-recover", "replace", slots={A: 2, B: 2})
+    before = all_in_version(job, 0, {A: 2, B: 2})
+    join_well(job, start_module, C, 2)
+    os.kill(before[3], signal.SIGKILL)
+    newest(job, {A: 2, B: 1, C: 1})
+    finish(job, {A: 2, B: 1, C: 1})
+
+
+@pytest.mark.long
+def test_a_joined_host_is_lost_like_any_other(hosts, start_module):  # noqa: F811
+    job = start(hosts, 2, slots={A: 1, B: 1})
+    before = all_in_version(job, 0, {A: 1, B: 1})
+    join_well(job, start_module, C, 1)
+    resize(job, start_module, 3)
+    newest(job, {A: 1, B: 1, C: 1})
+    lose(job, C)
+    assert newest(job, {A: 1, B: 1}) == before
+    finish(job, {A: 1, B: 1})
+
+
+@pytest.mark.long
+def test_a_host_joins_while_another_one_dies_and_one_leaves(hosts, start_module):  # noqa: F811
+    job = start(hosts, 5, slots={A: 2, B: 2, C: 1})
+    before = all_in_version(job, 0, {A: 2, B: 2, C: 1})
+    lose(job, C)
+    job[B].signal(signal.SIGTERM)
+    coming = join(job, start_module, C)  # refused for as long as the head hasn't missed the former one
+    job[B].assert_exit(0)
+    del job.runs[B]
+    if coming.process.poll() is None:
+        job.runs[C] = coming
+    else:
+        assert "is a host of the job already" in coming.output
+        join_well(job, start_module, C)
+    wait_until_it_is_there(job, C)
+    resize(job, start_module, 3)
+    after = newest(job, {A: 2, C: 1})
+    assert {before[0], before[1]} < {*after.values()}
+    finish(job, {A: 2, C: 1})
+
+
+@pytest.mark.long
+def test_of_two_that_join_as_one_host_one_does(hosts, start_module):  # noqa: F811
+    job = start(hosts, 2, slots={A: 1, B: 1})
+    all_in_version(job, 0, {A: 1, B: 1})
+    both = [join(job, start_module, C) for _ in range(2)]
+    deadline = time.monotonic() + 60
+    while all(each.process.poll() is None for each in both):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (refused,) = [each for each in both if each.process.poll() is not None]
+    (job.runs[C],) = [each for each in both if each is not refused]
+    refused.assert_exit(1)
+    # Its port is the other one's, if it comes so far.
+    assert re.search("is a host of the job already|, where the other hosts call, can't be used", refused.stderr[-1])
+    wait_until_it_is_there(job, C)
+    resize(job, start_module, 3)
+    newest(job, {A: 1, B: 1, C: 1})
+    finish(job, {A: 1, B: 1, C: 1})
+
+
+def test_the_end_of_the_head_ends_a_host_that_has_joined(hosts, start_module):  # noqa: F811
+    job = start(hosts, 2, slots={A: 1, B: 1})
+    all_in_version(job, 0, {A: 1, B: 1})
+    join_well(job, start_module, C)
+    job[A].signal(signal.SIGKILL)
+    for host in (B, C):
+        job[host].assert_exit(1)
+        assert f"kungfu-run on {A}, which has the job, is gone" in job[host].stderr[-1]
+    late = join(job, start_module, C)
+    late.assert_exit(1)
+    assert "is the job running" in late.stderr[-1]
+
+
+REFUSED = {
+    "secret": ({"KUNGFU_JOB_SECRET": "ff" * 16}, f"{C}:1", "the launcher there has another secret"),
+    "present": ({}, f"{B}:1", f"kungfu-run: {B} is a host of the job already$"),
+    "head": ({}, f"{A}:1", f"kungfu-run: {A} is a host of the job already$"),
+    "many": ({}, f"{C}:253", rf"with {C}:253 the job's hosts would have 257 slots, and it can have 256 workers"),
+    "version": (
+        {"PYTHONPATH": "."},
+        f"{C}:1",
+        f"kungfu-run: ms_kungfu is 9.9 on {C}, {VERSION} on {A}; install the same",
+    ),
+    "stranger": ({}, "10.1.2.3:1", f"{A} means each machine itself"),
+}
+
+
+def test_who_is_refused_hears_why_and_the_job_does_not_mind(hosts, start_module, tmp_path):  # noqa: F811
+    (tmp_path / "sitecustomize.py").write_text("import ms_kungfu._version\nms_kungfu._version.VERSION = '9.9'\n")
+    job = start(hosts, 2)
+    all_in_version(job, 0, {A: 1, B: 1})
+    send_away(job, C)
+    for environment, own, sentence in REFUSED.values():
+        run = start_module(
+            "ms_kungfu.launcher", "-join", job.url, "-self", own,
+            environment={"KUNGFU_JOB_SECRET": SECRET, **environment},
+        )  # fmt: skip
+        assert run.wait() in (1, 2)
+        assert re.search(sentence, run.stderr[-1]), run.output
+        assert len(run.stderr) <= 2
+    finish(job, {A: 1, B: 1})
+
+
+def test_a_job_that_does_not_watch_takes_nobody(hosts, start_module):  # noqa: F811
+    flags, url = embedded(A)
+    job = hosts(TRAINS, *(word for word in flags if word != "-w"), "-np", 2, slots={A: 1, B: 1})
+    job.url = url
+    all_in_version(job, 0, {A: 1, B: 1})
+    run = join(job, start_module, C)
+    run.assert_exit(1)
+    assert run.stderr[-1] == "kungfu-run: the job was started without -w, so no host can join it"
+    finish(job, {A: 1, B: 1})
+
+
+def test_a_job_on_one_host_takes_nobody(job, start_module):
+    alone = job("-np", "1")
+    alone.in_version(0, 1)
+    url = alone.wait_for(r"config server: (http://\S+/config)")[0][1]
+    run = start_module("ms_kungfu.launcher", "-join", url, environment={"KUNGFU_JOB_SECRET": SECRET})
+    run.assert_exit(1)
+    assert "was started on one host, and listens to no other" in run.stderr[-1]
+    alone.finish(1)
+
+
+@pytest.mark.long
+def test_a_program_that_is_not_there_is_said_before_the_host_joins(hosts, start_module, tmp_path):  # noqa: F811
+    (tmp_path / "train.py").write_text(RECOVERY_PROGRAM.read_text())
+    watching, url = embedded(A)
+    job = hosts([sys.executable, "train.py"], *watching, "-np", 2, slots={A: 1, B: 1})
+    job.url = url
+    all_in_version(job, 0, {A: 1, B: 1})
+    (tmp_path / "train.py").rename(tmp_path / "elsewhere.py")
+    run = join(job, start_module, C)
+    run.assert_exit(1)
+    assert "the job's program can't be run here: there is no script 'train.py' here" in run.stderr[-1]
+    finish(job, {A: 1, B: 1})

@@ -1,0 +1,179 @@
+"""Hosts that leave a job and join it: what is said on the command line, and what is decided."""
+
+from __future__ import annotations
+
+import pytest
+from test_cluster_versions import A, B, cluster, member, newcomer, started
+from test_launcher_coordinator import AWAY, over_hosts
+
+from ms_kungfu._flags import UsageError
+from ms_kungfu.broker_protocol import ProtocolError
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.hosts import Host, HostError, Hosts, parse_hosts
+from ms_kungfu.launcher.joining import joining_host, terms_of
+from ms_kungfu.launcher.options import JoinRequest, parse_command_line, parse_options
+from ms_kungfu.launcher.policy import Action, hosts_leave
+from ms_kungfu.launcher.versions import Grant, Stay
+
+URL = "http://10.0.0.1:9100/config"
+SECRET = "ab" * 16
+
+
+# ---- the command line ----
+
+
+def test_what_a_host_says_that_joins(monkeypatch):
+    monkeypatch.setenv("KUNGFU_JOB_SECRET", SECRET)
+    request = parse_command_line(["-join", URL, "-self", "[fd00::3]:4", "-q", "-logdir", "logs", "-logfile", "run.log"])
+    assert isinstance(request, JoinRequest)
+    assert (request.url, request.own, request.interface, request.secret) == (URL, Host("[fd00::3]", 4), None, SECRET)
+    assert request.own_flags["quiet"]
+    assert str(request.own_flags["logfile"]) == "logs/run.log"
+    assert parse_command_line(["-join", URL, "-nic", "eth0"]).interface == "eth0"
+    assert parse_command_line(["-self=10.0.0.3", f"-join={URL}"]).own == Host("10.0.0.3", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["-np", "2"], "-np comes from the head of the job that is joined"),
+        (["-w"], "-w comes from the head"),
+        (["-H", "10.0.0.1:2"], "-H comes from the head"),
+        (["python", "train.py"], "-join runs the job's own program; leave python train.py out"),
+        (["-self", "10.0.0.3:4,10.0.0.4:4"], "is not one host with its slots"),
+        (["-self", "10.0.0.3:4:10.1.0.3"], "is not one host with its slots"),
+        (["-self", "10.0.0.3:none"], "-self: .* is not host:slots"),
+        (["-self", "10.0.0.3", "-nic", "eth0"], "-self and -nic both say"),
+    ],
+)
+def test_what_makes_no_sense_beside_join(monkeypatch, words, sentence):
+    monkeypatch.setenv("KUNGFU_JOB_SECRET", SECRET)
+    with pytest.raises(UsageError, match=sentence):
+        parse_command_line(["-join", URL, *words])
+
+
+def test_a_host_that_joins_needs_the_secret(monkeypatch):
+    monkeypatch.delenv("KUNGFU_JOB_SECRET", raising=False)
+    with pytest.raises(UsageError, match="need a secret that they share"):
+        parse_command_line(["-join", URL])
+    assert parse_command_line(["-join", URL, "-no-secret"]).secret is None
+
+
+# ---- what the head makes of it ----
+
+
+@pytest.mark.parametrize(
+    ("name", "slots"),
+    [("a", 0), ("a", "2"), ("a", True), ("a", None), ("a,b", 1), ("A", 1), ("a:1", 1), ("", 1)],
+)
+def test_no_host_has_such_a_name_or_so_many_slots(name, slots):
+    with pytest.raises(ProtocolError, match="no host joins as"):
+        joining_host(name, slots)
+
+
+def test_a_host_is_told_what_the_job_is_and_of_those_who_are_there():
+    options = parse_options(["-port", "4000", "-cores-per-worker", "1", "sh", "-c", "true"])
+    hosts = Hosts(parse_hosts("a:1,b:2,c:3"), "a").without("b").joined_by(joining_host("d", 4))
+    terms = terms_of(options, hosts)
+    assert (terms["command"], terms["head"]) == (["sh", "-c", "true"], "a")
+    assert terms["hosts"] == [["a", 1], ["c", 3], ["d", 4]]
+    assert (terms["flags"]["control_port"], terms["flags"]["cores_per_worker"]) == (4000, 1)
+
+
+def test_hosts_come_and_go():
+    hosts = Hosts(parse_hosts("a:2,b:2,c:2"), "a").letting_go("b")
+    assert hosts.slots_by_host == {"a": 2, "c": 2}
+    a, b = PeerID("a", 7), PeerID("b", 7)
+    with pytest.raises(HostError, match="worker b:7 is on host b, which is leaving the job; leave it out"):
+        hosts.check(Cluster((a, b), (), 1), (a,))
+    hosts.check(Cluster((a, b), (), 1), (a, b), going=[b])  # it is there yet
+    gone = hosts.without("b")
+    assert (gone.leaving, gone.lost) == (set(), {"b"})
+    back = gone.joined_by(Host("b", 5)).joined_by(Host("d", 1))
+    assert back.slots_by_host == {"a": 2, "b": 5, "c": 2, "d": 1}  # in its old place
+    assert back.limit == "a:2,b:5,c:2,d:1"
+    told = back.described(Cluster((a,), (PeerID("a", 9), PeerID("c", 9)), 1))
+    assert [str(runner) for runner in told.runners] == ["a:9", "b:9", "c:9", "d:9"]
+
+
+@pytest.mark.parametrize(("left", "least", "goes"), [(2, 2, True), (1, 2, False), (1, 1, True), (0, 1, False)])
+def test_a_host_leaves_where_enough_stay_and_else_the_job_ends(left, least, goes):
+    verdict = hosts_leave("b", left, least)
+    if goes:
+        assert (verdict.action, verdict.reason) == (Action.CONTINUE, "")
+    else:
+        assert (verdict.action, verdict.exit_code) == (Action.FAIL, 143)
+        assert verdict.reason.startswith("interrupted by SIGTERM on host b, without which ")
+
+
+# ---- what is written to the store ----
+
+
+def test_each_revision_is_without_a_host_that_leaves_whoever_lists_it():
+    own = PeerID("127.0.0.1", 10000)
+    job = over_hosts(own, *AWAY, flags=())
+    job.hosts = job.hosts.letting_go("127.0.0.2")
+    first = job.revision(-1, ended=[], living=[own, *AWAY], taken_ports=())
+    assert (first.workers, first.slots) == ((own,), {"127.0.0.1": 2})
+    again = Cluster((own, AWAY[0]), (), 2, slots=first.slots)
+    job.accept(again, own=False, ended=[], living=[own, *AWAY])
+    job.last_version = 2
+    second = job.revision(-1, ended=[], living=[own, *AWAY], taken_ports=())
+    assert (second.workers, second.version) == ((own,), 3)
+    job.accept(second, own=True, ended=[], living=[own])
+    job.last_version = 3
+    assert job.revision(-1, ended=[], living=[own], taken_ports=()) is None
+
+
+def test_nobody_is_sent_away_where_nobody_else_is_left():
+    own = PeerID("127.0.0.1", 10000)
+    job = over_hosts(own, *AWAY, flags=())
+    job.hosts = job.hosts.letting_go("127.0.0.2")
+    assert job.members_to_leave(AWAY) == set()
+    assert job.members_to_leave([own, *AWAY]) == {*AWAY}
+
+
+def test_the_slots_of_a_host_that_joins_are_one_more_version_of_the_same_workers():
+    own = PeerID("127.0.0.1", 10000)
+    job = over_hosts(own, flags=())
+    job.newest = job.hosts.described(job.newest)
+    assert job.revision(-1, ended=[], living=[own], taken_ports=()) is None
+    job.hosts = job.hosts.joined_by(Host("127.0.0.3", 4))
+    told = job.revision(-1, ended=[], living=[own], taken_ports=())
+    assert (told.workers, told.slots) == ((own,), {"127.0.0.1": 2, "127.0.0.2": 2, "127.0.0.3": 4})
+    job.accept(told, own=True, ended=[], living=[own])
+    job.last_version = told.version
+    assert job.revision(-1, ended=[], living=[own], taken_ports=()) is None
+
+
+# ---- versions ----
+
+
+def test_versions_that_were_known_when_a_host_came_back_mean_the_old_one():
+    away = PeerID("127.0.0.2", 10000)
+    versions = started(cluster(0, A, away), cluster(1, A, B, away))
+    versions.lose_host(away.host)
+    versions.record_end(away, 0)
+    versions.host_is_back(away.host)
+    assert versions.answer(member(A, 0, 1)) == Stay()
+    versions.admit(cluster(2, A))
+    assert isinstance(versions.answer(member(A, 0, 2)), Grant)
+    versions.admit(cluster(3, A, away))
+    versions.ready.add((away, 3))
+    assert versions.announceable() == 3
+    assert versions.answer(member(A, 2, 3)) == Grant(cluster(3, A, away), 0)
+    assert versions.answer(newcomer(away, 3)) == Grant(cluster(3, A, away), 1)
+
+
+def test_a_host_that_is_lost_again_is_in_no_version():
+    away = PeerID("127.0.0.2", 10000)
+    versions = started(cluster(0, A))
+    for _ in range(2):
+        versions.lose_host(away.host)
+        versions.host_is_back(away.host)
+    versions.admit(cluster(1, A, away))
+    assert versions.lost_host_of(cluster(1, A, away)) is None
+    versions.lose_host(away.host)
+    assert versions.lost_host_of(cluster(1, A, away)) == away.host
+    versions.host_is_back("127.0.0.9")  # that was never there
+    assert versions.lost_host_of(cluster(0, PeerID("127.0.0.9", 1))) is None
