@@ -28,7 +28,7 @@ from ms_kungfu.launcher.lost_hosts import Leases
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.output import Output
-from ms_kungfu.launcher.policy import signal_name
+from ms_kungfu.launcher.policy import bug, signal_name
 from ms_kungfu.launcher.relay import Relay
 from ms_kungfu.launcher.sites import CANT_RUN, Launch, LocalSite, told_of_the_host
 from ms_kungfu.launcher.startup import StartError, find_devices
@@ -99,7 +99,7 @@ class Outpost:
     def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         _log.error("internal error: %s", context["message"], exc_info=error)
-        self._end(1, f"{PROGRAM}: internal error: {error or context['message']}")
+        self._end(1, f"{PROGRAM}: internal error: {context['message'] if error is None else bug(error)}")
 
     # ---- signals ----
 

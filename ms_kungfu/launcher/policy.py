@@ -283,6 +283,11 @@ def how_it_ended(code: int) -> str:
     return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
 
 
+def bug(error: BaseException) -> str:
+    """For the last words: many have no text."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
