@@ -65,6 +65,8 @@ class Job:
         self._hurry = asyncio.Event()
         self._catch_signals()
         loop.set_exception_handler(self._on_bug)
+        if self._options.timeout_s is not None:
+            loop.call_later(self._options.delay_s + self._options.timeout_s, self._on_timeout, self._options.timeout_s)
         verdict: Verdict | None = None
         try:
             start = asyncio.ensure_future(self._start())
@@ -109,8 +111,6 @@ class Job:
         )
         self._agent = agent
         self._closers.callback(agent.close)
-        if options.timeout_s is not None:
-            self._loop.call_later(options.timeout_s, self._settle, policy.timed_out(options.timeout_s))
         await agent.start()
         if self._early is not None:
             self.on_cluster(self._early)
@@ -141,6 +141,13 @@ class Job:
         if self._verdict.done():
             self._hurry.set()  # a second Ctrl-C doesn't wait for the workers
         self._settle(policy.interrupted(number, where))
+
+    def _on_timeout(self, limit_s: float) -> None:
+        verdict, remote = policy.timed_out(limit_s), self._remote
+        if not self._has_begun and remote is not None and remote.missing():
+            why = f"nothing was heard of {', '.join(remote.missing())}.{remote.why_missing()}".rstrip(".")
+            verdict = replace(verdict, reason=policy.not_begun(limit_s, why))
+        self._settle(verdict)
 
     def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception in one of the callbacks below: a job that is not looked after must not go on."""
