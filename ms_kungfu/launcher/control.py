@@ -18,6 +18,7 @@ import hmac
 import json
 import logging
 import math
+import os
 import socket
 import struct
 import threading
@@ -36,6 +37,9 @@ _MAX_UNPROVED = 128
 _MAX_TOLD = 256  # of the sources of strangers
 _ACCEPT_RETRY_S = 0.2
 _CALL_RETRY_S = 0.2
+# A packet that is thrown away on its way is never answered, and the caller has to say so; the kernel sends it three
+# times within this.
+_CONNECT_S = 5.0
 # A host that is switched off says nothing. Its system answers for as long as it lives, whatever its processes do.
 _SILENT_S = 10
 
@@ -182,28 +186,42 @@ async def addresses_of(machine: Machine, host: str, port: int) -> list[tuple[int
         return await machine.in_thread(look_up)
 
 
-async def call(machine: Machine, own: str, host: str, port: int, secret: bytes, timeout_s: float) -> Channel:
+def _ignore(why: str) -> None:
+    pass
+
+
+async def call(
+    machine: Machine,
+    own: str,
+    host: str,
+    port: int,
+    secret: bytes,
+    timeout_s: float,
+    on_trouble: Callable[[str], None] = _ignore,
+) -> Channel:
     """A connection from this host, `own`, to the launcher of another one. Both ends have proved who they are.
 
-    Tried again for `timeout_s` where nobody answers, or somebody does who is crowded. OSError then; RefusedError where
-    the other end has another secret.
+    Tried again for `timeout_s` where nobody answers, or somebody does who is crowded; `on_trouble` hears each time why
+    it has failed. OSError then; RefusedError where the other end has another secret.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while True:
         try:
-            return await asyncio.wait_for(
-                _call_once(machine, own, host, port, secret), max(0.1, deadline - loop.time())
-            )
+            return await asyncio.wait_for(call_once(machine, own, host, port, secret), max(0.1, deadline - loop.time()))
         except ProtocolError as error:
             raise RefusedError(f"{host}:{port}: {error}") from None
         except (OSError, asyncio.TimeoutError) as error:
+            number = getattr(error, "errno", None) or 0  # those of name servers are below 0
+            why = os.strerror(number) if number > 0 else str(error) or "it takes too long"
             if loop.time() + _CALL_RETRY_S >= deadline:
-                raise OSError(f"no answer from {host}:{port}: {error or 'it takes too long'}") from None
+                raise OSError(f"no answer from {host}:{port}: {why}") from None
+            on_trouble(why)
         await asyncio.sleep(_CALL_RETRY_S)
 
 
-async def _call_once(machine: Machine, own: str, host: str, port: int, secret: bytes) -> Channel:
+async def call_once(machine: Machine, own: str, host: str, port: int, secret: bytes) -> Channel:
+    """The same, tried once. OSError, or ProtocolError where the other end has another secret."""
     trouble: OSError = OSError(f"{host} has no address")
     sources = dict(await addresses_of(machine, own, 0))  # one a family
     for family, address in await addresses_of(machine, host, port):
@@ -212,7 +230,11 @@ async def _call_once(machine: Machine, own: str, host: str, port: int, secret: b
         try:
             if family in sources:  # by the network that the job is to use, and by the name that the others know
                 connection.bind(sources[family])
-            await asyncio.get_running_loop().sock_connect(connection, address)
+            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(connection, address), _CONNECT_S)
+        except asyncio.TimeoutError:
+            connection.close()
+            trouble = OSError(f"nothing comes back within {_CONNECT_S:g} s")
+            continue
         except OSError as error:
             connection.close()
             trouble = error
@@ -222,8 +244,11 @@ async def _call_once(machine: Machine, own: str, host: str, port: int, secret: b
             raise
         channel = Channel(connection)
         try:
-            await _prove(channel, secret)
+            await asyncio.wait_for(_prove(channel, secret), _HANDSHAKE_S)
             return channel
+        except asyncio.TimeoutError:
+            channel.close()
+            raise OSError(f"who listens there says nothing for {_HANDSHAKE_S:g} s") from None
         except BaseException:
             channel.close()
             raise
@@ -261,7 +286,15 @@ class ControlServer:
     """Listens on this host's address from `start` to `close`; `serve` gets each connection that has proved itself. It
     returns whether that is somebody else's now; otherwise it is closed then."""
 
-    def __init__(self, machine: Machine, secret: bytes, serve: Callable[[Channel], Awaitable[bool]]) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        secret: bytes,
+        serve: Callable[[Channel], Awaitable[bool]],
+        then: Callable[[], str] = str,
+    ) -> None:
+        """`then`: what is done after a stranger was refused, for the line that tells of it."""
+        self._then = then
         self._machine = machine
         self._secret = secret
         self._serve = serve
@@ -345,7 +378,10 @@ class ControlServer:
                 if source not in self._told and len(self._told) < _MAX_TOLD:
                     self._told.add(source)
                     why = error if isinstance(error, ProtocolError) else "it didn't say who it is"
-                    _log.warning("a connection from %s has been refused: %s; others from there are, too", source, why)
+                    _log.warning(
+                        "a connection from %s has been refused: %s; others from there are, too%s",
+                        source, why, self._then(),
+                    )  # fmt: skip
                 await channel.flushed()
                 return
             task = asyncio.current_task()

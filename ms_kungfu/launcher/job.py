@@ -56,6 +56,7 @@ class Job:
         self._watcher: StoreWatcher | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._graces: dict[str, asyncio.TimerHandle] = {}  # of hosts that leave
+        self._early: Cluster | None = None  # what somebody wanted before the job had begun
         self._beginning: asyncio.Future[None] | None = None
         self._closers = contextlib.AsyncExitStack()
         self._history = History()
@@ -69,6 +70,8 @@ class Job:
         self._hurry = asyncio.Event()
         self._catch_signals()
         loop.set_exception_handler(self._on_bug)
+        if self._options.timeout_s is not None:
+            loop.call_later(self._options.delay_s + self._options.timeout_s, self._on_timeout, self._options.timeout_s)
         verdict: Verdict | None = None
         close_status = serve_status(self._machine, self._supervisor, self._answer_status)
         try:
@@ -139,10 +142,10 @@ class Job:
         )
         self._agent = agent
         self._closers.callback(agent.close)
-        if options.timeout_s is not None:
-            self._loop.call_later(options.timeout_s, self._settle, policy.timed_out(options.timeout_s))
         self._history.begun(start.first)
         await agent.start()
+        if self._early is not None:
+            self.on_cluster(self._early)
         if options.watch and start.store is not None:
             self._watcher = StoreWatcher(
                 start.store,
@@ -171,12 +174,25 @@ class Job:
             self._hurry.set()  # a second Ctrl-C doesn't wait for the workers
         self._settle(policy.interrupted(number, where))
 
+    def _on_timeout(self, limit_s: float) -> None:
+        verdict, remote = policy.timed_out(limit_s), self._remote
+        if not self._has_begun and remote is not None and remote.missing():
+            why = f"nothing was heard of {', '.join(remote.missing())}.{remote.why_missing()}".rstrip(".")
+            verdict = replace(verdict, reason=policy.not_begun(limit_s, why))
+        self._settle(verdict)
+
     def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception in one of the callbacks below: a job that is not looked after must not go on."""
         error = context.get("exception")
         _log.error("internal error: %s", context["message"], exc_info=error)
         if not self._verdict.done():
-            self._verdict.set_result(Verdict(Action.FAIL, f"internal error: {error or context['message']}", 1))
+            what = context["message"] if error is None else policy.bug(error)
+            self._verdict.set_result(Verdict(Action.FAIL, f"internal error: {what}", 1))
+
+    @property
+    def _has_begun(self) -> bool:
+        """All hosts are there, and the first cluster is chosen."""
+        return self._agent is not None and self._agent.broker.current() is not None
 
     @property
     def is_over(self) -> bool:
@@ -212,8 +228,7 @@ class Job:
         self._settle(policy.supervisor_lost())
 
     def host_lost(self, name: str, reason: str) -> None:
-        started = self._agent is not None and self._agent.broker.current() is not None
-        if self._options.recover is Recover.FAIL or not started:
+        if self._options.recover is Recover.FAIL or not self._has_begun:
             self._settle(policy.host_lost(reason))
         elif not self.is_over:
             _log.warning("host %s is lost: %s", name, reason)
@@ -254,7 +269,7 @@ class Job:
         return self._coordinator.hosts
 
     def host_leaves(self, name: str) -> None:
-        if self.is_over or not self._options.watch or self._agent is None or self._agent.broker.current() is None:
+        if self.is_over or not self._options.watch or not self._has_begun:
             self.interrupted(signal.SIGTERM, f" on host {name}")
             return
         hosts, grace_s = self._coordinator.hosts, self._options.leave_grace_s
@@ -303,7 +318,7 @@ class Job:
     def objection_to(self, host: Host) -> str:
         if not self._options.watch:
             return "the job was started without -w, so no host can join it"
-        if self._agent is None or self._agent.broker.current() is None:
+        if not self._has_begun:
             return "the job has not begun yet; try again when its workers run"
         if self.is_over or (self._coordinator.finishing and not self._coordinator.resting):
             return "the job is about to end"
@@ -453,11 +468,22 @@ class Job:
         self._coordinator.vacant.clear()
 
     def _check(self, cluster: Cluster) -> None:
-        """HostError where nothing good would come of `cluster`."""
-        options, host, coordinator = self._options, self._host, self._coordinator
-        # Who lists only workers that have just died did not know it: `revised` sees to it that the state is kept.
-        ended = host.broker.ended_in(coordinator.newest)
-        members = [*host.processes.living_members(), *ended]
+        """HostError where nothing good would come of `cluster`, or where nobody can tell: it is a stranger's wish."""
+        try:
+            self._look_at_wish(cluster)
+        except HostError:
+            raise
+        except Exception as error:
+            _log.exception("cluster version %d is refused: internal error", cluster.version)
+            raise HostError(f"internal error: {policy.bug(error)}") from error
+
+    def _look_at_wish(self, cluster: Cluster) -> None:
+        options, coordinator = self._options, self._coordinator
+        members, ended = list(coordinator.newest.workers), []
+        if self._has_begun:
+            # Who lists only workers that have just died did not know it: `revised` sees to it that the state is kept.
+            ended = self._host.broker.ended_in(coordinator.newest)
+            members = [*self._host.processes.living_members(), *ended]
         going = coordinator.going(members)
         coordinator.hosts.check(cluster, members if not coordinator.resting else (), ended, going)
         if cluster.size < options.min_size and cluster.writer != self._begun.writer:
@@ -470,6 +496,10 @@ class Job:
             return
         if not self._options.watch:
             _log.warning("the config server has a new cluster, which needs -w to be followed")
+            return
+        if not self._has_begun:
+            self._early = cluster
+            _log.info("cluster version %d is wanted: %d workers, once the job has begun", cluster.version, cluster.size)
             return
         host, broker = self._host, self._host.broker
         coordinator.last_version = cluster.version

@@ -18,7 +18,7 @@ from typing import Any, Callable
 
 from ms_kungfu import env
 from ms_kungfu._version import VERSION
-from ms_kungfu.broker_protocol import ProtocolError
+from ms_kungfu.broker_protocol import ProtocolError, text_field
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.broker_server import BrokerServer
@@ -29,7 +29,7 @@ from ms_kungfu.launcher.lost_hosts import Leases
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.output import Output
-from ms_kungfu.launcher.policy import signal_name
+from ms_kungfu.launcher.policy import EXIT_TIMEOUT, bug, not_begun, signal_name
 from ms_kungfu.launcher.relay import Relay
 from ms_kungfu.launcher.sites import CANT_RUN, Launch, LocalSite, told_of_the_host
 from ms_kungfu.launcher.startup import StartError, find_devices, serve_status
@@ -44,6 +44,7 @@ _HEAD_S = 5.0  # for the head to end the job after a signal here
 _LET_GO_S = 15.0  # for the head, and for whoever has to be killed at the end of the grace
 _HEAD_STATUS_S = 2.0
 _MAX_LOOK_S = 10.0
+_PATIENCE_S = 5.0  # before somebody hears why the head can't be reached: it may be about to start
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 
 
@@ -65,6 +66,8 @@ class Outpost:
         self._sync_points: dict[int, int] = {}  # version -> those of which the head has been told, or has told
         self._apart: set[tuple[int, str]] = set()  # the same for hosts that the link of a version can't reach
         self._timers: list[asyncio.TimerHandle] = []
+        self._since = 0.0  # when the head was called first
+        self._told: set[str] = set()  # what is only said once
         self._is_told = False  # that it has to end
         self._is_leaving = False
         self._started_at = self._machine.time()
@@ -77,6 +80,8 @@ class Outpost:
         self._ended: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self._loop.set_exception_handler(self._on_bug)
         self._catch_signals()
+        if self._options.timeout_s is not None:
+            self._later(self._options.delay_s + self._options.timeout_s, self._on_timeout, self._options.timeout_s)
         words = ""
         close_status = serve_status(self._machine, self._supervisor, self._status)
         serving = asyncio.ensure_future(self._serve())
@@ -98,6 +103,12 @@ class Outpost:
         if not self._ended.done():
             self._ended.set_result((code, words))
 
+    def _on_timeout(self, limit_s: float) -> None:
+        """Where there is a job its head ends it."""
+        if self._channel is None:
+            head = self._options.hosts.head.name
+            self._end(EXIT_TIMEOUT, f"{PROGRAM}: {not_begun(limit_s, f'{head}, which has it, was not reached')}")
+
     def _on_served(self, serving: asyncio.Future[None]) -> None:
         if not serving.cancelled() and not self._ended.done():
             error = serving.exception()
@@ -107,7 +118,7 @@ class Outpost:
     def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         _log.error("internal error: %s", context["message"], exc_info=error)
-        self._end(1, f"{PROGRAM}: internal error: {error or context['message']}")
+        self._end(1, f"{PROGRAM}: internal error: {context['message'] if error is None else bug(error)}")
 
     # ---- what the job tells of itself ----
 
@@ -184,15 +195,20 @@ class Outpost:
         logdir = "" if options.logdir is None else str(options.logdir)
         flags = {} if options.joins else flags_of(options)
         hello = Hello(options.host.name, VERSION, build(), flags, cores, devices, logdir)
-        _log.info("calling %s, which has the job", head.name)
+        # -delay is the head's: it listens afterwards.
+        wait_s = join_timeout_s + options.delay_s
+        self._since = self._loop.time()
+        _log.info("calling %s, which has the job, for %g s (KUNGFU_JOIN_TIMEOUT)", head.name, wait_s)
         try:
             try:
-                channel = await call(machine, options.host.address, head.address, port, secret, join_timeout_s)
+                channel = await call(
+                    machine, options.host.address, head.address, port, secret, wait_s, self._tell_of_silence
+                )
             except RefusedError as error:
                 raise StartError(str(error)) from None
             except OSError as error:
                 raise StartError(
-                    f"{error}, within {join_timeout_s:g} s (KUNGFU_JOIN_TIMEOUT); is {PROGRAM} running there?"
+                    f"{error}, within {wait_s:g} s (KUNGFU_JOIN_TIMEOUT); is {PROGRAM} running there?"
                 ) from None
             try:
                 await self._obey_all(channel, hello)
@@ -202,14 +218,46 @@ class Outpost:
         finally:
             await server.close()
 
+    def _tell_of_silence(self, why: str) -> None:
+        if self._loop.time() - self._since >= _PATIENCE_S:
+            head, port = self._options.hosts.head.name, self._options.control_port
+            self._warn_once(
+                f"no answer from {head}:{port} so far: {why}; is {PROGRAM} started there, and port {port} open?"
+            )
+
+    def _warn_once(self, sentence: str) -> None:
+        if sentence not in self._told:
+            self._told.add(sentence)
+            _log.warning("%s", sentence)
+
     async def _take(self, channel: Channel) -> bool:
         """Another host has called."""
         message = await asyncio.wait_for(channel.receive(), _HEAD_S)
+        if "head" in message:
+            await self._answer_a_head(channel, message["head"])
+            return False
         if "link" not in message:
             channel.send({"refused": f"{self._options.host.name} hasn't got the job; give the same flags on all hosts"})
             await channel.flushed()
             return False
         return await self._links.take(channel, message["link"])
+
+    async def _answer_a_head(self, channel: Channel, asking: Any) -> None:
+        """Another host has the job, as it thinks, and asks what this one does."""
+        if not isinstance(asking, dict):
+            raise ProtocolError("a head says who it is")
+        name, theirs, own = text_field(asking, "host"), text_field(asking, "hosts"), self._options.hosts
+        is_in_a_job = self._channel is not None
+        channel.send({
+            "hosts": str(own), "calls": own.head.name, "for_s": self._loop.time() - self._since,
+            "in_a_job": is_in_a_job,
+        })  # fmt: skip
+        await channel.flushed()
+        if not is_in_a_job and name != own.head.name:
+            self._warn_once(
+                f"{PROGRAM} was told -H {theirs} on {name} and waits there for this host, which calls {own.head.name}; "
+                f"here it is {own}. Give the same -H, in the same order, on all hosts"
+            )
 
     async def _obey_all(self, channel: Channel, hello: Hello) -> None:
         options = self._options

@@ -113,6 +113,11 @@ def timed_out(limit_s: float) -> Verdict:
     return Verdict(Action.FAIL, f"the job was still running after -timeout {limit_s:g} s", EXIT_TIMEOUT)
 
 
+def not_begun(limit_s: float, why: str) -> str:
+    """Of a job that ends by -timeout before all hosts have met."""
+    return f"the job has not begun within -timeout {limit_s:g} s: {why}"
+
+
 def supervisor_lost() -> Verdict:
     """The process that starts and reaps workers is gone, and so are they."""
     return Verdict(Action.FAIL, "the guard process was killed, and the workers with it", 1)
@@ -281,6 +286,11 @@ def fails_by_itself(code: int) -> bool:
 
 def how_it_ended(code: int) -> str:
     return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+
+
+def bug(error: BaseException) -> str:
+    """For the last words: many have no text."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def signal_name(number: int) -> str:

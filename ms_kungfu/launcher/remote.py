@@ -23,7 +23,7 @@ from ms_kungfu.broker_protocol import ProtocolError, text_field
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.broker import Broker
-from ms_kungfu.launcher.control import Channel, ControlServer
+from ms_kungfu.launcher.control import Channel, ControlServer, call_once
 from ms_kungfu.launcher.hangs import HangWatch
 from ms_kungfu.launcher.hello import Hello, build, flags_of, objection, other_versions
 from ms_kungfu.launcher.hosts import Host, Hosts
@@ -46,6 +46,10 @@ _LOOK_S = 0.2  # for connections between hosts that have ended
 _HOST_FIRST_S = 1.0
 # Who doesn't reach whom is told by several hosts, one after the other.
 _LAST_NEWS_S = 2.0
+# Whoever hasn't called by then is asked what it does, and then again and again.
+_PATIENCE_S = 3.0
+_ASK_S = 10.0
+_CALLS_IN_VAIN_S = 4.0
 _PARTING_S = 0.5  # a host that has been told to end takes some hundredths
 
 
@@ -504,7 +508,11 @@ class RemoteHosts:
         silent_s = options.host_timeout_s
         self.links = LinkMaker(machine, options.hosts, options.control_port, secret, len(cores), start.writer, silent_s)
         self._hello = Hello(self.name, VERSION, build(), flags_of(options), cores, start.devices, "")
-        self._server = ControlServer(machine, secret, self._serve)
+        self._secret = secret
+        self._server = ControlServer(machine, secret, self._serve, self._then)
+        self._deadline: float | None = None  # of the hosts that are missing
+        self._refused: dict[str, str] = {}  # of these, by their names: why they can't take part
+        self._other_head = ""  # what is to be said of it
         self.workers: asyncio.Future[Workers] = self._loop.create_future()
         self._news = asyncio.Event()
         self._attempts = 0
@@ -529,20 +537,111 @@ class RemoteHosts:
             ) from None
         if self.options.host_timeout_s is not None:
             self._look_for_silence(Leases(self.options.host_timeout_s))
-        deadline = self._loop.time() + timeout_s
-        told = ""
-        while missing := ", ".join(name for name in hosts.names if name not in self.sites and name != self.name):
-            if missing != told:
-                told = missing
-                _log.info("waiting for %s on %s", PROGRAM, missing)
-            self._news.clear()
+        deadline = self._deadline = self._loop.time() + timeout_s
+        asking = asyncio.ensure_future(self._ask_who_is_missing())
+        told: tuple[str, ...] = ()
+        try:
+            while missing := self.missing():
+                if missing != told:
+                    told = missing
+                    _log.info(
+                        "waiting for %s on %s, for %g s (KUNGFU_JOIN_TIMEOUT)",
+                        PROGRAM, ", ".join(missing), max(0.0, deadline - self._loop.time()),
+                    )  # fmt: skip
+                self._news.clear()
+                if self._other_head:
+                    raise StartError(self._other_head)
+                try:
+                    await asyncio.wait_for(self._news.wait(), max(0.0, deadline - self._loop.time()))
+                except asyncio.TimeoutError:
+                    raise StartError(
+                        f"nothing was heard of {', '.join(missing)} within {timeout_s:g} s (KUNGFU_JOIN_TIMEOUT); is "
+                        f"{PROGRAM} with the same flags running there?{self.why_missing()}"
+                    ) from None
+        finally:
+            self._deadline = None
+            asking.cancel()
+
+    def missing(self) -> tuple[str, ...]:
+        """Hosts of -H that have to come before the job begins."""
+        names = self.options.hosts.names
+        return tuple(name for name in names if name not in self.sites and name != self.name)
+
+    def why_missing(self) -> str:
+        """What is known of them, behind a sentence that names them."""
+        return "".join(
+            f" The last of {name}: {self._refused[name]}" for name in self.missing() if name in self._refused
+        )
+
+    def _then(self) -> str:
+        """What this host does after it has refused another one."""
+        if self._deadline is None:
+            return ""
+        left_s = max(0.0, self._deadline - self._loop.time())
+        return f"; {', '.join(self.missing())} may still come, for {left_s:.0f} s more (KUNGFU_JOIN_TIMEOUT)"
+
+    # Each host takes itself for the head where -H is in another order on each: then nobody calls. And one that calls
+    # may be stopped by a firewall here that lets this host's own connections pass. So a head asks, and says who it is.
+
+    async def _ask_who_is_missing(self) -> None:
+        await asyncio.sleep(_PATIENCE_S)
+        while True:
+            await asyncio.gather(*(self._ask(self.options.hosts.named(name)) for name in self.missing()))
+            await asyncio.sleep(_ASK_S)
+
+    async def _ask(self, host: Host) -> None:
+        options, why = self.options, ""
+        try:
+            channel = await call_once(
+                self.machine, options.hosts.own.address, host.address, options.control_port, self._secret
+            )
             try:
-                await asyncio.wait_for(self._news.wait(), max(0.0, deadline - self._loop.time()))
-            except asyncio.TimeoutError:
-                raise StartError(
-                    f"nothing was heard of {missing} within {timeout_s:g} s (KUNGFU_JOIN_TIMEOUT); is {PROGRAM} with "
-                    "the same flags running there?"
-                ) from None
+                channel.send({"head": {"host": self.name, "hosts": str(options.hosts)}})
+                answer = await asyncio.wait_for(channel.receive(), _FIRST_WORDS_S)
+            finally:
+                channel.close()
+            hosts, calls = text_field(answer, "hosts"), text_field(answer, "calls")
+            if answer.get("waits") is True:
+                self._meet_another_head(host.name, hosts)
+            elif answer.get("in_a_job") is True:
+                why = f"{host.name} takes part in another job, of {calls}; two on one host need another -port each"
+            elif calls != self.name:
+                why = (
+                    f"{PROGRAM} was told -H {hosts} on {host.name} and calls {calls}; here it is {options.hosts}. Give "
+                    "the same -H, in the same order, on all hosts"
+                )
+            elif answer.get("for_s", 0) > _CALLS_IN_VAIN_S:
+                why = (
+                    f"{host.name} calls {self.name}:{options.control_port} and doesn't get through; is that port open "
+                    "here?"
+                )
+        except ProtocolError as error:
+            why = f"{host.name}:{options.control_port} answers, but not to this job: {error}"
+        except (OSError, asyncio.TimeoutError, TypeError):
+            return  # nobody is there yet
+        if why and self._refused.get(host.name) != why:
+            self._refused[host.name] = why
+            _log.warning("%s", why)
+
+    def _meet_another_head(self, name: str, hosts: str) -> None:
+        own = self.options.hosts
+        if name in own.names:
+            self._other_head = (
+                f"{name} waits as the head, too: give the same -H, in the same order, on all hosts, and the same "
+                f"-config-server ({self.name} has -H {own}, {name} has -H {hosts})"
+            )
+            self._news.set()
+
+    async def _answer_a_head(self, channel: Channel, asking: Any) -> None:
+        if not isinstance(asking, dict):
+            raise ProtocolError("a head says who it is")
+        name, hosts = text_field(asking, "host"), text_field(asking, "hosts")
+        waits = self._deadline is not None and name in self.options.hosts.names
+        own = {"hosts": str(self.options.hosts), "calls": self.name}
+        channel.send({**own, "waits": waits, "in_a_job": not waits})
+        await channel.flushed()
+        if waits:
+            self._meet_another_head(name, hosts)
 
     def attend(self, workers: Workers) -> None:
         """From now on these hear what the hosts say."""
@@ -586,6 +685,9 @@ class RemoteHosts:
         message = await asyncio.wait_for(channel.receive(), _FIRST_WORDS_S)
         if "link" in message:
             return await self.links.take(channel, message["link"])
+        if "head" in message:
+            await self._answer_a_head(channel, message["head"])
+            return False
         if "ask" in message:
             asker = {name: text_field(message["ask"], name) for name in ("host", "version", "built_for")}
             coming = joining_host(asker["host"], message["ask"].get("slots"))
@@ -605,7 +707,8 @@ class RemoteHosts:
                 f"-cores-per-worker {per_worker} is more than the {len(hello.cores)} cores of {hello.host} for the job"
             )
         if why:
-            _log.warning("%s", why)
+            self._refused[hello.host] = why
+            _log.warning("%s%s", why, self._then())
             channel.send({"refused": why})
             await channel.flushed()
             return False

@@ -133,9 +133,10 @@ async def _embed(
         await server.start()
     except OSError as error:
         taken = "is taken" if error.errno == errno.EADDRINUSE else f"can't be used: {error.strerror}"
-        raise StartError(
-            f"port {port} (-builtin-config-port) on {host} {taken}; give another port, or 0 for any free one"
-        ) from None
+        remedy = "give another port, or 0 for any free one"
+        if options.hosts.is_several:
+            remedy = "give another port, the same on all hosts"
+        raise StartError(f"port {port} (-builtin-config-port) on {host} {taken}; {remedy}") from None
     return server
 
 

@@ -10,6 +10,7 @@ from ms_kungfu.launcher.policy import (
     Recover,
     Standing,
     WorkerExited,
+    bug,
     decide,
     fails_by_itself,
     interrupted,
@@ -248,3 +249,8 @@ def test_a_newcomer_that_dies_when_a_member_has_finished_is_missed_by_nobody():
     for state in (leavers, below):
         assert decide(exited(1, Standing.JOINING), state).action is Action.CONTINUE
     assert decide(exited(1, Standing.MEMBER), below).action is Action.FAIL
+
+
+def test_a_bug_that_has_no_text_is_told_by_its_type():
+    assert bug(AssertionError()) == "AssertionError"
+    assert bug(KeyError("x")) == "KeyError: 'x'"

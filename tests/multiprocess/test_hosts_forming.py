@@ -1,0 +1,170 @@
+# ruff: noqa: F811
+"""Before a job on several hosts has begun: who waits for whom, for how long, and what those who wait say."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from launching import RECOVERY_PROGRAM
+from test_hosts import ENDS, SECRET, A, B, C, all_in_version, embedded, finish, free_port, hosts  # noqa: F401
+
+from ms_kungfu.launcher.control import ControlServer
+from ms_kungfu.launcher.machine import Machine
+
+pytestmark = pytest.mark.timeout(120)
+COMMANDS = [sys.executable, "-m", "ms_kungfu.launcher"]
+
+
+def told(run, *words):
+    """What `kungfu-run resize` or `evict` says, and its exit status."""
+    done = subprocess.run([*COMMANDS, *words], env=run.environment, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr, done.returncode
+
+
+# ---- who wants another size before it has begun ----
+
+
+def test_a_size_that_is_wanted_while_a_host_is_missing_is_the_jobs_when_it_has_begun(hosts):
+    flags, url = embedded(A)
+    job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 4, slots={A: 2, B: 1, C: 1},
+                environments={C: {"KUNGFU_JOB_SECRET": "ff" * 16}})  # fmt: skip
+    job[C].assert_exit(1)
+    job[A].wait_for(f"host {B} is there")
+    assert "cluster version 1: 4 -> 3 workers" in told(job[A], "resize", "3", "-config-server", url)[0]
+    assert told(job[A], "evict", "0", "-config-server", url)[1] == 0
+    output, code = told(job[A], "resize", "9", "-config-server", url)
+    assert code == 1
+    assert "slots" in output
+    job.runs[C] = job.start_one(C)
+    all_in_version(job, 2, {A: 1, B: 1})
+    finish(job, {A: 1, B: 1})
+
+
+# ---- who waits for whom ----
+
+
+@pytest.fixture
+def launch(kungfu_run, script):
+    """Starts kungfu-run on a host: launch(host, -H, port, *flags, variable=value)."""
+
+    def start(host, listed, port, *flags, **environment):
+        words = ["-self", host, "-H", listed, "-port", port, *flags, *script(ENDS), "0"]
+        return kungfu_run(*words, environment={"KUNGFU_JOB_SECRET": SECRET, **environment})
+
+    return start
+
+
+def test_two_that_each_wait_as_the_head_end_with_a_sentence(launch):
+    port = free_port()
+    orders = {A: f"{A}:1,{B}:1", B: f"{B}:1,{A}:1"}
+    runs = {host: launch(host, listed, port) for host, listed in orders.items()}
+    for host, other in ((A, B), (B, A)):
+        runs[host].assert_exit(1)
+        assert runs[host].stderr[-1] == (
+            f"kungfu-run: {other} waits as the head, too: give the same -H, in the same order, on all hosts, and the "
+            f"same -config-server ({host} has -H {orders[host]}, {other} has -H {orders[other]})"
+        )
+
+
+def test_who_waits_for_a_host_that_calls_another_one_says_so_and_is_told_there(launch):
+    port = free_port()
+    head, other = launch(A, f"{A}:1,{B}:1", port), launch(B, f"{C}:1,{A}:1,{B}:1", port)
+    head.wait_for(rf"kungfu-run was told -H {C}:1,{A}:1,{B}:1 on {B} and calls {C}; here it is {A}:1,{B}:1\. Give the")
+    other.wait_for(rf"kungfu-run was told -H {A}:1,{B}:1 on {A} and waits there for this host, which calls {C};")
+    for run in (head, other):
+        run.signal(signal.SIGINT)
+        run.assert_exit(130)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ({"calls": A, "for_s": 9.5}, f"{B} calls {A}:PORT and doesn't get through; is that port open here"),
+        ({"calls": C, "in_a_job": True}, f"{B} takes part in another job, of {C}; two on one host need another -port"),
+    ],
+)
+def test_the_head_says_what_it_hears_of_a_host_that_does_not_come(launch, answer, told):
+    port = free_port()
+    head = launch(A, f"{A}:1,{B}:1", port, KUNGFU_JOIN_TIMEOUT="6")
+
+    async def host_b():
+        async def serve(channel):
+            assert (await channel.receive())["head"] == {"host": A, "hosts": f"{A}:1,{B}:1"}
+            channel.send({"hosts": f"{A}:1,{B}:1", **answer})
+            await channel.flushed()
+            return False
+
+        server = ControlServer(Machine(), bytes.fromhex(SECRET), serve)
+        await server.start(B, port)
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, head.wait)
+        finally:
+            await server.close()
+
+    asyncio.run(host_b())
+    head.assert_exit(1)
+    told = told.replace("PORT", str(port))
+    assert told in head.output
+    assert f"nothing was heard of {B} within 6 s (KUNGFU_JOIN_TIMEOUT)" in head.stderr[-1]
+    assert told in head.stderr[-1]
+
+
+# ---- for how long ----
+
+
+def test_who_calls_says_why_nobody_answers_and_goes_on_for_so_long(launch):
+    port = free_port()
+    run = launch(B, f"{A}:1,{B}:1", port, KUNGFU_JOIN_TIMEOUT="8")
+    run.assert_exit(1)
+    reasons = [line for line in run.stderr if "so far" in line]
+    assert len(reasons) == 1
+    assert f"no answer from {A}:{port} so far: Connection refused; is kungfu-run started there, and port" in reasons[0]
+    assert "within 8 s (KUNGFU_JOIN_TIMEOUT)" in run.stderr[-1]
+
+
+def test_a_head_that_has_refused_a_host_says_how_long_it_waits_and_at_last_why(launch):
+    port = free_port()
+    head = launch(A, f"{A}:1,{B}:1", port, "-np", 2, KUNGFU_JOIN_TIMEOUT="10")
+    launch(B, f"{A}:1,{B}:1", port, "-np", 1).assert_exit(1)
+    refused = f"kungfu-run was told -np 1 on {B}, and 2 on {A}; give the same flags on all hosts"
+    head.wait_for(rf"{refused}; {B} may still come, for \d+ s more \(KUNGFU_JOIN_TIMEOUT\)")
+    launch(B, f"{A}:1,{B}:1", port, "-np", 2, KUNGFU_JOB_SECRET="ff" * 16).assert_exit(1)
+    head.wait_for(rf"a connection from {B} has been refused: .*; {B} may still come, for \d+ s more")
+    head.assert_exit(1)
+    assert head.stderr[-1].endswith(f" The last of {B}: {refused}")
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        (A, f"kungfu-run: the job has not begun within -timeout 2 s: nothing was heard of {B}"),
+        (B, f"kungfu-run: the job has not begun within -timeout 2 s: {A}, which has it, was not reached"),
+    ],
+)
+def test_a_timeout_holds_while_a_host_is_missing(launch, host, told):
+    run = launch(host, f"{A}:1,{B}:1", free_port(), "-timeout", "2s")
+    run.assert_exit(124)
+    assert run.stderr[-1] == told
+
+
+def test_a_timeout_of_the_head_ends_those_who_have_come(launch):
+    port, listed = free_port(), f"{A}:1,{B}:1,{C}:1"
+    runs = [launch(A, listed, port, "-timeout", "8s"), launch(B, listed, port, "-timeout", "8s")]
+    for run in runs:
+        run.assert_exit(124)
+    assert f"the job has not begun within -timeout 8 s: nothing was heard of {C}" in runs[0].stderr[-1].replace(
+        f"{B}, ", ""
+    )
+
+
+def test_a_config_port_that_is_taken_is_the_same_on_all_hosts(launch):
+    with socket.create_server((A, 0)) as server:
+        taken = server.getsockname()[1]
+        run = launch(A, f"{A}:1,{B}:1", free_port(), "-w", "-builtin-config-port", taken)
+        run.assert_exit(1)
+        assert run.stderr[-1].endswith("is taken; give another port, the same on all hosts")
