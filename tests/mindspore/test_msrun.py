@@ -125,11 +125,11 @@ def grow_and_kill(job: Job, workers_in_the_end: int = 2) -> None:
     job.wait(lambda: len(list(job.folder.glob("started.*"))) == 1)
     (first,) = (int(path.suffix[1:]) for path in job.folder.glob("started.*"))
     job.resize(3)
-    job.wait(lambda: len(list(job.folder.glob("started.*"))) == 3)
+    job.wait(lambda: job.log.read_text().count(" is ready") == 2)
     job.pace_until(lambda: len(job.steps()) == 3)
     os.kill(first, signal.SIGKILL)
     if workers_in_the_end == 3:
-        job.wait(lambda: len(list(job.folder.glob("started.*"))) == 4)
+        job.wait(lambda: job.log.read_text().count(" is ready") == 3)
         job.pace_until(lambda: len(job.steps()) == 4)
     job.finish()
 
