@@ -160,8 +160,8 @@ JOIN_TIMEOUT = Variable(
     "KUNGFU_JOIN_TIMEOUT",
     SECONDS,
     300.0,
-    "How long a new cluster version may take to assemble, a new worker to become ready to join it, and the hosts of a job "
-    "to meet before it begins.",
+    "How long a new cluster version may take to assemble, a new worker to become ready to join it, and the hosts of a "
+    "job to meet before it begins.",
     set_by="user",
 )
 DEVICE_ENGINE = Variable(

@@ -4,7 +4,7 @@ world that the program is told of (`ms_kungfu.msrun`)."""
 from __future__ import annotations
 
 import ipaddress
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "K",
     },
     "log_dir": {"help": _MSRUN + "-logdir", "metavar": "DIR"},
-    "join": {"help": _MSRUN + "the launcher waits for the job, as ever", "type": switch},
     "master_addr": {"help": _MSRUN + "this machine; several hosts are named by -H", "metavar": "ADDRESS"},
     "master_port": {
         "help": _MSRUN + "goes with it; nothing listens there",
@@ -57,8 +56,17 @@ def settle_words(flags: Namespace) -> None:
         if flags.size is not None:
             raise UsageError("-np and --worker_num are the same; leave one of them out")
         flags.size = flags.worker_num
-    if flags.join is False:
-        raise UsageError("--join=False: the launcher waits for the job, and its exit status is the job's; leave it out")
+    if flags.join is not None:  # with --msrun it is msrun's
+        try:
+            waits = switch(flags.join)
+        except ArgumentTypeError:
+            raise UsageError(
+                f"--join={flags.join}: with --msrun it is msrun's, True or False; without, -join URL has this host "
+                "join a running job"
+            ) from None
+        if not waits:
+            text = "the launcher waits for the job, and its exit status is the job's; leave it out"
+            raise UsageError(f"--join=False: {text}")
     if flags.log_dir is not None:
         if flags.logdir is not None:
             raise UsageError("-logdir and --log_dir are the same; leave one of them out")

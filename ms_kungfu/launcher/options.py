@@ -288,7 +288,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest:
     )
     add_msrun_flags(parser)
     flags, command = parser.parse(arguments)
-    if flags.join is not None:
+    if flags.join is not None and not flags.msrun:
         _check_environment()
         return _join_request(flags, parser.given, command)
     if not command:
