@@ -160,9 +160,23 @@ JOIN_TIMEOUT = Variable(
     "KUNGFU_JOIN_TIMEOUT",
     SECONDS,
     300.0,
-    "How long a new cluster version may take to assemble, a new worker to become ready to join it, and the hosts of a job "
-    "to meet before it begins.",
+    "How long a new cluster version may take to assemble, a new worker to become ready to join it, and the hosts of a "
+    "job to meet before it begins.",
     set_by="user",
+)
+DISTRIBUTE_HOSTS = _optional(
+    "KUNGFU_DISTRIBUTE_HOSTS",
+    Kind(_hosts, "'host:slots', comma-separated"),
+    "The hosts of `kungfu-distribute`, where it has several: those of a `kungfu-run` that is given neither `-H` nor "
+    "`-hostfile`, nor `-standalone`.",
+    set_by="kungfu-distribute",
+)
+DISTRIBUTE_SHELL = _optional(
+    "KUNGFU_DISTRIBUTE_SHELL",
+    NUMBER,
+    "The process of `kungfu-distribute` on this host, to which the `kungfu-run` of the head tells by SIGUSR1 that the "
+    "job has begun.",
+    set_by="kungfu-distribute",
 )
 DEVICE_ENGINE = Variable(
     "KUNGFU_DEVICE_ENGINE",

@@ -100,6 +100,8 @@ def settle_hosts(flags: Namespace) -> None:
     listed = None if isinstance(flags.hosts, Hosts) else flags.hosts
     if listed and flags.hostfile:
         raise UsageError("-H and -hostfile both name the hosts; leave one of them out")
+    if not listed and not flags.hostfile and not flags.standalone:
+        listed = _of_distribute()
     try:
         flags.hosts = _hosts_of(listed or flags.hostfile, flags.self, flags.nic)
     except HostError as error:
@@ -116,6 +118,15 @@ def settle_hosts(flags: Namespace) -> None:
     for name in _FLAGS:
         if name != "nproc-per-node":  # the same as that with another stroke
             delattr(flags, name.replace("-", "_"))
+
+
+def _of_distribute() -> tuple[Host, ...] | None:
+    """kungfu-distribute starts the same command on each of these. Without them it would be as many jobs."""
+    try:
+        slots = env.DISTRIBUTE_HOSTS.get()
+        return None if slots is None else parse_hosts(",".join(f"{host}:{count}" for host, count in slots.items()))
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise UsageError(str(error)) from None
 
 
 def _settle_torchruns(flags: Namespace) -> None:

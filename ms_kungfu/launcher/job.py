@@ -112,6 +112,8 @@ class Job:
         self._agent = agent
         self._closers.callback(agent.close)
         await agent.start()
+        if options.hosts.is_several:
+            machine.tell_of_the_beginning()
         if self._early is not None:
             self.on_cluster(self._early)
         if options.watch and start.store is not None:

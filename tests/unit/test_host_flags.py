@@ -354,6 +354,19 @@ def test_placement():
     assert "and this job has one" in refusal("-placement", "fill", secret="")
 
 
+# ---- kungfu-distribute's ----
+
+
+def test_the_hosts_of_kungfu_distribute_are_those_of_a_command_that_names_none(monkeypatch):
+    monkeypatch.setenv("KUNGFU_DISTRIBUTE_HOSTS", "10.0.0.1:2,10.0.0.2:4,[fd00::7]:1")
+    assert str(options("-np", "5").hosts) == "10.0.0.1:2,10.0.0.2:4,[fd00::7]:1"
+    assert options("-np", "5").host.name == "10.0.0.2"
+    assert options("-H", THREE).hosts.names == ("10.0.0.1", "10.0.0.2", "gpu3")
+    assert not options("--standalone", "-np", "2", secret="").hosts.is_several
+    monkeypatch.setenv("KUNGFU_DISTRIBUTE_HOSTS", "10.0.0.1")
+    assert "KUNGFU_DISTRIBUTE_HOSTS must be 'host:slots', comma-separated" in refusal("-np", "2")
+
+
 # ---- torchrun's ----
 
 
