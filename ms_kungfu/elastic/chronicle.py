@@ -81,6 +81,8 @@ def changed(step: int, change: Change) -> None:
         return
     # Nobody here knows whether a newcomer was asked for, or takes the place of one that died long ago.
     reason = "as its new workers are ready" if change.new_size > change.old_size else "as asked for"
+    if change.new_size == change.old_size:
+        reason = "with other workers, or on other hosts"
     if change.lost:
         reason = f"without {', '.join(f'rank {rank}' for rank in change.lost)}, dead"
     if own.pending is not None and own.pending.size == change.new_size:

@@ -160,9 +160,12 @@ class Outpost:
         try:
             await server.start(options.host.address, port)
         except OSError as error:
+            remedy = "-port gives another port, the same on all hosts"
+            if options.joins:
+                remedy = f"the job is at this port on all hosts; does another {PROGRAM} of it run here?"
             raise StartError(
                 f"{options.host.name}:{port}, where the other hosts call, can't be used: {error.strerror or error}; "
-                "-port gives another port, the same on all hosts"
+                f"{remedy}"
             ) from None
         logdir = "" if options.logdir is None else str(options.logdir)
         flags = {} if options.joins else flags_of(options)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import signal
 import sys
@@ -272,7 +274,8 @@ def test_a_host_joins_and_is_given_workers(hosts, start_module):  # noqa: F811
     finish(job, {A: 2, B: 2, C: 2})
 
 
-@pytest.mark.parametrize("how", ["left", pytest.param("lost", marks=pytest.mark.long)])
+@pytest.mark.long  # tests/hosts has one that is not
+@pytest.mark.parametrize("how", ["left", "lost"])
 def test_a_host_comes_back(hosts, start_module, how):  # noqa: F811
     job = start(hosts, 6)
     before = all_in_version(job, 0, {A: 2, B: 2, C: 2})
@@ -427,3 +430,66 @@ def test_a_program_that_is_not_there_is_said_before_the_host_joins(hosts, start_
     run.assert_exit(1)
     assert "the job's program can't be run here: there is no script 'train.py' here" in run.stderr[-1]
     finish(job, {A: 1, B: 1})
+
+
+def settled(job):
+    """The store's newest cluster, once all of its workers are in it, on hosts that are there."""
+    deadline = time.monotonic() + 60
+    while True:
+        cluster = open_store(job.url).get()
+        pattern = re.compile(IN_VERSION.format(cluster.version, cluster.size))
+        there = [run for host, run in job.runs.items() if host in cluster.hosts]
+        if len(there) == len(cluster.hosts) and set(cluster.slots) == set(job.runs):
+            found = [m for run in there for m in filter(None, map(pattern.search, list(run.lines)))]
+            if len(found) == cluster.size and open_store(job.url).get().version == cluster.version:
+                return {int(match[1]): int(match[2]) for match in found}, cluster
+        assert time.monotonic() < deadline, f"{cluster}\n{job.output}"
+        time.sleep(0.02)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_hosts_come_and_go_at_random_among_deaths_and_resizes(hosts, start_module):  # noqa: F811
+    """Two things at once each time; the head stays, and with it a worker of its own."""
+    seed = int(os.environ.get("KUNGFU_TEST_SEED", time.time_ns() % 10**6))
+    print(f"KUNGFU_TEST_SEED={seed}")  # shown where it fails
+    choose = random.Random(seed)
+    job = start(hosts, 6)
+    all_in_version(job, 0, {A: 2, B: 2, C: 2})
+    pids, cluster = settled(job)
+    for _ in range(12):
+        joining, leaving = [], []
+        away = [host for host in (B, C) if host not in job.runs]
+        there = [host for host in (B, C) if host in job.runs]
+        for event in choose.sample(["leave", "lose", "join", "join", "kill", "resize", "resize"], 2):
+            if event in ("leave", "lose") and there:
+                host = there.pop()
+                run = job.runs.pop(host)
+                run.signal(signal.SIGTERM if event == "leave" else signal.SIGKILL)
+                leaving.append((run, 0 if event == "leave" else -signal.SIGKILL))
+            elif event == "join" and away:
+                host = away.pop()
+                joining.append((host, join(job, start_module, host)))
+            elif event == "kill":
+                spare = [rank for rank, worker in enumerate(cluster.workers) if worker != cluster.workers[0]]
+                if spare:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pids[choose.choice(spare)], signal.SIGKILL)
+            elif event == "resize":
+                # More than there are slots, or on a host that goes: then it is refused.
+                start_module(
+                    "ms_kungfu.launcher", "resize", choose.randrange(1, 7), "-config-server", job.url,
+                    environment={"KUNGFU_JOB_SECRET": SECRET},
+                ).wait()  # fmt: skip
+        for run, code in leaving:
+            assert run.wait() == code, run.output
+        for host, run in joining:
+            run.wait_for("this host takes part in the job", timeout=60)
+            job.runs[host] = run
+        pids, cluster = settled(job)
+        assert cluster.workers[0].host == A
+    job[A].signal(signal.SIGUSR1)
+    job.assert_exit(0, 60)
+    ends = [m for run in job.runs.values() for m in run.wait_for(r"^finished pid \d+ (step \d+ weights \w+)", 0)]
+    assert len(ends) == cluster.size
+    assert len({match[1] for match in ends}) == 1
