@@ -46,6 +46,17 @@ def pin_threads(pid: int | str, cores: set[int]) -> bool:
     return moved
 
 
+def is_above(pid: int) -> bool:
+    """Whether that process has started this one, or one that has."""
+    above = os.getppid()
+    while above > 1 and above != pid:
+        try:
+            above = int(stat_of(above)[1])
+        except OSError:
+            return False
+    return above == pid
+
+
 def children(pid: int) -> list[int]:
     """None where the process is gone."""
     found: list[int] = []

@@ -164,6 +164,20 @@ JOIN_TIMEOUT = Variable(
     "job to meet before it begins.",
     set_by="user",
 )
+DISTRIBUTE_HOSTS = _optional(
+    "KUNGFU_DISTRIBUTE_HOSTS",
+    Kind(_hosts, "'host:slots', comma-separated"),
+    "The hosts of `kungfu-distribute`, where it has several: those of a `kungfu-run` that is given neither `-H` nor "
+    "`-hostfile`, nor `-standalone`.",
+    set_by="kungfu-distribute",
+)
+DISTRIBUTE_SHELL = _optional(
+    "KUNGFU_DISTRIBUTE_SHELL",
+    NUMBER,
+    "The process of `kungfu-distribute` on this host, to which the `kungfu-run` of the head tells by SIGUSR1 that the "
+    "job has begun.",
+    set_by="kungfu-distribute",
+)
 DEVICE_ENGINE = Variable(
     "KUNGFU_DEVICE_ENGINE",
     Kind(_one_of("auto", "vendor", "staging"), "auto, vendor or staging"),

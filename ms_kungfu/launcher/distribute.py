@@ -1,4 +1,9 @@
-"""kungfu-distribute: starts a command on each host over ssh, from one shell, and ends it everywhere when it ends."""
+"""kungfu-distribute: starts a command on each host over ssh, from one shell, and ends it everywhere when it ends.
+
+Where the command, or a script that it is, runs kungfu-run over these hosts, that decides what the end of one of them
+means for the others: with -w they go on. So the first that fails ends all only until a job has begun. The head's
+kungfu-run tells that (KUNGFU_DISTRIBUTE_SHELL) to the shell there, which says so among what the command prints.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from argparse import Namespace
 from asyncio.subprocess import Process
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Callable
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, duration, failed
@@ -32,11 +37,12 @@ _SSH_FAILED = 255
 _OTHERS_MAY_TAKE_S = 3.0  # to end by themselves, with what they have to say, after the first that has failed
 _ENDING_MAY_TAKE_S = 15.0
 _LINE_BYTES = 1 << 16
+_BEGUN = b"\0kungfu-run has begun\0\n"
 _NO_FLAGS = {
     "logdir": "the command's own flag does that: kungfu-run -logdir DIR, on each host",
     "v": "what the command prints is always shown, with its host before each line",
     "q": "it says nothing but why it ends",
-    "np": "the command's own flag: kungfu-distribute -H ... kungfu-run -np N -H ... python train.py",
+    "np": "the command's own flag: kungfu-distribute -H ... kungfu-run -np N python train.py",
 }
 # Runs in each host's shell. A process does not hear that its ssh is gone, so one waits for the end of standard input;
 # it tells the shell, which has not reaped the command yet, so that no other process can have its number.
@@ -46,6 +52,9 @@ IFS= read -r secret
 unset secret
 cd {folder} || exit 1
 PATH={path}:$PATH
+{hosts}
+export KUNGFU_DISTRIBUTE_SHELL=$$
+trap 'printf "\\000kungfu-run has begun\\000\\n"' USR1
 exec 3<&0
 {command} </dev/null 3<&- & command=$!
 trap 'kill -TERM $command 2>/dev/null' TERM HUP INT
@@ -63,8 +72,9 @@ exit $code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: the command's on the first host where it fails, 124 after -timeout, 128 + n when interrupted by
-    signal n, 2 for a wrong command line, 1 where a host can't be reached, else 0."""
+    """Exit status: the command's on the first host where it fails, or on the head of a job that has begun, 124 after
+    -timeout, 128 + n when interrupted by signal n, 2 for a wrong command line, 1 where a host can't be reached, else 0.
+    """
     try:
         flags, command = _parse(list(sys.argv[1:] if arguments is None else arguments))
         secret = _secret_for(command, flags.secret_file)
@@ -77,7 +87,7 @@ def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
     parser = FlagParser(
         PROGRAM,
         f"{PROGRAM} -H HOST:SLOTS[:PUBLIC ADDRESS],... [flags] command [arguments]",
-        "Starts a command, usually kungfu-run with the same -H, on each host over ssh.",
+        "Starts a command, usually kungfu-run, on each host over ssh. A kungfu-run without -H gets these hosts.",
         _NO_FLAGS,
     )
     parser.flag("H", "the hosts, as kungfu-run has them; ssh goes to the public address", type=parse_hosts)
@@ -90,7 +100,7 @@ def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
     )
     flags, command = parser.parse(arguments)
     if not command:
-        raise UsageError(f"no command; write it after the flags: {PROGRAM} -H a:2,b:2 kungfu-run -H a:2,b:2 ...")
+        raise UsageError(f"no command; write it after the flags: {PROGRAM} -H a:2,b:2 kungfu-run ...")
     if flags.H and flags.hostfile:
         raise UsageError("-H and -hostfile both name the hosts; leave one of them out")
     flags.hosts = flags.H or flags.hostfile
@@ -125,20 +135,28 @@ def _secret_for(command: Sequence[str], file: str | None) -> str:
     return given or secrets.token_hex(32)
 
 
-def script_for(command: Sequence[str], folder: str) -> str:
+def script_for(command: Sequence[str], folder: str, hosts: Sequence[Host] = ()) -> str:
     """What a host's shell is told, whichever it is. The secret comes by standard input: a command line can be read by
     every user of a machine."""
     # Programs of the environment that this one is installed in: a login over ssh has not activated it.
     here = str(Path(sys.executable).parent)
-    script = _SCRIPT.format(folder=shlex.quote(folder), path=shlex.quote(here), command=shlex.join(command))
+    each = shlex.quote(",".join(f"{host.name}:{host.slots}" for host in hosts))
+    script = _SCRIPT.format(
+        folder=shlex.quote(folder), path=shlex.quote(here), command=shlex.join(command),
+        hosts=f"export {env.DISTRIBUTE_HOSTS.name}={each}" if len(hosts) > 1 else "",
+    )  # fmt: skip
     return f"exec sh -c {shlex.quote(script)}"
 
 
 class _Distribution:
     def __init__(self, flags: Namespace, command: Sequence[str], secret: str) -> None:
         self._flags, self._secret = flags, secret
-        self._script = script_for(command, flags.dir)
+        self._script = script_for(command, flags.dir, flags.hosts)
         self._hosts: Sequence[Host] = flags.hosts
+        self._heads: set[Host] = set()  # of jobs that have begun
+        self._gone: dict[
+            Host, tuple[int, str]
+        ] = {}  # hosts that failed without ending the others: with which code, how
         self._ssh: dict[Host, Process] = {}
         self._over = asyncio.Event()
         self._why = ""
@@ -170,6 +188,10 @@ class _Distribution:
         over.cancel()
         if timer is not None:
             timer.cancel()
+        for host, (code, how) in self._gone.items():
+            if code != self._code:  # else it ended as the job did
+                went_on = "were left to end by themselves" if self._why else "went on without it"
+                failed(PROGRAM, f"{host.name} was lost: {how}; the others {went_on}", code)
         return failed(PROGRAM, self._why, self._code) if self._why else 0
 
     def _end(self, why: str, code: int) -> None:
@@ -195,21 +217,32 @@ class _Distribution:
             process.stdin.close()
         prefix = f"[{host.name}] ".encode()
         await asyncio.gather(
-            _pass_on(process.stdout, prefix, sys.stdout.buffer), _pass_on(process.stderr, prefix, sys.stderr.buffer)
+            _pass_on(process.stdout, prefix, sys.stdout.buffer, lambda: self._heads.add(host)),
+            _pass_on(process.stderr, prefix, sys.stderr.buffer),
         )
         code = await process.wait()
         if code == _SSH_FAILED:
-            self._end(f"ssh to {host.login} failed, or its connection ended (code {_SSH_FAILED}, see its lines)", 1)
-        elif code:
-            code = code if code > 0 else 128 - code
-            self._end(f"the command exited with code {code} on {host.name}", code)
+            code, why = 1, f"ssh to {host.login} failed, or its connection ended (code {_SSH_FAILED}, see its lines)"
+        else:
+            code = code if code >= 0 else 128 - code
+            why = f"the command exited with code {code} on {host.name}"
+        if code and (host in self._heads or not self._heads):
+            self._end(why, code)
+        elif code and not self._over.is_set():
+            self._gone[host] = (code, why)
 
 
-async def _pass_on(stream: asyncio.StreamReader, prefix: bytes, to: BinaryIO) -> None:
+async def _pass_on(
+    stream: asyncio.StreamReader, prefix: bytes, to: BinaryIO, on_begun: Callable[[], None] | None = None
+) -> None:
     """Line by line, so that those of different hosts don't mix."""
     rest = b""
     while chunk := await stream.read(_LINE_BYTES):
-        *lines, rest = (rest + chunk).split(b"\n")
+        chunk = rest + chunk
+        if on_begun is not None and _BEGUN in chunk:
+            chunk = chunk.replace(_BEGUN, b"")
+            on_begun()
+        *lines, rest = chunk.split(b"\n")
         if len(rest) >= _LINE_BYTES:
             lines, rest = [*lines, rest], b""
         _write(to, b"".join(prefix + line + b"\n" for line in lines))

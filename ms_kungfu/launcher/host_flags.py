@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from argparse import Namespace
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,9 @@ from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, integer, switch
 from ms_kungfu.cluster import EVEN, FILL, PLACEMENTS
 from ms_kungfu.cluster_store import open_store
-from ms_kungfu.launcher import network
+from ms_kungfu.devices.rank_table import RankTableError
+from ms_kungfu.launcher import devices, network
+from ms_kungfu.launcher.affinity import allowed_cores
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts, read_hostfile
 from ms_kungfu.launcher.secret import MAKE_ONE, SecretError, read_secret_file
 
@@ -23,9 +26,12 @@ NO_TORCHRUN_FLAGS = {
     **{f"rdzv{dash}{what}": _HOW_HOSTS_MEET for what in ("backend", "endpoint", "id", "conf") for dash in "-_"},
     **{f"master{dash}{what}": _HOW_HOSTS_MEET for what in ("addr", "port") for dash in "-_"},
     **{f"node{dash}rank": "hosts are in the order of -H; -self or -nic says which one this is" for dash in "-_"},
-    "max_restarts": "torchrun's restarts all workers, and nothing does so here: the others go on; -max-restarts is how "
-    "often -recover replace or -standby start one again",
 }
+_NO_RESTARTS = (
+    "torchrun's restarts all workers, and nothing does so here: the others go on; -max-restarts is how often -recover "
+    "replace or -standby start one again"
+)
+_KINDS_OF_EACH = ("auto", "cpu", "gpu")  # torchrun's, beside a number
 
 
 def _placement(how: str) -> str:
@@ -44,6 +50,18 @@ def _nodes(text: str) -> tuple[int, int]:
     if least > most:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of hosts; write it like 2, or 1:4 for 1 to 4")
     return least, most
+
+
+def _each(text: str) -> int | str:
+    """torchrun's ``--nproc-per-node``."""
+    return text if text in _KINDS_OF_EACH else integer(1)(text)
+
+
+def _no_restarts(text: str) -> int:
+    """torchrun's own spelling, of which 0 (its default) is what happens here."""
+    if integer(0)(text):
+        raise argparse.ArgumentTypeError(_NO_RESTARTS)
+    return 0
 
 
 # Of Options there is none for each: `settle_hosts` makes a few of them.
@@ -84,8 +102,14 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "type": _nodes,
         "metavar": "N",
     },
-    "nproc-per-node": {"help": "torchrun's: -np, for each host", "type": integer(1), "metavar": "K"},
-    "nproc_per_node": {"help": argparse.SUPPRESS, "type": integer(1)},
+    "nproc-per-node": {
+        "help": "torchrun's: -np, for each host: a number, or as many as this one has cores (cpu), GPUs (gpu), or "
+        "devices, else cores (auto), which has to be the same on all",
+        "type": _each,
+        "metavar": "K",
+    },
+    "nproc_per_node": {"help": argparse.SUPPRESS, "type": _each},
+    "max_restarts": {"help": argparse.SUPPRESS, "type": _no_restarts},
     "standalone": {"help": "torchrun's: the job has one host", "type": switch, "default": False},
 }
 
@@ -100,6 +124,8 @@ def settle_hosts(flags: Namespace) -> None:
     listed = None if isinstance(flags.hosts, Hosts) else flags.hosts
     if listed and flags.hostfile:
         raise UsageError("-H and -hostfile both name the hosts; leave one of them out")
+    if not listed and not flags.hostfile and not flags.standalone:
+        listed = _of_distribute()
     try:
         flags.hosts = _hosts_of(listed or flags.hostfile, flags.self, flags.nic)
     except HostError as error:
@@ -114,8 +140,17 @@ def settle_hosts(flags: Namespace) -> None:
     if flags.hosts.is_several and flags.strategy == "SHM":
         raise UsageError("-strategy SHM is shared memory, which several hosts don't have; leave it out")
     for name in _FLAGS:
-        if name != "nproc-per-node":  # the same as that with another stroke
+        if name not in ("nproc-per-node", "max_restarts"):  # the same as others with another stroke
             delattr(flags, name.replace("-", "_"))
+
+
+def _of_distribute() -> tuple[Host, ...] | None:
+    """kungfu-distribute starts the same command on each of these. Without them it would be as many jobs."""
+    try:
+        slots = env.DISTRIBUTE_HOSTS.get()
+        return None if slots is None else parse_hosts(",".join(f"{host}:{count}" for host, count in slots.items()))
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise UsageError(str(error)) from None
 
 
 def _settle_torchruns(flags: Namespace) -> None:
@@ -137,6 +172,8 @@ def _settle_torchruns(flags: Namespace) -> None:
         if least < most:
             raise UsageError("--nnodes MIN:MAX needs --nproc-per-node, to know how many workers MIN hosts have")
         return
+    if isinstance(each, str):
+        each = _counted_here(each, hosts.self_name)
     if flags.size is not None:
         raise UsageError("-np is for all hosts and --nproc-per-node for each; leave one of them out")
     if flags.placement == FILL:
@@ -151,6 +188,20 @@ def _settle_torchruns(flags: Namespace) -> None:
         if flags.min_size is not None:
             raise UsageError("-min-np and --nnodes MIN:MAX both say how many must be left; leave one of them out")
         flags.watch, flags.min_size = True, each * least
+
+
+def _counted_here(what: str, host: str) -> int:
+    """For --nproc-per-node. Another host may have another number; the head refuses it then, by its -np."""
+    try:
+        found = devices.find(os.environ, os.listdir("/dev"), host=host, single=False, allow_nvlink=False)
+    except (devices.DeviceListError, RankTableError) as error:
+        raise UsageError(str(error)) from None
+    if what == "cpu" or (what == "auto" and not found.each):
+        return len(allowed_cores())
+    if what == "gpu" and found.kind is not devices.GPU:
+        instead = "" if found.kind is None else f", but {found.kind.name}s: --nproc-per-node auto counts them"
+        raise UsageError(f"--nproc-per-node gpu: there are no GPUs on this host for the job{instead}")
+    return len(found.each)
 
 
 def _hosts_of(listed: tuple[Host, ...] | None, own: str | None, interface: str | None) -> Hosts:

@@ -144,6 +144,8 @@ class Job:
         self._closers.callback(agent.close)
         self._history.begun(start.first)
         await agent.start()
+        if options.hosts.is_several:
+            machine.tell_of_the_beginning()
         if self._early is not None:
             self.on_cluster(self._early)
         if options.watch and start.store is not None:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import resource
+import signal
 import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
+from ms_kungfu import env
+from ms_kungfu._processes import is_above
 from ms_kungfu.cluster_store import open_store
 from ms_kungfu.config_server.secret_file import read_secret, write_secret
 from ms_kungfu.launcher import affinity, devices, memory
@@ -78,6 +82,13 @@ class Machine:
             return float("inf")
         except OSError:  # there is none to look with
             return 0
+
+    def tell_of_the_beginning(self) -> None:
+        """kungfu-distribute, if it has started this launcher, leaves the hosts to the job from now on."""
+        with contextlib.suppress(ValueError, OSError):
+            shell = env.DISTRIBUTE_SHELL.get(self.environ)
+            if shell is not None and is_above(shell):
+                os.kill(shell, signal.SIGUSR1)
 
     # ---- the broker, the cluster store ----
 

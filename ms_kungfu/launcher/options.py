@@ -295,6 +295,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest:
         raise UsageError(f"no program to run; write it after the flags: {PROGRAM} -np 2 python train.py")
     check_program(command)
     _check_environment()
+    embeds_somewhere = flags.builtin_port is not None  # if not on this host
     settle_words(flags)
     settle_hosts(flags)
     flags.size = flags.size or 1
@@ -306,9 +307,10 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest:
     embedded = flags.builtin_port is not None or (flags.watch and flags.config_server is None)
     if flags.keep and not flags.watch:
         raise UsageError("-k needs -w: without it the job can't get another cluster to wait for")
-    if flags.init_version == -1 and (embedded or not flags.watch):
+    if flags.init_version == -1 and (embedded or embeds_somewhere or not flags.watch):
         raise UsageError(
-            "-init-version -1 needs -w and a config server of its own (-config-server), to get the cluster"
+            "-init-version -1 needs -w and a config server of its own (-config-server, without "
+            "-builtin-config-port), to get the cluster"
         )
     if flags.config_server is not None:
         check_url(flags.config_server, flags.builtin_port)
@@ -318,7 +320,8 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest:
                 raise UsageError(f"{name} needs -w: without it the cluster doesn't change")
         if flags.recover not in (None, Recover.FAIL):
             raise UsageError(f"-recover {flags.recover.value} needs -w: without it the death of a worker ends the job")
-    if flags.max_restarts is not None and flags.recover is not Recover.REPLACE and not flags.standbys:
+    # 0 is torchrun's default, and what happens anyway.
+    if flags.max_restarts and flags.recover is not Recover.REPLACE and not flags.standbys:
         raise UsageError(
             "-max-restarts needs -recover replace or -standby: it says how often these start somebody again; nothing "
             "restarts all workers, as torchrun's does"

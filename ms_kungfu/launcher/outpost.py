@@ -67,6 +67,7 @@ class Outpost:
         self._apart: set[tuple[int, str]] = set()  # the same for hosts that the link of a version can't reach
         self._timers: list[asyncio.TimerHandle] = []
         self._since = 0.0  # when the head was called first
+        self._silence = ""  # why it doesn't answer
         self._told: set[str] = set()  # what is only said once
         self._is_told = False  # that it has to end
         self._is_leaving = False
@@ -107,7 +108,8 @@ class Outpost:
         """Where there is a job its head ends it."""
         if self._channel is None:
             head = self._options.hosts.head.name
-            self._end(EXIT_TIMEOUT, f"{PROGRAM}: {not_begun(limit_s, f'{head}, which has it, was not reached')}")
+            why = f"{head}, which has it, was not reached" + (f": {self._silence}" if self._silence else "")
+            self._end(EXIT_TIMEOUT, f"{PROGRAM}: {not_begun(limit_s, why)}")
 
     def _on_served(self, serving: asyncio.Future[None]) -> None:
         if not serving.cancelled() and not self._ended.done():
@@ -219,6 +221,7 @@ class Outpost:
             await server.close()
 
     def _tell_of_silence(self, why: str) -> None:
+        self._silence = why
         if self._loop.time() - self._since >= _PATIENCE_S:
             head, port = self._options.hosts.head.name, self._options.control_port
             self._warn_once(

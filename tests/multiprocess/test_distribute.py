@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from launching import RECOVERY_PROGRAM
+from test_hosts import free_port
 
 MODULE = "ms_kungfu.launcher.distribute"
 # Like ssh without a terminal: what runs on the host doesn't end when the ssh is killed, but loses its input.
@@ -121,6 +124,69 @@ def test_a_host_that_cannot_be_reached_ends_all(distribute):
     assert "[down] ssh: connect to host down port 22: No route to host" in program.stderr
     assert program.stderr[-1].startswith("kungfu-distribute: ssh to down failed")
     program.assert_gone(time.monotonic())
+
+
+# ---- a job that goes on ----
+
+# As kungfu-run does it on the head, which is a; b fails then, and a ends with its argument once b has.
+GOES_ON = """
+if [ $AT = a ]; then kill -USR1 $KUNGFU_DISTRIBUTE_SHELL; echo begun; touch begun; until [ -e failed ]; do sleep 0.05; done; exit $1; fi
+until [ -e begun ]; do sleep 0.05; done; sleep 0.3; touch failed; exit 7
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_once_a_job_has_begun_the_head_alone_says_how_it_ended(code, distribute):
+    program = distribute("-H", "a,b", "sh", "-c", GOES_ON, "x", code)
+    program.assert_exit(code, timeout=30)
+    assert program.stdout == ["[a] begun"]
+    went_on = "were left to end by themselves" if code else "went on without it"
+    told = f"kungfu-distribute: b was lost: the command exited with code 7 on b; the others {went_on}"
+    assert program.stderr == [told, *(["kungfu-distribute: the command exited with code 3 on a"] if code else [])]
+
+
+LAUNCHES = 'echo launcher $AT $$; exec "$0" -m ms_kungfu.launcher -self $AT "$@"'
+
+
+def test_a_job_over_the_hosts_of_kungfu_distribute_outlives_one_of_them(distribute):
+    a, b = "127.0.0.1", "127.0.0.2"
+    program = distribute(
+        "-H", f"{a}:1,{b}:1", "sh", "-c", LAUNCHES, sys.executable, "-port", free_port(), "-np", 2, "-w",
+        "-builtin-config-port", free_port(), sys.executable, RECOVERY_PROGRAM,
+    )  # fmt: skip
+    launchers = {match[1]: int(match[2]) for match in program.wait_for(r"\] launcher (\S+) (\d+)$", 2)}
+    program.wait_for(r"in version 0 rank \d of 2 ", 2, timeout=60)
+    os.kill(launchers[b], signal.SIGKILL)
+    program.wait_for(r"in version 1 rank 0 of 1 ", 1, timeout=60)
+    os.kill(launchers[a], signal.SIGUSR1)
+    program.assert_exit(0, timeout=30)
+    told = f"{b} was lost: the command exited with code 137 on {b}; the others went on without it"
+    assert program.stderr[-1] == f"kungfu-distribute: {told}"
+    assert not any("\0" in line for line in program.lines)
+    assert [line for line in program.stdout if re.search("finished pid", line)]
+    program.assert_gone(time.monotonic(), within=5)
+
+
+def test_a_job_whose_head_is_lost_ends(distribute):
+    a, b = "127.0.0.1", "127.0.0.2"
+    program = distribute(
+        "-H", f"{a}:1,{b}:1", "sh", "-c", LAUNCHES, sys.executable, "-port", free_port(), "-np", 2, "sleep", 600
+    )
+    launchers = {match[1]: int(match[2]) for match in program.wait_for(r"\] launcher (\S+) (\d+)$", 2)}
+    program.wait_for(r"worker [01] .* started", 2, timeout=60)
+    os.kill(launchers[a], signal.SIGKILL)
+    program.assert_exit(137, timeout=30)
+    assert program.stderr[-1] == f"kungfu-distribute: the command exited with code 137 on {a}"
+    program.assert_gone(time.monotonic(), within=5)
+
+
+def test_one_host_is_no_job_over_several(distribute):
+    program = distribute("-H", "a:2", "sh", "-c", 'echo "hosts ${KUNGFU_DISTRIBUTE_HOSTS-none}"')
+    program.assert_exit(0)
+    assert program.stdout == ["[a] hosts none"]
+    program = distribute("-H", "a:2,[fd00::3]", "sh", "-c", "echo $KUNGFU_DISTRIBUTE_HOSTS")
+    program.assert_exit(0)
+    assert {line.rpartition(" ")[2] for line in program.stdout} == {"a:2,[fd00::3]:1"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -85,12 +85,16 @@ def test_who_waits_for_a_host_that_calls_another_one_says_so_and_is_told_there(l
     ("answer", "told"),
     [
         ({"calls": A, "for_s": 9.5}, f"{B} calls {A}:PORT and doesn't get through; is that port open here"),
-        ({"calls": C, "in_a_job": True}, f"{B} takes part in another job, of {C}; two on one host need another -port"),
+        pytest.param(
+            {"calls": C, "in_a_job": True},
+            f"{B} takes part in another job, of {C}; two on one host need another -port",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_the_head_says_what_it_hears_of_a_host_that_does_not_come(launch, answer, told):
     port = free_port()
-    head = launch(A, f"{A}:1,{B}:1", port, KUNGFU_JOIN_TIMEOUT="6")
+    head = launch(A, f"{A}:1,{B}:1", port, KUNGFU_JOIN_TIMEOUT="8")
 
     async def host_b():
         async def serve(channel):
@@ -110,7 +114,7 @@ def test_the_head_says_what_it_hears_of_a_host_that_does_not_come(launch, answer
     head.assert_exit(1)
     told = told.replace("PORT", str(port))
     assert told in head.output
-    assert f"nothing was heard of {B} within 6 s (KUNGFU_JOIN_TIMEOUT)" in head.stderr[-1]
+    assert f"nothing was heard of {B} within 8 s (KUNGFU_JOIN_TIMEOUT)" in head.stderr[-1]
     assert told in head.stderr[-1]
 
 
@@ -127,23 +131,27 @@ def test_who_calls_says_why_nobody_answers_and_goes_on_for_so_long(launch):
     assert "within 8 s (KUNGFU_JOIN_TIMEOUT)" in run.stderr[-1]
 
 
-def test_a_head_that_has_refused_a_host_says_how_long_it_waits_and_at_last_why(launch):
+def test_a_head_that_has_refused_a_host_says_for_how_long_it_goes_on_waiting(launch):
     port = free_port()
-    head = launch(A, f"{A}:1,{B}:1", port, "-np", 2, KUNGFU_JOIN_TIMEOUT="10")
+    head = launch(A, f"{A}:1,{B}:1", port, "-np", 2)
     launch(B, f"{A}:1,{B}:1", port, "-np", 1).assert_exit(1)
     refused = f"kungfu-run was told -np 1 on {B}, and 2 on {A}; give the same flags on all hosts"
     head.wait_for(rf"{refused}; {B} may still come, for \d+ s more \(KUNGFU_JOIN_TIMEOUT\)")
     launch(B, f"{A}:1,{B}:1", port, "-np", 2, KUNGFU_JOB_SECRET="ff" * 16).assert_exit(1)
     head.wait_for(rf"a connection from {B} has been refused: .*; {B} may still come, for \d+ s more")
-    head.assert_exit(1)
-    assert head.stderr[-1].endswith(f" The last of {B}: {refused}")
+    head.signal(signal.SIGINT)
+    head.assert_exit(130)
 
 
 @pytest.mark.parametrize(
     ("host", "told"),
     [
         (A, f"kungfu-run: the job has not begun within -timeout 2 s: nothing was heard of {B}"),
-        (B, f"kungfu-run: the job has not begun within -timeout 2 s: {A}, which has it, was not reached"),
+        (
+            B,
+            f"kungfu-run: the job has not begun within -timeout 2 s: {A}, which has it, was not reached: Connection "
+            "refused",
+        ),
     ],
 )
 def test_a_timeout_holds_while_a_host_is_missing(launch, host, told):
@@ -152,6 +160,7 @@ def test_a_timeout_holds_while_a_host_is_missing(launch, host, told):
     assert run.stderr[-1] == told
 
 
+@pytest.mark.long
 def test_a_timeout_of_the_head_ends_those_who_have_come(launch):
     port, listed = free_port(), f"{A}:1,{B}:1,{C}:1"
     runs = [launch(A, listed, port, "-timeout", "8s"), launch(B, listed, port, "-timeout", "8s")]

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from ms_kungfu._flags import UsageError
-from ms_kungfu.launcher import network
+from ms_kungfu.launcher import host_flags, network
 from ms_kungfu.launcher.hosts import Host
 from ms_kungfu.launcher.options import parse_options, what_is_done_instead
 
@@ -32,6 +32,17 @@ def second_of_three(monkeypatch):
         network, "addresses_of", lambda name: [name] if name[0].isdigit() or ":" in name else KNOWN.get(name, [])
     )
     return own
+
+
+@pytest.fixture(autouse=True)
+def devices_of_this_host(monkeypatch):
+    """It has 3 cores, and no devices unless the test adds them."""
+    for name in ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    found, listdir = ["null"], os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder=".": found if folder == "/dev" else listdir(folder))
+    monkeypatch.setattr(host_flags, "allowed_cores", lambda: [0, 1, 2])
+    return found
 
 
 def options(*arguments, secret=SECRET):
@@ -354,6 +365,19 @@ def test_placement():
     assert "and this job has one" in refusal("-placement", "fill", secret="")
 
 
+# ---- kungfu-distribute's ----
+
+
+def test_the_hosts_of_kungfu_distribute_are_those_of_a_command_that_names_none(monkeypatch):
+    monkeypatch.setenv("KUNGFU_DISTRIBUTE_HOSTS", "10.0.0.1:2,10.0.0.2:4,[fd00::7]:1")
+    assert str(options("-np", "5").hosts) == "10.0.0.1:2,10.0.0.2:4,[fd00::7]:1"
+    assert options("-np", "5").host.name == "10.0.0.2"
+    assert options("-H", THREE).hosts.names == ("10.0.0.1", "10.0.0.2", "gpu3")
+    assert not options("--standalone", "-np", "2", secret="").hosts.is_several
+    monkeypatch.setenv("KUNGFU_DISTRIBUTE_HOSTS", "10.0.0.1")
+    assert "KUNGFU_DISTRIBUTE_HOSTS must be 'host:slots', comma-separated" in refusal("-np", "2")
+
+
 # ---- torchrun's ----
 
 
@@ -367,6 +391,20 @@ def test_torchruns_numbers_are_understood():
     )
     assert (found.size, found.min_size, found.watch) == (6, 4, True)
     assert options("--nnodes", "3", "-np", "4", "-H", THREE).size == 4
+    for zero in ("--max-restarts", "--max_restarts"):
+        assert options(zero, "0", secret="").max_restarts == 0
+
+
+def test_torchruns_kinds_of_workers_are_counted_on_this_host(devices_of_this_host):
+    for how, count in (("cpu", 3), ("auto", 3)):
+        assert options("--nproc-per-node", how, secret="").size == count
+    devices_of_this_host += ["nvidia0", "nvidia1"]
+    for how, count in (("cpu", 3), ("gpu", 2), ("auto", 2)):
+        assert options("--nproc_per_node", how, secret="").size == count
+    assert options("--nproc-per-node", "gpu", "-H", THREE).size == 6
+    devices_of_this_host[:] = ["davinci0"]
+    assert options("--nproc-per-node", "auto", secret="").size == 1
+    assert "but Ascend devices: --nproc-per-node auto counts them" in refusal("--nproc-per-node", "gpu", secret="")
 
 
 @pytest.mark.parametrize(
@@ -378,7 +416,10 @@ def test_torchruns_numbers_are_understood():
         (["--nnodes", "two"], "'two' is no number of hosts"),
         (["--nnodes", "0"], "'0' is no number of hosts"),
         (["--nnodes", "1:2"], "needs --nproc-per-node"),
-        (["--nproc-per-node", "gpu"], "'gpu' is not a whole number"),
+        (["--nproc-per-node", "tpu"], "'tpu' is not a whole number"),
+        (["--nproc-per-node", "gpu"], "there are no GPUs on this host for the job"),
+        (["--nproc-per-node", "cpu", "-H", THREE], "--nproc-per-node 3 is more than the slots of -H 10.0.0.1:2"),
+        (["-init-version", "-1", "-w", "-builtin-config-port", "9100", "-H", THREE], "without -builtin-config-port"),
         (["--nproc-per-node", "2", "-np", "2"], "leave one of them out"),
         (["--nproc-per-node", "3", "-H", THREE], "more than the slots of -H 10.0.0.1:2; write 10.0.0.1:3"),
         (["--nproc-per-node", "2", "-H", THREE, "-placement", "fill"], "-placement fill doesn't"),
