@@ -34,6 +34,9 @@ _OUTPUT_GRACE_S = 1.0
 # Before another process is tried in the place of one that couldn't even be started: doubled each time.
 _START_PAUSE_S = 0.1
 _MAX_START_PAUSE_S = 5.0
+# A host tells of a connection that has ended within 0.2 s; who is lost by it is told some seconds later.
+_HOSTS_NEWS_S = 0.5
+_HOSTS_TELL_S = 5.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 
@@ -52,6 +55,7 @@ class Job:
         self._remote: RemoteHosts | None = None
         self._watcher: StoreWatcher | None = None
         self._pause: asyncio.TimerHandle | None = None
+        self._exit_code: int | None = None  # of the first worker that has ended while a host's loss is about to be told
         self._beginning: asyncio.Future[None] | None = None
         self._closers = contextlib.AsyncExitStack()
 
@@ -175,7 +179,7 @@ class Job:
     def host_lost(self, name: str, reason: str) -> None:
         started = self._agent is not None and self._agent.broker.current() is not None
         if self._options.recover is Recover.FAIL or not started:
-            self._settle(policy.host_lost(reason))
+            self._settle(policy.host_lost(f"host {name} is lost: {reason}", self._exit_code))
         elif not self.is_over:
             _log.warning("host %s is lost: %s", name, reason)
             self._coordinator.hosts = self._coordinator.hosts.without(name)
@@ -183,7 +187,7 @@ class Job:
             self._revisions.write()
 
     def hosts_apart(self, reason: str) -> None:
-        self._settle(policy.host_lost(reason))
+        self._settle(policy.host_lost(reason, self._exit_code))
 
     def worker_is_gone(self, process: Process) -> None:
         self._revisions.write()
@@ -212,6 +216,8 @@ class Job:
         logs = self._host.logs_of(process)
         restarts = coordinator.restarts_of(process.place, self._loop.time())
         verdict = self._decide(WorkerExited(who, standing, code, error, logs=logs, restarts=restarts))
+        if verdict.action is Action.FAIL and self._may_be_of_the_hosts(verdict):
+            return
         if not self._settle(verdict):
             if code != 0 and logs:
                 _log.info("what %s wrote: %s", who, logs)
@@ -220,6 +226,25 @@ class Job:
             if coordinator.member_failed(who, code, error, logs):
                 _log.warning("the program of %s failed; the job will end with %d", who, code)
         self._go_on_without(process, standing, verdict, counted_on)
+
+    def _may_be_of_the_hosts(self, verdict: Verdict) -> bool:
+        """Whether something has happened between the hosts that a worker may have died of. That is told soon, and ends
+        the job; where it isn't, the worker's death does."""
+        if self.is_over or self._options.recover is not Recover.FAIL or self._remote is None:
+            return False
+        if self._exit_code is None:
+            if not self._remote.is_in_trouble():
+                return False
+            self._exit_code = verdict.exit_code
+            until = self._loop.time() + _HOSTS_TELL_S + (self._options.host_timeout_s or 0)
+            self._loop.call_later(_HOSTS_NEWS_S, self._settle_unless_told, verdict, until)
+        return True
+
+    def _settle_unless_told(self, verdict: Verdict, until: float) -> None:
+        if self._remote is not None and self._remote.are_apart() and self._loop.time() < until:
+            self._loop.call_later(_HOSTS_NEWS_S, self._settle_unless_told, verdict, until)
+        else:
+            self._settle(verdict)
 
     def _go_on_without(self, process: Process, standing: Standing, verdict: Verdict, counted_on: bool) -> None:
         """`counted_on`: the newest cluster has the process that has ended."""
