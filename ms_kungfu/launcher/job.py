@@ -13,7 +13,7 @@ import signal
 from dataclasses import replace
 from typing import Any
 
-from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID
 from ms_kungfu.launcher import policy
 from ms_kungfu.launcher.agent import GRACE_S, HostAgent
 from ms_kungfu.launcher.coordinator import Coordinator
@@ -362,6 +362,8 @@ class Job:
         if coordinator.resting:
             broker.forget_the_ended()
             coordinator.begin_anew()
+        if cluster.writer == WRITER_WHO_EVICTS:
+            broker.note_evicted(set(coordinator.newest.workers) - set(cluster.workers))
         broker.admit(cluster)
         ended = broker.ended_in(cluster)
         replacing = coordinator.accept(cluster, own, ended, living)
