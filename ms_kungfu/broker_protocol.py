@@ -46,7 +46,9 @@ class Granted:
 
 @dataclass(frozen=True)
 class Detached:
-    """The chosen cluster version does not contain the caller."""
+    """The chosen cluster version does not contain the caller. `evicted`: because somebody has named it."""
+
+    evicted: bool = False
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,7 @@ class BrokerClient:
             finally:
                 close_all(fds)
             if answer.get("detached") is True or answer.get("leaving") is True:
-                return Detached()
+                return Detached(evicted=answer.get("evicted") is True)
             if answer.get("stay") is True:
                 kept = True
                 return Stay()

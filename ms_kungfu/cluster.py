@@ -172,7 +172,9 @@ def next_host(present: Mapping[str, int], hosts: Iterable[str], slots: Mapping[s
 
 
 # What is written to the cluster store is signed: by the launcher with its job's name, by its workers with another word,
-# and by the launcher with a third one where nobody runs (-k). Whoever has none of these is somebody outside.
+# and by the launcher with a third one where nobody runs (-k). Whoever has none of these is somebody outside, who may
+# say by this that whom the version leaves out he has named.
+WRITER_WHO_EVICTS = "evicts"
 
 
 def writer_of_workers(job: str) -> str:

@@ -77,6 +77,8 @@ def changed(step: int, change: Change) -> None:
         entry, own.pending = own.pending, None
         scheduled = entry is not None and entry.size < change.old_size
         reason = f"as the schedule has it from step {entry.step} on" if entry and scheduled else "as asked for"
+        if membership.was_evicted():
+            reason = "evicted"
         _log.info("step %d: left the cluster of %s, %s", step, workers(change.old_size), reason)
         return
     # Nobody here knows whether a newcomer was asked for, or takes the place of one that died long ago.

@@ -44,6 +44,7 @@ GRACE_S = 1.0
 _RETRY_S = 0.2
 _FIX_CORES_S = 8.0  # for moving all threads of all workers; a worker waits longer
 _OUT_GRACE_S = 10.0  # for whoever can't go on, to end by itself
+_UNFOLLOWED_S = 30.0  # for members to look for a change; their first step may take that long
 _UNANSWERED_KILL_S = 10.0  # whoever doesn't run for so long, not even to die, is gone without
 
 
@@ -102,6 +103,8 @@ class HostAgent:
         self._places = itertools.count()
         self._trouble = ""  # the last with a version's shared memory
         self._stopped: dict[str, set[int]] = {}  # host -> those that were stopped when it was looked at
+        self._follows = False  # the members have gone over to a version
+        self._unfollowed: asyncio.TimerHandle | None = None  # once a job, where they don't
         self._retry: asyncio.TimerHandle | None = None  # of what it has kept from being announced
         self.emptied = asyncio.Event()  # no process is left
         self._made = asyncio.Event()  # a segment over several hosts, or it can't be
@@ -115,6 +118,7 @@ class HostAgent:
             on_chosen=lambda cluster, step: from_thread(self._on_chosen, (cluster, step)),
             on_ready=lambda who: from_thread(self._on_ready, who),
             on_trouble=lambda trouble: from_thread(self._on_trouble, trouble),
+            on_announced=lambda version: from_thread(self._on_announced, version),
             on_cores=self._on_cores,
             on_expected=lambda expected: from_thread(self.standbys.expect, expected),
             on_leave=(lambda peer: from_thread(reports.worker_leaves, peer)) if self.options.watch else None,
@@ -299,6 +303,7 @@ class HostAgent:
     def _on_chosen(self, chosen: tuple[Cluster, int | None]) -> None:
         """The members have agreed on a version and are going over to it, after a step where they have told of any."""
         cluster, step = chosen
+        self._follows = True
         after = "" if step is None else f", after step {step}"
         _log.info("cluster version %d has been chosen: %d workers%s", cluster.version, cluster.size, after)
         self.reports.version_chosen(cluster, step)
@@ -357,6 +362,20 @@ class HostAgent:
                 _log.info("%s is ready", process.who)
                 if process.peer is None:
                     self.standbys.keep()  # the next one has waited for it
+
+    def _on_announced(self, version: int) -> None:
+        """All that is new in a version is ready, and the members are told."""
+        if self._unfollowed is None and not self._follows:
+            self._unfollowed = self._loop.call_later(_UNFOLLOWED_S, self._tell_unfollowed, version)
+
+    def _tell_unfollowed(self, version: int) -> None:
+        if not self._follows and not self.reports.is_over:
+            _log.warning(
+                "cluster version %d waits: for %g s no worker has looked for it. A program follows changes that has "
+                "KungFuElasticCallback or ElasticTraining count its steps; in one that only reduces (ms_kungfu.comm) "
+                "new workers wait until the job ends, or `kungfu-run resize` wants the present size again: see "
+                "docs/change-a-program.md", version, _UNFOLLOWED_S,
+            )  # fmt: skip
 
     def _on_trouble(self, trouble: str) -> None:
         """The shared memory of a version can't be made. The cluster is as before, until it can."""

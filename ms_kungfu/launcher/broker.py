@@ -10,7 +10,7 @@ import concurrent.futures
 import errno
 import os
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -41,9 +41,10 @@ class Broker:
     version has become the chosen one by a member's request, `on_ready` when a newcomer (peer ID and incarnation) or a
     standby (its number) is ready to join; all from the broker's threads, without its lock. `on_leave` is told who of
     the newest version has been granted to leave it, None where nobody may; `on_trouble` why the shared memory of a
-    version can't be made: `announce` tries it again. These two may be called with the lock held, and must not come back
-    here. `on_cores` fixes how many cores each worker of the host has and returns that number, 0 where nobody is pinned;
-    it may raise concurrent.futures.TimeoutError. `on_expected` is told whom the members expect next. `recovers`:
+    version can't be made: `announce` tries it again; `on_announced` which version the members are told of, as all that
+    is new in it is ready. These three may be called with the lock held, and must not come back here. `on_cores` fixes
+    how many cores each worker of the host has and returns that number, 0 where nobody is pinned; it may raise
+    concurrent.futures.TimeoutError. `on_expected` is told whom the members expect next. `recovers`:
     members go on without those who die. Fewer than `min_size` members are never left by a leave.
     """
 
@@ -55,6 +56,7 @@ class Broker:
     on_leave: Callable[[PeerID], None] | None
     on_cores: Callable[[int], int] = lambda each: 0
     on_expected: Callable[[Expected], None] = lambda expected: None
+    on_announced: Callable[[int], None] = lambda version: None
     recovers: bool = False
     min_size: int = 1
     make_segment: MakeSegment = PlainSegment
@@ -69,6 +71,7 @@ class Broker:
         self._segments = Segments(self._versions, self.cores, self.recovers, self.make_segment)
         self._announced = -1
         self._leaving: set[PeerID] = set()  # those of the newest version that may leave it, and haven't yet
+        self._evicted: set[PeerID] = set()  # left out of the newest cluster by name
         self._told_to_end: set[PeerID] = set()  # members that may leave because they got a SIGTERM
         # Process -> process ID that came with its name; None where its own host sees to that.
         self._holders: dict[tuple[PeerID, int], int | None] = {}
@@ -83,10 +86,16 @@ class Broker:
         with self._changed:
             self._versions.admit(cluster)
             self._leaving &= set(cluster.workers)
+            self._evicted -= set(cluster.workers)
             self._segments.drop_unknown()
             self.stores.drop(self._versions.is_out)
             self._announce()
             self._changed.notify_all()
+
+    def note_evicted(self, peers: Iterable[PeerID]) -> None:
+        """Somebody has asked that these leave, and not for a size."""
+        with self._changed:
+            self._evicted.update(peers)
 
     def announce(self) -> None:
         """Tries again to make the shared memory that could not be made, or had not been yet."""
@@ -328,7 +337,8 @@ class Broker:
                 continue
             connection.extend(_ANSWER_TIMEOUT_S)
             if isinstance(answer, Detached):
-                connection.send({"detached": True})
+                evicted = isinstance(asked, Request) and asked.peer in self._evicted
+                connection.send({"detached": True, **({"evicted": True} if evicted else {})})
             elif isinstance(answer, Stay):
                 connection.send({"stay": True})
             elif isinstance(answer, Refuse):
@@ -358,6 +368,8 @@ class Broker:
             self._leaving.add(peer)
             if request.terminated:
                 self._told_to_end.add(peer)
+            else:
+                self._evicted.add(peer)
             # With the lock: before whoever asks next is refused, and ends because of it.
             self.on_leave(peer)
         return ""
@@ -366,6 +378,7 @@ class Broker:
         """Whoever was granted to leave stays after all: too few would be left by now."""
         with self._changed:
             self._leaving.discard(peer)
+            self._evicted.discard(peer)
             self._told_to_end.discard(peer)
 
     def told_to_end(self) -> set[PeerID]:
@@ -411,6 +424,7 @@ class Broker:
             return
         self._announced = version
         self._segments.open[chosen].announce(version)
+        self.on_announced(version)
 
     def _answer_of(self, request: Request) -> Grant | Detached | Stay | Refuse | Wait:
         wanted = self._versions.would_choose(request)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Callable
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, failed
-from ms_kungfu.cluster import WORKER_PORTS, Cluster, is_at_rest
+from ms_kungfu.cluster import WORKER_PORTS, WRITER_WHO_EVICTS, Cluster, is_at_rest
 from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, open_store
 from ms_kungfu.config_server.secret_file import servers_of_this_user
 from ms_kungfu.errors import ConfigServerError
@@ -49,7 +50,7 @@ def evict(arguments: Sequence[str]) -> int:
     def next_cluster(cluster: Cluster, rank: int, given: range | None) -> Cluster:
         if rank >= cluster.size:
             raise ValueError(f"there is no rank {rank}: cluster version {cluster.version} has {cluster.size} workers")
-        return cluster.without([cluster.workers[rank]])
+        return replace(cluster.without([cluster.workers[rank]]), writer=WRITER_WHO_EVICTS)
 
     return _main(
         "evict", "RANK", "Takes a worker out of a running job (-w); the others go on.", 0, next_cluster, arguments

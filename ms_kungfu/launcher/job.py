@@ -13,7 +13,7 @@ import signal
 from dataclasses import replace
 from typing import Any
 
-from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID
 from ms_kungfu.launcher import policy
 from ms_kungfu.launcher.agent import GRACE_S, HostAgent
 from ms_kungfu.launcher.coordinator import Coordinator
@@ -37,6 +37,9 @@ _OUTPUT_GRACE_S = 1.0
 # Before another process is tried in the place of one that couldn't even be started: doubled each time.
 _START_PAUSE_S = 0.1
 _MAX_START_PAUSE_S = 5.0
+# A host tells of a connection that has ended within 0.2 s; who is lost by it is told some seconds later.
+_HOSTS_NEWS_S = 0.5
+_HOSTS_TELL_S = 5.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 
@@ -57,6 +60,7 @@ class Job:
         self._pause: asyncio.TimerHandle | None = None
         self._graces: dict[str, asyncio.TimerHandle] = {}  # of hosts that leave
         self._early: Cluster | None = None  # what somebody wanted before the job had begun
+        self._exit_code: int | None = None  # of the first worker that has ended while a host's loss is about to be told
         self._beginning: asyncio.Future[None] | None = None
         self._closers = contextlib.AsyncExitStack()
         self._history = History()
@@ -231,7 +235,7 @@ class Job:
 
     def host_lost(self, name: str, reason: str) -> None:
         if self._options.recover is Recover.FAIL or not self._has_begun:
-            self._settle(policy.host_lost(reason))
+            self._settle(policy.host_lost(f"host {name} is lost: {reason}", self._exit_code))
         elif not self.is_over:
             _log.warning("host %s is lost: %s", name, reason)
             self._history.note(f"host {name} is lost: {reason}")
@@ -247,7 +251,7 @@ class Job:
         self._host.lose_host(name, reason)
 
     def hosts_apart(self, reason: str) -> None:
-        self._settle(policy.host_lost(reason))
+        self._settle(policy.host_lost(reason, self._exit_code))
 
     # A host that leaves: its launcher got a SIGTERM and has told so. From then on
     #   1. nobody new is placed there (`Hosts.check`, `Hosts.slots_by_host`), and each revision is without its workers,
@@ -379,6 +383,8 @@ class Job:
         logs = self._host.logs_of(process)
         restarts = coordinator.restarts_of(process.place, self._loop.time())
         verdict = self._decide(WorkerExited(who, standing, code, error, logs=logs, restarts=restarts))
+        if verdict.action is Action.FAIL and self._may_be_of_the_hosts(verdict):
+            return
         if not self._settle(verdict):
             if code != 0 and logs:
                 _log.info("what %s wrote: %s", who, logs)
@@ -387,6 +393,25 @@ class Job:
             if coordinator.member_failed(who, code, error, logs):
                 _log.warning("the program of %s failed; the job will end with %d", who, code)
         self._go_on_without(process, standing, verdict, counted_on)
+
+    def _may_be_of_the_hosts(self, verdict: Verdict) -> bool:
+        """Whether something has happened between the hosts that a worker may have died of. That is told soon, and ends
+        the job; where it isn't, the worker's death does."""
+        if self.is_over or self._options.recover is not Recover.FAIL or self._remote is None:
+            return False
+        if self._exit_code is None:
+            if not self._remote.is_in_trouble():
+                return False
+            self._exit_code = verdict.exit_code
+            until = self._loop.time() + _HOSTS_TELL_S + (self._options.host_timeout_s or 0)
+            self._loop.call_later(_HOSTS_NEWS_S, self._settle_unless_told, verdict, until)
+        return True
+
+    def _settle_unless_told(self, verdict: Verdict, until: float) -> None:
+        if self._remote is not None and self._remote.are_apart() and self._loop.time() < until:
+            self._loop.call_later(_HOSTS_NEWS_S, self._settle_unless_told, verdict, until)
+        else:
+            self._settle(verdict)
 
     def _go_on_without(self, process: Process, standing: Standing, verdict: Verdict, counted_on: bool) -> None:
         """`counted_on`: the newest cluster has the process that has ended."""
@@ -527,6 +552,8 @@ class Job:
         if coordinator.resting:
             broker.forget_the_ended()
             coordinator.begin_anew()
+        if cluster.writer == WRITER_WHO_EVICTS:
+            broker.note_evicted(set(coordinator.newest.workers) - set(cluster.workers))
         broker.admit(cluster)
         ended = broker.ended_in(cluster)
         replacing = coordinator.accept(cluster, own, ended, living)

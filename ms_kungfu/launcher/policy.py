@@ -123,9 +123,9 @@ def supervisor_lost() -> Verdict:
     return Verdict(Action.FAIL, "the guard process was killed, and the workers with it", 1)
 
 
-def host_lost(reason: str) -> Verdict:
-    """And the others don't go on without it."""
-    return Verdict(Action.FAIL, reason, 1)
+def host_lost(reason: str, exit_code: int | None = None) -> Verdict:
+    """And the others don't go on without it. `exit_code`: of the first worker that has ended by it."""
+    return Verdict(Action.FAIL, reason, 1 if exit_code is None else exit_code)
 
 
 def hosts_leave(hosts: str, left: int, min_size: int) -> Verdict:

@@ -33,6 +33,7 @@ from ms_kungfu.launcher.lost_hosts import Leases, to_evict
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.output import log_paths
+from ms_kungfu.launcher.policy import Recover
 from ms_kungfu.launcher.segments import Asker, NotMadeYet, PlainSegment, Progress, Segment
 from ms_kungfu.launcher.sites import Launch, Site
 from ms_kungfu.launcher.startup import Start, StartError
@@ -146,7 +147,9 @@ class RemoteSite:
             asker.hung_up = True
         for segment in list(self.segments.values()):
             segment.was_made(self.name, why)
-        words = None if has_left else f"{PROGRAM}: the job goes on without this host: {why}"
+        goes_on = self._owner.workers.done() and self._owner.options.recover is not Recover.FAIL
+        text = "the job goes on without this host" if goes_on else f"host {self.name} is lost"
+        words = None if has_left else f"{PROGRAM}: {text}: {why}"
         self.send("end", {"code": 0 if has_left else 1, "words": words, "left": has_left})
         asyncio.get_running_loop().call_later(_PARTING_S, self._channel.end)
 
@@ -205,7 +208,7 @@ class RemoteSite:
             elif what == "unlinked":
                 segment = self.segments.get(int(value["version"]))
                 if segment is not None:
-                    self._owner.unlinked(segment, self.name, str(value["why"]))
+                    self._owner.unlinked(segment, str(value["why"]))
             elif what == "syncs":
                 segment = self.segments.get(int(value["version"]))
                 if segment is not None:
@@ -817,16 +820,26 @@ class RemoteHosts:
 
     # ---- connections between hosts ----
 
-    def unlinked(self, segment: SpreadSegment, host: str, why: str) -> None:
+    def unlinked(self, segment: SpreadSegment, why: str) -> None:
         """A host can't exchange anything with the others any more. Where one of them has ended, that is said
         instead."""
         if not self._unlinked:
             self._unlinked = True
-            reason = f"the link of host {host} with the others has failed: {why}"
-            self._loop.call_later(_HOST_FIRST_S, self._tell_of_the_unlinked, segment, reason)
+            self._loop.call_later(_HOST_FIRST_S, self._tell_of_the_unlinked, segment, why)
+
+    def are_apart(self) -> bool:
+        """Some hosts don't reach each other; who is lost by that is told soon."""
+        return bool(self._apart())
+
+    def is_in_trouble(self) -> bool:
+        """That, or it may be what has ended an exchange between hosts."""
+        failed = any(segment.failure() for site in self._living() for segment in site.segments.values())
+        return failed or self._unlinked or self.are_apart()
 
     def _tell_of_the_unlinked(self, segment: SpreadSegment, reason: str) -> None:
         self._unlinked = False
+        if self.are_apart() and self.options.recover is Recover.FAIL:
+            return  # who has to go ends the job
         if any(segment in site.segments.values() for site in self.sites.values()):
             self.reports.hosts_apart(reason)
 
@@ -834,7 +847,7 @@ class RemoteHosts:
         for segment in {found for site in self.sites.values() for found in site.segments.values()}:
             segment.pass_on_sync_points()
             if why := segment.failure():
-                self.unlinked(segment, self.name, why)
+                self.unlinked(segment, why)
         known, self._known_apart = self._known_apart, {pair for pair in self._apart() if self.name in pair}
         if not self._known_apart <= known:
             self.note_apart()

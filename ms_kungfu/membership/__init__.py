@@ -38,6 +38,7 @@ from ms_kungfu.membership.identity import (
     state_received,
     sync_root,
     uid,
+    was_evicted,
 )
 from ms_kungfu.membership.joining import begin, evict, forget, join
 from ms_kungfu.membership.member import Change, Member, Ports, current, use

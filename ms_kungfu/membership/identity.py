@@ -43,6 +43,11 @@ def is_detached() -> bool:
     return current().detached
 
 
+def was_evicted() -> bool:
+    """Whether this process is detached because somebody has named it, and not for a size."""
+    return current().evicted
+
+
 def is_deferred() -> bool:
     """Whether this process was started for a running job and has not joined it yet. Rank and size are provisional."""
     return current().deferred

@@ -107,7 +107,7 @@ def enter(member: Member, granted: Granted, has_state: bool) -> None:
 def enter_first(member: Member, granted: Granted | Detached | Stay) -> None:
     if not isinstance(granted, Granted):
         # The cluster shrank again before this process was ready.
-        detach(member, None)
+        detach(member, None, evicted=isinstance(granted, Detached) and granted.evicted)
         return
     member.self_id, member.incarnation = granted.peer, granted.incarnation
     enter(member, granted, has_state=False)
@@ -117,9 +117,9 @@ def enter_first(member: Member, granted: Granted | Detached | Stay) -> None:
     _leave_on_sigterm(member)
 
 
-def detach(member: Member, version: int | None) -> None:
-    """This process is not in the cluster any more, from `version` on."""
-    member.detached = True
+def detach(member: Member, version: int | None, evicted: bool = False) -> None:
+    """This process is not in the cluster any more, from `version` on. `evicted`: somebody has named it."""
+    member.detached, member.evicted = True, evicted
     member.hang_up()
     if member.ports.owns_process:
         _step_back()

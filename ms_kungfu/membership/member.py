@@ -106,6 +106,7 @@ class Member:
         self.deferred = False  # it was started for a job that runs, and joins when it is ready
         self.entering = False
         self.detached = False
+        self.evicted = False  # and that by name
         self.received = True  # the training state
         self.requested_size: int | None = None  # which all ranks want and nobody has written to the store yet
         self.pending: tuple[int, int] | None = None  # the last requested size that was written, and its version

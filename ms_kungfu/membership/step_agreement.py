@@ -183,7 +183,7 @@ def _adopt(member: Member, version: int) -> Change | None:
     drop(member)
     member.outcomes.end_version(old_version)
     if isinstance(granted, Detached):
-        detach(member, version)
+        detach(member, version, granted.evicted)
         return Change(True, True, old_size, old_size, lost)
     enter(member, granted, has_state=member.received)
     new_size = granted.cluster.size

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -24,6 +25,8 @@ struct CommunicatorOptions {
   std::chrono::milliseconds tell_after{10000};
   // Whether GiveUp tells the others. Else it only closes, and whoever made this communicator tells them.
   bool tells{true};
+  // Of a member of the segment that stands for others: whom it waits for in this operation, in words.
+  std::function<std::string(const Operation&)> behind_it{};
 };
 
 // Immutable membership: a change makes a new communicator, and this one then answers every call with StaleClusterError.

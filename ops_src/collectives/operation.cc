@@ -29,6 +29,11 @@ const char* NameOf(Kind kind) {
   return kNames[static_cast<uint8_t>(kind)];
 }
 
+std::string TitleOf(const Operation& operation) {
+  const Operation& asked = operation.part_of == nullptr ? operation : *operation.part_of;
+  return Text(NameOf(asked.kind), " \"", asked.name, "\": ");
+}
+
 uint64_t SignatureOf(const Operation& operation) {
   if (operation.signature != 0) return operation.signature;
   uint64_t hash = operation.root;

@@ -40,6 +40,8 @@ struct Operation {
   const Planes* planes = nullptr;
   // Not 0: what SignatureOf has to answer, for a part of a larger operation, whose tensors may be cut otherwise.
   uint64_t signature = 0;
+  // The operation that it is a part of, which is the one that messages name.
+  const Operation* part_of = nullptr;
   // Where it is set, and the operation is weighted, gets what those who took part weigh together.
   uint64_t* total_weight = nullptr;
 };
@@ -55,6 +57,8 @@ struct KeptOperation {
 };
 
 const char* NameOf(Kind kind);
+// How messages about it begin: what the caller asked for, with a colon and a space.
+std::string TitleOf(const Operation& operation);
 
 inline bool Reduces(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduceTo;

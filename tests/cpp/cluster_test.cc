@@ -404,6 +404,34 @@ TEST(ClusterEnds, WhoGivesUpOnOneHostEndsTheOthersWaits) {
   EXPECT_EQ(ErrorOf(errors[0]).status(), KF_TIMEOUT) << ErrorOf(errors[0]).what();
 }
 
+// By what its caller asked for, and by whom it waits for: the rank where that is on the same host, else the hosts.
+TEST(ClusterEnds, AWaitThatTakesTooLongIsNamed) {
+  CommunicatorOptions options{std::chrono::seconds(1), std::chrono::seconds(60), std::chrono::milliseconds(50)};
+  for (const bool here : {true, false}) {
+    Clusters cluster({0, 0, 1, 1, 2}, false, options);
+    ::testing::internal::CaptureStderr();
+    const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
+      Sum(c, "late", 1, 5);  // it isn't the first of its name
+      if (rank == 2 || rank == 4) return;
+      if ((rank == 3) != here) c.SetBusy(true);  // so that it doesn't give up before the other
+      Sum(c, "late", 1, 5);
+    });
+    const std::string whom = here ? "rank 2 (" + HostName(1) + ":10002)"
+                                  : "host " + HostName(1) + " (ranks 2, 3) and host " + HostName(2) + " (rank 4)";
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    for (const uint32_t r : {0U, 1U, 3U}) {
+      const std::string text = ErrorOf(errors[r]).what();
+      EXPECT_EQ(ErrorOf(errors[r]).status(), KF_TIMEOUT) << text;
+      EXPECT_NE(text.find("all_reduce \"late\": no data from " + whom + " within 1 s"), std::string::npos) << text;
+    }
+    // Of lines that come thick, some are left out.
+    EXPECT_TRUE(log.find(" s for host " + HostName(1)) != std::string::npos ||
+                log.find(" s for rank 2 ") != std::string::npos)
+        << log;
+    EXPECT_EQ(log.find("agreed between"), std::string::npos) << log;
+  }
+}
+
 // What can't be carried out is refused, and brings down nothing but this communicator.
 TEST(ClusterEnds, ARequestThatIsNoneEndsTheCommunicator) {
   hosts::Request request;

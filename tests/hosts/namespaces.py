@@ -170,12 +170,20 @@ class Host:
             yield
 
     @contextlib.contextmanager
-    def _dropping(self, chain: str, *rule: str, source: Host | None = None) -> Iterator[None]:
+    def refusing(self, other: Host) -> Iterator[None]:
+        """Connections by which `other` sends something here are reset, as by a firewall that has forgotten them."""
+        with self._dropping("INPUT", "-p", "tcp", source=other, answer=("REJECT", "--reject-with", "tcp-reset")):
+            yield
+
+    @contextlib.contextmanager
+    def _dropping(
+        self, chain: str, *rule: str, source: Host | None = None, answer: Sequence[str] = ("DROP",)
+    ) -> Iterator[None]:
         each = [("iptables", source and source.address), ("ip6tables", source and source.address6)]
         each = [(tool, address) for tool, address in each if shutil.which(tool)]
         with contextlib.ExitStack() as healing:
             for tool, address in each:
-                words = [chain, *(["-s", address] if address else []), *rule, "-j", "DROP"]
+                words = [chain, *(["-s", address] if address else []), *rule, "-j", *answer]
                 _run("ip", "netns", "exec", self.namespace, tool, "-w", "-A", *words)
                 healing.callback(_run, "ip", "netns", "exec", self.namespace, tool, "-w", "-D", *words)
             yield

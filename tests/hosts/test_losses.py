@@ -120,3 +120,17 @@ def test_a_head_that_is_paused_for_too_long_is_left_by_all(jobs, network):
     after = job.newest(1, 2)
     assert {*after.values()} == {before[0], before[1]}
     assert len(job.finish(among=[0])) == 2
+
+
+@pytest.mark.parametrize("how", ["reset", "cut", "paused"])
+def test_without_watch_mode_the_last_line_names_the_host(how, jobs, network):
+    job = jobs.over(network(3), 6, *FLAGS, watch=False)
+    job.in_version(0, 6)
+    hosts = job.network.hosts
+    with hosts[1].refusing(hosts[2]) if how == "reset" else getattr(hosts[1], how)():
+        job.launchers[0].assert_exit(1, 30)
+    lost = hosts[2 if how == "reset" else 1].address
+    assert job.launchers[0].stderr[-1].startswith(f"kungfu-run: host {lost} is lost: "), job.output
+    for launcher in job.launchers[1:]:
+        launcher.assert_exit(1, 30)
+    assert "goes on without" not in job.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -162,3 +163,20 @@ def test_too_few_are_left(hosts):  # noqa: F811
     for run in job.runs.values():
         run.assert_exit(1)
         assert run.stderr[-1].endswith("4 workers would be left, -min-np is 5")
+
+
+def test_without_watch_mode_all_name_the_host_that_is_silent(hosts):  # noqa: F811
+    job = hosts(SURVIVOR, "-np", 4, "-host-timeout", "2s")
+    all_in_version(job, 0, {A: 2, B: 2})
+    stopped = job[B].processes()
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    job[A].assert_exit(1)
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    job[B].assert_exit(1)
+    silent = f"kungfu-run: host {B} is lost: nothing came from it for 2 s (-host-timeout)"
+    assert job[A].stderr[-1] == silent
+    # It may see first how long it has heard nothing itself.
+    assert job[B].stderr[-1] == silent or f"nothing came from {A}, which has the job" in job[B].stderr[-1]
+    assert "goes on without" not in job.output

@@ -160,7 +160,7 @@ def test_a_rank_is_evicted_by_hand(job):
     assert code == 0
     assert output == "cluster version 1: 3 -> 2 workers without 127.0.0.1:10000; the job follows at its next step"
     assert one.in_version(1, 2) == {0: pids[1], 1: pids[2]}
-    one.wait_for(rf"^left pid {pids[0]}")
+    one.wait_for(rf"^left pid {pids[0]} step \d+ evicted$")
     assert one.command("evict", "2") == (
         1,
         "kungfu-run evict: there is no rank 2: cluster version 1 has 2 workers",
@@ -173,7 +173,7 @@ def test_a_policy_evicts_a_rank(job):
     pids = one.in_version(0, 3)
     assert one.in_version(1, 2) == {0: pids[0], 1: pids[2]}
     told = one.wait_for(r"cluster version 1 has been chosen: 2 workers, after step (\d+)$")[0]
-    assert one.wait_for(rf"^left pid {pids[1]} step (\d+)")[0][1] == told[1]
+    assert one.wait_for(rf"^left pid {pids[1]} step (\d+) evicted$")[0][1] == told[1]
     assert one.finish(2) == {pids[0], pids[2]}
 
 
@@ -182,7 +182,7 @@ def test_a_worker_that_gets_sigterm_leaves_and_exits_with_0(job):
     pids = one.in_version(0, 2)
     os.kill(pids[0], signal.SIGTERM)
     assert one.in_version(1, 1) == {0: pids[1]}
-    one.wait_for(rf"^left pid {pids[0]}")
+    one.wait_for(rf"^left pid {pids[0]} step \d+$")
     one.wait_for(r"worker 0 .* exited with code 0")
     os.kill(pids[1], signal.SIGTERM)  # nobody is left to go on
     one.program.assert_exit(143)

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
@@ -583,3 +584,24 @@ def test_waiting_for_a_config_server_can_be_interrupted(kungfu_run):
         job.signal(signal.SIGINT)
         job.assert_exit(130)
         job.assert_gone(begin)
+
+
+def test_a_program_that_never_looks_for_changes_is_told_of(start_module, script):
+    port = free_port()
+    run = start_module(
+        "tests.multiprocess.programs.impatient_launcher", "-np", 1, "-w", "-builtin-config-port", port,
+        *script("import itertools\nimport ms_kungfu as kf\n"
+                "for i in itertools.count():\n    kf.comm.all_reduce(1)\n"
+                "    if i == 1: print('reduces', flush=True)\n"),
+        environment={"PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    run.wait_for("^reduces")
+    resize = start_module("ms_kungfu.launcher", "resize", 2, "-config-server", f"http://127.0.0.1:{port}/config")
+    resize.assert_exit(0)
+    told = (
+        r"cluster version 1 waits: for 0\.5 s no worker has looked for it\..*KungFuElasticCallback or ElasticTraining"
+    )
+    run.wait_for(told)
+    run.signal(signal.SIGTERM)
+    run.assert_exit(143)
+    assert len(run.wait_for(told)) == 1

@@ -103,6 +103,9 @@ def test_who_leaves_by_the_schedule_says_so(lines, monkeypatch):
 def test_who_leaves_and_who_joins_says_so(lines, monkeypatch):
     chronicle.changed(12, Change(True, True, 2, 2))
     assert lines() == ["step 12: left the cluster of 2 workers, as asked for"]
+    monkeypatch.setattr(membership, "was_evicted", lambda: True)
+    chronicle.changed(13, Change(True, True, 2, 2))
+    assert lines() == ["step 13: left the cluster of 2 workers, evicted"]
     monkeypatch.setattr(membership, "rank", lambda: 0)
     chronicle.joined(30)
     assert lines() == ["step 30: joined as rank 0 of 1 worker"]

@@ -100,7 +100,7 @@ void FailureRules::ThrowIfPointless(const shm::Counter& counter, uint32_t target
 }
 
 void FailureRules::ThrowIfPointless(const Operation& operation, std::chrono::steady_clock::time_point since) const {
-  const std::string title = Text(NameOf(operation.kind), " \"", operation.name, "\": ");
+  const std::string title = TitleOf(operation);
   ThrowIfPointless(title);
   const auto limit = self_.options.collective_timeout;
   if (std::chrono::steady_clock::now() - since > limit) {

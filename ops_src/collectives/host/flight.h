@@ -59,7 +59,7 @@ struct Flight {
   uint64_t ReadFromEach() const { return splits ? (planes + 1) * part_bytes / members.size() : planes * part_bytes; }
   size_t BytesOf(uint32_t chunk) const { return std::min(chunk_bytes, part_bytes - chunk * chunk_bytes); }
   // How its messages begin.
-  std::string Title() const { return Text(NameOf(operation.kind), " \"", operation.name, "\": "); }
+  std::string Title() const { return TitleOf(operation); }
 
   const Operation& operation;
   const Members& members;

@@ -61,8 +61,8 @@ void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer,
     if (or_dead && rules_.IsDead(peer)) return;
     const auto now = std::chrono::steady_clock::now();
     if (DeadlinePassed(flight, now)) {
-      throw Error(KF_TIMEOUT, Text(flight.Title(), "no data from ", self_.board.PeerName(peer), " ",
-                                   flight.deadline->Limit(), ", cluster version ", self_.cluster_version));
+      throw Error(KF_TIMEOUT, Text(flight.Title(), "no data from ", NameOf(peer, flight), " ", flight.deadline->Limit(),
+                                   ", cluster version ", self_.cluster_version));
     }
     flight.deadline->Tell(now, [&](double seconds) {
       return Text(flight.Title(), self_.board.PeerName(self_.rank), " has waited ", static_cast<int>(seconds),
@@ -82,13 +82,18 @@ bool Waiting::DeadlinePassed(Flight& flight, std::chrono::steady_clock::time_poi
   return flight.deadline->Passed(now);
 }
 
+std::string Waiting::NameOf(uint32_t peer, const Flight& flight) const {
+  if (self_.board.IsWorker(peer) || !self_.options.behind_it) return self_.board.PeerName(peer);
+  return self_.options.behind_it(flight.operation);
+}
+
 // `peer`, and whoever else has not even come.
 std::string Waiting::Awaited(uint32_t peer, const Flight& flight) const {
   std::string awaited;
   for (const uint32_t r : flight.members) {
     const bool came = self_.segment.mailbox(flight.channel, r, flight.sequence).sequence.Reached(flight.sequence);
     if (r != peer && (came || r == self_.rank)) continue;
-    awaited += Text(awaited.empty() ? "" : ", ", self_.board.PeerName(r));
+    awaited += Text(awaited.empty() ? "" : ", ", NameOf(r, flight));
     if (self_.board.IsBusy(r)) awaited += " (which does something long alone)";
     const std::string gave_up = self_.board.GaveUpAlone(r);
     if (!gave_up.empty()) awaited += Text(" (which is out and will be ended: ", gave_up, ")");

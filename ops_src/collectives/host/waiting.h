@@ -30,6 +30,7 @@ class Waiting {
   void AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_dead) const;
   bool Spin(const shm::Counter& counter, uint32_t target, const Flight& flight) const;
   bool HasLaggardOn(int core, const Flight& flight) const;
+  std::string NameOf(uint32_t peer, const Flight& flight) const;
   std::string Awaited(uint32_t peer, const Flight& flight) const;
 
   const Endpoint& self_;

@@ -1,6 +1,7 @@
 #include "collectives/hosts/cluster_communicator.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -22,6 +23,8 @@ namespace {
 
 using hosts::Verdict;
 
+// A link looks for what it is asked at once; a launcher that stands still doesn't.
+constexpr auto kAnswerLimit = std::chrono::seconds(1);
 constexpr size_t kMostOfName = hosts::Request::kMostBytes / 2;
 
 // The link's word, or its result, into `tensors`.
@@ -29,7 +32,13 @@ Operation FromLink(const Operation& operation, const std::string& name, const kf
                    kf_dtype dtype, uint32_t link) {
   Operation part{Kind::kBroadcast, name.c_str(), tensors, num_tensors, dtype, KF_SUM, link};
   part.signature = SignatureOf(operation);
+  part.part_of = &operation;
   return part;
+}
+
+CommunicatorOptions Asking(CommunicatorOptions options, std::function<std::string(const Operation&)> behind_the_link) {
+  options.behind_it = std::move(behind_the_link);
+  return options;
 }
 
 // The planes that a host's ranks bring to their link. `own` stays the caller's.
@@ -48,6 +57,7 @@ Planes LocalPlanes(const Planes& planes, const hosts::Places& places, uint32_t h
 // What a rank brings to its link.
 Operation UpOf(const Operation& operation, const hosts::Places& places, uint32_t host) {
   Operation up = operation;
+  up.part_of = &operation;
   up.signature = SignatureOf(operation);
   up.layout = nullptr;
   up.ranks = 0;
@@ -122,7 +132,9 @@ ClusterCommunicator::ClusterCommunicator(const std::shared_ptr<shm::Segment>& lo
       host_(rank < places.ranks() ? places.HostOf(rank) : 0),
       link_(places.LinkOf(host_)),
       board_(everybody, local, places, host_),
-      local_(local, rank < places.ranks() ? places.LocalOf(rank) : link_, address, has_state, options,
+      local_(local, rank < places.ranks() ? places.LocalOf(rank) : link_, address, has_state,
+             Asking(
+                 options, [this](const Operation& part) { return BehindTheLink(part); }),
              places.RanksOn(host_)),
       local_board_(local) {
   if (rank >= size_ || places.ranks() != size_ || local->size() != link_ + 1) {
@@ -333,6 +345,32 @@ void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, 
     if (errno == EPIPE || errno == ECONNRESET) throw Error(KF_PEER_LOST, "this host's kungfu-run has ended");
     throw SystemError("the socket to this host's link");
   }
+}
+
+// Whom this host's link waits for, as it answers. It needn't know, nor have an ear.
+std::string ClusterCommunicator::BehindTheLink(const Operation& part) {
+  using Clock = std::chrono::steady_clock;
+  const std::lock_guard<std::mutex> one(asking_);
+  hosts::Request request;
+  request.asks = true;
+  request.count = ++questions_;
+  request.name = (part.part_of == nullptr ? part : *part.part_of).name;
+  const std::vector<char> bytes = request.Packed();
+  const auto until = Clock::now() + kAnswerLimit;
+  bool asked = send(requests_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) > 0;
+  while (asked && Clock::now() < until) {
+    pollfd answer{requests_, POLLIN, 0};
+    poll(&answer, 1, 20);
+    char text[sizeof request.count + hosts::kTextBytes];
+    const ssize_t n = recv(requests_, text, sizeof text, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) continue;
+    if (n < static_cast<ssize_t>(sizeof request.count)) break;
+    // An earlier question's may have come too late for it.
+    if (std::memcmp(text, &request.count, sizeof request.count) != 0) continue;
+    if (n == static_cast<ssize_t>(sizeof request.count)) break;
+    return {text + sizeof request.count, text + n};
+  }
+  return "the other hosts";
 }
 
 Verdict ClusterCommunicator::HearVerdict(const Operation& operation) {

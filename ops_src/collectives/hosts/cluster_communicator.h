@@ -63,6 +63,7 @@ class ClusterCommunicator final : public Communicator {
   void Tell(const Operation& operation, uint32_t generation, bool renewal) const;
   hosts::Verdict HearVerdict(const Operation& operation);
   [[noreturn]] void Fail(const Operation& operation, const hosts::Verdict& verdict);
+  std::string BehindTheLink(const Operation& part);
   void TakeResult(const Operation& operation);
   void Check(const Operation& operation) const;
   uint32_t AwaitLocalDeaths(uint32_t generation) const;
@@ -75,6 +76,8 @@ class ClusterCommunicator final : public Communicator {
   HostCommunicator local_;
   const shm::Board local_board_;
   int requests_ = -1;
+  std::mutex asking_;
+  uint64_t questions_ = 0;  // guarded by asking_
   std::mutex mutex_;
   std::unordered_map<std::string, std::shared_ptr<Name>> names_;  // those in use; guarded by mutex_
 };

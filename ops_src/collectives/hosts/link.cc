@@ -203,7 +203,7 @@ void Link::Serve() {
       try {
         Hear(static_cast<uint32_t>(events[i].data.u64 >> 32), static_cast<int>(events[i].data.u64 & UINT32_MAX));
       } catch (const std::exception& error) {
-        Fail(KF_INTERNAL, error.what());
+        Fail(KF_INTERNAL, OwnTrouble(error));
       }
     }
     {
@@ -229,9 +229,13 @@ void Link::Serve() {
     } catch (const Error& error) {
       if (Epoch() == epoch) Fail(error.status(), error.what());
     } catch (const std::exception& error) {
-      Fail(KF_INTERNAL, error.what());
+      Fail(KF_INTERNAL, OwnTrouble(error));
     }
   }
+}
+
+std::string Link::OwnTrouble(const std::exception& error) const {
+  return Text("the link of host ", mesh_.name(host_), " with the others has failed: ", error.what());
 }
 
 void Link::BeginTalks(std::vector<Talk>& talks, uint64_t epoch) {
@@ -285,6 +289,10 @@ void Link::Hear(uint32_t local_rank, int fd) {
       const bool fits = request && (!request->has_planes || request->planes.of_rank.size() == places_.ranks()) &&
                         request->root < places_.ranks() &&
                         request->count <= SIZE_MAX / 16 / std::max<size_t>(places_.ranks(), request->planes.count());
+      if (fits && request->asks) {
+        Answer(fd, *request);
+        continue;
+      }
       if (fits) {
         Begin(local_rank, std::move(*request));
         continue;
@@ -302,6 +310,31 @@ void Link::Hear(uint32_t local_rank, int fd) {
     close(fd);
     return;
   }
+}
+
+// Whoever doesn't take it at once can do without.
+void Link::Answer(int fd, const Request& question) const {
+  std::string text;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    const auto found = names_.find(question.name);
+    if (found != names_.end()) {
+      for (const uint32_t host : found->second->awaited) {
+        std::string ranks;
+        uint32_t living = 0;
+        for (const uint32_t rank : places_.RanksOn(host)) {
+          if (board_.IsDead(rank)) continue;
+          ranks += Text(living++ == 0 ? "" : ", ", rank);
+        }
+        text += Text(text.empty() ? "" : " and ", "host ", mesh_.name(host), " (rank", living == 1 ? " " : "s ", ranks,
+                     ")");
+      }
+    }
+  }
+  std::vector<char> bytes(sizeof question.count + std::min(text.size(), kTextBytes));
+  std::memcpy(bytes.data(), &question.count, sizeof question.count);
+  std::memcpy(bytes.data() + sizeof question.count, text.data(), bytes.size() - sizeof question.count);
+  (void)!send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 void Link::Begin(uint32_t local_rank, Request request) {
@@ -449,20 +482,21 @@ bool Link::IsOver(Ending& ending) {
 }
 
 // An operation's thread calls it before and while it waits for a host.
-void Link::ThrowIfAbsent(uint32_t host, const Name& name, uint64_t number) const {
+void Link::ThrowIfAbsent(uint32_t host, const Place& place) const {
   std::lock_guard<std::mutex> guard(mutex_);
   if (failed_) throw *failed_;
   if (lost_[host]) throw AbsentHost(/*has_given=*/false);
-  const uint64_t hash = Fnv1a(name.name.data(), name.name.size());
+  const std::string& name = place.name.name;
+  const uint64_t hash = Fnv1a(name.data(), name.size());
   const auto reaches = [&](const auto& numbers) {
     const auto found = numbers->find(hash);
-    return found != numbers->end() && number <= found->second;
+    return found != numbers->end() && place.number <= found->second;
   };
   if (given_[host] && reaches(given_[host])) throw AbsentHost(/*has_given=*/true);
   if (!ends_[host] || reaches(ends_[host])) return;
   if (!end_reasons_[host].empty()) {
-    throw HostLeft(KF_PEER_LOST,
-                   Text("\"", name.name, "\": ", end_reasons_[host], ", cluster version ", board_.cluster_version()));
+    throw HostLeft(KF_PEER_LOST, Text(NameOf(place.request.kind), " \"", name, "\": ", end_reasons_[host],
+                                      ", cluster version ", board_.cluster_version()));
   }
   throw AbsentHost(/*has_given=*/false);
 }

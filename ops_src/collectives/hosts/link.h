@@ -118,7 +118,8 @@ class Link {
     uint64_t begun = 0;           // the number of the one that runs, or ran last
     uint64_t given = 0;           // of the last whose outcome its ranks got, or are about to get
     bool runs = false;
-    std::deque<Request> waiting;  // for the one before them
+    std::vector<uint32_t> awaited;  // hosts that the running one has waited for at its last look
+    std::deque<Request> waiting;    // for the one before them
     // With planes: (number of the operation, generation) -> how it is brought there.
     std::map<std::pair<uint64_t, uint32_t>, Request> renewals;
   };
@@ -153,6 +154,7 @@ class Link {
   // ---- link.cc: requests, threads, the end
   void Serve();
   void Hear(uint32_t local_rank, int fd);
+  void Answer(int fd, const Request& question) const;
   void Begin(uint32_t local_rank, Request request);
   void Work();
   void BeginTalks(std::vector<Talk>& talks, uint64_t epoch);
@@ -161,8 +163,9 @@ class Link {
   bool HasFailed(Ending& ending) const;
   bool IsOver(Ending& ending);
   bool IsLost(uint32_t host) const;
+  std::string OwnTrouble(const std::exception& error) const;
   void Wake() const;
-  void ThrowIfAbsent(uint32_t host, const Name& name, uint64_t number) const;
+  void ThrowIfAbsent(uint32_t host, const Place& place) const;
 
   // ---- link_operation.cc: one operation
   void Run(Name& name, const Request& request, uint64_t number);
@@ -178,9 +181,8 @@ class Link {
   template <typename Words, typename Absent>
   void Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std::vector<Words>& theirs,
              const Absent& absent);
-  template <typename Absent>
-  void AwaitHost(const Place& place, uint32_t host, const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& said,
-                 const Absent& absent) const;
+  template <typename Look>
+  void AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& said, const Look& look) const;
   static void LookWhileWaiting();
   std::optional<std::pair<Verdict, std::string>> VerdictOn(const Name& name, const Request& request,
                                                            const std::vector<Header>& headers) const;

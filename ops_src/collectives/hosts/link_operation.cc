@@ -40,7 +40,7 @@ void Link::Run(Name& name, const Request& request, uint64_t number) {
   } catch (const Error& error) {
     Fail(error.status(), error.what());
   } catch (const std::exception& error) {
-    Fail(KF_INTERNAL, error.what());
+    Fail(KF_INTERNAL, OwnTrouble(error));
   }
 }
 
@@ -289,7 +289,7 @@ void Link::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (h == host_) continue;
     try {
-      ThrowIfAbsent(h, place.name, place.number);
+      ThrowIfAbsent(h, place);
       hearing[h] = mesh_.Receive(place.epoch, h, tag, &theirs[h], sizeof(Words));
       saying[h] = mesh_.Send(place.epoch, h, tag, &mine, sizeof mine);
       met[h] = true;
@@ -297,27 +297,38 @@ void Link::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std
       absent(h, is.gave);
     }
   }
+  bool noted = false;
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (!met[h]) continue;
-    AwaitHost(place, h, hearing[h], saying[h], [&](bool gave) {
+    try {
+      AwaitHost(hearing[h], saying[h], [&] {
+        ThrowIfAbsent(h, place);
+        std::lock_guard<std::mutex> guard(mutex_);
+        place.name.awaited.clear();
+        for (uint32_t other = 0; other < places_.hosts(); other++) {
+          if (!hearing[other].IsDone()) place.name.awaited.push_back(other);
+        }
+        noted = true;
+      });
+    } catch (const AbsentHost& is) {
       hearing[h] = {};  // withdrawn
-      absent(h, gave);
-    });
+      absent(h, is.gave);
+    }
   }
+  if (!noted) return;
+  std::lock_guard<std::mutex> guard(mutex_);
+  place.name.awaited.clear();
 }
 
-template <typename Absent>
-void Link::AwaitHost(const Place& place, uint32_t host, const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& said,
-                     const Absent& absent) const {
-  const std::function<void()> look = [&] { ThrowIfAbsent(host, place.name, place.number); };
-  awaited.look = &look;
+// `look` is called before it sleeps, and now and then.
+template <typename Look>
+void Link::AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& said, const Look& look) const {
+  const std::function<void()> looking = look;
+  awaited.look = &looking;
   try {
     const InterruptCheck check(&LookWhileWaiting);
     mesh_.Wait(heard);
     mesh_.Wait(said);
-  } catch (const AbsentHost& is) {
-    awaited.look = nullptr;
-    return absent(is.gave);
   } catch (...) {
     awaited.look = nullptr;
     throw;

@@ -22,7 +22,7 @@ struct Fixed {
   uint32_t most, reserved;
   double divisor;
 };
-enum Flag : uint8_t { kRenewal = 1, kWeighted = 2, kPlanes = 4 };
+enum Flag : uint8_t { kRenewal = 1, kWeighted = 2, kPlanes = 4, kAsks = 8 };
 
 template <typename T>
 void Append(std::vector<char>& bytes, const T* from, size_t count) {
@@ -48,8 +48,8 @@ bool IsProgram(const Planes& planes) {
 }  // namespace
 
 std::vector<char> Request::Packed() const {
-  const auto flags =
-      static_cast<uint8_t>((renewal ? kRenewal : 0) | (weighted ? kWeighted : 0) | (has_planes ? kPlanes : 0));
+  const auto flags = static_cast<uint8_t>((renewal ? kRenewal : 0) | (weighted ? kWeighted : 0) |
+                                          (has_planes ? kPlanes : 0) | (asks ? kAsks : 0));
   const std::string described = what.substr(0, kTextBytes / 4);
   const Fixed fixed{kMagic,
                     static_cast<uint8_t>(kind),
@@ -94,6 +94,7 @@ std::optional<Request> Request::From(const char* bytes, size_t size) {
   }
   Request request;
   request.renewal = (fixed.flags & kRenewal) != 0;
+  request.asks = (fixed.flags & kAsks) != 0;
   request.weighted = (fixed.flags & kWeighted) != 0;
   request.has_planes = (fixed.flags & kPlanes) != 0;
   request.kind = static_cast<Kind>(fixed.kind);

@@ -16,6 +16,9 @@ namespace kungfu::hosts {
 // A rank begins an operation, or, with `renewal`, brings it in another generation. One message of a SOCK_SEQPACKET.
 struct Request {
   bool renewal = false;
+  // Nothing begins: the rank asks whom the operation of this name waits for. The answer comes by the same socket:
+  // `count` as it was here, in 8 bytes, and the words.
+  bool asks = false;
   Kind kind = Kind::kBarrier;
   kf_dtype dtype = KF_UINT8;
   kf_op op = KF_SUM;

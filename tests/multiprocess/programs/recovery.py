@@ -89,7 +89,7 @@ while True:
     membership.note_step(step)
     change = membership.step(size_after(step), wait="wait" in options)
     if change.detached:
-        print(f"left pid {os.getpid()} step {step}", flush=True)
+        print(f"left pid {os.getpid()} step {step}{' evicted' if membership.was_evicted() else ''}", flush=True)
         sys.exit()
     if change.changed:
         share_state()

@@ -1,0 +1,13 @@
+"""kungfu-run that waits only for a moment before it says that nobody follows a change."""
+
+from __future__ import annotations
+
+import sys
+
+from ms_kungfu.launcher import agent
+from ms_kungfu.launcher.cli import main
+
+agent._UNFOLLOWED_S = 0.5
+
+if __name__ == "__main__":
+    sys.exit(main())
