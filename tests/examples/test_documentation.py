@@ -113,13 +113,13 @@ def commands(code):
 def check_command(words, folder=ROOT):
     """That the program, its script, its module and its flags are there."""
     program, rest = words[0], words[1:]
-    if program == "kungfu-run" and rest[0] not in ("resize", "evict"):
+    if program == "kungfu-run" and rest[0] not in ("resize", "evict", "status"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(options, "_check_program", lambda command: None)
+            patch.setattr(options, "check_program", lambda command: None)
             # This machine is the first host of a page's, whose secret is the page's too.
             patch.setattr(host_flags, "identify", lambda hosts, own, interface: hosts[0].name)
             patch.setattr(host_flags, "read_secret_file", lambda file: "5ec7e7" * 8)
-            options.parse_options(rest)
+            options.parse_command_line(rest)
     elif program == "kungfu-distribute":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(distribute.shutil, "which", lambda program: program)
