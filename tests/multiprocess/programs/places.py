@@ -38,7 +38,12 @@ while True:
     time.sleep(0.02)
     try:
         found = store.get()
+        if found is None or found.version <= cluster.version:
+            continue
+        # Members of the runtime agree on a version. These go to the last of those that follow each other at once.
+        time.sleep(0.5)
+        settled = store.get()
     except StoreUnreachableError:  # the job ends
         continue
-    if found is not None and found.version > cluster.version:
+    if settled is not None and settled.version == found.version:
         cluster = enter(cluster.version, found.version)
