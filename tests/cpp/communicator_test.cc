@@ -233,7 +233,7 @@ TEST(Death, EndsEveryWaitWithTheLaunchersReason) {
       }
       Sum(communicator, "doomed", 1, 3, count);
     });
-    EXPECT_LT(Clock::now() - marked, 1s);
+    EXPECT_LT(Clock::now() - marked, 20s);  // and not the deadline
     for (const uint32_t r : {0u, 2u}) {
       EXPECT_EQ(ErrorOf(errors[r]).status(), KF_PEER_LOST);
       EXPECT_STREQ(ErrorOf(errors[r]).what(),
