@@ -157,7 +157,7 @@ class CheckpointFolder:
 
     def newest_step(self) -> int:
         """0 where there is no checkpoint."""
-        return max((int(_FILE.fullmatch(path.name)[1]) for path in self.paths()), default=0)  # type: ignore[index]
+        return max((int(path.stem.rpartition("-")[2]) for path in self.paths()), default=0)
 
     def check_is_shared(self, newest: Mapping[int, int], rank: int) -> None:
         """KungFuError where another rank, on another host, finds a newer checkpoint here than this one: `newest` by
