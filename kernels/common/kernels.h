@@ -8,6 +8,8 @@
 #ifndef KUNGFU_KERNELS_COMMON_KERNELS_H_
 #define KUNGFU_KERNELS_COMMON_KERNELS_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -283,70 +285,62 @@ class ResizeCluster : public Device::Kernel {
   typename Device::Record record_;
 };
 
-// Nothing in; who took part in the last all-reduce and how many they were out: see kf_participants.
-template <typename Device>
-class ClusterNow : public Device::Kernel {
+// Nothing in; N numbers of the cluster out, as they are when the kernel runs.
+template <typename Device, size_t N>
+class NumbersNow : public Device::Kernel {
  public:
   bool Init(const KernelTensors&, const KernelTensors&) override { return true; }
   bool Launch(const KernelTensors&, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
+    const std::array<int64_t, N> numbers = Ask();
+    record_.Lay({}, 0, N * sizeof(int64_t), stream);
+    for (size_t i = 0; i < N; ++i) record_.Write(*outputs[i], numbers[i]);
+    record_.Finish();
+    return true;
+  }
+  std::vector<KernelAttr> GetOpSupport() override {
+    KernelAttr attr;
+    for (size_t i = 0; i < N; ++i) attr.AddOutputAttr(kNumberTypeInt64);
+    return {attr};
+  }
+
+ protected:
+  virtual std::array<int64_t, N> Ask() = 0;
+
+ private:
+  typename Device::Record record_;
+};
+
+// The version in which the last all-reduce was, and how many took part: see kf_participants.
+template <typename Device>
+class ClusterNow : public NumbersNow<Device, 2> {
+  std::array<int64_t, 2> Ask() override {
     uint64_t version = 0;
     uint32_t size = 0;
     Check(kf_participants(&size, &version));
-    record_.Lay({}, 0, 2 * sizeof(int64_t), stream);
-    record_.Write(*outputs[0], static_cast<int64_t>(version));
-    record_.Write(*outputs[1], static_cast<int64_t>(size));
-    record_.Finish();
-    return true;
+    return {static_cast<int64_t>(version), size};
   }
-  std::vector<KernelAttr> GetOpSupport() override {
-    return {KernelAttr().AddOutputAttr(kNumberTypeInt64).AddOutputAttr(kNumberTypeInt64)};
-  }
-
- private:
-  typename Device::Record record_;
 };
 
-// Nothing in; this process's rank and the number of ranks out, as they are when it runs.
+// This process's rank and the number of ranks.
 template <typename Device>
-class Place : public Device::Kernel {
- public:
-  bool Init(const KernelTensors&, const KernelTensors&) override { return true; }
-  bool Launch(const KernelTensors&, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
+class Place : public NumbersNow<Device, 2> {
+  std::array<int64_t, 2> Ask() override {
     uint32_t rank = 0;
     uint32_t size = 0;
     Check(kf_cluster(&rank, &size, nullptr));
-    record_.Lay({}, 0, 2 * sizeof(int64_t), stream);
-    record_.Write(*outputs[0], static_cast<int64_t>(rank));
-    record_.Write(*outputs[1], static_cast<int64_t>(size));
-    record_.Finish();
-    return true;
+    return {rank, size};
   }
-  std::vector<KernelAttr> GetOpSupport() override {
-    return {KernelAttr().AddOutputAttr(kNumberTypeInt64).AddOutputAttr(kNumberTypeInt64)};
-  }
-
- private:
-  typename Device::Record record_;
 };
 
-// Nothing in; the number of ranks out, once all of them are here.
+// The number of ranks, once all of them are here.
 template <typename Device>
-class Barrier : public Device::Kernel {
- public:
-  bool Init(const KernelTensors&, const KernelTensors&) override { return true; }
-  bool Launch(const KernelTensors&, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
+class Barrier : public NumbersNow<Device, 1> {
+  std::array<int64_t, 1> Ask() override {
     uint32_t size = 0;
     Check(kf_barrier("kungfu/barrier"));
     Check(kf_cluster(nullptr, &size, nullptr));
-    record_.Lay({}, 0, sizeof(int64_t), stream);
-    record_.Write(*outputs[0], static_cast<int64_t>(size));
-    record_.Finish();
-    return true;
+    return {size};
   }
-  std::vector<KernelAttr> GetOpSupport() override { return {KernelAttr().AddOutputAttr(kNumberTypeInt64)}; }
-
- private:
-  typename Device::Record record_;
 };
 
 // ---- the model store ----
