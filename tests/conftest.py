@@ -120,11 +120,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     pytest.skip(f"other processes take {busy:.1f} of {cores} cores: no time to measure times")
 
 
-def free_port() -> int:
-    """A port that the system had free a moment ago."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def free_port(*addresses: str) -> int:
+    """A port that the system had free a moment ago, at each of the addresses (127.0.0.1)."""
+    first, *others = addresses or ("127.0.0.1",)
+    while True:
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # another test has it at one of them
+            one = stack.enter_context(socket.socket())
+            one.bind((first, 0))
+            port = one.getsockname()[1]
+            for address in others:
+                stack.enter_context(socket.socket()).bind((address, port))
+            return port
 
 
 def launcher() -> str:

@@ -111,10 +111,10 @@ class Group:
                     raise self._error("a rank has died") from None
         return [received[connection] for connection in self._connections]
 
-    def cpu_seconds(self) -> float:
-        """Processor time that the ranks have used so far."""
+    def cpu_seconds(self, starters: bool = False) -> float:
+        """Processor time that the ranks have used so far; with ``starters`` also what has started them."""
         total = 0
-        for pid in self._pids:
+        for pid in {*self._pids, *(process.pid for process in self._processes if starters)}:
             with contextlib.suppress(OSError):
                 fields = stat_of(pid)
                 total += int(fields[11]) + int(fields[12])

@@ -3,13 +3,13 @@ world that the program is told of (`ms_kungfu.msrun`)."""
 
 from __future__ import annotations
 
-import ipaddress
 from argparse import ArgumentTypeError, Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ms_kungfu._flags import FlagParser, UsageError, integer, switch
+from ms_kungfu.launcher import network
 from ms_kungfu.launcher.hosts import Hosts
 
 _MSRUN = "msrun's, with --msrun: "
@@ -77,7 +77,7 @@ def settle_world(flags: Namespace) -> None:
     """How many ranks the program is told of: all that the job may have. Once hosts and size are settled."""
     hosts: Hosts = flags.hosts
     address, local = flags.master_addr, flags.local_worker_num
-    if address is not None and (hosts.is_several or not _is_this_machine(address)):
+    if address is not None and (hosts.is_several or not network.is_loopback(address.strip("[]"))):
         raise UsageError(f"--master_addr {address} is how msrun's hosts meet; {_HOSTS}")
     if local is not None and (hosts.is_several or local != flags.size):
         raise UsageError(f"--local_worker_num {local} says that there are other hosts; {_HOSTS}")
@@ -100,10 +100,3 @@ def settle_world(flags: Namespace) -> None:
     for name in _FLAGS:
         delattr(flags, name)
     del flags.msrun
-
-
-def _is_this_machine(address: str) -> bool:
-    try:
-        return address == "localhost" or ipaddress.ip_address(address.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -21,9 +21,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ms_kungfu._processes import stat_of
 from ms_kungfu.bench import report, rounds
-from ms_kungfu.bench.group import Group, running
+from ms_kungfu.bench.group import running
 from ms_kungfu.bench.workload import DTYPES, Task
 from tests.hosts.contenders import HOSTS, GlooOverHosts, KungFuOverHosts, MpiOverHosts
 from tests.hosts.namespaces import Network, why_not
@@ -51,16 +50,6 @@ with socket.create_connection((sys.argv[1], 9300)) as connection:
 
 
 CONTENDERS = {"kungfu": KungFuOverHosts, "gloo": GlooOverHosts, "mpi": MpiOverHosts}
-
-
-def _cpu_seconds(group: Group) -> float:
-    """Of the ranks, and of what has started them: links are the launchers'."""
-    ticks = 0
-    for pid in {*group._pids, *(process.pid for process in group._processes)}:
-        with contextlib.suppress(OSError):
-            fields = stat_of(pid)
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _task(nbytes: int, samples: int) -> Task:
@@ -121,10 +110,10 @@ def versus(counts: list[int], each: list[int], names: list[str], sizes: list[int
                     entries = [rounds.Entry(name, group, _task(size, 5)) for name, group in groups.items()]
                     used = {}
                     for entry in entries:
-                        before = _cpu_seconds(entry.group)
+                        before = entry.group.cpu_seconds(starters=True)
                         rounds.run([entry], 0)  # warms up, and counts
                         gigabytes = 1e-9 * size * (entry.task.samples + 2) * entry.task.batch
-                        used[entry.label] = (_cpu_seconds(entry.group) - before) / gigabytes
+                        used[entry.label] = (entry.group.cpu_seconds(starters=True) - before) / gigabytes
                     rounds.run(entries, turns)
                     cells = []
                     for entry in entries:

@@ -17,6 +17,7 @@ from launching import IN_VERSION, RECOVERY_PROGRAM
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import open_store
+from tests import conftest
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -44,14 +45,7 @@ while True: signal.pause()
 
 def free_port():
     """One that no host uses."""
-    while True:
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # another test's hosts have it
-            first = stack.enter_context(socket.socket())
-            first.bind((A, 0))
-            port = first.getsockname()[1]
-            for host in (B, C):
-                stack.enter_context(socket.socket()).bind((host, port))
-            return port
+    return conftest.free_port(A, B, C)
 
 
 class Hosts:

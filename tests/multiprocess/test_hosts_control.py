@@ -20,6 +20,7 @@ from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.links import LinkedSegment, LinkMaker
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.segments import PlainSegment
+from tests.conftest import free_port
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = b"s" * 16
@@ -74,12 +75,6 @@ class Launcher:
 
     async def __aexit__(self, *_):
         await self.server.close()
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind((A, 0))
-        return one.getsockname()[1]
 
 
 @contextlib.asynccontextmanager
