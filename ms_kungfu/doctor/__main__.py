@@ -22,6 +22,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("kernels", software.check_kernels),
     ("requirements", software.check_required),
     ("CPU", machine.check_cpu),
+    ("convolutions", machine.check_convolutions),
     ("cores", machine.check_cores),
     ("shared memory", machine.check_shared_memory),
     ("huge pages", machine.check_huge_pages),

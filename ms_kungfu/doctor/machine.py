@@ -19,6 +19,23 @@ with mmap.mmap(fd, size) as memory:
     memory[-1] = 1
 answer(size)
 """
+# Milliseconds of a small convolution, with oneDNN's instructions capped at argument 1 where there is one.
+_CONVOLVE = """
+import os, time
+if sys.argv[1:]:
+    os.environ["ONEDNN_MAX_CPU_ISA"] = sys.argv[1]
+import mindspore as ms
+ms.set_device("CPU")
+x, w = ms.ops.ones((16, 64, 14, 14)), ms.ops.ones((64, 64, 3, 3))
+took = []
+for _ in range(5):
+    begin = time.perf_counter()
+    ms.ops.conv2d(x, w).asnumpy()
+    took.append(time.perf_counter() - begin)
+answer(min(took) * 1e3)
+"""
+_CAP = "AVX2"
+_MUCH_SLOWER = 3  # times: what wider instructions cost elsewhere is far less
 _FEWEST_FILES = 256
 _FILES_PER_WORKER = 8  # in the launcher: pipes, a connection to the broker, what is open for a moment
 
@@ -36,6 +53,24 @@ def check_cpu(system: System) -> Iterator[Finding]:
     if used == "avx2" and not flags.issuperset(_AVX512):
         found += f" (no {', '.join(f for f in _AVX512 if f not in flags)})"
     yield ok("CPU", found)
+
+
+def check_convolutions(system: System) -> Iterator[Finding]:
+    """Whether MindSpore's are quicker without AVX-512: in some virtual machines oneDNN's preparation of one, at each
+    launch, takes many times as long as the convolution."""
+    flags = set((system.search(r"^flags\s*:\s*(.+)$", "/proc/cpuinfo") or "").split())
+    if system.version("mindspore") is None or not flags.issuperset(_AVX512):
+        return
+    if (cap := system.environ.get("ONEDNN_MAX_CPU_ISA")) is not None:
+        yield ok("convolutions", f"by instructions up to {cap} (ONEDNN_MAX_CPU_ISA)")
+        return
+    wide, narrow = (system.run(_CONVOLVE, *arguments) for arguments in ((), (_CAP,)))
+    if wide.error or narrow.error:
+        yield missing("convolutions", f"not measured: {wide.error or narrow.error}")
+        return
+    found = f"{wide.value:.1f} ms, with {_CAP} at most {narrow.value:.1f} ms"
+    slower = wide.value > _MUCH_SLOWER * narrow.value
+    yield ok("convolutions", found, f"export ONEDNN_MAX_CPU_ISA={_CAP}, for all workers of a job" if slower else "")
 
 
 def check_cores(system: System) -> Iterator[Finding]:

@@ -55,6 +55,7 @@ class Machine(System):
             LOAD_RUNTIME: Outcome("avx512"),
             software._LOAD_KERNELS: Outcome({"running": "2.10.0"}),
             machine._MAKE_SEGMENT: Outcome(540 << 20),
+            machine._CONVOLVE: Outcome(4.0),
         }
     )
     libraries: dict[str, Outcome] = field(default_factory=dict)
@@ -244,6 +245,32 @@ def test_the_cpu_and_what_the_reductions_use() -> None:
 )
 def test_the_quota_is_the_smallest_on_the_way_to_the_root(files: dict[str, str], quota: float | None) -> None:
     assert machine.cpu_quota(Machine(files=files)) == quota
+
+
+def convolutions(wide: Outcome, narrow: Outcome, **changes: Any) -> list[Finding]:
+    class Convolving(Machine):
+        def run(self, program: str, *arguments: str, timeout_s: float = 60.0) -> Outcome:
+            assert program == machine._CONVOLVE
+            return {(): wide, ("AVX2",): narrow}[arguments]
+
+    return list(machine.check_convolutions(Convolving(**changes)))
+
+
+def test_convolutions_that_are_slower_with_wide_instructions() -> None:
+    (said,) = convolutions(Outcome(446.4), Outcome(7.95))
+    assert (said.status, said.found) == (OK, "446.4 ms, with AVX2 at most 8.0 ms")
+    assert said.remedy == "export ONEDNN_MAX_CPU_ISA=AVX2, for all workers of a job"
+    (said,) = convolutions(Outcome(4.0), Outcome(7.95))
+    assert (said.status, said.remedy) == (OK, "")
+    (said,) = convolutions(Outcome(error="no answer within 60 s"), Outcome(7.95))
+    assert (said.status, said.found) == (MISSING, "not measured: no answer within 60 s")
+    (said,) = convolutions(Outcome(446.4), Outcome(7.95), environ={"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    assert (said.status, said.found) == (OK, "by instructions up to AVX2 (ONEDNN_MAX_CPU_ISA)")
+    assert convolutions(Outcome(446.4), Outcome(7.95), versions=versions(mindspore=None)) == []
+    assert (
+        convolutions(Outcome(446.4), Outcome(7.95), files={"/proc/cpuinfo": "model name : Old\nflags : sse2 avx2\n"})
+        == []
+    )
 
 
 def test_cores() -> None:
