@@ -34,7 +34,7 @@ from ms_kungfu.dataset.replaying import Orders, Outcome, Recorded
 from ms_kungfu.errors import KungFuError
 
 _PROGRAM = "python -m ms_kungfu.replay"
-_CHECKPOINT = re.compile(r"step-(\d{8,})\.ckpt")
+_CHECKPOINT = re.compile(r"step-(\d{8,})(?:\.job\d+)?\.ckpt")
 _ISA = "ONEDNN_MAX_CPU_ISA"
 
 

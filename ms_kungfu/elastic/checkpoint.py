@@ -11,6 +11,12 @@ The text also has ``format``, which is 1 where it is missing, and ``written_by``
 What a reader may leave unread is added without a new format. A file of a newer one is refused, and left as it is.
 
 A file is whole or it isn't there: it is written under another name in the same folder, flushed to the disk and renamed.
+
+Jobs that use a folder, one after another, are numbered. A job takes its number by creating ``.job-N``, which of two
+that begin at once only one can; the files of the second and later ones are called ``step-00000120.job2.ckpt``, and any
+file of a later job is newer than any of an earlier one. So a worker of a job that was given up, on a host that slept
+while another job went on from the last checkpoint, overwrites nothing when it wakes, and what it writes doesn't count.
+Within one job a step has one outcome, whoever writes it down, and however late.
 """
 
 from __future__ import annotations
@@ -20,7 +26,8 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,7 +49,8 @@ _log = logging.getLogger(__name__)
 
 FORMAT = 2
 _ENTRY = "kungfu"
-_FILE = re.compile(r"step-(\d{8,})\.ckpt")
+_FILE = re.compile(r"step-(\d{8,})(?:\.job(\d+))?\.ckpt")
+_JOB = re.compile(r"\.job-(\d+)")
 _UNFINISHED = ".unfinished-"
 
 
@@ -82,7 +90,11 @@ class CheckpointFolder:
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
         self.folder = Path(folder)
+        self.job = 1
+        """Of this process: see `take_job`."""
         self._keep = keep
+        # Of this writer: another host may share the folder and have a process with this one's number.
+        self._unfinished = f"{_UNFINISHED}{uuid.uuid4().hex[:12]}-"
         self._lock = threading.Condition()
         self._waiting: Snapshot | None = None  # guarded by _lock, as is _writing
         self._writing = False
@@ -124,8 +136,12 @@ class CheckpointFolder:
         import mindspore as ms
 
         self.folder.mkdir(parents=True, exist_ok=True)
+        if (newest := self._newest_job()) > self.job:  # looked at for a warning; names are what makes it safe
+            text = "the checkpoint of step %d isn't written: job %d has begun to train with %s, and this is job %d"
+            _log.warning(text, snapshot.step, newest, self.folder, self.job)
+            return
         path = self._path(snapshot.step)
-        unfinished = self.folder / f"{_UNFINISHED}{os.getpid()}-{path.name}"
+        unfinished = self.folder / f"{self._unfinished}{path.name}"
         entries = [
             {"name": name, "data": ms.Tensor(values, dtype=dtype)} for name, (values, dtype) in snapshot.arrays.items()
         ]
@@ -137,36 +153,63 @@ class CheckpointFolder:
             _flush(self.folder)
             _log.info("step %d: checkpoint %s is written", snapshot.step, path)
         except BaseException:
-            for rest in self.folder.glob(f"{_UNFINISHED}{os.getpid()}-*"):  # MindSpore writes to yet another name
+            for rest in self.folder.glob(f"{self._unfinished}*"):  # MindSpore writes to yet another name
                 rest.unlink(missing_ok=True)
             raise
         for old in self.paths()[: -self._keep]:
             old.unlink(missing_ok=True)
 
+    def take_job(self) -> int:
+        """A number above those of all jobs that have used the folder. Where nothing can be written it is nobody's."""
+        while True:
+            number = self._newest_job() + 1
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                os.close(os.open(self._mark(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            except FileExistsError:
+                continue  # another job's, a moment ago
+            except OSError as error:
+                _log.warning("no checkpoints can be written to %s: %s", self.folder, error)
+                return number
+            return number  # earlier marks stay: who looks while one is taken away and another comes may see neither
+
+    def _mark(self, job: int) -> Path:
+        return self.folder / f".job-{job}"
+
+    def _newest_job(self) -> int:
+        marks = (_JOB.fullmatch(path.name) for path in self.folder.glob(".job-*"))
+        return max(self.newest()[0], *(int(match[1]) for match in marks if match), 0)
+
     def _path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}.ckpt"
+        job = f".job{self.job}" if self.job > 1 else ""
+        return self.folder / f"step-{step:08d}{job}.ckpt"
 
     def has(self, step: int) -> bool:
         """Whether there is a checkpoint of this step."""
         return self._path(step).exists()
 
+    def _files(self) -> dict[tuple[int, int], Path]:
+        """By job and step."""
+        found = ((_FILE.fullmatch(path.name), path) for path in self.folder.glob("step-*.ckpt"))
+        return {(int(match[2] or 1), int(match[1])): path for match, path in found if match}
+
     def paths(self) -> list[Path]:
-        """The checkpoints that there are, by their steps."""
-        found = [(_FILE.fullmatch(path.name), path) for path in self.folder.glob("step-*.ckpt")]
-        return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+        """The checkpoints that there are, by their age."""
+        return [path for _, path in sorted(self._files().items())]
 
-    def newest_step(self) -> int:
-        """0 where there is no checkpoint."""
-        return max((int(path.stem.rpartition("-")[2]) for path in self.paths()), default=0)
+    def newest(self) -> tuple[int, int]:
+        """Job and step; (0, 0) where there is no checkpoint."""
+        return max(self._files(), default=(0, 0))
 
-    def check_is_shared(self, newest: Mapping[int, int], rank: int) -> None:
+    def check_is_shared(self, newest: Mapping[int, Sequence[int]], rank: int) -> None:
         """KungFuError where another rank, on another host, finds a newer checkpoint here than this one: `newest` by
         rank. To begin without it would lose what was trained."""
-        other = max(newest, key=lambda each: newest[each], default=rank)
-        if newest and newest[other] > newest.get(rank, 0):
-            mine = f"step {newest[rank]}" if newest.get(rank) else "no checkpoint"
+        found = {each: tuple(value) for each, value in newest.items()}
+        other = max(found, key=lambda each: found[each], default=rank)
+        if found and found[other] > found.get(rank, (0, 0)):
+            mine = f"step {found[rank][1]}" if any(found.get(rank, ())) else "no checkpoint"
             raise KungFuError(
-                f"rank {other} finds a checkpoint of step {newest[other]} in {self.folder}, and rank {rank} {mine}: "
+                f"rank {other} finds a checkpoint of step {found[other][1]} in {self.folder}, and rank {rank} {mine}: "
                 "the folder has to be the same one on all hosts, or a copy of the one with the newest checkpoint"
             )
 
@@ -282,6 +325,7 @@ class Checkpointing:
         mine.checkpoint, mine.writes_checkpoint = step, runtime.current_rank() == min(own)
         if not mine.writes_checkpoint:
             return
+        self.folder.job = mine.job
         host = {"components": {c.name: c.capture() for c in now.components if not c.own}, "own": list(own.values())}
         if conditions := self._conditions():
             host["conditions"] = conditions
@@ -300,6 +344,7 @@ class Checkpointing:
             # writing first; then there is one checkpoint more.
             return "writing" if mine.writes_checkpoint else "there" if folder.has(last) else "lost"
 
+        folder.job = mine.job
         found = handover.from_lowest_rank(partial(broadcast_json, look))
         if found != "writing":
             mine.checkpoint = None
@@ -330,37 +375,41 @@ class Checkpointing:
         now, rank = self._now(), runtime.current_rank()
 
         def receive(root: int) -> Any:
-            newest = gather_json(folder.newest_step(), "kungfu/newest") if self._resume else {}
+            newest = gather_json(folder.newest(), "kungfu/newest") if self._resume else {}
             answer = broadcast_json(lambda: self._open(folder, now, newest), root)
-            if answer["host"] is not None:
+            if answer.get("host") is not None:
                 handover.broadcast_tensors(now, root)
             return answer
 
         answer = handover.from_lowest_rank(receive)
         if answer["error"]:
             raise KungFuError(answer["error"])
+        mine = program.current()
+        mine.job = answer["job"]
         host = answer["host"]
         if host is None:
             return
         # A worker that the checkpoint has nothing of goes on as a joiner does.
         own = host["own"][rank] if rank < len(host["own"]) else host["own"][0]
         found = {**host["components"], **own}
-        mine = self._conditions() or {"shards": None}  # the program's, which the checkpoint may change
+        conditions = self._conditions() or {"shards": None}  # the program's, which the checkpoint may change
         batch = "".join(_other_batch(c.capture(), found.get(c.name)) for c in now.components if c.name == "dataset")
         differing = resume_components(now.components, found)
-        program.current().checkpoint = None  # what it says is of the job that wrote it
+        mine.checkpoint, mine.job = None, answer["job"]  # what the file says is of the job that wrote it
         _log.info("resumed from %s on %d workers", answer["path"], runtime.current_cluster_size())
         if differing and membership.speaks_for_all():
             text = "%s and this program don't have the same state: %s begins anew, or is left out"
             _log.warning(text, answer["path"], ", ".join(differing))
         if batch and "conditions" not in host and membership.speaks_for_all():  # else they say so
             _log.warning("training goes on with %s", batch)
-        told = differences(host.get("conditions", {}), mine)
+        told = differences(host.get("conditions", {}), conditions)
         if told and membership.speaks_for_all():
             text = "%s was written under other conditions (%s): what follows isn't bit for bit what it would have been"
             _log.warning(text, answer["path"], told)
 
-    def _open(self, folder: CheckpointFolder, now: TrainingState, newest: Mapping[int, int]) -> dict[str, Any]:
+    def _open(
+        self, folder: CheckpointFolder, now: TrainingState, newest: Mapping[int, Sequence[int]]
+    ) -> dict[str, Any]:
         try:
             folder.check_is_shared(newest, runtime.current_rank())
             folder.remove_unfinished()
@@ -370,15 +419,18 @@ class Checkpointing:
                     f"{folder.folder} has {len(there)} checkpoints of an earlier training; resume from them, or give "
                     "another folder"
                 )
-                return {"error": text if there else "", "host": None}
+                if there:
+                    return {"error": text}
+                return {"error": "", "host": None, "job": folder.take_job()}
             found = folder.load()
+            job = folder.take_job() if replaying.current() is None else 1
             if found is None:
                 _log.info("no checkpoint in %s: training starts from the beginning", folder.folder)
-                return {"error": "", "host": None}
+                return {"error": "", "host": None, "job": job}
             path, entries, host = found
             restore_tensors(now, entries, path)
-            return {"error": "", "host": host, "path": str(path)}
+            return {"error": "", "host": host, "job": job, "path": str(path)}
         except Exception as error:
             # Whatever it is, the others wait for the outcome and have to be told.
             known = isinstance(error, KungFuError)
-            return {"error": str(error) if known else f"{type(error).__name__}: {error}", "host": None}
+            return {"error": str(error) if known else f"{type(error).__name__}: {error}"}

@@ -46,6 +46,7 @@ class Program:
     resume: dict[str, Any] | None = None  # the progress a joiner received, or a checkpoint had
     resuming: bool = False  # a joiner has begun where the others are and hasn't trained yet
     checkpoint_folders: set[str] = field(default_factory=set)  # those whose content is of this process's training
+    job: int = 1  # of those that have used the folder of the checkpoints; the same everywhere
     checkpoint: int | None = None  # the step of the last one, until it is known to be on the disk; the same everywhere
     writes_checkpoint: bool = False  # and it is this process that writes it
     told: Told = field(default_factory=Told)

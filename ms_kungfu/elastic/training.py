@@ -518,6 +518,7 @@ class ElasticTraining:
             "first_step": self.first_step,
             "epoch": self.epoch,
             "checkpoint": program.current().checkpoint,
+            "job": program.current().job,
         }
 
     @staticmethod
@@ -525,3 +526,4 @@ class ElasticTraining:
         mine = program.current()
         mine.resume = progress
         mine.checkpoint = progress.get("checkpoint")  # not in files of older versions
+        mine.job = progress.get("job", 1)

@@ -241,8 +241,11 @@ class Disk(CheckpointFolder):
         step = max(found)
         return Path(f"step-{step}"), found[step].arrays, json.loads(json.dumps(found[step].host))
 
-    def paths(self):
-        return [Path(f"step-{step}") for step in sorted(self._world.checkpoints)]
+    def _files(self):
+        return {(1, step): Path(f"step-{step}") for step in self._world.checkpoints}
 
     def remove_unfinished(self):
         pass
+
+    def take_job(self):
+        return 1  # the simulated job is its folder's only one

@@ -46,7 +46,7 @@ def of(*parameters, **buffers):
 
 
 def files(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith(".job-"))
 
 
 KINDS = [
@@ -201,17 +201,73 @@ def test_a_file_of_a_newer_format_is_refused_by_its_version_and_left_alone(tmp_p
 
 def test_a_folder_that_is_not_shared_is_noticed(tmp_path):
     folder = CheckpointFolder(tmp_path)
-    assert folder.newest_step() == 0
+    assert folder.newest() == (0, 0)
     folder.save(take_snapshot(3, of(parameter([1.0], "w")), {}))
     folder.wait()
-    assert folder.newest_step() == 3
-    folder.check_is_shared({0: 3, 1: 3}, 0)
-    folder.check_is_shared({1: 3, 2: 0}, 1)  # a host without what the others have
+    assert folder.newest() == (1, 3)
+    folder.check_is_shared({0: (1, 3), 1: [1, 3]}, 0)
+    folder.check_is_shared({1: (1, 3), 2: (0, 0)}, 1)  # a host without what the others have
     folder.check_is_shared({}, 0)
     with pytest.raises(KungFuError, match="rank 2 finds a checkpoint of step 5 in .*, and rank 0 step 3: the folder"):
-        folder.check_is_shared({0: 3, 1: 3, 2: 5}, 0)
+        folder.check_is_shared({0: (1, 3), 1: (1, 3), 2: (1, 5)}, 0)
+    with pytest.raises(KungFuError, match="rank 2 finds a checkpoint of step 2 in .*, and rank 0 step 3: the folder"):
+        folder.check_is_shared({0: (1, 3), 2: (2, 2)}, 0)
     with pytest.raises(KungFuError, match="and rank 1 no checkpoint: the folder"):
-        folder.check_is_shared({1: 0, 2: 5}, 1)
+        folder.check_is_shared({1: (0, 0), 2: (1, 5)}, 1)
+
+
+def saved(folder, step):
+    folder.save(take_snapshot(step, of(parameter([float(step)], "w")), {"job": folder.job}))
+    folder.wait()
+
+
+def test_what_a_job_writes_that_was_given_up_does_not_count(tmp_path, caplog, monkeypatch):
+    """Its host slept: the job went on elsewhere from its last checkpoint, and then it wakes."""
+    given_up, goes_on = (CheckpointFolder(tmp_path, keep=2) for _ in range(2))
+    given_up.job = given_up.take_job()
+    saved(given_up, 10)
+    goes_on.job = goes_on.take_job()
+    assert (given_up.job, goes_on.job) == (1, 2)
+    saved(goes_on, 12)
+    saved(given_up, 14)
+    assert "the checkpoint of step 14 isn't written: job 2 has begun to train with" in caplog.text
+    assert files(tmp_path) == ["step-00000010.ckpt", "step-00000012.job2.ckpt"]
+    # It slept just between that look and its writing.
+    monkeypatch.setattr(given_up, "_newest_job", lambda: 1)
+    for step in (12, 14):
+        saved(given_up, step)
+        assert goes_on.load()[2] == {"job": 2}
+        assert goes_on.newest() == (2, 12)
+    saved(goes_on, 13)
+    assert files(tmp_path) == ["step-00000012.job2.ckpt", "step-00000013.job2.ckpt"]
+
+
+def test_jobs_that_begin_at_once_take_different_numbers(tmp_path):
+    taken, start = [], threading.Barrier(8)
+
+    def take():
+        start.wait()
+        taken.append(CheckpointFolder(tmp_path).take_job())
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == list(range(1, 9))
+    assert CheckpointFolder(tmp_path).take_job() == 9
+
+
+def test_a_job_follows_those_of_which_there_are_only_files(tmp_path):
+    saved(CheckpointFolder(tmp_path), 3)  # of an earlier ms_kungfu, or a copy without what begins with a dot
+    assert CheckpointFolder(tmp_path).take_job() == 2
+
+
+def test_a_folder_that_nothing_can_be_written_to_is_a_warning(tmp_path, caplog):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert CheckpointFolder(blocked / "folder").take_job() == 1
+    assert "no checkpoints can be written to" in caplog.text
 
 
 def test_a_damaged_file_gives_way_to_the_one_before(tmp_path):
@@ -350,7 +406,7 @@ def test_a_resume_under_other_conditions_says_what_differs(tmp_path, new_process
     first.begin()
     first.checkpoint()
     first._checkpoints.folder.wait()
-    (entry,) = (ms.load_checkpoint(str(path))["kungfu"] for path in tmp_path.iterdir())
+    (entry,) = (ms.load_checkpoint(str(path))["kungfu"] for path in tmp_path.glob("*.ckpt"))
     found = json.loads(entry)["conditions"]
     assert {"mindspore", "numpy", "ms_kungfu", "isa", "cpu", "cores", "shards", "global_batch", "seed"} == set(found)
     assert (found["shards"], found["global_batch"], found["seed"], found["cores"]) == (4, 8, 0, 1)
