@@ -161,21 +161,23 @@ class _Distribution:
         self._over = asyncio.Event()
         self._why = ""
         self._code = 0
+        self._hurries = False  # the hosts don't end by themselves
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._end, f"interrupted by {signal.Signals(number).name}", 128 + number)
+            why = f"interrupted by {signal.Signals(number).name}"
+            loop.add_signal_handler(number, self._end, why, 128 + number, True)
         timer = None
         if self._flags.timeout:
             why = f"still running after -timeout {self._flags.timeout:g} s"
-            timer = loop.call_later(self._flags.timeout, self._end, why, EXIT_TIMEOUT)
+            timer = loop.call_later(self._flags.timeout, self._end, why, EXIT_TIMEOUT, True)
         everywhere = asyncio.gather(*(self._on(host) for host in self._hosts))
         over = asyncio.ensure_future(self._over.wait())
         either: list[asyncio.Future[Any]] = [everywhere, over]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not everywhere.done():
-            if self._code < 128 and self._code != EXIT_TIMEOUT:
+            if not self._hurries:
                 await asyncio.wait([everywhere], timeout=_OTHERS_MAY_TAKE_S)
             for process in self._ssh.values():
                 if process.stdin is not None:
@@ -194,20 +196,24 @@ class _Distribution:
                 failed(PROGRAM, f"{host.name} was lost: {how}; the others {went_on}", code)
         return failed(PROGRAM, self._why, self._code) if self._why else 0
 
-    def _end(self, why: str, code: int) -> None:
+    def _end(self, why: str, code: int, hurries: bool = False) -> None:
         """The first reason is the one that is told."""
         if not self._over.is_set():
-            self._why, self._code = why, code
+            self._why, self._code, self._hurries = why, code, hurries
             self._over.set()
 
     async def _on(self, host: Host) -> None:
         login = ["-l", self._flags.u] if self._flags.u else []
         # In a session of its own: Ctrl-C is this program's to pass on.
-        process = await asyncio.create_subprocess_exec(
-            *_SSH, *login, "--", host.login, self._script,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )  # fmt: skip
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *_SSH, *login, "--", host.login, self._script,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:  # no descriptors, no processes, a command too long
+            self._end(f"ssh to {host.name} can't be started: {error.strerror or error}", 1)
+            return
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None

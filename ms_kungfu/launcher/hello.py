@@ -37,11 +37,11 @@ class Hello:
         """ProtocolError where it can't be that."""
         try:
             hello = cls(**{**message, "devices": _devices_from(message["devices"])})
-        except (TypeError, KeyError, ValueError) as error:
+            texts = [hello.host, hello.version, hello.built_for, hello.logdir, *hello.flags, *hello.flags.values()]
+            if not all(isinstance(text, str) for text in texts) or not all(type(core) is int for core in hello.cores):
+                raise ValueError("texts and numbers")
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ProtocolError(f"a host introduces itself wrongly: {error!r}") from None
-        texts = [hello.host, hello.version, hello.built_for, hello.logdir, *hello.flags, *hello.flags.values()]
-        if not all(isinstance(text, str) for text in texts) or not all(isinstance(core, int) for core in hello.cores):
-            raise ProtocolError("a host introduces itself wrongly")
         if not hello.cores:
             raise ProtocolError(f"{hello.host} has no cores")
         return hello

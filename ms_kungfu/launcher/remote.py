@@ -167,12 +167,14 @@ class RemoteSite:
                 for what, value in (await self._channel.receive()).items():
                     if self.lost:
                         continue
+                    if what in ("interrupted", "status") and type(value) is not int:
+                        raise ProtocolError(f"{what!r} with {value!r}")
                     if what == "interrupted":  # at any time
-                        self._owner.reports.interrupted(int(value), f" on host {self.name}")
+                        self._owner.reports.interrupted(value, f" on host {self.name}")
                     elif what == "leave":
                         self._owner.reports.host_leaves(self.name)
                     elif what == "status":  # somebody asks there
-                        self.send("status", {"number": int(value), "job": self._owner.reports.status()})
+                        self.send("status", {"number": value, "job": self._owner.reports.status()})
                     elif self._owner.workers.done():  # before, it has nothing to tell of
                         self._hear(self._owner.workers.result(), what, value)
         except ProtocolError as error:
@@ -225,7 +227,7 @@ class RemoteSite:
                 pass
             else:
                 raise ProtocolError(f"{what!r} means nothing")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProtocolError(f"{what} is said wrongly: {error!r}") from None
 
     def _note_words(self, gave_up: dict[str, dict[str, str]]) -> None:
@@ -359,7 +361,9 @@ class SpreadSegment:
         local: HostSegment | None = None
         if making is not None:
             making.cancel()  # if it is not over
-            await asyncio.wait([making])
+            while not making.done():
+                with contextlib.suppress(asyncio.CancelledError):  # by close(), which what follows looks at
+                    await asyncio.wait([making])
             if not making.cancelled() and making.exception() is None:
                 local = making.result()
         with self._lock:
@@ -692,6 +696,8 @@ class RemoteHosts:
             await self._answer_a_head(channel, message["head"])
             return False
         if "ask" in message:
+            if not isinstance(message["ask"], dict):
+                raise ProtocolError("an ask is an object")
             asker = {name: text_field(message["ask"], name) for name in ("host", "version", "built_for")}
             coming = joining_host(asker["host"], message["ask"].get("slots"))
             why = other_versions(**asker, own=self._hello) or self.reports.objection_to(coming)

@@ -241,3 +241,15 @@ def test_a_wrong_command_line_is_one_sentence(arguments, told, distribute):
     program.assert_exit(2)
     assert told in program.output
     assert len(program.lines) == 1
+
+
+def test_an_ssh_that_can_not_be_started_ends_all(distribute):
+    program = distribute("-H", "a,b", "echo", *["x" * 50_000] * 3)
+    program.assert_exit(1)
+    assert program.stderr[-1] == "kungfu-distribute: ssh to a can't be started: Argument list too long"
+
+
+def test_a_host_has_its_say_where_anothers_worker_was_killed(distribute):
+    program = distribute("-H", "a,b", "sh", "-c", "[ $AT = a ] && exit 137; sleep 0.5; echo last words")
+    program.assert_exit(137)
+    assert "[b] last words" in program.stdout

@@ -22,7 +22,8 @@ def test_what_a_host_says_arrives_as_it_is():
 
 @pytest.mark.parametrize(
     "change",
-    [{"host": 1}, {"cores": []}, {"cores": ["0"]}, {"flags": {"-np": 2}}, {"devices": {}}, {"more": 1},
+    [{"host": 1}, {"cores": []}, {"cores": 5}, {"cores": ["0"]}, {"flags": []}, {"flags": 5}, {"flags": {"-np": 2}},
+     {"devices": {}}, {"devices": {"kind": None, "each": 5}}, {"more": 1},
      {"logdir": None},
      {"devices": {"kind": "toaster", "each": []}}, {"devices": {"kind": "GPU", "each": [{"name": "0"}]}}],
 )  # fmt: skip

@@ -1,0 +1,63 @@
+"""The memory of a version over several hosts, which is closed at any moment while it is made."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.remote import SpreadSegment
+
+HERE, THERE = "10.0.0.1", "10.0.0.2"
+CLUSTER = Cluster(tuple(PeerID(host, 10000) for host in (HERE, THERE)), (), 5)
+
+
+class Site:
+    def __init__(self, name: str) -> None:
+        self.name, self.lost = name, ""
+        self.segments: dict[int, Any] = {}
+        self.apart: dict[Any, str] = {}
+        self.sent: list[str] = []
+
+    def send(self, what: str, _: object) -> None:
+        self.sent.append(what)
+
+
+class Local:
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("error", ["", "no memory"])
+@pytest.mark.parametrize("turns", range(10))
+def test_nothing_is_left_of_a_version_that_is_closed_while_it_is_made(turns: int, error: str) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        local, site = Local(), Site(THERE)
+
+        async def make(*_: object) -> Local:
+            return local
+
+        owner: Any = SimpleNamespace(
+            name=HERE, sites={THERE: site}, links=SimpleNamespace(make=make), in_loop=loop.call_soon,
+            was_made=lambda: None, machine=None,
+        )  # fmt: skip
+        segment = SpreadSegment(owner, CLUSTER, 1, recovers=True)
+        await asyncio.sleep(0.01)
+        segment.was_made(THERE, error)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        segment.close()
+        await asyncio.sleep(0.01)
+        assert site.sent[0] == "make"
+        assert site.sent[-1] == "close"
+        assert site.segments == {}
+        assert local.is_closed
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())
