@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <random>
@@ -497,8 +498,8 @@ TEST(ModelsOfOtherHosts, NoMoreIsKeptForAHostThanTwoAnswers) {
   for (uint32_t i = 0; i < kAsks; i++) {
     asker.Wait(heard[i]);
     EXPECT_EQ(answers[i].version, 1u);
-    if (i == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));  // in which a third could be heard
-    EXPECT_LE(found, i + 2);
+    if (i < 2) std::this_thread::sleep_for(std::chrono::milliseconds(50));  // in which a third could be heard
+    EXPECT_LE(found, std::max(2u, i + 1));
     if (i > 0) {  // one is left, so that there are never less than two
       asker.Wait(asker.Receive(1, 1, tcp::Tag::Of("kungfu/models", i - 1).Step(2), tensors.data(), tensors.size()));
       EXPECT_EQ(std::memcmp(tensors.data(), Model(kLarge, i, 1).a.data(), kLarge * 8), 0);

@@ -41,7 +41,7 @@ def end(job):
     """All who are left end at the same step, having seen the same."""
     next(iter(job.runs.values())).signal(signal.SIGUSR1)
     job.assert_exit(0)
-    ends = [m for run in job.runs.values() for m in run.wait_for(r"^finished pid \d+ (step \d+) weights (\w+)", 0)]
+    ends = [m for run in job.runs.values() for m in run.wait_for(r"^finished pid \d+ (step \d+ weights \w+)", 0)]
     assert len({match[1] for match in ends}) == 1
     assert "Traceback" not in job.output
     return ends

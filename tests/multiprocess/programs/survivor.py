@@ -48,16 +48,16 @@ def note_stop(*_):
 
 
 def share_step():
-    global step
+    global step, digest
     while True:
         try:
-            root = comm.broadcast(np.array([step]), root=membership.sync_root(), name="step")
+            root = comm.broadcast(np.array([step, digest]), root=membership.sync_root(), name="step")
         except kf.PeerLostError:
             continue
         if membership.is_joiner():
-            step = int(root[0])
+            step, digest = map(int, root)
             membership.state_received()
-        assert step == root[0], (step, root)
+        assert [step, digest] == root.tolist(), (step, digest, root)
         return
 
 
