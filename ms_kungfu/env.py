@@ -80,7 +80,7 @@ def _hex(text: str) -> str:
 
 
 def _url(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
+    if not text.startswith(("http://", "https://", "etcd://", "etcds://")):
         raise ValueError(text)
     return text
 
@@ -137,8 +137,9 @@ JOB_SECRET = _optional(
 )
 CONFIG_SERVER = _optional(
     "KUNGFU_CONFIG_SERVER",
-    Kind(_url, "an http:// or https:// URL"),
-    "URL of the config server's `/config`. Unset: there is none, and the cluster can't change.",
+    Kind(_url, "an http://, https://, etcd:// or etcds:// URL"),
+    "URL of the config server's `/config`, or of the job in an etcd. Unset: there is none, and the cluster "
+    "can't change.",
 )
 WATCH = Variable("KUNGFU_WATCH", FLAG, False, "Whether the launcher follows the config server (`-w`).")
 HOSTS = _optional(
@@ -313,6 +314,56 @@ RANK_TABLE_FILE = _optional(
 )
 HCCL_CONFIG_PATH = _optional(
     "MINDSPORE_HCCL_CONFIG_PATH", PATH, "The same, and the one that counts where both are set.", set_by="user"
+)
+# etcdctl's names, for `-config-server etcd://...`; each host and each worker that writes needs them.
+ETCD_USER = _optional(
+    "ETCDCTL_USER",
+    Kind(str, "NAME:PASSWORD, or NAME"),
+    "The user of etcd that the job is, where the config server is one.",
+    set_by="user",
+    secret=True,
+)
+ETCD_PASSWORD = _optional(
+    "ETCDCTL_PASSWORD", Kind(str, "a password"), "His password, where it isn't in `ETCDCTL_USER`.", "user", secret=True
+)
+ETCD_CACERT = _optional(
+    "ETCDCTL_CACERT", PATH, "Certificates of who vouches for etcd's (`etcds://`). Unset: the system's.", set_by="user"
+)
+ETCD_CERT = _optional("ETCDCTL_CERT", PATH, "The job's own certificate for etcd, where it asks for one.", set_by="user")
+ETCD_KEY = _optional("ETCDCTL_KEY", PATH, "The key of that certificate.", set_by="user")
+# What srun tells each task.
+_NODES = Kind(str, "a list of nodes like gpu[01-03],login")
+_COUNTS = Kind(str, "a number for each node, like 2(x3),1")
+SLURM_JOB_ID = _optional("SLURM_JOB_ID", NUMBER, "The allocation.", set_by="Slurm")
+SLURM_STEP_ID = _optional(
+    "SLURM_STEP_ID",
+    NUMBER,
+    "The step of it. With both, and neither `-H`, `-hostfile`, `-standalone`, `-self` nor `-nic`, the nodes of the "
+    "step are the job's hosts.",
+    set_by="Slurm",
+)
+SLURM_JOB_NODELIST = _optional("SLURM_JOB_NODELIST", _NODES, "The nodes of the allocation.", set_by="Slurm")
+SLURM_STEP_NODELIST = _optional(
+    "SLURM_STEP_NODELIST", _NODES, "The nodes of the step. Unset: those of the allocation.", set_by="Slurm"
+)
+SLURM_TASKS_PER_NODE = _optional(
+    "SLURM_TASKS_PER_NODE",
+    _COUNTS,
+    "Tasks on each node: so many workers it may have, where they are several on some node.",
+    set_by="Slurm",
+)
+SLURM_STEP_TASKS_PER_NODE = _optional(
+    "SLURM_STEP_TASKS_PER_NODE", _COUNTS, "The same for the step, and the one that counts where it is set.", "Slurm"
+)
+SLURM_JOB_CPUS_PER_NODE = _optional(
+    "SLURM_JOB_CPUS_PER_NODE",
+    _COUNTS,
+    "Cores of the allocation on each node: so many workers it may have, where srun starts one task on each.",
+    set_by="Slurm",
+)
+SLURM_NODEID = Variable("SLURM_NODEID", NUMBER, 0, "Which of the step's nodes this one is.", set_by="Slurm")
+SLURM_LOCALID = Variable(
+    "SLURM_LOCALID", NUMBER, 0, "Which task of its node this is. The first is its `kungfu-run`.", set_by="Slurm"
 )
 
 VARIABLES: tuple[Variable[object], ...] = tuple(v for v in list(globals().values()) if isinstance(v, Variable))

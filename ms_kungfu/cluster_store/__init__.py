@@ -5,29 +5,27 @@ Everybody gets a store from :func:`open_store`, which alone knows what kinds the
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
+from ms_kungfu.cluster_store.etcd import EtcdClusterStore
 from ms_kungfu.cluster_store.http import HttpClusterStore
 from ms_kungfu.cluster_store.store import ClusterStore, StaleVersionError, StoreUnreachableError
 
 __all__ = ["ClusterStore", "StaleVersionError", "StoreUnreachableError", "open_store"]
 
-_KINDS = {"http": HttpClusterStore, "https": HttpClusterStore}
+_KINDS: dict[str, type[HttpClusterStore] | type[EtcdClusterStore]] = {
+    "http": HttpClusterStore,
+    "https": HttpClusterStore,
+    "etcd": EtcdClusterStore,
+    "etcds": EtcdClusterStore,
+}
 
 
 def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout_s: float = 10.0) -> ClusterStore:
     """The store at `url`. Nothing is sent yet. ValueError where the URL names none.
 
     Args:
-        secret: the job's, which writing needs.
+        secret: the job's, which writing may need (`ClusterStore.needs_secret`).
         writer: what is kept beside each cluster that is written: ``Cluster.writer`` tells it to whoever reads.
         timeout_s: the limit of each call as a whole; of `watch`, beyond the time that it is to wait.
     """
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in _KINDS and bool(parts.hostname) and parts.port != -1
-    except ValueError:  # the port is no number, or brackets don't match
-        good = False
-    if not good:
-        raise ValueError(f"{url!r} is not a URL like http://127.0.0.1:9100/config")
-    return _KINDS[parts.scheme](url, secret, writer, timeout_s)
+    # What is no kind's is told of as the one that most people mean.
+    return _KINDS.get(url.partition(":")[0], HttpClusterStore)(url, secret, writer, timeout_s)

@@ -1,31 +1,36 @@
-"""The cluster store that a config server keeps, over HTTP.
-
-On http.client and not urllib: no proxy variables of the environment and no redirects, neither of which should ever see
-the job's secret.
-"""
+"""The cluster store that a config server keeps, over HTTP."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import socket
-import time
 from typing import Any
 from urllib.parse import urlsplit
 
 from ms_kungfu.cluster import Cluster, parse_json
+from ms_kungfu.cluster_store.exchange import FAILURES, TooLongError, exchange
 from ms_kungfu.cluster_store.store import StaleVersionError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 
 WRITER_HEADER = "Kungfu-Writer"  # not in the document: whoever edits one and sends it back is another writer
-_MAX_ANSWER_BYTES = 1024 * 1024
 
 
 class HttpClusterStore:
-    """See :class:`ClusterStore`. Each call opens its own connection. The URL has been checked."""
+    """See :class:`ClusterStore`. Each call opens its own connection."""
+
+    needs_secret = True
 
     def __init__(self, url: str, secret: str | None, writer: str, timeout_s: float) -> None:
-        parts = urlsplit(url)
+        """ValueError where the URL makes no sense."""
+        try:
+            parts = urlsplit(url)
+            good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != -1
+        except ValueError:  # the port is no number, or brackets don't match
+            good = False
+        if not good:
+            raise ValueError(
+                f"{url!r} is not a URL like http://127.0.0.1:9100/config or etcd://10.0.0.1:2379,10.0.0.2:2379/job"
+            )
         self.url = url
         self._https = parts.scheme == "https"
         self._host, self._port = str(parts.hostname), parts.port
@@ -33,6 +38,10 @@ class HttpClusterStore:
         self._secret = secret
         self._writer = writer
         self._timeout_s = timeout_s
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        return (self._host,)
 
     def get(self) -> Cluster | None:
         return self._cluster(*self._request("GET", self._path, None, self._timeout_s))
@@ -69,8 +78,7 @@ class HttpClusterStore:
         self, method: str, path: str, body: bytes | None, timeout_s: float, writer: str = "", needs_secret: bool = False
     ) -> tuple[int, bytes, str]:
         kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
-        deadline = time.monotonic() + timeout_s
-        connection = kind(self._host, self._port, timeout=timeout_s)
+        connection = kind(self._host, self._port)
         headers = {"Connection": "close"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -79,29 +87,14 @@ class HttpClusterStore:
         if self._secret and (method != "GET" or needs_secret):
             headers["Authorization"] = f"Bearer {self._secret}"
         try:
-            connection.request(method, path, body, headers)
-            # The timeout of a socket is for one wait; a server that sends a byte now and then needs the deadline too.
-            response = connection.getresponse()
-            received = bytearray()
-            while True:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise socket.timeout(f"no complete answer within {timeout_s:g} s")
-                if connection.sock is not None:
-                    connection.sock.settimeout(left)
-                piece = response.read1(65536)
-                if not piece:
-                    break
-                received += piece
-                if len(received) > _MAX_ANSWER_BYTES:
-                    raise ConfigServerError(f"{self.url} answered more than {_MAX_ANSWER_BYTES} bytes")
-        except (OSError, http.client.HTTPException) as error:
+            response, received = exchange(connection, method, path, body, headers, timeout_s)
+        except FAILURES as error:
             raise StoreUnreachableError(f"config server {self.url}: {error or type(error).__name__}") from None
-        finally:
-            connection.close()
+        except TooLongError as error:
+            raise ConfigServerError(f"{self.url} {error}") from None
         if response.status < 400 or (response.status == 404 and method == "GET"):
-            return response.status, bytes(received), response.getheader(WRITER_HEADER, "")
-        what = f"{method} {self.url}: {response.status} {_text_of(bytes(received))}"
+            return response.status, received, response.getheader(WRITER_HEADER, "")
+        what = f"{method} {self.url}: {response.status} {_text_of(received)}"
         raise (StaleVersionError if response.status == 409 else ConfigServerError)(what)
 
 

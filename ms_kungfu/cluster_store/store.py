@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ms_kungfu.cluster import Cluster
@@ -25,6 +26,16 @@ class ClusterStore(Protocol):
     @property
     def url(self) -> str: ...
 
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The hosts that keep it, by the names that the URL has for them."""
+        ...
+
+    @property
+    def needs_secret(self) -> bool:
+        """Whether writing needs the job's secret; else who may write is the store's own affair."""
+        ...
+
     def get(self) -> Cluster | None:
         """The wanted cluster, None where there is none."""
         ...
@@ -45,3 +56,28 @@ class ClusterStore(Protocol):
     def delete(self) -> None:
         """Makes the store forget the cluster, not its version."""
         ...
+
+
+def next_cluster(document: object, writer: str, held: Cluster | None, last_version: int) -> Cluster:
+    """What a store that has `held`, and has had versions up to `last_version`, keeps once `document` is written.
+
+    A document that names ``Version`` is a compare-and-swap: it must name the present version plus one (where the store
+    is empty, any that was not used before), so of two writers that read the same version one wins and the other learns
+    it (StaleVersionError). A document without ``Version`` always becomes the next one. ValueError for what is none.
+    """
+    wanted = Cluster.from_json(document, writer=writer)
+    assert isinstance(document, dict)
+    if "Version" not in document:
+        wanted = replace(wanted, version=last_version + 1)
+    elif held is None and wanted.version <= last_version:
+        raise StaleVersionError(f"Version {wanted.version} is over; the next one is {last_version + 1}")
+    elif held is not None and wanted.version != last_version + 1:
+        raise StaleVersionError(
+            f"Version {wanted.version} is not the next one: the present version is {last_version}, so name "
+            f"{last_version + 1} after reading it, or leave Version out to overwrite whatever is there"
+        )
+    if "Runners" not in document and held is not None:
+        wanted = replace(wanted, runners=held.runners)
+    if "Slots" not in document and held is not None:
+        wanted = replace(wanted, slots=held.slots, placement=held.placement)
+    return wanted

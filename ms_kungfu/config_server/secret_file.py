@@ -132,6 +132,8 @@ def opened(directory: Path) -> Iterator[int]:
 
 def _name(url: str) -> str:
     parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):  # an etcd is nobody's on this machine
+        return quote(url, safe="") + _SUFFIX
     host = parts.hostname or "localhost"
     # 127.0.0.1, localhost and the like are one server under many names; the port tells them apart.
     with contextlib.suppress(ValueError):

@@ -18,6 +18,7 @@ from ms_kungfu.launcher.control import RefusedError
 from ms_kungfu.launcher.joining import ask
 from ms_kungfu.launcher.options import PROGRAM, JoinRequest, Options, parse_command_line
 from ms_kungfu.launcher.output import Output
+from ms_kungfu.launcher.slurm import SpareTaskError
 from ms_kungfu.launcher.status_command import status
 from ms_kungfu.launcher.supervisor import Supervisor, set_process_name
 
@@ -42,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return failed(PROGRAM, error, 2)
     except RefusedError as error:
         return failed(PROGRAM, error, 1)
+    except SpareTaskError:
+        return 0
     except KeyboardInterrupt:  # before the job could install its own handler
         return 128 + signal.SIGINT
 
@@ -54,6 +57,8 @@ def _run(options: Options) -> int:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
+    if options.in_slurm:  # Slurm tells it to all processes of the step, and by default it would kill the workers
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     # Before any thread exists, and before the imports below: the supervisor stays small.
     supervisor = Supervisor.fork(options.command)
     try:

@@ -99,7 +99,7 @@ def _main(
             raise UsageError(str(error)) from None
         except ValueError as error:
             raise UsageError(f"-config-server: {error}") from None
-        if secret is None:
+        if secret is None and store.needs_secret:
             raise UsageError(
                 f"no secret for {url} was left by a config server of this user on this machine: is the job running? "
                 "For one of another user or machine give -secret-file or set KUNGFU_JOB_SECRET"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from argparse import Namespace
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,10 +15,10 @@ from ms_kungfu._flags import FlagParser, UsageError, integer, switch
 from ms_kungfu.cluster import EVEN, FILL, PLACEMENTS
 from ms_kungfu.cluster_store import open_store
 from ms_kungfu.devices.rank_table import RankTableError
-from ms_kungfu.launcher import devices, network
+from ms_kungfu.launcher import devices, network, slurm
 from ms_kungfu.launcher.affinity import allowed_cores
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts, read_hostfile
-from ms_kungfu.launcher.secret import MAKE_ONE, SecretError, read_secret_file
+from ms_kungfu.launcher.secret import MAKE_ONE, SLURM_MAKES_ONE, SecretError, read_secret_file
 
 _SECRET_DIGITS = 32  # 128 bits: not to be guessed over a network
 # torchrun's that mean nothing here, with what does the same.
@@ -119,13 +120,16 @@ def add_host_flags(parser: FlagParser) -> None:
         parser.flag(name, **what)
 
 
-def settle_hosts(flags: Namespace) -> None:
-    """From what the flags say of hosts, secret and config server to what they mean together."""
+def settle_hosts(flags: Namespace, given: Collection[str]) -> None:
+    """From what the flags say of hosts, secret and config server to what they mean together. `given`: the names of
+    those that were there. SpareTaskError in a task of Slurm's beside its node's kungfu-run."""
     listed = None if isinstance(flags.hosts, Hosts) else flags.hosts
     if listed and flags.hostfile:
         raise UsageError("-H and -hostfile both name the hosts; leave one of them out")
     if not listed and not flags.hostfile and not flags.standalone:
         listed = _of_distribute()
+        if listed is None and flags.self is None and flags.nic is None and slurm.is_step(os.environ):
+            listed = _of_slurm(flags, given)
     try:
         flags.hosts = _hosts_of(listed or flags.hostfile, flags.self, flags.nic)
     except HostError as error:
@@ -151,6 +155,21 @@ def _of_distribute() -> tuple[Host, ...] | None:
         return None if slots is None else parse_hosts(",".join(f"{host}:{count}" for host, count in slots.items()))
     except (ValueError, argparse.ArgumentTypeError) as error:
         raise UsageError(str(error)) from None
+
+
+def _of_slurm(flags: Namespace, given: Collection[str]) -> tuple[Host, ...] | None:
+    """The nodes of the step; one alone is a host without a name, as ever."""
+    step = slurm.step_of(os.environ)
+    slurm.take_cores(os.environ)
+    flags.in_slurm = True
+    if "port" not in given:
+        flags.control_port = step.port
+    if flags.size is None and flags.nproc_per_node is None:
+        flags.size = step.size
+    if len(step.hosts) == 1:
+        return None
+    flags.self = step.own
+    return step.hosts
 
 
 def _settle_torchruns(flags: Namespace) -> None:
@@ -233,7 +252,8 @@ def secret_of(flags: Namespace, is_several: bool) -> str | None:
     if not is_several:
         return given
     if given is None:
-        raise UsageError(f"several hosts need a secret that they share, against strangers: {MAKE_ONE}")
+        how = SLURM_MAKES_ONE if flags.in_slurm else MAKE_ONE
+        raise UsageError(f"several hosts need a secret that they share, against strangers: {how}")
     if len(given) < _SECRET_DIGITS:
         raise UsageError(
             f"the job's secret has {len(given)} digits, of the {_SECRET_DIGITS} at least that several hosts need: "
@@ -256,20 +276,20 @@ def _settle_config_server(flags: Namespace) -> None:
             return
         flags.config_server = f"http://{first}:{flags.builtin_port}/config"
     check_url(flags.config_server, flags.builtin_port)
-    named = urlsplit(flags.config_server).hostname or ""
-    if network.is_loopback(named) and not network.is_loopback(hosts.each[0].address):
+    servers = open_store(flags.config_server).servers
+    if any(map(network.is_loopback, servers)) and not network.is_loopback(hosts.each[0].address):
         raise UsageError(
             f"-config-server {flags.config_server} means another one on each host; write an address that all of them "
             f"reach, e.g. {first}"
         )
-    wanted = {named, *network.addresses_of(named)}
+    wanted = network.addresses_of_server(servers)
     there = [host.name for host in hosts.each if wanted & {host.address, *network.addresses_of(host.address)}]
     if there:
         flags.hosts = hosts = replace(hosts, head_name=there[0])
     elif flags.builtin_port is not None:
         raise UsageError(
-            f"-builtin-config-port runs the config server on the host that -config-server names, and {named} is none "
-            f"of {hosts}"
+            f"-builtin-config-port runs the config server on the host that -config-server names, and {servers[0]} is "
+            f"none of {hosts}"
         )
     if flags.builtin_port is not None:
         if flags.builtin_port == 0:
@@ -284,10 +304,10 @@ def check_url(url: str, builtin_port: int | None) -> None:
     except ValueError as error:
         raise UsageError(f"-config-server: {error}") from None
     parts = urlsplit(url)
+    if builtin_port is not None and parts.scheme != "http":
+        raise UsageError(f"-builtin-config-port serves http, not {parts.scheme}; leave it out, or write http://...")
     if builtin_port and parts.port != builtin_port:
         raise UsageError(
             f"-config-server {url} names port {parts.port or 80}, but -builtin-config-port {builtin_port}; "
             "give both the same"
         )
-    if builtin_port is not None and parts.scheme != "http":
-        raise UsageError("-builtin-config-port serves http, not https; write -config-server http://...")

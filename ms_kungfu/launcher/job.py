@@ -170,6 +170,8 @@ class Job:
             self._loop.add_signal_handler(number, self._on_signal, number)
         for number in _PASSED_ON:
             self._loop.add_signal_handler(number, self._supervisor.signal, number)
+        if self._options.in_slurm:
+            self._loop.add_signal_handler(signal.SIGUSR1, self._on_signal, signal.SIGTERM)
 
     def _on_signal(self, number: int) -> None:
         self.interrupted(number)

@@ -25,13 +25,12 @@ import contextlib
 import socket
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 from ms_kungfu._flags import UsageError
 from ms_kungfu._version import VERSION
 from ms_kungfu.broker_protocol import ProtocolError
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.cluster_store import open_store
+from ms_kungfu.cluster_store import ClusterStore, open_store
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import network
 from ms_kungfu.launcher.control import RefusedError, call
@@ -76,7 +75,8 @@ def ask(request: JoinRequest) -> Options:
 async def _ask(request: JoinRequest) -> Options:
     url, machine = request.url, Machine()
     try:
-        cluster = open_store(url).get()
+        store = open_store(url)
+        cluster = store.get()
     except ValueError as error:
         raise UsageError(f"-join: {error}") from None
     except ConfigServerError as error:
@@ -88,7 +88,7 @@ async def _ask(request: JoinRequest) -> Options:
             f"the job of {url} was started on one host, and listens to no other; start it with several (-H) to have "
             "more join"
         )
-    head = _head_of(url, cluster)
+    head = _head_of(store, cluster)
     own = _own_host(request, head)
     others = [Host(runner.host) for runner in cluster.runners if runner.host != own.name]
     try:
@@ -120,10 +120,9 @@ async def _ask(request: JoinRequest) -> Options:
     return options
 
 
-def _head_of(url: str, cluster: Cluster) -> PeerID:
+def _head_of(store: ClusterStore, cluster: Cluster) -> PeerID:
     """By the rule that its hosts went by (`host_flags`): the one with the config server, else the first one."""
-    named = urlsplit(url).hostname or ""
-    wanted = {named, *network.addresses_of(named)}
+    wanted = network.addresses_of_server(store.servers)
     for runner in cluster.runners:
         address = Host(runner.host).address
         if wanted & {address, *network.addresses_of(address)}:

@@ -9,6 +9,7 @@ import ipaddress
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 _SIOCGIFCONF = 0x8912
@@ -23,6 +24,11 @@ def addresses_of(name: str) -> list[str]:
         for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
             found[str(address[0])] = None
     return list(found)
+
+
+def addresses_of_server(servers: Sequence[str]) -> set[str]:
+    """Name and addresses of the one host that keeps a store; of several none is nearer than the others."""
+    return {servers[0], *addresses_of(servers[0])} if len(servers) == 1 else set()
 
 
 def is_of_this_machine(address: str) -> bool:

@@ -108,7 +108,9 @@ class Options:
         metavar="PORT",
     )
     config_server: str | None = _flag(  # URL as given
-        "config-server", "URL of the config server, e.g. http://127.0.0.1:9100/config", metavar="URL"
+        "config-server",
+        "URL of the config server, e.g. http://127.0.0.1:9100/config, or of the job in an etcd, etcd://HOST:2379/JOB",
+        metavar="URL",
     )
     keep: bool = _switch("k", "with -w: stay when all workers have finished, for the next cluster")
     quiet: bool = _switch("q", "say nothing but errors; the workers' output stays")
@@ -236,6 +238,7 @@ class Options:
     # Of the user's, for several hosts: proves one to the other. None: there is one host, or the network is trusted.
     secret: str | None = field(default=None, repr=False)
     joins: bool = False  # this host joins a job that runs (-join)
+    in_slurm: bool = False  # its hosts are the nodes of a step, and SIGUSR1 is Slurm's word that they are taken away
 
     @property
     def host(self) -> Host:
@@ -277,7 +280,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest:
     for each in fields(Options):
         if each.metadata:
             parser.flag(**each.metadata, dest=each.name, default=each.default)
-    parser.set_defaults(size=None)
+    parser.set_defaults(size=None, in_slurm=False)
     add_host_flags(parser)
     parser.flag(
         "msrun",
@@ -297,7 +300,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest:
     _check_environment()
     embeds_somewhere = flags.builtin_port is not None  # if not on this host
     settle_words(flags)
-    settle_hosts(flags)
+    settle_hosts(flags, parser.given)
     flags.size = flags.size or 1
     settle_world(flags)
     if flags.hosts.is_several and flags.standbys:

@@ -148,6 +148,8 @@ class Outpost:
             self._loop.add_signal_handler(number, self._on_signal, number)
         for number in _PASSED_ON:
             self._loop.add_signal_handler(number, self._supervisor.signal, number)
+        if self._options.in_slurm:
+            self._loop.add_signal_handler(signal.SIGUSR1, self._on_signal, signal.SIGTERM)
 
     def _on_signal(self, number: int) -> None:
         """A SIGTERM has this host leave, where the head finds that the job can do without it: it tells when that is

@@ -14,6 +14,10 @@ MAKE_ONE = (
     "make one with (umask 077; openssl rand -hex 32 >job.secret), copy the file to each host and give it there by "
     "-secret-file, or its text as KUNGFU_JOB_SECRET; -no-secret does without in a network that is trusted"
 )
+SLURM_MAKES_ONE = (
+    "srun passes one on to all nodes that is in its environment: export KUNGFU_JOB_SECRET=$(openssl rand -hex 32); "
+    "-no-secret does without in a network that is trusted"
+)
 _MOST_BYTES = 4096
 
 

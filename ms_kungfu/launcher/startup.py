@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from ms_kungfu import env
 from ms_kungfu.cluster import Cluster
-from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError
+from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError, open_store
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError
 from ms_kungfu.config_server.store import ConfigStore
 from ms_kungfu.devices.rank_table import RankTableError
@@ -81,7 +81,7 @@ async def prepare(
     writer = secrets.token_hex(8)
     url = options.config_server
     if options.builtin_port is None and url is not None:
-        secret = secret or _secret_of(url, machine)
+        secret = secret or (_secret_of(url, machine) if open_store(url).needs_secret else secrets.token_hex(32))
         store = machine.open_store(url, secret, writer=writer)
         first = await _first_from(options, machine, store)
         return Start(devices, join_timeout_s, secret, first, writer, url, store=store)
@@ -171,7 +171,8 @@ async def _first_from(options: Options, machine: Machine, store: ClusterStore) -
                 _log.info("waiting for %s to hold a cluster (-init-version -1)", store.url)
         except StoreUnreachableError as error:
             if loop.time() > deadline:
-                raise StartError(f"{error}; is it running? -builtin-config-port runs one with the job") from None
+                instead = " -builtin-config-port runs one with the job" if store.needs_secret else ""
+                raise StartError(f"{error}; is it running?{instead}") from None
         except StaleVersionError:
             continue
         except (ConfigServerError, HostError) as error:

@@ -69,7 +69,7 @@ def _job_at(url: str, secret_file: str | None) -> _Document:
         secret = secret_for(os.environ, secret_file, url)
     except (SecretError, ValueError) as error:
         raise UsageError(str(error)) from None
-    if secret is None:
+    if secret is None and store.needs_secret:
         raise ConfigServerError(
             f"no job of this user on this machine has the config server {url}; of one elsewhere its secret shows the "
             f"status: -secret-file or {env.JOB_SECRET.name}"

@@ -50,6 +50,9 @@ class Server:
 class Store:
     """A `ClusterStore`: a request takes time on its way there and back, and the answer may be lost."""
 
+    needs_secret = True
+    servers = ("server",)
+
     def __init__(self, world, writer=""):
         self._world, self._writer = world, writer
         self.url = "http://server/config"

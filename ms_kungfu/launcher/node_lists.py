@@ -1,0 +1,79 @@
+"""Slurm's shorthand for many hosts (``gpu[01-03,7],login``) and for as many numbers (``2(x3),1``). Pure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+_MOST = 65536  # as Slurm's own limit on a list
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+
+
+def nodes_of(text: str) -> list[str]:
+    """The names of the nodes, in their order. ValueError says what can't be read."""
+    found: list[str] = []
+    for part in _parts(text):
+        found += itertools.islice(_expanded(part, text), _MOST + 1)
+        if len(found) > _MOST:
+            raise ValueError(f"{_shown(text)} has more than {_MOST} nodes")
+    twice = next((name for name, places in itertools.groupby(sorted(found)) if len(list(places)) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{_shown(text)} names {twice} twice")
+    return found
+
+
+def counts_of(text: str) -> list[int]:
+    """One number for each node."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = _COUNT.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{_shown(text)} is no list of numbers like 2(x3),1: {_shown(part)} isn't one")
+        times = int(match[2] or 1)
+        if not times or len(found) + times > _MOST:
+            raise ValueError(f"{_shown(text)} is no list of numbers like 2(x3),1: {_shown(part)} isn't one")
+        found += [int(match[1])] * times
+    return found
+
+
+def _parts(text: str) -> list[str]:
+    """Between the commas that stand in no brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "[") - (letter == "]")
+        if depth not in (0, 1):
+            raise ValueError(f"{_shown(text)} is no list of nodes like gpu[01-03],login: its brackets don't match")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if depth:
+        raise ValueError(f"{_shown(text)} is no list of nodes like gpu[01-03],login: its brackets don't match")
+    return parts
+
+
+def _expanded(part: str, text: str) -> Iterator[str]:
+    # Names and ranges in turn; a name may be empty beside a range.
+    pieces = re.split(r"\[([^]]*)\]", part)
+    if not part or not all(_NAME.fullmatch(name) for name in pieces[::2] if name):
+        raise ValueError(f"{_shown(text)} is no list of nodes like gpu[01-03],login: {_shown(part)} names none")
+    choices = [list(_numbers(piece, text)) if number % 2 else [piece] for number, piece in enumerate(pieces)]
+    return ("".join(each) for each in itertools.product(*choices))
+
+
+def _numbers(ranges: str, text: str) -> Iterator[str]:
+    """With as many digits as the first of each has."""
+    for piece in ranges.split(","):
+        match = _RANGE.fullmatch(piece)
+        low, high = (match[1], match[2] or match[1]) if match else ("1", "0")
+        if not 0 <= int(high) - int(low) < _MOST:
+            raise ValueError(f"{_shown(text)} is no list of nodes like gpu[01-03],login: [{_shown(piece)}] is no range")
+        for number in range(int(low), int(high) + 1):
+            yield f"{number:0{len(low)}d}"
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 100 else f"{text[:100]}...")

@@ -1,0 +1,109 @@
+"""What a step of Slurm's says of a job: ``srun kungfu-run python train.py`` needs no list of hosts.
+
+The hosts are the step's nodes, this one among them by its number, and each may have as many workers as srun starts
+tasks there; where that is one task a node, as the allocation has cores there. The first task of a node is its
+kungfu-run. The others have nothing to do and end at once; the cores that they are bound to are the first one's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from argparse import ArgumentTypeError
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Callable, TypeVar
+
+from ms_kungfu import env
+from ms_kungfu._flags import UsageError
+from ms_kungfu.launcher.hosts import Host, parse_hosts
+from ms_kungfu.launcher.node_lists import counts_of, nodes_of
+
+# Steps that srun hasn't started (a batch script, an interactive shell) have numbers from here on.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+_PORTS = range(12000, 28000)  # below those that systems give to whoever calls
+_PORTS_OF_A_JOB = 16
+T = TypeVar("T")
+_REMEDY = "name the hosts by -H, or give --standalone for a job on this one"
+
+
+class SpareTaskError(Exception):
+    """Another task of this node is its kungfu-run."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """`own`: the name of this node. `size`: how many workers there are where nobody says. `port`: for the launchers,
+    the same on all nodes and another one for another job beside."""
+
+    hosts: tuple[Host, ...]
+    own: str
+    size: int
+    port: int
+
+
+def is_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun has started this process as a task of a step. UsageError where Slurm's variables make no sense."""
+    try:
+        step = env.SLURM_STEP_ID.get(environ)
+        return env.SLURM_JOB_ID.get(environ) is not None and step is not None and step < _FIRST_SPECIAL_STEP
+    except ValueError as error:
+        raise UsageError(f"{error}; {_REMEDY}") from None
+
+
+def step_of(environ: Mapping[str, str]) -> Step:
+    """Of the first task of a node. SpareTaskError in another one; UsageError where Slurm's variables make no sense."""
+    try:
+        return _step_of(environ)
+    except (ValueError, ArgumentTypeError) as error:
+        raise UsageError(f"{error}; {_REMEDY}") from None
+
+
+def _step_of(environ: Mapping[str, str]) -> Step:
+    listed = env.SLURM_STEP_NODELIST if env.SLURM_STEP_NODELIST.get(environ) else env.SLURM_JOB_NODELIST
+    counted = env.SLURM_STEP_TASKS_PER_NODE if env.SLURM_STEP_TASKS_PER_NODE.get(environ) else env.SLURM_TASKS_PER_NODE
+    nodes, tasks = _read(listed, nodes_of, environ), _read(counted, counts_of, environ)
+    if len(tasks) != len(nodes):
+        raise ValueError(
+            f"{counted.name}={counted.get(environ)} is for {len(tasks)} nodes, and {listed.name}={listed.get(environ)} "
+            f"has {len(nodes)}"
+        )
+    number = env.SLURM_NODEID.get(environ)
+    if number >= len(nodes):
+        raise ValueError(f"SLURM_NODEID={number} is none of the {len(nodes)} nodes {listed.name}={listed.get(environ)}")
+    if env.SLURM_LOCALID.get(environ):
+        raise SpareTaskError
+    slots = tasks if max(tasks) > 1 else _cores_of(nodes, environ)
+    job, step = env.SLURM_JOB_ID.get(environ) or 0, env.SLURM_STEP_ID.get(environ) or 0
+    port = _PORTS[(job * _PORTS_OF_A_JOB + step) % len(_PORTS)]
+    hosts = tuple(parse_hosts(f"{node}:{count}")[0] for node, count in zip(nodes, slots))
+    return Step(hosts, hosts[number].name, sum(tasks), port)
+
+
+def _read(variable: env.Variable[str | None], parse: Callable[[str], list[T]], environ: Mapping[str, str]) -> list[T]:
+    text = variable.get(environ)
+    if text is None:
+        raise ValueError(f"Slurm has not set {variable.name}")
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{variable.name}: {error}") from None
+
+
+def _cores_of(nodes: list[str], environ: Mapping[str, str]) -> list[int]:
+    """Those that the allocation has on each of the step's nodes."""
+    if env.SLURM_JOB_CPUS_PER_NODE.get(environ) is None:
+        return [1] * len(nodes)
+    every = _read(env.SLURM_JOB_NODELIST, nodes_of, environ)
+    counts = dict(zip(every, _read(env.SLURM_JOB_CPUS_PER_NODE, counts_of, environ)))
+    return [max(1, counts.get(node, 1)) for node in nodes]
+
+
+def take_cores(environ: Mapping[str, str]) -> None:
+    """This task's cores are from now on those of all tasks of the step on this node, where Slurm has bound them."""
+    with contextlib.suppress(ValueError, OSError):  # where it hasn't, or won't have it, there is nothing to do
+        if environ.get("SLURM_CPU_BIND_TYPE", "").startswith("mask_cpu"):
+            union = 0
+            for mask in environ.get("SLURM_CPU_BIND_LIST", "").split(","):
+                union |= int(mask, 16)
+            os.sched_setaffinity(0, {core for core in range(union.bit_length()) if union >> core & 1})

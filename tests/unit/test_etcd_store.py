@@ -1,0 +1,204 @@
+"""What the cluster store in etcd makes of URLs and answers; a small server stands for etcd."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import json
+import threading
+
+import pytest
+
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError, open_store
+from ms_kungfu.errors import ConfigServerError
+
+
+@pytest.mark.parametrize(
+    ("url", "servers"),
+    [
+        ("etcd://10.0.0.1:2379,10.0.0.2/job", ("10.0.0.1", "10.0.0.2")),
+        ("etcd://etcd-0.etcd:2379/teams/one/train-7", ("etcd-0.etcd",)),
+        ("etcd://[fd00::1]:2379,[fd00::2]/job", ("fd00::1", "fd00::2")),
+        ("etcds://a/job", ("a",)),
+    ],
+)
+def test_a_url_names_members_and_a_job(url, servers):
+    store = open_store(url)
+    assert (store.servers, store.url, store.needs_secret) == (servers, url, False)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("etcd://a:2379", "names no job; write it like etcd://"),
+        ("etcd://a:2379/", "names no job"),
+        ("etcd://a:2379/a job", "names no job"),
+        ("etcd://a:2379/job?x=1", "names no job"),
+        ("etcd:///job", "'' is not host:port of a member"),
+        ("etcd://a:2379,/job", "'' is not host:port of a member"),
+        ("etcd://a:x/job", "'a:x' is not host:port of a member"),
+        ("etcd://a:70000/job", "'a:70000' is not host:port"),
+        ("etcd://me:word@a:2379/job", "give etcd's user by ETCDCTL_USER"),
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused_in_a_sentence(url, told):
+    with pytest.raises(ValueError, match=".") as caught:
+        open_store(url)
+    assert told in str(caught.value)
+    assert "word" not in str(caught.value).replace("PASSWORD", "")
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"ETCDCTL_USER": "me"}, "ETCDCTL_USER names etcd's user as NAME:PASSWORD"),
+        ({"ETCDCTL_PASSWORD": "word"}, "ETCDCTL_USER names etcd's user as NAME:PASSWORD"),
+        ({"ETCDCTL_CACERT": "/none.crt"}, "ETCDCTL_CACERT=/none.crt has no certificates: No such file"),
+        ({"ETCDCTL_CERT": "/none.crt"}, "ETCDCTL_CERT and ETCDCTL_KEY are a pair"),
+        ({"ETCDCTL_CERT": "/none.crt", "ETCDCTL_KEY": "/none.key"}, "are no pair: No such file"),
+    ],
+)
+def test_what_etcdctl_is_told_is_checked(environment, told, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=".") as caught:
+        open_store("etcds://a:2379/job")
+    assert told in str(caught.value)
+
+
+class Server:
+    """Answers as it is told: `answers` are (status, JSON or text) in their order, the last one again and again."""
+
+    def __init__(self, *answers):
+        asked = self.asked = []
+        left = list(answers)
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                asked.append((self.path, body, dict(self.headers)))
+                status, answer = left.pop(0) if len(left) > 1 else left[0]
+                text = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_):
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.member = f"127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def member():
+    started = []
+
+    def start(*answers):
+        started.append(Server(*answers))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+def held(version, size=1, mark="m", revision=7):
+    document = {"Version": version, "Writer": "w", "Mark": mark, "Cluster": cluster(size, version).to_json()}
+    value = base64.b64encode(json.dumps(document).encode()).decode()
+    return {"header": {"revision": "9"}, "kvs": [{"mod_revision": str(revision), "value": value}]}
+
+
+def cluster(size, version):
+    return Cluster(tuple(PeerID("127.0.0.1", 10000 + i) for i in range(size)), (), version)
+
+
+def test_a_member_that_can_not_say_is_followed_by_the_next(member):
+    alone = member((503, {"error": "etcdserver: no leader", "code": 14}))
+    well = member((200, held(4)))
+    store = open_store(f"etcd://127.0.0.1:1,{alone.member},{well.member}/job")
+    assert store.get() == cluster(1, 4)
+    assert len(alone.asked) == 1
+    store.get()
+    assert len(alone.asked) == 1  # who has answered last is asked first
+    assert well.asked[0][2]["Grpc-Metadata-hasleader"] == "true"
+    well.close()
+    with pytest.raises(StoreUnreachableError, match="no leader|refused"):
+        open_store(f"etcd://127.0.0.1:1,{alone.member}/job").get()
+
+
+def test_a_write_whose_answer_was_lost_is_found_again(member):
+    first = member((200, held(4)), (503, {"error": "transport is closing", "code": 14}))
+    kept = {}
+    second = member((200, kept))
+    store = open_store(f"etcd://{first.member},{second.member}/job", writer="w")
+    # The mark is known once the first member was asked; what the second one holds is that write.
+    original = store._ask_member
+
+    def ask(turn, path, message, timeout_s):
+        if path.endswith("txn"):
+            put = message["success"][0]["request_put"]
+            kept.update({"header": {"revision": "10"}, "responses": [
+                {"response_range": {"kvs": [{"mod_revision": "10", "value": put["value"]}]}}]})  # fmt: skip
+        return original(turn, path, message, timeout_s)
+
+    store._ask_member = ask
+    assert store.put(cluster(2, 5)) == cluster(2, 5)
+    assert [path for path, *_ in second.asked] == ["/v3/kv/txn"]
+
+
+def test_a_write_that_somebody_else_was_faster_with_is_stale(member):
+    instead = {"header": {"revision": "10"}, "responses": [{"response_range": held(5, mark="other", revision=10)}]}
+    one = member((200, held(4)), (200, instead))
+    with pytest.raises(StaleVersionError, match="version 5 was written before"):
+        open_store(f"etcd://{one.member}/job").put(cluster(2, 5))
+    compare = one.asked[1][1]["compare"][0]
+    assert (compare["target"], compare["mod_revision"]) == ("MOD", "7")
+    with pytest.raises(StaleVersionError, match="is not the next one"):
+        open_store(f"etcd://{member((200, held(4))).member}/job").put(cluster(2, 4))
+
+
+def test_a_token_that_is_over_is_asked_for_again(member, monkeypatch):
+    monkeypatch.setenv("ETCDCTL_USER", "me:word")
+    one = member((200, {"token": "t1"}), (200, held(4)), (401, {"error": "etcdserver: invalid auth token", "code": 16}),
+                 (200, {"token": "t2"}), (200, held(5)))  # fmt: skip
+    store = open_store(f"etcd://{one.member}/job")
+    assert (store.get().version, store.get().version) == (4, 5)
+    paths = [path for path, *_ in one.asked]
+    login, read = "/v3/auth/authenticate", "/v3/kv/range"
+    assert paths == [login, read, read, login, read]
+    assert [headers.get("Authorization") for *_, headers in one.asked] == [None, "t1", "t1", None, "t2"]
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "told"),
+    [
+        (200, "<html>", "doesn't answer as etcd's v3 API does, but 200 <html>; is it the address for clients"),
+        (404, "404 page not found", "doesn't answer as etcd's v3 API does, but 404"),
+        (404, {"error": "there is no cluster yet"}, "doesn't answer as etcd's v3 API does"),
+        (403, {"error": "etcdserver: permission denied", "code": 7}, "etcdctl role grant-permission ROLE readwrite"),
+        (400, {"error": "etcdserver: user name is empty", "code": 3}, "set ETCDCTL_USER=NAME:PASSWORD"),
+        (429, {"error": "etcdserver: mvcc: database space exceeded", "code": 8}, "its database is full; make room by"),
+        (
+            200,
+            {"header": {"revision": "1"}, "kvs": [{"value": "bm9uZQ==", "mod_revision": "1"}]},
+            "holds no cluster",
+        ),
+        (200, {"header": 5}, "tells no revision"),
+        (200, "x" * 2_000_000, "answered more than"),
+    ],
+)
+def test_what_is_answered_otherwise_is_told_in_a_sentence(member, status, answer, told):
+    one = member((status, answer))
+    with pytest.raises(ConfigServerError) as caught:
+        open_store(f"etcd://{one.member}/job").get()
+    assert told in str(caught.value)
+    assert not isinstance(caught.value, StoreUnreachableError)
+    assert len(str(caught.value)) < 600
