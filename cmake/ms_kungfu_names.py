@@ -1,8 +1,8 @@
 """Names of KungFu's source-tree integration in MindSpore's own modules, without ms_kungfu until one is asked for.
 
 It stands alone beside the installed package: ms_kungfu_alias.pth, which each Python of the environment runs as it
-starts, asks `spec` for the modules below once a program imports them. Each program with MindSpore imports `mindspore.nn`;
-one that never asks for such a name never imports ms_kungfu.
+starts, asks `spec` for the modules below once a program imports them. Each program with MindSpore imports
+`mindspore.nn`; one that never asks for such a name never imports ms_kungfu.
 """
 
 from functools import partial
