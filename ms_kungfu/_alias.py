@@ -8,9 +8,9 @@ modules that MindSpore has answer for the integration's names besides their own.
 sentence. For a module of ours that has moved they get the module itself, so that there are never two of it, and are
 told once.
 
-A program that imports the former before this package, or without it, is served by cmake/ms_kungfu_alias.pth, which
-lies beside the installed package: Python runs it at each start (80 us of some 45 ms), and that imports nothing until a
-program asks, or imports MindSpore.
+A program that imports the former before this package, or without it, is served by cmake/ms_kungfu_alias.pth and
+ms_kungfu_names.py, which lie beside the installed package: Python runs the first at each start, and that imports the
+second where a program imports MindSpore, which imports this package where it asks for one of these names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -30,8 +30,6 @@ _OPTIMIZERS = "mindspore.nn.optim.kungfu"
 _CALLBACKS = "mindspore.train.callback._kungfu"
 MADE = (NAME, _OPTIMIZERS, _CALLBACKS)
 """Modules of the integration."""
-ANSWERED = ("mindspore.nn", "mindspore.nn.optim", "mindspore._c_expression")
-"""Modules of MindSpore in which it had names."""
 
 MOVED = {
     "ms_kungfu.bench.shapes": "ms_kungfu.fusion.shapes",
@@ -72,8 +70,7 @@ def _later(module: str, name: str, places: Sequence[str]) -> Any:
         raise ImportError(f"ms_kungfu has no {name} of KungFu's MindSpore: {_REFUSED[name]}")
     if name in _OLD_NAMES:
         return getattr(import_module("ms_kungfu"), _OLD_NAMES[name])
-    # What MindSpore's own modules are asked for in vain shouldn't import more.
-    for place in places if name.startswith("KungFu") or module not in ANSWERED else ():
+    for place in places:
         source = import_module(f"ms_kungfu.{place}")
         if name in source.__all__:
             if name in _SUMMED and module != NAME:
@@ -81,28 +78,19 @@ def _later(module: str, name: str, places: Sequence[str]) -> Any:
                     f"{module}.{name} is ms_kungfu.optimizers.{name}, which averages gradients over the workers where "
                     "that of KungFu's MindSpore summed them; gradients_mean=False sums",
                     FutureWarning,
-                    stacklevel=3 if module in ANSWERED else 2,
+                    stacklevel=2 if module in MADE else 4,
                 )
             return getattr(source, name)
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
-def _answer(module: ModuleType, execute: Any = None) -> None:
-    """Run a module of MindSpore's by `execute`, then have it answer for the integration's names."""
-    if execute is not None:
-        execute(module)
-    places = () if module.__name__ == "mindspore._c_expression" else ("optimizers",)
-    own = vars(module).get("__getattr__")
-
-    def find(name: str) -> Any:
-        try:
-            return _later(module.__name__, name, places)
-        except AttributeError:
-            if own is None:
-                raise
-            return own(name)
-
-    module.__getattr__ = find  # type: ignore[method-assign]
+def of_mindspore(module: str, name: str) -> Any:
+    """What a module of MindSpore's that had names of the integration answers, for ms_kungfu_names.py; None where it had
+    none of this name."""
+    try:
+        return _later(module, name, () if module == "mindspore._c_expression" else ("optimizers",))
+    except AttributeError:
+        return None
 
 
 class _Loader(Loader):
@@ -127,22 +115,16 @@ class _Loader(Loader):
         vars(module).update(members, __doc__=__doc__, __all__=sorted(members), __getattr__=find)
 
 
-def spec(name: str = NAME, path: Sequence[str] | None = None) -> ModuleSpec | None:
-    """What an import of a module of the integration, or of one of MindSpore's in which it had names, is answered with;
-    None where MindSpore hasn't that."""
-    if name in MADE:
-        return ModuleSpec(name, _Loader())
-    found = PathFinder.find_spec(name, path)
-    if found is not None and found.loader is not None:
-        found.loader.exec_module = partial(_answer, execute=found.loader.exec_module)  # type: ignore[method-assign]
-    return found
+def spec(name: str) -> ModuleSpec:
+    """What an import of a module of the integration is answered with."""
+    return ModuleSpec(name, _Loader())
 
 
 class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, _Loader()) if fullname in MADE or fullname in MOVED else None
+        return spec(fullname) if fullname in MADE or fullname in MOVED else None
 
 
 def register() -> None:

@@ -45,7 +45,7 @@ class Pipeline:
     """Of an epoch, over all samples."""
     num_shards: int | None = None
     shuffles: bool = False
-    """By a ``shuffle()`` of its own."""
+    """By a ``shuffle()`` of its own, or in its dataset."""
 
 
 def nodes_of(pipeline: ds.Dataset) -> list[ds.Dataset]:
@@ -90,6 +90,8 @@ def take_apart(pipeline: ds.Dataset) -> Pipeline:
     kept[0].parent = []
     for parent, child in zip(kept, kept[1:]):
         parent.children, child.parent = [child], [weakref.ref(parent)]
+    sampler = getattr(leaf, "sampler", None)
+    shuffles = shuffles or isinstance(sampler, ds.RandomSampler) or bool(getattr(sampler, "shuffle", False))
     num_shards, total, chosen = _samples_of(leaf)
     return Pipeline(
         kept[0], total, chosen,

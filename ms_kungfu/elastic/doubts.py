@@ -28,7 +28,10 @@ class Doubts:
         from mindspore.parallel._auto_parallel_context import auto_parallel_context
 
         found = inventory.collect_cells(trained).values()
-        theirs = [cell for cell in found if isinstance(cell, ms.nn.DistributedGradReducer)]
+        kind = ms.nn.DistributedGradReducer
+        if kind.__module__.startswith("ms_kungfu."):
+            kind = ()  # it is ours, under --msrun
+        theirs = [cell for cell in found if isinstance(cell, kind)]
         # Not ms.get_auto_parallel_context, which somebody else may answer: what MindSpore itself goes by.
         mode, mean = auto_parallel_context().get_parallel_mode(), auto_parallel_context().get_gradients_mean()
         self._synchronises = inventory.synchronises(trained)

@@ -7,7 +7,7 @@ change, whatever becomes of the workers. Nothing of MindSpore's is started: to i
 - `hook` waits for the program to import MindSpore, and then has `answers` put our functions where MindSpore's are.
 - `world`: the virtual world. `communication`, `context`: what is answered. `reducers`: sums over the world.
 - `pipelines`, `training`: a dataset that is sharded for V ranks, under ``Model.train``, ``Model.fit`` and
-  ``Model.eval``, is dealt to the workers that there are.
+  ``Model.eval``, is dealt to the workers that there are. `loops`: the same under a loop of the program's own.
 
 For users: docs/from-msrun.md.
 """

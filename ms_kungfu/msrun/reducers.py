@@ -18,6 +18,17 @@ from ms_kungfu.ops._base import Collective
 from ms_kungfu.optimizers import KungFuGradReducer
 
 _REDUCTIONS = ("sum", "min", "max")
+_made = False
+
+
+def made() -> bool:
+    """Whether the program has something that reduces."""
+    return _made
+
+
+def _note() -> None:
+    global _made
+    _made = True
 
 
 @functools.cache
@@ -49,6 +60,7 @@ class AllReduce(Collective):
         super().__init__("KungFuWorldAllReduce", None, op=op, world=world.size())
         self.init_attrs = {"op": op, "group": group}
         _ask_python()
+        _note()
 
 
 @bprop_getters.register(AllReduce)
@@ -93,6 +105,7 @@ class DistributedGradReducer(nn.Cell):
         self.scales = self.factor != 1.0
         self.reducer = KungFuGradReducer(tuple(parameters))
         self.map = composite.HyperMap()
+        _note()
 
     def construct(self, grads):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         grads = self.reducer(grads)

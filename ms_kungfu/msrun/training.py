@@ -6,7 +6,6 @@ import functools
 import inspect
 import logging
 import weakref
-from collections.abc import Iterator
 from typing import Any, Callable
 
 import mindspore as ms
@@ -16,7 +15,7 @@ from mindspore.train import Callback, Model
 from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.callbacks.sharded import takes_shards
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.msrun import context, pipelines, world
+from ms_kungfu.msrun import context, loops, pipelines, world
 from ms_kungfu.msrun.communication import refused
 
 _log = logging.getLogger(__name__)
@@ -101,38 +100,22 @@ def _listed(callbacks: Any) -> list[Callback]:
 
 
 def answer_for_iterators(method: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands in the place of a dataset's ``create_tuple_iterator`` or ``create_dict_iterator``: a sharded dataset
-    that a program's own loop reads is not dealt anew, so that one is refused, but for a first look."""
+    """What stands in the place of a dataset's ``create_tuple_iterator`` or ``create_dict_iterator``."""
 
     @functools.wraps(method)
     def create(self: Any, *arguments: Any, **named: Any) -> Any:
-        batches = method(self, *arguments, **named)
         if not world.begun() or isinstance(self, ElasticDataset) or pipelines.shards_of(self) is None:
-            return batches
-        return _FirstLook(batches)
+            return method(self, *arguments, **named)
+
+        def make(data: Any) -> Any:
+            own = (
+                getattr(data, method.__name__) if isinstance(data, ElasticDataset) else functools.partial(method, data)
+            )
+            return own(*arguments, **named)
+
+        return loops.Loop(self, make)
 
     return create
-
-
-class _FirstLook:
-    def __init__(self, batches: Any) -> None:
-        self._batches, self._seen = batches, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self._seen:
-            raise refused(
-                "a loop over a sharded dataset",
-                "what a loop of one's own trains has to go on at other workers; use Model.train, or change the loop by "
-                "a few lines: ms_kungfu.elastic.training.ElasticTraining",
-            )
-        self._seen += 1
-        return next(self._batches)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._batches, name)
 
 
 def methods() -> dict[str, Callable[..., Any]]:

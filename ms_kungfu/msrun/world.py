@@ -12,6 +12,7 @@ from ms_kungfu import env, membership, runtime
 from ms_kungfu.elastic import program
 
 _begun = False
+_passes_by = False
 
 
 def size() -> int:
@@ -44,10 +45,20 @@ def begun() -> bool:
     return _begun
 
 
+def pass_by(passes: bool) -> None:
+    """Whether the program is in a part of its loops that the others have behind them."""
+    global _passes_by
+    _passes_by = passes
+
+
+def passes_by() -> bool:
+    return _passes_by
+
+
 def takes_part() -> bool:
     """Whether this worker is where the others are. One that has yet to begin to train, or to come to the call of
-    training that the others are in, or that has left, calls nobody."""
-    return program.current().calls > 0 and not runtime.detached() and not program.is_behind()
+    training, or the pass of a loop, that the others are in, or that has left, calls nobody."""
+    return program.current().calls > 0 and not (runtime.detached() or program.is_behind() or _passes_by)
 
 
 def writes() -> bool:

@@ -196,14 +196,14 @@ SENTENCES = {
     "scatter": "comm_func.reduce_scatter_tensor can't be had",
     "send": "ops.Send can't be had",
     "stand_alone": "nothing in its network reduces gradients",
-    "loop": "a loop over a sharded dataset can't be had",
+    "loop": "a loop over a sharded dataset in which nothing reduces gradients can't be had",
     "two_sizes": "training on a dataset in 2 shards can't be had",
     "unsharded": "training on a dataset that is not sharded can't be had",
     "unbatched": r"training on a dataset without batch\(\) can't be had",
-    "per_batch_map": r"batch\(per_batch_map=...\) can't be had",
-    "batch_map": r"a MapDataset behind batch\(\) can't be had",
-    "repeat": r"repeat\(2\) of a training dataset can't be had",
-    "filter": "a FilterDataset in a sharded dataset can't be had",
+    "per_batch_map": r"batch\(per_batch_map=...\) of a function that asks for 'get_rank' can't be had",
+    "partial_map": r"batch\(per_batch_map=...\) of a function that asks for 'rank' can't be had",
+    "python_sampler": "training on this dataset can't be had .* a EveryThird draws samples",
+    "filter": "training on this dataset can't be had .* FilterDataset changes which samples there are",
 }
 
 

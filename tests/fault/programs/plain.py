@@ -68,5 +68,5 @@ ms.set_context(inter_op_parallel_num=1, runtime_num_threads=0)  # a pool of one 
 ms.set_seed(1)
 training = Training(KINDS[sys.argv[1]], nn, "", None)
 train(training)
-assert "ms_kungfu._core" not in sys.modules  # the file that gives older names to MindSpore's modules may be there
+assert not any(name.split(".")[0] == "ms_kungfu" for name in sys.modules)
 print(digest(training.parameters))

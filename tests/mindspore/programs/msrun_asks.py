@@ -1,6 +1,7 @@
 """A program for msrun, started by a shell script as ``python -m``: asks MindSpore all that is answered under --msrun,
 and prints what is refused."""
 
+import functools
 import os
 
 import mindspore as ms
@@ -27,6 +28,19 @@ assert ms.get_auto_parallel_context("device_num") == size
 assert ms.get_auto_parallel_context("pipeline_stages") == 1
 ms.reset_auto_parallel_context()
 assert ms.get_auto_parallel_context("parallel_mode") == "stand_alone"
+
+
+def samples(**sharding):
+    return ds.NumpySlicesDataset(np.arange(12, dtype=np.float32), **sharding)
+
+
+sharded = {"shuffle": False, "num_shards": size, "shard_id": 0}
+batches = samples(**sharded).batch(2).create_tuple_iterator()
+assert next(batches)[0].shape == (2,), "a first look is none"
+try:
+    next(batches)
+except RuntimeError as error:
+    print(f"loop: {error}", flush=True)
 
 
 class Reduced(nn.Cell):
@@ -57,21 +71,20 @@ np.testing.assert_array_equal(comm_func.all_reduce(Tensor([1.0]))[0].asnumpy(), 
 comm_func.barrier()
 
 
-def samples(**sharding):
-    return ds.NumpySlicesDataset(np.arange(12, dtype=np.float32), shuffle=False, **sharding)
-
-
 def train(data):
     net = nn.Dense(1, 1)
     Model(net, nn.MSELoss(), nn.SGD(net.trainable_params())).train(1, data)
 
 
-def read(data):
-    for _ in data.create_tuple_iterator():
-        pass
+def marked(x, info, rank):
+    return (x,)
 
 
-sharded = {"num_shards": size, "shard_id": 0}
+class EveryThird(ds.Sampler):
+    def __iter__(self):
+        yield from range(get_rank(), 12, size)
+
+
 refused = {
     "semi_auto": lambda: ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel"),
     "optimizer_parallel": lambda: ms.set_auto_parallel_context(enable_parallel_optimizer=True),
@@ -84,7 +97,6 @@ refused = {
     "scatter": lambda: comm_func.reduce_scatter_tensor(Tensor([1.0])),
     "send": lambda: ops.Send(0, 1),
     "stand_alone": lambda: train(samples(**sharded).batch(2)),
-    "loop": lambda: read(samples(**sharded).batch(2)),
 }
 ms.set_auto_parallel_context(parallel_mode="stand_alone")
 for name, call in refused.items():
@@ -97,11 +109,11 @@ for name, call in refused.items():
 ms.set_auto_parallel_context(parallel_mode="data_parallel")
 unsuited = {
     "two_sizes": samples(num_shards=2, shard_id=0).batch(2),
-    "unsharded": samples().batch(2),
+    "unsharded": samples(shuffle=False).batch(2),
     "unbatched": samples(**sharded),
-    "per_batch_map": samples(**sharded).batch(2, per_batch_map=lambda x, info: (x,)),
-    "batch_map": samples(**sharded).batch(2).map(lambda x: x),
-    "repeat": samples(**sharded).batch(2).repeat(2),
+    "per_batch_map": samples(**sharded).batch(2, per_batch_map=lambda x, info: (x + get_rank(),)),
+    "partial_map": samples(**sharded).batch(2, per_batch_map=functools.partial(marked, rank=get_rank())),
+    "python_sampler": samples(sampler=EveryThird()).batch(2),
     "filter": samples(**sharded).filter(lambda x: True).batch(2),
 }
 for name, data in unsuited.items():
@@ -111,7 +123,6 @@ for name, data in unsuited.items():
         print(f"{name}: {error}", flush=True)
     else:
         print(f"{name}: was not refused", flush=True)
-assert next(iter(samples(**sharded).batch(2).create_tuple_iterator()))[0].shape == (2,), "a first look is none"
 release()
 assert get_group_size() == 1 and "MS_ROLE" not in os.environ
 print("all asked")

@@ -1,0 +1,1 @@
+"""Programs as people have them: ``python -m tests.programs``."""

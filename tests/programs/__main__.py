@@ -1,0 +1,171 @@
+"""``python -m tests.programs [NAME ...]``: programs as people have them, each on one device and under kungfu-run while
+the cluster goes 1 -> 3 -> one is killed -> 3 -> 2, compared; prints a table.
+
+What they need is installed, at the versions below and without its dependencies, into ``build/programs``; the
+environment stays as it is. ``mindcv-train`` is mindcv's own train.py: give --mindcv, a checkout of it at 51b0636.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.programs.data import write_cifar
+from tests.programs.running import HERE, Command, Job, Outcome, lines_changed, stock
+
+BUILD = HERE.parents[1] / "build" / "programs"
+MINDCV = ("mindcv==0.3.0", "PyYAML==6.0.2")
+MINDONE = ("mindone==0.5.0", "transformers==4.50.0", "tokenizers==0.21.1")
+
+
+@dataclass(frozen=True)
+class Program:
+    what: str
+    mode: str
+    file: str
+    arguments: tuple[str, ...] = ("{seed}",)
+    needs: tuple[str, ...] = ()
+    msrun: bool = False
+    kills_the_first: bool = False
+    pattern: str = r"accuracy: (\S+)"
+    alone: tuple[str, ...] | None = None
+    """Arguments on one device, where they are others."""
+
+
+_MINDCV = ("{data}", "{seed}")
+_TRAIN = (
+    "--dataset=cifar10", "--data_dir={data}", "--val_split=test", "--image_resize=32", "--model=mobilenet_v1_025_224",
+    "--num_classes=10", "--opt=momentum", "--lr=0.05", "--warmup_epochs=0", "--decay_epochs=5", "--epoch_size=5",
+    "--num_parallel_workers=1", "--val_while_train", "--seed={seed}", "--log_interval=20",
+)  # fmt: skip
+PROGRAMS = {
+    "own-step": Program("GradOperation in a TrainOneStepCell, Model.fit with 4 callbacks", "GRAPH", "own_step.py"),
+    "lstm": Program("LSTM, padded sequences, own loop", "GRAPH", "lstm.py", kills_the_first=True),
+    "dcgan": Program("DCGAN, two optimizers, own loop", "GRAPH", "dcgan.py"),
+    "albert": Program(
+        "mindone 0.5.0, ALBERT of 2 layers, own loop", "PyNative", "albert.py", needs=MINDONE, kills_the_first=True
+    ),
+    "own-loop": Program(
+        "own loop with nn.DistributedGradReducer, written for msrun", "GRAPH", "own_loop_msrun.py", msrun=True
+    ),
+    "mobilenet": Program(
+        "mindcv 0.3.0, mobilenet_v1_025, Model.train", "GRAPH", "mindcv_models.py",
+        (*_MINDCV, "mobilenet_v1_025_224", "5"), MINDCV,
+    ),
+    "resnet18": Program(
+        "mindcv 0.3.0, resnet18, Model.train", "GRAPH", "mindcv_models.py",
+        (*_MINDCV, "resnet18", "3"), MINDCV, kills_the_first=True,
+    ),
+    "resnet50": Program(
+        "ResNet-50 on CIFAR-10, written for msrun", "GRAPH", "resnet50_msrun.py", ("{data}", "{seed}"), msrun=True,
+        kills_the_first=True,
+    ),
+    **{
+        f"mindcv-train{'' if mode == 'GRAPH' else '-pynative'}": Program(
+            "mindcv's train.py --distribute at 51b0636, unmodified", mode, "{mindcv}/train.py",
+            (*_TRAIN, "--mode", str(number), "--distribute", "--batch_size", "8"), MINDCV[1:], msrun=True,
+            kills_the_first=True, pattern=r"Validation Top_1_Accuracy: (\S+)%",
+            alone=(*_TRAIN, "--mode", str(number), "--batch_size", "24"),
+        )
+        for number, mode in enumerate(("GRAPH", "PyNative"))
+    },
+}  # fmt: skip
+
+
+def install(needs: Sequence[str]) -> list[str]:
+    """Into a folder of its own, which is returned."""
+    if not needs:
+        return []
+    folder = BUILD / "packages" / "-".join(needs).replace("==", "-")
+    if not folder.exists():
+        part = folder.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(part), *needs]
+        subprocess.run(command, check=True)
+        part.rename(folder)
+    return [str(folder)]
+
+
+def commands(program: Program, seed: int, folder: Path, mindcv: str | None) -> tuple[Command, Command, int]:
+    """On one device, under kungfu-run, and the lines that differ."""
+    data = write_cifar(BUILD / "cifar")
+    names = {"seed": str(seed), "data": str(data), "mindcv": mindcv or ""}
+    path = install(program.needs)
+    file = Path(program.file.format(**names))
+    elastic = Command(HERE / file, [each.format(**names) for each in program.arguments], path, program.pattern)
+    if program.alone is not None:
+        arguments = [each.format(**names) for each in program.alone]
+        return Command(elastic.file, arguments, path, program.pattern), elastic, 0
+    text = elastic.file.read_text()
+    folder.mkdir(parents=True, exist_ok=True)
+    alone = folder / f"stock_{elastic.file.name}"
+    alone.write_text(stock(text))
+    return Command(alone, elastic.arguments, path, program.pattern), elastic, lines_changed(text)
+
+
+def try_one(
+    name: str, seeds: Sequence[int], folder: Path, mindcv: str | None = None
+) -> list[tuple[float, Outcome, int]]:
+    """By seed: the accuracy on one device, what came of it under kungfu-run, and the lines that differ."""
+    program, found = PROGRAMS[name], []
+    for seed in seeds:
+        own = folder / name / str(seed)
+        shutil.rmtree(own, ignore_errors=True)
+        alone, elastic, changed = commands(program, seed, own, mindcv)
+        accuracy = alone.run(own / "stock")
+        with Job(elastic, own / "elastic", program.msrun) as job:
+            history = job.change(program.kills_the_first)
+            outcome = job.finish()
+        print(f"{name}, seed {seed}: stock {accuracy}, {outcome}, {history}", file=sys.stderr, flush=True)
+        found.append((accuracy, outcome, changed))
+    return found
+
+
+def row(name: str, found: Sequence[tuple[float, Outcome, int]]) -> str:
+    program = PROGRAMS[name]
+    stocks, elastics = ([each[0] for each in found], [each[1].accuracy for each in found])
+    equal = all(outcome.equal for _, outcome, _ in found)
+    exact = all(outcome.exact for _, outcome, _ in found)
+    means = [sum(each) / len(each) for each in (stocks, elastics)]
+    return " | ".join([
+        f"| `{name}`: {program.what}", program.mode, str(found[0][2]) + (", `--msrun`" if program.msrun else ""),
+        "rank 0" if program.kills_the_first else "another", "yes" if equal else "**no**",
+        "exact" if exact else "**not exact**",
+        f"{means[1]:.3f} ({', '.join(f'{each:.3f}' for each in elastics)})",
+        f"{means[0]:.3f} ({', '.join(f'{each:.3f}' for each in stocks)}) |",
+    ])  # fmt: skip
+
+
+HEAD = """| program | mode | lines changed | killed | weights equal | audit | accuracy, elastic | accuracy, stock |
+|---|---|---|---|---|---|---|---|"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.programs", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)}; all by default")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each, 3 by default")
+    parser.add_argument("--mindcv", metavar="PATH", help="a checkout of mindcv at 51b0636, for mindcv-train")
+    parser.add_argument(
+        "--out", type=Path, default=BUILD / "runs", metavar="PATH", help="logs, ledgers, what they write"
+    )
+    given = parser.parse_args()
+    unknown = set(given.names) - set(PROGRAMS)
+    if unknown:
+        parser.error(f"there is no program {sorted(unknown)[0]!r}")
+    names = given.names or [name for name in PROGRAMS if given.mindcv or "{mindcv}" not in PROGRAMS[name].file]
+    if not given.mindcv and any("{mindcv}" in PROGRAMS[name].file for name in names):
+        parser.error("mindcv-train needs --mindcv, a checkout of mindcv at 51b0636")
+    out = given.out.resolve()
+    mindcv = given.mindcv and str(Path(given.mindcv).resolve())
+    print(HEAD, flush=True)
+    for name in names:
+        print(row(name, try_one(name, range(1, given.seeds + 1), out, mindcv)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""A program as it stands, on one device and under kungfu-run while the cluster changes.
+
+A program of this folder is the elastic one. Lines that end with ``# elastic`` are what makes it so, and after
+``# stock:`` is what stands there without; so the stock program is made of the same file, and the lines that differ are
+counted. A program for msrun has ``# msrun`` behind what asks for more than one process, and is run elastic as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ms_kungfu.dataset import audit
+from tests.conftest import free_port, launcher
+
+HERE = Path(__file__).parent
+LIMIT_S = 600
+_READY = " is ready"
+
+
+def stock(text: str) -> str:
+    """The same program on one device."""
+    kept = [line for line in text.splitlines() if not line.endswith(("  # elastic", "  # msrun"))]
+    return "\n".join(re.sub(r"^(\s*)# stock: ", r"\1", line) for line in kept) + "\n"
+
+
+def lines_changed(text: str) -> int:
+    return sum(line.endswith("  # elastic") for line in text.splitlines())
+
+
+def accuracy(printed: str, pattern: str) -> float:
+    """The last one that was printed."""
+    found = re.findall(pattern, printed)
+    if not found:
+        raise AssertionError(f"no accuracy was printed:\n{printed[-4000:]}")
+    return float(found[-1])
+
+
+@dataclass
+class Command:
+    """How one program is run."""
+
+    file: Path
+    arguments: list[str]
+    path: list[str] = field(default_factory=list)
+    """Folders that PYTHONPATH gets besides."""
+    pattern: str = r"accuracy: (\S+)"
+
+    def environment(self, *first: str) -> dict[str, str]:
+        path = [*first, *self.path, *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "GLOG_v": "3"}
+
+    def run(self, folder: Path) -> float:
+        """On one device, without ms_kungfu."""
+        folder.mkdir(parents=True)
+        done = subprocess.run(
+            [sys.executable, str(self.file), *self.arguments],
+            cwd=folder, env=self.environment(), text=True, timeout=LIMIT_S,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        (folder / "log").write_text(done.stdout)
+        assert done.returncode == 0, done.stdout[-6000:]
+        return accuracy(done.stdout, self.pattern)
+
+
+@dataclass
+class Outcome:
+    accuracy: float
+    equal: bool
+    """The checksum of all that is trained, at each worker that came to the end."""
+    exact: bool
+    """By the audit of the ledger."""
+
+
+class Job:
+    """The program under kungfu-run. `pacing` holds its workers back while the cluster changes."""
+
+    def __init__(self, command: Command, folder: Path, msrun: bool) -> None:
+        folder.mkdir(parents=True)
+        self.folder, self.pattern = folder, command.pattern
+        self.url = f"http://127.0.0.1:{free_port()}/config"
+        port = self.url.split(":")[2].split("/")[0]
+        flags = ["-w", "-np", "1", "-recover", "replace", "-builtin-config-port", port, "-config-server", self.url]
+        if msrun:
+            flags += ["--msrun", "-msrun-size", "3"]
+        environment = command.environment(str(HERE / "pacing"))
+        environment.update(PROGRAMS_OUT=str(folder), KUNGFU_LEDGER_DIR=str(folder / "ledger"))
+        self.log = folder / "log"
+        (folder / "pace").write_text("0")
+        self.process = subprocess.Popen(
+            [launcher(), *flags, sys.executable, str(command.file), *command.arguments],
+            cwd=folder, env=environment, stdout=self.log.open("w"), stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+    def workers(self) -> list[int]:
+        """The processes that have trained a step, in the order of their first."""
+        paths = sorted(self.folder.glob("steps.*"), key=lambda path: (path.stat().st_ctime_ns, path.name))
+        return [int(path.suffix[1:]) for path in paths]
+
+    def last_step(self) -> int:
+        lines = [path.read_text().split() for path in self.folder.glob("steps.*")]
+        return max((int(each[-1]) for each in lines if each), default=0)
+
+    def resize(self, size: int) -> None:
+        subprocess.run(
+            [launcher(), "resize", str(size), "-config-server", self.url], check=True, timeout=LIMIT_S,
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def pace(self, step: int) -> None:
+        """No further than this step."""
+        (self.folder / "new").write_text(str(step))
+        (self.folder / "new").rename(self.folder / "pace")
+
+    def wait(self, until: Callable[[], bool], step_every_s: float | None = None) -> None:
+        """With `step_every_s` training goes on meanwhile, a step at a time."""
+        end = time.monotonic() + LIMIT_S
+        stepped = time.monotonic()
+        while not until():
+            assert self.process.poll() is None, f"it ended too early:\n{self.log.read_text()[-6000:]}"
+            assert time.monotonic() < end, f"nothing happens:\n{self.log.read_text()[-6000:]}"
+            if step_every_s is not None and time.monotonic() - stepped > step_every_s:
+                self.pace(self.last_step() + 1)
+                stepped = time.monotonic()
+            time.sleep(0.05)
+
+    def ready(self) -> int:
+        """Workers that came after the first."""
+        return self.log.read_text().count(_READY)
+
+    def change(self, kills_the_first: bool) -> str:
+        """1 -> 3 -> one is killed and replaced -> 2. Returns what it was."""
+        trained: list[int] = []  # who killed whom is by the order of their first steps
+
+        def at_least(count: int) -> bool:
+            trained[:] = self.workers()
+            return len(trained) >= count
+
+        self.wait(lambda: at_least(1))
+        (first,) = trained
+        self.resize(3)
+        self.wait(lambda: self.ready() == 2)
+        self.wait(lambda: at_least(3), 0.2)
+        killed = first if kills_the_first else next(pid for pid in trained if pid != first)
+        os.kill(killed, signal.SIGKILL)
+        self.wait(lambda: self.ready() == 3)
+        self.wait(lambda: at_least(4), 0.2)
+        self.resize(2)
+        self.wait(lambda: any(self.folder.glob("left.*")), 0.3)
+        step = self.last_step()
+        self.pace(10**9)
+        return f"1 -> 3 -> rank {'0' if kills_the_first else '1 or 2'} killed -> 3 -> 2, all by step {step}"
+
+    def finish(self) -> Outcome:
+        self.pace(10**9)
+        assert self.process.wait(LIMIT_S) == 0, self.log.read_text()[-6000:]
+        ended = {path.name: path.read_text() for path in self.folder.glob("ended.*")}
+        report = audit.audit(*audit.read(self.folder / "ledger"))
+        return Outcome(
+            accuracy(self.log.read_text(), self.pattern),
+            equal=len(ended) == 2 and len(set(ended.values())) == 1,
+            exact=report.exact,
+        )
