@@ -1,13 +1,16 @@
-# add_kernel_plugin(TARGET): the plugin that gives MindSpore its kernels for one device, from what the current folder says of it
-# and what is common to all.
-function(add_kernel_plugin target)
+# add_kernel_plugin(NAME): the plugin that gives MindSpore its kernels for one device, from what the current folder says of it
+# and what is common to all. Sets `plugin` to its target.
+function(add_kernel_plugin name)
+  set(target ${name}-${MindSporeWheel_VERSION})
   add_library(${target} MODULE plugin.cc ../common/groups.cc)
   target_include_directories(${target} PRIVATE .. ${CMAKE_CURRENT_SOURCE_DIR})
   target_compile_features(${target} PRIVATE cxx_std_17)
   target_compile_definitions(${target} PRIVATE KUNGFU_MINDSPORE_VERSION="${MindSporeWheel_VERSION}")
   target_compile_options(${target} PRIVATE -Wall -Wextra)
   target_link_libraries(${target} PRIVATE kungfu_runtime MindSporeWheel::ops)
-  set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden BUILD_RPATH_USE_ORIGIN ON
-                                             INSTALL_RPATH "$ORIGIN")
-  install(TARGETS ${target} LIBRARY DESTINATION ms_kungfu)
+  # The runtime lies two folders up. Unity: MindSpore's headers take ten to twenty seconds to read, so they are read once.
+  set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name} CXX_VISIBILITY_PRESET hidden BUILD_RPATH_USE_ORIGIN ON
+                                             INSTALL_RPATH "$ORIGIN/../.." UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  install(TARGETS ${target} LIBRARY DESTINATION ms_kungfu/plugins/${MindSporeWheel_VERSION})
+  set(plugin ${target} PARENT_SCOPE)
 endfunction()

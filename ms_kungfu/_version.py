@@ -1,3 +1,20 @@
-"""The version of ms_kungfu, for whatever writes it into a file; users read it as ``ms_kungfu.__version__``."""
+"""The version of ms_kungfu, the only place that has it; users read it as ``ms_kungfu.__version__``. And MindSpore's."""
+
+from __future__ import annotations
+
+import sys
 
 VERSION = "0.1.0"
+
+
+def mindspore_version() -> str:
+    """That of the MindSpore that this process has imported, or would import; "" where there is none."""
+    loaded = getattr(sys.modules.get("mindspore"), "__version__", "")
+    if loaded:
+        return str(loaded)
+    from importlib import metadata  # takes longer than all else here
+
+    try:
+        return metadata.version("mindspore")
+    except metadata.PackageNotFoundError:
+        return ""

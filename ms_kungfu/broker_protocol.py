@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ms_kungfu import env
+from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
 
@@ -105,6 +106,8 @@ class BrokerClient:
         request = {
             "peer": str(peer), "incarnation": incarnation, "member_of": member_of, "version": version, "step": step
         }  # fmt: skip
+        if member_of is None:
+            request["software"] = _software()
         answer = self._ask(request, str(peer), wanted, timeout)
         if isinstance(answer, str):
             raise ResizeError(answer) if member_of is not None else KungFuError(answer)
@@ -112,7 +115,7 @@ class BrokerClient:
 
     def request_identity(self, standby: int) -> Granted | Detached:
         """Standby number `standby` is ready: waits, however long, until it is needed and in its first version."""
-        answer = self._ask({"standby": standby}, f"standby {standby}", "its place", None)
+        answer = self._ask({"standby": standby, "software": _software()}, f"standby {standby}", "its place", None)
         if not isinstance(answer, (Granted, Detached)):
             raise KungFuError(f"the broker told standby {standby}: {answer}")
         return answer
@@ -234,6 +237,11 @@ class BrokerClient:
         finally:
             if not kept:
                 self.close()
+
+
+def _software() -> dict[str, str]:
+    """What a newcomer says of itself: all of a job have to have the same."""
+    return {"ms_kungfu": VERSION, "mindspore": mindspore_version()}
 
 
 def descriptors_of(cluster: Cluster) -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 _REINSTALL = "run ./install-kungfu.sh in the checkout, or `python -m pip install --no-deps --force-reinstall CHECKOUT`"
-_PLUGINS = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend": "libkungfu_ms_ascend.so"}
+_KERNELS = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend": "libkungfu_ms_ascend.so"}
 # Loads the kernels as the first operator of a program would.
 _LOAD_KERNELS = """
 import mindspore
@@ -26,7 +26,7 @@ except Exception as error:
     found["error"] = str(error)
 answer(found)
 """
-_OF_DEVELOPERS = ("test", "lint", "dev")
+_OF_DEVELOPERS = ("test", "lint", "release", "dev")
 
 
 def check_python(system: System) -> Iterator[Finding]:
@@ -60,7 +60,7 @@ def check_mindspore(system: System) -> Iterator[Finding]:
     if wanted is not None and not _fits(wanted, found):
         yield wrong("MindSpore", f"{found}, but ms_kungfu needs {wanted.specifier}", install)
         return
-    if not system.is_file(f"{system.package}/{_PLUGINS['CPU']}"):
+    if not system.names(f"{system.package}/plugins"):
         yield wrong("MindSpore", f"{found}, but ms_kungfu was built without MindSpore and has no kernels", _REINSTALL)
         return
     outcome = system.run(_LOAD_KERNELS, timeout_s=180.0)
@@ -73,9 +73,12 @@ def check_mindspore(system: System) -> Iterator[Finding]:
 
 
 def check_kernels(system: System) -> Iterator[Finding]:
-    """Which devices a program may train on. Whether those for the CPU load is told with MindSpore."""
-    for device, file in _PLUGINS.items():
+    """Which devices a program may train on, with the MindSpore that is installed. Whether those for the CPU load is
+    told with it."""
+    found = system.version("mindspore")
+    for device, name in _KERNELS.items():
         kind = {"GPU": GPU, "Ascend": ASCEND}.get(device)
+        file = f"plugins/{found}/{name}"
         if system.is_file(f"{system.package}/{file}"):
             yield ok(f"{device} kernels", file)
         else:

@@ -44,7 +44,7 @@ class System:
         self.architecture = platform.machine()
         self.folders = [folder for folder in sys.path if folder]  # where Python's packages are
         # The folder of ms_kungfu that holds its build, which is not that of its sources in an editable installation.
-        build = importlib.util.find_spec("ms_kungfu._build_info")
+        build = importlib.util.find_spec("ms_kungfu._core")
         self.package = str(Path(str(ms_kungfu.__file__ if build is None else build.origin)).parent)
 
     def read(self, path: str) -> str | None:

@@ -19,6 +19,7 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.ahead import Expected
 from ms_kungfu.launcher.policy import would_be_left
 from ms_kungfu.launcher.segments import Asker, MakeSegment, NotMadeYet, PlainSegment, Progress, Segments
+from ms_kungfu.launcher.software import JobsSoftware
 from ms_kungfu.launcher.stores import Stores
 from ms_kungfu.launcher.versions import ClusterVersions, Grant, LeaveRequest, Refuse, Request, StandbyRequest, Wait
 
@@ -69,6 +70,7 @@ class Broker:
         # Guarded by _changed:
         self._versions = ClusterVersions()
         self._segments = Segments(self._versions, self.cores, self.recovers, self.make_segment)
+        self._software = JobsSoftware()
         self._announced = -1
         self._leaving: set[PeerID] = set()  # those of the newest version that may leave it, and haven't yet
         self._evicted: set[PeerID] = set()  # left out of the newest cluster by name
@@ -259,8 +261,12 @@ class Broker:
                 connection.send({"expected": 1})
                 return False
             request = _request_from(message)
+            refusal = self._objection_to_software(request, message)
         except (ProtocolError, ValueError) as error:
             connection.send({"error": str(error)})
+            return False
+        if refusal:
+            connection.send({"error": refusal})
             return False
         if isinstance(request, LeaveRequest):
             refusal = self._let_leave(request)
@@ -268,6 +274,14 @@ class Broker:
         else:
             self._answer(connection, request, pid)
         return True
+
+    def _objection_to_software(self, request: Request | StandbyRequest | LeaveRequest, message: dict[str, Any]) -> str:
+        """Why a newcomer can't take part because of what is installed where it runs."""
+        if isinstance(request, LeaveRequest) or (isinstance(request, Request) and request.member_of is not None):
+            return ""
+        who = f"standby {request.number}" if isinstance(request, StandbyRequest) else f"worker {request.peer}"
+        with self._changed:
+            return self._software.objection_to(who, message.get("software"))
 
     def _fix_cores(self, connection: Asker, each: object) -> None:
         if not isinstance(each, int) or isinstance(each, bool) or each < 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,11 +16,11 @@ _OF_EACH_HOST = {"command", "quiet", "show_workers", "logdir", "logfile", "built
 
 @dataclass(frozen=True)
 class Hello:
-    """`flags`: those that have to be the same on all hosts, as text. `built_for`: the version of MindSpore."""
+    """`flags`: those that have to be the same on all hosts, as text. `mindspore`: its version, "" without."""
 
     host: str
     version: str
-    built_for: str
+    mindspore: str
     flags: dict[str, str]
     cores: list[int]
     devices: Devices
@@ -37,7 +36,7 @@ class Hello:
         """ProtocolError where it can't be that."""
         try:
             hello = cls(**{**message, "devices": _devices_from(message["devices"])})
-            texts = [hello.host, hello.version, hello.built_for, hello.logdir, *hello.flags, *hello.flags.values()]
+            texts = [hello.host, hello.version, hello.mindspore, hello.logdir, *hello.flags, *hello.flags.values()]
             if not all(isinstance(text, str) for text in texts) or not all(type(core) is int for core in hello.cores):
                 raise ValueError("texts and numbers")
         except (TypeError, KeyError, ValueError, AttributeError) as error:
@@ -66,29 +65,21 @@ def flags_of(options: Options) -> dict[str, str]:
     return {**found, "-H": str(options.hosts), "-H's head": options.hosts.head.name}
 
 
-def build() -> str:
-    """The version of MindSpore that this package was built for; "" without it."""
-    try:
-        return str(importlib.import_module("ms_kungfu._build_info").MINDSPORE_VERSION)
-    except ImportError:
-        return ""
-
-
-def other_versions(host: str, version: str, built_for: str, own: Hello) -> str:
+def other_versions(host: str, version: str, mindspore: str, own: Hello) -> str:
     """What speaks against a host that has these; "" where it has the same."""
     if version != own.version:
         return f"ms_kungfu is {version} on {host}, {own.version} on {own.host}; install the same on all hosts"
-    if built_for != own.built_for:
+    if mindspore != own.mindspore:
         return (
-            f"ms_kungfu on {host} was built for MindSpore {built_for or 'none'}, and on {own.host} for "
-            f"{own.built_for or 'none'}; install the same on all hosts"
+            f"MindSpore is {mindspore or 'not installed'} on {host}, {own.mindspore or 'not installed'} on {own.host}; "
+            "install the same on all hosts"
         )
     return ""
 
 
 def objection(hello: Hello, own: Hello, present: Mapping[str, object], same_flags: bool = True) -> str:
     """Why a host can't take part in the job; "" where it can. `same_flags`: it was given the job's flags itself."""
-    why = other_versions(hello.host, hello.version, hello.built_for, own)
+    why = other_versions(hello.host, hello.version, hello.mindspore, own)
     if why:
         return why
     for name, value in own.flags.items() if same_flags else ():

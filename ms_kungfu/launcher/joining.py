@@ -27,14 +27,13 @@ from dataclasses import replace
 from typing import Any
 
 from ms_kungfu._flags import UsageError
-from ms_kungfu._version import VERSION
+from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu.broker_protocol import ProtocolError
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import ClusterStore, open_store
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import network
 from ms_kungfu.launcher.control import RefusedError, call
-from ms_kungfu.launcher.hello import build
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import JoinRequest, Options, check_program
@@ -99,7 +98,8 @@ async def _ask(request: JoinRequest) -> Options:
     try:
         channel = await call(machine, own.address, Host(head.host).address, head.port, secret, _ANSWER_S)
         try:
-            channel.send({"ask": {"host": own.name, "slots": own.slots, "version": VERSION, "built_for": build()}})
+            versions = {"version": VERSION, "mindspore": mindspore_version()}
+            channel.send({"ask": {"host": own.name, "slots": own.slots, **versions}})
             answer = await asyncio.wait_for(channel.receive(), _ANSWER_S)
         finally:
             channel.close()

@@ -17,13 +17,13 @@ import signal
 from typing import Any, Callable
 
 from ms_kungfu import env
-from ms_kungfu._version import VERSION
+from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu.broker_protocol import ProtocolError, text_field
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.broker_server import BrokerServer
 from ms_kungfu.launcher.control import Channel, ControlServer, RefusedError, call
-from ms_kungfu.launcher.hello import Hello, build, flags_of
+from ms_kungfu.launcher.hello import Hello, flags_of
 from ms_kungfu.launcher.links import LinkMaker
 from ms_kungfu.launcher.lost_hosts import Leases
 from ms_kungfu.launcher.machine import Machine
@@ -198,7 +198,7 @@ class Outpost:
             ) from None
         logdir = "" if options.logdir is None else str(options.logdir)
         flags = {} if options.joins else flags_of(options)
-        hello = Hello(options.host.name, VERSION, build(), flags, cores, devices, logdir)
+        hello = Hello(options.host.name, VERSION, mindspore_version(), flags, cores, devices, logdir)
         # -delay is the head's: it listens afterwards.
         wait_s = join_timeout_s + options.delay_s
         self._since = self._loop.time()

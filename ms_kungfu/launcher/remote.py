@@ -18,14 +18,14 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Callable, Protocol
 
-from ms_kungfu._version import VERSION
+from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu.broker_protocol import ProtocolError, text_field
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.control import Channel, ControlServer, call_once
 from ms_kungfu.launcher.hangs import HangWatch
-from ms_kungfu.launcher.hello import Hello, build, flags_of, objection, other_versions
+from ms_kungfu.launcher.hello import Hello, flags_of, objection, other_versions
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.joining import joining_host, terms_of
 from ms_kungfu.launcher.links import MAKE_S, HostSegment, LinkMaker
@@ -514,7 +514,7 @@ class RemoteHosts:
         cores = machine.allowed_cores()
         silent_s = options.host_timeout_s
         self.links = LinkMaker(machine, options.hosts, options.control_port, secret, len(cores), start.writer, silent_s)
-        self._hello = Hello(self.name, VERSION, build(), flags_of(options), cores, start.devices, "")
+        self._hello = Hello(self.name, VERSION, mindspore_version(), flags_of(options), cores, start.devices, "")
         self._secret = secret
         self._server = ControlServer(machine, secret, self._serve, self._then)
         self._deadline: float | None = None  # of the hosts that are missing
@@ -698,7 +698,7 @@ class RemoteHosts:
         if "ask" in message:
             if not isinstance(message["ask"], dict):
                 raise ProtocolError("an ask is an object")
-            asker = {name: text_field(message["ask"], name) for name in ("host", "version", "built_for")}
+            asker = {name: text_field(message["ask"], name) for name in ("host", "version", "mindspore")}
             coming = joining_host(asker["host"], message["ask"].get("slots"))
             why = other_versions(**asker, own=self._hello) or self.reports.objection_to(coming)
             channel.send({"refused": why} if why else {"terms": terms_of(self.options, self.reports.hosts)})

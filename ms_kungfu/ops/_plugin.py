@@ -1,52 +1,67 @@
 """Loading the kernels into MindSpore: the only file that knows how that is done.
 
-A plugin fits exactly one version of MindSpore. One that was built for another computes wrong results in silence, so
-the versions are compared before anything is loaded.
+A plugin fits exactly one version of MindSpore. One that was built for another computes wrong results in silence. The
+package may have plugins for several, each in a folder with its version's name, and the one for the MindSpore that runs
+is taken; which MindSpore a plugin was built for is compared once more when it is loaded.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
+import re
 from pathlib import Path
 
 import mindspore
 
-from ms_kungfu import _device
+from ms_kungfu import _core, _device
 
 _REMEDY = (
     "install the package anew beside this MindSpore: run ./install-kungfu.sh in its checkout, or "
     "`python -m pip install --no-build-isolation --no-deps --force-reinstall CHECKOUT`"
 )
-_PLUGINS = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend": "libkungfu_ms_ascend.so"}
+_FILES = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend": "libkungfu_ms_ascend.so"}
 # What the build leaves a plugin out for.
 _NEEDS = {
     "CPU": "MindSpore",
     "GPU": "CUDA's headers (the toolkit, or nvidia-cuda-runtime-cu12, nvidia-cuda-nvcc-cu12 and nvidia-cuda-cccl-cu12)",
     "Ascend": "a MindSpore that has its Ascend plugin",
 }
+_PLUGINS = Path(_core.__file__).with_name("plugins")
+
+
+def folder_for(running: str, plugins: Path) -> Path:
+    """The folder in `plugins` with those for this version of MindSpore; ImportError where there is none."""
+    if (plugins / running).is_dir():
+        return plugins / running
+    built = sorted((path.name for path in plugins.glob("*")), key=lambda name: [*map(int, re.findall(r"\d+", name))])
+    if not built:
+        raise ImportError(f"ms_kungfu was built without MindSpore, so its kernels were left out; {_REMEDY}")
+    raise _built_for_another(", ".join(built), running, built[-1])
 
 
 def check_version(built_for: str, running: str) -> None:
     """Raise ImportError unless the plugin was built for the MindSpore that is running."""
     if built_for != running:
-        raise ImportError(
-            f"the kernels of ms_kungfu were built for MindSpore {built_for}, but MindSpore {running} is running; "
-            + _REMEDY
-        )
+        raise _built_for_another(built_for, running, built_for)
+
+
+def _built_for_another(built_for: str, running: str, newest: str) -> ImportError:
+    return ImportError(
+        f"the kernels of ms_kungfu were built for MindSpore {built_for}, but MindSpore {running} is running; "
+        f'`python -m pip install "mindspore=={newest}"`, or {_REMEDY}'
+    )
+
+
+# Here, so that a program hears of it when it imports the first part of this package that needs MindSpore.
+folder_for(mindspore.__version__, _PLUGINS)
 
 
 @functools.cache
 def _load(device: str) -> ctypes.CDLL:
-    if device not in _PLUGINS:
-        raise ValueError(f'device_target must be one of {", ".join(_PLUGINS)}, not "{device}"')
-    try:
-        build_info = importlib.import_module("ms_kungfu._build_info")
-    except ImportError:
-        raise ImportError(f"ms_kungfu was built without MindSpore, so its kernels were left out; {_REMEDY}") from None
-    check_version(build_info.MINDSPORE_VERSION, mindspore.__version__)
-    path = Path(str(build_info.__file__)).with_name(_PLUGINS[device])
+    if device not in _FILES:
+        raise ValueError(f'device_target must be one of {", ".join(_FILES)}, not "{device}"')
+    path = folder_for(mindspore.__version__, _PLUGINS) / _FILES[device]
     if not path.exists():
         raise ImportError(
             f'{path.name}, the kernels of ms_kungfu for device_target "{device}", is missing: the build did not find '

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Callable
@@ -79,15 +80,17 @@ def plugins() -> Path:
 def gpu_plugin(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs find the plugin for GPUs, also where the package was built without CUDA's headers."""
     installed = Path(_core.__file__).parent
-    if (installed / "libkungfu_ms_gpu.so").exists():
+    kernels = Path("plugins", version("mindspore"))
+    if (installed / kernels / "libkungfu_ms_gpu.so").exists():
         return
     package = tmp_path / "with-plugin" / "ms_kungfu"
-    package.mkdir(parents=True)
+    (package / kernels).mkdir(parents=True)
     files = [*Path(ms_kungfu.__file__).parent.iterdir(), *installed.iterdir()]
-    for name, file in {file.name: file for file in files}.items():
+    for name, file in {file.name: file for file in files if file.name != "plugins"}.items():
         (package / name).symlink_to(file)
     built: Path = request.getfixturevalue("plugins")
-    (package / "libkungfu_ms_gpu.so").symlink_to(built / "libkungfu_ms_gpu.so")
+    for file in (*(installed / kernels).iterdir(), built / "libkungfu_ms_gpu.so"):
+        (package / kernels / file.name).symlink_to(file)
     monkeypatch.setenv("PYTHONPATH", f"{package.parent}:{os.environ.get('PYTHONPATH', '')}")
 
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import mindspore as ms
 import pytest
@@ -15,18 +14,39 @@ from ms_kungfu.ops import KungFuAllReduce, KungFuBroadcast, ReduceOp, _plugin
 from ms_kungfu.optimizers import KungFuGradReducer
 
 
-def test_a_plugin_for_another_mindspore_is_refused_with_the_remedy(monkeypatch):
-    _plugin._load.cache_clear()
-    monkeypatch.setitem(sys.modules, "ms_kungfu._build_info", SimpleNamespace(MINDSPORE_VERSION="2.7.0"))
-    with pytest.raises(ImportError, match=rf"built for MindSpore 2\.7\.0, but MindSpore {ms.__version__}.*install"):
-        KungFuAllReduce()
+def test_a_plugin_for_another_mindspore_is_refused_with_the_remedy(tmp_path):
+    for built in ("2.9.0", "2.10.0"):
+        (tmp_path / built).mkdir()
+    assert _plugin.folder_for("2.9.0", tmp_path) == tmp_path / "2.9.0"
+    for other in ("2.9.1", "2.11.0", "2.1"):
+        sentence = rf"built for MindSpore 2\.9\.0, 2\.10\.0, but MindSpore {other} is running; .*==2\.10\.0.*install"
+        with pytest.raises(ImportError, match=sentence):
+            _plugin.folder_for(other, tmp_path)
 
 
-def test_a_build_without_mindspore_is_told_with_the_remedy(monkeypatch):
-    _plugin._load.cache_clear()
-    monkeypatch.setitem(sys.modules, "ms_kungfu._build_info", None)
+def test_a_plugin_that_lies_in_anothers_folder_is_refused():
+    with pytest.raises(ImportError, match=rf"built for MindSpore 2\.7\.0, but MindSpore {ms.__version__} is running"):
+        _plugin.check_version("2.7.0", ms.__version__)
+
+
+def test_a_build_without_mindspore_is_told_with_the_remedy(tmp_path):
     with pytest.raises(ImportError, match=r"built without MindSpore.*install-kungfu\.sh"):
-        KungFuAllReduce()
+        _plugin.folder_for(ms.__version__, tmp_path)
+
+
+def test_a_mindspore_without_kernels_is_refused_at_import(tmp_path):
+    """By the first part of the package that needs MindSpore, in one sentence."""
+    program = (
+        "import mindspore; mindspore.__version__ = '2.11.0'\n"
+        "import ms_kungfu as kf; kf.__version__, kf.errors\n"
+        "import sys; sys.stdout.write('so far\\n'); sys.stdout.flush()\n"
+        "kf.optimizers\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, text=True, capture_output=True)
+    assert (done.returncode, done.stdout) == (1, "so far\n")
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("ImportError: the kernels of ms_kungfu were built for MindSpore ")
+    assert "but MindSpore 2.11.0 is running" in said
 
 
 def test_another_device_is_refused():
@@ -35,7 +55,7 @@ def test_another_device_is_refused():
 
 
 def test_a_plugin_that_was_not_built_is_named_before_anything_is_opened(monkeypatch):
-    monkeypatch.setitem(_plugin._PLUGINS, "GPU", "libkungfu_ms_nowhere.so")
+    monkeypatch.setitem(_plugin._FILES, "GPU", "libkungfu_ms_nowhere.so")
     with pytest.raises(ImportError, match=r'libkungfu_ms_nowhere\.so, .* for device_target "GPU", is missing.*CUDA'):
         _plugin._load("GPU")
 

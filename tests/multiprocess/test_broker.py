@@ -12,6 +12,7 @@ import time
 import pytest
 
 from ms_kungfu import broker_protocol
+from ms_kungfu._version import VERSION
 from ms_kungfu.broker_protocol import BrokerClient, Connection, Detached, Granted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
@@ -530,6 +531,45 @@ def test_requests_that_make_no_sense_are_answered_by_a_sentence(host, request_, 
     connection = _proven(one)
     connection.send(request_)
     assert told in connection.receive()["error"]
+    connection.close()
+
+
+@pytest.mark.parametrize("standby", [False, True])
+def test_a_newcomer_with_other_versions_is_refused_by_name(host, monkeypatch, standby):
+    one = host(cluster(0, A, B, C))
+
+    def come(peer, version, mindspore):
+        monkeypatch.setattr(broker_protocol, "VERSION", version)
+        monkeypatch.setattr(broker_protocol, "mindspore_version", lambda: mindspore)
+        return one.identity(7) if standby and peer == B else one.ask(peer)
+
+    who = "standby 7" if standby else str(B)
+    assert come(A, VERSION, "2.10.0")[:2] == (0, 0)
+    with pytest.raises(
+        KungFuError, match=f"ms_kungfu is 9.9 at .*{who}, {VERSION} at its launcher; .* start the job anew"
+    ):
+        come(B, "9.9", "2.10.0")
+    with pytest.raises(
+        KungFuError, match=f"MindSpore is 2.9.0 at .*{who}, 2.10.0 at worker {A}; .* start the job anew"
+    ):
+        come(B, VERSION, "2.9.0")
+    assert come(C, VERSION, "")[:2] == (0, 2)  # one that needs none
+
+
+def test_who_is_in_is_not_asked_for_versions_again(host, monkeypatch):
+    """A package that is replaced under a running process changes nothing in it."""
+    one = host(cluster(0, A), cluster(1, A))
+    assert one.ask(A)[:2] == (0, 0)
+    monkeypatch.setattr(broker_protocol, "VERSION", "9.9")
+    assert one.ask(A, 0, 0, 1)[:2] == (1, 0)
+
+
+@pytest.mark.parametrize("said", [{"ms_kungfu": 1, "mindspore": ""}, {"ms_kungfu": VERSION}, None])
+def test_versions_that_make_no_sense_are_answered_by_a_sentence(host, said):
+    one = host(cluster(0, A))
+    connection = _proven(one)
+    connection.send({"incarnation": 0, "peer": str(A), **({"software": said} if said else {})})
+    assert ("software is the versions" if said else "of an older, unknown version") in connection.receive()["error"]
     connection.close()
 
 

@@ -64,10 +64,10 @@ class Machine(System):
         return self.files.get(path)
 
     def names(self, folder: str) -> list[str]:
-        return self.listed.get(folder, [])
+        return self.listed.get(folder, ["2.10.0"] if folder == f"{PACKAGE}/plugins" else [])
 
     def is_file(self, path: str) -> bool:
-        return path in self.files or path == f"{PACKAGE}/libkungfu_ms_cpu.so"
+        return path in self.files or path == f"{PACKAGE}/plugins/2.10.0/libkungfu_ms_cpu.so"
 
     def version(self, distribution: str) -> str | None:
         return self.versions.get(distribution)
@@ -162,7 +162,7 @@ def test_kernels_are_told_for_each_device() -> None:
     _, gpu, ascend = findings(software.check_kernels, listed={"/dev": ["nvidia0"]})
     assert 'device_target="GPU" needs them' in gpu.remedy
     assert ascend.remedy == ""
-    _, gpu, _ = findings(software.check_kernels, files={f"{PACKAGE}/libkungfu_ms_gpu.so": ""})
+    _, gpu, _ = findings(software.check_kernels, files={f"{PACKAGE}/plugins/2.10.0/libkungfu_ms_gpu.so": ""})
     assert gpu.status is OK
 
 

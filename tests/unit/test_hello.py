@@ -43,8 +43,8 @@ def test_a_host_like_the_head_may_take_part():
     [
         ({"version": "1.1"}, "ms_kungfu is 1.1 on b, 1.0 on a; install the same on all hosts"),
         (
-            {"built_for": ""},
-            "ms_kungfu on b was built for MindSpore none, and on a for 2.10.0; install the same on all hosts",
+            {"mindspore": ""},
+            "MindSpore is not installed on b, 2.10.0 on a; install the same on all hosts",
         ),
         (
             {"flags": {"-np": "3", "-H": "a:1,b:1"}},

@@ -24,7 +24,7 @@ OURS += ("BroadcastInPlace", "Cluster", "ReduceScatter", "RequestModel", "Resize
 ms.set_device("GPU")
 assert ms.get_context("device_target") == "GPU"
 
-plugin = ctypes.CDLL(str(Path(_core.__file__).with_name("libkungfu_ms_gpu.so")))
+plugin = ctypes.CDLL(str(Path(_core.__file__).parent / "plugins" / ms.__version__ / "libkungfu_ms_gpu.so"))
 plugin.kungfu_ms_make.restype = ctypes.c_void_p
 for name in OURS:
     assert plugin.kungfu_ms_make(f"KungFu{name}".encode()), f"MindSpore's factory knows no KungFu{name}"

@@ -23,7 +23,7 @@ stream = api.begin(target)
 rank, size = kf.current_rank(), kf.current_cluster_size()
 if target == "Ascend":
     ctypes.CDLL(str(folder / "libmindspore_ops_ascend.so"))  # the double
-plugins = Path(_core.__file__).parent if target == "Ascend" else folder
+plugins = Path(_core.__file__).parent / "plugins" / mindspore.__version__ if target == "Ascend" else folder
 plugin = ctypes.CDLL(str(plugins / f"libkungfu_ms_{target.lower()}.so"))
 plugin.kungfu_ms_make.restype = ctypes.c_void_p
 plugin.kungfu_ms_version.restype = ctypes.c_char_p

@@ -1,0 +1,46 @@
+"""Which ms_kungfu and MindSpore a job goes by, and what it has against a worker that has others. Pure.
+
+Hosts are compared when they come (hello.py), each worker when it asks for its first place. A package that is installed
+anew while a job runs would otherwise bring workers into it that speak another protocol, or whose kernels compute other
+bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ms_kungfu._version import VERSION
+from ms_kungfu.broker_protocol import ProtocolError
+
+
+@dataclass
+class JobsSoftware:
+    """That of the launcher, and the MindSpore of the first worker that has one: the program's Python may be another
+    than the launcher's."""
+
+    version: str = VERSION
+    mindspore: str = ""
+    first: str = ""
+
+    def objection_to(self, who: str, said: Any) -> str:
+        """Why newcomer `who` can't take part, from what it says of itself; "" where it can, and the job goes by it."""
+        if not isinstance(said, dict):
+            said = {"ms_kungfu": "of an older, unknown version", "mindspore": ""}
+        version, mindspore = said.get("ms_kungfu"), said.get("mindspore")
+        if not isinstance(version, str) or not isinstance(mindspore, str):
+            raise ProtocolError(f"software is the versions of ms_kungfu and MindSpore, got {said!r}")
+        if version != self.version:
+            return (
+                f"ms_kungfu is {version} at {who}, {self.version} at its launcher; all of a job need the same: start "
+                "the job anew after an installation"
+            )
+        # Who has none uses none; and where MindSpore has no metadata it is only known once it is imported.
+        if mindspore and self.mindspore and mindspore != self.mindspore:
+            return (
+                f"MindSpore is {mindspore} at {who}, {self.mindspore} at {self.first}; all workers of a job need the "
+                "same: start the job anew after an installation"
+            )
+        if mindspore and not self.mindspore:
+            self.mindspore, self.first = mindspore, who
+        return ""

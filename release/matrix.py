@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Tries wheels as a user has them: each in an empty environment, without a compiler, beside each MindSpore.
+
+    release/matrix.py --python python3.9 --python python3.12    # the wheels of dist/, all MindSpore that they accept
+    release/matrix.py --mindspore 2.9.0                         # with one version
+    release/matrix.py --next                                    # the MindSpore after those, if there is one
+
+In each environment pip installs both, python -m ms_kungfu.doctor finds nothing wrong, two workers add up a tensor
+through MindSpore (ms_kungfu._smoke), and the tests that TESTS names pass. They are copied, so that the wheel and not
+the checkout is tested. Ends with a table; the exit status is 1 where anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wheels import ROOT, Failure, accepted, build, key, mindspore_wheel, published, run, version_of
+
+# Loading and refusing, the kernels against NumPy in both modes, the optimizers across a resize.
+TESTS = (
+    "tests/mindspore/test_loading_and_arguments.py",
+    "tests/mindspore/test_primitives_and_optimizers.py",
+    "tests/mindspore/test_updates.py",
+)
+FOR_TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+COMPILERS = ("cc", "c++", "c89", "c99", "cpp", "gcc", "g++", "clang", "ld", "as", "cmake", "make", "ninja")
+
+
+@dataclass(frozen=True)
+class Cell:
+    python: str  # its version
+    mindspore: str
+    interpreter: str
+    wheel: Path
+    archive: Path  # MindSpore's
+
+
+class Environment:
+    """A virtual environment in an empty folder, and nothing else of this machine but its tools without a compiler."""
+
+    def __init__(self, folder: Path, python: str) -> None:
+        self.folder = folder
+        tools = folder / "tools"
+        tools.mkdir()
+        for place in ("/bin", "/usr/bin"):
+            for tool in Path(place).iterdir():
+                if not is_compiler(tool.name) and not (tools / tool.name).exists() and "python" not in tool.name:
+                    (tools / tool.name).symlink_to(tool)
+        self.environ = {"HOME": str(folder), "PATH": f"{folder}/venv/bin:{tools}", **settings_of_pip()}
+        run(python, "-m", "venv", folder / "venv", environ=self.environ)
+        for compiler in COMPILERS:
+            if found := shutil.which(compiler, path=self.environ["PATH"]):
+                raise Failure(f"there should be no compiler, and there is {found}")
+
+    def run(self, *command: object) -> str:
+        return run(self.folder / "venv" / "bin" / str(command[0]), *command[1:], environ=self.environ)
+
+    def pip_install(self, *what: object) -> str:
+        return self.run("python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
+
+
+def is_compiler(name: str) -> bool:
+    """Also with a version or a target in its name."""
+    parts = name.replace(".", "-").split("-")
+    return any(part in COMPILERS for part in parts)
+
+
+def settings_of_pip() -> dict[str, str]:
+    """Where packages come from, and through what."""
+    names = ("PIP_CONFIG_FILE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in names or name.lower().endswith("_proxy") or name.startswith("PIP_")
+    }
+
+
+def tried(cell: Cell, folder: Path) -> str:
+    """What was seen, in a few words; Failure where something failed."""
+    environment = Environment(folder, cell.interpreter)
+    environment.pip_install(cell.archive, "numpy<2")
+    begun = time.monotonic()
+    # Packages only: what pip would say against a MindSpore that the wheel doesn't accept yet is known.
+    environment.pip_install("--no-deps", cell.wheel)
+    environment.pip_install(*required(cell.wheel), *FOR_TESTS)
+    installed_s = time.monotonic() - begun
+    environment.run("python", "-m", "ms_kungfu.doctor")
+    environment.run("kungfu-run", "-q", "-timeout", "5m", "-np", "2", "python", "-m", "ms_kungfu._smoke")
+    copy = folder / "copy"
+    shutil.copytree(ROOT / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    files = [copy / name for name in TESTS]
+    told = environment.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", copy, *files)
+    return f"{told.splitlines()[-1].strip('= ')}; installed in {installed_s:.0f} s"
+
+
+def required(wheel: Path) -> list[str]:
+    """What the wheel needs besides MindSpore."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    needs = [line.partition(": ")[2] for line in lines if line.startswith("Requires-Dist: ") and "extra ==" not in line]
+    return [need for need in needs if not need.startswith("mindspore")]
+
+
+def cells(pythons: Sequence[str], versions: Sequence[str], wheels: Path) -> Iterator[Cell]:
+    """Of each Python with each MindSpore that has a wheel for it."""
+    for python in pythons:
+        number = version_of(python)
+        fitting = sorted(wheels.glob(f"ms_kungfu-*-cp{number.replace('.', '')}-*.whl"), key=lambda p: p.stat().st_mtime)
+        if not fitting:
+            raise Failure(f"{wheels} has no wheel for Python {number}; release/wheels.py --python {python} makes one")
+        for version in versions:
+            archive = mindspore_wheel(number, version)
+            if archive is not None:
+                yield Cell(number, version, python, fitting[-1], archive)
+
+
+def table(results: Mapping[tuple[str, str], str]) -> str:
+    """Rows are Pythons, columns versions of MindSpore."""
+    versions = sorted({version for _, version in results}, key=key)
+    lines = [
+        "| | " + " | ".join(f"MindSpore {version}" for version in versions) + " |",
+        "|---" * (len(versions) + 1) + "|",
+    ]
+    for python in sorted({python for python, _ in results}, key=key):
+        row = [results.get((python, version), "no MindSpore") for version in versions]
+        lines.append(f"| Python {python} | " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def newer() -> list[str]:
+    """What is published after all that is accepted."""
+    last = key(accepted()[-1])
+    return [version for version in published() if key(version) > last]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--python", action="append", help="an interpreter; may be given several times (default: this one)"
+    )
+    several = "may be given several times (default: all that are accepted)"
+    parser.add_argument("--mindspore", action="append", metavar="VERSION", help=several)
+    parser.add_argument("--wheels", type=Path, default=ROOT / "dist", help="the folder with the wheels (default: dist)")
+    parser.add_argument(
+        "--next", action="store_true", help="build for what is published after those that are accepted, and try that"
+    )
+    asked = parser.parse_args(words)
+    pythons = asked.python or [sys.executable]
+    results: dict[tuple[str, str], str] = {}
+    try:
+        versions, wheels = asked.mindspore or accepted(), asked.wheels.resolve()
+        if asked.next:
+            versions, wheels = newer(), ROOT / "build" / "next"
+            if not versions:
+                print(f"no MindSpore after {accepted()[-1]} is published for Python {version_of(sys.executable)}")
+                return
+            for python in pythons:
+                build(python, versions, wheels)
+        for cell in cells(pythons, versions, wheels):
+            begun = time.monotonic()
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    said = tried(cell, Path(folder))
+                    results[cell.python, cell.mindspore] = said.partition(" in ")[0]
+                except Failure as failure:
+                    said = f"FAILED\n{failure}"
+                    results[cell.python, cell.mindspore] = "failed"
+            took = time.monotonic() - begun
+            print(f"Python {cell.python}, MindSpore {cell.mindspore} ({took:.0f} s): {said}", flush=True)
+    except Failure as failure:
+        sys.exit(f"release/matrix.py: {failure}")
+    print(table(results))
+    sys.exit("failed" in results.values())
+
+
+if __name__ == "__main__":
+    main()
