@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -27,6 +28,8 @@ struct CommunicatorOptions {
   bool tells{true};
   // Of a member of the segment that stands for others: whom it waits for in this operation, in words.
   std::function<std::string(const Operation&)> behind_it{};
+  // What goes at a time of a large all-reduce over several hosts; the same at all ranks.
+  size_t slice_bytes{1 << 20};
 };
 
 // Immutable membership: a change makes a new communicator, and this one then answers every call with StaleClusterError.

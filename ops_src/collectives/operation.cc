@@ -29,8 +29,14 @@ const char* NameOf(Kind kind) {
   return kNames[static_cast<uint8_t>(kind)];
 }
 
+const Operation& AskedFor(const Operation& operation) {
+  const Operation* asked = &operation;
+  while (asked->part_of != nullptr) asked = asked->part_of;
+  return *asked;
+}
+
 std::string TitleOf(const Operation& operation) {
-  const Operation& asked = operation.part_of == nullptr ? operation : *operation.part_of;
+  const Operation& asked = AskedFor(operation);
   return Text(NameOf(asked.kind), " \"", asked.name, "\": ");
 }
 
@@ -81,7 +87,8 @@ void RequireMemory(const Operation& operation, bool inputs, bool outputs) {
   }
 }
 
-std::string Describe(const Operation& operation) {
+std::string Describe(const Operation& part) {
+  const Operation& operation = AskedFor(part);
   std::string text = NameOf(operation.kind);
   if (operation.kind == Kind::kBarrier) return text;
   text += Text(" of ", CountOf(operation), " ", NameOf(operation.dtype));

@@ -57,6 +57,8 @@ struct KeptOperation {
 };
 
 const char* NameOf(Kind kind);
+// What the caller asked for: the operation itself, or that of which it is a part of a part.
+const Operation& AskedFor(const Operation& operation);
 // How messages about it begin: what the caller asked for, with a colon and a space.
 std::string TitleOf(const Operation& operation);
 
@@ -74,8 +76,8 @@ uint64_t CountOf(const Operation& operation);
 void Validate(const Operation& operation, uint32_t size);
 // Throws ValueError where a tensor that has elements has no memory.
 void RequireMemory(const Operation& operation, bool inputs, bool outputs);
-// In words, for the message of a mismatch.
-std::string Describe(const Operation& operation);
+// In words, for the message of a mismatch: what the caller asked for.
+std::string Describe(const Operation& part);
 
 }  // namespace kungfu
 

@@ -22,6 +22,13 @@ using std::chrono::microseconds;
 const std::vector<std::vector<uint32_t>> kLayouts = {
     {0, 0, 1, 1}, {0, 1, 1, 1}, {0, 1, 2}, {0, 1, 0, 2, 1, 0}, {0, 0, 1, 1, 2, 2, 3, 3}};
 
+// Of a cluster whose all-reduces go in slices of so many bytes.
+CommunicatorOptions InSlices(size_t bytes) {
+  CommunicatorOptions options{std::chrono::seconds(60), std::chrono::seconds(60)};
+  options.slice_bytes = bytes;
+  return options;
+}
+
 template <typename T>
 std::vector<T> AllReduced(Communicator& communicator, const char* name, const std::vector<T>& in, kf_dtype dtype,
                           kf_op op) {
@@ -51,6 +58,38 @@ TEST(Cluster, ReductionsHaveTheValuesOfOneHost) {
       // Sums of these would overflow, and their mean is truncated once.
       EXPECT_EQ(AllReduced<int8_t>(c, "narrow", {static_cast<int8_t>(120 + r)}, KF_INT8, KF_MEAN)[0],
                 120 + (n - 1) / 2);
+    });
+  }
+}
+
+TEST(Cluster, SlicesHaveTheValuesOfTheWhole) {
+  for (const auto& layout : kLayouts) {
+    Clusters cluster(layout, /*recovers=*/layout.size() % 2 == 0, InSlices(4000));
+    const auto n = static_cast<int>(cluster.size());
+    cluster.Run([&](uint32_t rank, Communicator& c) {
+      for (const bool in_place : {false, true}) {
+        for (const size_t each : {size_t{250}, size_t{999}, size_t{7001}}) {
+          // The second is empty, and slices end within the others.
+          const size_t counts[] = {each, 0, 2 * each + 1, 3};
+          std::vector<std::vector<float>> in, out;
+          for (size_t t = 0; t < 4; t++) {
+            in.emplace_back(counts[t]);
+            for (size_t i = 0; i < counts[t]; i++) in[t][i] = static_cast<float>((rank + 1) * (t + i % 100));
+            out.push_back(in_place ? in[t] : std::vector<float>(counts[t]));
+          }
+          std::vector<kf_tensor> tensors;
+          for (size_t t = 0; t < 4; t++) {
+            tensors.push_back({in_place ? out[t].data() : in[t].data(), out[t].data(), counts[t]});
+          }
+          c.Run(Op(Kind::kAllReduce, "sliced", tensors, KF_FLOAT32, KF_SUM));
+          for (size_t t = 0; t < 4; t++) {
+            for (size_t i = 0; i < counts[t]; i++) {
+              ASSERT_EQ(out[t][i], static_cast<float>(n * (n + 1) / 2 * static_cast<int>(t + i % 100)))
+                  << t << " " << i;
+            }
+          }
+        }
+      }
     });
   }
 }
@@ -135,6 +174,27 @@ TEST(Cluster, AMismatchIsAnErrorEverywhereAndBreaksNothing) {
   }
 }
 
+TEST(Cluster, AMismatchOfWhatGoesInSlicesIsAnErrorEverywhereAndBreaksNothing) {
+  Clusters cluster({0, 0, 1, 1}, /*recovers=*/false, InSlices(4000));
+  for (const size_t other : {size_t{1000}, size_t{4999}, size_t{5001}, size_t{9000}}) {  // 1000: one slice's worth
+    for (const bool whole_host : {false, true}) {
+      const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
+        const bool differs = whole_host ? rank < 2 : rank == 3;
+        std::vector<float> x(differs ? other : 5000);
+        c.Run(Op(Kind::kAllReduce, "odd", {{x.data(), x.data(), x.size()}}, KF_FLOAT32));
+      });
+      for (const auto& error : errors) {
+        EXPECT_EQ(ErrorOf(error).status(), KF_MISMATCH) << ErrorOf(error).what();
+        for (const char* const words : {"\"odd\"", "of 5000 float32"}) {
+          EXPECT_NE(std::string(ErrorOf(error).what()).find(words), std::string::npos) << ErrorOf(error).what();
+        }
+      }
+      cluster.Run([&](uint32_t, Communicator& c) { Sum(c, "odd", 1, 4); });
+      cluster.Run([&](uint32_t, Communicator& c) { Sum(c, "odd", 1, 4, 20000); });
+    }
+  }
+}
+
 // What came of an operation at a rank.
 struct Seen {
   bool failed;  // why needn't be the same: each host names what it has seen first
@@ -148,7 +208,7 @@ struct Seen {
 
 // What all ranks do; or, at a rank that is odd, something else.
 struct Task {
-  enum { kSum, kTwoSums, kMean, kBarrier, kBroadcast, kGather, kNumKinds } kind;
+  enum { kSum, kSumInPlace, kTwoSums, kMean, kBarrier, kBroadcast, kGather, kNumKinds } kind;
   size_t count;
   uint32_t root;
   uint32_t odd;  // UINT32_MAX: none
@@ -166,6 +226,14 @@ Seen Do(const Task& task, uint32_t rank, Communicator& c) {
         const Operation both[2] = {operation, Op(Kind::kAllReduce, "y", other, KF_FLOAT32)};
         generation = c.RunAll(both, 2);
         EXPECT_EQ(second[0], out[0]);
+        break;
+      }
+      case Task::kSumInPlace: {
+        std::copy(in.begin(), in.end(), out.begin());
+        const kf_tensor tensor{out.data(), out.data(), count};
+        operation.tensors = &tensor;
+        operation.num_tensors = 1;
+        generation = c.Run(operation);
         break;
       }
       case Task::kMean:
@@ -190,8 +258,9 @@ Seen Do(const Task& task, uint32_t rank, Communicator& c) {
     }
     float expected = 0;
     for (const uint32_t r : c.MembersOf(generation)) expected += static_cast<float>(1U << r);
-    if (task.kind == Task::kSum) {
-      EXPECT_EQ(out[0], expected) << "generation " << generation;
+    if (task.kind == Task::kSum || task.kind == Task::kSumInPlace) {  // all of it: slices are of one mind
+      EXPECT_EQ(std::count(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(count), expected), count)
+          << "generation " << generation << ", first " << out[0] << " of " << expected;
     }
     if (task.kind == Task::kBroadcast) {
       EXPECT_EQ(out[0], static_cast<float>(1U << task.root));
@@ -219,7 +288,7 @@ struct Loss {
 // and hosts are lost with all of theirs; the launchers of the other hosts hear of it in one order, but late.
 void LiveAndDie(const std::vector<uint32_t>& layout, std::mt19937& random, bool lose_hosts) {
   const auto below = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };
-  Clusters cluster(layout, /*recovers=*/true);
+  Clusters cluster(layout, /*recovers=*/true, InSlices(std::vector<size_t>{1 << 20, 64 << 10, 16 << 10}[below(3)]));
   const uint32_t n = cluster.size(), num_hosts = cluster.places().hosts();
   const size_t most = std::vector<size_t>{1, 200, 100000}[below(3)];
   std::vector<Task> tasks;

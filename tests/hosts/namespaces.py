@@ -57,9 +57,9 @@ def _run(*words: object) -> str:
 
 
 class Network:
-    """`count` hosts; `close()` ends all processes in them and removes them."""
+    """`count` hosts; `close()` ends all processes in them and removes them. `mtu`: of their cables."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, mtu: int = 1500) -> None:
         self._prefix = f"kungfu-{os.getpid()}-{next(_numbers)}-"
         self._switch = f"{self._prefix}switch"
         self._janitor = subprocess.Popen(
@@ -71,7 +71,7 @@ class Network:
             _run("ip", "-n", self._switch, "link", "add", "br0", "type", "bridge")
             _run("ip", "-n", self._switch, "link", "set", "br0", "up")
             for host in self.hosts:
-                host.make()
+                host.make(mtu)
             self._wait_for_links()
         except BaseException:
             self.close()
@@ -107,10 +107,10 @@ class Host:
         self.address6 = f"fd00:77::{number + 1:x}"
         self._switch, self._port = switch, f"p{number}"
 
-    def make(self) -> None:
+    def make(self, mtu: int) -> None:
         _run("ip", "netns", "add", self.namespace)
-        _run("ip", "-n", self._switch, "link", "add", self._port, "type", "veth",
-             "peer", "name", "eth0", "netns", self.namespace)  # fmt: skip
+        _run("ip", "-n", self._switch, "link", "add", self._port, "mtu", mtu, "type", "veth",
+             "peer", "name", "eth0", "mtu", mtu, "netns", self.namespace)  # fmt: skip
         _run("ip", "-n", self._switch, "link", "set", self._port, "master", "br0", "up")
         for words in ("link set lo up", "link set eth0 up", f"addr add {self.address}/24 dev eth0"):
             _run("ip", "-n", self.namespace, *words.split())

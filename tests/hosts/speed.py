@@ -4,8 +4,11 @@
     python -m tests.hosts.speed vs --hosts 2 --ranks 1,2 --vs gloo,mpi
 
 `bound` shapes each host's link to a rate, measures what one stream gets through it, and says what part of the bound of
-an all-reduce, 2 (n - 1) / n * bytes / rate, is reached. `--slow MEGABITS` gives the last host a slower link: then the
-bound is that link's. `vs` shapes nothing: there the kernel's copies bound everybody; contenders take turns in one run.
+an all-reduce, 2 (n - 1) / n * bytes / rate, is reached. Beside it stands what each of the streams of a ring gets when
+all hosts send to the next one at once: where one machine plays them all, its cores may be busy with less than the
+links could carry, and `--mtu 9000` has them handle a sixth of the packets. `--slow MEGABITS` gives the last host a
+slower link: then the bound is that link's. `vs` shapes nothing: there the kernel's copies bound everybody; contenders
+take turns in one run.
 
 Needs root, as tests/hosts does. A contender's ranks are one process each in their host's namespace.
 """
@@ -25,7 +28,7 @@ from ms_kungfu.bench import report, rounds
 from ms_kungfu.bench.group import running
 from ms_kungfu.bench.workload import DTYPES, Task
 from tests.hosts.contenders import HOSTS, GlooOverHosts, KungFuOverHosts, MpiOverHosts
-from tests.hosts.namespaces import Network, why_not
+from tests.hosts.namespaces import Host, Network, why_not
 
 KIB, MIB = 1 << 10, 1 << 20
 _STREAM_BYTES = 64 * MIB
@@ -58,37 +61,44 @@ def _task(nbytes: int, samples: int) -> Task:
     return Task("all_reduce", (count,), ((0, 1),), "float32", "sum", 0, 1, samples, batch)
 
 
-def _stream_rate() -> float:
-    """Bytes a second of one stream from the first host to the last."""
-    first, last = HOSTS[0], HOSTS[-1]
-    server = subprocess.Popen(
-        [*last.within(), sys.executable, "-c", _STREAM_IN, last.address], stdout=subprocess.PIPE, text=True
-    )
-    assert server.stdout is not None
-    assert server.stdout.readline() == "listens\n"
-    first.run(sys.executable, "-c", _STREAM_OUT, last.address, _STREAM_BYTES)
-    rate = float(server.stdout.readline())
-    server.wait()
-    return rate
+def _stream_rate(pairs: list[tuple[Host, Host]]) -> float:
+    """Bytes a second of a stream from the first to the second of each pair, all at once; of the slowest."""
+    servers = [
+        subprocess.Popen(
+            [*to.within(), sys.executable, "-c", _STREAM_IN, to.address], stdout=subprocess.PIPE, text=True
+        )
+        for _, to in pairs
+    ]
+    for server in servers:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "listens\n"
+    clients = [
+        subprocess.Popen([*out.within(), sys.executable, "-c", _STREAM_OUT, to.address, str(_STREAM_BYTES)])
+        for out, to in pairs
+    ]
+    for client in clients:
+        assert client.wait() == 0
+    return min(float(server.communicate()[0]) for server in servers)
 
 
 @contextlib.contextmanager
-def _over(count: int, megabits: float | None = None, slow: float | None = None) -> Iterator[None]:
+def _over(count: int, megabits: float | None = None, slow: float | None = None, mtu: int = 1500) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        HOSTS[:] = stack.enter_context(Network(count)).hosts
+        HOSTS[:] = stack.enter_context(Network(count, mtu)).hosts
         for host in HOSTS if megabits is not None else ():
             stack.enter_context(host.slowed(slow if slow is not None and host is HOSTS[-1] else megabits))
         yield
 
 
-def bound(counts: list[int], sizes: list[int], megabits: float, slow: float | None, turns: int) -> None:
+def bound(counts: list[int], sizes: list[int], megabits: float, slow: float | None, mtu: int, turns: int) -> None:
     for count in counts:
-        with _over(count, megabits, slow):
-            rates = [_stream_rate() for _ in range(3)]
-            rate = statistics.median(rates)
-            print(f"{count} hosts at {megabits:g} Mbit/s"
+        with _over(count, megabits, slow, mtu):
+            rate = statistics.median(_stream_rate([(HOSTS[0], HOSTS[-1])]) for _ in range(3))
+            all_at_once = statistics.median(_stream_rate([*zip(HOSTS, [*HOSTS[1:], HOSTS[0]])]) for _ in range(3))
+            print(f"{count} hosts at {megabits:g} Mbit/s, MTU {mtu}"
                   + (f", the last one at {slow:g}" if slow else "")
-                  + f": one stream {rate * 8e-6:.1f} Mbit/s of payload")  # fmt: skip
+                  + f": one stream {rate * 8e-6:.1f} Mbit/s of payload, {all_at_once * 8e-6:.1f} each in a ring",
+                  flush=True)  # fmt: skip
             with running({"kungfu": KungFuOverHosts}, count, _TIMEOUT_S) as groups:
                 for size in sizes:
                     entry = rounds.Entry("kungfu", groups["kungfu"], _task(size, 3))
@@ -97,7 +107,8 @@ def bound(counts: list[int], sizes: list[int], megabits: float, slow: float | No
                     seconds = statistics.median(statistics.median(each) for each in entry.rounds)
                     least = 2 * (count - 1) / count * size / rate
                     print(f"  {report.size_text(size):>8}  {seconds * 1e3:9.2f} ms  "
-                          f"{least / seconds:5.2f} of the bound", flush=True)  # fmt: skip
+                          f"{least / seconds:5.2f} of the bound, "
+                          f"{least / seconds * rate / all_at_once:5.2f} of the ring's streams", flush=True)  # fmt: skip
 
 
 def versus(counts: list[int], each: list[int], names: list[str], sizes: list[int], turns: int) -> None:
@@ -132,6 +143,7 @@ def main() -> int:
     parser.add_argument("--sizes", default=None, help="bytes")
     parser.add_argument("--megabits", type=float, default=1000.0)
     parser.add_argument("--slow", type=float, default=None)
+    parser.add_argument("--mtu", type=int, default=1500, help="of the links (bound)")
     parser.add_argument("--vs", default="gloo,mpi")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
@@ -142,7 +154,7 @@ def main() -> int:
     counts = [int(word) for word in args.hosts.split(",")]
     sizes = [int(word) for word in args.sizes.split(",")] if args.sizes else None
     if args.part == "bound":
-        bound(counts, sizes or [MIB, 4 * MIB, 16 * MIB, 64 * MIB], args.megabits, args.slow, args.rounds)
+        bound(counts, sizes or [MIB, 4 * MIB, 16 * MIB, 64 * MIB], args.megabits, args.slow, args.mtu, args.rounds)
     else:
         each = [int(word) for word in args.ranks.split(",")]
         names = [name for name in args.vs.split(",") if name]

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,6 +17,8 @@
 #include "base/memory.h"
 #include "collectives/dtype.h"
 #include "collectives/gather.h"
+#include "collectives/hosts/slices.h"
+#include "collectives/kept_inputs.h"
 #include "collectives/observer.h"
 
 namespace kungfu {
@@ -131,6 +134,7 @@ ClusterCommunicator::ClusterCommunicator(const std::shared_ptr<shm::Segment>& lo
       places_(places),
       host_(rank < places.ranks() ? places.HostOf(rank) : 0),
       link_(places.LinkOf(host_)),
+      slice_bytes_(options.slice_bytes),
       board_(everybody, local, places, host_),
       local_(local, rank < places.ranks() ? places.LocalOf(rank) : link_, address, has_state,
              Asking(
@@ -243,11 +247,82 @@ std::optional<uint32_t> ClusterCommunicator::RunRenewable(Renewable& operation, 
   return generation;
 }
 
+// The one operation of its name, as long as it lives.
+class ClusterCommunicator::Turn {
+ public:
+  Turn(ClusterCommunicator& cluster, const char* name)
+      : cluster_(cluster), text_(name), name_(cluster.Find(text_)), busy_(name_->busy) {}
+  ~Turn() { cluster_.Forget(text_); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  ClusterCommunicator& cluster_;
+  const std::string text_;
+  const std::shared_ptr<Name> name_;
+  const std::unique_lock<std::mutex> busy_;
+};
+
 uint32_t ClusterCommunicator::RunShared(const Operation& operation, uint32_t from_generation) {
   closure_.ThrowIfClosed();
-  return *RunGenerations(from_generation, [&](uint32_t) { return &operation; });
+  if (operation.planes != nullptr) return *RunGenerations(from_generation, [&](uint32_t) { return &operation; });
+  const Turn turn(*this, operation.name);
+  if (hosts::Slices::Cuts(operation, slice_bytes_)) return RunInSlices(operation, from_generation);
+  Bring(operation, from_generation);
+  return *Hear(operation);
 }
 
+// See slices.h.
+uint32_t ClusterCommunicator::RunInSlices(const Operation& operation, uint32_t from_generation) {
+  std::optional<KeptInputs> kept;
+  const bool keeps = recovers() && InPlace(operation);
+  const hosts::Slices slices(keeps ? *kept.emplace(&operation, 1).operations() : operation, slice_bytes_);
+  std::vector<uint32_t> generations(slices.size()), open(slices.size());
+  std::iota(open.begin(), open.end(), 0u);
+  uint32_t latest = from_generation;
+  for (bool is_first = true; !open.empty(); is_first = false) {
+    const auto at = [&](size_t place) { return slices.At(open[place], static_cast<uint32_t>(place % hosts::kTracks)); };
+    for (size_t brought = 0, over = 0; over < open.size(); over++) {
+      for (; brought < std::min<size_t>(open.size(), over + hosts::kTracks); brought++) {
+        const bool leads = is_first && brought == 0;
+        Bring(at(brought), latest, /*more_follow=*/leads);
+        if (leads) KUNGFU_CHECK(!Hear(at(brought)), "\"", operation.name, "\" is over after its first slice");
+      }
+      generations[open[over]] = *Hear(at(over));
+    }
+    latest = *std::max_element(generations.begin(), generations.end());
+    open.clear();
+    for (uint32_t k = 0; k < slices.size(); k++) {
+      if (generations[k] < latest) open.push_back(k);
+    }
+  }
+  return latest;
+}
+
+void ClusterCommunicator::Bring(const Operation& operation, uint32_t generation, bool more_follow) {
+  Tell(operation, generation, /*renewal=*/false, more_follow);
+  local_.RunFrom(UpOf(operation, places_, host_), AwaitLocalDeaths(generation));
+}
+
+// What becomes of what this rank has brought, in which generation; none: there is more to be brought first.
+std::optional<uint32_t> ClusterCommunicator::Hear(const Operation& operation) {
+  for (;;) {
+    const Verdict verdict = HearVerdict(operation);
+    switch (verdict.what) {
+      case Verdict::kFailed:
+        Fail(operation, verdict);
+      case Verdict::kDone:
+        TakeResult(operation);
+        return verdict.generation;
+      case Verdict::kMore:
+        return std::nullopt;
+      default:
+        local_.RunFrom(UpOf(operation, places_, host_), AwaitLocalDeaths(verdict.generation));
+    }
+  }
+}
+
+// An operation with planes.
 template <typename OperationIn>
 std::optional<uint32_t> ClusterCommunicator::RunGenerations(uint32_t from_generation, const OperationIn& operation_in) {
   const Operation* operation = operation_in(from_generation);
@@ -263,13 +338,9 @@ std::optional<uint32_t> ClusterCommunicator::RunGenerations(uint32_t from_genera
   }
   try {
     for (;;) {
-      if (operation->planes == nullptr) {
-        local_.RunFrom(UpOf(*operation, places_, host_), AwaitLocalDeaths(generation));
-      } else {
-        Renewal renewal(*this, *name, generation, operation_in);
-        if (!local_.RunRenewable(renewal, AwaitLocalDeaths(generation))) return std::nullopt;
-        operation = renewal.operation;
-      }
+      Renewal renewal(*this, *name, generation, operation_in);
+      if (!local_.RunRenewable(renewal, AwaitLocalDeaths(generation))) return std::nullopt;
+      operation = renewal.operation;
       const Verdict verdict = HearVerdict(*operation);
       if (verdict.what == Verdict::kFailed) Fail(*operation, verdict);
       if (verdict.what == Verdict::kDone) {
@@ -316,9 +387,10 @@ void ClusterCommunicator::Check(const Operation& operation) const {
 }
 
 // Says to the link what comes.
-void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, bool renewal) const {
+void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, bool renewal, bool more_follow) const {
   hosts::Request request;
   request.renewal = renewal;
+  request.more_follow = more_follow;
   request.kind = operation.kind;
   request.dtype = operation.dtype;
   request.op = operation.op;

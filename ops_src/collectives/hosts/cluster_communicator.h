@@ -42,6 +42,7 @@ class ClusterCommunicator final : public Communicator {
 
  private:
   class Renewal;
+  class Turn;
   // An operation of this name that is under way: the others may wait for this rank to bring it again.
   struct Name {
     std::mutex busy;  // held by the one thread that runs it
@@ -55,12 +56,15 @@ class ClusterCommunicator final : public Communicator {
   template <typename Body>
   void OrGiveUp(const Body& body);
   uint32_t RunShared(const Operation& operation, uint32_t from_generation);
+  uint32_t RunInSlices(const Operation& operation, uint32_t from_generation);
   RunFromGeneration RunsShared();
   template <typename OperationIn>
   std::optional<uint32_t> RunGenerations(uint32_t from_generation, const OperationIn& operation_in);
   std::shared_ptr<Name> Find(const std::string& name);
   void Forget(const std::string& name);
-  void Tell(const Operation& operation, uint32_t generation, bool renewal) const;
+  void Bring(const Operation& operation, uint32_t generation, bool more_follow = false);
+  std::optional<uint32_t> Hear(const Operation& operation);
+  void Tell(const Operation& operation, uint32_t generation, bool renewal, bool more_follow = false) const;
   hosts::Verdict HearVerdict(const Operation& operation);
   [[noreturn]] void Fail(const Operation& operation, const hosts::Verdict& verdict);
   std::string BehindTheLink(const Operation& part);
@@ -72,6 +76,7 @@ class ClusterCommunicator final : public Communicator {
   const hosts::Places places_;
   const uint32_t host_;
   const uint32_t link_;  // its rank in the host's segment
+  const size_t slice_bytes_;
   mutable hosts::ClusterBoard board_;
   HostCommunicator local_;
   const shm::Board local_board_;

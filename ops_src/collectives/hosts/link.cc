@@ -495,7 +495,7 @@ void Link::ThrowIfAbsent(uint32_t host, const Place& place) const {
   if (given_[host] && reaches(given_[host])) throw AbsentHost(/*has_given=*/true);
   if (!ends_[host] || reaches(ends_[host])) return;
   if (!end_reasons_[host].empty()) {
-    throw HostLeft(KF_PEER_LOST, Text(NameOf(place.request.kind), " \"", name, "\": ", end_reasons_[host],
+    throw HostLeft(KF_PEER_LOST, Text(NameOf(place.request.kind), " \"", WithoutTrack(name), "\": ", end_reasons_[host],
                                       ", cluster version ", board_.cluster_version()));
   }
   throw AbsentHost(/*has_given=*/false);

@@ -8,7 +8,8 @@
 //   result    a broadcast of what came out.
 //
 // Between up and verdict the links tell each other what they have (Header), and then exchange it (operations.h). The
-// k-th operation under a name at one host meets the k-th at every other.
+// k-th operation under a name at one host meets the k-th at every other. A large all-reduce is several operations, its
+// slices, which go side by side under names of their own (slices.h).
 //
 // Deaths. *Generation* g of the cluster are all ranks but the first g dead, in the order that the board has, the same
 // on all hosts. Each host also has the order of its own dead, which is the same order: launchers enter a death in the
@@ -117,6 +118,7 @@ class Link {
     std::vector<uint64_t> asked;  // by rank: how many it has begun
     uint64_t begun = 0;           // the number of the one that runs, or ran last
     uint64_t given = 0;           // of the last whose outcome its ranks got, or are about to get
+    uint64_t let_on = 0;          // of the last whose ranks were told to bring more; its thread's
     bool runs = false;
     std::vector<uint32_t> awaited;  // hosts that the running one has waited for at its last look
     std::deque<Request> waiting;    // for the one before them

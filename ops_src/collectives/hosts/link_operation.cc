@@ -114,7 +114,7 @@ bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scra
     for (uint32_t h = 0; h < places_.hosts(); h++) {
       if (const auto rank = headers[h].absent != 0 && IsLost(h) ? FinishedOn(h) : std::nullopt) {
         throw HostLeft(KF_PEER_LOST,
-                       Text("\"", place.name.name, "\": ", board_.PeerName(*rank),
+                       Text("\"", WithoutTrack(place.name.name), "\": ", board_.PeerName(*rank),
                             " has finished, and its host is lost, cluster version ", board_.cluster_version()));
       }
     }
@@ -134,6 +134,12 @@ bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scra
     bool again = false;
     for (uint32_t h = 0; h < places_.hosts(); h++) again = again || has_to_again(h);
     if (!again) {
+      if (request.more_follow && place.name.let_on != place.number && HasRanks(host_, generation)) {
+        Verdict verdict;
+        verdict.what = Verdict::kMore;
+        Give(place.name, verdict, "", scratch);
+        place.name.let_on = place.number;
+      }
       Exchange(place, generation, part, headers, scratch);
       outcome.verdict = {};
       outcome.verdict.generation = generation;
@@ -387,7 +393,7 @@ std::optional<std::pair<Verdict, std::string>> Link::VerdictOn(const Name& name,
     equal = equal && header.signature == first->signature && header.count == first->count;
   }
   if (equal) return std::nullopt;
-  std::string text = Text("the hosts brought different operations under the name \"", name.name, "\": ");
+  std::string text = Text("the hosts brought different operations under the name \"", WithoutTrack(name.name), "\": ");
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     text += Text(h == 0 ? "" : "; ", mesh_.name(h), ": ", TextOf(headers[h].text));
   }

@@ -22,7 +22,8 @@ struct Fixed {
   uint32_t most, reserved;
   double divisor;
 };
-enum Flag : uint8_t { kRenewal = 1, kWeighted = 2, kPlanes = 4, kAsks = 8 };
+enum Flag : uint8_t { kRenewal = 1, kWeighted = 2, kPlanes = 4, kAsks = 8, kMoreFollow = 16 };
+constexpr char kTrack[] = " (slices ";
 
 template <typename T>
 void Append(std::vector<char>& bytes, const T* from, size_t count) {
@@ -48,8 +49,9 @@ bool IsProgram(const Planes& planes) {
 }  // namespace
 
 std::vector<char> Request::Packed() const {
-  const auto flags = static_cast<uint8_t>((renewal ? kRenewal : 0) | (weighted ? kWeighted : 0) |
-                                          (has_planes ? kPlanes : 0) | (asks ? kAsks : 0));
+  const auto flags =
+      static_cast<uint8_t>((renewal ? kRenewal : 0) | (weighted ? kWeighted : 0) | (has_planes ? kPlanes : 0) |
+                           (asks ? kAsks : 0) | (more_follow ? kMoreFollow : 0));
   const std::string described = what.substr(0, kTextBytes / 4);
   const Fixed fixed{kMagic,
                     static_cast<uint8_t>(kind),
@@ -96,6 +98,7 @@ std::optional<Request> Request::From(const char* bytes, size_t size) {
   request.renewal = (fixed.flags & kRenewal) != 0;
   request.asks = (fixed.flags & kAsks) != 0;
   request.weighted = (fixed.flags & kWeighted) != 0;
+  request.more_follow = (fixed.flags & kMoreFollow) != 0;
   request.has_planes = (fixed.flags & kPlanes) != 0;
   request.kind = static_cast<Kind>(fixed.kind);
   request.dtype = static_cast<kf_dtype>(fixed.dtype);
@@ -124,6 +127,12 @@ std::optional<Request> Request::From(const char* bytes, size_t size) {
   if (request.has_planes && (request.kind != Kind::kAllReduce || !IsProgram(planes))) return std::nullopt;
   return request;
 }
+
+std::string TrackName(const std::string& name, uint32_t track) {
+  return track == 0 ? name : Text(name, kTrack, track, ")");
+}
+
+std::string WithoutTrack(const std::string& name) { return name.substr(0, name.rfind(kTrack)); }
 
 Places::Places(std::vector<uint32_t> host_of_rank) : host_of_(std::move(host_of_rank)), local_of_(host_of_.size()) {
   if (host_of_.empty()) throw Error(KF_INVALID, "a cluster has at least 1 rank");

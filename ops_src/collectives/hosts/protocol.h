@@ -23,6 +23,8 @@ struct Request {
   kf_dtype dtype = KF_UINT8;
   kf_op op = KF_SUM;
   bool weighted = false;
+  // Its ranks bring more when they are told (Verdict::kMore) that all hosts bring the same here: see slices.h.
+  bool more_follow = false;
   uint32_t root = 0;             // in the cluster
   uint32_t from_generation = 0;  // and not in an earlier one
   uint64_t count = 0;            // elements that a rank brings
@@ -47,6 +49,7 @@ struct Verdict {
     kDone = 1,    // the result follows
     kAgain = 2,   // to be brought again, in `generation`
     kFailed = 3,  // with `status`; the text follows
+    kMore = 4,    // nothing came of it yet, but all hosts bring the same; another verdict follows
   };
   uint32_t what = kDone;
   uint32_t status = KF_OK;
@@ -65,6 +68,11 @@ inline bool GoesInRows(const Operation& operation) { return GoesInRows(operation
 inline std::string VerdictName(const std::string& name) { return name + " (agreed between hosts)"; }
 inline std::string ResultName(const std::string& name) { return name + " (result from other hosts)"; }
 inline std::string TextName(const std::string& name) { return name + " (why it failed)"; }
+
+// Those under which slices of an operation go. The first is the operation's own.
+std::string TrackName(const std::string& name, uint32_t track);
+// The name of the operation of which the one with this name is a slice; or else this name.
+std::string WithoutTrack(const std::string& name);
 
 // Where a cluster's ranks are, the same at everybody.
 class Places {
