@@ -22,7 +22,7 @@ from tests.conftest import free_port, launcher
 
 HERE = Path(__file__).parent
 LIMIT_S = 600
-LATER = 50
+LATER = 60
 """The step by which the cluster first changes: in a later epoch than the first."""
 _READY = " is ready"
 
