@@ -90,8 +90,7 @@ def take_apart(pipeline: ds.Dataset) -> Pipeline:
     kept[0].parent = []
     for parent, child in zip(kept, kept[1:]):
         parent.children, child.parent = [child], [weakref.ref(parent)]
-    sampler = getattr(leaf, "sampler", None)
-    shuffles = shuffles or isinstance(sampler, ds.RandomSampler) or bool(getattr(sampler, "shuffle", False))
+    shuffles = shuffles or _shuffles(getattr(leaf, "sampler", None))
     num_shards, total, chosen = _samples_of(leaf)
     return Pipeline(
         kept[0], total, chosen,
@@ -109,6 +108,11 @@ def _check_batch(node: Any, other: Any) -> None:
             "batch() with a function for its size has no batch size that could be divided; give it a number, or "
             "set_batch_size() of the ElasticDataset between steps"
         )
+
+
+def _shuffles(sampler: Any) -> bool:
+    shuffle = getattr(sampler, "shuffle", isinstance(sampler, ds.RandomSampler))
+    return getattr(shuffle, "value", shuffle) not in (False, "false")  # an Enum, whose FALSE is as true as its others
 
 
 def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None]:

@@ -15,12 +15,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.programs.data import write_cifar
+from tests.programs import data
 from tests.programs.running import HERE, Command, Job, Outcome, lines_changed, stock
 
 BUILD = HERE.parents[1] / "build" / "programs"
-MINDCV = ("mindcv==0.3.0", "PyYAML==6.0.2")
-MINDONE = ("mindone==0.5.0", "transformers==4.50.0", "tokenizers==0.21.1")
+MINDCV = ("mindcv==0.3.0", "PyYAML==6.0.3")
+MINDONE = (
+    "mindone==0.5.0", "transformers==4.57.1", "tokenizers==0.22.2", "huggingface_hub==0.36.2", "hf-xet==1.8.0",
+    "requests==2.34.2", "urllib3==2.8.0", "certifi==2026.10.18", "charset-normalizer==3.5.2", "filelock==4.2.12",
+    "fsspec==2026.9.0", "regex==2026.11.15", "sentencepiece==0.2.3", "PyYAML==6.0.3", "mindcv==0.3.0",
+    "omegaconf==2.3.0", "antlr4-python3-runtime==4.9.3", "trampoline==0.1.2", "opencv-python-headless==4.10.0.84",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,10 @@ class Program:
     """Arguments on one device, where they are others."""
 
 
-_MINDCV = ("{data}", "{seed}")
+_MINDCV = ("{data}/mnist", "{seed}")
 _TRAIN = (
-    "--dataset=cifar10", "--data_dir={data}", "--val_split=test", "--image_resize=32", "--model=mobilenet_v1_025_224",
+    "--dataset=mnist", "--data_dir={data}/mnist", "--val_split=test", "--image_resize=28", "--in_channels=1",
+    "--model=mobilenet_v1_025",
     "--num_classes=10", "--opt=momentum", "--lr=0.05", "--warmup_epochs=0", "--decay_epochs=5", "--epoch_size=5",
     "--num_parallel_workers=1", "--val_while_train", "--seed={seed}", "--log_interval=20",
 )  # fmt: skip
@@ -55,20 +61,20 @@ PROGRAMS = {
     ),
     "mobilenet": Program(
         "mindcv 0.3.0, mobilenet_v1_025, Model.train", "GRAPH", "mindcv_models.py",
-        (*_MINDCV, "mobilenet_v1_025_224", "5"), MINDCV,
+        (*_MINDCV, "mobilenet_v1_025", "5"), MINDCV,
     ),
     "resnet18": Program(
         "mindcv 0.3.0, resnet18, Model.train", "GRAPH", "mindcv_models.py",
         (*_MINDCV, "resnet18", "3"), MINDCV, kills_the_first=True,
     ),
     "resnet50": Program(
-        "ResNet-50 on CIFAR-10, written for msrun", "GRAPH", "resnet50_msrun.py", ("{data}", "{seed}"), msrun=True,
-        kills_the_first=True,
+        "ResNet-50 on CIFAR-10, written for msrun", "GRAPH", "resnet50_msrun.py", ("{data}/cifar", "{seed}"),
+        msrun=True, kills_the_first=True,
     ),
     **{
         f"mindcv-train{'' if mode == 'GRAPH' else '-pynative'}": Program(
             "mindcv's train.py --distribute at 51b0636, unmodified", mode, "{mindcv}/train.py",
-            (*_TRAIN, "--mode", str(number), "--distribute", "--batch_size", "8"), MINDCV[1:], msrun=True,
+            (*_TRAIN, "--mode", str(number), "--distribute", "--batch_size", "8"), MINDCV, msrun=True,
             kills_the_first=True, pattern=r"Validation Top_1_Accuracy: (\S+)%",
             alone=(*_TRAIN, "--mode", str(number), "--batch_size", "24"),
         )
@@ -81,7 +87,7 @@ def install(needs: Sequence[str]) -> list[str]:
     """Into a folder of its own, which is returned."""
     if not needs:
         return []
-    folder = BUILD / "packages" / "-".join(needs).replace("==", "-")
+    folder = BUILD / "packages" / needs[0]
     if not folder.exists():
         part = folder.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
@@ -93,8 +99,7 @@ def install(needs: Sequence[str]) -> list[str]:
 
 def commands(program: Program, seed: int, folder: Path, mindcv: str | None) -> tuple[Command, Command, int]:
     """On one device, under kungfu-run, and the lines that differ."""
-    data = write_cifar(BUILD / "cifar")
-    names = {"seed": str(seed), "data": str(data), "mindcv": mindcv or ""}
+    names = {"seed": str(seed), "data": str(data.folder(BUILD / "data")), "mindcv": mindcv or ""}
     path = install(program.needs)
     file = Path(program.file.format(**names))
     elastic = Command(HERE / file, [each.format(**names) for each in program.arguments], path, program.pattern)

@@ -11,7 +11,7 @@ from transformers import AlbertConfig
 
 import ms_kungfu as kf  # elastic
 
-WORDS, LENGTH, EPOCHS = 60, 12, 4
+WORDS, LENGTH, EPOCHS = 60, 12, 6
 seed = int(sys.argv[1])
 ms.set_seed(seed)
 ms.set_context(mode=ms.PYNATIVE_MODE)

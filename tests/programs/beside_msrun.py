@@ -16,7 +16,7 @@ from tests.conftest import free_port, launcher
 from tests.programs.__main__ import MINDCV, install
 from tests.programs.running import HERE, Command, accuracy
 
-MODELS = {"lenet": ("lenet", 400), "mobilenet": ("mobilenet_v1_025_224", 60)}
+MODELS = {"lenet": ("lenet", 400), "mobilenet": ("mobilenet_v1_025", 60)}
 
 
 def rate(starter: Sequence[str], command: Command, limit_s: float) -> float | None:

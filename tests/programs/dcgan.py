@@ -39,7 +39,7 @@ class Discriminator(nn.Cell):
         self.net = nn.SequentialCell(
             nn.Conv2d(1, 16, 4, 2, "pad", 1), nn.LeakyReLU(0.2),
             nn.Conv2d(16, 32, 4, 2, "pad", 1), nn.BatchNorm2d(32), nn.LeakyReLU(0.2),
-            nn.Conv2d(32, 1, 4, 1, "valid"), nn.Sigmoid(),
+            nn.Conv2d(32, 1, 4, 1, "valid"),
         )  # fmt: skip
 
     def construct(self, image):
@@ -55,7 +55,7 @@ makes = kf.optimizers.SynchronousSGDOptimizer(makes)  # elastic
 judges = kf.optimizers.SynchronousSGDOptimizer(judges)  # elastic
 makes.update_parameters_name("makes.")
 judges.update_parameters_name("judges.")
-loss = nn.BCELoss("mean")
+loss = nn.BCEWithLogitsLoss()
 
 
 def made_loss(noise, real):

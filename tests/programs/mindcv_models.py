@@ -19,7 +19,7 @@ ms.set_context(mode=ms.GRAPH_MODE)
 
 
 def loader(split):
-    dataset = create_dataset("cifar10", data, split, shuffle=split == "train", num_parallel_workers=1)
+    dataset = create_dataset("mnist", data, split, shuffle=split == "train", num_parallel_workers=1)
     transform = [vision.Rescale(1 / 127.5, -1), vision.HWC2CHW()]
     training = split == "train"
     return create_loader(dataset, 32, is_training=training, transform=transform, num_parallel_workers=1)
@@ -28,7 +28,7 @@ def loader(split):
 train, test = loader("train"), loader("test")
 steps = train.get_dataset_size()
 train = kf.dataset.ElasticDataset(train)  # elastic
-network = create_model(name, num_classes=10)
+network = create_model(name, num_classes=10, in_channels=1)
 loss = create_loss("CE")
 schedule = {"lr": 0.05, "min_lr": 1e-4, "warmup_epochs": 0, "decay_epochs": epochs, "num_epochs": epochs}
 rates = create_scheduler(steps, "cosine_decay", **schedule)

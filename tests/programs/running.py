@@ -22,6 +22,8 @@ from tests.conftest import free_port, launcher
 
 HERE = Path(__file__).parent
 LIMIT_S = 600
+LATER = 60
+"""The step by which the cluster first changes: in a later epoch than the first."""
 _READY = " is ready"
 
 
@@ -150,17 +152,18 @@ class Job:
             trained[:] = self.workers()
             return len(trained) >= count
 
-        self.wait(lambda: at_least(1))
-        (first,) = trained
+        self.pace(LATER)
+        self.wait(lambda: self.last_step() >= LATER)
+        (first,) = self.workers()
         self.resize(3)
         self.wait(lambda: self.ready() == 2)
-        self.wait(lambda: at_least(3), 0.2)
+        self.wait(lambda: at_least(3), 0.5)
         killed = first if kills_the_first else next(pid for pid in trained if pid != first)
         os.kill(killed, signal.SIGKILL)
         self.wait(lambda: self.ready() == 3)
-        self.wait(lambda: at_least(4), 0.2)
+        self.wait(lambda: at_least(4), 0.5)
         self.resize(2)
-        self.wait(lambda: any(self.folder.glob("left.*")), 0.3)
+        self.wait(lambda: any(self.folder.glob("left.*")), 0.5)
         step = self.last_step()
         self.pace(10**9)
         return f"1 -> 3 -> rank {'0' if kills_the_first else '1 or 2'} killed -> 3 -> 2, all by step {step}"

@@ -123,6 +123,35 @@ for name, data in unsuited.items():
         print(f"{name}: {error}", flush=True)
     else:
         print(f"{name}: was not refused", flush=True)
+# A loop of one's own: the first dataset trains, as it is; another one is an evaluation, of all samples.
+net = nn.Dense(1, 1)
+optimizer = nn.SGD(net.trainable_params(), 0.1)
+reducer = nn.DistributedGradReducer(optimizer.parameters)
+gradient = ms.value_and_grad(lambda x: (net(x.reshape(-1, 1)) ** 2).mean(), None, optimizer.parameters)
+
+
+def step(x):
+    optimizer(reducer(gradient(x)[1]))
+
+
+def whole_batch(x, info):
+    return (np.stack(x) + 100,)
+
+
+first = samples(**sharded).batch(2, per_batch_map=whole_batch, input_columns=["column_0"]).map(lambda x: x - 100)
+first, seen = first.repeat(2), []
+for (x,) in first:
+    step(x)
+    seen += x.asnumpy().tolist()
+assert seen == [*range(12)] * 2 and int(optimizer.global_step.asnumpy()[0]) == 4, (seen, optimizer.global_step)
+evaluated = [x.tolist() for (x,) in samples(**sharded).batch(2).create_tuple_iterator(num_epochs=1, output_numpy=True)]
+assert sum(evaluated, []) == [*range(12)], evaluated
+try:
+    for (x,) in samples(**sharded).batch(2):
+        step(x)
+except RuntimeError as error:
+    print(f"second: {error}", flush=True)
+
 release()
 assert get_group_size() == 1 and "MS_ROLE" not in os.environ
 print("all asked")
