@@ -1,5 +1,5 @@
-"""Two workers wish for a third, which finds another MindSpore than theirs: `other_versions.py FILE`. It writes what it is
-told into the file, and the two train on until it is there."""
+"""Two workers wish for a third, which finds another MindSpore than theirs: `other_versions.py FILE`. It writes what it
+is told into the file, and the two train on until it is there."""
 
 import sys
 import time
