@@ -1,0 +1,28 @@
+"""Two workers wish for a third, which finds another MindSpore than theirs: `other_versions.py FILE`. It writes what it
+is told into the file, and the two train on until it is there."""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import ms_kungfu as kf
+from ms_kungfu import broker_protocol, comm, env, membership
+
+told = Path(sys.argv[1])
+newcomer = env.INCARNATION.get() > 0
+broker_protocol.mindspore_version = lambda: "2.9.0" if newcomer else "2.10.0"
+kf.init()
+if newcomer:
+    try:
+        membership.join()
+    except kf.KungFuError as error:
+        told.write_text(str(error))
+        raise
+if kf.current_rank() == 0:
+    kf.propose_new_size(3)
+while not comm.all_reduce(np.array([told.exists()], np.int32), op="max", name="over")[0]:
+    assert not membership.step().detached
+    time.sleep(0.01)
+print("finished")
