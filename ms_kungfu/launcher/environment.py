@@ -50,6 +50,7 @@ def environment_of(
         env.LOCAL_WORLD_SIZE.name: local_size,
         env.DISTRIBUTE_HOSTS.name: None,  # a kungfu-run in the program is another job
         env.DISTRIBUTE_SHELL.name: None,
+        **({env.SLURM_STEP_ID.name: None} if options.in_slurm else {}),
         env.MSRUN_SIZE.name: str(options.msrun_size) if options.msrun_size else None,
         env.MSRUN_RANK.name: str(place_of(process, options)) if options.msrun_size else None,
         env.CORES_PER_WORKER.name: str(each) if each else None,

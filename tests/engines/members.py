@@ -32,16 +32,17 @@ def free_ports(count: int) -> list[int]:
 class Etcd:
     """Its members run from the start. `election_ms`: how long they wait for a leader who says nothing."""
 
-    def __init__(self, folder: Path, count: int = 3, election_ms: int = 1000, tls: tuple[str, ...] = ()) -> None:
-        """`tls`: flags for it; then nobody here asks the members whether they are ready."""
-        self._folder, self._election_ms, self._tls = folder, election_ms, tls
+    def __init__(self, folder: Path, count: int = 3, election_ms: int = 1000, flags: tuple[str, ...] = ()) -> None:
+        """Of an etcd whose `flags` have it speak TLS nobody here asks whether it is ready."""
+        self._folder, self._election_ms, self._flags = folder, election_ms, flags
+        self._tls = "--cert-file" in flags
         folder.mkdir(parents=True, exist_ok=True)
         ports = free_ports(2 * count)
         self.ports, self._peers = ports[:count], ports[count:]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * count
         for member in range(count):
             self.start(member)
-        if not tls:
+        if not self._tls:
             self.wait_until_ready()
 
     def url(self, job: str) -> str:
@@ -62,7 +63,7 @@ class Etcd:
                     f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
                     f"--listen-peer-urls={own}", f"--initial-advertise-peer-urls={own}",
                     f"--initial-cluster={','.join(peers)}", f"--election-timeout={self._election_ms}",
-                    f"--heartbeat-interval={self._election_ms // 10}", "--logger=zap", *self._tls,
+                    f"--heartbeat-interval={self._election_ms // 10}", "--logger=zap", *self._flags,
                 ],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={"PATH": os.environ["PATH"]},
             )  # fmt: skip

@@ -14,7 +14,7 @@ FILES = ["etcd.yaml", "train.yaml"]
 
 
 def documents(file):
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed (tests/engines/run.sh installs it)")
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed (extra test)")
     return list(yaml.safe_load_all((FOLDER / file).read_text()))
 
 
@@ -25,7 +25,7 @@ def job_and_script():
 
 @pytest.mark.parametrize("file", FILES)
 def test_each_document_is_one_of_kubernetes(file):
-    schemas = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    schemas = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed (extra test)")
     for document in documents(file):
         schemas.validate(document, schemas.latest_version(), strict=True)
 

@@ -15,6 +15,7 @@ from tests.engines import slurm_cluster
 
 pytestmark = pytest.mark.timeout(240)
 RESUMING = Path(__file__).with_name("programs") / "resuming.py"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "slurm" / "train.sbatch"
 KUNGFU_RUN = [sys.executable, "-m", "ms_kungfu.launcher"]
 SECRET = "0123456789abcdef" * 2
 
@@ -29,14 +30,19 @@ def slurm(tmp_path_factory):
     made.close()
 
 
-def run(slurm, *words, secret=SECRET, **options):
+def run(slurm, *words, secret=SECRET):
     """srun, and what it printed."""
     done = subprocess.run(
         [*slurm.within(), "srun", *map(str, words)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
         env={"PATH": "/usr/bin:/bin", "SLURM_CONF": slurm.environment["SLURM_CONF"],
-             **({"KUNGFU_JOB_SECRET": secret} if secret else {})}, timeout=120, **options,
+             **({"KUNGFU_JOB_SECRET": secret} if secret else {})}, timeout=120,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
+
+
+def files(folder):
+    """The program's checkpoint, and what it ends by. (Whoever enters the mounts of a Slurm has lost his folder.)"""
+    return folder / "at", folder / "finish"
 
 
 def wait_for(pattern, file, count=1, timeout_s=90):
@@ -54,7 +60,7 @@ PLACE = "import os; print('worker', os.environ['RANK'], os.environ['WORLD_SIZE']
 
 
 def test_srun_needs_no_list_of_hosts(slurm, tmp_path):
-    code, told = run(slurm, "-N2", "--ntasks-per-node=2", *KUNGFU_RUN, sys.executable, "-c", PLACE, cwd=tmp_path)
+    code, told = run(slurm, "-N2", "--ntasks-per-node=2", *KUNGFU_RUN, sys.executable, "-c", PLACE)
     assert code == 0, told
     assert sorted(re.findall(r"^worker (.*)", told, re.MULTILINE)) == [
         "0 4 n1:10000",
@@ -66,15 +72,15 @@ def test_srun_needs_no_list_of_hosts(slurm, tmp_path):
 
 def test_workers_of_two_nodes_reduce_together(slurm, tmp_path):
     (tmp_path / "finish").touch()
-    words = ["-N2", "--ntasks-per-node=1", "-c2", *KUNGFU_RUN, "-np", 4, sys.executable, RESUMING, "at", "finish"]
-    code, told = run(slurm, *words, cwd=tmp_path)
+    words = ["-N2", "--ntasks-per-node=1", "-c2", *KUNGFU_RUN, "-np", 4, sys.executable, RESUMING, *files(tmp_path)]
+    code, told = run(slurm, *words)
     assert code == 0, told
     assert len(re.findall(r"^begins at step 0 rank \d of 4 at n[12]:\d+", told, re.MULTILINE)) == 4
     assert told.count("finished at step 0") == 4
 
 
 def test_a_list_of_nodes_that_does_not_parse(slurm, tmp_path):
-    code, told = run(slurm, "-N1", "-n1", "env", "SLURM_STEP_NODELIST=n[1-", *KUNGFU_RUN, "true", cwd=tmp_path)
+    code, told = run(slurm, "-N1", "-n1", "env", "SLURM_STEP_NODELIST=n[1-", *KUNGFU_RUN, "true")
     assert code == 2, told
     (line,) = [line for line in told.splitlines() if line.startswith("kungfu-run: ")]
     assert "SLURM_STEP_NODELIST: 'n[1-' is no list of nodes" in line
@@ -82,24 +88,27 @@ def test_a_list_of_nodes_that_does_not_parse(slurm, tmp_path):
 
 
 def test_several_nodes_without_a_secret(slurm, tmp_path):
-    code, told = run(slurm, "-N2", *KUNGFU_RUN, "true", secret="", cwd=tmp_path)
+    code, told = run(slurm, "-N2", *KUNGFU_RUN, "true", secret="")
     assert code == 2, told
     assert "srun passes one on to all nodes that is in its environment" in told
 
 
-def submit(slurm, folder, *flags):
-    """A batch job that trains until there is a file `finish`: its number, and the file that it prints to."""
-    words = [*KUNGFU_RUN, "-w", "-builtin-config-port", "9107", "-np", "4", sys.executable, RESUMING, "at", "finish"]
-    script = folder / "train.sbatch"
-    script.write_text(
-        f"#!/bin/bash\nexport KUNGFU_JOB_SECRET={SECRET}\n"
-        f"srun --kill-on-bad-exit=0 {' '.join(map(str, words))}\necho ended with $?\n"
-    )
+def submit(slurm, folder):
+    """The example, with a program that trains until there is a file: the job's number, and what it prints to."""
     told = slurm.run(
-        "sbatch", "-N2", "--ntasks-per-node=1", "-c4", "--requeue", "--open-mode=append", "-D", folder, "-o",
-        folder / "out", "--export=PATH", *flags, script,
+        "env", f"PATH={Path(sys.executable).parent}:/usr/bin:/bin", f"TRAIN={RESUMING}", "sbatch", "-c4", "-D", folder,
+        "-o", folder / "out", EXAMPLE, *files(folder),
     )  # fmt: skip
     return int(told.split()[-1]), folder / "out"
+
+
+def start_again(slurm, job):
+    """Once it is queued again; Slurm lets such a one wait for two minutes."""
+    deadline = time.monotonic() + 60
+    while "PD" not in slurm.run("squeue", "-h", "-j", job, "-o", "%t", check=False):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    slurm.run("scontrol", "update", f"jobid={job}", "starttime=now")
 
 
 def test_who_is_preempted_leaves_in_time_and_resumes_from_its_checkpoint(slurm, tmp_path):
@@ -108,18 +117,18 @@ def test_who_is_preempted_leaves_in_time_and_resumes_from_its_checkpoint(slurm, 
     wait_for(r"[1-9]\d*", tmp_path / "at")
     begun = time.monotonic()
     # It wants all of both nodes.
-    code, told = run(slurm, "-p", "high", "-N2", "-n2", "-c4", "true", cwd=tmp_path)
+    code, told = run(slurm, "-p", "high", "-N2", "-n2", "-c4", "true")
     assert code == 0, told
     assert time.monotonic() - begun < 12, "the grace of 15 s isn't needed"
     wait_for("interrupted by SIGTERM", out)
     reached = int((tmp_path / "at").read_text())
-    slurm.run("scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm gives a node two minutes
+    start_again(slurm, job)
     again = wait_for(r"^begins at step (\d+) rank \d of 4", out, 8)[4:]
     assert {int(match[1]) for match in again} == {reached}
     assert reached > 0
     (tmp_path / "finish").touch()
-    wait_for("^ended with 0", out)
     assert len(wait_for(r"^finished at step (\d+)", out, 4)) == 4
+    wait_for("all workers have finished", out)
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
@@ -128,6 +137,7 @@ def test_slurms_warning_before_it_takes_the_nodes_ends_the_job_in_time(slurm, tm
     wait_for(r"^begins at step 0 rank \d of 4", out, 4)
     begun = time.monotonic()
     slurm.run("scancel", f"--signal={number.name[3:]}", job)
-    wait_for(r"^ended with 143", out)
+    wait_for("task 0: Exited with exit code 143", out)
     assert time.monotonic() - begun < 12
     assert "interrupted by SIGTERM" in out.read_text()
+    slurm.run("scancel", job)

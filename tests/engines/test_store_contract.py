@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import signal
 import threading
 import time
 
@@ -88,6 +89,11 @@ class OverEtcd:
 
     def restart(self, rng):
         member = rng.randrange(3)
+        if rng.random() < 0.5:  # it is slow, rather
+            self._etcd.signal(member, signal.SIGSTOP)
+            time.sleep(rng.uniform(0.2, 1.5))
+            self._etcd.signal(member, signal.SIGCONT)
+            return
         self._etcd.kill(member)
         time.sleep(rng.uniform(0, 0.3))
         self._etcd.start(member)
@@ -130,6 +136,10 @@ def over_etcd(etcd):
     keeper.close()
 
 
+def cluster(version):
+    return Cluster((PeerID("127.0.0.1", 10000),), (), version)
+
+
 class Trial:
     """What all writers, readers and watchers of one schedule have seen, and whether that can be."""
 
@@ -138,6 +148,7 @@ class Trial:
         self.lock = threading.Lock()
         self.known: dict[int, tuple[str, list[str]]] = {}  # version -> what it means, by whoever has seen it
         self.acknowledged: list[int] = []
+        self.stale: list[tuple[int, tuple[str, list[str]]]] = []  # writes that were refused, and what they meant
         self.newest = -1  # that anybody has been told of
         self.deletes = 0  # that were begun
         self.trouble: list[BaseException] = []
@@ -199,6 +210,8 @@ class Trial:
                     store.delete()
             except StaleVersionError:
                 last = max(last, version) if held is None else last
+                with self.lock:
+                    self.stale.append((version, (name, [str(worker) for worker in workers])))
             except StoreUnreachableError:
                 time.sleep(0.02)
 
@@ -261,6 +274,7 @@ def play(keeper, job: str, seed: int) -> None:
             raise trial.trouble[0]
         # A write whose answer was lost may count; those that are known of have no gap between them.
         assert sorted(trial.acknowledged) == sorted(set(trial.acknowledged))
+        assert not any(trial.known.get(version) == meaning for version, meaning in trial.stale), "refused, and written"
         keeper.check_history(job, trial.known)
     finally:
         trial.over.set()
@@ -271,6 +285,31 @@ def play(keeper, job: str, seed: int) -> None:
 @pytest.fixture(params=["http", "etcd"])
 def keeper(request):
     return request.getfixturevalue(f"over_{request.param}")
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_watch_tells_at_once_also_where_its_connection_was_lost(keeper, is_cut):
+    url = keeper.begin(f"watched{is_cut}")
+    try:
+        store = open_store(url, SECRET)
+        store.put(cluster(0))
+        found = []
+        trial = Trial(url, random.Random(0))
+        waiting = trial.start(lambda: found.append((open_store(url).watch(0, 30.0), time.monotonic())))
+        time.sleep(0.5)
+        for _ in range(20 if is_cut else 0):
+            keeper.cut(random)
+        time.sleep(0.5)
+        begun = time.monotonic()
+        open_store(url, SECRET).put(cluster(1))
+        waiting.join(20)
+        if is_cut and url.startswith("http"):  # there it is the caller's to begin again
+            assert isinstance(trial.trouble[0], StoreUnreachableError)
+        else:
+            assert found[0][0].version == 1
+            assert found[0][1] - begun < 1.0
+    finally:
+        keeper.end()
 
 
 def test_schedules_of_a_few_writers(keeper):
