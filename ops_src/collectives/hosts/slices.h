@@ -9,7 +9,7 @@
 //    generations, hence does the same slices again, in the same order. What a slice needs for that are its inputs,
 //    which are kept where the operation is in place and the members go on without the dead.
 //  - Nobody waits in a circle. kTracks slices are under way at a time, each under a name of its own (TrackName), so
-//  that
+//    that
 //    its link has a thread for each. A rank brings them in their order, and hears of the oldest when it has brought as
 //    many as there are tracks: it begins the next one on a track when it has the result of the one before there. A
 //    slice that is to be brought again is so when its turn to be heard of has come; that waits for ranks of its host
