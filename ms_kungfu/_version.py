@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 VERSION = "0.1.0"
@@ -10,8 +11,11 @@ VERSION = "0.1.0"
 def mindspore_version() -> str:
     """That of the MindSpore that this process has imported, or would import; "" where there is none."""
     loaded = getattr(sys.modules.get("mindspore"), "__version__", "")
-    if loaded:
-        return str(loaded)
+    return str(loaded) if loaded else _installed_mindspore()
+
+
+@functools.cache
+def _installed_mindspore() -> str:
     from importlib import metadata  # takes longer than all else here
 
     try:
