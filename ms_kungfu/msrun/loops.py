@@ -45,6 +45,13 @@ def _outermost() -> list[Any]:
     gc.collect()  # what nobody has any more is gone at a veteran and at who joins
     found = list({id(cell): cell for cell in (known() for known in _cells) if cell is not None}.values())
     inner = {id(cell) for outer in found for _, cell in outer.cells_and_names() if cell is not outer}
+    known = {id(cell) for cell in found} | inner
+    for each in gc.get_objects():
+        if issubclass(type(each), nn.Cell) and id(each) not in known and any(True for _ in each.get_parameters()):
+            raise refused(
+                f"a loop of one's own beside a {type(each).__name__} that copy.deepcopy, or the like, has made",
+                "who joins couldn't tell which it is; make it by its class, or keep it in another cell",
+            )
     return [cell for cell in found if id(cell) not in inner]
 
 
