@@ -22,8 +22,6 @@ from tests.conftest import free_port, launcher
 
 HERE = Path(__file__).parent
 LIMIT_S = 600
-LATER = 60
-"""The step by which the cluster first changes: in a later epoch than the first."""
 _READY = " is ready"
 
 
@@ -146,16 +144,16 @@ class Job:
         """Workers that came after the first."""
         return self.log.read_text().count(_READY)
 
-    def change(self, kills_the_first: bool) -> str:
-        """1 -> 3 -> one is killed and replaced -> 2. Returns what it was."""
+    def change(self, kills_the_first: bool, after: int) -> str:
+        """1 -> 3 -> one is killed and replaced -> 2, from this step on. Returns what it was."""
         trained: list[int] = []  # who killed whom is by the order of their first steps
 
         def at_least(count: int) -> bool:
             trained[:] = self.workers()
             return len(trained) >= count
 
-        self.pace(LATER)
-        self.wait(lambda: self.last_step() >= LATER)
+        self.pace(after)
+        self.wait(lambda: self.last_step() >= after)
         (first,) = self.workers()
         self.resize(3)
         self.wait(lambda: self.ready() == 2)
