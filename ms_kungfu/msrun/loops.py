@@ -16,6 +16,7 @@ and each of its own before that ends at once; until it is there it calls nobody 
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
 from collections.abc import Iterator
 from typing import Any, Callable
@@ -27,6 +28,7 @@ from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.msrun import pipelines, reducers, world
 from ms_kungfu.msrun.communication import refused
 
+_log = logging.getLogger(__name__)
 _cells: list[weakref.ref[Any]] = []  # that the program has made, in its order, which is that of all workers
 
 
@@ -45,6 +47,13 @@ def _outermost() -> list[Any]:
     gc.collect()  # what nobody has any more is gone at a veteran and at who joins
     found = list({id(cell): cell for cell in (known() for known in _cells) if cell is not None}.values())
     inner = {id(cell) for outer in found for _, cell in outer.cells_and_names() if cell is not outer}
+    known = {id(cell) for cell in found} | inner
+    for each in gc.get_objects():
+        if issubclass(type(each), nn.Cell) and id(each) not in known and any(True for _ in each.get_parameters()):
+            raise refused(
+                f"a loop of one's own beside a {type(each).__name__} that copy.deepcopy, or the like, has made",
+                "who joins couldn't tell which it is; make it by its class, or keep it in another cell",
+            )
     return [cell for cell in found if id(cell) not in inner]
 
 
@@ -59,6 +68,11 @@ class _Training:
         self.cells = _outermost()
         self._elastic = ElasticTraining(*self.cells, dataset=self.data, components=[told])
         self.taken = False  # a batch whose step hasn't ended
+        self._updates: int | None = None  # that there were when its first batch was
+
+    def updates(self) -> int:
+        """By all optimizers so far."""
+        return sum(int(cell.global_step.asnumpy()[0]) for cell in self.cells if isinstance(cell, nn.Optimizer))
 
     def _hear(self, passes: int) -> None:
         self._passes_of_others = passes
@@ -67,6 +81,7 @@ class _Training:
         self._passes += 1
         if self._passes == 1:
             self._elastic.begin()
+            self._updates = self.updates()
         world.pass_by(self._passes < self._passes_of_others)
 
     def step_end(self) -> None:
@@ -75,6 +90,11 @@ class _Training:
             self._elastic.step_end()
 
     def epoch_end(self) -> None:
+        if self._passes == 1 and not self._passes_of_others and self._updates == self.updates():
+            _log.warning(
+                "--msrun: no optimizer has made a step in the first loop over a sharded dataset, which is dealt as the "
+                "training data, once there is a reducer; evaluate behind it"
+            )
         self._elastic.average_statistics()  # for an evaluation
         self._elastic.epoch_end()
 
@@ -141,7 +161,7 @@ class Loop:
     def _next_to_evaluate(self) -> Any:
         training = _training
         assert training is not None
-        updates = sum(int(cell.global_step.asnumpy()[0]) for cell in training.cells if isinstance(cell, nn.Optimizer))
+        updates = training.updates()
         if self._in_pass and updates != self._updates:
             raise refused(
                 "a second sharded dataset that a loop trains by",

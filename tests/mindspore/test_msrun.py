@@ -197,6 +197,7 @@ SENTENCES = {
     "send": "ops.Send can't be had",
     "stand_alone": "nothing in its network reduces gradients",
     "loop": "a loop over a sharded dataset in which nothing reduces gradients can't be had",
+    "copied": "a loop of one's own beside a Dense that copy.deepcopy, or the like, has made can't be had",
     "second": "a second sharded dataset that a loop trains by can't be had",
     "two_sizes": "training on a dataset in 2 shards can't be had",
     "unsharded": "training on a dataset that is not sharded can't be had",

@@ -38,6 +38,8 @@ class Program:
     msrun: bool = False
     kills_the_first: bool = False
     pattern: str = r"accuracy: (\S+)"
+    after: int = 60
+    """The step from which on the cluster changes: in a later epoch than the first."""
     alone: tuple[str, ...] | None = None
     """Arguments on one device, where they are others."""
 
@@ -54,7 +56,8 @@ PROGRAMS = {
     "lstm": Program("LSTM, padded sequences, own loop", "GRAPH", "lstm.py", kills_the_first=True),
     "dcgan": Program("DCGAN, two optimizers, own loop", "GRAPH", "dcgan.py"),
     "albert": Program(
-        "mindone 0.5.0, ALBERT of 2 layers, own loop", "PyNative", "albert.py", needs=MINDONE, kills_the_first=True
+        "mindone 0.5.0, ALBERT of 2 layers, own loop", "PyNative", "albert.py", needs=MINDONE,
+        kills_the_first=True, after=15,
     ),
     "own-loop": Program(
         "own loop with nn.DistributedGradReducer, written for msrun", "GRAPH", "own_loop_msrun.py", msrun=True
@@ -124,7 +127,7 @@ def try_one(
         alone, elastic, changed = commands(program, seed, own, mindcv)
         accuracy = alone.run(own / "stock")
         with Job(elastic, own / "elastic", program.msrun) as job:
-            history = job.change(program.kills_the_first)
+            history = job.change(program.kills_the_first, program.after)
             outcome = job.finish()
         print(f"{name}, seed {seed}: stock {accuracy}, {outcome}, {history}", file=sys.stderr, flush=True)
         found.append((accuracy, outcome, changed))

@@ -11,7 +11,7 @@ from transformers import AlbertConfig
 
 import ms_kungfu as kf  # elastic
 
-WORDS, LENGTH, EPOCHS = 60, 12, 6
+WORDS, LENGTH, EPOCHS = 60, 12, 4
 seed = int(sys.argv[1])
 ms.set_seed(seed)
 ms.set_context(mode=ms.PYNATIVE_MODE)
@@ -29,7 +29,7 @@ config = AlbertConfig(
 )  # fmt: skip
 network = AlbertForSequenceClassification(config)
 criterion = nn.CrossEntropyLoss()
-train = ds.NumpySlicesDataset(sentences(640, 0), ["text", "label"], shuffle=True).batch(32)
+train = ds.NumpySlicesDataset(sentences(320, 0), ["text", "label"], shuffle=True).batch(32)
 train = kf.dataset.ElasticDataset(train)  # elastic
 optimizer = nn.AdamWeightDecay(network.trainable_params(), 2e-3)
 optimizer = kf.optimizers.SynchronousSGDOptimizer(optimizer)  # elastic

@@ -21,22 +21,21 @@ MODELS = {"lenet": ("lenet", 400), "mobilenet": ("mobilenet_v1_025", 60)}
 
 def rate(starter: Sequence[str], command: Command, limit_s: float) -> float | None:
     """None where it doesn't come to its end."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
         done = subprocess.Popen(
-            [*starter, *command.arguments], cwd=folder, env=command.environment(), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            [*starter, *command.arguments],
+            cwd=folder, env=command.environment(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:
-            printed, _ = done.communicate(timeout=limit_s)
+            status = done.wait(limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(done.pid, 9)
             done.wait()
             return None
-        printed += "".join(path.read_text() for path in Path(folder).rglob("worker_*.log"))
-    if done.returncode:
-        print(printed[-3000:], file=sys.stderr)
-        return None
-    return accuracy(printed, r"rate: (\S+)")
+        if status:
+            print(Path(log.name).read_text()[-3000:], file=sys.stderr)
+            return None
+        return accuracy(Path(folder), r"rate: (\S+)")
 
 
 def main() -> None:

@@ -22,8 +22,6 @@ from tests.conftest import free_port, launcher
 
 HERE = Path(__file__).parent
 LIMIT_S = 600
-LATER = 60
-"""The step by which the cluster first changes: in a later epoch than the first."""
 _READY = " is ready"
 
 
@@ -37,8 +35,10 @@ def lines_changed(text: str) -> int:
     return sum(line.endswith("  # elastic") for line in text.splitlines())
 
 
-def accuracy(printed: str, pattern: str) -> float:
-    """The last one that was printed."""
+def accuracy(folder: Path, pattern: str) -> float:
+    """The last one that was printed, or written into a log file."""
+    logs = sorted(folder.rglob("*log"), key=lambda path: path.stat().st_mtime_ns)
+    printed = "\n".join(path.read_text(errors="replace") for path in logs)
     found = re.findall(pattern, printed)
     if not found:
         raise AssertionError(f"no accuracy was printed:\n{printed[-4000:]}")
@@ -69,7 +69,7 @@ class Command:
         )  # fmt: skip
         (folder / "log").write_text(done.stdout)
         assert done.returncode == 0, done.stdout[-6000:]
-        return accuracy(done.stdout, self.pattern)
+        return accuracy(folder, self.pattern)
 
 
 @dataclass
@@ -144,16 +144,16 @@ class Job:
         """Workers that came after the first."""
         return self.log.read_text().count(_READY)
 
-    def change(self, kills_the_first: bool) -> str:
-        """1 -> 3 -> one is killed and replaced -> 2. Returns what it was."""
+    def change(self, kills_the_first: bool, after: int) -> str:
+        """1 -> 3 -> one is killed and replaced -> 2, from this step on. Returns what it was."""
         trained: list[int] = []  # who killed whom is by the order of their first steps
 
         def at_least(count: int) -> bool:
             trained[:] = self.workers()
             return len(trained) >= count
 
-        self.pace(LATER)
-        self.wait(lambda: self.last_step() >= LATER)
+        self.pace(after)
+        self.wait(lambda: self.last_step() >= after)
         (first,) = self.workers()
         self.resize(3)
         self.wait(lambda: self.ready() == 2)
@@ -163,7 +163,7 @@ class Job:
         self.wait(lambda: self.ready() == 3)
         self.wait(lambda: at_least(4), 0.5)
         self.resize(2)
-        self.wait(lambda: any(self.folder.glob("left.*")), 0.5)
+        self.wait(lambda: "left the cluster of" in self.log.read_text(), 0.5)
         step = self.last_step()
         self.pace(10**9)
         return f"1 -> 3 -> rank {'0' if kills_the_first else '1 or 2'} killed -> 3 -> 2, all by step {step}"
@@ -174,7 +174,7 @@ class Job:
         ended = {path.name: path.read_text() for path in self.folder.glob("ended.*")}
         report = audit.audit(*audit.read(self.folder / "ledger"))
         return Outcome(
-            accuracy(self.log.read_text(), self.pattern),
+            accuracy(self.folder, self.pattern),
             equal=len(ended) == 2 and len(set(ended.values())) == 1,
             exact=report.exact,
         )

@@ -1,6 +1,7 @@
 """A program for msrun, started by a shell script as ``python -m``: asks MindSpore all that is answered under --msrun,
 and prints what is refused."""
 
+import copy
 import functools
 import os
 
@@ -140,6 +141,12 @@ def whole_batch(x, info):
 
 first = samples(**sharded).batch(2, per_batch_map=whole_batch, input_columns=["column_0"]).map(lambda x: x - 100)
 first, seen = first.repeat(2), []
+copied = copy.deepcopy(net)
+try:
+    next(iter(first))
+except RuntimeError as error:
+    print(f"copied: {error}", flush=True)
+del copied
 for (x,) in first:
     step(x)
     seen += x.asnumpy().tolist()

@@ -49,13 +49,14 @@ def watch(training):
     def tell():
         from ms_kungfu import runtime
 
+        if runtime.detached():
+            return
         last = trained[-1]
         digest, averaged = hashlib.sha256(), {id(each) for each in last.averaged}  # these only at changes
         for parameter in last.parameters:
             if id(parameter) not in averaged:
                 digest.update(parameter.asnumpy().tobytes())
-        kind = "left" if runtime.detached() else "ended"
-        path = Path(os.environ["PROGRAMS_OUT"]) / f"{kind}.{os.getpid()}"
+        path = Path(os.environ["PROGRAMS_OUT"]) / f"ended.{os.getpid()}"
         path.write_text(f"{last.step} {digest.hexdigest()}")
 
     trained = []
