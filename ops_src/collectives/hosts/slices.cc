@@ -9,7 +9,7 @@
 namespace kungfu::hosts {
 namespace {
 
-// `bytes` of a tensor from `at` on; none, where the caller has none.
+// `count` elements of a tensor from `at` on. What has no memory stays without.
 kf_tensor Cut(const kf_tensor& tensor, size_t at, size_t count, size_t unit) {
   const auto* const in = static_cast<const char*>(tensor.input);
   auto* const out = static_cast<char*>(tensor.output);
