@@ -70,7 +70,7 @@ class ResNet50(nn.Cell):
 
 network = ResNet50()
 loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-optimizer = nn.Momentum(network.trainable_params(), 0.02, 0.9)
+optimizer = nn.Momentum(network.trainable_params(), 0.005, 0.9)
 model = Model(network, loss, optimizer, metrics={"accuracy"})
 train = loader(True)
 model.train(EPOCHS, train, callbacks=[LossMonitor(20)], dataset_sink_mode=False)
