@@ -176,8 +176,10 @@ def test_an_etcd_that_is_not_there(kungfu_run):
     refused(kungfu_run("-w", "-config-server", url, "sleep", 10), url, "Connection refused", "is it running?")
 
 
-def test_what_is_no_etcd(start_module, kungfu_run):
-    server = start_module("ms_kungfu.config_server", "-port", 0, environment={"KUNGFU_JOB_SECRET": SECRET})
+def test_what_is_no_etcd(start_module, kungfu_run, tmp_path):
+    (tmp_path / "other").mkdir(mode=0o700)  # the server leaves its secret, for as long as it runs
+    environment = {"XDG_RUNTIME_DIR": str(tmp_path / "other")}
+    server = start_module("ms_kungfu.config_server", "-port", 0, environment=environment)
     port = server.wait_for(r"serving http://\S+:(\d+)/config")[0][1]
     refused(
         kungfu_run("-w", "-config-server", f"etcd://127.0.0.1:{port}/job", "sleep", 10),
