@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import statistics
 import subprocess
@@ -92,7 +93,9 @@ def _over(count: int, megabits: float | None = None, slow: float | None = None) 
         yield
 
 
-def bound(counts: list[int], sizes: list[int], megabits: float, slow: float | None, turns: int) -> None:
+def bound(
+    counts: list[int], sizes: list[int], megabits: float, slow: float | None, turns: int, file: Path | None
+) -> None:
     for count in counts:
         with _over(count, megabits, slow):
             rates = [_stream_rate() for _ in range(3)]
@@ -109,6 +112,9 @@ def bound(counts: list[int], sizes: list[int], megabits: float, slow: float | No
                     least = 2 * (count - 1) / count * size / rate
                     print(f"  {report.size_text(size):>8}  {seconds * 1e3:9.2f} ms  "
                           f"{least / seconds:5.2f} of the bound", flush=True)  # fmt: skip
+                    if file is not None:  # as `python -m ms_kungfu.bench simulate --measured` reads it
+                        with file.open("a") as lines:
+                            lines.write(json.dumps({"hosts": count, "nbytes": size, "seconds": seconds}) + "\n")
 
 
 def versus(counts: list[int], each: list[int], names: list[str], sizes: list[int], turns: int) -> None:
@@ -145,6 +151,7 @@ def main() -> int:
     parser.add_argument("--slow", type=float, default=None)
     parser.add_argument("--vs", default="gloo,mpi")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, default=None, help="also write what bound has measured")
     args = parser.parse_args()
     if reason := why_not():
         print(reason, file=sys.stderr)
@@ -153,7 +160,7 @@ def main() -> int:
     counts = [int(word) for word in args.hosts.split(",")]
     sizes = [int(word) for word in args.sizes.split(",")] if args.sizes else None
     if args.part == "bound":
-        bound(counts, sizes or [MIB, 4 * MIB, 16 * MIB, 64 * MIB], args.megabits, args.slow, args.rounds)
+        bound(counts, sizes or [MIB, 4 * MIB, 16 * MIB, 64 * MIB], args.megabits, args.slow, args.rounds, args.json)
     else:
         each = [int(word) for word in args.ranks.split(",")]
         names = [name for name in args.vs.split(",") if name]
