@@ -9,10 +9,13 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import ssl
 import time
 from typing import Any
 from urllib.parse import urlsplit
 
+from ms_kungfu import env
+from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster import Cluster, parse_json
 from ms_kungfu.cluster_store.store import StaleVersionError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
@@ -27,7 +30,7 @@ class HttpClusterStore:
     def __init__(self, url: str, secret: str | None, writer: str, timeout_s: float) -> None:
         parts = urlsplit(url)
         self.url = url
-        self._https = parts.scheme == "https"
+        self._tls = _tls_for(parts.scheme)
         self._host, self._port = str(parts.hostname), parts.port
         self._path = parts.path if parts.path not in ("", "/") else "/config"
         self._secret = secret
@@ -68,9 +71,12 @@ class HttpClusterStore:
     def _request(
         self, method: str, path: str, body: bytes | None, timeout_s: float, writer: str = "", needs_secret: bool = False
     ) -> tuple[int, bytes, str]:
-        kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
         deadline = time.monotonic() + timeout_s
-        connection = kind(self._host, self._port, timeout=timeout_s)
+        connection = (
+            http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+            if self._tls is None
+            else http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._tls)
+        )
         headers = {"Connection": "close"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -96,13 +102,34 @@ class HttpClusterStore:
                 if len(received) > _MAX_ANSWER_BYTES:
                     raise ConfigServerError(f"{self.url} answered more than {_MAX_ANSWER_BYTES} bytes")
         except (OSError, http.client.HTTPException) as error:
-            raise StoreUnreachableError(f"config server {self.url}: {error or type(error).__name__}") from None
+            raise StoreUnreachableError(f"config server {self.url}: {_text_of_error(error)}") from None
         finally:
             connection.close()
         if response.status < 400 or (response.status == 404 and method == "GET"):
             return response.status, bytes(received), response.getheader(WRITER_HEADER, "")
         what = f"{method} {self.url}: {response.status} {_text_of(bytes(received))}"
         raise (StaleVersionError if response.status == 409 else ConfigServerError)(what)
+
+
+def _tls_for(scheme: str) -> ssl.SSLContext | None:
+    """Where the user has named certificates those, else what the system trusts. ValueError where they won't do."""
+    if scheme != "https":
+        return None
+    own = from_environment()
+    return ssl.create_default_context() if own is None else own.context(called=False)
+
+
+def _text_of_error(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate isn't accepted ({error.verify_message}); {env.TLS_CA.name} names the CA's"
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "it speaks no TLS; write http://, or set KUNGFU_TLS_CERT, KUNGFU_TLS_KEY and KUNGFU_TLS_CA there, too"
+    if isinstance(error, ssl.SSLError) and "CERTIFICATE" in (error.reason or ""):
+        return (
+            f"it doesn't accept this end's certificate, or wants one ({error.reason}); set {env.TLS_CERT.name} and "
+            f"{env.TLS_KEY.name}"
+        )
+    return str(error) or type(error).__name__
 
 
 def _text_of(body: bytes) -> str:
