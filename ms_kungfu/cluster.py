@@ -10,7 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 WORKER_PORTS = range(10000, 11001)  # KungFu's default
-MAX_WORKERS = 256  # of one host: what a segment has room for (ops_src/transport/shm/segment.h)
+# What a segment has room for (ops_src/transport/shm/segment.h): a job on one host, and, in all, one on several; there a
+# host's link is one of its segment's, too.
+MAX_WORKERS = 256
+MAX_WORKERS_OF_HOSTS = 1024
+MAX_WORKERS_OF_EACH = MAX_WORKERS - 1
 EVEN, FILL = PLACEMENTS = "even", "fill"
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")  # a name or an address; nothing that could garble a log
 

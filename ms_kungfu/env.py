@@ -135,6 +135,17 @@ JOB_SECRET = _optional(
     set_by="user, launcher",
     secret=True,
 )
+TLS_CERT = _optional(
+    "KUNGFU_TLS_CERT",
+    PATH,
+    "This host's certificate, in PEM. With the next two it turns on TLS for all that hosts send each other: data, the "
+    "launchers' words, the config server (https). Unset: that is in the clear.",
+    set_by="user",
+)
+TLS_KEY = _optional("KUNGFU_TLS_KEY", PATH, "Its key, in PEM and without a password.", set_by="user")
+TLS_CA = _optional(
+    "KUNGFU_TLS_CA", PATH, "The certificate, in PEM, of the CA that has to have signed every host's.", set_by="user"
+)
 CONFIG_SERVER = _optional(
     "KUNGFU_CONFIG_SERVER",
     Kind(_url, "an http://, https://, etcd:// or etcds:// URL"),

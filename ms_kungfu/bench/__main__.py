@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ms_kungfu._processes import ended_by_signals
-from ms_kungfu.bench import collectives, contenders, everything, optimizers, pauses, resize, shards, step
+from ms_kungfu.bench import collectives, contenders, everything, optimizers, pauses, resize, shards, simulate, step
 from ms_kungfu.bench.group import GroupError
 from ms_kungfu.bench.report import Report, read
 from ms_kungfu.bench.workload import DTYPES
@@ -54,6 +54,13 @@ def _positive(text: str) -> int:
 
 def _numbers(text: str) -> list[int]:
     return [_positive(part) for part in text.split(",")]
+
+
+def _hosts(text: str) -> list[int]:
+    found = _numbers(text)
+    if min(found) < 2:
+        raise argparse.ArgumentTypeError("between hosts means at least 2")
+    return found
 
 
 def _names(text: str) -> list[str]:
@@ -169,6 +176,20 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--seed", type=int, default=1, help="of whom is killed when (default 1)")
     command.add_argument("--json", metavar="FILE", help="write one JSON object for each result; - is standard output")
 
+    command = commands.add_parser("simulate", help="how long an all-reduce would take over many hosts")
+    command.add_argument("--hosts", type=_hosts, default=[2, 8, 64, 1024], metavar="N,...", help="default 2,8,64,1024")
+    command.add_argument("--sizes", type=_sizes, default=_sizes("4,64K,1M,16M,256M"), metavar="SIZE,...")
+    command.add_argument(
+        "--measured", metavar="FILE", help="what a few hosts took, one JSON object a line: the model is fitted to it"
+    )
+    command.add_argument("--megabits", type=_positive, metavar="N", help="the rate of each host's cable, instead")
+    command.add_argument(
+        "--measure",
+        metavar="FILE",
+        help="instead: time all-reduces, as the program of a job over several hosts, and add the times to FILE",
+    )
+    command.add_argument("--json", metavar="FILE", help="write one JSON object for each result; - is standard output")
+
     command = commands.add_parser("plot", help="draw the picture of results that were written before")
     command.add_argument("files", nargs="+", metavar="FILE.jsonl")
     command.add_argument("--plot", required=True, metavar="FILE.png")
@@ -213,6 +234,8 @@ def _run(arguments: argparse.Namespace, names: Sequence[str], out: Report) -> No
         (pauses if arguments.pauses else resize).run(arguments, out)
     elif arguments.command == "shards":
         shards.run(arguments, out)
+    elif arguments.command == "simulate":
+        simulate.run(arguments, out)
     elif arguments.command in ("step", "optimizers"):
         for ranks in arguments.ranks:
             (step if arguments.command == "step" else optimizers).run(arguments, ranks, out)
@@ -247,7 +270,7 @@ def main(words: Sequence[str] | None = None) -> int:
         else:
             with ended_by_signals():
                 _run(arguments, names, out)
-    except (GroupError, OSError) as error:
+    except (GroupError, OSError, ValueError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     if getattr(arguments, "json", None):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from typing import Any
 from urllib.parse import urlsplit
 
+from ms_kungfu import env
+from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster import Cluster, parse_json
 from ms_kungfu.cluster_store.exchange import FAILURES, TooLongError, exchange
 from ms_kungfu.cluster_store.store import StaleVersionError, StoreUnreachableError
@@ -32,7 +35,7 @@ class HttpClusterStore:
                 f"{url!r} is not a URL like http://127.0.0.1:9100/config or etcd://10.0.0.1:2379,10.0.0.2:2379/job"
             )
         self.url = url
-        self._https = parts.scheme == "https"
+        self._tls = _tls_for(parts.scheme)
         self._host, self._port = str(parts.hostname), parts.port
         self._path = parts.path if parts.path not in ("", "/") else "/config"
         self._secret = secret
@@ -77,8 +80,11 @@ class HttpClusterStore:
     def _request(
         self, method: str, path: str, body: bytes | None, timeout_s: float, writer: str = "", needs_secret: bool = False
     ) -> tuple[int, bytes, str]:
-        kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
-        connection = kind(self._host, self._port)
+        connection = (
+            http.client.HTTPConnection(self._host, self._port)
+            if self._tls is None
+            else http.client.HTTPSConnection(self._host, self._port, context=self._tls)
+        )
         headers = {"Connection": "close"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -89,13 +95,34 @@ class HttpClusterStore:
         try:
             response, received = exchange(connection, method, path, body, headers, timeout_s)
         except FAILURES as error:
-            raise StoreUnreachableError(f"config server {self.url}: {error or type(error).__name__}") from None
+            raise StoreUnreachableError(f"config server {self.url}: {_text_of_error(error)}") from None
         except TooLongError as error:
             raise ConfigServerError(f"{self.url} {error}") from None
         if response.status < 400 or (response.status == 404 and method == "GET"):
             return response.status, received, response.getheader(WRITER_HEADER, "")
         what = f"{method} {self.url}: {response.status} {_text_of(received)}"
         raise (StaleVersionError if response.status == 409 else ConfigServerError)(what)
+
+
+def _tls_for(scheme: str) -> ssl.SSLContext | None:
+    """Where the user has named certificates those, else what the system trusts. ValueError where they won't do."""
+    if scheme != "https":
+        return None
+    own = from_environment()
+    return ssl.create_default_context() if own is None else own.context(called=False)
+
+
+def _text_of_error(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate isn't accepted ({error.verify_message}); {env.TLS_CA.name} names the CA's"
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "it speaks no TLS; write http://, or set KUNGFU_TLS_CERT, KUNGFU_TLS_KEY and KUNGFU_TLS_CA there, too"
+    if isinstance(error, ssl.SSLError) and "CERTIFICATE" in (error.reason or ""):
+        return (
+            f"it doesn't accept this end's certificate, or wants one ({error.reason}); set {env.TLS_CERT.name} and "
+            f"{env.TLS_KEY.name}"
+        )
+    return str(error) or type(error).__name__
 
 
 def _text_of(body: bytes) -> str:

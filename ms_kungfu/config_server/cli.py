@@ -7,12 +7,14 @@ import contextlib
 import os
 import secrets
 import signal
+import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ms_kungfu._flags import FlagParser, UsageError, duration, failed, integer
 from ms_kungfu._processes import raise_descriptor_limit
+from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster import Cluster, parse_json
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, read_secret, write_secret
 from ms_kungfu.config_server.server import ConfigServer
@@ -38,10 +40,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not flags.endpoint.startswith("/"):
             raise UsageError(f"-endpoint: {flags.endpoint!r} must begin with '/'")
         cluster = _read_cluster(Path(flags.init)) if flags.init else None
+        tls = _tls_of(flags.host)
         raise_descriptor_limit()
-        return asyncio.run(_serve(flags.host, flags.port, flags.endpoint, cluster, flags.ttl or None))
+        return asyncio.run(_serve(flags.host, flags.port, flags.endpoint, cluster, flags.ttl or None, tls))
     except UsageError as error:
         return failed(PROGRAM, error, 2)
+
+
+def _tls_of(host: str) -> ssl.SSLContext | None:
+    try:
+        wanted = from_environment()
+        if wanted is None:
+            return None
+        wanted.check("" if host in ("0.0.0.0", "::", "") else host)
+        return wanted.context(called=True)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _read_cluster(path: Path) -> Cluster:
@@ -51,16 +65,18 @@ def _read_cluster(path: Path) -> Cluster:
         raise UsageError(f"-init: {path}: {error.strerror if isinstance(error, OSError) else error}") from None
 
 
-async def _serve(host: str, port: int, path: str, cluster: Cluster | None, ttl_s: float | None) -> int:
+async def _serve(
+    host: str, port: int, path: str, cluster: Cluster | None, ttl_s: float | None, tls: ssl.SSLContext | None
+) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     given = os.environ.get("KUNGFU_JOB_SECRET")
     # A killed server's is still there, and a job may be waiting for a server that knows it.
-    left = read_secret(f"http://{host}:{port}{path}") if port else None
-    secret = given or left or secrets.token_hex(32)
-    server = ConfigServer(ConfigStore(cluster), secret, host=host, port=port, path=path)
+    server = ConfigServer(ConfigStore(cluster), "", host=host, port=port, path=path, tls=tls)
+    left = read_secret(server.url) if port else None
+    secret = server.secret = given or left or secrets.token_hex(32)
     try:
         await server.start()
     except OSError as error:

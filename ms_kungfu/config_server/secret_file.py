@@ -83,9 +83,10 @@ def servers_of_this_user() -> list[str]:
     for directory in own_directories():
         with contextlib.suppress(OSError, SecretFileError), opened(directory) as folder:
             for name in os.listdir(folder):
-                host, _, port = unquote(name[: -len(_SUFFIX)]).rpartition("_")
+                scheme, _, rest = unquote(name[: -len(_SUFFIX)]).rpartition("+")
+                host, _, port = rest.rpartition("_")
                 if name.endswith(_SUFFIX) and host and port.isdigit():
-                    found.add(f"http://{f'[{host}]' if ':' in host else host}:{port}/config")
+                    found.add(f"{scheme or 'http'}://{f'[{host}]' if ':' in host else host}:{port}/config")
     return sorted(found)
 
 
@@ -140,4 +141,6 @@ def _name(url: str) -> str:
         address = ipaddress.ip_address(host)
         if address.is_loopback or address.is_unspecified:
             host = "localhost"
+    if parts.scheme == "https":
+        return quote(f"https+{host}_{parts.port or 443}", safe="") + _SUFFIX
     return quote(f"{host}_{parts.port or 80}", safe="") + _SUFFIX

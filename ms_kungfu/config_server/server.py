@@ -17,6 +17,7 @@ Anybody on the machine may connect, so nothing of the job's must hang on who doe
   have. Each serves one request, and has ten seconds for it (those that wait for a newer version so much longer).
   Where there is no room for a newcomer the connection that has kept us waiting longest for a request is closed. So
   whoever sends his request at once, as our clients do, is served, however many others say nothing, or take their time.
+  Who is still at the handshake of TLS counts as one of them, and goes first.
 - At most half of the connections may wait for a newer version. Further ones are answered at once, as if the time were
   over; a store's `watch` returns early, and who follows asks again and again then.
 """
@@ -32,6 +33,7 @@ import math
 import re
 import resource
 import socket
+import ssl
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -71,6 +73,7 @@ class ConfigServer:
     host: str = "127.0.0.1"
     port: int = 0
     path: str = "/config"
+    tls: ssl.SSLContext | None = None  # with it the server speaks https
     on_change: Callable[[Cluster | None], None] | None = None
     on_status: Callable[[], dict[str, Any]] | None = None  # what the job tells of itself; it never raises
     _listeners: list[socket.socket] = field(default_factory=list, init=False)
@@ -82,7 +85,7 @@ class ConfigServer:
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}{self.path}"
+        return f"{'http' if self.tls is None else 'https'}://{host}:{self.port}{self.path}"
 
     async def start(self) -> None:
         """Binds and serves. OSError where the port is taken; port 0 takes a free one, see `url`."""
@@ -205,8 +208,9 @@ class _Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """What a handler has raised. A request that is none is its client's affair, and is answered by 400."""
-        if not isinstance(kw.get("exc_info"), HttpProcessingError):
+        """What a handler has raised. A request that is none, or whose body isn't what its header says, is its client's
+        affair, and is answered by 400."""
+        if not isinstance(kw.get("exc_info"), (HttpProcessingError, web.RequestPayloadError)):
             self._face.tell_bug(args[0] % args[1:], kw.get("exc_info"))
 
     def may_wait(self, seconds: float) -> None:
@@ -236,6 +240,7 @@ class _Face:
         self._waiting = 0
         self._told: set[str] = set()
         self.connections: dict[_Connection, None] = {}  # in the order of their arrival
+        self._meeting: dict[asyncio.Future[None], None] = {}  # likewise; not among the connections yet
 
     def wake(self) -> None:
         """There is something new in the store."""
@@ -294,18 +299,32 @@ class _Face:
                 self._make_room()
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            while len(self.connections) >= self._limit:
+            while len(self.connections) + len(self._meeting) >= self._limit:
                 if not self._make_room():
                     await asyncio.sleep(_PAUSE_S)
-            try:
-                await loop.connect_accepted_socket(
-                    lambda: _Connection(self, manager, loop=loop, access_log=None), connection
-                )
-            except OSError:
-                connection.close()
+            if self._server.tls is None:
+                await self._meet(connection, manager)
+                continue
+            meeting = asyncio.ensure_future(self._meet(connection, manager))
+            self._meeting[meeting] = None
+            meeting.add_done_callback(lambda done: self._meeting.pop(done, None))
+
+    async def _meet(self, connection: socket.socket, manager: web.Server | None) -> None:
+        loop, tls = asyncio.get_running_loop(), self._server.tls
+        try:
+            await loop.connect_accepted_socket(
+                lambda: _Connection(self, manager, loop=loop, access_log=None), connection, ssl=tls,
+                ssl_handshake_timeout=None if tls is None else _REQUEST_S,
+            )  # fmt: skip
+        except OSError:  # also what speaks no TLS, or has no certificate
+            connection.close()
 
     def _make_room(self) -> bool:
         """Closes the connection that has waited longest without having sent a request."""
+        for meeting in self._meeting:
+            del self._meeting[meeting]
+            meeting.cancel()
+            return True
         for connection in self.connections:
             if not connection.is_served:
                 connection.abort()
@@ -372,7 +391,12 @@ class _Face:
         refused = self._server.refuse_stranger(request, "writing")
         if refused is not None:
             return refused
-        body = b"" if request.method == "DELETE" else await request.read()  # over client_max_size is answered by 413
+        try:
+            body = (
+                b"" if request.method == "DELETE" else await request.read()
+            )  # over client_max_size is answered by 413
+        except web.RequestPayloadError:
+            return _sentence(400, "the body is not what its header says")
         try:
             if not body and request.method != "PUT":
                 await self._server.forget()

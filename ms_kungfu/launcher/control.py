@@ -3,10 +3,19 @@
 A message is a 4-byte big-endian length and that many bytes of UTF-8 JSON, an object. Before anything else both ends
 prove that they know the job's secret, by the challenge of `broker_protocol`; until then a message may have few bytes,
 takes little time, and there is room for so many connections only. Where there is no secret (-no-secret) its place is
-taken by an empty one, which everybody knows. What comes after the proof is neither signed nor hidden: who can change
-what others send on the network can change that.
+taken by an empty one, which everybody knows. In the clear, what comes after the proof is neither signed nor hidden: who
+can change what others send on the network can change that.
 
-Nothing is read ahead: a connection may be handed over to somebody else, byte by byte where its messages end.
+With TLS (``KUNGFU_TLS_CERT`` and its like) all of this goes through it, the proof, too: both ends show a certificate
+that the CA has signed, and that of who is called has to be for the name or address that was called. TLS is OpenSSL's,
+by way of the runtime (`_core.TlsEnd`), because a connection that becomes a link's takes its TLS along.
+
+The caller has the first word, so that each end knows by the first byte it hears whether the other one speaks TLS: a
+handshake of TLS begins with 22, a message in the clear with 0, the first byte of a short one's length. Where they don't
+agree who is called says so in the clear, and both have a sentence.
+
+In the clear nothing is read ahead: a connection may be handed over to somebody else, byte by byte where its messages
+end. What TLS has read ahead goes with it.
 """
 
 from __future__ import annotations
@@ -23,10 +32,13 @@ import socket
 import struct
 import threading
 from collections.abc import Awaitable
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from ms_kungfu.broker_protocol import ProtocolError, new_nonce, proof_of, text_field
 from ms_kungfu.launcher.machine import Machine
+
+if TYPE_CHECKING:
+    from ms_kungfu._core import TlsContext, TlsEnd
 
 _log = logging.getLogger(__name__)
 _MAX_STRANGERS_BYTES = 4 * 1024
@@ -42,6 +54,10 @@ _CALL_RETRY_S = 0.2
 _CONNECT_S = 5.0
 # A host that is switched off says nothing. Its system answers for as long as it lives, whatever its processes do.
 _SILENT_S = 10
+_HEAR_OUT_S = 1.0  # somebody who was refused
+_PIECE_BYTES = 1 << 16
+_TLS, _CLEAR = 22, 0  # what the first byte says
+_SET_IT = "set KUNGFU_TLS_CERT, KUNGFU_TLS_KEY and KUNGFU_TLS_CA on all hosts, or on none"
 
 
 class RefusedError(Exception):
@@ -51,7 +67,8 @@ class RefusedError(Exception):
 class Channel:
     """One end of a connection. It owns the socket. All methods but `send` belong to the event loop."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, tls: TlsEnd | None = None, called: bool = False) -> None:
+        """`called`: by the other end."""
         connection.setblocking(False)
         _notice_the_end(connection, _SILENT_S)
         self._socket = connection
@@ -59,10 +76,17 @@ class Channel:
         self.heard = self._loop.time()  # when something came last
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
+        self.tls = tls
+        self._called = called
+        self._has_heard = False
+        self._going = memoryview(b"")  # what the socket is given
         # Guarded by _lock:
         self._queue: collections.deque[memoryview] = collections.deque()
         self._queued = 0
         self._ended = False
+        if tls is not None and not called:
+            tls.read(1)  # which begins, for nothing can have come
+            self._flush()
 
     @property
     def address(self) -> str:
@@ -93,25 +117,49 @@ class Channel:
         if self._socket.fileno() < 0:
             return
         try:
-            while self._queue:  # only here something is taken out of it
-                sent = self._socket.send(self._queue[0])
-                with self._lock:
-                    self._queued -= sent
-                    rest = self._queue.popleft()[sent:]
-                    if rest:
-                        self._queue.appendleft(rest)
+            while self._has_more_to_send():
+                self._going = self._going[self._socket.send(self._going) :]
             self._loop.remove_writer(self._socket)
         except BlockingIOError:
             self._loop.add_writer(self._socket, self._flush)
-            if self._queued > _MAX_QUEUED_BYTES:
+            if self._queued + len(self._going) > _MAX_QUEUED_BYTES:
                 self.end()
-        except OSError:
+        except (OSError, ValueError):  # the socket, TLS
             self.end()
+
+    def _has_more_to_send(self) -> bool:
+        if not self._going and self.tls is not None:
+            with self._lock:
+                if self._queue and self.tls.is_established:
+                    piece = self._queue.popleft()
+                    self._queued -= len(piece)
+                    self.tls.write(bytes(piece))
+            self._going = memoryview(self.tls.take())
+        elif not self._going:
+            with self._lock:
+                if self._queue:
+                    self._going = self._queue.popleft()
+                    self._queued -= len(self._going)
+        return len(self._going) > 0
 
     async def flushed(self) -> None:
         """All has been handed to the kernel, or nothing will be any more."""
-        while self._queue and self._socket.fileno() >= 0:
+        while (self._going or self._queue) and self._socket.fileno() >= 0:
+            if not self._going and self.tls is not None and not self.tls.is_established:
+                return  # and won't be, for nobody receives
             await asyncio.sleep(0.005)
+
+    async def hear_out(self) -> None:
+        """Before the end of a connection that was refused: the kernel of an end that closes with bytes unread takes
+        back what that has said last, which is why."""
+        await self.flushed()
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            self._socket.shutdown(socket.SHUT_WR)
+            await asyncio.wait_for(self._drop_all(), _HEAR_OUT_S)
+
+    async def _drop_all(self) -> None:
+        while await self._loop.sock_recv(self._socket, _PIECE_BYTES):
+            pass
 
     async def receive(self, limit: int = _MAX_BYTES) -> dict[str, Any]:
         """The next message. ConnectionError where there is none any more; ProtocolError where it isn't one."""
@@ -129,12 +177,47 @@ class Channel:
     async def _exactly(self, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
-            piece = await self._loop.sock_recv(self._socket, min(count - len(data), 1 << 16))
-            if not piece:
-                raise ConnectionError("the connection was closed")
-            data += piece
-            self.heard = self._loop.time()
+            most = min(count - len(data), _PIECE_BYTES)
+            data += await (self._received(most) if self.tls is None else self._decrypted(self.tls, most))
         return bytes(data)
+
+    async def _received(self, most: int) -> bytes:
+        piece = await self._loop.sock_recv(self._socket, most)
+        if not piece:
+            raise ConnectionError("the connection was closed")
+        self.heard = self._loop.time()
+        if not self._has_heard:
+            self._has_heard = True
+            await self._check_first(piece)
+        return piece
+
+    async def _decrypted(self, tls: TlsEnd, most: int) -> bytes:
+        while True:
+            try:
+                piece = tls.read(most)
+            except ValueError as error:
+                raise ProtocolError(str(error)) from None
+            finally:
+                self._flush()  # also why not
+            if piece:
+                return piece
+            tls.put(await self._received(_PIECE_BYTES))
+
+    async def _check_first(self, piece: bytes) -> None:
+        if self.tls is None and piece[0] == _TLS:
+            self.send({"error": f"the launcher there speaks no TLS, and this host does; {_SET_IT}"})
+            raise ProtocolError(f"it speaks TLS, and this host doesn't; {_SET_IT}")
+        if self.tls is not None and self._called and piece[0] != _TLS:
+            self.tls = None
+            self.send({"error": f"the launcher there speaks TLS, and this host doesn't; {_SET_IT}"})
+            raise ProtocolError(f"it speaks no TLS, and this host does; {_SET_IT}")
+        if self.tls is not None and not self._called and piece[0] == _CLEAR:
+            said = bytearray(piece)
+            while len(said) < 4 or len(said) < 4 + int.from_bytes(said[:4], "big") <= 4 + _MAX_STRANGERS_BYTES:
+                said += await self._received(_MAX_STRANGERS_BYTES)
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                raise ProtocolError(str(json.loads(bytes(said[4:]))["error"]))
+            raise ProtocolError(f"it speaks no TLS, and this host does; {_SET_IT}")
 
     def end(self) -> None:
         """Whoever receives, here or there, sees the end."""
@@ -142,6 +225,7 @@ class Channel:
             self._ended = True
             self._queue.clear()
             self._queued = 0
+            self._going = memoryview(b"")
         if self._socket.fileno() >= 0:
             self._loop.remove_writer(self._socket)
             with contextlib.suppress(OSError):
@@ -153,7 +237,8 @@ class Channel:
         self._socket.close()
 
     def detach(self, silent_s: float | None) -> int:
-        """The descriptor, which is the caller's from now on. Nobody may be receiving, nor anything be left to send.
+        """The descriptor, which is the caller's from now on, as is `tls`. Nobody may be receiving, nor anything be left
+        to send.
 
         A link's thread reads all that comes: whoever lets data wait for `silent_s` stands still or can't be reached.
         """
@@ -242,7 +327,8 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
         except BaseException:
             connection.close()
             raise
-        channel = Channel(connection)
+        # A link's address may have the interface behind it.
+        channel = Channel(connection, _tls_end(machine.tls, False, host.partition("%")[0]))
         try:
             await asyncio.wait_for(_prove(channel, secret), _HANDSHAKE_S)
             return channel
@@ -255,23 +341,37 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
     raise trouble
 
 
+def _tls_end(context: TlsContext | None, called: bool, name: str) -> TlsEnd | None:
+    if context is None:
+        return None
+    from ms_kungfu import _core
+
+    return _core.TlsEnd(context, called, name)
+
+
 async def _prove(channel: Channel, secret: bytes) -> None:
     """The caller's end of the handshake."""
-    challenge, nonce = text_field(await channel.receive(_MAX_STRANGERS_BYTES), "nonce"), new_nonce()
-    channel.send({"nonce": nonce, "proof": proof_of(secret, "caller", challenge, nonce)})
-    answer = await channel.receive(_MAX_STRANGERS_BYTES)
-    if "error" in answer:
-        raise ProtocolError(text_field(answer, "error"))
+    nonce = new_nonce()
+    channel.send({"nonce": nonce})
+    challenge = text_field(await _answer(channel), "nonce")
+    channel.send({"proof": proof_of(secret, "caller", challenge, nonce)})
+    answer = await _answer(channel)
     if not _same(text_field(answer, "proof"), proof_of(secret, "called", challenge, nonce)):
         raise ProtocolError("who answers there doesn't know the job's secret (KUNGFU_JOB_SECRET, -secret-file)")
 
 
+async def _answer(channel: Channel) -> dict[str, Any]:
+    answer = await channel.receive(_MAX_STRANGERS_BYTES)
+    if "error" in answer:
+        raise ProtocolError(text_field(answer, "error"))
+    return answer
+
+
 async def _challenge(channel: Channel, secret: bytes) -> None:
     """The other end's."""
-    challenge = new_nonce()
+    nonce, challenge = text_field(await channel.receive(_MAX_STRANGERS_BYTES), "nonce"), new_nonce()
     channel.send({"nonce": challenge})
-    reply = await channel.receive(_MAX_STRANGERS_BYTES)
-    nonce, proof = text_field(reply, "nonce"), text_field(reply, "proof")
+    proof = text_field(await channel.receive(_MAX_STRANGERS_BYTES), "proof")
     if not _same(proof, proof_of(secret, "caller", challenge, nonce)):
         channel.send({"error": "the launcher there has another secret (KUNGFU_JOB_SECRET, -secret-file, -no-secret)"})
         raise ProtocolError("it doesn't know the job's secret")
@@ -296,6 +396,7 @@ class ControlServer:
         """`then`: what is done after a stranger was refused, for the line that tells of it."""
         self._then = then
         self._machine = machine
+        self._tls = machine.tls
         self._secret = secret
         self._serve = serve
         self._loop = asyncio.get_running_loop()
@@ -347,7 +448,7 @@ class ControlServer:
         self._trouble = ""
         if len(self._unproved) >= _MAX_UNPROVED:
             self._send_the_oldest_away()
-        channel = Channel(accepted)
+        channel = Channel(accepted, _tls_end(self._tls, True, ""), called=True)
         task = asyncio.ensure_future(self._meet(channel, str(source[0])))
         self._unproved[task] = channel
         task.add_done_callback(self._forget)
@@ -382,7 +483,7 @@ class ControlServer:
                         "a connection from %s has been refused: %s; others from there are, too%s",
                         source, why, self._then(),
                     )  # fmt: skip
-                await channel.flushed()
+                await channel.hear_out()
                 return
             task = asyncio.current_task()
             assert task is not None

@@ -52,7 +52,7 @@ IFS= read -r secret
 unset secret
 cd {folder} || exit 1
 PATH={path}:$PATH
-{hosts}
+{exports}
 export KUNGFU_DISTRIBUTE_SHELL=$$
 trap 'printf "\\000kungfu-run has begun\\000\\n"' USR1
 exec 3<&0
@@ -141,10 +141,13 @@ def script_for(command: Sequence[str], folder: str, hosts: Sequence[Host] = ()) 
     # Programs of the environment that this one is installed in: a login over ssh has not activated it.
     here = str(Path(sys.executable).parent)
     each = shlex.quote(",".join(f"{host.name}:{host.slots}" for host in hosts))
+    exports = [f"export {env.DISTRIBUTE_HOSTS.name}={each}"] if len(hosts) > 1 else []
+    # Each host has files of its own at these paths.
+    given = [(variable.name, variable.get()) for variable in (env.TLS_CERT, env.TLS_KEY, env.TLS_CA)]
+    exports += [f"export {name}={shlex.quote(path)}" for name, path in given if path]
     script = _SCRIPT.format(
-        folder=shlex.quote(folder), path=shlex.quote(here), command=shlex.join(command),
-        hosts=f"export {env.DISTRIBUTE_HOSTS.name}={each}" if len(hosts) > 1 else "",
-    )  # fmt: skip
+        folder=shlex.quote(folder), path=shlex.quote(here), command=shlex.join(command), exports="\n".join(exports)
+    )
     return f"exec sh -c {shlex.quote(script)}"
 
 

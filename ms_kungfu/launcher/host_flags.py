@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, integer, switch
+from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster import EVEN, FILL, PLACEMENTS
 from ms_kungfu.cluster_store import open_store
 from ms_kungfu.devices.rank_table import RankTableError
@@ -135,6 +136,8 @@ def settle_hosts(flags: Namespace, given: Collection[str]) -> None:
     except HostError as error:
         raise UsageError(str(error)) from None
     flags.secret = secret_of(flags, flags.hosts.is_several)
+    if flags.hosts.is_several:
+        check_tls(flags.hosts.own.address)
     _settle_torchruns(flags)
     if flags.hosts.is_several:
         flags.hosts = replace(flags.hosts, placement=flags.placement or EVEN)
@@ -274,8 +277,9 @@ def _settle_config_server(flags: Namespace) -> None:
             )
         if flags.builtin_port is None:
             return
-        flags.config_server = f"http://{first}:{flags.builtin_port}/config"
-    check_url(flags.config_server, flags.builtin_port)
+        scheme = "http" if from_environment() is None else "https"
+        flags.config_server = f"{scheme}://{first}:{flags.builtin_port}/config"
+    check_url(flags.config_server, flags.builtin_port, is_several=True)
     servers = open_store(flags.config_server).servers
     if any(map(network.is_loopback, servers)) and not network.is_loopback(hosts.each[0].address):
         raise UsageError(
@@ -298,16 +302,36 @@ def _settle_config_server(flags: Namespace) -> None:
             flags.builtin_port = None
 
 
-def check_url(url: str, builtin_port: int | None) -> None:
+def check_url(url: str, builtin_port: int | None, is_several: bool) -> None:
     try:
         open_store(url)
     except ValueError as error:
         raise UsageError(f"-config-server: {error}") from None
     parts = urlsplit(url)
-    if builtin_port is not None and parts.scheme != "http":
+    if builtin_port is not None and parts.scheme not in ("http", "https"):
         raise UsageError(f"-builtin-config-port serves http, not {parts.scheme}; leave it out, or write http://...")
     if builtin_port and parts.port != builtin_port:
         raise UsageError(
             f"-config-server {url} names port {parts.port or 80}, but -builtin-config-port {builtin_port}; "
             "give both the same"
         )
+    speaks_tls = from_environment() is not None
+    if builtin_port is not None and parts.scheme == "https" and not speaks_tls:
+        raise UsageError(
+            "-builtin-config-port serves https only with KUNGFU_TLS_CERT, KUNGFU_TLS_KEY and KUNGFU_TLS_CA; set these, "
+            "or write -config-server http://..."
+        )
+    if parts.scheme == "http" and speaks_tls and (is_several or not network.is_loopback(parts.hostname or "")):
+        raise UsageError(
+            f"-config-server {url} would be in the clear, and {env.TLS_CERT.name} wants TLS; write https://"
+        )
+
+
+def check_tls(own: str) -> None:
+    """UsageError says why what the environment says of TLS won't do for this host."""
+    try:
+        wanted = from_environment()
+        if wanted is not None:
+            wanted.check(own.partition("%")[0])
+    except ValueError as error:
+        raise UsageError(str(error)) from None

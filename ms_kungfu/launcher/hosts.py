@@ -7,12 +7,20 @@ import ipaddress
 import itertools
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ms_kungfu import env
-from ms_kungfu.cluster import EVEN, MAX_WORKERS, Cluster, PeerID, next_host
+from ms_kungfu.cluster import (
+    EVEN,
+    MAX_WORKERS,
+    MAX_WORKERS_OF_EACH,
+    MAX_WORKERS_OF_HOSTS,
+    Cluster,
+    PeerID,
+    next_host,
+)  # fmt: skip
 from ms_kungfu.launcher import network
 
 MANY_PER_CORE = 4  # workers, before a resize looks like a mistake
@@ -52,16 +60,16 @@ class Hosts:
     """Those of a job, in the order of ``-H``.
 
     `self_name`: which one this machine is. `head_name`: the one that decides for all, because the config server is
-    there, or is nearest; the first one where nobody says. `max_workers`: in all, and so on one host. `placement`: how
-    workers are dealt to them (`Cluster.resized`). `ports`: those that all workers have, where they say which place one
-    has (``--msrun``). `leaving`: hosts that have been told to go, and get no new workers.
+    there, or is nearest; the first one where nobody says. `most`: workers in all, where somebody says so. `placement`:
+    how workers are dealt to them (`Cluster.resized`). `ports`: those that all workers have, where they say which place
+    one has (``--msrun``). `leaving`: hosts that have been told to go, and get no new workers.
     `lost`: hosts that have gone, in whatever way, and of which nobody expects anything any more.
     """
 
     each: tuple[Host, ...] = (Host(),)
     self_name: str = DEFAULT_HOST
     head_name: str = ""
-    max_workers: int = MAX_WORKERS
+    most: int | None = None
     placement: str = EVEN
     ports: range | None = None
     leaving: frozenset[str] = frozenset()
@@ -134,6 +142,11 @@ class Hosts:
         """Those that stay."""
         return replace(self, each=self.staying, leaving=frozenset(), lost=frozenset())
 
+    @property
+    def max_workers(self) -> int:
+        """In all."""
+        return min(MAX_WORKERS_OF_HOSTS if self.is_several else MAX_WORKERS, self.most or MAX_WORKERS_OF_HOSTS)
+
     def has_room(self, size: int) -> bool:
         """For so many workers."""
         return size <= (self.max_workers if self.slots is None else min(self.slots, self.max_workers))
@@ -148,7 +161,9 @@ class Hosts:
         if size > self.max_workers:
             raise HostError(f"-np {size} is more than {self._most(' workers')}; ask for fewer")
         runners = tuple(PeerID(host.name, control_port) for host in self.each)
-        most = max(self._dealt(size).values())
+        dealt = self._dealt(size)
+        most = max(dealt.values())
+        self._check_each(dealt)
         if most > len(ports):
             raise HostError(f"-port-range {ports[0]}-{ports[-1]} is too small for {most} workers; give a larger one")
         # Neighbours in rank are neighbours on a host: ranks go from host to host, whatever order they were dealt in.
@@ -174,10 +189,20 @@ class Hosts:
         return count
 
     def _most(self, what: str) -> str:
-        if self.max_workers < MAX_WORKERS:
+        if self.most == self.max_workers:
             return f"the {self.max_workers}{what} that -msrun-size tells the program of"
         where = "a job on several hosts" if self.is_several else "one host"
         return f"the {self.max_workers}{what} that {where} can have"
+
+    def _check_each(self, workers: Mapping[str, int]) -> None:
+        if not self.is_several:
+            return  # then the limit is that of the job
+        for name, count in workers.items():
+            if count > MAX_WORKERS_OF_EACH:
+                raise HostError(
+                    f"{count} workers on {name} are more than the {MAX_WORKERS_OF_EACH} that each of several hosts can "
+                    "have"
+                )
 
     def check(
         self,
@@ -197,19 +222,21 @@ class Hosts:
                 raise HostError(f"worker {worker} is on host {worker.host}, which has gone; leave it out")
             if worker.host in self.leaving and worker not in going and worker not in ended:
                 raise HostError(f"worker {worker} is on host {worker.host}, which is leaving the job; leave it out")
-        for name, count in Counter(worker.host for worker in cluster.workers).items():
+        on_each = Counter(worker.host for worker in cluster.workers)
+        for name, count in on_each.items():
             slots = self.named(name).slots
             if slots is not None and count > slots:
                 where = f" on {name}" if self.is_several else ""
                 raise HostError(f"{count} workers{where} are more than the {slots} slots that -H {self} gives")
-        for worker in cluster.workers if self.ports is not None else ():
-            if worker.port not in self.ports:
+        for worker in cluster.workers:
+            if self.ports is not None and worker.port not in self.ports:
                 ports = f"-port-range {self.ports[0]}-{self.ports[-1]}"
                 raise HostError(
                     f"worker {worker} is outside of {ports}, by which --msrun knows ranks; resize with {ports}"
                 )
         if cluster.size > self.max_workers:
             raise HostError(f"{cluster.size} workers are more than {self._most('')}")
+        self._check_each(on_each)
         if members and not set(cluster.workers) & set(members):
             raise HostError(
                 "the new cluster keeps none of the present workers, so their state would be lost; keep one of "

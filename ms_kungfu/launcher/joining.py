@@ -34,6 +34,7 @@ from ms_kungfu.cluster_store import ClusterStore, open_store
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import network
 from ms_kungfu.launcher.control import RefusedError, call
+from ms_kungfu.launcher.host_flags import check_tls
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import JoinRequest, Options, check_program
@@ -94,6 +95,7 @@ async def _ask(request: JoinRequest) -> Options:
         identify([*others, own], own.name, None)
     except HostError as error:
         raise UsageError(str(error)) from None
+    check_tls(own.address)
     secret = bytes.fromhex(request.secret or "")
     try:
         channel = await call(machine, own.address, Host(head.host).address, head.port, secret, _ANSWER_S)
@@ -105,6 +107,8 @@ async def _ask(request: JoinRequest) -> Options:
             channel.close()
     except (OSError, asyncio.TimeoutError) as error:
         raise RefusedError(f"the head of the job, {head}, doesn't answer: {error or 'it takes too long'}") from None
+    except ValueError as error:  # no library for TLS
+        raise RefusedError(str(error)) from None
     except ProtocolError as error:
         raise RefusedError(f"the head of the job, {head}, says what isn't understood: {error}") from None
     if "refused" in answer:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Protocol
+from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 from ms_kungfu.broker_protocol import ProtocolError, close_all
 from ms_kungfu.cluster import Cluster, PeerID
@@ -24,6 +24,9 @@ from ms_kungfu.launcher.control import Channel, call
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.segments import Asker, PlainSegment, Progress, Segment
+
+if TYPE_CHECKING:
+    from ms_kungfu._core import TlsEnd
 
 CONNECTIONS_A_PAIR = 3
 _FOR_MODELS = 1  # of these
@@ -46,7 +49,7 @@ class MakeLink(Protocol):
     def __call__(
         self, local_fd: int, board_fd: int, *, host: int, host_of_rank: Sequence[int], addresses: Sequence[str],
         names: Sequence[str], connections: Sequence[Sequence[int]], for_models: Sequence[Sequence[int]],
-        find: Callable[[int], int],
+        find: Callable[[int], int], tls: Mapping[int, TlsEnd],
     ) -> Link: ...  # fmt: skip
 
 
@@ -60,7 +63,7 @@ def no_stores(peer: PeerID) -> int:
 
 class LinkedSegment:
     """One host's part of the shared memory of a version over several. `connections`: for each host of the version those
-    with it, which are taken over."""
+    with it, which are taken over; `tls`: of those of them that have it."""
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class LinkedSegment:
         connections: list[list[int]],
         make_link: MakeLink,
         find_store: FindStore = no_stores,
+        tls: Mapping[int, TlsEnd] | None = None,
     ) -> None:
         from ms_kungfu import _core
 
@@ -79,15 +83,15 @@ class LinkedSegment:
         self._hosts = cluster.hosts
         self._fds: list[int] = []
         try:
-            for size in (len(here) + 1, cluster.size):
-                self._fds.append(_core.create_segment(size, cluster.version, cores, recovers))
+            for size, board in ((len(here) + 1, False), (cluster.size, True)):
+                self._fds.append(_core.create_segment(size, cluster.version, cores, recovers, board))
             self._segment, self._board = map(_core.SegmentControl, self._fds)
             own, connections = connections, []
             self._link: Link | None = make_link(
                 *self._fds, host=cluster.hosts.index(host), host_of_rank=cluster.host_of_rank,
                 addresses=[str(worker) for worker in cluster.workers], names=cluster.hosts,
                 connections=[fds[_FOR_MODELS:] for fds in own], for_models=[fds[:_FOR_MODELS] for fds in own],
-                find=lambda rank: find_store(cluster.workers[rank]),
+                find=lambda rank: find_store(cluster.workers[rank]), tls=tls or {},
             )  # fmt: skip
         except BaseException:
             close_all([*self._fds, *(fd for with_one in connections for fd in with_one)])
@@ -201,12 +205,17 @@ class LinkMaker:
                 missing = next(hosts[place] for (place, _), task in zip(named, getting) if task in late)
                 raise OSError(f"no connection with {missing} within {MAKE_S:g} s")
             connections: list[list[int]] = [[] for _ in hosts]
+            tls: dict[int, TlsEnd] = {}
             for (place, _), task in zip(named, getting):
-                connections[place].append(task.result().detach(self.silent_s))
+                channel = task.result()
+                fd = channel.detach(self.silent_s)
+                connections[place].append(fd)
+                if channel.tls is not None:
+                    tls[fd] = channel.tls
             taken = True
             return LinkedSegment(
                 cluster, self.hosts.self_name, self.cores, recovers, connections, self.machine.make_link,
-                self.find_store,
+                self.find_store, tls,
             )  # fmt: skip
         finally:
             for task in getting:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import os
 import resource
 import signal
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 from ms_kungfu import env
 from ms_kungfu._processes import is_above
+from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster_store import open_store
 from ms_kungfu.config_server.secret_file import read_secret, write_secret
 from ms_kungfu.launcher import affinity, devices, memory
@@ -27,6 +29,7 @@ from ms_kungfu.launcher.hangs import is_stopped
 from ms_kungfu.launcher.status_socket import StatusServer
 
 if TYPE_CHECKING:
+    from ms_kungfu._core import TlsContext
     from ms_kungfu.config_server.server import ConfigServer
     from ms_kungfu.config_server.store import ConfigStore
 
@@ -89,6 +92,22 @@ class Machine:
             shell = env.DISTRIBUTE_SHELL.get(self.environ)
             if shell is not None and is_above(shell):
                 os.kill(shell, signal.SIGUSR1)
+
+    # ---- other hosts ----
+
+    @functools.cached_property
+    def tls(self) -> TlsContext | None:
+        """What all connections with other hosts have in common; None: they are in the clear. ValueError says why they
+        can't be what is asked for."""
+        wanted = from_environment(self.environ)
+        if wanted is None:
+            return None
+        from ms_kungfu import _core
+
+        try:
+            return _core.TlsContext(wanted.certificate, wanted.key, wanted.ca)
+        except ImportError as error:
+            raise ValueError(f"{env.TLS_CERT.name} turns on TLS, for which there is no library: {error}") from None
 
     # ---- the broker, the cluster store ----
 

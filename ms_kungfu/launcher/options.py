@@ -13,6 +13,7 @@ from typing import Any, Callable
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, duration, integer, switch
+from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster import WORKER_PORTS
 from ms_kungfu.launcher.affinity import allowed_cores
 from ms_kungfu.launcher.host_flags import NO_TORCHRUN_FLAGS, add_host_flags, check_url, secret_of, settle_hosts
@@ -316,7 +317,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest:
             "-builtin-config-port), to get the cluster"
         )
     if flags.config_server is not None:
-        check_url(flags.config_server, flags.builtin_port)
+        check_url(flags.config_server, flags.builtin_port, flags.hosts.is_several)
     if not flags.watch:
         for name, value in (("-min-np", flags.min_size), ("-standby", flags.standbys)):
             if value:
@@ -385,6 +386,10 @@ def _check_environment() -> None:
                 variable.get()
             except ValueError as error:
                 raise UsageError(str(error)) from None
+    try:
+        from_environment()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def check_program(command: Sequence[str]) -> None:

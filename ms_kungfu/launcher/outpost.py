@@ -185,7 +185,10 @@ class Outpost:
         cores = machine.allowed_cores()
         silent_s = options.host_timeout_s
         self._links = LinkMaker(machine, options.hosts, port, secret, len(cores), silent_s=silent_s)
-        server = ControlServer(machine, secret, self._take)
+        try:
+            server = ControlServer(machine, secret, self._take)
+        except ValueError as error:
+            raise StartError(str(error)) from None
         try:
             await server.start(options.host.address, port)
         except OSError as error:

@@ -516,7 +516,10 @@ class RemoteHosts:
         self.links = LinkMaker(machine, options.hosts, options.control_port, secret, len(cores), start.writer, silent_s)
         self._hello = Hello(self.name, VERSION, mindspore_version(), flags_of(options), cores, start.devices, "")
         self._secret = secret
-        self._server = ControlServer(machine, secret, self._serve, self._then)
+        try:
+            self._server = ControlServer(machine, secret, self._serve, self._then)
+        except ValueError as error:
+            raise StartError(str(error)) from None
         self._deadline: float | None = None  # of the hosts that are missing
         self._refused: dict[str, str] = {}  # of these, by their names: why they can't take part
         self._other_head = ""  # what is to be said of it

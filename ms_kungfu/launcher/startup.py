@@ -7,11 +7,13 @@ import contextlib
 import errno
 import logging
 import secrets
+import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Optional
 from urllib.parse import urlsplit
 
 from ms_kungfu import env
+from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError, open_store
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError
@@ -127,8 +129,9 @@ async def _embed(
     path = parts.path if parts.path not in ("", "/") else "/config"
     port = options.builtin_port or 0
     server = machine.make_config_server(
-        store, secret, host=host, port=port, path=path, on_change=on_change, on_status=on_status
-    )
+        store, secret, host=host, port=port, path=path, on_change=on_change, on_status=on_status,
+        tls=_tls_of(parts.scheme, machine),
+    )  # fmt: skip
     try:
         await server.start()
     except OSError as error:
@@ -138,6 +141,15 @@ async def _embed(
             remedy = "give another port, the same on all hosts"
         raise StartError(f"port {port} (-builtin-config-port) on {host} {taken}; {remedy}") from None
     return server
+
+
+def _tls_of(scheme: str, machine: Machine) -> ssl.SSLContext | None:
+    """What the URL says (`host_flags.check_url`)."""
+    try:
+        wanted = from_environment(machine.environ) if scheme == "https" else None
+        return None if wanted is None else wanted.context(called=True)
+    except ValueError as error:
+        raise StartError(str(error)) from None
 
 
 def _secret_of(url: str, machine: Machine) -> str:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ms_kungfu import _core
 from ms_kungfu.broker_protocol import BrokerClient
-from ms_kungfu.cluster import MAX_WORKERS, Cluster, PeerID
+from ms_kungfu.cluster import MAX_WORKERS, MAX_WORKERS_OF_HOSTS, Cluster, PeerID
 from ms_kungfu.cluster_store import ClusterStore, open_store
 from ms_kungfu.env import Variable
 from ms_kungfu.membership.reductions import Outcomes
@@ -77,7 +77,8 @@ class Ports:
     event: Callable[[], threading.Event] = threading.Event
     start_thread: Callable[[str, Callable[[], None]], None] = _start_thread
     close: Callable[[int], None] = os.close
-    max_workers: int = MAX_WORKERS
+    max_workers: int = MAX_WORKERS  # of a job on one host
+    max_workers_of_hosts: int = MAX_WORKERS_OF_HOSTS
     poll_s: float = 0.001
     owns_process: bool = True  # else it leaves the process's signals and its priority alone
 

@@ -78,9 +78,11 @@ def _write(member: Member, cluster: Cluster, size: int, dead: list[PeerID]) -> i
     if not member.get(env.WATCH):
         raise ResizeError("resizing needs a launcher that follows the config server: start it with kungfu-run -w")
     hosts = member.get(env.HOSTS)
-    most = member.ports.max_workers
+    is_several = len(hosts or ()) > 1
+    most = member.ports.max_workers_of_hosts if is_several else member.ports.max_workers
     if size > most:
-        raise ResizeError(f"{size} workers were asked for, one host can have {most}")
+        where = "several hosts" if is_several else "one host"
+        raise ResizeError(f"{size} workers were asked for, {where} can have {most}")
     ports = member.get(env.PORT_RANGE) or WORKER_PORTS
     store = member.ports.store(url, secret, writer_of_workers(member.get(env.JOB) or ""))
     while True:

@@ -423,8 +423,9 @@ PYBIND11_MODULE(_core, m) {
 
   // ---- the launcher's side ----
   m.def("create_segment", &shm::Segment::Create, py::arg("size"), py::arg("cluster_version"), py::arg("cores"),
-        py::arg("recovers") = false,
-        "Shared memory for one cluster version; returns its descriptor, which the caller owns.");
+        py::arg("recovers") = false, py::arg("board") = false,
+        "Shared memory for one cluster version; returns its descriptor, which the caller owns. `board`: of the ranks "
+        "of several hosts, with what they and the launchers tell each other alone.");
   py::class_<shm::Board>(m, "SegmentControl", "The launcher's hold on a segment.")
       .def(py::init([](int fd) { return std::make_unique<shm::Board>(std::make_shared<shm::Segment>(fd)); }),
            py::arg("fd"))

@@ -5,6 +5,9 @@
 
 #include <unistd.h>
 
+#include <map>
+#include <memory>
+
 #include "base/error.h"
 #include "collectives/hosts/link.h"
 #include "store/model_link.h"
@@ -17,6 +20,8 @@ namespace {
 using hosts::Link;
 using store::ModelLink;
 using store::StoreView;
+
+using TlsEnds = std::map<int, std::shared_ptr<tcp::TlsEnd>>;
 
 // By host, which it owns until they are taken.
 class Connections {
@@ -32,9 +37,9 @@ class Connections {
   Connections& operator=(const Connections&) = delete;
 
   size_t size() const { return connections_.size(); }
-  std::vector<tcp::HostEnds> Take() {
+  std::vector<tcp::HostEnds> Take(const TlsEnds& tls) {
     std::vector<tcp::HostEnds> ends;
-    for (size_t h = 0; h < size(); h++) ends.push_back({h < names_.size() ? names_[h] : "", connections_[h]});
+    for (size_t h = 0; h < size(); h++) ends.push_back({h < names_.size() ? names_[h] : "", connections_[h], tls});
     connections_.clear();
     return ends;
   }
@@ -88,7 +93,8 @@ ModelLink::Find FinderOf(std::function<int(uint32_t)> find) {
 std::unique_ptr<Links> MakeLinks(int local_fd, int board_fd, uint32_t host, const std::vector<uint32_t>& host_of_rank,
                                  const std::vector<std::string>& addresses, const std::vector<std::string>& names,
                                  const std::vector<std::vector<int>>& connections,
-                                 const std::vector<std::vector<int>>& for_models, std::function<int(uint32_t)> find) {
+                                 const std::vector<std::vector<int>>& for_models, std::function<int(uint32_t)> find,
+                                 const TlsEnds& tls) {
   Connections own(names, connections), own_for_models(names, for_models);
   const auto local = std::make_shared<shm::Segment>(local_fd);
   const auto everybody = std::make_shared<shm::Segment>(board_fd);
@@ -103,21 +109,55 @@ std::unique_ptr<Links> MakeLinks(int local_fd, int board_fd, uint32_t host, cons
   auto finder = FinderOf(std::move(find));
   const py::gil_scoped_release release;
   auto links = std::make_unique<Links>();
-  links->link = std::make_unique<Link>(local, everybody, places, host, own.Take());
-  links->models = std::make_unique<ModelLink>(places, host, own_for_models.Take(), std::move(finder));
+  links->link = std::make_unique<Link>(local, everybody, places, host, own.Take(tls));
+  links->models = std::make_unique<ModelLink>(places, host, own_for_models.Take(tls), std::move(finder));
   return links;
 }
 
 }  // namespace
 
 void RegisterLink(py::module_& m) {
+  py::class_<tcp::TlsContext, std::shared_ptr<tcp::TlsContext>>(m, "TlsContext", "A host's certificate, and its CA.")
+      .def(py::init<const std::string&, const std::string&, const std::string&>(), py::arg("certificate"),
+           py::arg("key"), py::arg("ca"),
+           "Files in PEM. ImportError where there is no OpenSSL, ValueError where a file isn't what it should be.");
+  py::class_<tcp::TlsEnd, std::shared_ptr<tcp::TlsEnd>>(
+      m, "TlsEnd", "One end of a connection with TLS, whose bytes its owner carries; or, then, a link.")
+      .def(py::init<std::shared_ptr<tcp::TlsContext>, bool, const std::string&>(), py::arg("context"),
+           py::arg("called"), py::arg("name"),
+           "`called`: the other end has called. `name`: what its certificate has to be for; '': anything.")
+      .def(
+          "put", [](tcp::TlsEnd& end, const std::string& bytes) { end.Put(bytes.data(), bytes.size()); },
+          py::arg("bytes"), "These have come from the network.")
+      .def(
+          "read",
+          [](tcp::TlsEnd& end, size_t limit) {
+            std::string bytes(limit, '\0');
+            bytes.resize(end.Read(bytes.data(), limit));
+            return py::bytes(bytes);
+          },
+          py::arg("limit"),
+          "What they say, b'' where that isn't known yet; goes on with the handshake. ValueError with a sentence about "
+          "the other end.")
+      .def_property_readonly("is_established", &tcp::TlsEnd::IsEstablished, "Not before may anything be written.")
+      .def(
+          "write", [](tcp::TlsEnd& end, const std::string& bytes) { end.Write(bytes.data(), bytes.size()); },
+          py::arg("bytes"))
+      .def(
+          "take",
+          [](tcp::TlsEnd& end) {
+            const std::vector<char> bytes = end.Take();
+            return py::bytes(bytes.data(), bytes.size());
+          },
+          "What has to go to the network, after each read and write, also those that raise.");
   py::class_<Links>(m, "Link", "A host's part in what the hosts of one cluster version do together.")
       .def(py::init(&MakeLinks), py::arg("local_fd"), py::arg("board_fd"), py::arg("host"), py::arg("host_of_rank"),
            py::arg("addresses"), py::arg("names"), py::arg("connections"), py::arg("for_models"), py::arg("find"),
+           py::arg("tls"),
            "`local_fd`: a segment with a place for each rank of this host and one more; `board_fd`: one with all "
            "ranks. By rank: its host, its address; by host: its name, connected sockets to it for the collectives, and "
            "for models (none for this one), which are taken over whatever happens. `find`: a descriptor of the model "
-           "store of a rank of this host, which is closed here, or -1.")
+           "store of a rank of this host, which is closed here, or -1. `tls`: of those of the sockets that have it.")
       .def("connect", &Links::Connect, py::arg("local_rank"),
            "Sockets to the link and for models, for the process that is this rank of the local segment; the caller "
            "passes them on and closes them.")

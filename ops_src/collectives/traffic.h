@@ -20,7 +20,7 @@ struct TrafficTotals {
   double busy_s = 0;     // inside collectives, on whatever thread: moving data and waiting for the other ranks
   double exposed_s = 0;  // of that, while the program waited for it; the rest went on behind its back
   uint64_t received_from_each = 0;                               // bytes read from every other rank
-  std::array<uint64_t, shm::kMaxRanks> received_from_root = {};  // and from a rank alone
+  std::array<uint64_t, shm::kMaxMembers> received_from_root = {};  // and from a rank alone
 };
 
 // Thread-safe.
@@ -51,7 +51,7 @@ class Traffic {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   alignas(64) std::atomic<uint64_t> busy_{0};
   std::atomic<uint64_t> hidden_{0}, waited_{0}, operations_{0}, brought_{0}, from_each_{0};
-  std::array<std::atomic<uint64_t>, shm::kMaxRanks> from_root_ = {};
+  std::array<std::atomic<uint64_t>, shm::kMaxMembers> from_root_ = {};
 };
 
 }  // namespace kungfu

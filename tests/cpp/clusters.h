@@ -26,15 +26,15 @@ class Clusters {
                     CommunicatorOptions options = {std::chrono::seconds(60), std::chrono::seconds(60)})
       : places_(host_of_rank) {
     Ends ends = Connect(places_.hosts(), 2);
-    const auto make = [&](uint32_t size) {
-      const int fd = shm::Segment::Create(size, /*cluster_version=*/7, /*cores=*/2, recovers);
+    const auto make = [&](uint32_t size, bool board) {
+      const int fd = shm::Segment::Create(size, /*cluster_version=*/7, /*cores=*/2, recovers, board);
       auto segment = std::make_shared<shm::Segment>(fd);
       close(fd);
       return segment;
     };
     for (uint32_t h = 0; h < places_.hosts(); h++) {
-      local_.push_back(make(places_.SizeOf(h) + 1));
-      everybody_.push_back(make(places_.ranks()));
+      local_.push_back(make(places_.SizeOf(h) + 1, false));
+      everybody_.push_back(make(places_.ranks(), true));
       links_.push_back(std::make_unique<hosts::Link>(local_[h], everybody_[h], places_, h, std::move(ends[h])));
     }
     for (uint32_t r = 0; r < places_.ranks(); r++) {

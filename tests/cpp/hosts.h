@@ -10,6 +10,7 @@
 
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -54,7 +55,24 @@ using Ends = std::vector<std::vector<tcp::HostEnds>>;
 
 inline std::string HostName(uint32_t host) { return "10.0.0." + std::to_string(host + 1); }
 
-inline Ends Connect(uint32_t hosts, uint32_t connections) {
+// Takes both to where they may write. Throws what either throws; the other one has been told then.
+inline void Handshake(tcp::TlsEnd& caller, tcp::TlsEnd& called) {
+  for (int turn = 0; turn < 3; turn++) {
+    for (auto [from, to] : {std::pair{&caller, &called}, std::pair{&called, &caller}}) {
+      char byte;
+      from->Read(&byte, 1);
+      const std::vector<char> bytes = from->Take();
+      to->Put(bytes.data(), bytes.size());
+    }
+  }
+}
+
+// With `tls`, or where KUNGFU_TEST_TLS names a folder with host.pem, host.key and ca.pem, all of it goes through TLS.
+inline Ends Connect(uint32_t hosts, uint32_t connections, std::shared_ptr<tcp::TlsContext> tls = nullptr) {
+  if (const char* const folder = std::getenv("KUNGFU_TEST_TLS"); tls == nullptr && folder != nullptr) {
+    const std::string in(folder);
+    tls = std::make_shared<tcp::TlsContext>(in + "/host.pem", in + "/host.key", in + "/ca.pem");
+  }
   Ends ends(hosts, std::vector<tcp::HostEnds>(hosts));
   for (uint32_t a = 0; a < hosts; a++) {
     for (uint32_t b = 0; b < hosts; b++) ends[a][b].name = HostName(b);
@@ -63,6 +81,10 @@ inline Ends Connect(uint32_t hosts, uint32_t connections) {
         const auto pair = ConnectedPair();
         ends[a][b].connections.push_back(pair[0]);
         ends[b][a].connections.push_back(pair[1]);
+        if (tls == nullptr) continue;
+        auto& caller = ends[a][b].tls[pair[0]] = std::make_shared<tcp::TlsEnd>(tls, false, "");
+        auto& called = ends[b][a].tls[pair[1]] = std::make_shared<tcp::TlsEnd>(tls, true, "");
+        Handshake(*caller, *called);
       }
     }
   }
@@ -102,6 +124,12 @@ inline Error Outcome(const tcp::Mesh& mesh, const tcp::Mesh::Ticket& ticket) {
     return error;
   }
   return Error(KF_OK, "");
+}
+
+// That it says that `host` is lost.
+inline void ExpectLost(const Error& error, uint32_t host) {
+  EXPECT_EQ(error.status(), KF_PEER_LOST) << error.what();
+  EXPECT_NE(std::string(error.what()).find(HostName(host)), std::string::npos) << error.what();
 }
 
 // Bytes that depend on what they belong to and where they are.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import statistics
 import subprocess
@@ -90,7 +91,9 @@ def _over(count: int, megabits: float | None = None, slow: float | None = None, 
         yield
 
 
-def bound(counts: list[int], sizes: list[int], megabits: float, slow: float | None, mtu: int, turns: int) -> None:
+def bound(
+    counts: list[int], sizes: list[int], megabits: float, slow: float | None, mtu: int, turns: int, file: Path | None
+) -> None:
     for count in counts:
         with _over(count, megabits, slow, mtu):
             rate = statistics.median(_stream_rate([(HOSTS[0], HOSTS[-1])]) for _ in range(3))
@@ -109,6 +112,9 @@ def bound(counts: list[int], sizes: list[int], megabits: float, slow: float | No
                     print(f"  {report.size_text(size):>8}  {seconds * 1e3:9.2f} ms  "
                           f"{least / seconds:5.2f} of the bound, "
                           f"{least / seconds * rate / all_at_once:5.2f} of the ring's streams", flush=True)  # fmt: skip
+                    if file is not None:  # as `python -m ms_kungfu.bench simulate --measured` reads it
+                        with file.open("a") as lines:
+                            lines.write(json.dumps({"hosts": count, "nbytes": size, "seconds": seconds}) + "\n")
 
 
 def versus(counts: list[int], each: list[int], names: list[str], sizes: list[int], turns: int) -> None:
@@ -146,6 +152,7 @@ def main() -> int:
     parser.add_argument("--mtu", type=int, default=1500, help="of the links (bound)")
     parser.add_argument("--vs", default="gloo,mpi")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, default=None, help="also write what bound has measured")
     args = parser.parse_args()
     if reason := why_not():
         print(reason, file=sys.stderr)
@@ -154,7 +161,10 @@ def main() -> int:
     counts = [int(word) for word in args.hosts.split(",")]
     sizes = [int(word) for word in args.sizes.split(",")] if args.sizes else None
     if args.part == "bound":
-        bound(counts, sizes or [MIB, 4 * MIB, 16 * MIB, 64 * MIB], args.megabits, args.slow, args.mtu, args.rounds)
+        bound(
+            counts, sizes or [MIB, 4 * MIB, 16 * MIB, 64 * MIB], args.megabits, args.slow, args.mtu, args.rounds,
+            args.json,
+        )  # fmt: skip
     else:
         each = [int(word) for word in args.ranks.split(",")]
         names = [name for name in args.vs.split(",") if name]

@@ -371,7 +371,7 @@ REFUSED = {
     "secret": ({"KUNGFU_JOB_SECRET": "ff" * 16}, f"{C}:1", "the launcher there has another secret"),
     "present": ({}, f"{B}:1", f"kungfu-run: {B} is a host of the job already$"),
     "head": ({}, f"{A}:1", f"kungfu-run: {A} is a host of the job already$"),
-    "many": ({}, f"{C}:253", rf"with {C}:253 the job's hosts would have 257 slots, and it can have 256 workers"),
+    "many": ({}, f"{C}:1021", rf"with {C}:1021 the job's hosts would have 1025 slots, and it can have 1024 workers"),
     "version": (
         {"PYTHONPATH": "."},
         f"{C}:1",

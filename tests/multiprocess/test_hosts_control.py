@@ -30,7 +30,7 @@ A, B, C = (f"127.0.0.{number}" for number in (1, 2, 3))
 class Link:
     """Keeps its connections."""
 
-    def __init__(self, local_fd, board_fd, *, host, host_of_rank, addresses, names, connections, for_models, find):
+    def __init__(self, local_fd, board_fd, *, host, host_of_rank, addresses, names, connections, for_models, find, tls):
         self.host, self.host_of_rank, self.names = host, list(host_of_rank), list(names)
         self.for_models, self.find = [len(fds) for fds in for_models], find
         self.connections = [[socket.socket(fileno=fd) for fd in (*m, *c)] for m, c in zip(for_models, connections)]
@@ -334,12 +334,9 @@ def test_an_impostor_is_found_out_by_who_calls_him():
     """He repeats what he has been told, or makes something up."""
 
     async def impostor(reader, writer):
-        nonce = new_nonce()
-        for message in (b'{"nonce": "%s"}' % nonce.encode(),):
-            writer.write(struct.pack(">I", len(message)) + message)
-        (length,) = struct.unpack(">I", await reader.readexactly(4))
-        answer = await reader.readexactly(length)  # has a proof: of the caller's
-        writer.write(struct.pack(">I", length) + answer)
+        for _ in range(2):  # the caller's nonce, and his proof
+            (length,) = struct.unpack(">I", await reader.readexactly(4))
+            writer.write(struct.pack(">I", length) + await reader.readexactly(length))
         await writer.drain()
         writer.close()
 
@@ -398,13 +395,15 @@ def test_a_proof_that_was_heard_is_worth_nothing_in_another_connection():
             nonce = new_nonce()
             with socket.create_connection((A, port)) as stranger:
                 channel = Channel(stranger.dup())
+                channel.send({"nonce": nonce})
                 challenge = (await channel.receive())["nonce"]
-                heard = {"nonce": nonce, "proof": proof_of(SECRET, "caller", challenge, nonce)}
+                heard = {"proof": proof_of(SECRET, "caller", challenge, nonce)}
                 channel.send(heard)
                 assert "proof" in await channel.receive()
                 channel.close()
             with socket.create_connection((A, port)) as stranger:
                 channel = Channel(stranger.dup())
+                channel.send({"nonce": nonce})
                 await channel.receive()
                 channel.send(heard)
                 assert "error" in await channel.receive()

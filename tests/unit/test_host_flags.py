@@ -324,9 +324,10 @@ def test_a_secret_of_another_users_is_none(tmp_path):
 
 def test_limits_are_told_before_anything_starts():
     assert "-np 9 is more than the 8 slots of -H" in refusal("-H", THREE, "-np", "9")
-    many = "10.0.0.1:200,10.0.0.2:200"
-    assert "the 256 workers that a job on several hosts can have" in refusal("-H", many, "-np", "257")
-    assert options("-H", many, "-np", "256").size == 256
+    many = ",".join(f"10.0.0.{number}:250" for number in range(1, 6))
+    assert "the 1024 workers that a job on several hosts can have" in refusal("-H", many, "-np", "1025")
+    assert options("-H", many, "-np", "1024").size == 1024
+    assert "256 workers on 10.0.0.1 are more than the 255" in refusal("-H", "10.0.0.1:300,10.0.0.2:1", "-np", "257")
     assert "too small for 2 workers" in refusal("-H", THREE, "-np", "5", "-port-range", "10000-10000")
     assert options("-H", THREE, "-np", "3", "-port-range", "10000-10000").size == 3  # one on each
 

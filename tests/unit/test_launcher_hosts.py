@@ -105,9 +105,17 @@ def test_what_one_host_of_several_cannot_run_is_refused_with_its_name():
     hosts.check(Cluster(workers[:2]), ())
     with pytest.raises(HostError, match="worker c:1 is on none of the job's hosts: a,b"):
         hosts.check(Cluster((PeerID("c", 1),)), ())
-    many = of("a:200,b:200")
-    with pytest.raises(HostError, match="257 workers are more than the 256 that a job on several hosts can have"):
-        many.check(Cluster(tuple(PeerID("ab"[i % 2], 1 + i) for i in range(257))), ())
+    many = of(",".join(f"{name}:250" for name in "abcde"))
+    workers = tuple(PeerID("abcde"[i % 5], 1 + i) for i in range(1025))
+    many.check(Cluster(workers[:1024]), ())
+    with pytest.raises(HostError, match="1025 workers are more than the 1024 that a job on several hosts can have"):
+        many.check(Cluster(workers), ())
+    uneven = of("a:300,b:1")
+    workers = (*(PeerID("a", 1 + i) for i in range(256)), PeerID("b", 1))
+    with pytest.raises(HostError, match="256 workers on a are more than the 255 that each of several hosts can have"):
+        uneven.check(Cluster(workers), ())
+    with pytest.raises(HostError, match="256 workers on a are more than the 255"):
+        uneven.first_cluster(257, WORKER_PORTS, 38080, 0)
 
 
 def test_where_ssh_finds_a_host():

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "device/library.h"
+#include "base/library.h"
 
 namespace kungfu::device::acl {
 
@@ -92,7 +92,7 @@ using Comm = void*;
 struct Library {
   explicit Library(const char* paths) : library("HCCL (libhccl)", paths, {"libhccl.so"}) {}
 
-  const device::Library library;
+  const kungfu::Library library;
   int (*GetRootInfo)(RootInfo* info) = library.Find("HcclGetRootInfo");
   int (*CommInitRootInfo)(uint32_t size, const RootInfo* info, uint32_t rank,
                           Comm* comm) = library.Find("HcclCommInitRootInfo");

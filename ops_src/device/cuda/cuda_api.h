@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "device/library.h"
+#include "base/library.h"
 
 namespace kungfu::device::cuda {
 
@@ -80,7 +80,7 @@ struct Config {
 struct Library {
   explicit Library(const char* paths) : library("NCCL (libnccl)", paths, {"libnccl.so.2", "libnccl.so"}) {}
 
-  const device::Library library;
+  const kungfu::Library library;
   int (*GetVersion)(int* version) = library.Find("ncclGetVersion");
   const int version = KnownVersion();  // before anything is missed that an older one hasn't got
   int (*GetUniqueId)(Id* id) = library.Find("ncclGetUniqueId");

@@ -17,6 +17,7 @@ template <typename Visit>
 void EachWordOf(const Segment& segment, uint32_t rank, bool used_only, const Visit& visit) {
   // First of all: what follows from another word's fence is not to make the others give up, too.
   visit(segment.status(rank).gave_up);
+  if (segment.is_board()) return;
   for (uint32_t c = 0; c < kChannels; c++) {
     if (used_only && !segment.channel(c).IsBound()) continue;
     visit(segment.mailbox(c, rank, 0).sequence);
@@ -48,7 +49,7 @@ void Board::MarkLost(uint32_t rank, const std::string& reason, bool recover, boo
     lost.state.WakeAll();
     if (recover) {
       const uint32_t deaths = header().deaths.load(std::memory_order_relaxed);
-      header().death_order[deaths] = static_cast<uint8_t>(rank);
+      header().death_order[deaths] = static_cast<uint16_t>(rank);
       header().deaths.store(deaths + 1, std::memory_order_seq_cst);
     } else {
       header().lost.fetch_add(1);
@@ -63,7 +64,7 @@ void Board::MarkLost(uint32_t rank, const std::string& reason, bool recover, boo
     EachWordOf(*segment_, rank, /*used_only=*/true, [](Counter& word) { word.WakeAll(); });
     header().lane_waiters.Stir();
   }
-  if (!reaped) return;
+  if (!reaped || segment_->is_board()) return;
   for (uint32_t c = 0; c < kChannels; c++) {
     if ((segment_->channel(c).users[rank / 64].load(std::memory_order_relaxed) >> rank % 64 & 1) != 0)
       segment_->channel(c).ClearUser(rank);

@@ -69,7 +69,7 @@ class Board final : public ControlBoard {
   // ---- for those who wait in this segment
   bool IsDead(uint32_t rank) const {
     const Header& words = header();
-    return std::count(words.death_order, words.death_order + deaths(), static_cast<uint8_t>(rank)) > 0;
+    return std::count(words.death_order, words.death_order + deaths(), static_cast<uint16_t>(rank)) > 0;
   }
   // Whether some rank has ended that can't be gone on without; which, RankState::kLost tells.
   bool AnyLost() const { return header().lost.load(std::memory_order_acquire) != 0; }

@@ -13,12 +13,12 @@ namespace kungfu::shm {
 namespace {
 
 constexpr uint64_t kMagic = 0x6b756e6766755348;  // "kungfuSH"
-constexpr uint32_t kLayoutVersion = 6;
+constexpr uint32_t kLayoutVersion = 7;
 constexpr size_t kPage = 4096;
 
 }  // namespace
 
-Segment::Layout Segment::LayoutFor(uint32_t size) {
+Segment::Layout Segment::LayoutFor(uint32_t size, bool board) {
   Layout layout{};
   size_t end = RoundUp(sizeof(Header), kPage);
   const auto place = [&end](size_t bytes) {
@@ -28,6 +28,8 @@ Segment::Layout Segment::LayoutFor(uint32_t size) {
   };
   const size_t n = size;
   layout.status = place(n * sizeof(RankStatus));
+  layout.total = end;
+  if (board) return layout;
   layout.channels = place(kChannels * sizeof(ChannelHead));
   layout.mailboxes = place(kChannels * n * 2 * sizeof(Mailbox));
   layout.complaints = place(kChannels * n * sizeof(Complaint));
@@ -37,14 +39,16 @@ Segment::Layout Segment::LayoutFor(uint32_t size) {
   return layout;
 }
 
-int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores, bool recovers) {
-  if (size < 1 || size > kMaxRanks) {
-    throw Error(KF_INVALID, Text("a host takes 1 to ", kMaxRanks, " ranks of a job, got ", size));
+int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores, bool recovers, bool board) {
+  const uint32_t most = board ? kMaxMembers : kMaxRanks;
+  if (size < 1 || size > most) {
+    throw Error(KF_INVALID, Text(board ? "several hosts take" : "a host takes", " 1 to ", most, " ranks of a job, got ",
+                                 size));
   }
   const int fd = memfd_create("kungfu", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) throw SystemError("memfd_create");
   try {
-    const Layout layout = LayoutFor(size);
+    const Layout layout = LayoutFor(size, board);
     if (ftruncate(fd, static_cast<off_t>(layout.total)) != 0) {
       throw SystemError(Text("no shared memory of ", layout.total, " bytes"));
     }
@@ -58,6 +62,7 @@ int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores, boo
     header->announced = cluster_version;
     header->cores = std::max(1u, cores);
     header->recovers = recovers ? 1 : 0;
+    header->is_board = board ? 1 : 0;
     header->total_bytes = layout.total;
     header->magic = kMagic;
   } catch (...) {
@@ -73,14 +78,15 @@ Segment::Segment(int fd) {
   base_ = map_.emplace(fd, 0, bytes, /*writable=*/true, "a segment").data();
   const Header& header = this->header();
   const bool ours = header.magic == kMagic && header.layout_version == kLayoutVersion && header.size >= 1 &&
-                    header.size <= kMaxRanks && header.total_bytes == bytes && LayoutFor(header.size).total == bytes;
+                    header.size <= (header.is_board != 0 ? kMaxMembers : kMaxRanks) && header.total_bytes == bytes &&
+                    LayoutFor(header.size, header.is_board != 0).total == bytes;
   if (!ours) {
     throw Error(KF_INTERNAL, Text("not a segment of this version of the runtime (magic ", header.magic, ", layout ",
                                   header.layout_version, ", size ", header.size, ", ", header.total_bytes, " of ",
                                   bytes, " bytes)"));
   }
   size_ = header.size;
-  layout_ = LayoutFor(size_);
+  layout_ = LayoutFor(size_, is_board());
 }
 
 }  // namespace kungfu::shm

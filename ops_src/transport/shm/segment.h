@@ -20,6 +20,7 @@ namespace kungfu::shm {
 
 inline constexpr size_t kLine = 64;          // what two cores pass to each other
 inline constexpr uint32_t kMaxRanks = 256;   // of one host
+inline constexpr uint32_t kMaxMembers = 1024;  // of a job on several hosts
 inline constexpr uint32_t kChannels = 2048;  // names that are bound at a time
 inline constexpr uint32_t kLanes = 64;       // operations in flight that need staging
 inline constexpr uint32_t kLaneWords = 3;    // ready, reduced, done; of each rank
@@ -92,6 +93,7 @@ struct alignas(kLine) Header {
   uint64_t total_bytes;
   uint32_t cores;     // that the job may use on this host; decides how long a waiter spins
   uint32_t recovers;  // 1: the members go on without those who die
+  uint32_t is_board;  // 1: it has the ranks of several hosts, and nothing but what they and the launchers tell each other
 
   alignas(kLine) std::atomic<uint64_t> announced;  // newest cluster version that the launcher knows of
 
@@ -100,8 +102,8 @@ struct alignas(kLine) Header {
   // The ranks that the members go on without, in the order of their deaths. Only the launcher writes here: first the
   // rank, then the number. A rank is entered when it is fenced, so that its words are as they will ever be.
   alignas(kLine) std::atomic<uint32_t> deaths;
-  uint8_t death_order[kMaxRanks];
-  static_assert(kMaxRanks - 1 <= UINT8_MAX);
+  uint16_t death_order[kMaxMembers];
+  static_assert(kMaxMembers - 1 <= UINT16_MAX);
 
   alignas(kLine) std::atomic<uint32_t> lost;  // number of ranks that ended and can't be gone on without
   std::atomic<uint32_t> gave_up;              // not 0: some rank's `gave_up` may have been set
@@ -118,13 +120,15 @@ class Segment {
  public:
   // Makes the anonymous memory for one cluster version and returns its descriptor, which the caller owns.
   // `recovers`: the members go on without those who die, rather than fail.
-  static int Create(uint32_t size, uint64_t cluster_version, uint32_t cores, bool recovers = false);
+  // `board`: of the ranks of several hosts, who reduce elsewhere.
+  static int Create(uint32_t size, uint64_t cluster_version, uint32_t cores, bool recovers = false, bool board = false);
 
   // Maps a segment. The descriptor stays the caller's.
   explicit Segment(int fd);
 
   uint32_t size() const { return header().size; }
   uint64_t cluster_version() const { return header().cluster_version; }
+  bool is_board() const { return header().is_board != 0; }
 
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
   RankStatus& status(uint32_t rank) const { return At<RankStatus>(layout_.status, rank); }
@@ -149,7 +153,7 @@ class Segment {
   struct Layout {
     size_t status, channels, mailboxes, complaints, lane_words, buffers, total;
   };
-  static Layout LayoutFor(uint32_t size);
+  static Layout LayoutFor(uint32_t size, bool board);
 
   template <typename T>
   T& At(size_t offset, size_t index) const {

@@ -14,6 +14,8 @@
 #include "base/error.h"
 #include "transport/shm/futex.h"
 #include "transport/tcp/frame.h"
+#include "transport/tcp/socket.h"
+#include "transport/tcp/tls.h"
 
 namespace kungfu::tcp {
 
@@ -126,7 +128,8 @@ struct Incoming {
 };
 
 struct Connection {
-  Connection(int descriptor, uint32_t its_host) : fd(descriptor), host(its_host) {}
+  Connection(int descriptor, uint32_t its_host, std::shared_ptr<TlsEnd> its_tls)
+      : fd(descriptor), host(its_host), tls(std::move(its_tls)) {}
   ~Connection() { Close(); }
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -134,12 +137,21 @@ struct Connection {
     if (fd >= 0) close(std::exchange(fd, -1));
   }
   bool IsOpen() const { return fd >= 0; }
+  SocketResult Write(iovec* parts, size_t num_parts) const {
+    return tls == nullptr ? WriteSome(fd, parts, num_parts) : tls->WriteSome(fd, parts, num_parts);
+  }
+  SocketResult Read(iovec* parts, size_t num_parts) const {
+    return tls == nullptr ? ReadSome(fd, parts, num_parts) : tls->ReadSome(fd, parts, num_parts);
+  }
+  bool Holds() const { return tls != nullptr && tls->Holds(); }
+  bool HasMore() const { return tls != nullptr && tls->HasMore(); }
 
   int fd;
   const uint32_t host;
-  bool blocked = false;  // the kernel takes no more until epoll says so
-  bool hung_up = false;  // the other side has ended it, and what it sent before is held back
-  uint32_t events = 0;   // that epoll waits for
+  const std::shared_ptr<TlsEnd> tls;  // null: it is in the clear
+  bool blocked = false;               // the kernel takes no more until epoll says so
+  bool hung_up = false;               // the other side has ended it, and what it sent before is held back
+  uint32_t events = 0;                // that epoll waits for
   Outgoing out;
   Incoming in;
 };

@@ -70,10 +70,10 @@ bool Mesh::Write(Lock& lock, Connection& connection) {
   for (int turn = 0; turn < kTurns; turn++) {
     released_.wait(lock, [&] { return holds_ == 0; });
     if (!connection.IsOpen() || connection.blocked) return false;
-    if (connection.out.Idle() && !Compose(connection)) return false;
+    if (connection.out.Idle() && !connection.Holds() && !Compose(connection)) return false;
     iovec parts[2];
     const size_t n = connection.out.Parts(parts);
-    const SocketResult result = Unlocked(lock, [&] { return WriteSome(connection.fd, parts, n); });
+    const SocketResult result = Unlocked(lock, [&] { return connection.Write(parts, n); });
     // Whether it has ended well is found where it is read: something may still be there.
     const bool ended = result.moved == Moved::kError && (result.error == EPIPE || result.error == ECONNRESET);
     if (result.moved == Moved::kError && !ended) Refuse(Text("can't write to it: ", std::strerror(result.error)));
@@ -88,7 +88,7 @@ void Mesh::WriteHere(Connection& connection) {
   if (!Compose(connection)) return;
   iovec parts[2];
   const size_t n = connection.out.Parts(parts);
-  HaveWritten(connection, WriteSome(connection.fd, parts, n).bytes);
+  HaveWritten(connection, connection.Write(parts, n).bytes);
 }
 
 // Takes what is to go out next: whatever is there without a payload, and one frame with one. Small messages first: they
@@ -128,11 +128,11 @@ void Mesh::HaveWritten(Connection& connection, size_t bytes) {
   Outgoing& out = connection.out;
   hosts_[connection.host].counted.sent += bytes;
   out.written += bytes;
-  if (out.written < out.Bytes()) {
+  if (out.written < out.Bytes() || connection.Holds()) {
     connection.blocked = true;
     Listen(connection);
-    return;
   }
+  if (out.written < out.Bytes()) return;
   const TransferPtr source = std::move(out.source);
   const size_t payload_bytes = out.payload_bytes;
   out.Clear();
@@ -160,7 +160,7 @@ void Mesh::Read(Lock& lock, Connection& connection) {
       parts[n++] = {in.ahead + in.end, Incoming::kAhead - in.end};
       asked += Incoming::kAhead - in.end;
     }
-    const SocketResult result = Unlocked(lock, [&] { return ReadSome(connection.fd, parts, n); });
+    const SocketResult result = Unlocked(lock, [&] { return connection.Read(parts, n); });
     switch (result.moved) {
       case Moved::kNothing:
         return;

@@ -59,7 +59,11 @@ Mesh::Mesh(uint32_t self, uint64_t epoch, std::vector<HostEnds> hosts, MeshOptio
     : self_(self), options_(options), hosts_(hosts.size()), epoch_(epoch), sink_(kSinkBytes) {
   for (uint32_t h = 0; h < hosts.size(); h++) {
     hosts_[h].name = hosts[h].name;
-    for (const int fd : hosts[h].connections) hosts_[h].connections.push_back(std::make_unique<Connection>(fd, h));
+    for (const int fd : hosts[h].connections) {
+      const auto tls = hosts[h].tls.find(fd);
+      hosts_[h].connections.push_back(
+          std::make_unique<Connection>(fd, h, tls == hosts[h].tls.end() ? nullptr : tls->second));
+    }
   }
   if (self >= hosts_.size()) throw Error(KF_INVALID, Text("host ", self, " is none of ", hosts_.size()));
   for (uint32_t h = 0; h < size(); h++) {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -30,6 +31,7 @@ struct MeshOptions {
 struct HostEnds {
   std::string name;              // for messages
   std::vector<int> connections;  // connected and authenticated; the mesh owns them, also where its constructor throws
+  std::map<int, std::shared_ptr<TlsEnd>> tls = {};  // by descriptor; those that aren't in it are in the clear
 };
 
 // The connections of one host to all others, for one cluster version. An *epoch* is a number that grows whenever what
@@ -180,6 +182,7 @@ class Mesh {
   template <typename Body>
   void OrLose(Host& host, const Body& body);
   bool WriteAll(Lock& lock);
+  bool ReadMore(Lock& lock);
   void HaveEvent(Lock& lock, Connection& connection, uint32_t events);
   void HaveEnd(Connection& connection, const std::string& why);
   void Listen(Connection& connection);

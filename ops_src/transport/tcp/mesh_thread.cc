@@ -36,7 +36,8 @@ void Mesh::Serve() {
   while (!stop_) {
     news_ = false;
     if (renewed_) ResumeHeld();
-    const bool more = WriteAll(lock) || news_;
+    const bool writes_on = WriteAll(lock), reads_on = ReadMore(lock);
+    const bool more = writes_on || reads_on || news_;
     const int linger_ms = LoseEnding();
     sleeping_ = !more;
     epoll_event events[kMostEvents];
@@ -62,6 +63,21 @@ bool Mesh::WriteAll(Lock& lock) {
   for (Host& host : hosts_) {
     OrLose(host, [&] {
       for (auto& connection : host.connections) more = Write(lock, *connection) || more;
+    });
+  }
+  return more;
+}
+
+// What has come and lies here, decrypted or not; epoll knows nothing of it. Whether there is more at once.
+bool Mesh::ReadMore(Lock& lock) {
+  bool more = false;
+  for (Host& host : hosts_) {
+    OrLose(host, [&] {
+      for (auto& connection : host.connections) {
+        const auto is_there = [&] { return connection->IsOpen() && !connection->in.held && connection->HasMore(); };
+        if (is_there()) Read(lock, *connection);
+        more = more || is_there();
+      }
     });
   }
   return more;

@@ -1,4 +1,4 @@
-// The only two functions that read and write a connection's bytes: what TLS has to replace.
+// Reads and writes of a socket. A connection with TLS has TlsEnd's in their place (tls.h).
 #ifndef KUNGFU_TRANSPORT_TCP_SOCKET_H_
 #define KUNGFU_TRANSPORT_TCP_SOCKET_H_
 

@@ -184,7 +184,7 @@ class World(Events, Promises):
     def _options(self):
         setup = self.setup
         return Options(
-            command=("program",), size=setup.size, hosts=Hosts(max_workers=MAX_WORKERS),
+            command=("program",), size=setup.size, hosts=Hosts(most=MAX_WORKERS),
             ports=PORTS, control_port=38080, watch=True, keep=setup.ends_at is not None, quiet=True,
             show_workers=False, logdir=None, logfile=None,
             config_server="http://server/config" if setup.external else None,

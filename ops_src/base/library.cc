@@ -1,4 +1,4 @@
-#include "device/library.h"
+#include "base/library.h"
 
 #include <dlfcn.h>
 
@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace kungfu::device {
+namespace kungfu {
 
 Library::Library(const std::string& what, const char* paths, const std::vector<std::string>& names) : what_(what) {
   std::string tried;
@@ -40,4 +40,4 @@ Library::Symbol Library::Find(const std::string& name) const {
 
 Library::Symbol Library::FindOptional(const std::string& name) const { return {dlsym(handle_, name.c_str())}; }
 
-}  // namespace kungfu::device
+}  // namespace kungfu

@@ -1,11 +1,11 @@
-// A shared library of a vendor, opened at run time.
-#ifndef KUNGFU_DEVICE_LIBRARY_H_
-#define KUNGFU_DEVICE_LIBRARY_H_
+// A shared library that may be missing, opened at run time: a vendor's, OpenSSL.
+#ifndef KUNGFU_BASE_LIBRARY_H_
+#define KUNGFU_BASE_LIBRARY_H_
 
 #include <string>
 #include <vector>
 
-namespace kungfu::device {
+namespace kungfu {
 
 // Stays open for the life of the process: what it has started (threads, contexts) can't be unloaded safely.
 class Library {
@@ -35,6 +35,6 @@ class Library {
   void* handle_ = nullptr;  // never closed
 };
 
-}  // namespace kungfu::device
+}  // namespace kungfu
 
-#endif  // KUNGFU_DEVICE_LIBRARY_H_
+#endif  // KUNGFU_BASE_LIBRARY_H_

@@ -1,0 +1,91 @@
+"""TLS, as ``KUNGFU_TLS_CERT``, ``KUNGFU_TLS_KEY`` and ``KUNGFU_TLS_CA`` turn it on: what they name, checked.
+
+Both ends of a connection show a certificate that the CA has signed, and who calls checks that it is for the name or
+address that he has called. Who is called checks no name: of callers it knows none but what they say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ms_kungfu import env
+
+_VARIABLES = (env.TLS_CERT, env.TLS_KEY, env.TLS_CA)
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files in PEM: this host's certificate (and what leads from it to the CA), its key, the CA's certificate."""
+
+    certificate: str
+    key: str
+    ca: str
+
+    def context(self, *, called: bool) -> ssl.SSLContext:
+        """Of Python's, for who is called or calls. ValueError says what is wrong with the files."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if called else ssl.PROTOCOL_TLS_CLIENT)
+        context.verify_mode = ssl.CERT_REQUIRED  # of a client, that means: host names are checked
+        for variable, path in zip(_VARIABLES, (self.certificate, self.key, self.ca)):
+            try:
+                with open(path, "rb"):
+                    pass
+            except OSError as error:
+                raise ValueError(f"{variable.name}: {path} can't be read: {error.strerror}") from None
+        try:
+            context.load_cert_chain(self.certificate, self.key, password=lambda: "")
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                why = f"{env.TLS_KEY.name} is not the key of {env.TLS_CERT.name}"
+            else:
+                why = (
+                    f"{env.TLS_CERT.name} has to name a certificate, and {env.TLS_KEY.name} its key, without a "
+                    f"password, in PEM ({error.reason or error})"
+                )
+            raise ValueError(why) from None
+        except ValueError:  # a password is asked for, and there is none
+            raise ValueError(f"{env.TLS_KEY.name}: {self.key} asks for a password; give a key without") from None
+        try:
+            context.load_verify_locations(self.ca)
+        except ssl.SSLError as error:
+            raise ValueError(
+                f"{env.TLS_CA.name} has to name the CA's certificate, in PEM ({error.reason or error})"
+            ) from None
+        return context
+
+    def check(self, name: str = "") -> None:
+        """As who calls `name` will, and who is called: ValueError says why this host's own certificate won't do."""
+        caller, called = self.context(called=False), self.context(called=True)
+        caller.check_hostname = bool(name)
+        to_caller, to_called = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ends = (
+            caller.wrap_bio(to_caller, to_called, server_hostname=name or None),
+            called.wrap_bio(to_called, to_caller, server_side=True),
+        )
+        try:
+            for end in (*ends, *ends):
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    end.do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            raise ValueError(
+                f"the others won't accept the certificate of {env.TLS_CERT.name} ({self.certificate}): "
+                f"{error.verify_message}"
+            ) from None
+        except ssl.SSLError as error:
+            raise ValueError(f"TLS doesn't come up with {env.TLS_CERT.name} and {env.TLS_CA.name}: {error}") from None
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> Tls | None:
+    """None: it is off. ValueError where some of the variables are set, and others aren't."""
+    values = [variable.get(environ) for variable in _VARIABLES]
+    if not any(values):
+        return None
+    missing = [variable.name for variable, value in zip(_VARIABLES, values) if not value]
+    if missing:
+        there = [variable.name for variable, value in zip(_VARIABLES, values) if value]
+        raise ValueError(f"TLS needs {' and '.join(missing)}, too, beside {' and '.join(there)}")
+    certificate, key, ca = (os.path.abspath(str(value)) for value in values)
+    return Tls(certificate, key, ca)

@@ -1,0 +1,294 @@
+#include "transport/tcp/tls.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "transport/tcp/openssl_api.h"
+
+namespace kungfu::tcp {
+namespace {
+
+using openssl::Api;
+
+constexpr size_t kRecordBytes = 16 << 10;  // what TLS puts into one, at most
+constexpr size_t kBatchBytes = 64 << 10;   // encrypted, then sent: what stays in a core's cache
+constexpr size_t kMostInBytes = 64 << 10;  // received, then decrypted
+// AES-GCM is safe for 2^24.5 records under one key.
+constexpr uint64_t kMostRecords = uint64_t{1} << 23;
+// AES with 128 bits first: it is as safe here, and a third faster.
+constexpr char kCipherSuites[] = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
+
+// Opened once, at first use. Throws where there is none.
+const Api& OpenSsl() {
+  static const Api api;
+  return api;
+}
+
+std::string LastError() {
+  const Api& api = OpenSsl();
+  const unsigned long error = api.TakeError();
+  api.ClearErrors();
+  const char* const text = error == 0 ? nullptr : api.ErrorText(error);
+  return text == nullptr ? "unknown error" : text;
+}
+
+// A key that asks for a password would stop the job at a prompt.
+int NoPassword(char*, int, int, void*) { return -1; }
+
+bool Contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TlsContext::TlsContext(const std::string& certificate, const std::string& key, const std::string& ca) {
+  const Api& api = OpenSsl();
+  api.ClearErrors();
+  context_ = api.ContextNew(api.TlsMethod());
+  if (context_ == nullptr) throw Error(KF_INTERNAL, Text("OpenSSL has no room: ", LastError()));
+  const auto refuse = [&](const char* what, const std::string& file) {
+    const std::string why = LastError();
+    api.ContextFree(context_);
+    throw Error(KF_INVALID, Text(what, " ", file, " can't be used: ", why));
+  };
+  api.ContextControl(context_, openssl::kCtrlMinVersion, openssl::kTls13, nullptr);
+  api.SetCipherSuites(context_, kCipherSuites);
+  api.SetTickets(context_, 0);
+  api.SetPassword(context_, NoPassword);
+  api.SetVerify(context_, openssl::kVerifyPeer, nullptr);
+  if (api.UseCertificate(context_, certificate.c_str()) != 1) refuse("the certificate", certificate);
+  if (api.UseKey(context_, key.c_str(), openssl::kPem) != 1) refuse("the key", key);
+  if (api.UseAuthority(context_, ca.c_str(), nullptr) != 1) refuse("the CA's certificate", ca);
+}
+
+TlsContext::~TlsContext() { OpenSsl().ContextFree(context_); }
+
+TlsEnd::TlsEnd(std::shared_ptr<TlsContext> context, bool called, const std::string& name)
+    : context_(std::move(context)), called_(called), name_(name) {
+  const Api& api = OpenSsl();
+  static openssl::BioMethod* const method = [&] {
+    openssl::BioMethod* const made = api.BioMethodNew(openssl::kBioSource, "kungfu");
+    api.SetBioRead(made, OnRead);
+    api.SetBioWrite(made, OnWrite);
+    api.SetBioControl(made, OnControl);
+    return made;
+  }();
+  session_ = api.SessionNew(context_->context_);
+  openssl::Bio* const bio = session_ == nullptr ? nullptr : api.BioNew(method);
+  if (bio == nullptr) {
+    if (session_ != nullptr) api.SessionFree(session_);
+    throw Error(KF_INTERNAL, Text("OpenSSL has no room: ", LastError()));
+  }
+  api.SetBioData(bio, this);
+  api.SetBioInit(bio, 1);
+  api.SetBios(session_, bio, bio);  // which owns it from now on
+  if (!name.empty()) {
+    // An address is found among the certificate's addresses alone, a name among its names.
+    openssl::Parameters* const parameters = api.ParametersOf(session_);
+    char address[sizeof(in6_addr)];
+    const bool is_address =
+        inet_pton(AF_INET, name.c_str(), address) == 1 || inet_pton(AF_INET6, name.c_str(), address) == 1;
+    const int done = is_address ? api.ExpectAddress(parameters, name.c_str())
+                                : api.ExpectName(parameters, name.c_str(), name.size());
+    if (done != 1) {
+      api.SessionFree(session_);
+      throw Error(KF_INVALID, Text("no certificate can be for ", name));
+    }
+  }
+  called ? api.SetCalled(session_) : api.SetCaller(session_);
+}
+
+TlsEnd::~TlsEnd() { OpenSsl().SessionFree(session_); }
+
+// ---- OpenSSL's calls for bytes
+
+int TlsEnd::OnRead(void* bio, char* to, int bytes) {
+  const Api& api = OpenSsl();
+  TlsEnd& end = *static_cast<TlsEnd*>(api.BioData(bio));
+  api.ClearBioFlags(bio, openssl::kBioRetryRead);
+  const size_t count = std::min(static_cast<size_t>(std::max(bytes, 0)), end.in_end_ - end.in_begin_);
+  if (count == 0) {
+    api.SetBioFlags(bio, openssl::kBioRetryRead);
+    return -1;
+  }
+  std::memcpy(to, end.in_.data() + end.in_begin_, count);
+  end.in_begin_ += count;
+  return static_cast<int>(count);
+}
+
+int TlsEnd::OnWrite(void* bio, const char* from, int bytes) {
+  std::vector<char>& out = static_cast<TlsEnd*>(OpenSsl().BioData(bio))->out_;
+  try {
+    out.insert(out.end(), from, from + bytes);
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+  return bytes;
+}
+
+long TlsEnd::OnControl(void*, int what, long, void*) { return what == openssl::kBioFlush ? 1 : 0; }
+
+// ---- by memory
+
+void TlsEnd::Put(const char* bytes, size_t count) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  in_.erase(in_.begin(), in_.begin() + static_cast<ptrdiff_t>(in_begin_));
+  in_end_ -= std::exchange(in_begin_, 0);
+  in_.resize(in_end_);
+  in_.insert(in_.end(), bytes, bytes + count);
+  in_end_ += count;
+}
+
+size_t TlsEnd::Read(char* to, size_t bytes) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  const Api& api = OpenSsl();
+  api.ClearErrors();
+  const int n = api.Read(session_, to, static_cast<int>(std::min<size_t>(bytes, INT_MAX)));
+  if (n > 0) return static_cast<size_t>(n);
+  if (api.ErrorOf(session_, n) == openssl::kWantRead) return 0;
+  throw Error(KF_INVALID, WhatIsWrong());
+}
+
+bool TlsEnd::IsEstablished() const {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  return OpenSsl().IsEstablished(session_) == 1;
+}
+
+void TlsEnd::Write(const char* from, size_t bytes) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  if (!Encrypt(from, bytes)) throw Error(KF_INVALID, WhatIsWrong());
+}
+
+std::vector<char> TlsEnd::Take() {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  return std::exchange(out_, {});
+}
+
+// ---- over a socket
+
+SocketResult TlsEnd::WriteSome(int fd, iovec* parts, size_t num_parts) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  size_t taken = 0;
+  for (;;) {
+    const SocketResult sent = SendHeld(fd);
+    holds_ = !out_.empty();
+    if (sent.moved == Moved::kError) return sent;
+    if (holds_ || num_parts == 0) break;
+    if (!EncryptSome(parts, num_parts, taken)) return {Moved::kError, 0, EPROTO};
+  }
+  return {taken > 0 ? Moved::kSome : Moved::kNothing, taken, 0};
+}
+
+SocketResult TlsEnd::ReadSome(int fd, iovec* parts, size_t num_parts) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  const Api& api = OpenSsl();
+  has_more_ = false;
+  size_t got = 0;
+  for (size_t p = 0; p < num_parts; p++) {
+    for (size_t at = 0; at < parts[p].iov_len;) {
+      api.ClearErrors();
+      const size_t left = std::min<size_t>(parts[p].iov_len - at, INT_MAX);
+      const int n = api.Read(session_, static_cast<char*>(parts[p].iov_base) + at, static_cast<int>(left));
+      if (n > 0) {
+        at += static_cast<size_t>(n);
+        got += static_cast<size_t>(n);
+        continue;
+      }
+      const int error = api.ErrorOf(session_, n);
+      SocketResult result{Moved::kError, 0, EBADMSG};
+      if (error == openssl::kEnded) result = {Moved::kEnd, 0, 0};
+      if (error == openssl::kWantRead) result = ReceiveSome(fd);
+      if (result.moved == Moved::kSome) continue;
+      if (got == 0) return result;
+      // What has come first is given first; an end or an error is told again.
+      has_more_ = result.moved != Moved::kNothing;
+      return {Moved::kSome, got, 0};
+    }
+  }
+  has_more_ = true;
+  return {Moved::kSome, got, 0};
+}
+
+// ---- with the mutex
+
+bool TlsEnd::Encrypt(const char* from, size_t bytes) {
+  const Api& api = OpenSsl();
+  api.ClearErrors();
+  records_ += (bytes + kRecordBytes - 1) / kRecordBytes;
+  if (records_ > kMostRecords) {
+    records_ = 0;
+    if (api.UpdateKey(session_, openssl::kUpdateOneWay) != 1) return false;
+  }
+  return bytes == 0 || api.Write(session_, from, static_cast<int>(bytes)) == static_cast<int>(bytes);
+}
+
+// A batch. A small part goes with the beginning of the next one into a record: each costs a microsecond besides.
+bool TlsEnd::EncryptSome(iovec*& parts, size_t& num_parts, size_t& taken) {
+  const auto take = [&](size_t count) {
+    taken += count;
+    parts->iov_base = static_cast<char*>(parts->iov_base) + count;
+    parts->iov_len -= count;
+    if (parts->iov_len > 0) return;
+    parts++;
+    num_parts--;
+  };
+  while (num_parts > 0 && out_.size() < kBatchBytes) {
+    if (parts->iov_len >= kRecordBytes || num_parts == 1) {
+      const size_t count = std::min(parts->iov_len, kBatchBytes);
+      if (!Encrypt(static_cast<const char*>(parts->iov_base), count)) return false;
+      take(count);
+      continue;
+    }
+    record_.clear();
+    while (num_parts > 0 && record_.size() < kRecordBytes) {
+      const size_t count = std::min(parts->iov_len, kRecordBytes - record_.size());
+      const char* const from = static_cast<const char*>(parts->iov_base);
+      record_.insert(record_.end(), from, from + count);
+      take(count);
+    }
+    if (!Encrypt(record_.data(), record_.size())) return false;
+  }
+  return true;
+}
+
+SocketResult TlsEnd::SendHeld(int fd) {
+  while (out_begin_ < out_.size()) {
+    iovec part{out_.data() + out_begin_, out_.size() - out_begin_};
+    const SocketResult result = tcp::WriteSome(fd, &part, 1);
+    if (result.moved != Moved::kSome) return result;
+    out_begin_ += result.bytes;
+  }
+  out_.clear();
+  out_begin_ = 0;
+  return {Moved::kSome, 0, 0};
+}
+
+// All of what is here has been looked at, and more is needed.
+SocketResult TlsEnd::ReceiveSome(int fd) {
+  in_.resize(std::max(in_.size(), kMostInBytes));
+  in_begin_ = in_end_ = 0;
+  iovec part{in_.data(), in_.size()};
+  const SocketResult result = tcp::ReadSome(fd, &part, 1);
+  if (result.moved == Moved::kSome) in_end_ = result.bytes;
+  return result;
+}
+
+// A sentence about the other end.
+std::string TlsEnd::WhatIsWrong() const {
+  const Api& api = OpenSsl();
+  const long verified = api.VerifyResult(session_);
+  const std::string why = LastError();
+  if (Contains(why, "verify failed") && verified != 0) {
+    return Text("its certificate isn't accepted (", api.VerifyText(verified),
+                name_.empty() ? "" : "; it has to be for ", name_, ")");
+  }
+  if (Contains(why, "did not return a certificate")) return "it shows no certificate";
+  if (Contains(why, "alert")) return Text("it doesn't accept this host's certificate (", why, ")");
+  return Text("it speaks no TLS that is understood (", why, ")");
+}
+
+}  // namespace kungfu::tcp
