@@ -19,7 +19,7 @@ struct TrafficTotals {
   uint64_t brought_bytes = 0;
   double busy_s = 0;     // inside collectives, on whatever thread: moving data and waiting for the other ranks
   double exposed_s = 0;  // of that, while the program waited for it; the rest went on behind its back
-  uint64_t received_from_each = 0;                               // bytes read from every other rank
+  uint64_t received_from_each = 0;                                 // bytes read from every other rank
   std::array<uint64_t, shm::kMaxMembers> received_from_root = {};  // and from a rank alone
 };
 

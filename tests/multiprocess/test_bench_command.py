@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_hosts import A, B, C, hosts  # noqa: F401
 
 from ms_kungfu.bench import contenders
+from ms_kungfu.bench.simulate import fit, read
 
 PROGRAMS = Path(__file__).parent / "programs"
 TINY = ("--rounds", "2", "--samples", "2", "--timeout", "100")
@@ -186,3 +188,13 @@ def test_through_the_primitive(tmp_path: Path) -> None:
     records, _ = bench("gradients", *words, cwd=tmp_path)
     assert names(records) == ["kungfu", "kungfu-primitive", "kungfu-kernel"]
     assert all(r["verified"] for r in records)
+
+
+def test_what_a_few_hosts_take_is_written_for_the_simulation(hosts, tmp_path):  # noqa: F811
+    file = tmp_path / "few.jsonl"
+    program = (sys.executable, "-m", "ms_kungfu.bench", "simulate", "--measure", file)
+    for slots in ({A: 1, B: 1}, {A: 1, B: 1, C: 1}):
+        hosts(program, "-np", len(slots), slots=slots).assert_exit(0)
+    measured = read(file)
+    assert [m.hosts for m in measured] == [2] * 7 + [3] * 7
+    assert all(value >= 0 for value in vars(fit(measured)).values())

@@ -42,8 +42,8 @@ Segment::Layout Segment::LayoutFor(uint32_t size, bool board) {
 int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores, bool recovers, bool board) {
   const uint32_t most = board ? kMaxMembers : kMaxRanks;
   if (size < 1 || size > most) {
-    throw Error(KF_INVALID, Text(board ? "several hosts take" : "a host takes", " 1 to ", most, " ranks of a job, got ",
-                                 size));
+    throw Error(KF_INVALID,
+                Text(board ? "several hosts take" : "a host takes", " 1 to ", most, " ranks of a job, got ", size));
   }
   const int fd = memfd_create("kungfu", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) throw SystemError("memfd_create");

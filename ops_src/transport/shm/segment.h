@@ -18,13 +18,13 @@
 
 namespace kungfu::shm {
 
-inline constexpr size_t kLine = 64;          // what two cores pass to each other
-inline constexpr uint32_t kMaxRanks = 256;   // of one host
+inline constexpr size_t kLine = 64;            // what two cores pass to each other
+inline constexpr uint32_t kMaxRanks = 256;     // of one host
 inline constexpr uint32_t kMaxMembers = 1024;  // of a job on several hosts
-inline constexpr uint32_t kChannels = 2048;  // names that are bound at a time
-inline constexpr uint32_t kLanes = 64;       // operations in flight that need staging
-inline constexpr uint32_t kLaneWords = 3;    // ready, reduced, done; of each rank
-inline constexpr uint32_t kBuffers = 4;      // chunks that a rank stages ahead in a lane
+inline constexpr uint32_t kChannels = 2048;    // names that are bound at a time
+inline constexpr uint32_t kLanes = 64;         // operations in flight that need staging
+inline constexpr uint32_t kLaneWords = 3;      // ready, reduced, done; of each rank
+inline constexpr uint32_t kBuffers = 4;        // chunks that a rank stages ahead in a lane
 inline constexpr size_t kBufferBytes = 256 << 10;
 inline constexpr size_t kInlineBytes = 40;  // an operation of this size travels in the mailbox's own cache line
 
@@ -93,7 +93,8 @@ struct alignas(kLine) Header {
   uint64_t total_bytes;
   uint32_t cores;     // that the job may use on this host; decides how long a waiter spins
   uint32_t recovers;  // 1: the members go on without those who die
-  uint32_t is_board;  // 1: it has the ranks of several hosts, and nothing but what they and the launchers tell each other
+  uint32_t
+      is_board;  // 1: it has the ranks of several hosts, and nothing but what they and the launchers tell each other
 
   alignas(kLine) std::atomic<uint64_t> announced;  // newest cluster version that the launcher knows of
 
