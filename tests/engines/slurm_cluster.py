@@ -84,7 +84,8 @@ class Slurm:
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
         with (folder / "daemons.log").open("wb") as log:
             self._process = subprocess.Popen(
-                ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c", _START,
+                ["setpriv", "--pdeathsig=KILL",  # whoever has started it may be killed
+                 "unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c", _START,
                  str(folder)], env={**os.environ, **self.environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
