@@ -189,6 +189,7 @@ class ElasticDataset(Shares, ds.Dataset):
                 Path(folder), ElasticDataset._made, ledger_errors,
                 sharded=sharded, conditions=conditions, fingerprints=every,
             )  # fmt: skip
+        self._drawn_from = max(samples, (pipeline.drawn_from if pipeline is not None else None) or 0)
         ElasticDataset._made += 1
 
     def conditions(self) -> dict[str, Any]:
@@ -311,7 +312,8 @@ class ElasticDataset(Shares, ds.Dataset):
         """The numbers of the samples at these positions of the epoch."""
         epoch = self._cursor.epoch
         if self._order[0] != (self._seed, epoch):
-            self._order = (self._seed, epoch), sharding.permutation(self._total, self._seed, epoch, self._shuffle)
+            order = sharding.permutation(self._drawn_from, self._seed, epoch, self._shuffle)
+            self._order = (self._seed, epoch), order[: self._total]
         samples: list[int] = self._order[1][where].tolist()
         return samples
 

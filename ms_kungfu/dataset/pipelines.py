@@ -20,6 +20,7 @@ from mindspore.dataset.engine.datasets import (
     ShuffleDataset,
 )
 
+_NO_SEED = 5489  # what MindSpore's get_seed() says where nobody has set one
 _BATCHES = (BatchDataset, PaddedBatchDataset)
 _KEEPS_SAMPLES = (MapDataset, RenameDataset, ProjectDataset, *_BATCHES)
 _FORM = (
@@ -39,6 +40,8 @@ class Pipeline:
     """Samples there are, over all shards."""
     chosen: list[int] | None = None
     """Their numbers, where its sampler takes others than the first `total`."""
+    drawn_from: int | None = None
+    """Of how many samples a shuffling sampler takes `total` anew each epoch, where it doesn't take all."""
     batch_size: int | None = None
     drop_remainder: bool = False
     passes: int = 1
@@ -91,9 +94,9 @@ def take_apart(pipeline: ds.Dataset) -> Pipeline:
     for parent, child in zip(kept, kept[1:]):
         parent.children, child.parent = [child], [weakref.ref(parent)]
     shuffles = shuffles or _shuffles(getattr(leaf, "sampler", None))
-    num_shards, total, chosen = _samples_of(leaf)
+    num_shards, total, chosen, drawn_from = _samples_of(leaf)
     return Pipeline(
-        kept[0], total, chosen,
+        kept[0], total, chosen, drawn_from,
         batch_size=None if batch is None else batch.batch_size,
         drop_remainder=batch is not None and batch.drop_remainder,
         passes=passes, num_shards=num_shards, shuffles=shuffles,
@@ -115,30 +118,54 @@ def _shuffles(sampler: Any) -> bool:
     return getattr(shuffle, "value", shuffle) not in (False, "false")  # an Enum, whose FALSE is as true as its others
 
 
-def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None]:
-    """Into how many shards it was divided, how many samples there are without that, and which, if not the first."""
+def _check_below(sampler: Any) -> None:
+    """`sampler` is replaced for each deal, and those below it stay, as ``split()`` leaves them: they have to give the
+    same samples in each pipeline of each worker, and in that of the other part."""
+    below = getattr(sampler, "child_sampler", None)
+    while below is not None:
+        name = type(below).__name__
+        if isinstance(below, ds.DistributedSampler):
+            raise TypeError(
+                f"a {name} below a {type(sampler).__name__} leaves each worker samples of its own, which can't be "
+                "dealt anew; shard behind the other sampler, or leave the shards out"
+            )
+        if isinstance(below, ds.Sampler):
+            raise TypeError(f"a {name} below a {type(sampler).__name__} may give other samples to each pipeline")
+        if below.is_shuffled() and ds.config.get_seed() == _NO_SEED:
+            raise ValueError(
+                f"a {name} below a {type(sampler).__name__} draws other samples in each pipeline and at each worker as "
+                "long as there is no seed, so what split() has divided would mix; call mindspore.set_seed(n) before, "
+                "or split(..., randomize=False) a dataset with shuffle=False"
+            )
+        below = below.child_sampler
+
+
+def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | None]:
+    """Into how many shards it was divided, how many samples there are without that, which, if not the first, and of
+    how many they are drawn each epoch."""
     iterable_only = isinstance(leaf, ds.GeneratorDataset) and not hasattr(leaf.source, "__getitem__")
     if iterable_only or not hasattr(leaf, "use_sampler"):
         raise TypeError(_FORM.format(f"{type(leaf).__name__} takes no sampler"))
     sampler = leaf.sampler
-    if isinstance(sampler, ds.DistributedSampler):
-        leaf.use_sampler(ds.SequentialSampler())
-        total = int(leaf.get_dataset_size())
-        if sampler.num_samples is not None:
-            total = min(total, sampler.num_samples * sampler.num_shards)
-        return sampler.num_shards, total, None
+    _check_below(sampler)
     if isinstance(sampler, ds.SubsetSampler):  # SubsetRandomSampler, too
         chosen = [int(number) for number in sampler.indices]
-        return None, int(leaf.get_dataset_size()), chosen
+        return None, int(leaf.get_dataset_size()), chosen, None
     if isinstance(sampler, ds.SequentialSampler):
         first, total = sampler.start_index or 0, int(leaf.get_dataset_size())
-        return None, total, list(range(first, first + total)) if first else None
-    if sampler is not None and not isinstance(sampler, ds.RandomSampler):
+        return None, total, list(range(first, first + total)) if first else None, None
+    if sampler is not None and not isinstance(sampler, (ds.RandomSampler, ds.DistributedSampler)):
         raise TypeError(
             f"a {type(sampler).__name__} draws samples, or orders them, in each worker by itself, and an "
             "ElasticDataset trains each sample once an epoch; leave it out, or choose samples by a SubsetSampler"
         )
-    return None, int(leaf.get_dataset_size()), None
+    leaf.use_sampler(ds.SequentialSampler())
+    num_shards = sampler.num_shards if isinstance(sampler, ds.DistributedSampler) else None
+    there = total = int(leaf.get_dataset_size())
+    if sampler is not None and sampler.num_samples:
+        total = min(there, sampler.num_samples * (num_shards or 1))
+    leaf.use_sampler(ds.SequentialSampler(num_samples=total))  # for who reads it as it is
+    return num_shards, total, None, there if total < there and _shuffles(sampler) else None
 
 
 def batched(pipeline: ds.Dataset, size: Sizes) -> ds.Dataset:

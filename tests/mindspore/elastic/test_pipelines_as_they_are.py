@@ -148,13 +148,60 @@ def test_with_shards(cluster):
         (ds.SubsetSampler([7, 3, 11, 3]), [7, 3, 11, 3]),
         (ds.SubsetRandomSampler([5, 9, 1]), [5, 9, 1]),
         (ds.SequentialSampler(start_index=4, num_samples=6), [4, 5, 6, 7, 8, 9]),
-        (ds.RandomSampler(num_samples=5), [0, 1, 2, 3, 4]),
-        (ds.DistributedSampler(3, 1, num_samples=2), [0, 1, 2, 3, 4, 5]),
+        (ds.DistributedSampler(3, 1, shuffle=False, num_samples=2), [0, 1, 2, 3, 4, 5]),
     ],
 )
 def test_samples_that_a_sampler_has_chosen(cluster, sampler, samples):
     source = ds.GeneratorDataset(Samples(12), ["x"], sampler=sampler)
     assert train(cluster, source, {1: 2}, epochs=1, global_batch_size=4)[0] == [collections.Counter(samples)]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "samples"),
+    [
+        (ds.RandomSampler(num_samples=5), 5),
+        (ds.RandomSampler(replacement=True, num_samples=5), 5),
+        (ds.DistributedSampler(3, 1, num_samples=2), 6),
+    ],
+)
+def test_a_number_of_samples_that_a_shuffling_sampler_draws_are_others_each_epoch(cluster, sampler, samples):
+    source = ds.GeneratorDataset(Samples(12), ["x"], sampler=sampler)
+    epochs = train(cluster, source, {1: 2}, epochs=8, global_batch_size=4)[0]
+    assert [len(epoch) for epoch in epochs] == [samples] * 8
+    assert {sample for epoch in epochs for sample in epoch} == set(range(12))
+    first = train(cluster, source, {1: 2}, epochs=2, global_batch_size=4, shuffle=False)[0]
+    assert first == [collections.Counter(range(samples))] * 2
+
+
+@pytest.fixture
+def seed():
+    before = ds.config.get_seed()
+    yield ds.config.set_seed
+    ds.config.set_seed(before)
+
+
+def split(total, **how):
+    return ds.GeneratorDataset(Samples(total), ["x"], shuffle=False).split([0.5, 0.5], **how)
+
+
+@pytest.mark.parametrize("shards", [None, 3])
+def test_a_part_of_a_split_is_trained_and_no_sample_of_the_other(cluster, seed, shards):
+    seed(7)
+    train_part, test_part = split(40)
+    if shards:
+        train_part.use_sampler(ds.DistributedSampler(shards, 0))
+    held_back = {int(row[0][0]) for row in test_part.create_tuple_iterator(num_epochs=1, output_numpy=True)}
+    epochs = train(cluster, train_part, {1: 2, 3: 1}, epochs=3, global_batch_size=4)[0]
+    assert epochs == [collections.Counter(set(range(40)) - held_back)] * 3
+
+
+def test_a_split_that_draws_needs_a_seed(cluster, seed):
+    seed(5489)  # as nobody had called it
+    for part in split(40):
+        with pytest.raises(ValueError, match="a RandomSampler below a SequentialSampler .* set_seed"):
+            ElasticDataset(part.batch(4))
+    epochs = train(cluster, split(40, randomize=False)[1], {1: 2}, epochs=2, global_batch_size=4)[0]
+    assert epochs == [collections.Counter(range(20, 40))] * 2
 
 
 def test_what_was_replaced_is_said_once(cluster, caplog, monkeypatch):
@@ -174,6 +221,15 @@ def bucketed():
     return generator(9).bucket_batch_by_length(["x"], [5], [2, 2], lambda x: x.size)
 
 
+def below(sampler):
+    def make():
+        source = ds.GeneratorDataset(Samples(9), ["x"], sampler=sampler)
+        source.add_sampler(ds.SubsetSampler([0, 2]))
+        return source.batch(3)
+
+    return make
+
+
 @pytest.mark.parametrize(
     ("make", "error", "named"),
     [
@@ -189,6 +245,7 @@ def bucketed():
             "WeightedRandomSampler draws",
         ),
         (lambda: ds.GeneratorDataset(Samples(9), ["x"], sampler=iter([1])).batch(3), TypeError, "IterSampler draws"),
+        (below(ds.DistributedSampler(3, 0)), TypeError, "a DistributedSampler below a SubsetSampler leaves"),
         (lambda: ds.GeneratorDataset(lambda: iter([]), ["x"]).batch(3), TypeError, "no sampler"),
     ],
 )
