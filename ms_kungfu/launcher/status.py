@@ -100,7 +100,7 @@ def describe(document: dict[str, Any], agent: HostAgent, coordinator: Coordinato
     document.update(
         job=agent.begun.writer,
         config_server=agent.begun.url,
-        hosts=[{"name": name, "lost": name in lost} for name in agent.options.hosts.names],
+        hosts=[{"name": name, "lost": name in lost} for name in coordinator.hosts.names],
         cluster=None if current is None else _summary(current),
         wanted=None if current is None or newest.version <= current.version else _summary(newest),
         processes=[_process(process, agent, coordinator) for process in _in_order(agent)],

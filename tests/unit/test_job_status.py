@@ -4,11 +4,13 @@ import asyncio
 import os
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID, writer_of_workers
-from ms_kungfu.launcher.status import History
+from ms_kungfu.launcher.hosts import Host, Hosts
+from ms_kungfu.launcher.status import History, describe, outline
 from ms_kungfu.launcher.status_command import as_text
 from ms_kungfu.launcher.status_socket import StatusServer, jobs_of_this_user, never_raises
 
@@ -40,6 +42,18 @@ def test_each_change_has_its_own_reasons():
     assert told[3].chosen_at is not None
     assert told[4].refused == "too many"
     assert told[5].why == "the launcher", "the reasons of version 3 are not those of version 5"
+
+
+def test_hosts_are_those_that_the_job_has_by_now():
+    begun_with = Hosts((Host("a", 2), Host("b", 2)), "a")
+    options = SimpleNamespace(hosts=begun_with, host=begun_with.own, command=["train"], watch=True)
+    nobody = SimpleNamespace(broker=SimpleNamespace(current=lambda: None), processes=[], options=options)
+    nobody.begun = SimpleNamespace(writer=JOB, url=None)
+    hosts = begun_with.joined_by(Host("c", 1)).without("b")
+    coordinator = SimpleNamespace(hosts=hosts, newest=cluster(1, 2), resting=False)
+    document = outline(options, "begins", "", 0.0)
+    describe(document, nobody, coordinator, History(lambda: 0))
+    assert [(host["name"], host["lost"]) for host in document["hosts"]] == [("a", False), ("b", True), ("c", False)]
 
 
 def test_only_the_last_changes_are_kept():
