@@ -560,8 +560,6 @@ class HostAgent:
         """The supervisor tells what came of it."""
         site, pins = self.sites[process.host], self.options.affinity
         process.has_its_cores = site.shares.each is not None
-        self.processes.by_key[process.key] = process
-        self.emptied.clear()
         launch = Launch(
             process.key,
             process.log_name,
@@ -572,6 +570,8 @@ class HostAgent:
             threads if pins else None,
             joins_later,
         )
+        self.processes.by_key[process.key] = process
+        self.emptied.clear()
         try:
             site.start(launch)
         except OSError as error:

@@ -53,7 +53,8 @@ class Hosts:
 
     `self_name`: which one this machine is. `head_name`: the one that decides for all, because the config server is
     there, or is nearest; the first one where nobody says. `max_workers`: in all, and so on one host. `placement`: how
-    workers are dealt to them (`Cluster.resized`). `leaving`: hosts that have been told to go, and get no new workers.
+    workers are dealt to them (`Cluster.resized`). `ports`: those that all workers have, where they say which place one
+    has (``--msrun``). `leaving`: hosts that have been told to go, and get no new workers.
     `lost`: hosts that have gone, in whatever way, and of which nobody expects anything any more.
     """
 
@@ -62,6 +63,7 @@ class Hosts:
     head_name: str = ""
     max_workers: int = MAX_WORKERS
     placement: str = EVEN
+    ports: range | None = None
     leaving: frozenset[str] = frozenset()
     lost: frozenset[str] = frozenset()
 
@@ -200,6 +202,12 @@ class Hosts:
             if slots is not None and count > slots:
                 where = f" on {name}" if self.is_several else ""
                 raise HostError(f"{count} workers{where} are more than the {slots} slots that -H {self} gives")
+        for worker in cluster.workers if self.ports is not None else ():
+            if worker.port not in self.ports:
+                ports = f"-port-range {self.ports[0]}-{self.ports[-1]}"
+                raise HostError(
+                    f"worker {worker} is outside of {ports}, by which --msrun knows ranks; resize with {ports}"
+                )
         if cluster.size > self.max_workers:
             raise HostError(f"{cluster.size} workers are more than {self._most('')}")
         if members and not set(cluster.workers) & set(members):

@@ -96,7 +96,7 @@ def settle_world(flags: Namespace) -> None:
             raise UsageError(
                 f"-np {flags.size} is more than the {flags.msrun_size} ranks of -msrun-size, which is the largest size"
             )
-        flags.hosts = replace(hosts, max_workers=min(hosts.max_workers, flags.msrun_size))
+        flags.hosts = replace(hosts, max_workers=min(hosts.max_workers, flags.msrun_size), ports=flags.ports)
     for name in _FLAGS:
         delattr(flags, name)
     del flags.msrun

@@ -77,6 +77,16 @@ def test_a_cluster_larger_than_the_world_is_refused():
         options.hosts.check(first.resized(4, options.ports), first.workers)
 
 
+def test_a_port_that_is_no_place_is_refused_before_anybody_starts():
+    options = parse_options(["--msrun", "-np", "3", "-msrun-size", "4", "-port-range", "20000-20002", *PROGRAM])
+    cluster = options.hosts.first_cluster(3, options.ports, options.control_port, 0)
+    without = cluster.without([cluster.workers[0]])
+    with pytest.raises(HostError, match="20003 is outside of -port-range 20000-20002, by which --msrun knows ranks"):
+        options.hosts.check(commands._resized(without, 3, None), without.workers)
+    options.hosts.check(commands._resized(without, 3, options.ports), without.workers)
+    assert parse_options(["-np", "3", "-port-range", "20000-20002", *PROGRAM]).hosts.ports is None
+
+
 def test_who_comes_after_the_first_one_died_has_its_place():
     options = parse_options(["--msrun", "-np", "3", *PROGRAM])
     cluster = options.hosts.first_cluster(3, options.ports, options.control_port, 0)
