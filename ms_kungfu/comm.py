@@ -120,16 +120,23 @@ class Handle:
 
     def __init__(self, name: str, ticket: int, output: Array) -> None:
         self._name, self._ticket, self._output = name, ticket, output
-        self._result: Array | None = None
+        self._is_over = False
+        self._failure: BaseException | None = None
 
     def wait(self) -> Array:
-        """The result, once it is there; the same one at a second call. Raises what :func:`all_reduce` does."""
-        if self._result is None:
+        """The result, once it is there; the same one at a second call. Raises what :func:`all_reduce` does, at a second
+        call again."""
+        if not self._is_over:
+            self._is_over = True  # its ticket is good for one wait
             output, dtype = _reducible(self._output)
             _started.pop(self._name, None)
-            current().core.wait(self._ticket, output, dtype)
-            self._result = self._output
-        return self._result
+            try:
+                current().core.wait(self._ticket, output, dtype)
+            except BaseException as error:
+                self._failure = error
+        if self._failure is not None:
+            raise self._failure
+        return self._output
 
 
 _started: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary()  # and not waited for
@@ -273,6 +280,9 @@ def _layout(array: Array) -> str:
 
 
 def _dtype(kind: str) -> Any:
-    if kind == "bfloat16":
-        return np.dtype(import_module("ml_dtypes").bfloat16)  # whoever has saved one has it
-    return np.dtype(kind)
+    if kind != "bfloat16":
+        return np.dtype(kind)
+    try:  # NumPy has none; whoever has saved one has one of these
+        return np.dtype(import_module("ml_dtypes").bfloat16)
+    except ImportError:
+        return np.dtype(import_module("mindspore.common.np_dtype").bfloat16)

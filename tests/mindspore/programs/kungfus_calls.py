@@ -70,10 +70,13 @@ def check_variables():
     rank, size = kf.current_rank(), kf.current_cluster_size()
     value = Parameter(Tensor([rank, kf.cluster_version()], ms.float32), name="value")
     assert kf.ops.save_variable(value) >= 1
+    kf.ops.save_variable(Tensor([rank + 0.5], ms.bfloat16), "half")
     kf.run_barrier()
     for target in range(size):
         there = kf.ops.request_variable(target, "value")
         assert there.asnumpy().tolist() == [target, kf.cluster_version()], there
+        half = kf.ops.request_variable(target, "half")
+        assert half.dtype == ms.bfloat16 and half.astype(ms.float32).asnumpy().tolist() == [target + 0.5], half
         assert kf.ops.request_variable(target, "nothing") is None
     kf.run_barrier()
 

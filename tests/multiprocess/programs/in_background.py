@@ -43,9 +43,16 @@ assert comm.all_reduce_async(np.ones(2), name="left").wait().tolist() == [size] 
 # Ranks that ask for different things.
 if size > 1:
     try:
-        comm.all_reduce_async(np.ones(3 + rank), name="shapes").wait()
+        different = comm.all_reduce_async(np.ones(3 + rank), name="shapes")
+        different.wait()
     except kf.CollectiveMismatchError as raised:
         assert '"shapes"' in str(raised)
+    else:
+        raise AssertionError("shapes differ")
+    try:
+        different.wait()
+    except kf.CollectiveMismatchError as raised:
+        assert '"shapes"' in str(raised), "the same a second time"
     else:
         raise AssertionError("shapes differ")
 print("fine")
