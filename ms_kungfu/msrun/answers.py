@@ -48,11 +48,9 @@ def give() -> None:
     _put((functions.__name__,), {
         **reducers.refused_functions(functions), "all_reduce": reducers.all_reduce, "barrier": reducers.barrier,
     })  # fmt: skip
-    _put(("mindspore.mint.distributed", "mindspore.mint.distributed.distributed"), {
-        "init_process_group": communication.refusing(
-            "mint.distributed.init_process_group", "mindspore.communication.init() is answered"
-        )
-    })  # fmt: skip
+    for name, relative in (("mint.distributed", "mint.distributed.distributed"), ("ops.communication", "ops")):
+        _give_process_groups(f"mindspore.{name}", f"mindspore.{relative}", communication)
+    import_module("mindspore.parallel.auto_parallel")  # which MindSpore doesn't by itself
     _put(("mindspore.parallel.auto_parallel",), {
         "AutoParallel": communication.refusing(
             "AutoParallel", "it divides models among devices, and this is data parallelism"
@@ -73,6 +71,16 @@ def _functions(communication: ModuleType) -> dict[str, Any]:
         "create_group destroy_group get_process_group_ranks get_comm_name"
     )
     return {name: getattr(communication, name) for name in names.split()}
+
+
+def _give_process_groups(name: str, relative: str, communication: ModuleType) -> None:
+    """All of a module that has torch's names; also where `relative` has the same (``ops.gather`` is another one)."""
+    module = sys.modules.get(name)
+    for each in getattr(module, "__all__", ()):
+        stock, ours = getattr(module, each), communication.of_process_groups(name, each)
+        if getattr(sys.modules[relative], each, None) is stock:
+            setattr(sys.modules[relative], each, ours)
+        setattr(module, each, ours)
 
 
 def _put(modules: tuple[str, ...], names: dict[str, Any]) -> None:

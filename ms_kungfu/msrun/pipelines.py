@@ -19,28 +19,31 @@ _RANKS = {"rank", "rank_id", "local_rank", "shard_id", "device_id", "get_rank", 
 
 
 def shards_of(dataset: Any) -> int | None:
-    """For how many ranks the program has sharded it; None where it hasn't, or not by a sampler."""
+    """For how many ranks the program has sharded it; None where it hasn't, into one shard too, or not by a sampler."""
     while not isinstance(dataset, ElasticDataset) and len(dataset.children) == 1:
         dataset = dataset.children[0]
     sampler = getattr(dataset, "sampler", None)
-    return int(sampler.num_shards) if isinstance(sampler, ds.DistributedSampler) else None
+    if not isinstance(sampler, ds.DistributedSampler) or sampler.num_shards == 1 != world.size():
+        return None
+    return int(sampler.num_shards)
 
 
-def take_apart(dataset: ds.Dataset) -> pipelines.Pipeline:
+def take_apart(dataset: ds.Dataset, use: str = "training") -> pipelines.Pipeline:
     """RuntimeError that names what in it can't be dealt to another number of workers. `dataset` stays as it is."""
     try:
         parts = pipelines.take_apart(dataset)
     except (TypeError, ValueError) as error:
-        raise refused("training on this dataset", str(error)) from error
-    if parts.num_shards != world.size():
-        shards = parts.num_shards
+        raise refused(f"{use} on this dataset", str(error)) from error
+    shards = shards_of(dataset)
+    if shards != world.size():
+        seen = "trained once an epoch" if use == "training" else "seen once"
         raise refused(
-            f"training on a dataset {'that is not sharded' if shards is None else f'in {shards} shards'}",
+            f"{use} on a dataset {'that is not sharded' if shards is None else f'in {shards} shards'}",
             f"give it num_shards=get_group_size(), which is {world.size()}, and shard_id=get_rank(): each sample is "
-            "trained once an epoch, whoever lives; what a program picks by its rank itself can't be dealt anew",
+            f"{seen}, whoever lives; what a program picks by its rank itself can't be dealt anew",
         )
     if parts.batch_size is None:
-        raise refused("training on a dataset without batch()", "the batch of a rank times V is that of a step")
+        raise refused(f"{use} on a dataset without batch()", "the batch of a rank times V is that of a step")
     for node in pipelines.nodes_of(parts.samples):
         name = _rank_in(getattr(node, "per_batch_map", None))
         if name is not None:
@@ -74,7 +77,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 def whole(dataset: ds.Dataset) -> ds.Dataset:
     """All samples, each once, in the program's batches, the same at every worker: for an evaluation."""
-    parts = take_apart(dataset)
+    parts = take_apart(dataset, "evaluation")
     assert parts.batch_size is not None
     return pipelines.batched(parts.samples, parts.batch_size)
 

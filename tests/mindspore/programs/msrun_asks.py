@@ -9,9 +9,10 @@ import mindspore as ms
 import mindspore.communication.management as management
 import mindspore.dataset as ds
 import numpy as np
-from mindspore import Model, Tensor, context, nn, ops
+from mindspore import Model, Tensor, context, mint, nn, ops
 from mindspore.communication import comm_func, create_group, get_group_size, get_local_rank, get_rank, init, release
-from mindspore.ops import ReduceOp
+from mindspore.ops import ReduceOp, communication
+from mindspore.parallel.auto_parallel import AutoParallel
 
 from ms_kungfu import runtime
 
@@ -20,6 +21,9 @@ init()
 size = 3
 assert (get_rank(), get_group_size(), get_local_rank()) == (0, size, 0)
 assert management.get_group_size() == size and runtime.current_cluster_size() == 1
+for module in (mint.distributed, communication):
+    assert (module.get_rank(), module.get_world_size(), module.is_initialized()) == (0, size, True), module
+assert ops.gather(Tensor([1, 2, 3]), Tensor([2]), 0).asnumpy().tolist() == [3], "another one than communication's"
 create_group("all", list(range(size)))
 assert get_group_size("all") == size
 
@@ -77,6 +81,21 @@ def train(data):
     Model(net, nn.MSELoss(), nn.SGD(net.trainable_params())).train(1, data)
 
 
+def evaluate(data):
+    Model(nn.Dense(1, 1), metrics={"rows": Rows()}).eval(data)
+
+
+class Rows(nn.Metric):
+    def clear(self):
+        pass
+
+    def update(self, *columns):
+        pass
+
+    def eval(self):
+        return 0
+
+
 def marked(x, info, rank):
     return (x,)
 
@@ -97,6 +116,12 @@ refused = {
     "gather": lambda: ops.AllGather(),
     "scatter": lambda: comm_func.reduce_scatter_tensor(Tensor([1.0])),
     "send": lambda: ops.Send(0, 1),
+    "auto_parallel": lambda: AutoParallel(nn.Dense(1, 1)),
+    "mint": lambda: mint.distributed.all_reduce(Tensor([1.0])),
+    "mint_init": lambda: mint.distributed.init_process_group(),
+    "ops_communication": lambda: communication.all_reduce(Tensor([1.0])),
+    "ops_all_reduce": lambda: ops.all_reduce(Tensor([1.0])),
+    "evaluation": lambda: evaluate(samples(num_shards=2, shard_id=0).batch(2)),
     "stand_alone": lambda: train(samples(**sharded).batch(2)),
 }
 ms.set_auto_parallel_context(parallel_mode="stand_alone")
@@ -111,6 +136,7 @@ ms.set_auto_parallel_context(parallel_mode="data_parallel")
 unsuited = {
     "two_sizes": samples(num_shards=2, shard_id=0).batch(2),
     "unsharded": samples(shuffle=False).batch(2),
+    "one_shard": samples(num_shards=1, shard_id=0).batch(2),
     "unbatched": samples(**sharded),
     "per_batch_map": samples(**sharded).batch(2, per_batch_map=lambda x, info: (x + get_rank(),)),
     "partial_map": samples(**sharded).batch(2, per_batch_map=functools.partial(marked, rank=get_rank())),
@@ -151,8 +177,16 @@ for (x,) in first:
     step(x)
     seen += x.asnumpy().tolist()
 assert seen == [*range(12)] * 2 and int(optimizer.global_step.asnumpy()[0]) == 4, (seen, optimizer.global_step)
-evaluated = [x.tolist() for (x,) in samples(**sharded).batch(2).create_tuple_iterator(num_epochs=1, output_numpy=True)]
-assert sum(evaluated, []) == [*range(12)], evaluated
+
+
+def numbers(data):
+    return [number for (x,) in data.create_tuple_iterator(num_epochs=1, output_numpy=True) for number in x.ravel()]
+
+
+assert numbers(samples(**sharded).batch(2)) == [*range(12)]
+assert numbers(samples(**sharded, num_samples=2).batch(4)) == [*range(6)]
+alone = numbers(samples(shuffle=False, num_shards=1, shard_id=0))
+assert alone == [*range(12)], "in one shard: each worker's own"
 try:
     for (x,) in samples(**sharded).batch(2):
         step(x)
