@@ -59,7 +59,8 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
         if "valid_dataset_sink_mode" in given:
             given["valid_dataset_sink_mode"] = False
         elastic = _callbacks.setdefault(self, _Elastic())
-        given["callbacks"] = [elastic, *_listed(given["callbacks"])]
+        # Behind the program's, whose collectives are of the cluster that has trained the step.
+        given["callbacks"] = [*_listed(given["callbacks"]), elastic]
         _log.info(
             "--msrun: %s plays rank %d of %d; a step is %d samples%s",
             "this worker", world.rank(), world.size(), given["train_dataset"].global_batch_size,

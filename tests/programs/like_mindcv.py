@@ -2,8 +2,9 @@
 mindcv's ``train.py --distribute`` makes (at 51b0636), in the same order, on digits and a small network.
 
 Options: ``pynative``, ``sum`` (gradients_mean left at MindSpore's default, which sums), ``clip`` (a training cell of
-its own, which reduces and clips), ``guarded`` (rank 0 alone has a ModelCheckpoint, too), ``paced`` (no step is begun
-behind the one that the file ``OUT/pace`` names, for whoever changes the cluster meanwhile).
+its own, which reduces and clips), ``summed`` (all ranks add up something behind each step), ``guarded`` (rank 0 alone
+has a ModelCheckpoint, too), ``paced`` (no step is begun behind the one that the file ``OUT/pace`` names, for whoever
+changes the cluster meanwhile).
 """
 
 import json
@@ -62,6 +63,9 @@ class StateMonitor(Callback):
         params = run_context.original_args()
         with open(OUT / f"steps.{os.getpid()}", "a") as file:
             print(params.cur_step_num, params.cur_epoch_num, params.batch_num, params.net_outputs, file=file)
+        if "summed" in OPTIONS:
+            result = self.all_reduce(Tensor([1.0], ms.float32))
+            assert result.asnumpy().tolist() == [self.device_num]
         while "paced" in OPTIONS and params.cur_step_num >= int((OUT / "pace").read_text() or 0):
             time.sleep(0.02)
 
