@@ -159,11 +159,14 @@ def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | Non
             f"a {type(sampler).__name__} draws samples, or orders them, in each worker by itself, and an "
             "ElasticDataset trains each sample once an epoch; leave it out, or choose samples by a SubsetSampler"
         )
-    leaf.use_sampler(ds.SequentialSampler())
     num_shards = sampler.num_shards if isinstance(sampler, ds.DistributedSampler) else None
+    drawn = sampler.num_samples if sampler is not None else None
+    if num_shards is None and not drawn:
+        return None, int(leaf.get_dataset_size()), None, None
+    leaf.use_sampler(ds.SequentialSampler())
     there = total = int(leaf.get_dataset_size())
-    if sampler is not None and sampler.num_samples:
-        total = min(there, sampler.num_samples * (num_shards or 1))
+    if drawn:
+        total = min(there, drawn * (num_shards or 1))
     leaf.use_sampler(ds.SequentialSampler(num_samples=total))  # for who reads it as it is
     return num_shards, total, None, there if total < there and _shuffles(sampler) else None
 
