@@ -131,7 +131,8 @@ def _check_below(sampler: Any) -> None:
             )
         if isinstance(below, ds.Sampler):
             raise TypeError(f"a {name} below a {type(sampler).__name__} may give other samples to each pipeline")
-        if below.is_shuffled() and ds.config.get_seed() == _NO_SEED:
+        draws = below.is_shuffled() and not isinstance(below, ds.SequentialSampler)  # which says what those below it do
+        if draws and ds.config.get_seed() == _NO_SEED:
             raise ValueError(
                 f"a {name} below a {type(sampler).__name__} draws other samples in each pipeline and at each worker as "
                 "long as there is no seed, so what split() has divided would mix; call mindspore.set_seed(n) before, "
