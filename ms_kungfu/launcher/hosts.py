@@ -202,8 +202,8 @@ class Hosts:
             if slots is not None and count > slots:
                 where = f" on {name}" if self.is_several else ""
                 raise HostError(f"{count} workers{where} are more than the {slots} slots that -H {self} gives")
-        for worker in cluster.workers if self.ports is not None else ():
-            if worker.port not in self.ports:
+        for worker in cluster.workers:
+            if self.ports is not None and worker.port not in self.ports:
                 ports = f"-port-range {self.ports[0]}-{self.ports[-1]}"
                 raise HostError(
                     f"worker {worker} is outside of {ports}, by which --msrun knows ranks; resize with {ports}"

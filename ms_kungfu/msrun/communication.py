@@ -106,6 +106,10 @@ def refusing(name: str, why: str) -> Callable[..., NoReturn]:
 
 def of_process_groups(module: str, name: str) -> Callable[..., Any]:
     """What ``mindspore.mint.distributed`` and ``mindspore.ops.communication`` answer: who one is, and nothing else."""
-    answered = {"get_rank": get_rank, "get_world_size": get_group_size, "is_initialized": world.begun}
+    answered: dict[str, Callable[..., Any]] = {
+        "get_rank": get_rank,
+        "get_world_size": get_group_size,
+        "is_initialized": world.begun,
+    }
     why = "of its functions there are get_rank, get_world_size and is_initialized; mindspore.communication is answered"
     return answered.get(name) or refusing(f"{module.removeprefix('mindspore.')}.{name}", why)
