@@ -94,6 +94,25 @@ TEST(Cluster, SlicesHaveTheValuesOfTheWhole) {
   }
 }
 
+// One of them beyond what one host can have dies.
+TEST(Cluster, MoreRanksThanOneHostCanHaveReduceAndGoOnWithoutOne) {
+  constexpr uint32_t kRanks = 270, kHosts = 3, kDead = 265;
+  static_assert(kDead > shm::kMaxRanks);
+  std::vector<uint32_t> layout;
+  for (uint32_t r = 0; r < kRanks; r++) layout.push_back(r * kHosts / kRanks);
+  Clusters cluster(layout, /*recovers=*/true);
+  const auto reduce = [&](uint32_t rank, Communicator& c) {
+    const auto all = AllReduced<float>(c, "sum", {static_cast<float>(rank), 1}, KF_FLOAT32, KF_SUM);
+    EXPECT_EQ(all[0], static_cast<float>(kRanks * (kRanks - 1) / 2 - (all[1] < kRanks ? kDead : 0)));
+    return all[1];
+  };
+  cluster.Run([&](uint32_t rank, Communicator& c) { EXPECT_EQ(reduce(rank, c), kRanks); });
+  cluster.MarkLost(kDead);
+  cluster.Run([&](uint32_t rank, Communicator& c) {
+    if (rank != kDead) EXPECT_EQ(reduce(rank, c), kRanks - 1);
+  });
+}
+
 TEST(Cluster, AMeanCountsByWeights) {
   Clusters cluster({0, 1, 1});
   cluster.Run([&](uint32_t rank, Communicator& c) {
