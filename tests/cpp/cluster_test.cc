@@ -94,6 +94,27 @@ TEST(Cluster, SlicesHaveTheValuesOfTheWhole) {
   }
 }
 
+// MarkLost sets a rank's state first, and says then whether the others go on without it.
+TEST(Cluster, ALossThatIsNotListedYetIsTakenForNoEnd) {
+  const int fd = shm::Segment::Create(3, /*cluster_version=*/7, /*cores=*/2, /*recovers=*/true);
+  const auto segment = std::make_shared<shm::Segment>(fd);
+  close(fd);
+  shm::Board board(segment);
+  const auto mark = [&](uint32_t rank) {
+    segment->status(rank).state.value = static_cast<uint32_t>(RankState::kLost) | shm::Counter::kFence;
+  };
+  mark(1);
+  EXPECT_FALSE(board.EndedForAll(1));
+  board.MarkLost(2, "exited with code 0", /*recover=*/false, /*reaped=*/true);
+  EXPECT_FALSE(board.EndedForAll(1));
+  EXPECT_FALSE(board.EndedForAll(2));  // it could be 1 that is counted
+  segment->header().death_order[0] = 1;
+  segment->header().deaths = 1;
+  EXPECT_FALSE(board.EndedForAll(1));
+  EXPECT_TRUE(board.EndedForAll(2));
+  EXPECT_FALSE(board.EndedForAll(0));
+}
+
 // One of them beyond what one host can have dies.
 TEST(Cluster, MoreRanksThanOneHostCanHaveReduceAndGoOnWithoutOne) {
   constexpr uint32_t kRanks = 270, kHosts = 3, kDead = 265;

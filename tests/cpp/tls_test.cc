@@ -11,7 +11,8 @@
 #include "transport/tcp/openssl_api.h"
 #include "transport/tcp/tls.h"
 
-#if __has_include(<openssl/ssl.h>)
+// The second one is of a processor, and may not be there for another one.
+#if __has_include(<openssl/ssl.h>) && __has_include(<openssl/opensslconf.h>)
 #include <openssl/ssl.h>
 #include <openssl/x509_vfy.h>
 namespace kungfu::tcp::openssl {

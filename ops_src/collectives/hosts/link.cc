@@ -462,7 +462,7 @@ bool Link::IsOver(Ending& ending) {
     if (local_board_.IsDead(r)) continue;
     const RankState state = local_board_.State(r);
     // Lost, and no death that the others go on without: its process has ended well, and hasn't left.
-    if (state != RankState::kLeft && state != RankState::kLost) return false;
+    if (state != RankState::kLeft && !local_board_.EndedForAll(r)) return false;
     left += Text(left.empty() ? "" : ", ", local_board_.PeerName(r), " ",
                  state == RankState::kLeft ? "has finished and left" : local_board_.LostReason(r));
   }

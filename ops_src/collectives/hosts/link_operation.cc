@@ -607,7 +607,7 @@ uint32_t Link::AwaitGenerationWithout(uint32_t host, uint32_t missing) const {
 // A rank that is nobody's death, but an end that the others were not to go on without.
 std::optional<uint32_t> Link::FinishedOn(uint32_t host) const {
   for (const uint32_t rank : places_.RanksOn(host)) {
-    if (board_.State(rank) == RankState::kLost && !board_.IsDead(rank)) return rank;
+    if (board_.EndedForAll(rank)) return rank;
   }
   return std::nullopt;
 }

@@ -71,6 +71,14 @@ void Board::MarkLost(uint32_t rank, const std::string& reason, bool recover, boo
   }
 }
 
+// A state says kLost before it is known of which kind the loss is: then more ranks are lost than the list of deaths and
+// the count of the others account for.
+bool Board::EndedForAll(uint32_t rank) const {
+  uint32_t unlisted = 0;
+  for (uint32_t r = 0; r < size(); r++) unlisted += State(r) == RankState::kLost && !IsDead(r);
+  return State(rank) == RankState::kLost && !IsDead(rank) && unlisted <= header().lost.load(std::memory_order_acquire);
+}
+
 bool Board::Attach(uint32_t rank, const std::string& address, bool has_state) {
   RankStatus& mine = segment_->status(rank);
   if (mine.state.Count() != static_cast<uint32_t>(RankState::kAbsent)) return false;

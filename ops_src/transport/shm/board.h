@@ -73,6 +73,8 @@ class Board final : public ControlBoard {
   }
   // Whether some rank has ended that can't be gone on without; which, RankState::kLost tells.
   bool AnyLost() const { return header().lost.load(std::memory_order_acquire) != 0; }
+  // Whether this one is such a rank. In the midst of MarkLost, where nobody can tell yet, it isn't.
+  bool EndedForAll(uint32_t rank) const;
   // What the lowest living rank that has given up for all says, if any has.
   std::optional<Error> GaveUpForAll() const;
 

@@ -20,7 +20,13 @@ struct Executor {
   float divisor;
 };
 
-float FromHalf(_Float16 x) { return static_cast<float>(x); }
+#ifdef __aarch64__
+using Half = __fp16;  // GCC's C++ knows _Float16 there from version 13 on
+#else
+using Half = _Float16;
+#endif
+
+float FromHalf(Half x) { return static_cast<float>(x); }
 
 }  // namespace
 
@@ -70,8 +76,8 @@ EXPORT int aclnnInplaceDivs(void* workspace, uint64_t bytes, Executor* executor,
       if (division.tensor.dtype == kFloat32) {
         reinterpret_cast<float*>(ranges[0])[i] /= division.divisor;
       } else if (division.tensor.dtype == kFloat16) {
-        auto& x = reinterpret_cast<_Float16*>(ranges[0])[i];
-        x = static_cast<_Float16>(FromHalf(x) / division.divisor);
+        auto& x = reinterpret_cast<Half*>(ranges[0])[i];
+        x = static_cast<Half>(FromHalf(x) / division.divisor);
       } else {
         auto& bits = reinterpret_cast<uint16_t*>(ranges[0])[i];
         uint32_t word = static_cast<uint32_t>(bits) << 16;

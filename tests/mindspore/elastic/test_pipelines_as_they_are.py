@@ -198,7 +198,7 @@ def test_a_part_of_a_split_is_trained_and_no_sample_of_the_other(cluster, seed, 
 def test_a_split_that_draws_needs_a_seed(cluster, seed):
     seed(5489)  # as nobody had called it
     for part in split(40):
-        with pytest.raises(ValueError, match="a RandomSampler below a SequentialSampler .* set_seed"):
+        with pytest.raises(ValueError, match="a RandomSampler below a SequentialSampler .*set_seed"):
             ElasticDataset(part.batch(4))
     epochs = train(cluster, split(40, randomize=False)[1], {1: 2}, epochs=2, global_batch_size=4)[0]
     assert epochs == [collections.Counter(range(20, 40))] * 2

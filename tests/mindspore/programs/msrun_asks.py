@@ -82,7 +82,7 @@ def train(data):
 
 
 def evaluate(data):
-    Model(nn.Dense(1, 1), metrics={"rows": Rows()}).eval(data)
+    Model(nn.Dense(1, 1), nn.MSELoss(), metrics={"rows": Rows()}).eval(data)
 
 
 class Rows(nn.Metric):
