@@ -149,7 +149,7 @@ class EtcdClusterStore:
 
     def _replace(self, held: _Held, version: int, cluster: Cluster | None, writer: str) -> _Held | None:
         """Writes in the place of what is `held`. Where somebody else was faster: what there is instead."""
-        key, mark = _encoded(self._key), secrets.token_hex(8)
+        key, mark, turn = _encoded(self._key), secrets.token_hex(8), self._turn
         document = {
             "Version": version,
             "Writer": writer,
@@ -171,7 +171,11 @@ class EtcdClusterStore:
         except (KeyError, IndexError, TypeError):
             raise ConfigServerError(f"{self.url} doesn't answer as etcd's v3 API does: {answer!r:.200}") from None
         kept = self._held(instead, _number(answer.get("header"), "revision"))
-        return None if kept.mark == mark else kept
+        if kept.mark == mark:
+            return None
+        if self._turn != turn:  # the member before may have written it, and somebody else over it
+            raise StoreUnreachableError(f"config server {self.url}: what became of a write isn't known")
+        return kept
 
     # ---- the members ----
 

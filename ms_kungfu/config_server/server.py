@@ -259,7 +259,10 @@ class _Face:
         self._changed = asyncio.Event()
 
     def tell_bug(self, message: str, error: BaseException | None) -> None:
-        """A bug here is told once: clients could have it told at will."""
+        """A bug here is told once: clients could have it told at will. None of ours: aiohttp answers 500 where it can't
+        quote what a stranger expects."""
+        if isinstance(error, UnicodeEncodeError):
+            return
         if str(error) not in self._told:
             self._told.add(str(error))
             _log.error("config server: %s", message, exc_info=error)
