@@ -41,6 +41,7 @@ def forward(text, label):
 
 gradient = ms.value_and_grad(forward, None, network.trainable_params())
 network.set_train()
+loss = None  # of a worker that joins when an epoch ends
 training = kf.elastic.ElasticTraining(network, optimizer, dataset=train)  # elastic
 # stock: for epoch in range(EPOCHS):
 for epoch in training.epochs(EPOCHS):  # elastic

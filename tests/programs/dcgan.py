@@ -84,6 +84,7 @@ def train_step(images):
 
 generator.set_train()
 discriminator.set_train()
+made = judged = None  # of a worker that joins when an epoch ends
 training = kf.elastic.ElasticTraining(generator, discriminator, makes, judges, dataset=dataset)  # elastic
 # stock: for epoch in range(EPOCHS):
 for epoch in training.epochs(EPOCHS):  # elastic

@@ -69,6 +69,7 @@ def train_step(text, label):
     return loss
 
 
+loss = None  # of a worker that joins when an epoch ends
 training = kf.elastic.ElasticTraining(network, optimizer, dataset=train)  # elastic
 # stock: for epoch in range(EPOCHS):
 for epoch in training.epochs(EPOCHS):  # elastic
