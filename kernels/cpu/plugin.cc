@@ -93,10 +93,6 @@ struct Host {
 // bool, says that the step is over. On CPUs only: sums are kept in the host's memory from launch to launch.
 class SumShards : public CollectiveOn<Host> {
  public:
-  bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
-    last_ = GetValue<bool>(primitive_->GetAttr("last"));
-    return CollectiveOn<Host>::Init(inputs, outputs);
-  }
   bool Launch(const KernelTensors& inputs, const KernelTensors& workspace, const KernelTensors& outputs,
               void* stream) override {
     over_ = static_cast<bool*>(outputs.back()->device_ptr());
@@ -114,13 +110,10 @@ class SumShards : public CollectiveOn<Host> {
     int over = 0;
     Check(kf_sum_shards(all.data(), all.size(), loss_, &over));
     *over_ = over != 0;
-    // No kernel behind this one may run.
-    if (last_ && over == 0) throw std::runtime_error("a worker has died, and this one computes shards of it");
   }
   kf_status Run(const Group&) override { throw std::runtime_error("InternalError: groups are summed together"); }
 
  private:
-  bool last_{false};  // of the graph that makes the update behind it
   // MindSpore's, for the length of a launch:
   bool* over_{nullptr};
   const void* loss_{nullptr};

@@ -8,7 +8,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
-from ms_kungfu import membership
 from ms_kungfu.dataset.elastic import ElasticDataset, ShardBatches
 from ms_kungfu.elastic import inventory
 from ms_kungfu.elastic.shard_loop import ShardLoop
@@ -83,7 +82,7 @@ class ShardedStep:
         self._statistics = inventory.moving_statistics(trained)
         for statistic in self._statistics:
             statistic.kungfu_of_shards = True  # for `inventory.check_sharded`
-        self.cell = Shard(forward_backward, update)
+        self.cell = _Shard(forward_backward, update)
         """What runs once a shard."""
         parameters = [p for o in inventory.collect_optimizers(trained) for p in o.parameters]
         self._loop = ShardLoop(parameters, gradients_mean)
@@ -114,48 +113,7 @@ class ShardedStep:
             self.cell.compile(*(ms.Tensor(np.zeros(shape, dtype)) for shape, dtype in zip(shapes, types)))
 
 
-class Shard:
-    """What runs once a shard: gradients, their way into the sum, and behind the last one the update.
-
-    Any shard can be computed by `either`, which has a branch around the update. In GRAPH mode MindSpore's runtime hands
-    a branch from thread to thread, which costs a step up to an eighth where workers share cores. So there is a second
-    graph without it, `last`, for the last shard that this worker knows of. If a worker dies in that, this one may get
-    shards of it: then the sum fails, nothing behind it is run, and the step goes on with these. A graph that has failed
-    can't be run again, so from then on `either` serves.
-    """
-
-    def __init__(self, forward_backward: Callable[..., Any], update: Callable[[Gradients], Any]) -> None:
-        self.either = _Either(forward_backward, update)
-        self.last = _Last(forward_backward, update)
-        self._has_failed = False
-
-    def __call__(self, *columns: Any) -> tuple[Any, Any]:
-        """The loss, and whether the step is over: scalar tensors."""
-        core = membership.current().core
-        if self._has_failed or ms.get_context("mode") != ms.GRAPH_MODE or not core.expects_root():
-            return self.either(*columns)
-        try:
-            return self.last(*columns)
-        except RuntimeError:
-            if not core.step_goes_on():
-                raise
-            self._has_failed = True
-            return _NOT_YET, _NOT_YET
-
-    def compile(self, *columns: Any) -> None:
-        """For GRAPH mode."""
-        self.either.compile(*columns)
-        self.last.compile(*columns)
-
-    def set_train(self) -> None:
-        self.either.set_train()
-        self.last.set_train()
-
-
-_NOT_YET = ms.Tensor(False)
-
-
-class _Either(nn.Cell):
+class _Shard(nn.Cell):
     """One shard, and behind the last one the update."""
 
     def __init__(self, forward_backward: Callable[..., Any], update: Callable[[Gradients], Any]) -> None:
@@ -167,26 +125,11 @@ class _Either(nn.Cell):
     def construct(self, *columns):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         loss, gradients = self.forward_backward(*columns)
         summed = self.sum_shards(gradients + (loss,))
-        loss, over = summed[-2], summed[-1]
+        over = summed[-1]
+        loss = summed[-2]
         if over:
             loss = ops.depend(loss, self.update(summed[:-2]))
         return loss, over
-
-
-class _Last(nn.Cell):
-    """The last shard, and the update."""
-
-    def __init__(self, forward_backward: Callable[..., Any], update: Callable[[Gradients], Any]) -> None:
-        super().__init__(auto_prefix=False)
-        self.forward_backward = forward_backward
-        self.update = update
-        self.sum_shards = SumShards("kungfu/shards", last=True)
-
-    def construct(self, *columns):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        loss, gradients = self.forward_backward(*columns)
-        summed = self.sum_shards(gradients + (loss,))
-        loss = ops.depend(summed[-2], self.update(summed[:-2]))
-        return loss, summed[-1]
 
 
 def check_optimizer(optimizer: Any) -> None:

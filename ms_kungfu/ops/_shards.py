@@ -17,14 +17,10 @@ class SumShards(Collective):
     Returns as many tensors and a 0-d one of bool, in one tuple. Where that is true the step is over, and the others are
     the sum over all its shards, divided by their number: the same bits at every rank, whoever computed which shard.
     Where it is false this rank has more shards to compute, and the others have no value. ops_src/shards/step.h
-
-    `last`: where it would be false a RuntimeError is raised instead, and nothing is written behind it in the program.
     """
 
-    def __init__(self, name: str, last: bool = False) -> None:
-        super().__init__("KungFuSumShards", name, last=last)
-        if last:  # into the chain of the writes: an optimizer may begin with one that takes no gradient
-            self.add_prim_attr("side_effect_mem", True)
+    def __init__(self, name: str) -> None:
+        super().__init__("KungFuSumShards", name)
 
     def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
         brought = super().__infer__(*inputs)

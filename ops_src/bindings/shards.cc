@@ -45,12 +45,6 @@ void RegisterShards(py::module_& m) {
   m.def("take_shard", [](uint32_t leaf) { Step::Get().Take(leaf); }, released);
   m.def("take_no_shard", [] { Step::Get().TakeNone(); }, released);
   m.def("take_shard_for_hashes", [](uint32_t leaf) { Step::Get().TakeForHashes(leaf); }, released);
-  m.def(
-      "expects_root", [] { return Step::Get().ExpectsRoot(); }, released,
-      "Whether what is taken is the last that this rank brings, as far as it knows.");
-  m.def(
-      "step_goes_on", [] { return Step::Get().GoesOn(); }, released,
-      "Whether gradients were brought last, and there is more in missing_shards.");
   m.def("shard_hashes", [] { return Step::Get().Hashes(); }, released);
   m.def("end_sharded_step", [] { Step::Get().End(); });
   m.def(

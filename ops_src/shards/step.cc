@@ -174,21 +174,10 @@ void Step::Arm(Taken taken, uint32_t leaf) {
   }
   taken_ = taken;
   leaf_ = leaf;
-  goes_on_ = false;
   taken_at_ = std::chrono::steady_clock::now();
   draws_ = 0;
   inside_.store(Inside::kShard, std::memory_order_relaxed);
   RestoreStatistics();
-}
-
-bool Step::ExpectsRoot() const {
-  std::lock_guard<std::mutex> guard(mutex_);
-  return taken_ == Taken::kNone || (taken_ == Taken::kLeaf && MissingHere().size() == 1);
-}
-
-bool Step::GoesOn() const {
-  std::lock_guard<std::mutex> guard(mutex_);
-  return goes_on_;
 }
 
 void Step::Refuse(const char* name, bool gradients) const {
@@ -278,7 +267,6 @@ bool Step::Bring(const kf_group* groups, size_t num_groups, const void* loss) {
     for (size_t k = reduced_; k < all.size(); k++) sums_[k].Keep(all[k].tensors, all[k].num_tensors);
     KeepRoots(all);
     KUNGFU_FAULT_POINT("between two shards");
-    goes_on_ = true;
     return false;
   }
   GiveRoots(all);

@@ -89,14 +89,10 @@ class Step {
   // What is brought next is only looked at: see Hashes.
   void TakeForHashes(uint32_t leaf);
 
-  // Whether what is taken is the last that this rank brings, as far as it knows: its Bring waits for the root.
-  bool ExpectsRoot() const;
   // Brings gradients. True: the step is over, and the root is in the outputs of `groups`. False: there is more in
   // Missing(). The groups are the same each time but for their memory. `loss` is the input of the one tensor in them
   // that is no gradient.
   bool Bring(const kf_group* groups, size_t num_groups, const void* loss = nullptr);
-  // Whether the last Bring has returned false; one that threw hasn't.
-  bool GoesOn() const;
   // The update is made. From Begin to here gradients aren't reduced in any other way, and nothing is while a shard is
   // computed: ranks compute different numbers of them. Refuse says so, for an operation of this name.
   void End() { inside_.store(Inside::kNothing, std::memory_order_relaxed); }
@@ -142,7 +138,6 @@ class Step {
   uint32_t draws_ = 0;  // for what is taken
   bool begun_ = false;  // something has been brought
   bool over_ = true;
-  bool goes_on_ = false;
   size_t reduced_ = 0;  // groups whose root is there
   std::vector<PartialSums> sums_;
   std::vector<std::vector<char>> roots_;  // of groups that ended in an earlier Bring

@@ -29,9 +29,8 @@ def test_who_is_new_by_a_schedule_is_ready_before_its_step(run_program, tmp_path
     reports = Reports(tmp_path, output)
     sizes = {step: len(rows) for step, rows in reports.by_step("step").items()}
     assert sizes == {step: 1 if step < 5 else 2 if step < 9 else 3 if step < 13 else 1 for step in range(1, 17)}
-    # Where steps are dealt in shards one shape does, in two graphs. Else who stays compiles for its new part, and who
-    # is new has done.
+    # Where steps are dealt in shards one shape does. Else who stays compiles for its new part, and who is new has done.
     graphs = {row["rank"]: row["graphs"] for row in reports.by_step("step")[12]}
-    assert graphs == ({0: 3, 1: 2, 2: 1} if kind == "parts" else dict.fromkeys(range(3), 2))
+    assert graphs == ({0: 3, 1: 2, 2: 1} if kind == "parts" else dict.fromkeys(range(3), 1))
     for rows in reports.by_step("after").values():
         assert len({row["parameters"] for row in rows}) == 1

@@ -16,7 +16,6 @@ from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import ElasticTraining, ShardedStep
 from ms_kungfu.elastic.schedule import entries
-from ms_kungfu.elastic.sharded_step import Shard
 from ms_kungfu.optimizers import KungFuMomentum
 
 launcher_log, kind, schedule = Path(sys.argv[2]), sys.argv[3], sys.argv[4]
@@ -39,8 +38,7 @@ def wait(step):
 
 def tell(step, cell):
     """Behind it: how many graphs of this cell have been compiled, and the state."""
-    cells = [cell.either, cell.last] if isinstance(cell, Shard) else [cell]
-    report("step", step=step, graphs=sum(len(cell.compile_cache) for cell in cells))
+    report("step", step=step, graphs=len(cell.compile_cache))
     if not kf.detached():
         report("after", step=step, parameters=digest(net.get_parameters()))
 

@@ -54,7 +54,7 @@ class Spiked(nn.Cell):
 
 steps_done = lambda: 0  # noqa: E731
 computed = (0, 0)  # the step, and what has been computed in it
-compute = sharded_step.Shard.__call__
+compute = sharded_step._Shard.__call__
 
 
 def dying(self, *columns):
@@ -67,7 +67,7 @@ def dying(self, *columns):
     return compute(self, *columns)
 
 
-sharded_step.Shard.__call__ = dying
+sharded_step._Shard.__call__ = dying
 
 
 # -- Model.train ------------------------------------------------------------------------------------------------------
