@@ -18,6 +18,8 @@ from typing import Callable
 import pytest
 from hypothesis import settings
 
+from tests.multiprocess.launching import Program
+
 # An example's time is the machine's affair; a test that hangs has its own limit.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
@@ -137,6 +139,30 @@ def launcher() -> str:
     found = shutil.which("kungfu-run", path=str(Path(sys.executable).parent)) or shutil.which("kungfu-run")
     assert found is not None, "kungfu-run is not installed"
     return found
+
+
+@pytest.fixture
+def start_module(tmp_path):
+    """Starts ``python -m MODULE ARGUMENTS`` in the test's folder; whatever is left of it is killed after the test."""
+    started = []
+
+    def run(module, *arguments, **options):
+        started.append(Program(module, arguments, tmp_path, **options))
+        return started[-1]
+
+    yield run
+    for program in started:
+        program.kill_all()
+
+
+@pytest.fixture
+def kungfu_run(start_module):
+    """Starts ``kungfu-run ARGUMENTS``."""
+
+    def run(*arguments, **options):
+        return start_module("ms_kungfu.launcher", *arguments, **options)
+
+    return run
 
 
 @pytest.fixture

@@ -116,20 +116,7 @@ void OtherHosts::Keep(std::unique_ptr<Parcel> parcel) {
 }
 
 void OtherHosts::Send(const Ask& ask, const Parcel& parcel) const {
-  iovec part{const_cast<Ask*>(&ask), sizeof ask};  // which nobody writes
-  alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = room;
-  message.msg_controllen = sizeof room;
-  cmsghdr* const control = CMSG_FIRSTHDR(&message);
-  control->cmsg_level = SOL_SOCKET;
-  control->cmsg_type = SCM_RIGHTS;
-  control->cmsg_len = CMSG_LEN(sizeof(int));
-  const int fd = parcel.fd();
-  std::memcpy(CMSG_DATA(control), &fd, sizeof fd);
-  while (sendmsg(link_, &message, MSG_NOSIGNAL) < 0) {
+  while (SendWith(link_, &ask, sizeof ask, parcel.fd()) < 0) {
     if (errno == EINTR) continue;
     if (errno == EPIPE || errno == ECONNRESET) ThrowOver(TextOf(ask.name));
     throw SystemError("asking for a model of another host's");

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -14,6 +16,24 @@ namespace {
 constexpr uint64_t kMostRoom = uint64_t{1} << 46;  // more than there can be, and far from an overflow
 
 }  // namespace
+
+ssize_t SendWith(int socket, const void* data, size_t bytes, int fd) {
+  iovec part{const_cast<void*>(data), bytes};  // which nobody writes
+  alignas(cmsghdr) char room[CMSG_SPACE(sizeof fd)] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (fd >= 0) {
+    message.msg_control = room;
+    message.msg_controllen = sizeof room;
+    cmsghdr* const control = CMSG_FIRSTHDR(&message);
+    control->cmsg_level = SOL_SOCKET;
+    control->cmsg_type = SCM_RIGHTS;
+    control->cmsg_len = CMSG_LEN(sizeof fd);
+    std::memcpy(CMSG_DATA(control), &fd, sizeof fd);
+  }
+  return sendmsg(socket, &message, MSG_NOSIGNAL);
+}
 
 Parcel::Parcel(int fd, uint64_t room)
     : room_(room), map_(fd, 0, kHead + room, /*writable=*/true, Text("a parcel of ", room, " bytes")) {}

@@ -24,6 +24,9 @@
 #ifndef KUNGFU_STORE_PARCEL_H_
 #define KUNGFU_STORE_PARCEL_H_
 
+#include <sys/types.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -57,6 +60,9 @@ struct Answer {
   char layout[kLayoutBytes] = {};
   char text[512] = {};  // of a failure
 };
+
+// Sends a message with a descriptor, or without one (-1). As sendmsg answers.
+ssize_t SendWith(int socket, const void* data, size_t bytes, int fd);
 
 // One end's mapping of it.
 class Parcel {

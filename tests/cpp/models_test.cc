@@ -441,21 +441,7 @@ TEST(ModelsOfOtherHosts, WhoSaysSomethingElseIsNotListenedTo) {
   said.emplace_back(ask([](auto& one) { std::memset(one.name, 'x', sizeof one.name); }), parcel->fd());
   for (auto& [one, with] : said) {
     const int socket = models.link(0).Connect();
-    iovec part{&one, sizeof one};
-    alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    if (with >= 0) {
-      message.msg_control = room;
-      message.msg_controllen = sizeof room;
-      cmsghdr* const control = CMSG_FIRSTHDR(&message);
-      control->cmsg_level = SOL_SOCKET;
-      control->cmsg_type = SCM_RIGHTS;
-      control->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(control), &with, sizeof with);
-    }
-    ASSERT_EQ(sendmsg(socket, &message, 0), ssize_t(sizeof one));
+    ASSERT_EQ(store::SendWith(socket, &one, sizeof one, with), ssize_t(sizeof one));
     char byte;
     EXPECT_EQ(recv(socket, &byte, 1, 0), 0) << "the link listens on";
     close(socket);

@@ -420,25 +420,12 @@ TEST(StrangeModels, WhatAWorkerAsksAtRandomIsAnsweredOrItIsNotListenedTo) {
     const auto parcel = store::Parcel::Make(ModelAsk(1).padded);
     const int with = random() % 10 == 0 ? -1 : random() % 10 == 0 ? no_parcel : parcel->fd();
     const bool fits = ask.padded <= parcel->room() && with == parcel->fd();
-    iovec part{&ask, random() % 20 == 0 ? 1 + random() % (sizeof ask) : sizeof ask};
-    alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    if (with >= 0) {
-      message.msg_control = room;
-      message.msg_controllen = sizeof room;
-      cmsghdr* const control = CMSG_FIRSTHDR(&message);
-      control->cmsg_level = SOL_SOCKET;
-      control->cmsg_type = SCM_RIGHTS;
-      control->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(control), &with, sizeof with);
-    }
-    ASSERT_EQ(sendmsg(worker, &message, 0), ssize_t(part.iov_len));
+    const size_t bytes = random() % 20 == 0 ? 1 + random() % (sizeof ask) : sizeof ask;
+    ASSERT_EQ(store::SendWith(worker, &ask, bytes, with), ssize_t(bytes));
     // It is answered in its parcel, or its socket has come to its end.
     for (;;) {
       if (parcel->done().Reached(1)) {
-        ASSERT_TRUE(fits && part.iov_len == sizeof ask);
+        ASSERT_TRUE(fits && bytes == sizeof ask);
         answered++;
         if (parcel->answer().version > 0 && ask.padded > 0) {
           ASSERT_EQ(std::memcmp(parcel->data(), kText, std::min<size_t>(ask.padded, sizeof kText)), 0);

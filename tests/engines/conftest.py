@@ -3,26 +3,6 @@ from __future__ import annotations
 import pytest
 
 from tests.engines import members
-from tests.multiprocess.launching import Program
-
-
-@pytest.fixture
-def start_module(tmp_path):
-    """Starts ``python -m MODULE ARGUMENTS`` in the test's folder; whatever is left of it is killed after the test."""
-    started = []
-
-    def run(module, *arguments, **options):
-        started.append(Program(module, arguments, tmp_path, **options))
-        return started[-1]
-
-    yield run
-    for program in started:
-        program.kill_all()
-
-
-@pytest.fixture
-def kungfu_run(start_module):
-    return lambda *arguments, **options: start_module("ms_kungfu.launcher", *arguments, **options)
 
 
 @pytest.fixture

@@ -1,31 +1,7 @@
 import sys
 
 import pytest
-from launching import RECOVERY_PROGRAM, Job, Program
-
-
-@pytest.fixture
-def start_module(tmp_path):
-    """Starts ``python -m MODULE ARGUMENTS`` in the test's folder; whatever is left of it is killed after the test."""
-    started = []
-
-    def run(module, *arguments, **options):
-        started.append(Program(module, arguments, tmp_path, **options))
-        return started[-1]
-
-    yield run
-    for program in started:
-        program.kill_all()
-
-
-@pytest.fixture
-def kungfu_run(start_module):
-    """Starts ``kungfu-run ARGUMENTS``."""
-
-    def run(*arguments, **options):
-        return start_module("ms_kungfu.launcher", *arguments, **options)
-
-    return run
+from launching import RECOVERY_PROGRAM, Job
 
 
 @pytest.fixture
