@@ -24,7 +24,7 @@ next command. Does only what is left to do: a second run takes a second.
   --python PYTHON      the interpreter for a new virtual environment (default: the first Python 3.9 to 3.12 that suits)
   --mindspore VERSION  the MindSpore to install and to build for (default: the one that is installed in the virtual
                        environment, else $default_mindspore)
-  --extras LIST        also what these need, comma-separated: examples, test, bench, lint, docs, release, dev
+  --extras LIST        also what these need, comma-separated: examples, ray, test, bench, lint, docs, release, dev
   --apt                install what is missing of the system (compiler, Python's headers, venv) with apt-get, rather
                        than only naming it; needs root
   -h, --help           this text
@@ -75,7 +75,7 @@ done
 
 for extra in ${extras//,/ }; do
   grep -q "^$extra = \[" "$root/pyproject.toml" ||
-    misuse "--extras '$extra' is none of examples, test, bench, lint, docs, release, dev"
+    misuse "--extras '$extra' is none of examples, ray, test, bench, lint, docs, release, dev"
 done
 
 # The versions that the package accepts stand in pyproject.toml, once.

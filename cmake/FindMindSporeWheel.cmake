@@ -48,7 +48,7 @@ if(MindSporeWheel_FOUND AND NOT TARGET MindSporeWheel::ops)
   # has loaded them before the plugin is, and the loader matches by SONAME.
   target_link_options(MindSporeWheel::ops INTERFACE -Wl,--as-needed "-Wl,-rpath-link,${MindSporeWheel_ROOT}/lib"
                       -Wl,--allow-shlib-undefined)
-  foreach(_name core common ops ops_host ops_kernel_common backend_common hardware_abstract runtime_utils)
+  foreach(_name core common ops ops_host ops_kernel_common backend_common hardware_abstract runtime_pipeline runtime_utils)
     set(_library "${MindSporeWheel_ROOT}/lib/libmindspore_${_name}.so")
     if(EXISTS "${_library}")
       target_link_libraries(MindSporeWheel::ops INTERFACE "${_library}")

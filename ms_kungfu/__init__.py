@@ -36,10 +36,10 @@ from .errors import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from . import callbacks, comm, dataset, elastic, fusion, monitoring, nn, ops, optimizers
+    from . import callbacks, comm, dataset, elastic, fusion, monitoring, nn, ops, optimizers, ray
     from .runtime import *  # noqa: F403
 
-_MODULES = ("callbacks", "comm", "dataset", "elastic", "fusion", "monitoring", "nn", "ops", "optimizers")
+_MODULES = ("callbacks", "comm", "dataset", "elastic", "fusion", "monitoring", "nn", "ops", "optimizers", "ray")
 _RUNTIME = (
     "KungFuContext",
     "cluster_version",

@@ -37,6 +37,7 @@ class FlagParser(argparse.ArgumentParser):
         super().__init__(prog, usage, description, add_help=False, allow_abbrev=False)
         self._is_switch: dict[str, bool] = {}
         self.given: set[str] = set()  # the names of those that were there
+        self.spelled: list[str] = []  # those themselves, one word each
         self._refused = refused or {}
         self.flag("h", "show this help", type=switch)
         self.flag("help", argparse.SUPPRESS, type=switch)
@@ -52,7 +53,7 @@ class FlagParser(argparse.ArgumentParser):
 
         UsageError says what is wrong. Who asks for help gets it, and the program ends.
         """
-        spelled: list[str] = []
+        spelled = self.spelled = []
         words = list(arguments)
         while words:
             word = words[0]

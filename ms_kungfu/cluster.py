@@ -93,7 +93,7 @@ class Cluster:
         taken = {*self.workers}
         while len(workers) < size:
             if slots is not None and size > sum(slots.values()):
-                raise ValueError(f"{size} workers are more than the {sum(slots.values())} slots that -H gives")
+                raise ValueError(f"{size} workers are more than the {sum(slots.values())} slots of the job's hosts")
             host = next_host(present, hosts, slots, self.placement)
             free = (PeerID(host, port) for port in ports if PeerID(host, port) not in taken)
             newcomer = next(free, None)
@@ -140,7 +140,7 @@ class Cluster:
             raise ValueError(f"unknown key {unknown[0]!r}; a cluster has Runners, Workers and Version")
         slots, placement = document.get("Slots"), document.get("Placement", EVEN)
         if slots is not None and not _are_slots(slots):
-            raise ValueError(f"Slots must tell how many workers each host may have, at least 1, got {slots!r}")
+            raise ValueError(f"Slots must tell how many workers each host may have, got {slots!r}")
         if placement not in PLACEMENTS:
             raise ValueError(f"Placement must be {' or '.join(PLACEMENTS)}, got {placement!r}")
         peers: dict[str, tuple[PeerID, ...]] = {}
@@ -165,7 +165,7 @@ def _are_slots(slots: object) -> bool:
         isinstance(slots, dict)
         and bool(slots)
         and all(_HOST.fullmatch(host) for host in slots)
-        and all(type(count) is int and count > 0 for count in slots.values())
+        and all(type(count) is int and count >= 0 for count in slots.values())
     )
 
 

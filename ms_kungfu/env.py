@@ -190,6 +190,12 @@ DISTRIBUTE_SHELL = _optional(
     "job has begun.",
     set_by="kungfu-distribute",
 )
+RAY_FOLDER = _optional(
+    "KUNGFU_RAY_FOLDER",
+    PATH,
+    "Where a worker of `ms_kungfu.ray.run` finds its function, and leaves what that has returned.",
+    set_by="ms_kungfu.ray",
+)
 DEVICE_ENGINE = Variable(
     "KUNGFU_DEVICE_ENGINE",
     Kind(_one_of("auto", "vendor", "staging"), "auto, vendor or staging"),

@@ -3,6 +3,7 @@
 
     release/matrix.py --python python3.9 --python python3.12    # the wheels of dist/, all MindSpore that they accept
     release/matrix.py --mindspore 2.9.0                         # with one version
+    release/matrix.py --sdist --mindspore 2.9.0                 # the sdist of dist/, with this machine's compiler
     release/matrix.py --next                                    # the MindSpore after those, if there is one
 
 In each environment pip installs both, python -m ms_kungfu.doctor finds nothing wrong, two workers add up a tensor
@@ -18,7 +19,6 @@ import shutil
 import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,25 +40,27 @@ class Cell:
     python: str  # its version
     mindspore: str
     interpreter: str
-    wheel: Path
-    archive: Path  # MindSpore's
+    package: Path  # a wheel of ms_kungfu, or its sdist
+    archive: Path  # MindSpore's wheel
 
 
 class Environment:
-    """A virtual environment in an empty folder, and nothing else of this machine but its tools without a compiler."""
+    """A virtual environment in an empty folder, and nothing else of this machine but its tools, as a rule without a
+    compiler."""
 
-    def __init__(self, folder: Path, python: str) -> None:
+    def __init__(self, folder: Path, python: str, compiler: bool = False) -> None:
         self.folder = folder
         tools = folder / "tools"
         tools.mkdir()
         for place in ("/bin", "/usr/bin"):
             for tool in Path(place).iterdir():
-                if not is_compiler(tool.name) and not (tools / tool.name).exists() and "python" not in tool.name:
+                wanted = "python" not in tool.name and (compiler or not is_compiler(tool.name))
+                if wanted and not (tools / tool.name).exists():
                     (tools / tool.name).symlink_to(tool)
-        self.environ = {"HOME": str(folder), "PATH": f"{folder}/venv/bin:{tools}", **settings_of_pip()}
+        self.environ = {"HOME": str(folder), "PATH": f"{folder}/venv/bin:{tools}", **settings_of_the_machine()}
         run(python, "-m", "venv", folder / "venv", environ=self.environ)
-        for compiler in COMPILERS:
-            if found := shutil.which(compiler, path=self.environ["PATH"]):
+        for name in () if compiler else COMPILERS:
+            if found := shutil.which(name, path=self.environ["PATH"]):
                 raise Failure(f"there should be no compiler, and there is {found}")
 
     def run(self, *command: object) -> str:
@@ -74,9 +76,9 @@ def is_compiler(name: str) -> bool:
     return any(part in COMPILERS for part in parts)
 
 
-def settings_of_pip() -> dict[str, str]:
-    """Where packages come from, and through what."""
-    names = ("PIP_CONFIG_FILE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+def settings_of_the_machine() -> dict[str, str]:
+    """Where packages come from, and through what; and which instructions its processor is fast with."""
+    names = ("PIP_CONFIG_FILE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "ONEDNN_MAX_CPU_ISA")
     return {
         name: value
         for name, value in os.environ.items()
@@ -86,12 +88,12 @@ def settings_of_pip() -> dict[str, str]:
 
 def tried(cell: Cell, folder: Path) -> str:
     """What was seen, in a few words; Failure where something failed."""
-    environment = Environment(folder, cell.interpreter)
+    environment = Environment(folder, cell.interpreter, compiler=is_sdist(cell.package))
     environment.pip_install(cell.archive, "numpy<2")
     begun = time.monotonic()
     # Packages only: what pip would say against a MindSpore that the wheel doesn't accept yet is known.
-    environment.pip_install("--no-deps", cell.wheel)
-    environment.pip_install(*required(cell.wheel), *FOR_TESTS)
+    environment.pip_install("--no-deps", cell.package)
+    environment.pip_install(*required(environment), *FOR_TESTS)
     installed_s = time.monotonic() - begun
     environment.run("python", "-m", "ms_kungfu.doctor")
     environment.run("kungfu-run", "-q", "-timeout", "5m", "-np", "2", "python", "-m", "ms_kungfu._smoke")
@@ -103,26 +105,42 @@ def tried(cell: Cell, folder: Path) -> str:
     return f"{told.splitlines()[-1].strip('= ')}; installed in {installed_s:.0f} s"
 
 
-def required(wheel: Path) -> list[str]:
-    """What the wheel needs besides MindSpore."""
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        lines = archive.read(name).decode().splitlines()
-    needs = [line.partition(": ")[2] for line in lines if line.startswith("Requires-Dist: ") and "extra ==" not in line]
-    return [need for need in needs if not need.startswith("mindspore")]
+def required(environment: Environment) -> list[str]:
+    """What ms_kungfu needs besides MindSpore."""
+    told = environment.run(
+        "python", "-c", "from importlib.metadata import requires; print(*requires('ms_kungfu'), sep='\\n')"
+    )
+    return [need for need in told.splitlines() if "extra ==" not in need and not need.startswith("mindspore")]
 
 
-def cells(pythons: Sequence[str], versions: Sequence[str], wheels: Path) -> Iterator[Cell]:
+def cells(pythons: Sequence[str], versions: Sequence[str], folder: Path, sdist: bool = False) -> Iterator[Cell]:
     """Of each Python with each MindSpore that has a wheel for it."""
     for python in pythons:
-        number = version_of(python)
-        fitting = sorted(wheels.glob(f"ms_kungfu-*-cp{number.replace('.', '')}-*.whl"), key=lambda p: p.stat().st_mtime)
-        if not fitting:
-            raise Failure(f"{wheels} has no wheel for Python {number}; release/wheels.py --python {python} makes one")
+        number, package = version_of(python), newest_sdist(folder) if sdist else fitting(python, folder)
         for version in versions:
             archive = mindspore_wheel(number, version)
             if archive is not None:
-                yield Cell(number, version, python, fitting[-1], archive)
+                yield Cell(number, version, python, package, archive)
+
+
+def fitting(python: str, wheels: Path) -> Path:
+    """The newest wheel of that folder for this Python."""
+    number = version_of(python)
+    there = sorted(wheels.glob(f"ms_kungfu-*-cp{number.replace('.', '')}-*.whl"), key=lambda p: p.stat().st_mtime)
+    if not there:
+        raise Failure(f"{wheels} has no wheel for Python {number}; release/wheels.py --python {python} makes one")
+    return there[-1]
+
+
+def newest_sdist(folder: Path) -> Path:
+    there = sorted(filter(is_sdist, folder.glob("ms_kungfu-*")), key=lambda p: p.stat().st_mtime)
+    if not there:
+        raise Failure(f"{folder} has no sdist; release/wheels.py --sdist makes one")
+    return there[-1]
+
+
+def is_sdist(package: Path) -> bool:
+    return package.name.endswith(".tar.gz")
 
 
 def table(results: Mapping[tuple[str, str], str]) -> str:
@@ -152,6 +170,7 @@ def main(words: Sequence[str] | None = None) -> None:
     several = "may be given several times (default: all that are accepted)"
     parser.add_argument("--mindspore", action="append", metavar="VERSION", help=several)
     parser.add_argument("--wheels", type=Path, default=ROOT / "dist", help="the folder with the wheels (default: dist)")
+    parser.add_argument("--sdist", action="store_true", help="not the wheels but the source distribution")
     parser.add_argument(
         "--next", action="store_true", help="build for what is published after those that are accepted, and try that"
     )
@@ -167,7 +186,7 @@ def main(words: Sequence[str] | None = None) -> None:
                 return
             for python in pythons:
                 build(python, versions, wheels)
-        for cell in cells(pythons, versions, wheels):
+        for cell in cells(pythons, versions, wheels, asked.sdist):
             begun = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:
                 try:

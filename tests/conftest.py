@@ -7,7 +7,6 @@ import fcntl
 import os
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import pytest
 from hypothesis import settings
 
 from tests.multiprocess.launching import Program
+from tests.ports import free_port
 
 # An example's time is the machine's affair; a test that hangs has its own limit.
 settings.register_profile("any machine", deadline=None)
@@ -120,19 +120,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if busy < 0.25 * cores:
             return
     pytest.skip(f"other processes take {busy:.1f} of {cores} cores: no time to measure times")
-
-
-def free_port(*addresses: str) -> int:
-    """A port that the system had free a moment ago, at each of the addresses (127.0.0.1)."""
-    first, *others = addresses or ("127.0.0.1",)
-    while True:
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # another test has it at one of them
-            one = stack.enter_context(socket.socket())
-            one.bind((first, 0))
-            port = one.getsockname()[1]
-            for address in others:
-                stack.enter_context(socket.socket()).bind((address, port))
-            return port
 
 
 def launcher() -> str:

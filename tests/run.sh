@@ -7,6 +7,7 @@
 #
 # Without arguments as many tests run at a time as there are cores; then those that need the machine for themselves, one
 # after the other. Uses the active virtual environment if ms_kungfu is installed in it, else .venv in the checkout.
+# TESTS_EXTRAS: more of the package's extras to install there.
 set -euo pipefail
 
 export PATH="${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -19,7 +20,7 @@ fi
 apt=()
 if [ "$(id -u)" = 0 ]; then apt=(--apt); fi
 # To stderr: standard output is pytest's.
-"$root/install-kungfu.sh" --venv "$venv" --extras examples,test "${apt[@]}" >&2
+"$root/install-kungfu.sh" --venv "$venv" --extras "examples,test${TESTS_EXTRAS:+,$TESTS_EXTRAS}" "${apt[@]}" >&2
 
 cd -- "$root"
 export VIRTUAL_ENV=$venv PATH="$venv/bin:$PATH"

@@ -83,9 +83,11 @@ def write_digits(folder, images, labels, n_train=1500):
 
 
 def _write_idx(path, array):
-    """Atomic: several workers may write the same file at once, and each of them finds a whole one afterwards."""
+    """Atomic: several workers may write the same file at once, and each of them finds a whole one afterwards. Its
+    name is another one until then, since MnistDataset takes each with "images" in it for some, also what is left of a
+    worker that was killed."""
     header = np.array([0x800 + array.ndim, *array.shape], dtype=">u4").tobytes()
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".part.")
     with os.fdopen(handle, "wb") as file:
         file.write(header + array.tobytes())
     os.chmod(temporary, 0o644)

@@ -171,7 +171,6 @@ class Broadcast : public CollectiveOn<Device> {
   }
   bool Copies() const override { return true; }
 
- private:
   uint32_t root_{0};
 };
 

@@ -10,6 +10,7 @@
 #include "base/bfloat16.h"
 #include "base/float16.h"
 #include "common/kernels.h"
+#include "cpu/denormals.h"
 #include "cpu/philox.h"
 #include "cpu/undivided.h"
 #include "mindspore/ops/kernel/cpu/cpu_kernel.h"
@@ -25,10 +26,26 @@ extern "C" __attribute__((visibility("default"))) int kungfu_ms_compute_undivide
   }
 }
 
+// Not 0 where it failed. cpu/denormals.h
+extern "C" __attribute__((visibility("default"))) int kungfu_ms_flush_denormals_of_queues() {
+  try {
+    mindspore::kernel::kungfu::FlushDenormalsOfQueues();
+    return 0;
+  } catch (const std::exception&) {
+    return 1;
+  }
+}
+
 namespace mindspore::kernel::kungfu {
 namespace {
 
 std::atomic<int (*)()> takes_part{nullptr};
+std::atomic<int (*)(int)> who_plays{nullptr};
+
+bool TakesPart() {
+  auto* const ask = takes_part.load();
+  return ask == nullptr || ask() != 0;
+}
 
 class HostKernel : public NativeCpuKernelMod {
  public:
@@ -226,6 +243,35 @@ class DropoutGrad : public Dropping {
   }
 };
 
+size_t SizeOf(kf_dtype dtype) {
+  switch (dtype) {
+    case KF_INT8:
+    case KF_UINT8:
+      return 1;
+    case KF_INT16:
+    case KF_UINT16:
+    case KF_FLOAT16:
+    case KF_BFLOAT16:
+      return 2;
+    case KF_INT32:
+    case KF_UINT32:
+    case KF_FLOAT32:
+      return 4;
+    case KF_INT64:
+    case KF_UINT64:
+    case KF_FLOAT64:
+      return 8;
+  }
+  throw std::runtime_error("InternalError: an unknown dtype");
+}
+
+kf_status Copy(const Group& group) {
+  for (const auto& tensor : group.tensors) {
+    std::memcpy(tensor.output, tensor.input, tensor.count * SizeOf(group.dtype));
+  }
+  return KF_OK;
+}
+
 // What all V ranks of a virtual world bring, or their least or greatest element (ms_kungfu/msrun). The workers that
 // live stand for it: their mean, times V. A worker that hasn't begun to train calls nobody and stands for all of them.
 class WorldAllReduce : public Reducing<Host> {
@@ -273,41 +319,6 @@ class WorldAllReduce : public Reducing<Host> {
   }
 
  private:
-  static bool TakesPart() {
-    auto* const ask = takes_part.load();
-    return ask == nullptr || ask() != 0;
-  }
-
-  kf_status Copy(const Group& group) const {
-    for (size_t i = 0; i < group.tensors.size(); ++i) {
-      const auto& tensor = group.tensors[i];
-      std::memcpy(tensor.output, tensor.input, tensor.count * SizeOf(group.dtype));
-    }
-    return KF_OK;
-  }
-
-  static size_t SizeOf(kf_dtype dtype) {
-    switch (dtype) {
-      case KF_INT8:
-      case KF_UINT8:
-        return 1;
-      case KF_INT16:
-      case KF_UINT16:
-      case KF_FLOAT16:
-      case KF_BFLOAT16:
-        return 2;
-      case KF_INT32:
-      case KF_UINT32:
-      case KF_FLOAT32:
-        return 4;
-      case KF_INT64:
-      case KF_UINT64:
-      case KF_FLOAT64:
-        return 8;
-    }
-    throw std::runtime_error("InternalError: an unknown dtype");
-  }
-
   // In doubles, so that a mean of integers keeps what it is scaled up by: exact as long as sums are below 2^53.
   template <typename Element>
   kf_status Sum(const Group& group, bool together) {
@@ -340,11 +351,28 @@ class WorldAllReduce : public Reducing<Host> {
   std::vector<double> wide_;
 };
 
+// What the rank `root` of a virtual world has: the worker's that stands for it, which another one may in the next step.
+// A worker that hasn't begun to train stands for all of them.
+class WorldBroadcast : public Broadcast<Host> {
+ protected:
+  uint32_t Ranks() const override { return 1; }  // whatever it is, the shapes are the same
+
+  kf_status Run(const Group& group) override {
+    if (!TakesPart()) {
+      return Copy(group);
+    }
+    auto* const ask = who_plays.load();
+    const int player = ask == nullptr ? static_cast<int>(this->root_) : ask(static_cast<int>(this->root_));
+    return this->Bring(Host::kBroadcast, group, static_cast<uint32_t>(player), this->Layout(group));
+  }
+};
+
 bool AddShards(Factory<NativeCpuKernelMod>& factory) {
   Add<SumShards>(factory, "KungFuSumShards");
   Add<Dropout>(factory, "KungFuDropout");
   Add<DropoutGrad>(factory, "KungFuDropoutGrad");
   Add<WorldAllReduce>(factory, "KungFuWorldAllReduce");
+  Add<WorldBroadcast>(factory, "KungFuWorldBroadcast");
   return true;
 }
 
@@ -357,4 +385,9 @@ bool AddShards(Factory<NativeCpuKernelMod>& factory) {
 // Whether this worker takes part in what the others do, asked at each operation of the virtual world.
 extern "C" __attribute__((visibility("default"))) void kungfu_ms_ask_whether_it_takes_part(int (*ask)()) {
   mindspore::kernel::kungfu::takes_part = ask;
+}
+
+// Which rank of the cluster stands for one of the virtual world, asked at each of its broadcasts.
+extern "C" __attribute__((visibility("default"))) void kungfu_ms_ask_who_plays(int (*ask)(int)) {
+  mindspore::kernel::kungfu::who_plays = ask;
 }

@@ -29,26 +29,20 @@ T = TypeVar("T")
 class Job:
     """A job of a worker program with a `Recorder` (ms_kungfu.bench.pauses_worker), and what it has left so far."""
 
-    def __init__(
-        self, bench: str, folder: Path, size: int, worker: Sequence[str], flags: Sequence[str], timeout: float
-    ) -> None:
-        self.folder = folder
+    def __init__(self, bench: str, folder: Path, process: subprocess.Popen[bytes], timeout: float) -> None:
+        """`process`: the launcher, which writes its log and all output to `folder`. `timeout`: for all, in seconds."""
+        self.folder, self.process = folder, process
         self._bench = bench
         self._deadline = time.monotonic() + timeout
         self._clock_began = time.time() - time.monotonic()
-        own = ["-q", "-logfile", str(folder / "log"), "-timeout", f"{timeout:.0f}s", "-w", "-np", str(size)]
-        words = [word.replace("{folder}", str(folder)) for word in worker]
-        with open(folder / "output", "wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "ms_kungfu.launcher", *own, *flags, sys.executable, "-m", *words],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                env={**os.environ, "XDG_RUNTIME_DIR": str(folder)},
-            )  # fmt: skip
 
     def lines(self) -> list[dict[str, Any]]:
+        return self._json_lines("members.jsonl")
+
+    def _json_lines(self, name: str) -> list[Any]:
         text = ""
         with contextlib.suppress(OSError):
-            text = (self.folder / "members.jsonl").read_text()
+            text = (self.folder / name).read_text()
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # the last may be half written
 
     def _await(self, look: Callable[[], T | None], what: str) -> T:
@@ -98,6 +92,17 @@ class Job:
         write_size(open_store(told[env.CONFIG_SERVER.name], told[env.JOB_SECRET.name]), size)
         return self.whole(size, version)
 
+    def take_turn(self, number: int) -> None:
+        """Lets the workers do what they do in a turn, where they do it in turns, and waits for the end of it."""
+        own = self.folder / "turn.new"
+        own.write_text(str(number))
+        own.rename(self.folder / "turn")
+        self._await(lambda: len(self.turns()) > number or None, f"turn {number} has not ended")
+
+    def turns(self) -> list[Any]:
+        """What they have told of each."""
+        return self._json_lines("times.jsonl")
+
     def finish(self) -> None:
         (self.folder / "stop").touch()
         try:
@@ -116,9 +121,17 @@ class Job:
 def running_job(bench: str, size: int, worker: Sequence[str], flags: Sequence[str], timeout: float) -> Iterator[Job]:
     """A job of `size` workers of the module and arguments `worker`, in which ``{folder}`` is where they leave what they
     have to tell. It is ended with the block, whatever became of it. `timeout`: for all of it, in seconds."""
-    with tempfile.TemporaryDirectory(prefix="kungfu-bench-") as folder:
-        job = Job(bench, Path(folder), size, worker, flags, timeout)
+    with tempfile.TemporaryDirectory(prefix="kungfu-bench-") as name:
+        folder = Path(name)
+        own = ["-q", "-logfile", str(folder / "log"), "-timeout", f"{timeout:.0f}s", "-w", "-np", str(size)]
+        words = [word.replace("{folder}", name) for word in worker]
+        with open(folder / "output", "wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ms_kungfu.launcher", *own, *flags, sys.executable, "-m", *words],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                env={**os.environ, "XDG_RUNTIME_DIR": name},
+            )  # fmt: skip
         try:
-            yield job
+            yield Job(bench, folder, process, timeout)
         finally:
-            end_launcher(job.process)
+            end_launcher(process)

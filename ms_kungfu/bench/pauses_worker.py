@@ -12,11 +12,12 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ms_kungfu import comm, membership, runtime
 from ms_kungfu.agreement import broadcast_json
@@ -115,10 +116,10 @@ class _Synthetic:
         samples, batch = sharding.count(share), sharding.count(taken.batch)
         own = share or sharding.part(taken.batch, batch - 1, batch)
         time.sleep(self._step_s)
-        gradient = np.resize(np.sin(sharding.positions(own), dtype=np.float64).astype(np.float32), self.weights.size)
+        gradient = self._gradient(own)
         gradient[-1] = self._recorder.stop_asked()
         membership.set_weight(samples)
-        comm.all_reduce(gradient, "mean", "gradient", gradient)
+        self._reduce(gradient)
         participants = membership.take_participants()
         stop = bool(gradient[-1])
         self.weights += gradient
@@ -128,6 +129,12 @@ class _Synthetic:
         self._members = tuple(common["participants"])
         self.step += 1
         return stop
+
+    def _gradient(self, own: Iterable[sharding.Range]) -> NDArray[np.float32]:
+        return np.resize(np.sin(sharding.positions(own), dtype=np.float64).astype(np.float32), self.weights.size)
+
+    def _reduce(self, gradient: NDArray[np.float32]) -> None:
+        comm.all_reduce(gradient, "mean", "gradient", gradient)
 
     def _common(self) -> dict[str, Any]:
         return {

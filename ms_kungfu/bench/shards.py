@@ -14,6 +14,7 @@ one is named and no failure; a wrong result is.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -37,6 +38,7 @@ PACE_LIMIT = 0.85
 _STEP_LIMIT_MS, _STEP_LIMIT_MEDIANS = 150.0, 12.0  # the larger one counts
 _WORKER = "ms_kungfu.bench.shards_worker"
 _BATCH = 32  # of all workers
+_TURNS, _SAMPLES = 8, 40  # of a job that is measured beside another one, and steps of each
 _SHARDS = (None, 1, 2, 4, 8, 16, 32)  # of the table; None: without
 _STRAGGLER = {"shards": 16, "adapt": 10, "steps": 30}
 _SLEEP_S, _SLOW = 0.02, 3  # a shard's computation, and how many times as long it takes the slow worker
@@ -44,7 +46,7 @@ _SLEEP_S, _SLOW = 0.02, 3  # a shard's computation, and how many times as long i
 _LENET = {"do": "model_train", "shards": 4, "batch": _BATCH, "total": 1500}
 _EPOCH = -(-1500 // _BATCH)  # steps
 _KILL_EPOCHS = 5
-_GROW_EPOCHS, _GROW_AT = 50, ((800, 2), (1600, 4))  # late enough that newcomers have had time to start
+_GROW_EPOCHS, _GROW_AT = 75, ((800, 2), (2400, 4))  # late enough that newcomers have had time to start
 Row = tuple[int, float, float, float]
 Shards = Optional[int]
 
@@ -87,16 +89,41 @@ def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) ->
     return statistics.median(statistics.median(a) / statistics.median(b) for a, b in zip(ours, theirs))
 
 
+def _in_turns(
+    model: str, ranks: int, ways: Sequence[Shards], options: argparse.Namespace
+) -> dict[Shards, tuple[list[list[float]], dict[str, Any]]]:
+    """The times of each way's steps by turn, and what its workers have told at the end.
+
+    Each way is a job of its own: of two trainings in one process the second is slower by 3 to 10 %, whichever it is.
+    They are there together and take turns of a second or less, since a shared machine's speed changes by the minute.
+    """
+    plan = {
+        "do": "time_steps", "model": model, "batch": _BATCH, "turns": _TURNS, "samples": options.samples or _SAMPLES
+    }  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        jobs = {}
+        for way in ways:
+            words = [_WORKER, "{folder}", json.dumps({**plan, "shards": way})]
+            jobs[way] = stack.enter_context(running_job("shards", ranks, words, _flags(), options.timeout))
+        for turn in range(_TURNS + 1):
+            for job in jobs.values():
+                job.take_turn(turn)
+        found = {}
+        for way, job in jobs.items():
+            job.finish()
+            found[way] = job.turns()[1:], json.loads((job.folder / "result.json").read_text())
+        return found
+
+
 def cost(options: argparse.Namespace, out: report.Report) -> None:
     for model, ranks in itertools.product(options.networks, options.ranks):
-        plan = {"do": "time_steps", "model": model, "batch": _BATCH, "rounds": 1, "samples": options.samples or 40}
         times: dict[Shards, list[list[float]]] = {None: [], ranks: []}
         wrong = None
-        # Jobs of their own: of two trainings in one process the second is slower by 3 to 10 %, whichever it is.
-        for _, way in itertools.product(range(options.rounds), times):
-            found = _result(ranks, {**plan, "ways": [way]}, options.timeout)
-            times[way].append(found["times"][0][0])
-            wrong = wrong or found["wrong"][0]
+        for _ in range(options.rounds):
+            found = _in_turns(model, ranks, list(times), options)
+            for way, (turns, result) in found.items():
+                times[way] += turns
+                wrong = wrong or result["wrong"]
         today, ours = times[None], times[ranks]
         compared = ratio(ours, today)
         with_shards, without = (report.times([s for turn in way for s in turn]) for way in (ours, today))
@@ -137,17 +164,15 @@ def table(options: argparse.Namespace, out: report.Report) -> None:
         cells = {}
         for ranks in sorted({1, *options.ranks}):
             for shards in (s for s in _SHARDS if s is None or s >= ranks):
-                plan = {"do": "time_steps", "model": model, "ways": [shards], "batch": _BATCH,
-                        "rounds": 1, "samples": options.samples or 40}  # fmt: skip
-                found = _result(ranks, plan, options.timeout)
-                columns = report.times([s for turn in found["times"][0] for s in turn])
+                turns, found = _in_turns(model, ranks, [shards], options)[shards]
+                columns = report.times([s for turn in turns for s in turn])
                 cells[shards, ranks] = columns["p50_us"] / 1e3, found["peak_mib"]
                 out.records.append(
                     _record(
                         "table",
                         f"{model}, {shards or 'no'} shards",
                         ranks,
-                        found["wrong"][0],
+                        found["wrong"],
                         model=model,
                         shards=shards,
                         batch=_BATCH,

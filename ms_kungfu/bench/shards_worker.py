@@ -6,6 +6,7 @@ FOLDER/result.json.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -30,6 +31,8 @@ from ms_kungfu.elastic import ElasticTraining, ShardedStep
 from ms_kungfu.optimizers import KungFuMomentum
 
 _DIFFERENT = 64  # samples, which come again and again
+_AHEAD = 20  # steps: as many batches as MindSpore's pipelines hold, and a little
+_POLL_S = 0.005
 _EXECUTORS = ("GraphExecutor_", "JitExecutor_", "GraphExecutorPy", "JitExecutorPy")  # as MindSpore's versions call them
 
 
@@ -96,28 +99,37 @@ def _disagreement(rows: Sequence[dict[str, Any]]) -> str | None:
     return None if len(digests) == 1 else f"the parameters differ between workers: {digests}"
 
 
-def time_steps(plan: dict[str, Any]) -> dict[str, Any]:
-    """Steps of several ways to deal, in turns; of each step the slowest rank's time. One more round warms up."""
-    rounds, samples = plan["rounds"], plan["samples"]
-    ways = [Training(plan["model"], shards, plan["batch"], (rounds + 1) * samples) for shards in plan["ways"]]
-    times: list[list[list[float]]] = [[] for _ in ways]
-    for turn in range(rounds + 1):
-        for way, kept in zip(ways, times):
-            seconds = []
-            for _ in range(samples):
-                comm.barrier()
-                begin = time.perf_counter()
-                next(way.steps)
-                seconds.append(time.perf_counter() - begin)
-            slowest = comm.all_reduce(np.array(seconds), "max", "bench/seconds")
-            if turn:
-                kept.append(slowest.tolist())
-    rows = gather_json({"digest": [way.digest() for way in ways], "peak_mib": _peak_mib()}, "bench/rows").values()
-    wrong = [_disagreement([{"digest": row["digest"][i]} for row in rows]) for i in range(len(ways))]
-    return {"times": times, "wrong": wrong, "peak_mib": max(row["peak_mib"] for row in rows)}
+def _turn(folder: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return int((folder / "turn").read_text())
+    return -1
 
 
-def straggle(plan: dict[str, Any]) -> dict[str, Any]:
+def time_steps(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """Steps in turns, each of which begins when FOLDER/turn has its number; of each step the slowest rank's time, into
+    FOLDER/times.jsonl. The first turn warms up, and so do the first steps of each, which take data that has been made
+    meanwhile."""
+    turns, samples = plan["turns"], plan["samples"]
+    training = Training(plan["model"], plan["shards"], plan["batch"], (turns + 1) * (_AHEAD + samples))
+    first = runtime.current_rank() == 0
+    for turn in range(turns + 1):
+        while first and _turn(folder) < turn:  # the others wait for it in the barrier
+            time.sleep(_POLL_S)
+        seconds = []
+        for _ in range(_AHEAD + samples):
+            comm.barrier()
+            begin = time.perf_counter()
+            next(training.steps)
+            seconds.append(time.perf_counter() - begin)
+        slowest = comm.all_reduce(np.array(seconds[_AHEAD:]), "max", "bench/seconds")
+        if first:
+            with open(folder / "times.jsonl", "a") as file:
+                file.write(json.dumps(slowest.tolist()) + "\n")
+    rows = gather_json({"digest": training.digest(), "peak_mib": _peak_mib()}, "bench/rows").values()
+    return {"wrong": _disagreement(list(rows)), "peak_mib": max(row["peak_mib"] for row in rows)}
+
+
+def straggle(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
     """LeNet's steps, where computing a shard takes a rank `sleep_s` more. The steps behind the first `adapt` count."""
     adapt, counted = plan["adapt"], plan["steps"]
     training = Training("lenet", plan["shards"], 2 * plan["shards"], adapt + counted)
@@ -221,7 +233,7 @@ def main(folder: str, text: str) -> None:
         model_train(Path(folder), plan)
         return
     runtime.init()
-    result = {"time_steps": time_steps, "straggle": straggle}[plan["do"]](plan)
+    result = {"time_steps": time_steps, "straggle": straggle}[plan["do"]](Path(folder), plan)
     if runtime.current_rank() == 0:
         (Path(folder) / "result.json").write_text(json.dumps(result))
 

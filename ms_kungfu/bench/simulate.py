@@ -4,10 +4,12 @@ what was measured on a few.
 Four numbers make a network. An operation takes `base_s`, whatever its size, for the ranks and their host's link to
 come together; `step_s` (alpha) for each message that waits for another host's; `byte_s` (beta) for each byte that goes
 through a host's cable; `work_s` for each byte that a host's memory and cores have, on its way to the link and back. The
-steps and bytes are those of the two ways that there are, chosen as the runtime does (`ops_src/collectives/hosts`):
+steps and bytes are those of two ways, chosen as the runtime does it between hosts of like cables that have measured
+these numbers (`ops_src/collectives/hosts/strategy.cc`; what goes in slices is taken for one):
 
-- below 128 KiB recursive doubling: log2(n) steps, two more where n is no power of two, each with all the bytes;
-- from there on a ring: 2 (n - 1) steps, each with 1/n of them.
+- recursive doubling: log2(n) steps, two more where n is no power of two, each with all the bytes, which are reduced
+  before the next step;
+- a ring: 2 (n - 1) steps, each with 1/n of them.
 
 What it knows nothing of: hosts that compute meanwhile, cables that others use, switches that are oversubscribed (each
 host has all of its cable), a step's jitter, of which 2 (n - 1) of a ring wait for the worst. So with many hosts it says
@@ -30,9 +32,10 @@ import numpy as np
 
 from ms_kungfu.bench import report
 
-RING_BYTES = 128 << 10  # kRingBytes of ops_src/collectives/hosts/operations.h
+UNHIDDEN_REDUCTION = 10  # kUnhiddenReduction of ops_src/collectives/hosts/strategy.cc
 _MEASURED_SIZES = (4, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 _MEASURED_TIMES = 15
+_MOST_TURNS = 10
 _NAMES = ("base_s", "step_s", "byte_s", "work_s")
 
 
@@ -47,7 +50,13 @@ class Network:
 
     def seconds(self, hosts: int, nbytes: int, ring: bool | None = None) -> float:
         """`ring`: whether it goes around a ring; None: as the runtime chooses."""
+        ring = self.takes_ring(hosts, nbytes) if ring is None else ring
         return float(np.dot(_costs(hosts, nbytes, ring), astuple(self)))
+
+    def takes_ring(self, hosts: int, nbytes: int) -> bool:
+        (_, few, much, _), (_, many, less, _) = (_costs(hosts, nbytes, ring) for ring in (False, True))
+        doubling = few * self.step_s + much * self.byte_s * (1 + 1 / UNHIDDEN_REDUCTION)
+        return hosts > 1 and many * self.step_s + less * self.byte_s <= doubling
 
 
 # Assumed, and not measured: cables of 1 Gbit/s behind one switch, 0.1 ms for a message's way through both kernels and
@@ -62,13 +71,9 @@ class Measurement:
     seconds: float
 
 
-def takes_ring(nbytes: int) -> bool:
-    return nbytes >= RING_BYTES
-
-
-def _costs(hosts: int, nbytes: int, ring: bool | None = None) -> tuple[float, float, float, float]:
+def _costs(hosts: int, nbytes: int, ring: bool) -> tuple[float, float, float, float]:
     """How often each of a network's numbers counts."""
-    if takes_ring(nbytes) if ring is None else ring:
+    if ring:
         steps, through = 2 * (hosts - 1), 2 * (hosts - 1) / hosts * nbytes
     else:
         steps = hosts.bit_length() - 1 + (0 if hosts & (hosts - 1) == 0 else 2)
@@ -78,12 +83,21 @@ def _costs(hosts: int, nbytes: int, ring: bool | None = None) -> tuple[float, fl
 
 def fit(measured: Sequence[Measurement]) -> Network:
     """The network with the least squares of relative errors, none of its numbers below 0. ValueError where that is not
-    enough to tell."""
-    costs = np.array([np.divide(_costs(m.hosts, m.nbytes), m.seconds) for m in measured], float).reshape(-1, 4)
+    enough to tell. Which way each took isn't in the file, and depends on the network: found by turns."""
+    network = DEFAULT
+    for _ in range(_MOST_TURNS):
+        ways = [network.takes_ring(m.hosts, m.nbytes) for m in measured]
+        network = _fit_to(measured, ways)
+        if ways == [network.takes_ring(m.hosts, m.nbytes) for m in measured]:
+            break
+    return network
+
+
+def _fit_to(measured: Sequence[Measurement], ways: Sequence[bool]) -> Network:
+    rows = [np.divide(_costs(m.hosts, m.nbytes, ring), m.seconds) for m, ring in zip(measured, ways)]
+    costs = np.array(rows, float).reshape(-1, 4)
     if len({m.hosts for m in measured}) < 2 or np.linalg.matrix_rank(costs / np.abs(costs).max(axis=0)) < 4:
-        raise ValueError(
-            "to tell a network's numbers apart takes two numbers of hosts, and sizes below and over 128 KiB"
-        )
+        raise ValueError("to tell a network's numbers apart takes two numbers of hosts, small sizes and large ones")
     free = [True] * 4
     while True:
         # Columns of like size, or the bytes' would decide what is rounded to nothing.
@@ -135,7 +149,7 @@ def run(arguments: argparse.Namespace, out: report.Report) -> None:
     print(f"{'hosts':>6} {'bytes':>8} {'ms':>10}  {'by':<8} {'MB/s':>8}  the other way, ms")
     for hosts in arguments.hosts:
         for nbytes in arguments.sizes:
-            ring = takes_ring(nbytes)
+            ring = network.takes_ring(hosts, nbytes)
             seconds, other = network.seconds(hosts, nbytes), network.seconds(hosts, nbytes, not ring)
             how = "ring" if ring else "doubling"
             print(f"{hosts:>6} {report.size_text(nbytes):>8} {seconds * 1e3:>10.3f}  {how:<8} "

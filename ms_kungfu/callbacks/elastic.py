@@ -167,7 +167,7 @@ class KungFuElasticCallback(Callback):
             params.train_dataset.global_batch_size = self._global_batch_size
             self._batch_given_to = params.train_dataset
         before = self.training
-        others = self._others = Others(params.list_callback, self._writes)
+        others = self._others = Others([c for c in params.list_callback if c is not self], self._writes)
         last_step = Component("last_step", self._capture, self._receive)
         options = replace(self._options, components=(last_step, *self._options.components))
         self.training = training = ElasticTraining(
@@ -219,7 +219,8 @@ class KungFuElasticCallback(Callback):
         data = params.train_dataset
         if not isinstance(data, ElasticDataset) or data.shards is None:
             return partial(compile_step, params.train_network, data)
-        self._sharded = ShardedTraining(params.train_network)
+        self._sharded = ShardedTraining.of(params.train_network)
+        self._sharded.begin()
         return partial(self._sharded.step.compile, data)
 
     def on_train_epoch_begin(self, run_context: Any) -> None:
@@ -246,7 +247,7 @@ class KungFuElasticCallback(Callback):
                 "program does then; let it ask ms_kungfu.detached() before it evaluates or saves at its end",
                 training.step,
             )
-        elif change.changed and self._others is not None:
+        elif change.changed and change.new_size > change.old_size - len(change.lost) and self._others is not None:
             self._others.warn_of_what_is_not_carried()
         if change.undone and self._others is not None:
             self._others.undone(params.cur_step_num)

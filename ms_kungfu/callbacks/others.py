@@ -7,8 +7,8 @@ The rule, which docs/elastic-training.md has as a table:
 - All others run at every worker. Those of MindSpore that decide something at the end of an epoch (`EarlyStopping`,
   `ReduceLROnPlateau`) find the same numbers at each: `ms_kungfu.callbacks.evaluation`, and :func:`agree_on_outputs`.
 - Where the program is run again by `ms_kungfu.replay`, nobody writes, so that what the first run has written stays.
-- At a worker that has left, or that hasn't come to where the others are, no epoch or training of MindSpore's callbacks
-  ends.
+- At a worker that has left, or that hasn't come to where the others are, no epoch ends for any of them, as it isn't
+  over and there is no evaluation of it; for MindSpore's the training doesn't end, either.
 
 What a joiner receives: of MindSpore's own callbacks all attributes that are values; of the program's own what
 ``state_dict()`` returns, which it gives to ``load_state_dict(state)``. A job that resumes from a checkpoint
@@ -70,7 +70,10 @@ class Others:
         self._writes = writes or _is_lowest
         self._are_alike = writes is None
         self._callbacks: dict[str, Any] = {}
+        self._programs: list[Any] = []  # and MindSpore's that only call functions of the program's
         for callback in callbacks:
+            if not is_mindspores(callback) and not type(callback).__module__.startswith("ms_kungfu."):
+                self._programs.append(callback)
             if is_carried(callback) or is_the_programs(callback):
                 name = type(callback).__name__
                 number = sum(key.startswith(f"{name}/") for key in self._callbacks)
@@ -110,6 +113,8 @@ class Others:
                     self._replace(callback, hook, _where_training_is)
             if is_carried(callback):
                 self._replace(callback, "on_train_begin", self._then_restore(key))
+        for callback in self._programs:
+            self._replace(callback, "on_train_epoch_end", _where_training_is)
 
     def undone(self, step: int) -> None:
         """The step is done again: what was written of it is written anew."""

@@ -89,8 +89,14 @@ def takes_shards(train_cell: Any) -> bool:
     return type(train_cell) in kinds and not getattr(train_cell, "return_grad", False)
 
 
+def _parts_of(train_cell: Any) -> list[Any]:
+    """What a step is made of."""
+    names = ("network", "weights", "optimizer", "sens", "grad_reducer", "scale_sense", "loss_scaling_manager")
+    return [getattr(train_cell, name, None) for name in names]
+
+
 class ShardedTraining:
-    """For the length of a call of training, `train_cell` trains a whole step of shards when it is called.
+    """From `begin` to `end`, a call of training, `train_cell` trains a whole step of shards when it is called.
 
     ValueError where it is none that `takes_shards`: what else such a cell does between gradients and update (clipping)
     belongs behind the sum over all shards, which only its author can cut out. A reducer that the cell has is left out:
@@ -108,7 +114,7 @@ class ShardedTraining:
                 "with ms_kungfu.elastic.ShardedStep(forward_backward, update), with clipping and the like in update, "
                 "or without shards"
             )
-        self._cell, self._class = train_cell, kind
+        self._cell, self._class, self._parts = train_cell, kind, _parts_of(train_cell)
         mean = getattr(train_cell.grad_reducer, "mean", True)
         for _, cell in train_cell.grad_reducer.cells_and_names():
             if getattr(cell, "reduces_gradients", False):
@@ -118,7 +124,6 @@ class ShardedTraining:
             self.step = ShardedStep(_ScaledForwardBackward(train_cell), update, gradients_mean=mean)
         else:
             self.step = ShardedStep(_ForwardBackward(train_cell), train_cell.optimizer, gradients_mean=mean)
-        self.step.cell.set_train()
 
         class Sharded(kind):  # type: ignore[misc, valid-type]
             def __call__(_, *columns: Any) -> Any:
@@ -128,7 +133,19 @@ class ShardedTraining:
                 loss = self.step(*columns)
                 return loss, ms.Tensor(update.overflow.asnumpy().copy()), scale
 
-        train_cell.__class__ = Sharded
+        self._sharded = Sharded
+
+    @classmethod
+    def of(cls, train_cell: Any) -> ShardedTraining:
+        """The one that has trained by this cell before, if its parts are the same: what it has compiled stays."""
+        kept = vars(train_cell).get("kungfu_sharded")
+        if kept is None or any(theirs is not own for theirs, own in zip(kept._parts, _parts_of(train_cell))):
+            kept = train_cell.kungfu_sharded = cls(train_cell)
+        return kept
+
+    def begin(self) -> None:
+        self.step.cell.set_train()  # an evaluation in between has its own mode
+        self._cell.__class__ = self._sharded
 
     def end(self) -> None:
         """As it was before."""

@@ -6,10 +6,15 @@ Everybody gets a store from :func:`open_store`, which alone knows what kinds the
 from __future__ import annotations
 
 from ms_kungfu.cluster_store.etcd import EtcdClusterStore
+from ms_kungfu.cluster_store.etcd_seat import EtcdSeatKeys
 from ms_kungfu.cluster_store.http import HttpClusterStore
+from ms_kungfu.cluster_store.seat import Seat, SeatGoneError, SeatKeys, SeatLostError, Sitting
 from ms_kungfu.cluster_store.store import ClusterStore, StaleVersionError, StoreUnreachableError
 
-__all__ = ["ClusterStore", "StaleVersionError", "StoreUnreachableError", "open_store"]
+__all__ = [
+    "ClusterStore", "Seat", "SeatGoneError", "SeatKeys", "SeatLostError", "Sitting", "StaleVersionError",
+    "StoreUnreachableError", "has_seat", "open_seat", "open_store",
+]  # fmt: skip
 
 _KINDS: dict[str, type[HttpClusterStore] | type[EtcdClusterStore]] = {
     "http": HttpClusterStore,
@@ -29,3 +34,13 @@ def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout
     """
     # What is no kind's is told of as the one that most people mean.
     return _KINDS.get(url.partition(":")[0], HttpClusterStore)(url, secret, writer, timeout_s)
+
+
+def has_seat(url: str) -> bool:
+    """Whether the store at `url` keeps the seat of a job's head: it lives on when a host dies."""
+    return _KINDS.get(url.partition(":")[0]) is EtcdClusterStore
+
+
+def open_seat(url: str, *, timeout_s: float = 10.0) -> SeatKeys:
+    """The keys of that seat."""
+    return EtcdSeatKeys(url, timeout_s)

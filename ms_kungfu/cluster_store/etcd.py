@@ -15,41 +15,27 @@ than what anybody was told before; it asks the leader, or says that there is non
 A watch begins behind the revision of a read, so nothing comes between the two. It only tells that there is something to
 read: where it is lost (its member ends or has no leader any more, or history was compacted behind which it was to
 begin) the read is what counts, too. One that is lost without a word ends with the time that its caller gives it.
-
-Whoever may write is etcd's affair (its users and roles, its certificates), as etcdctl is told of them.
 """
 
 from __future__ import annotations
 
 import base64
-import http.client
 import json
-import os
-import re
 import secrets
-import ssl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Callable
 
-from ms_kungfu import env
 from ms_kungfu.cluster import Cluster, parse_json
-from ms_kungfu.cluster_store.exchange import FAILURES, TooLongError, begin, exchange
+from ms_kungfu.cluster_store.etcd_members import EtcdMembers, encoded, number
+from ms_kungfu.cluster_store.etcd_seat import HOLDER
+from ms_kungfu.cluster_store.exchange import FAILURES, begin
+from ms_kungfu.cluster_store.seat import SeatLostError
 from ms_kungfu.cluster_store.store import StaleVersionError, StoreUnreachableError, next_cluster
 from ms_kungfu.errors import ConfigServerError
 
-_PORT = 2379
 _PAUSE_S = 0.2
-_AWAY = (4, 8, 10, 14)  # gRPC's codes for what may be well at another member, or later
-_OK, _DENIED, _NOT_SO, _STRANGER = 0, 7, 9, 16
-_FULL = "database space exceeded"
-_EXAMPLE = "etcd://10.0.0.1:2379,10.0.0.2:2379/job"
-
-
-class _AwayError(Exception):
-    """This member can't say; another one may."""
 
 
 @dataclass(frozen=True)
@@ -63,26 +49,18 @@ class _Held:
     mark: str = ""  # of the write
 
 
-class EtcdClusterStore:
-    """See :class:`ClusterStore`. Each call opens its own connection, to the member that has answered last."""
+class EtcdClusterStore(EtcdMembers):
+    """See :class:`ClusterStore`. `seated`, of a head's: the revision at which it took its seat, without which nothing
+    is written."""
 
     needs_secret = False
 
     def __init__(self, url: str, secret: str | None, writer: str, timeout_s: float) -> None:
         """`secret` isn't needed. ValueError where the URL, or what etcdctl is told, makes no sense."""
-        self.url = url
-        self._members, job = _parsed(url)
-        self._key = f"/ms_kungfu/{job}/cluster"
+        super().__init__(url, timeout_s)
+        self._key = self._folder + "cluster"
         self._writer = writer
-        self._timeout_s = timeout_s
-        self._tls = _tls_of(os.environ) if url.startswith("etcds:") else None
-        self._user, self._password = _user_of(os.environ)
-        self._token = ""
-        self._turn = 0  # of the members
-
-    @property
-    def servers(self) -> tuple[str, ...]:
-        return tuple(host for host, _ in self._members)
+        self.seated: Callable[[], int] | None = None
 
     # ---- what a store does ----
 
@@ -124,8 +102,8 @@ class EtcdClusterStore:
     # ---- the key ----
 
     def _read(self) -> _Held:
-        answer = self._ask("/v3/kv/range", {"key": _encoded(self._key)})
-        return self._held(answer, _number(answer.get("header"), "revision"))
+        answer = self._ask("/v3/kv/range", {"key": encoded(self._key)})
+        return self._held(answer, number(answer.get("header"), "revision"))
 
     def _held(self, answer: Mapping[str, Any], seen: int) -> _Held:
         """Of what a range tells."""
@@ -140,7 +118,7 @@ class EtcdClusterStore:
                 cluster = Cluster.from_json(cluster, writer=writer)
             if type(version) is not int or (cluster is not None and cluster.version != version):
                 raise ValueError(f"it has no version, but {version!r}")
-            return _Held(_number(found, "mod_revision"), seen, version, cluster, mark)
+            return _Held(number(found, "mod_revision"), seen, version, cluster, mark)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigServerError(
                 f"{self.url}: the key {self._key} holds no cluster of ms_kungfu's ({error!r}); give another name than "
@@ -149,18 +127,22 @@ class EtcdClusterStore:
 
     def _replace(self, held: _Held, version: int, cluster: Cluster | None, writer: str) -> _Held | None:
         """Writes in the place of what is `held`. Where somebody else was faster: what there is instead."""
-        key, mark, turn = _encoded(self._key), secrets.token_hex(8), self._turn
+        key, mark, turn = encoded(self._key), secrets.token_hex(8), self._turn
         document = {
             "Version": version,
             "Writer": writer,
             "Mark": mark,
             "Cluster": None if cluster is None else cluster.to_json(),
         }
+        compare = [{"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(held.revision)}]
+        if self.seated is not None:
+            since, holder = str(self.seated()), encoded(self._folder + HOLDER)
+            compare.append({"key": holder, "target": "CREATE", "result": "EQUAL", "create_revision": since})
         answer = self._ask(
             "/v3/kv/txn",
             {
-                "compare": [{"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(held.revision)}],
-                "success": [{"request_put": {"key": key, "value": _encoded(json.dumps(document))}}],
+                "compare": compare,
+                "success": [{"request_put": {"key": key, "value": encoded(json.dumps(document))}}],
                 "failure": [{"request_range": {"key": key}}],
             },
         )
@@ -170,92 +152,14 @@ class EtcdClusterStore:
             instead = answer["responses"][0]["response_range"]
         except (KeyError, IndexError, TypeError):
             raise ConfigServerError(f"{self.url} doesn't answer as etcd's v3 API does: {answer!r:.200}") from None
-        kept = self._held(instead, _number(answer.get("header"), "revision"))
+        kept = self._held(instead, number(answer.get("header"), "revision"))
         if kept.mark == mark:
             return None
+        if kept.revision == held.revision:
+            raise SeatLostError(f"{self.url}: another host decides for the job")
         if self._turn != turn:  # the member before may have written it, and somebody else over it
             raise StoreUnreachableError(f"config server {self.url}: what became of a write isn't known")
         return kept
-
-    # ---- the members ----
-
-    def _ask(self, path: str, message: Mapping[str, Any]) -> dict[str, Any]:
-        """What the first member says that can."""
-        deadline = time.monotonic() + self._timeout_s
-        trouble = ""
-        for left in range(len(self._members), 0, -1):
-            turn = self._turn
-            try:
-                # Who is asked first leaves the others some of the time.
-                return self._ask_member(turn, path, message, (deadline - time.monotonic()) / left)
-            except _AwayError as error:
-                trouble = str(error)
-                self._turn = turn + 1
-        raise StoreUnreachableError(f"config server {self.url}: {trouble}")
-
-    def _ask_member(self, turn: int, path: str, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
-        if self._user and not self._token:
-            self._log_in(turn, timeout_s)
-        code, answer = self._say(turn, path, message, deadline - time.monotonic())
-        # A token lasts for some minutes, and not over a restart.
-        if code == _STRANGER and self._user:
-            self._log_in(turn, deadline - time.monotonic())
-            code, answer = self._say(turn, path, message, deadline - time.monotonic())
-        if code != _OK:
-            raise ConfigServerError(f"config server {self.url}: {self._refusal(code, str(answer.get('error')))}")
-        return answer
-
-    def _log_in(self, turn: int, timeout_s: float) -> None:
-        self._token = ""
-        message = {"name": self._user, "password": self._password}
-        code, answer = self._say(turn, "/v3/auth/authenticate", message, timeout_s)
-        text = str(answer.get("error"))
-        if code == _NOT_SO and "not enabled" in text:  # then everybody may do all
-            return
-        if code != _OK:
-            raise ConfigServerError(f"config server {self.url}: {self._refusal(code, text)}")
-        self._token = str(answer.get("token", ""))
-
-    def _refusal(self, code: int, text: str) -> str:
-        """etcd's own words, with a remedy."""
-        if "authentication failed" in text:
-            return f"it doesn't know user {self._user!r} with this password; correct ETCDCTL_USER=NAME:PASSWORD"
-        if "user name is empty" in text or (code == _STRANGER and not self._user):
-            return "it wants a user and his password; set ETCDCTL_USER=NAME:PASSWORD, as etcdctl has it"
-        if code == _DENIED:
-            return (
-                f"user {self._user!r} may not read and write {self._key}; grant it to a role of his: etcdctl role "
-                f"grant-permission ROLE readwrite {self._key}"
-            )
-        if _FULL in text:
-            return "its database is full; make room by etcdctl compact and defrag, then etcdctl alarm disarm"
-        return text
-
-    def _say(self, turn: int, path: str, message: Mapping[str, Any], timeout_s: float) -> tuple[int, dict[str, Any]]:
-        """gRPC's code and what the member answers. _AwayError where that is nothing to build on."""
-        connection, name = self._connection(turn)
-        try:
-            response, body = exchange(
-                connection, "POST", path, json.dumps(message).encode(), self._headers(), max(0.01, timeout_s)
-            )
-        except FAILURES as error:
-            raise _AwayError(f"{name}: {_reason(error)}") from None
-        except TooLongError as error:
-            raise ConfigServerError(f"{self.url}: {name} {error}") from None
-        return _outcome(name, response.status, body)
-
-    def _connection(self, turn: int) -> tuple[http.client.HTTPConnection, str]:
-        host, port = self._members[turn % len(self._members)]
-        name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if self._tls is None:
-            return http.client.HTTPConnection(host, port), name
-        return http.client.HTTPSConnection(host, port, context=self._tls), name
-
-    def _headers(self) -> dict[str, str]:
-        # A member that is cut off from the others says so then, instead of waiting with us.
-        headers = {"Content-Type": "application/json", "Grpc-Metadata-hasleader": "true"}
-        return {**headers, "Authorization": self._token} if self._token else headers
 
     # ---- watching ----
 
@@ -264,7 +168,7 @@ class EtcdClusterStore:
         watch is lost."""
         turn = self._turn
         connection, _ = self._connection(turn)
-        wanted = {"create_request": {"key": _encoded(self._key), "start_revision": str(revision)}}
+        wanted = {"create_request": {"key": encoded(self._key), "start_revision": str(revision)}}
         deadline = time.monotonic() + timeout_s
         try:
             _, pieces = begin(connection, "POST", "/v3/watch", json.dumps(wanted).encode(), self._headers(), timeout_s)
@@ -283,54 +187,6 @@ class EtcdClusterStore:
         return False
 
 
-def _parsed(url: str) -> tuple[tuple[tuple[str, int], ...], str]:
-    """The members' hosts and ports, and the job's name."""
-    parts = urlsplit(url)
-    job = parts.path.strip("/")
-    if "@" in parts.netloc:
-        raise ValueError("a config server's URL is seen by everybody; give etcd's user by ETCDCTL_USER=NAME:PASSWORD")
-    if re.fullmatch(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", job) is None or parts.query or parts.fragment:
-        raise ValueError(f"{url!r} names no job; write it like {_EXAMPLE}")
-    members = []
-    for member in parts.netloc.split(","):
-        found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?", member)
-        port = int(found[3] or _PORT) if found else 0
-        if found is None or not 0 < port < 65536:
-            raise ValueError(f"{url!r}: {member!r} is not host:port of a member of etcd; write it like {_EXAMPLE}")
-        members.append((found[1] or found[2], port))
-    return tuple(members), job
-
-
-def _user_of(environ: Mapping[str, str]) -> tuple[str, str]:
-    """By etcdctl's rule: the password stands behind the name, or in a variable of its own."""
-    name, password = env.ETCD_USER.get(environ) or "", env.ETCD_PASSWORD.get(environ)
-    if password is None and name:
-        name, _, password = name.partition(":")
-    if bool(name) != bool(password):
-        raise ValueError("ETCDCTL_USER names etcd's user as NAME:PASSWORD, or NAME beside ETCDCTL_PASSWORD")
-    return name, password or ""
-
-
-def _tls_of(environ: Mapping[str, str]) -> ssl.SSLContext:
-    authority, certificate, key = (
-        env.ETCD_CACERT.get(environ), env.ETCD_CERT.get(environ), env.ETCD_KEY.get(environ),
-    )  # fmt: skip
-    try:
-        context = ssl.create_default_context(cafile=authority)
-    except OSError as error:
-        raise ValueError(f"ETCDCTL_CACERT={authority} has no certificates: {_reason(error)}") from None
-    if (certificate is None) != (key is None):
-        raise ValueError("ETCDCTL_CERT and ETCDCTL_KEY are a pair; give both, or none")
-    if certificate is not None:
-        try:
-            context.load_cert_chain(certificate, key)
-        except OSError as error:
-            raise ValueError(
-                f"ETCDCTL_CERT={certificate} and ETCDCTL_KEY={key} are no pair: {_reason(error)}"
-            ) from None
-    return context
-
-
 def _lines(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
     """The messages of a stream: a JSON object a line."""
     left = b""
@@ -342,53 +198,3 @@ def _lines(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
                 raise ValueError("it is no object")
             if message:
                 yield message
-
-
-def _outcome(name: str, status: int, body: bytes) -> tuple[int, dict[str, Any]]:
-    try:
-        answer = json.loads(body)
-        if not isinstance(answer, dict):
-            raise ValueError("it is no object")
-    except ValueError:
-        if status >= 500:
-            raise _AwayError(f"{name}: {status} {_text(body)}") from None
-        raise _no_etcd(name, status, body) from None
-    if status == 200:
-        return _OK, answer
-    code, text = answer.get("code"), str(answer.get("error") or answer.get("message") or "")
-    if type(code) is not int:
-        raise _no_etcd(name, status, body)
-    if code in _AWAY and _FULL not in text:
-        raise _AwayError(f"{name}: {text}")
-    return code, {"error": text}
-
-
-def _no_etcd(name: str, status: int, body: bytes) -> ConfigServerError:
-    return ConfigServerError(
-        f"{name} doesn't answer as etcd's v3 API does, but {status} {_text(body)}; is it the address for clients of an "
-        "etcd of 3.4 or newer?"
-    )
-
-
-def _text(body: bytes) -> str:
-    return " ".join(body[:200].decode("utf-8", "replace").split())
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate isn't trusted ({error.verify_message}); ETCDCTL_CACERT names the file of its authority"
-    if isinstance(error, OSError) and error.errno and error.errno > 0 and not isinstance(error, ssl.SSLError):
-        return os.strerror(error.errno)
-    return str(error) or type(error).__name__
-
-
-def _encoded(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
-
-
-def _number(fields: Any, name: str) -> int:
-    """The gateway writes numbers of 64 bits as text, and leaves out those that are 0."""
-    try:
-        return int((fields or {}).get(name, 0))
-    except (AttributeError, TypeError, ValueError):
-        raise ConfigServerError(f"an etcd tells no {name}: {fields!r:.200}") from None

@@ -35,6 +35,7 @@ import resource
 import socket
 import ssl
 import threading
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, TypeVar
@@ -209,9 +210,20 @@ class _Connection(web.RequestHandler):
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """What a handler has raised. A request that is none, or whose body isn't what its header says, is its client's
-        affair, and is answered by 400."""
-        if not isinstance(kw.get("exc_info"), (HttpProcessingError, web.RequestPayloadError)):
+        affair, and is answered by 400; so is a client that is gone when it should hear of something."""
+        if not isinstance(kw.get("exc_info"), (HttpProcessingError, web.RequestPayloadError, ConnectionResetError)):
             self._face.tell_bug(args[0] % args[1:], kw.get("exc_info"))
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What aiohttp refuses by itself: a sentence of ours, which echoes nothing."""
+        if status == 500:
+            return super().handle_error(request, status, exc, message)
+        super().handle_error(request, status, exc, "")  # notes it
+        answer = _sentence(status, "this is not an HTTP request that can be understood")
+        answer.force_close()
+        return answer
 
     def may_wait(self, seconds: float) -> None:
         """Gives the request so much longer."""
@@ -222,6 +234,11 @@ class _Connection(web.RequestHandler):
         self._face.connections.pop(self, None)
         if self.transport is not None:
             self.transport.abort()  # nothing more is sent: a reader who takes his time would hold us up again
+
+
+def _has_come_here(error: BaseException) -> bool:
+    """Whether it went through code of this module."""
+    return any(frame.f_code.co_filename == __file__ for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 class _Face:
@@ -260,8 +277,8 @@ class _Face:
 
     def tell_bug(self, message: str, error: BaseException | None) -> None:
         """A bug here is told once: clients could have it told at will. None of ours: aiohttp answers 500 where it can't
-        quote what a stranger expects."""
-        if isinstance(error, UnicodeEncodeError):
+        quote what a stranger expects, before it has called anything of this module."""
+        if isinstance(error, UnicodeEncodeError) and not _has_come_here(error):
             return
         if str(error) not in self._told:
             self._told.add(str(error))

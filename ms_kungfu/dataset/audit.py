@@ -17,6 +17,7 @@ What is checked
   its number. Only the last line may be torn.
 - Who takes part in a step of a cluster version takes part in all earlier ones of that version and has a record of each.
   Of the last one it has not, where it died before it could write; that is a note, since the others tell its share.
+- Where workers recorded checksums of what they had after a step (`ledger_fingerprints`) these are the same at all.
 - Epochs and their steps have consecutive numbers, and the versions of a job grow.
 - Over an epoch the shares of the participants contain each position of the permutation once.
 
@@ -118,6 +119,7 @@ def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: I
         found = steps[data]
         agreed = {place: _agree(_name(data, *place), records, report) for place, records in sorted(found.items())}
         _attend(data, found, agreed, report)
+        _compare(data, found, agreed, report)
         numbers = {epoch for epoch, _ in agreed} | {epoch for other, epoch in ends if other == data}
         for number in range(max(numbers) + 1):
             of_epoch = {step: claim for (epoch, step), claim in agreed.items() if epoch == number}
@@ -187,6 +189,23 @@ def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, C
                     f"{_name(data, *where[-1])}: no record of rank {rank}, whose last step of version {version} it is: "
                     "it died before it wrote, or could not write (its log says so), and the others tell its share"
                 )
+
+
+def _compare(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, Claim], report: Report) -> None:
+    """Whether all had the same bits. Only the first step after which they hadn't is named: others follow from it."""
+    for place, claim in agreed.items():
+        had: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for record in found[place]:
+            if record.claim == claim and record.fingerprint is not None:
+                for tensor, checksum in record.fingerprint.tensors.items():
+                    had[tensor][checksum].append(record.rank)
+        apart = {tensor: ranks for tensor, ranks in had.items() if len(ranks) > 1}
+        if apart:
+            tensor, ranks = next(iter(apart.items()))
+            told = "; ".join(f"{bits} at rank {', '.join(map(str, sorted(who)))}" for bits, who in ranks.items())
+            more = f" (and {_number(len(apart) - 1, 'more tensor')})" if len(apart) > 1 else ""
+            report.problems.append(f"{_name(data, *place)}: after it {tensor!r} differed between workers: {told}{more}")
+            return
 
 
 def _end(name: str, records: list[Record], steps: int, report: Report) -> End | None:

@@ -500,7 +500,7 @@ class ShardBatches(_Batches):
         if shard not in self._batches_by_shard:
             where = sharding.positions(self._step.batch)[shard * unit : (shard + 1) * unit]
             pipeline = dataset._batch_pipeline(dataset._samples(where), unit)
-            batches = iter(getattr(pipeline, self._kind)(**self._options))
+            batches = iter(getattr(pipeline, self._kind)(num_epochs=1, **self._options))
             self._batches_by_shard[shard], _ = _next(batches, len(where), dataset._keeps_rows)
             self._looked_at[shard] = sharding.ranges(where)
         missing = membership.current().core.missing_shards

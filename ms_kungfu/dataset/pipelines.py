@@ -85,7 +85,8 @@ def take_apart(pipeline: ds.Dataset) -> Pipeline:
         elif isinstance(node, BucketBatchByLengthDataset):
             raise TypeError(
                 "bucket_batch_by_length makes batches of other sizes by their samples' lengths, where the samples of a "
-                "step are the same for all workers; padded_batch pads each batch to its longest sample"
+                "step are the same for all workers; padded_batch() pads each batch to its longest sample, and "
+                'batch(per_batch_map=...) to the boundary of a bucket (docs/data.md, "Samples of many lengths")'
             )
         else:
             raise TypeError(_FORM.format(f"{type(node).__name__} changes which samples there are"))

@@ -204,4 +204,8 @@ def current() -> Replay | None:
 
 @cache
 def _open(path: str) -> Replay:
-    return Replay(Path(path))
+    try:
+        return Replay(Path(path))
+    except OSError as error:
+        reason = f"{env.REPLAY.name}={path} can't be read: {error.strerror}; python -m ms_kungfu.replay alone sets it"
+        raise ValueError(reason) from None

@@ -43,6 +43,9 @@ class Record(Protocol):
         """An epoch is over."""
 
 
+MOST_SHARDS = 4096  # ops_src/shards/tree.h
+
+
 @dataclass(frozen=True)
 class _Dealt:
     """The cluster to which the steps are dealt at present."""
@@ -100,6 +103,8 @@ class Shares:
         self._total = total
         self._passes, self._steps_before = passes, 0  # steps of this epoch's passes that are over
         self._shuffle, self._seed = bool(shuffle), index(seed)
+        if shards is not None and not 0 <= self._seed < 1 << 64:
+            raise ValueError(f"with shards a seed is at least 0 and below 2**64, got {seed}")
         self._dealt = _Dealt(-1, 0, 0, ())  # until the first step
         self._reductions = membership.watch_reductions()
         self._deals = 0  # how often what was dealt lost its validity, other than by a new cluster version or epoch
@@ -144,9 +149,15 @@ class Shares:
 
     def _present(self) -> _Dealt:
         now = runtime.cluster_version(), runtime.current_cluster_size(), runtime.current_rank()
-        if now != (self._dealt.version, self._dealt.size, self._dealt.rank):
-            self._dealt = _Dealt(*now, members=tuple(range(now[1])))
-        return self._dealt
+        if now == (self._dealt.version, self._dealt.size, self._dealt.rank):
+            return self._dealt
+        members = tuple(range(now[1]))
+        if self._shards is not None and not membership.is_deferred():  # to ask would be to join
+            members = _members_of_a_step_of_shards()
+        present = _Dealt(*now, members=members)
+        if not self._cursor.taken:  # else the step that was handed out is of those to whom it was dealt
+            self._dealt = present
+        return present
 
     @property
     def global_batch_size(self) -> int:
@@ -226,14 +237,17 @@ class Shares:
     def _hold(self, batch_size: int | None, global_batch_size: int | None, shards: int | None) -> None:
         """Constant from now on: one of the first two."""
         if shards is not None:
+            if shards > MOST_SHARDS:
+                raise ValueError(f"a step has at most {MOST_SHARDS} shards, got shards={shards}")
             if global_batch_size is None or at_least(1, global_batch_size, "global_batch_size") % shards:
                 raise ValueError(
                     f"a step of {shards} shards takes a global_batch_size that they divide, so that all have the "
                     f"same shape, not {'a batch_size' if global_batch_size is None else global_batch_size}"
                 )
             self._shards, self._cursor.unit = shards, global_batch_size // shards
-        self._per_worker = None if batch_size is None else at_least(1, batch_size, "batch_size")
+        per_worker = None if batch_size is None else at_least(1, batch_size, "batch_size")
         self._global = None if global_batch_size is None else at_least(1, global_batch_size, "global_batch_size")
+        self._per_worker = per_worker
 
     def commit(self, participants: Sequence[int] | None = None) -> int:
         """Count what was handed out as trained by these ranks (None: by all). What the others took goes back.
@@ -275,7 +289,7 @@ class Shares:
             )
         living = dealt.members
         if dealt.version == runtime.cluster_version():
-            living = tuple(membership.current().core.sharded_members())
+            living = _members_of_a_step_of_shards()
         epoch, delivered, common = self._cursor.epoch, self._delivered, self._ledger_common(dealt)
         # Those of the next step may be agreed already.
         weights = [self._step_weights[r] for r in dealt.members] if self._step_weights else []
@@ -404,3 +418,9 @@ class Shares:
             self._weight = sum(sharding.count(taken.share(dealt.rank)) for taken in cursor.taken)
             membership.set_weight(self._weight)
         return step
+
+
+def _members_of_a_step_of_shards() -> tuple[int, ...]:
+    """The ranks that the next one is dealt to. Some may be missing before a dataset's first step: who has died in a
+    step of another one."""
+    return tuple(membership.current().core.sharded_members())

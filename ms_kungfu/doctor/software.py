@@ -52,7 +52,9 @@ def check_mindspore(system: System) -> Iterator[Finding]:
     """MindSpore, and whether the kernels in this package are for it."""
     wanted = next((r for r in _requirements(system) if r.name == "mindspore"), None)
     found = system.version("mindspore")
-    install = f'pip install "{wanted}", then {_REINSTALL}'
+    built = _built_for(system, _KERNELS["CPU"])
+    # Beside one that kernels were built for the package may stay: a wheel has them for several.
+    install = f'pip install "mindspore=={built[-1]}"' if built else f'pip install "{wanted}", then {_REINSTALL}'
     if found is None:
         what = "not installed: the launcher, the config server and ms_kungfu.comm work without, nothing else does"
         yield missing("MindSpore", what, install)
@@ -84,7 +86,16 @@ def check_kernels(system: System) -> Iterator[Finding]:
         else:
             needed = kind is not None and kind.count(system.names("/dev"))
             remedy = f'device_target="{device}" needs them: {_REINSTALL}' if needed else ""
-            yield missing(f"{device} kernels", "not built", remedy)
+            others = ", ".join(_built_for(system, name))
+            yield missing(f"{device} kernels", f"built for MindSpore {others} only" if others else "not built", remedy)
+
+
+def _built_for(system: System, kernels: str) -> list[str]:
+    """The versions of MindSpore that this package has these kernels for, oldest first."""
+    from packaging.version import Version
+
+    folder = f"{system.package}/plugins"
+    return sorted((name for name in system.names(folder) if system.is_file(f"{folder}/{name}/{kernels}")), key=Version)
 
 
 def check_required(system: System) -> Iterator[Finding]:

@@ -227,7 +227,7 @@ class CheckpointFolder:
         import mindspore as ms
 
         paths = self.paths()
-        for path in reversed(paths):
+        for place, path in reversed(list(enumerate(paths))):
             try:
                 entries = dict(ms.load_checkpoint(str(path), crc_check=True))
                 host = json.loads(entries.pop(_ENTRY))
@@ -242,7 +242,13 @@ class CheckpointFolder:
             except (ValueError, KeyError, OSError) as error:
                 damaged = path.with_name(path.name + ".damaged")
                 os.replace(path, damaged)
-                _log.warning("a checkpoint can't be read and is %s now: %s", damaged, error)
+                what = (
+                    "can't be read" if isinstance(error, OSError) else "is damaged: its content isn't what was written"
+                )
+                _log.warning(
+                    "checkpoint %s %s; it is %s now, and %s (the reason given: %s)", path, what, damaged.name,
+                    f"{paths[place - 1].name} is tried" if place else "there is no earlier one", error,
+                )  # fmt: skip
         if paths:
             raise KungFuError(f"none of the {len(paths)} checkpoints in {self.folder} can be read")
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from ms_kungfu import membership
@@ -58,11 +58,11 @@ def deaths(step: int) -> None:
     if not lost:
         return
     version = membership.cluster_version()
-    told = own.told_dead[1] if own.told_dead[0] == version else frozenset()
+    told = own.told_dead[1] if own.told_dead[0] == version else {}
     for rank in lost:
         if rank not in told:
             _log.warning("step %d: rank %d (%s) has died; the others go on", step, rank, membership.peer_of(rank))
-    own.told_dead = (version, told.union(lost))
+    own.told_dead = (version, {**told, **_peers(lost)})
 
 
 def joined(step: int) -> None:
@@ -81,19 +81,27 @@ def changed(step: int, change: Change) -> None:
             reason = "evicted"
         _log.info("step %d: left the cluster of %s, %s", step, workers(change.old_size), reason)
         return
+    version = membership.cluster_version()
     # Nobody here knows whether a newcomer was asked for, or takes the place of one that died long ago.
     reason = "as its new workers are ready" if change.new_size > change.old_size else "as asked for"
     if change.new_size == change.old_size:
         reason = "with other workers, or on other hosts"
-    if change.lost:
-        reason = f"without {', '.join(f'rank {rank}' for rank in change.lost)}, dead"
+    # Who died last may be in the new version yet, under another number, and is left out of the next one.
+    dead = own.told_dead[1] if own.told_dead[0] != version else {}
+    kept = {rank: peer for rank, peer in _peers(membership.lost_ranks()).items() if peer in dead.values()}
+    own.told_dead = (version, kept)
+    if gone := [rank for rank in change.lost if dead.get(rank) not in kept.values()]:
+        reason = f"without {', '.join(f'rank {rank}' for rank in gone)}, dead"
     if own.pending is not None and own.pending.size == change.new_size:
         reason = f"as the schedule has it from step {own.pending.step} on"
         own.pending = None
-    version = membership.cluster_version()
     _log.info(
         "step %d: %d -> %s, cluster version %d, %s", step, change.old_size, workers(change.new_size), version, reason
     )
+
+
+def _peers(ranks: Iterable[int]) -> dict[int, str]:
+    return {rank: str(membership.peer_of(rank)) for rank in ranks}
 
 
 def _tell_missed(entry: Entry, why: str) -> None:

@@ -192,7 +192,7 @@ def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, pref
 def average(tensors: Sequence[Any], counted: bool = True) -> None:
     """Collective: each tensor becomes its mean over the workers that are `counted`, in place, and the same everywhere.
 
-    In float64, so that the mean of equal values is that value.
+    In float64, so that of tensors of fewer bits the mean of equal values is that value.
     """
     if not tensors or runtime.current_cluster_size() == 1:
         return

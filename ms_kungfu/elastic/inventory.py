@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -101,8 +102,9 @@ def check_reduced(trained: Iterable[Any], shards: int | None) -> None:
     """ValueError where gradients would be reduced by nobody."""
     if shards is None and reducers(trained, left_to_shards=True):
         raise ValueError(
-            "this optimizer has been trained with shards, whose sums took the place of its own reduction, and this "
-            "training deals none; make a new optimizer for it"
+            "this optimizer is trained by a ShardedStep, whose sums take the place of its own reduction, and this "
+            "training deals no shards: give it the dataset that does (ElasticTraining(..., dataset=data)), or make a "
+            "new optimizer"
         )
 
 
@@ -114,12 +116,15 @@ def check_sharded(trained: Iterable[Any]) -> None:
             "them by ShardedSteps, each with what it updates as update= or trained="
         )
     for statistic in moving_statistics(trained):
-        if not getattr(statistic, "kungfu_of_shards", False):
+        if statistics_of_shards.get(id(statistic)) is not statistic:
             raise ValueError(
                 f"no ShardedStep keeps {statistic.name!r} alike, since none was told of its network: give "
                 "ShardedStep(..., trained=net)"
             )
 
+
+# Moving statistics that ShardedSteps of this process keep alike, by ID.
+statistics_of_shards: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 # Of the cells with moving statistics, in mindspore.nn and in mindspore.mint.nn.
 _NORMALIZATION = ("mindspore.nn.layer.normalization", "mindspore.mint.nn.layer.normalization")

@@ -36,15 +36,16 @@ class Pace:
         self._steps = 0
         self._seconds = self._shards = 0.0
 
-    def step_end(self, version: int, size: int, shards: int, weights: list[int]) -> list[int]:
-        """The weights of the next steps. Collective."""
+    def step_end(self, version: int, size: int, shards: int, weights: list[int], counts: bool = True) -> list[int]:
+        """The weights of the next steps. Collective. `counts`: whether this worker's time is that of computing; it
+        isn't where a shard was the first of its shape, for which something was compiled."""
         if version != self._version:
             self._version, self._steps = version, 0
             self._seconds = self._shards = 0.0
             weights = []  # of ranks that may be others now
         self._steps += 1
         seconds, computed = membership.current().core.shard_pace()
-        if self._steps > 1:  # not what was compiled in the first
+        if self._steps > 1 and counts:  # the first has more to do
             self._seconds, self._shards = self._seconds + seconds, self._shards + computed
         if size == 1 or shards <= size or (self._steps not in (2, 4, 8) and self._steps % 16):
             return weights

@@ -8,9 +8,9 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from ms_kungfu import runtime
+from ms_kungfu import env, runtime
 from ms_kungfu.agreement import told_by_lowest
-from ms_kungfu.dataset.shares import Shares
+from ms_kungfu.dataset.shares import MOST_SHARDS, Shares
 from ms_kungfu.elastic.eviction import Evict, Evictions
 from ms_kungfu.elastic.policy import HOOKS, Decision, Metrics, Policies, Policy
 from ms_kungfu.elastic.program import Training
@@ -39,8 +39,10 @@ class PolicyRunner:
         }
         self._wanted_size: int | None = None  # decided and not passed on yet
         self.pending_size: int | None = None
-        """That was decided on, was passed on and hasn't come true yet."""
-        self._keeps_local_batch = False  # when the size that was decided on comes true
+        """That was decided on and passed on since the cluster changed last; who still wants it then asks again."""
+        # A size that was decided on, at which each worker is to have the batch that it had at the other one. It holds
+        # over changes that others bring about, a death say, until it comes true or a policy decides on another size.
+        self._keeping: tuple[int, int] | None = None
         self._steps_at_size = 0
         self._began = time.monotonic()
         self._resize_time: float | None = None
@@ -53,7 +55,8 @@ class PolicyRunner:
             "resize_time": self._resize_time,
             "size": self._wanted_size,
             "pending": self.pending_size,
-            "keeps_local_batch": self._keeps_local_batch,
+            "keeping": self._keeping,
+            "job": env.JOB.get(),
             "total_samples": self.total_samples,
             "eviction": self._evictions.state(),
         }
@@ -61,8 +64,11 @@ class PolicyRunner:
     def restore(self, state: dict[str, Any]) -> None:
         self.policies.restore(state["policies"])
         self._began = time.monotonic() - state["time"]
-        self._resize_time, self._wanted_size = state["resize_time"], state["size"]
-        self.pending_size, self._keeps_local_batch = state["pending"], state["keeps_local_batch"]
+        self._resize_time, self._wanted_size, self.pending_size = state["resize_time"], state["size"], state["pending"]
+        keeping = state.get("keeping")  # not in files of older versions
+        self._keeping = None if keeping is None else (keeping[0], keeping[1])
+        if self.pending_size is not None and state.get("job") != env.JOB.get():  # nobody in this job has been asked
+            self._wanted_size, self.pending_size = self._wanted_size or self.pending_size, None
         self.total_samples = state["total_samples"]
         self._evictions.restore(state.get("eviction"))
 
@@ -76,20 +82,26 @@ class PolicyRunner:
             self._resize_time += max(0.0, record.seconds - self._step_time)
         self._step_time = record.seconds
 
-    def on_resized(self, old_size: int, new_size: int, dataset: Shares | None) -> None:
-        """The cluster has changed, and its state isn't shared yet. At all members that go on."""
-        follows = self._keeps_local_batch and new_size == self.pending_size
-        if follows and dataset is not None and dataset.holds_global_batch:
+    def on_resized(self, new_size: int, dataset: Shares | None) -> None:
+        """The cluster has changed, and its state isn't shared yet. At all members that go on: newcomers know by that
+        state what has become of it, so nothing may be left to do behind it."""
+        self.pending_size = None
+        if self._keeping is None or self._keeping[0] != new_size:
+            return
+        _, from_size = self._keeping
+        self._keeping = None
+        if dataset is not None and dataset.holds_global_batch:
             # Of shards so many that nobody has to compile one of another shape.
             unit = 1 if dataset.shards is None else dataset.global_batch_size // dataset.shards
-            count = max(1, round(dataset.global_batch_size // unit * new_size / old_size))
+            count = max(1, round(dataset.global_batch_size // unit * new_size / from_size))
+            if dataset.shards is not None:
+                count = min(count, MOST_SHARDS)
             dataset.set_batch_size(global_batch_size=unit * count, shards=None if dataset.shards is None else count)
 
     def took(self, seconds: float) -> None:
         """The cluster has changed, which held up training for so long."""
         self._steps_at_size = 0
         self._resize_time = seconds
-        self.pending_size, self._keeps_local_batch = None, False
 
     def take_size(self) -> int | None:
         """The size that has been decided on since the last call."""
@@ -120,7 +132,7 @@ class PolicyRunner:
         self._check(decision, training)
         if decision.size is not None:
             self._wanted_size = decision.size
-            self._keeps_local_batch = bool(decision.keeps_local_batch)
+            self._keeping = (decision.size, runtime.current_cluster_size()) if decision.keeps_local_batch else None
         if training.dataset is not None and (decision.global_batch_size or decision.local_batch_size):
             training.dataset.set_batch_size(decision.local_batch_size, decision.global_batch_size, decision.shards)
         if decision.learning_rate is not None:

@@ -34,7 +34,7 @@ class Told:
     """What `chronicle` has told."""
 
     pending: Entry | None = None  # hasn't come true yet
-    told_dead: tuple[int, frozenset[int]] = (-1, frozenset())  # of a cluster version
+    told_dead: tuple[int, dict[int, str]] = (-1, {})  # cluster version, rank -> peer
     at_exit: bool = False
 
 

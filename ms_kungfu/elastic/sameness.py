@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from ms_kungfu import membership
+from ms_kungfu import comm, membership
+from ms_kungfu.agreement import gather_json
 from ms_kungfu.comm import Array
 from ms_kungfu.elastic import inventory, state
 from ms_kungfu.elastic.differences import differing
@@ -124,9 +125,11 @@ class Piece:
         return f"{self.tensors[0].asnumpy().item():.6g}" if sum(t.size for t in self.tensors) == 1 else ""
 
 
-def pieces_of(trained: Sequence[Any], loss_scale_manager: Any, without: set[int]) -> list[Piece]:
+def pieces_of(
+    trained: Sequence[Any], loss_scale_manager: Any, without: set[int], all_parameters: bool = False
+) -> list[Piece]:
     """The weights, learning rates and loss scales among what is trained, but for the tensors in `without` (IDs) and
-    those of optimizers whose workers' models differ at present."""
+    those of optimizers whose workers' models differ at present. `all_parameters`: what no optimizer trains, too."""
     import mindspore as ms
     from mindspore import nn
 
@@ -161,6 +164,11 @@ def pieces_of(trained: Sequence[Any], loss_scale_manager: Any, without: set[int]
         found[name] = Piece(name, 0, numbers=numbers)
     for optimizer in optimizers:
         add("the weight", optimizer.parameters, optimizer)
+    if all_parameters:
+        add(
+            "the Parameter",
+            inventory.collect_parameters(t for t in trained if isinstance(t, (ms.nn.Cell, list, tuple))),
+        )
     return list(found.values())
 
 
@@ -197,6 +205,13 @@ class Sameness:
         """All pieces, for finding out which of them differ: a number likewise, and a value to show, if it is short."""
         return {piece.what: (piece.word(), piece.value()) for piece in self._pieces if piece.counts()}
 
+    def check_all(self, step: int) -> None:
+        """Collective: DivergenceError where any piece differs, whenever it was looked at last."""
+        word = content_of(repr([piece.word() for piece in self._pieces if piece.counts()]).encode())
+        most, least = comm.all_reduce(np.array([word, -word]), op="max", name="kungfu/same_at_end")
+        if most != -least:
+            check(step, gather_json(self.words(), "kungfu/same"))
+
 
 def check(step: int, everyones: Mapping[int, Mapping[str, Sequence[Any]]]) -> None:
     """DivergenceError where the ranks' words, by rank, differ in a piece."""
@@ -213,5 +228,6 @@ def check(step: int, everyones: Mapping[int, Mapping[str, Sequence[Any]]]) -> No
     raise DivergenceError(
         f"step {step}: {what} has to be equal on all workers and differs: {told}{more}. Something that only some "
         "workers did has changed it (a callback with numbers of its own, a condition on the rank, an update that isn't "
-        "reduced); do it on all alike. Parameters that are meant to differ are named by averaged=[...]"
+        "reduced, with shards also a forward pass that writes to it); do it on all alike. Parameters that are meant to "
+        "differ are named by averaged=[...]"
     )

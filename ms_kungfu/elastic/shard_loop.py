@@ -27,31 +27,38 @@ class ShardLoop:
     Args:
         parameters: what is trained.
         mean: whether the update gets the mean over the step or the sum.
+        dtypes: of the gradients, and the loss behind them, once a shard has been computed; (): all are alike.
+        shapes: how many shapes of shards this worker has computed.
     """
 
-    def __init__(self, parameters: Sequence[Any], mean: bool) -> None:
-        self._parameters, self._mean = parameters, mean
+    def __init__(
+        self, parameters: Sequence[Any], mean: bool, dtypes: Callable[[], Sequence[str]] = tuple,
+        shapes: Callable[[], int] = int,
+    ) -> None:  # fmt: skip
+        self._parameters, self._mean, self._dtypes, self._shapes = parameters, mean, dtypes, shapes
         self._claimed = False
         self._canary, self._pace = Canary(), Pace()
 
     def step(
         self,
         batches: ShardBatches,
-        compute: Callable[[int], tuple[Any, Any]],
+        compute: Callable[[int], tuple[Any, bool]],
         statistics: Callable[[], list[Array]] = list,
     ) -> Any:
         """One step; collective. Returns the loss of all of it.
 
         ``compute(shard)`` computes one, brings its gradients, and makes the update once their sum over all shards is
-        there; it returns the loss and whether it was (scalar tensors). `statistics` are the moving ones, in memory that
-        computing a shard changes.
+        there; it returns the loss, a scalar tensor, and whether it was. `statistics` are the moving ones, in memory
+        that computing a shard changes.
         """
         core = membership.current().core
         if not self._claimed:
             membership.fix_cores()
+            membership.let_wakers_go_on()
             sameness.claim(self._parameters)
             self._claimed = True
         seed, step = batches.next_key()
+        shapes = self._shapes()
         core.begin_sharded_step(
             batches.count, batches.last_share, self._mean, batches.weights, seed, step, statistics()
         )
@@ -66,11 +73,12 @@ class ShardLoop:
             loss = loss / (batches.count - 1 + batches.last_share)  # it was summed with the gradients
         batches.made()
         where = runtime.cluster_version(), runtime.current_cluster_size()
-        batches.weigh(self._pace.step_end(*where, batches.count, batches.next_weights))
+        is_like_before = self._shapes() == shapes
+        batches.weigh(self._pace.step_end(*where, batches.count, batches.next_weights, is_like_before))
         return loss
 
     @staticmethod
-    def _make(core: Any, first: int, compute: Callable[[int], tuple[Any, Any]]) -> Any:
+    def _make(core: Any, first: int, compute: Callable[[int], tuple[Any, bool]]) -> Any:
         while True:
             if missing := core.missing_shards():
                 core.take_shard(missing[0])
@@ -78,13 +86,16 @@ class ShardLoop:
             else:  # a worker without a shard in this step
                 core.take_no_shard()
                 loss, over = compute(first)
-            if bool(over.asnumpy()):
+            if over:
                 return loss
 
     def _names(self, count: int) -> list[str]:
         """What the gradients are called, and the loss behind them, in the order of the hashes: by dtype
         (kernels/common/groups.h)."""
-        if len(self._parameters) + 1 != count:
-            return [f"gradient {i}" for i in range(count - 1)] + [LOSS]
-        named = [(_DTYPES.index(str(p.dtype)), f"the gradient of {p.name!r}") for p in self._parameters]
-        return [name for _, name in sorted([*named, (_DTYPES.index("Float32"), LOSS)], key=lambda each: each[0])]
+        if len(self._parameters) + 1 == count:
+            names = [f"the gradient of {p.name!r}" for p in self._parameters]
+        else:
+            names = [f"gradient {i}" for i in range(count - 1)]
+        kinds = [_DTYPES.index(dtype) for dtype in self._dtypes()] or [0] * count
+        assert len(kinds) == count
+        return [name for _, name in sorted(zip(kinds, [*names, LOSS]), key=lambda each: each[0])]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
+from ms_kungfu import membership, runtime
+from ms_kungfu.comm import Array
 from ms_kungfu.dataset.elastic import ElasticDataset, ShardBatches
-from ms_kungfu.elastic import inventory
+from ms_kungfu.elastic import compiled, inventory
 from ms_kungfu.elastic.shard_loop import ShardLoop
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.ops import wait_for_queue
-from ms_kungfu.ops._plugin import compute_undivided
+from ms_kungfu.ops._plugin import compute_undivided, flush_denormals_of_queues
 from ms_kungfu.ops._shards import SumShards
 
 Gradients = tuple[Any, ...]
@@ -79,13 +82,13 @@ class ShardedStep:
         for cell in inventory.collect_cells(trained).values():
             if getattr(cell, "reduces_gradients", False):
                 cell.leave_to_shards(gradients_mean)
-        self._statistics = inventory.moving_statistics(trained)
-        for statistic in self._statistics:
-            statistic.kungfu_of_shards = True  # for `inventory.check_sharded`
-        self.cell = _Shard(forward_backward, update)
+        self._statistics = _Statistics(inventory.moving_statistics(trained))
+        held = {id(p): p.nbytes for cell in inventory.collect_cells(trained).values() for p in cell.get_parameters()}
+        self.cell = Shard(forward_backward, update, sum(held.values()))
         """What runs once a shard."""
         parameters = [p for o in inventory.collect_optimizers(trained) for p in o.parameters]
-        self._loop = ShardLoop(parameters, gradients_mean)
+        self._loop = ShardLoop(parameters, gradients_mean, self.cell.dtypes, self.cell.shapes)
+        self._is_first = True
 
     def __call__(self, *columns: Any) -> Any:
         batches = ShardBatches.current()
@@ -98,29 +101,226 @@ class ShardedStep:
             values = list(batch.values()) if isinstance(batch, dict) else batch
             return self.cell(*(values[i] for i in place))
 
-        wait_for_queue()  # what PyNative mode has queued may write to the statistics
-        return self._loop.step(batches, compute, lambda: [statistic.asnumpy() for statistic in self._statistics])
+        if self._statistics:
+            wait_for_queue()  # what PyNative mode has queued may write to them
+        if not self._is_first:
+            return self._loop.step(batches, compute, self._statistics.arrays)
+        before = self._statistics.of_others()
+        loss = self._loop.step(batches, compute, self._statistics.arrays)
+        self._statistics.check_others(before)
+        self._is_first = False
+        return loss
 
     def compile(self, dataset: ElasticDataset) -> None:
         """Compile it for the shapes of all shards of an epoch without running it, where it takes all columns of
         `dataset` in their order: what ``ElasticTraining(..., prepare=lambda: step.compile(data))`` has a worker do
         before it joins. Nothing in PyNative mode."""
-        if ms.get_context("mode") != ms.GRAPH_MODE:
+        if not compiled.graph_mode():
             return
         types = dataset.output_types()
+        assert dataset.shards is not None
+        several = membership.is_joiner() or dataset.shards > runtime.current_cluster_size()
         for samples in dataset.shard_sizes():
             shapes = [[samples, *shape[1:]] for shape in dataset.output_shapes()]
-            self.cell.compile(*(ms.Tensor(np.zeros(shape, dtype)) for shape, dtype in zip(shapes, types)))
+            columns = (ms.Tensor(np.zeros(shape, dtype)) for shape, dtype in zip(shapes, types))
+            self.cell.compile(*columns, several=several)
 
 
-class _Shard(nn.Cell):
-    """One shard, and behind the last one the update."""
+class _Statistics:
+    """Moving statistics."""
+
+    def __init__(self, parameters: Sequence[Any]) -> None:
+        self._parameters = parameters
+        inventory.statistics_of_shards.update((id(parameter), parameter) for parameter in parameters)
+        self._addresses: list[int] = []
+        self._arrays: list[Array] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._parameters)
+
+    def arrays(self) -> list[Array]:
+        """Their memory as it is now: `asnumpy` shares it, and takes longer than to see whether it is the same."""
+        addresses = [parameter.data_ptr() for parameter in self._parameters]
+        if addresses != self._addresses:
+            self._arrays = [parameter.asnumpy() for parameter in self._parameters]
+            self._addresses = addresses
+        return self._arrays
+
+    def of_others(self) -> list[tuple[Any, Array]]:
+        """What other steps keep alike, and what it is now."""
+        own = {id(parameter) for parameter in self._parameters}
+        others = [parameter for key, parameter in inventory.statistics_of_shards.items() if key not in own]
+        if others:
+            wait_for_queue()
+        return [(parameter, parameter.asnumpy().copy()) for parameter in others]
+
+    @staticmethod
+    def check_others(before: Sequence[tuple[Any, Array]]) -> None:
+        """ValueError where a step has changed one, which it would have to keep alike, too."""
+        if before:
+            wait_for_queue()
+        for parameter, value in before:
+            if not np.array_equal(parameter.asnumpy(), value, equal_nan=True):
+                raise ValueError(
+                    f"a ShardedStep changes {parameter.name!r}, of whose network it wasn't told: give each step all "
+                    "networks that it calls in training mode, ShardedStep(..., trained=[net, other_net])"
+                )
+
+
+# Of Parameters: what copying and updating them takes then is about what a branch does.
+_DEAR_BYTES = 8 << 20
+# Of which a run can be taken back: the one brings nothing, the other draws by shard and place.
+_UNDOABLE = {"KungFuSumShards", "KungFuDropout"}
+
+
+class Shard:
+    """What runs once a shard: its gradients, their way into the sum, and behind the last one the update.
+
+    In GRAPH mode a branch around the update is dear: MindSpore's runtime hands it from thread to thread, which takes
+    longer than the update of a small network. So there the graph is straight: the update runs behind each shard, and
+    where the step isn't over, what it has written is put back (ops_src/shards/step.h). With as many shards as workers
+    that is where a worker has died, and in the first step, of which a shard is computed for comparison.
+
+    The branch is there where the update can't be put back (it prints, talks to others, draws random numbers), and where
+    a large network begins with several shards a worker.
+    """
+
+    def __init__(
+        self, forward_backward: Callable[..., Any], update: Callable[[Gradients], Any], held_bytes: int
+    ) -> None:
+        self._branching = _Branching(forward_backward, update)
+        self._straight = _Straight(forward_backward, update)
+        self._held_bytes = held_bytes  # by Parameters
+        self._goes_straight: bool | None = None  # None: nobody knows yet
+        self._shapes: set[Any] = set()  # of the columns that the straight graph is compiled for
+        self._written = _Written()  # by it
+        self._computed: set[Any] = set()  # shapes of columns
+        self._queues_flush = False  # denormals, for good
+
+    def __call__(self, *columns: Any) -> tuple[Any, bool]:
+        """The loss, a scalar tensor, and whether the step is over."""
+        core = membership.current().core
+        # As the threads of MindSpore's pool do. It runs a graph on these the first time, and later on the caller's, so
+        # who has joined would make zeros of what the others keep: moments that no gradient feeds come to that. In
+        # PyNative mode a queue's thread is such a caller, too.
+        if not self._queues_flush and not compiled.graph_mode():
+            wait_for_queue()  # which raises what failed in it
+            flush_denormals_of_queues()
+            self._queues_flush = True
+        flushed = core.flush_denormals(True)
+        try:
+            return self._run(core, columns)
+        finally:
+            core.flush_denormals(flushed)
+
+    def _run(self, core: Any, columns: Sequence[Any]) -> tuple[Any, bool]:
+        self._computed.add(tuple(column.shape for column in columns))
+        several = len(core.missing_shards()) > 1
+        if not compiled.graph_mode() or not self._is_straight(columns, several):
+            loss, over = self._branching(*columns)
+            return loss, bool(over.asnumpy())
+        look = self._written.look  # held while it may be called
+        core.update_follows(look)
+        stands = False
+        try:
+            loss = self._straight(*columns)
+            stands = core.sharded_step_over()  # to ask for it as an output takes longer than all else around the graph
+            return loss, stands
+        finally:
+            if not stands:
+                self._written.check()
+                core.undo_update()
+
+    def compile(self, *columns: Any, several: bool = False) -> None:
+        """For GRAPH mode. `several`: workers begin with more than one shard a step."""
+        if not self._is_straight(columns, several):
+            self._branching.compile(*columns)
+
+    def _is_straight(self, columns: Sequence[Any], several: bool) -> bool:
+        """Whether that graph is to run. Compiles it to know."""
+        if self._goes_straight is None:
+            self._goes_straight = not (several and self._held_bytes > _DEAR_BYTES)
+        shapes = tuple(column.shape for column in columns)
+        if self._goes_straight and shapes not in self._shapes:
+            self._shapes.add(shapes)
+            self._straight.compile(*columns)
+            self._written.hold(compiled.parameters(self._straight))
+            self._goes_straight = compiled.effects(self._straight) <= _UNDOABLE and self._written.is_plain()
+        return self._goes_straight
+
+    def dtypes(self) -> list[str]:
+        """Of the gradients, and the loss behind them; [] before a shard has been computed."""
+        return self._straight.sum_shards.dtypes or self._branching.sum_shards.dtypes
+
+    def shapes(self) -> int:
+        """How many there were of what has been computed."""
+        return len(self._computed)
+
+    @property
+    def graphs(self) -> int:
+        """How many have been compiled."""
+        return len(self._straight.compile_cache) + len(self._branching.compile_cache)
+
+    def set_train(self) -> None:
+        self._branching.set_train()
+        self._straight.set_train()
+
+
+class _Written:
+    """The Parameters of a compiled cell, and where they are.
+
+    MindSpore's CPU graphs write to the memory that a Parameter has when they begin to run.
+    """
+
+    def __init__(self) -> None:
+        self._parameters: list[Any] = []
+        self._addresses: list[int] | None = None
+
+    def hold(self, parameters: Sequence[Any]) -> None:
+        self._parameters = list(parameters)
+
+    def is_plain(self) -> bool:
+        """Whether the memory of each is in one piece."""
+        return all(p.data_ptr() != 0 and p.is_contiguous() for p in self._parameters if p.nbytes > 0)
+
+    def look(self) -> list[tuple[int, int]]:
+        """Addresses and bytes, in a run of the cell. KungFuError where they aren't in one piece."""
+        if not self.is_plain():
+            raise KungFuError("a Parameter of a step of shards has come to be a view of another tensor's memory")
+        self._addresses = self._read()
+        return [(address, p.nbytes) for address, p in zip(self._addresses, self._parameters)]
+
+    def check(self) -> None:
+        """KungFuError where they have moved since `look`, if that was called."""
+        addresses, self._addresses = self._addresses, None
+        if addresses is not None and self._read() != addresses:
+            raise KungFuError("InternalError: Parameters have moved while a graph ran that may have to be undone")
+
+    def _read(self) -> list[int]:
+        return [parameter.data_ptr() for parameter in self._parameters]
+
+
+class _Parts(nn.Cell):
+    """What a shard's graph is made of."""
 
     def __init__(self, forward_backward: Callable[..., Any], update: Callable[[Gradients], Any]) -> None:
         super().__init__(auto_prefix=False)
         self.forward_backward = forward_backward
         self.update = update
         self.sum_shards = SumShards("kungfu/shards")
+
+
+class _Straight(_Parts):
+    """One shard, and the update."""
+
+    def construct(self, *columns):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        loss, gradients = self.forward_backward(*columns)
+        summed = self.sum_shards(gradients + (loss,))
+        return ops.depend(summed[-2], self.update(summed[:-2]))
+
+
+class _Branching(_Parts):
+    """One shard, and behind the last one the update."""
 
     def construct(self, *columns):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         loss, gradients = self.forward_backward(*columns)

@@ -255,8 +255,11 @@ class ElasticTraining:
         self._checkpoints.begin(joins, mine.resume is not None and self._call <= mine.resume["call"])
         self._scale_rates()
         if not self.asynchronous:
-            different = {id(t) for t in (*self.training_state.averaged, *self.training_state.statistics)}
-            self._sameness = Sameness(pieces_of(self._trained, self._loss_scale_manager, different))
+            different = [*self.training_state.averaged, *self.training_state.statistics]
+            if self._deals_shards:  # each Parameter follows from the shards, or bits would depend on who computes which
+                different = list(self._options.averaged or ())
+            pieces = pieces_of(self._trained, self._loss_scale_manager, set(map(id, different)), self._deals_shards)
+            self._sameness = Sameness(pieces)
         resume = mine.resume
         if resume is None or self._call > resume["call"]:
             if runtime.current_cluster_size() > 1:
@@ -358,8 +361,9 @@ class ElasticTraining:
         return replace(change, undone=True)
 
     def request_stop(self) -> None:
-        """Have training end at all workers after the same step: the present one, or the next where this one's
-        `step_end` is over. Any worker may ask, alone; `should_stop` is true once all know of it.
+        """Have training end at all workers after the same step. Any worker may ask, alone; `should_stop` is true once
+        all know of it, which they do in a `step_end`: asked for before it, training ends with that step; behind it, one
+        step later, be that the first of the next epoch.
 
         Where the workers are asynchronous, end the loop instead: `end` ends it for all.
         """
@@ -418,7 +422,9 @@ class ElasticTraining:
     def end(self) -> None:
         """The call of training is over: tell the policies, close the monitor's files, look whether the last checkpoint
         was lost with its writer; where the workers are asynchronous, end it for all. Collective. `epochs` does so
-        itself."""
+        itself.
+
+        Raises DivergenceError, at every worker, where something that has to be equal on all of them isn't."""
         if self.asynchronous:
             self._asynchronous.end()
         elif not runtime.detached() and not is_behind():
@@ -429,6 +435,9 @@ class ElasticTraining:
             self.monitor.end()
         if self._stopped:
             self._suspend(False)
+        in_step = runtime.current_cluster_size() > 1 and not runtime.detached() and not is_behind()
+        if in_step and self._sameness is not None:
+            self._sameness.check_all(self.step)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs of a call of training that are still to do, of `count`: `begin`, then ``range(count)``, at a
@@ -485,7 +494,7 @@ class ElasticTraining:
         elif change.changed:
             self._steps_here = 0
             if self._policies is not None:
-                self._policies.on_resized(change.old_size, change.new_size, self.dataset)
+                self._policies.on_resized(change.new_size, self.dataset)
             handover.share_state(self.training_state)
             self._scale_rates()
             self._checkpoints.make_up(self.step)

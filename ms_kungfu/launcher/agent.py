@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import logging
 import math
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, Protocol, TypeVar
 
@@ -31,11 +32,13 @@ from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import Recover, Standing, how_it_ended, peers_to_start
 from ms_kungfu.launcher.processes import Process, ProcessTable
 from ms_kungfu.launcher.remote import RemoteHosts
+from ms_kungfu.launcher.seat import Report, all_losses
 from ms_kungfu.launcher.segments import NotMadeYet
-from ms_kungfu.launcher.sites import CANT_RUN, Launch, LocalSite, Site, told_of_the_host
+from ms_kungfu.launcher.sites import CANT_RUN, AbsentSite, Launch, LocalSite, Site, told_of_the_host
 from ms_kungfu.launcher.standbys import StandbyKeeper
 from ms_kungfu.launcher.startup import Start, StartError
 from ms_kungfu.launcher.supervisor import Exited, Started, Supervisor
+from ms_kungfu.launcher.versions import ClusterVersions
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -83,16 +86,21 @@ class Reports(Protocol):
 
 @dataclass(eq=False)
 class HostAgent:
-    """Of all of them, from `start` to `close`. `remote`: the hosts that aren't this one."""
+    """Of all of them, from `start` or `resume` to `close`. `remote`: the hosts that aren't this one. Without
+    supervisor and output it has no host of its own. `versions`: what a head before this one had chosen; `on_choice`
+    and `may_announce`: of the broker."""
 
     options: Options
     machine: Machine
-    supervisor: Supervisor
-    output: Output
+    supervisor: Supervisor | None
+    output: Output | None
     begun: Start
     coordinator: Coordinator
     reports: Reports
     remote: RemoteHosts | None = None
+    versions: ClusterVersions | None = None
+    on_choice: Callable[[int], None] | None = None
+    may_announce: Callable[[int], bool] | None = None
     sites: dict[str, Site] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -122,18 +130,23 @@ class HostAgent:
             on_cores=self._on_cores,
             on_expected=lambda expected: from_thread(self.standbys.expect, expected),
             on_leave=(lambda peer: from_thread(reports.worker_leaves, peer)) if self.options.watch else None,
+            on_choice=self.on_choice,
+            may_announce=self.may_announce,
+            begun=self.versions,
             **segments,
         )
-        if self.remote is not None:
+        if self.remote is not None and self.remote.links is not None:
             self.remote.links.find_store = self.broker.stores.find
-        self._server = self.machine.serve_broker(self.broker, bytes.fromhex(self.begun.secret))
         self._here = self.options.host.name
-        here = LocalSite(
-            self._here, self.machine, self.supervisor, self.output, self.begun.devices, shares,
-            told=told_of_the_host(self._server.address, self.begun.secret),
-            unheard=lambda: sum(p.host == self._here for p in self.processes) - self._server.connections(),
-        )  # fmt: skip
-        self.sites = {self._here: here, **({} if self.remote is None else self.remote.sites)}
+        self.sites = {} if self.remote is None else dict(self.remote.sites)
+        if self.supervisor is not None and self.output is not None:
+            server = self._server = self.machine.serve_broker(self.broker, bytes.fromhex(self.begun.secret))
+            here = LocalSite(
+                self._here, self.machine, self.supervisor, self.output, self.begun.devices, shares,
+                told=told_of_the_host(server.address, self.begun.secret),
+                unheard=lambda: sum(p.host == self._here for p in self.processes) - server.connections(),
+            )  # fmt: skip
+            self.sites = {self._here: here, **self.sites}
         self.processes = ProcessTable(self.broker, self.sites)
         self.standbys = StandbyKeeper(
             self.options, self.machine, self.broker, self.processes, shares, self.coordinator,
@@ -149,14 +162,95 @@ class HostAgent:
             self.remote.attend(self)
         first = self.coordinator.newest
         self.broker.admit(first)
-        try:
-            await self.choose(first)
-        except Exception as error:  # whatever the runtime or the kernel has against it
-            raise StartError(f"the shared memory of {first.size} workers can't be made: {error}") from error
-        self._loop.add_reader(self.supervisor.fileno(), self._on_supervisor)
+        await self._choose_first(first)
         self.start_missing(first)
         self.standbys.keep()
-        self._look_for_hangs(self._new_watch())
+        if self.supervisor is not None:
+            self._loop.add_reader(self.supervisor.fileno(), functools.partial(self._on_supervisor, self.supervisor))
+            self._look_for_hangs(self._new_watch())
+
+    def resume(self, reports: Mapping[str, Report], wanted: Cluster | None) -> None:
+        """Goes on where another head has stopped, with what the hosts report and the cluster that is `wanted`."""
+        assert self.remote is not None
+        assert self.versions is not None
+        versions, known = self.versions, sorted(self.versions.clusters)
+        losses = {version: all_losses(list(reports.values()), version) for version in known}
+        self.broker.resume(
+            {v: self.remote.take_over(versions.clusters[v], self.options.recover is not Recover.FAIL) for v in known},
+            losses, wanted,
+        )  # fmt: skip
+        self._keys = itertools.count(self.begun.attempts)  # which no head before has used
+        self.remote.close_all_but(known, reports)
+        self.sites.update({name: AbsentSite(name) for name in self.coordinator.hosts.names if name not in self.sites})
+        current = self.broker.current()
+        assert current is not None
+        told = [current.workers[rank] for rank, *_ in losses[current.version]]
+        ended: list[tuple[int, Process, Exited]] = []
+        for report in reports.values():
+            for worker in report.workers:
+                peer = PeerID.parse(worker.peer)
+                if worker.code is not None and not versions.concerns(peer, worker.incarnation):
+                    continue
+                process = self._known(worker.key, worker.log_name, peer, worker.incarnation, worker.rank)
+                process.pid, process.device = worker.pid, worker.device
+                if worker.code is not None:
+                    place = told.index(peer) if peer in told else len(told)
+                    ended.append((place, process, Exited(worker.key, worker.code, worker.error)))
+        for version in known:
+            cluster = versions.clusters[version]
+            gone = versions.ended_in(cluster)
+            for rank, peer in enumerate(cluster.workers):
+                incarnation = versions.meant_by(peer, version)
+                is_lost = peer.host not in reports
+                if version <= versions.lost_hosts.get(peer.host, -1):
+                    continue  # that its host has gone the head before had on record
+                if peer in gone or not (is_lost or version == current.version) or self._has(peer, version):
+                    continue
+                process = self._known(next(self._keys), "", peer, incarnation, rank)
+                if not is_lost:  # the head before hadn't come to starting it
+                    ended.append((len(told), process, Exited(process.key, CANT_RUN, "was not started")))
+        self.remote.attend(self)
+        for _, process, exited in sorted(ended, key=lambda each: each[0]):
+            self._on_exit(process, exited)
+        for process in self.processes.of_standing(Standing.MEMBER):
+            if process.peer is not None and process.peer in told and process.host in reports:
+                process.given_up = True  # it couldn't be killed
+                self.broker.mark_lost(process.peer, "it was given up", process.incarnation, True, False)
+        for process in self.processes.of_standing(Standing.JOINING):
+            process.join_timer = self._loop.call_later(
+                self.begun.join_timeout_s, self._end_one_that_is_late, process, process.incarnation
+            )
+        for process in self.processes.of_standing(Standing.LEAVING):
+            process.leave_timer = self._loop.call_later(
+                self.options.leave_grace_s, self._on_grace_over, process, current.version
+            )
+
+    def _has(self, peer: PeerID, version: int) -> bool:
+        """Whether the process is known that `version` means by this peer."""
+        return any(p.peer == peer and self.broker.belongs(peer, p.incarnation, version) for p in self.processes)
+
+    def _known(self, key: int, log_name: str, peer: PeerID, incarnation: int, rank: int) -> Process:
+        """A process that a head before this one has started."""
+        process = self.processes.by_key[key] = Process(key, log_name, peer.host, peer, incarnation, rank)
+        process.place = next(self._places)
+        return process
+
+    async def _choose_first(self, cluster: Cluster) -> None:
+        """Over several hosts it is tried again, as later ones are: what has failed may be a connection between two."""
+        until = self._loop.time() + self.begun.join_timeout_s
+        told: set[str] = set()
+        while True:
+            try:
+                await self.choose(cluster)
+                return
+            except Exception as error:  # whatever the runtime or the kernel has against it
+                trouble = f"the shared memory of {cluster.size} workers can't be made: {error}"
+                if len(cluster.hosts) == 1 or self._loop.time() >= until:
+                    raise StartError(trouble) from error
+            if trouble not in told:
+                told.add(trouble)
+                _log.warning("%s; it is tried again", trouble)
+            await asyncio.sleep(_RETRY_S)
 
     async def choose(self, cluster: Cluster) -> None:
         """The launcher's own choice, once the shared memory is there. Raises what its hosts have against that."""
@@ -174,8 +268,9 @@ class HostAgent:
         self.broker.announce()
 
     def close(self) -> None:
-        self._loop.remove_reader(self.supervisor.fileno())
-        self._server.close()
+        if self.supervisor is not None:
+            self._loop.remove_reader(self.supervisor.fileno())
+            self._server.close()
         self.broker.close()
 
     def tell_to_end(self, number: int) -> bool:
@@ -209,10 +304,10 @@ class HostAgent:
         with contextlib.suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(function, argument)
 
-    def _on_supervisor(self) -> None:
-        event = self.supervisor.next_event()
+    def _on_supervisor(self, supervisor: Supervisor) -> None:
+        event = supervisor.next_event()
         if event is None:
-            self._loop.remove_reader(self.supervisor.fileno())
+            self._loop.remove_reader(supervisor.fileno())
             self.processes.by_key.clear()
             self.emptied.set()
             self.reports.supervisor_lost()
@@ -296,7 +391,7 @@ class HostAgent:
 
     def add_site(self, site: Site) -> None:
         """A host that has joined the job, or come back to it."""
-        site.shares.each = self.sites[self._here].shares.each  # all the same, whoever has fixed it
+        site.shares.each = next(iter(self.sites.values())).shares.each  # all the same, whoever has fixed it
         self.sites[site.name] = site
         self.broker.host_is_back(site.name)
 
@@ -343,6 +438,11 @@ class HostAgent:
         self.from_thread(lambda each: self._fix_cores(each, answer), each)
         return answer.result(_FIX_CORES_S)
 
+    def fix_cores(self, each: int) -> None:
+        """As a head before this one has, where there is a number."""
+        for site in self.sites.values():
+            site.shares.each = site.shares.each or each or None
+
     def _fix_cores(self, each: int, answer: concurrent.futures.Future[int]) -> None:
         shares = [site.shares for site in self.sites.values()]  # all with the same `each`
         if self.options.affinity:
@@ -368,14 +468,29 @@ class HostAgent:
         if self._unfollowed is None and not self._follows:
             self._unfollowed = self._loop.call_later(_UNFOLLOWED_S, self._tell_unfollowed, version)
 
-    def _tell_unfollowed(self, version: int) -> None:
-        if not self._follows and not self.reports.is_over:
+    def _tell_unfollowed(self, version: int, told: frozenset[str] = frozenset()) -> None:
+        """`told`: of whom it has been said that they haven't joined."""
+        if self._follows or self.reports.is_over:
+            return
+        absent = frozenset(process.who for process in self._members_yet_to_join())
+        if absent - told:
+            _log.warning(
+                "cluster version %d waits: members of the present one haven't joined that yet: %s. A worker joins at "
+                "its first collective, or when it begins to train", version, ", ".join(sorted(absent)),
+            )  # fmt: skip
+        if absent:  # nobody can look for a change before all are there
+            self._unfollowed = self._loop.call_later(_UNFOLLOWED_S, self._tell_unfollowed, version, told | absent)
+        else:
             _log.warning(
                 "cluster version %d waits: for %g s no worker has looked for it. A program follows changes that has "
                 "KungFuElasticCallback or ElasticTraining count its steps; in one that only reduces (ms_kungfu.comm) "
                 "new workers wait until the job ends, or `kungfu-run resize` wants the present size again: see "
                 "docs/change-a-program.md", version, _UNFOLLOWED_S,
             )  # fmt: skip
+
+    def _members_yet_to_join(self) -> list[Process]:
+        members = self.processes.of_standing(Standing.MEMBER)
+        return [p for p in members if p.peer is not None and not self.broker.is_ready(p.peer, p.incarnation)]
 
     def _on_trouble(self, trouble: str) -> None:
         """The shared memory of a version can't be made. The cluster is as before, until it can."""
@@ -417,13 +532,19 @@ class HostAgent:
             for process in here
             if not beats[process.key] and process.pid is not None and self.machine.is_stopped(process.pid)
         ]
-        self.look_at(self._here, watch, self._loop.time(), stopped)
+        pids = {process.key: process.pid for process in here if process.pid is not None}
+        self.look_at(
+            self._here, watch, self._loop.time(), stopped,
+            is_starved=lambda key: key in pids and self.machine.is_starved(pids[key]),
+        )  # fmt: skip
         self._loop.call_later(watch.period_s, self._look_for_hangs, watch)
 
     def _heartbeat(self, process: Process) -> tuple[int, ...]:
         return () if process.peer is None else self.broker.heartbeat(process.peer, process.incarnation)
 
-    def look_at(self, host: str, watch: HangWatch, now: float, stopped: Collection[int]) -> None:
+    def look_at(
+        self, host: str, watch: HangWatch, now: float, stopped: Collection[int], is_starved: Callable[[int], bool]
+    ) -> None:
         """The heartbeats of a host's workers are as they were there at `now`, by its own clock: while nothing comes
         from a host nobody counts as standing still there."""
         if self.reports.is_over:
@@ -431,7 +552,8 @@ class HostAgent:
         self._stopped[host] = set(stopped)
         watched = {p.key: p for p in self.processes if p.host == host and not p.killed_because}
         beats = {key: self._heartbeat(process) for key, process in watched.items()}
-        for key in watch.hung(now, beats, [key for key in stopped if key in watched and not beats[key]]):
+        stopped_early = [key for key in stopped if key in watched and not beats[key]]
+        for key in watch.hung(now, beats, stopped_early, is_starved):
             self._kill(
                 watched[key], f"stood still for {self.options.peer_timeout_s:g} s (-peer-timeout) and was killed"
             )
@@ -471,14 +593,17 @@ class HostAgent:
         self._loop.call_later(_UNANSWERED_KILL_S, self._give_up_on, process)
 
     def _give_up_on(self, process: Process) -> None:
-        """SIGKILL has found no answer: the process hangs in the kernel, or its cgroup is frozen. The signal stays with
-        it: should it run again it dies before its next instruction. To the others it is dead from now on: it has no way
-        to publish any more (docs/recovery.md), and as one who has ended it is not let in anywhere."""
+        """SIGKILL has found no answer: the process hangs in the kernel, its cgroup is frozen, or it gets no core. The
+        signal stays with it: should it run again it dies before its next instruction. To the others it is dead from now
+        on: it has no way to publish any more (docs/recovery.md), and as one who has ended it is not let in anywhere."""
         if self._is_gone(process) or self.reports.is_over:
             return
         standing = self.processes.standing(process)
         process.given_up = True
-        process.killed_because += f", but hangs in the kernel: SIGKILL has had no effect for {_UNANSWERED_KILL_S:g} s"
+        why = "hangs in the kernel, or gets no core"
+        if process.host == self._here and process.pid is not None:
+            why = "gets no core to end on" if self.machine.waits_for_a_core(process.pid) else "hangs in the kernel"
+        process.killed_because += f", but {why}: SIGKILL has had no effect for {_UNANSWERED_KILL_S:g} s"
         self._has_ended(process, standing, -signal.SIGKILL, process.killed_because)
 
     def tell_again_to_end(self, peers: Collection[PeerID]) -> None:
@@ -569,6 +694,7 @@ class HostAgent:
             tuple(cores) if pins else (),
             threads if pins else None,
             joins_later,
+            process.device,
         )
         self.processes.by_key[process.key] = process
         self.emptied.clear()

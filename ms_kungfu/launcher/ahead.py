@@ -12,7 +12,8 @@ a nice value: that spreads the same seconds over a longer time, in which the ent
 their cores wholly a nice standby may never get ready; and who isn't root can't take it back when the standby becomes
 a worker (RLIMIT_NICE is 0).
 
-*Memory.* A standby takes what a worker takes. It is started where there is room for two: a worker grows.
+*Memory.* A standby takes what a worker takes. It is started where there is room for two: a worker grows. One that is
+starting hasn't taken its memory yet.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def to_start(kept: int, expected: Expected, present: Present, room: Room) -> Sta
         return Start(first)
     at_once = max(1, room.cores // _PART_OF_THE_CORES, room.idle_cores)
     may_start = max(0, at_once - present.starting - first)
-    have_room = room.free_bytes / room.worker_bytes - 1 if room.worker_bytes else missing
+    about_to_take = 1 + present.starting + first
+    have_room = room.free_bytes / room.worker_bytes - about_to_take if room.worker_bytes else missing
     if may_start > 0 and have_room < 1:
         free, each = (int(number / 2**20) for number in (room.free_bytes, room.worker_bytes))
         reason = f"nobody is started ahead for want of memory: {free} MiB are free, and a worker takes {each}"

@@ -7,10 +7,11 @@ requests come is for whoever calls `serve`: `broker_server` has the socket and t
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import errno
 import os
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -18,7 +19,8 @@ from ms_kungfu.broker_protocol import Detached, ProtocolError, Stay
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.ahead import Expected
 from ms_kungfu.launcher.policy import would_be_left
-from ms_kungfu.launcher.segments import Asker, MakeSegment, NotMadeYet, PlainSegment, Progress, Segments
+from ms_kungfu.launcher.seat import Loss
+from ms_kungfu.launcher.segments import Asker, MakeSegment, NotMadeYet, PlainSegment, Progress, Segment, Segments
 from ms_kungfu.launcher.software import JobsSoftware
 from ms_kungfu.launcher.stores import Stores
 from ms_kungfu.launcher.versions import ClusterVersions, Grant, LeaveRequest, Refuse, Request, StandbyRequest, Wait
@@ -46,7 +48,10 @@ class Broker:
     is new in it is ready. These three may be called with the lock held, and must not come back here. `on_cores` fixes
     how many cores each worker of the host has and returns that number, 0 where nobody is pinned; it may raise
     concurrent.futures.TimeoutError. `on_expected` is told whom the members expect next. `recovers`:
-    members go on without those who die. Fewer than `min_size` members are never left by a leave.
+    members go on without those who die. Fewer than `min_size` members are never left by a leave. `on_choice`, where
+    the choice of a version has to be written before anybody hears of it: called with the lock held, it must not come
+    back here; `noted` has the answer. `may_announce`, likewise: whether the members may hear of a version; where they
+    may later, `announce` is called then. `begun`: what a head before this one had chosen.
     """
 
     cores: int
@@ -60,6 +65,9 @@ class Broker:
     on_announced: Callable[[int], None] = lambda version: None
     recovers: bool = False
     min_size: int = 1
+    on_choice: Callable[[int], None] | None = None
+    may_announce: Callable[[int], bool] | None = None
+    begun: ClusterVersions | None = None
     make_segment: MakeSegment = PlainSegment
     condition: Callable[[], threading.Condition] = threading.Condition
     is_alive: Callable[[int], bool] = is_alive
@@ -68,10 +76,11 @@ class Broker:
         self.stores = Stores()
         self._changed = self.condition()
         # Guarded by _changed:
-        self._versions = ClusterVersions()
+        self._versions = ClusterVersions() if self.begun is None else self.begun
         self._segments = Segments(self._versions, self.cores, self.recovers, self.make_segment)
         self._software = JobsSoftware()
         self._announced = -1
+        self._noting: tuple[int, int | None] | None = None  # a version that is to be chosen, and after which step
         self._leaving: set[PeerID] = set()  # those of the newest version that may leave it, and haven't yet
         self._evicted: set[PeerID] = set()  # left out of the newest cluster by name
         self._told_to_end: set[PeerID] = set()  # members that may leave because they got a SIGTERM
@@ -121,6 +130,70 @@ class Broker:
             self._versions.choose(version)
             self._after_choice()
 
+    def record(self, choice: int | None = None, lost: str | None = None) -> ClusterVersions:
+        """What the next head has to know; as if `choice` were the chosen version, and the host `lost`."""
+        with self._changed:
+            versions = copy.deepcopy(self._versions)
+        if choice is not None and versions.chosen != choice and choice in versions.clusters:
+            versions.choose(choice)
+        if lost is not None:
+            versions.lose_host(lost)
+        return versions
+
+    def noted(self) -> bool:
+        """The version that `on_choice` was called for is on record, and is chosen from now on. False where that can't
+        be any more, because of who has died: nobody has heard of it, and `not_noted` is to follow."""
+        with self._changed:
+            assert self._noting is not None
+            version, step = self._noting
+            if not self._versions.may_be_chosen(version):
+                return False
+            self._noting = None
+            self._versions.choose(version)
+            self._after_choice()
+            chosen = self._versions.clusters[version]
+        self.on_chosen(chosen, step)
+        return True
+
+    def not_noted(self) -> None:
+        """That version is on record no more."""
+        with self._changed:
+            self._noting = None
+            self._changed.notify_all()
+
+    def resume(
+        self, segments: Mapping[int, Segment], losses: Mapping[int, Sequence[Loss]], wanted: Cluster | None
+    ) -> None:
+        """Goes on where another head has stopped: with the memory that the hosts have of the versions that are known,
+        and the `losses` there, in the order that some host has heard, which all hear now; and with the cluster that is
+        `wanted`, if that is newer than the chosen one."""
+        with self._changed:
+            versions = self._versions
+            self._segments.open.update(segments)
+            for version, told in losses.items():
+                for loss in told:
+                    segments[version].mark_lost(*loss)
+            for host, last in versions.lost_hosts.items():
+                for version, segment in segments.items():
+                    if version <= last and host in versions.clusters[version].hosts:
+                        self._resume_without(host, version, segment)
+            if wanted is not None:
+                versions.admit(wanted)
+            current = versions.current
+            assert current is not None
+            for rank, reason, recover, reaped in losses[current.version]:  # also in what is made from now on
+                peer = current.workers[rank]
+                self._segments.mark_lost(peer, versions.meant_by(peer, current.version), reason, recover, reaped)
+
+    def _resume_without(self, host: str, version: int, segment: Segment) -> None:
+        """The head before had it on record that this host is lost, and may not have told all others."""
+        for rank, worker in enumerate(self._versions.clusters[version].workers):
+            if worker.host == host:
+                segment.mark_lost(rank, f"was on host {host}, which was lost", True, True)
+                if version == self._versions.chosen:
+                    self._versions.record_end(worker, self._versions.meant_by(worker, version))
+        segment.lose_host(host)
+
     def exclude_everybody(self) -> None:
         """Everybody has finished: whoever is on his way joins nothing any more, and nobody has to be let go."""
         with self._changed:
@@ -143,6 +216,11 @@ class Broker:
         """Whether the process has ended, or a chosen version has excluded it."""
         with self._changed:
             return self._versions.is_out(peer, incarnation)
+
+    def belongs(self, peer: PeerID, incarnation: int, version: int) -> bool:
+        """Whether `version` means this process by its peer ID."""
+        with self._changed:
+            return self._versions.belongs(peer, incarnation, version)
 
     def ended_in(self, cluster: Cluster) -> list[PeerID]:
         """The workers of `cluster` whose processes have ended."""
@@ -428,6 +506,8 @@ class Broker:
         version, chosen = self._versions.announceable(), self._versions.chosen
         if self._closed or version is None or chosen is None or version <= max(chosen, self._announced):
             return
+        if self.may_announce is not None and not self.may_announce(version):
+            return
         try:
             self._segments.of(self._versions.clusters[version])
         except NotMadeYet:
@@ -450,6 +530,14 @@ class Broker:
             except Exception as error:
                 # Once and for all, so that all members are told the same.
                 self._versions.refused[wanted.version] = _unmakeable(wanted, error)
+        if self.on_choice is not None:
+            if self._noting is not None and request.member_of is not None:
+                return Wait()
+            if self._versions.would_choose(request) is not None:
+                assert wanted is not None
+                self._noting = (wanted.version, request.step)
+                self.on_choice(wanted.version)
+                return Wait()
         return self._versions.answer(request)
 
     def _refusal_of(self, request: Request, pid: int | None) -> Refuse | None:

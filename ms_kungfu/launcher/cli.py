@@ -13,8 +13,10 @@ from pathlib import Path
 
 from ms_kungfu._flags import UsageError, failed
 from ms_kungfu._processes import raise_descriptor_limit
+from ms_kungfu.launcher import signals
 from ms_kungfu.launcher.commands import evict, resize
 from ms_kungfu.launcher.control import RefusedError
+from ms_kungfu.launcher.engine_flags import EngineRequest
 from ms_kungfu.launcher.joining import ask
 from ms_kungfu.launcher.options import PROGRAM, JoinRequest, Options, parse_command_line
 from ms_kungfu.launcher.output import Output
@@ -37,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _COMMANDS[words[0]](words[1:])
     try:
         wanted = parse_command_line(words)
+        if isinstance(wanted, EngineRequest):
+            # A program of its own, which starts kungfu-runs.
+            os.execv(sys.executable, [sys.executable, "-m", f"ms_kungfu.{wanted.engine}", *words])
         # Before the supervisor is forked, which has to know the program.
         return _run(ask(wanted) if isinstance(wanted, JoinRequest) else wanted)
     except UsageError as error:
@@ -64,6 +69,7 @@ def _run(options: Options) -> int:
     try:
         from ms_kungfu.launcher.job import Job
         from ms_kungfu.launcher.outpost import Outpost
+        from ms_kungfu.launcher.seat import moves
         from ms_kungfu.launcher.startup import StartError
 
         set_process_name(PROGRAM)
@@ -73,10 +79,12 @@ def _run(options: Options) -> int:
         output = Output(options.logdir, quiet=not options.show_workers)
         _set_up_log(options, output)
         try:
-            runs = Job if options.hosts.is_head else Outpost
+            runs = Job if options.hosts.is_head and not moves(options) else Outpost
             return asyncio.run(runs(options, supervisor, output).run())
         except StartError as error:
             return failed(PROGRAM, error, 1)
+        finally:
+            signals.ignore_from_now_on(options.in_slurm)
     except OSError as error:  # a log folder or file that can't be made
         return failed(PROGRAM, f"{error.strerror}: {error.filename}" if error.filename else error, 1)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -128,14 +129,21 @@ def _main(
 
 def _only_job(program: str) -> str:
     """The config server of the one job of this user that runs here."""
-    found = []
+    found, silent = [], []
     for url in servers_of_this_user():
         try:
             cluster = open_store(url, timeout_s=_LOOK_S).get()
-        except ConfigServerError:  # was killed, and has left its secret
+        except ConfigServerError as error:  # was killed, and has left its secret
+            if isinstance(error.__context__, (TimeoutError, socket.timeout)):
+                silent.append(url)
             continue
         if cluster is not None:
             found.append((url, cluster.size))
+    if not found and silent:
+        raise ConfigServerError(
+            f"the job of {' and that of '.join(silent)} doesn't answer within {_LOOK_S:g} s: its launcher is stopped "
+            "or has too much to do"
+        )
     if not found:
         raise UsageError(
             f"no job of this user that could change runs here; start one with {PROGRAM} -w, or give the URL of its "

@@ -310,7 +310,7 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
     trouble: OSError = OSError(f"{host} has no address")
     sources = dict(await addresses_of(machine, own, 0))  # one a family
     for family, address in await addresses_of(machine, host, port):
-        connection = socket.socket(family, socket.SOCK_STREAM)
+        connection = machine.make_socket(family)
         connection.setblocking(False)
         try:
             if family in sources:  # by the network that the job is to use, and by the name that the others know
@@ -409,7 +409,7 @@ class ControlServer:
     async def start(self, host: str, port: int) -> None:
         """OSError where that can't be bound."""
         family, address = (await addresses_of(self._machine, host, port))[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener = self._machine.make_socket(family)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)

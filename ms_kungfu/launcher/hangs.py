@@ -1,15 +1,21 @@
 """Which workers stand still: their heartbeats, counted by a thread of their own, don't move. Pure: a clock is given.
 
-One that has not begun to count, because it imports or compiles, stands still only while it is stopped (SIGSTOP).
+One that has not begun to count, because it imports or compiles, stands still only while it is stopped (SIGSTOP). One
+whose counting thread waits for a core doesn't: the machine is short of them, and the thread will count. What its other
+threads do tells nothing: those of a computation spin.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Callable
 
-from ms_kungfu._processes import stat_of
+from ms_kungfu._processes import descendants, stat_of
 
 _MAX_GAP_S = 2.0
+_HEART = "kungfu-beat"  # heartbeat.cc starts it
 
 
 class HangWatch:
@@ -23,15 +29,22 @@ class HangWatch:
         self._stopped: set[int] = set()
         self._still_s: dict[int, float] = {}
 
-    def hung(self, now: float, beats: Mapping[int, tuple[int, ...]], stopped: Collection[int] = ()) -> list[int]:
+    def hung(
+        self,
+        now: float,
+        beats: Mapping[int, tuple[int, ...]],
+        stopped: Collection[int] = (),
+        is_starved: Callable[[int], bool] = lambda key: False,
+    ) -> list[int]:
         """The keys of those that hang, given everybody's counts; no counts: it has not begun to count. `stopped`: those
-        of them that are stopped at this moment."""
+        of them that are stopped at this moment. `is_starved` is asked of those whose counts have not moved."""
         # If the launcher itself has not run for a while, the workers may not have either.
         passed = 0.0 if self._last_look is None else min(now - self._last_look, _MAX_GAP_S)
         self._last_look = now
         self._still_s = {
             key: self._still_s.get(key, 0.0) + passed
-            if beat == self._beats.get(key) and (beat or (key in stopped and key in self._stopped))
+            if beat == self._beats.get(key)
+            and (not is_starved(key) if beat else key in stopped and key in self._stopped)
             else 0.0
             for key, beat in beats.items()
         }
@@ -45,3 +58,32 @@ def is_stopped(pid: int) -> bool:
         return stat_of(pid)[0] == "T"
     except OSError:
         return False
+
+
+def is_starved(pid: int) -> bool:
+    """Whether the counting thread of a worker waits for a core: it would have counted if it had got one. `pid` may be a
+    script's, with the worker below it."""
+    return any(_is_runnable(task) for each in (pid, *descendants(pid)) for task in _threads(each, _HEART))
+
+
+def waits_for_a_core(pid: int) -> bool:
+    """Whether one of its threads does; of a process that SIGKILL has been sent to, which computes nothing any more."""
+    return any(map(_is_runnable, _threads(pid)))
+
+
+def _threads(pid: int, name: str = "") -> list[Path]:
+    """Of a process, those with this name. None where it is gone."""
+    found = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                if not name or (task / "comm").read_text().strip() == name:
+                    found.append(task)
+    return found
+
+
+def _is_runnable(task: Path) -> bool:
+    """It runs, or is about to as soon as it gets a core."""
+    with contextlib.suppress(OSError):
+        return stat_of(f"{task.parts[2]}/task/{task.name}")[0] == "R"
+    return False

@@ -12,6 +12,7 @@ from ms_kungfu.launcher.options import PROGRAM, Options
 
 # What each host may have its own way, or only one of them has.
 _OF_EACH_HOST = {"command", "quiet", "show_workers", "logdir", "logfile", "builtin_port", "secret", "delay_s", "hosts"}
+OF_THE_JOB = [each.name for each in fields(Options) if each.metadata and each.name not in _OF_EACH_HOST]
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def flags_of(options: Options) -> dict[str, str]:
     found = {
         f"-{each.metadata['name']}": str(getattr(options, each.name))
         for each in fields(Options)
-        if each.metadata and each.name not in _OF_EACH_HOST
+        if each.name in OF_THE_JOB
     }
     return {**found, "-H": str(options.hosts), "-H's head": options.hosts.head.name}
 

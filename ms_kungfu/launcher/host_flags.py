@@ -99,6 +99,11 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "all but -self ADDRESS:SLOTS, -nic, the secret, -logdir, -logfile, -q and -v comes from there",
         "metavar": "URL",
     },
+    "joinable": {
+        "help": "with -w and -H: others may join (-join) though -H names one host; of several they may anyway",
+        "type": switch,
+        "default": False,
+    },
     "nnodes": {
         "help": "torchrun's: how many hosts -H names; MIN:MAX is -w with -min-np as many workers as MIN hosts have",
         "type": _nodes,
@@ -135,6 +140,10 @@ def settle_hosts(flags: Namespace, given: Collection[str]) -> None:
         flags.hosts = _hosts_of(listed or flags.hostfile, flags.self, flags.nic)
     except HostError as error:
         raise UsageError(str(error)) from None
+    if flags.joinable:
+        if not flags.watch or flags.hosts.slots is None:
+            raise UsageError("-joinable needs -w, and -H with an address by which the others reach this host")
+        flags.hosts = replace(flags.hosts, joinable=True)
     flags.secret = secret_of(flags, flags.hosts.is_several)
     if flags.hosts.is_several:
         check_tls(flags.hosts.own.address)

@@ -35,7 +35,8 @@ class HostError(ValueError):
 @dataclass(frozen=True)
 class Host:
     """A host as the workers' addresses name it: what ``-H`` says, IPv6 in brackets. `slots` None: as many workers as
-    are asked for, and have room. `public`: where ssh finds it, if that is another address."""
+    are asked for, and have room; 0: the head may have none, and only decide. `public`: where ssh finds it, if that is
+    another address."""
 
     name: str = DEFAULT_HOST
     slots: int | None = None
@@ -63,7 +64,8 @@ class Hosts:
     there, or is nearest; the first one where nobody says. `most`: workers in all, where somebody says so. `placement`:
     how workers are dealt to them (`Cluster.resized`). `ports`: those that all workers have, where they say which place
     one has (``--msrun``). `leaving`: hosts that have been told to go, and get no new workers.
-    `lost`: hosts that have gone, in whatever way, and of which nobody expects anything any more.
+    `lost`: hosts that have gone, in whatever way, and of which nobody expects anything any more. `joinable`: others may
+    join, though there is one at the start.
     """
 
     each: tuple[Host, ...] = (Host(),)
@@ -74,6 +76,7 @@ class Hosts:
     ports: range | None = None
     leaving: frozenset[str] = frozenset()
     lost: frozenset[str] = frozenset()
+    joinable: bool = False
 
     def __str__(self) -> str:
         return ",".join(map(str, self.each))
@@ -84,7 +87,8 @@ class Hosts:
 
     @property
     def is_several(self) -> bool:
-        return len(self.each) > 1
+        """Or may become so: one alone that others may join is a host among others, too."""
+        return len(self.each) > 1 or self.joinable
 
     @property
     def own(self) -> Host:
@@ -226,8 +230,9 @@ class Hosts:
         for name, count in on_each.items():
             slots = self.named(name).slots
             if slots is not None and count > slots:
-                where = f" on {name}" if self.is_several else ""
-                raise HostError(f"{count} workers{where} are more than the {slots} slots that -H {self} gives")
+                if self.is_several:  # it may have joined, with slots of its own
+                    raise HostError(f"{count} workers on {name} are more than the {slots} slots of that host")
+                raise HostError(f"{count} workers are more than the {slots} slots that -H {self} gives")
         for worker in cluster.workers:
             if self.ports is not None and worker.port not in self.ports:
                 ports = f"-port-range {self.ports[0]}-{self.ports[-1]}"
@@ -269,11 +274,11 @@ def _parse_host(text: str) -> Host:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not host:slots, e.g. 127.0.0.1:4: {slots!r} is no number of them"
         )
-    return Host(_name(name), int(slots or 1), _name(public) if public is not None else "")
+    return Host(_name(name), 1 if slots is None else int(slots), _name(public) if public is not None else "")
 
 
 def _is_count(text: str) -> bool:
-    return re.fullmatch("0*[1-9][0-9]{0,7}", text) is not None
+    return re.fullmatch("[0-9]{1,8}", text) is not None
 
 
 def _name(text: str) -> str:

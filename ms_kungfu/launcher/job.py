@@ -8,26 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import math
 import signal
-from dataclasses import replace
-from typing import Any
+from collections.abc import Awaitable, Coroutine, Mapping
+from dataclasses import asdict, replace
+from typing import Any, Callable
 
+from ms_kungfu import env
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID
-from ms_kungfu.launcher import policy
+from ms_kungfu.cluster_store import ClusterStore, SeatGoneError, SeatLostError, StoreUnreachableError
+from ms_kungfu.errors import ConfigServerError
+from ms_kungfu.launcher import policy, signals
 from ms_kungfu.launcher.agent import GRACE_S, HostAgent
+from ms_kungfu.launcher.control import Channel
 from ms_kungfu.launcher.coordinator import Coordinator
+from ms_kungfu.launcher.devices import Devices
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.options import Options, what_is_done_instead
+from ms_kungfu.launcher.options import PROGRAM, Options, what_is_done_instead
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import Action, Recover, Standing, Verdict, WorkerExited, WorkerWorksOn
 from ms_kungfu.launcher.processes import Process
 from ms_kungfu.launcher.remote import RemoteHosts
-from ms_kungfu.launcher.revisions import Revisions, StoreWatcher
+from ms_kungfu.launcher.revisions import Revisions, StoreWatcher, raise_bugs
+from ms_kungfu.launcher.seat import End, Record, Term, TimeToAsk, may_go_on
 from ms_kungfu.launcher.segments import NotMadeYet
 from ms_kungfu.launcher.sites import Site
-from ms_kungfu.launcher.startup import prepare, serve_status
+from ms_kungfu.launcher.startup import CONFIG_SERVER_START_S, Start, StartError, prepare, serve_status
 from ms_kungfu.launcher.status import History, describe, outline
 from ms_kungfu.launcher.status_socket import never_raises
 from ms_kungfu.launcher.supervisor import Supervisor
@@ -40,16 +49,36 @@ _MAX_START_PAUSE_S = 5.0
 # A host tells of a connection that has ended within 0.2 s; who is lost by it is told some seconds later.
 _HOSTS_NEWS_S = 0.5
 _HOSTS_TELL_S = 5.0
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
+_SEAT_S = 5.0  # for the leases of a job that is over, beyond their length
+_RENEW_S = 0.2  # before a store that is away is asked again
+_END_S = 2.0
+_GATHER_S = 10.0  # for the hosts of a job that runs to come to its new head, where -host-timeout doesn't say
+_ATTEMPTS = 1 << 16  # of one head at versions of several hosts: those of the next have other numbers
+
+
+def _taken(url: str | None) -> str:
+    return f"{url} is the job of another {PROGRAM}; give this one another name"
 
 
 class Job:
-    """Runs a job once. The supervisor and the output are the caller's until `run`, which closes both."""
+    """Runs a job once. The supervisor and the output are the caller's until `run`, which closes both.
+
+    Where the head moves from host to host (`seat`) they are `None`: the job has a `term` in the seat, and its host's
+    launcher (`outpost`), which has begun it, is one of all that it tells what to do. It decides for as long as it has
+    the seat, and what is to be on record is that before anybody hears of it.
+    """
 
     def __init__(
-        self, options: Options, supervisor: Supervisor, output: Output, machine: Machine | None = None
-    ) -> None:
+        self, options: Options, supervisor: Supervisor | None, output: Output | None, machine: Machine | None = None,
+        term: Term | None = None,
+    ) -> None:  # fmt: skip
+        self._term = term
+        self._noting = asyncio.Lock() if term is not None else None  # entries come one after the other
+        self.is_deposed = False
+        self._announceable = self._to_announce = -1  # the newest version that the members may hear of, or will
+        self._noted_end: End | None = None  # whatever else is noted behind it
+        self.has_left = False  # its host leaves, and another one has the job from then on
+        self.last_words: str | None = None
         self._options = options
         self._supervisor = supervisor
         self._output = output
@@ -58,26 +87,35 @@ class Job:
         self._remote: RemoteHosts | None = None
         self._watcher: StoreWatcher | None = None
         self._pause: asyncio.TimerHandle | None = None
+        self._going: set[str] = set()  # hosts of whose loss an entry is on its way
+        self._background: set[asyncio.Future[None]] = set()
         self._graces: dict[str, asyncio.TimerHandle] = {}  # of hosts that leave
+        self._leaving_early: list[str] = []  # those that told this head of it before it knew who is there
         self._early: Cluster | None = None  # what somebody wanted before the job had begun
         self._exit_code: int | None = None  # of the first worker that has ended while a host's loss is about to be told
         self._beginning: asyncio.Future[None] | None = None
         self._closers = contextlib.AsyncExitStack()
         self._history = History()
-        self._started_at = self._machine.time()
+        self._started_at = self._began_at = self._machine.time()  # this head, and the job
         self.status = never_raises(self._status)  # what it tells of itself
+        if term is not None:
+            self._enter_the_loop()  # it may be told to end before it runs
 
     async def run(self) -> int:
         """The job's exit code. StartError where it never started. Nothing of the job is left when it returns."""
-        loop = self._loop = asyncio.get_running_loop()
-        self._verdict: asyncio.Future[Verdict] = loop.create_future()
-        self._hurry = asyncio.Event()
-        self._catch_signals()
-        loop.set_exception_handler(self._on_bug)
+        if self._term is None:
+            self._enter_the_loop()
+        loop = self._loop
+        if self._supervisor is not None:
+            in_slurm, catch = self._options.in_slurm, self._machine.catch_signal
+            signals.hear(loop, self._on_signal, self._supervisor.signal, in_slurm, catch)
+            loop.set_exception_handler(self._on_bug)
         if self._options.timeout_s is not None:
             loop.call_later(self._options.delay_s + self._options.timeout_s, self._on_timeout, self._options.timeout_s)
         verdict: Verdict | None = None
-        close_status = serve_status(self._machine, self._supervisor, self._answer_status)
+        asked = contextlib.ExitStack()
+        if self._supervisor is not None:
+            asked.callback(serve_status(self._machine, self._supervisor, self._answer_status))
         try:
             start = asyncio.ensure_future(self._start())
             start.add_done_callback(self._on_started)
@@ -91,7 +129,12 @@ class Job:
             try:
                 await self._end(verdict)
             finally:
-                close_status()
+                asked.close()
+
+    def _enter_the_loop(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._verdict: asyncio.Future[Verdict] = self._loop.create_future()
+        self._hurry = asyncio.Event()
 
     # ---- what it tells of itself ----
 
@@ -109,7 +152,7 @@ class Job:
         elif self._remote is not None:
             missing = [name for name in self._options.hosts.names if name not in self._remote.present]
             why = f"waits for kungfu-run on {', '.join(missing)}" if missing else ""
-        document = outline(self._options, state, why, self._started_at)
+        document = outline(self._options, state, why, self._began_at)
         if self._agent is not None:
             describe(document, self._agent, self._coordinator, self._history)
         return document
@@ -123,7 +166,12 @@ class Job:
                 self._verdict.set_exception(error)
 
     async def _start(self) -> None:
-        options, machine = self._options, self._machine
+        options, machine, supervisor = self._options, self._machine, self._supervisor
+        if self._term is not None and self._term.record is not None:
+            await self._go_on(self._term, self._term.record)
+            return
+        if self._term is not None:
+            await self._await_the_seat(self._term)
         start = self._begun = await prepare(
             options,
             machine,
@@ -131,47 +179,318 @@ class Job:
             check=self._check,
             on_change=lambda cluster: None if cluster is None else self.on_cluster(cluster),
             on_status=self.status,
-            on_secret_left=lambda file: self._supervisor.remove_at_end(file.path, file.inode),
+            on_secret_left=lambda file: None if supervisor is None else supervisor.remove_at_end(file.path, file.inode),
         )
+        if self._term is not None:
+            await self._sit_down(self._term)
         if instead := what_is_done_instead(options.strategy, options.hosts.is_several):
             _log.warning("%s", instead)
         self._coordinator = Coordinator(options, start.first, start.writer)
         self._revisions = Revisions(self, self._coordinator, start, machine)
         if options.hosts.is_several:
-            remote = self._remote = RemoteHosts(options, machine, start, self)
+            remote = self._remote = RemoteHosts(options, machine, start, self, moves=self._term is not None)
             self._closers.push_async_callback(remote.close)
+            if self._term is not None:
+                remote.seat = self._term.seat
             await remote.gather(start.join_timeout_s)
         agent = HostAgent(
-            options, machine, self._supervisor, self._output, start, self._coordinator, self, self._remote
-        )
+            options, machine, self._supervisor, self._output, start, self._coordinator, self, self._remote,
+            on_choice=None if self._term is None else self._on_choice,
+            may_announce=None if self._term is None else self._may_announce,
+        )  # fmt: skip
         self._agent = agent
         self._closers.callback(agent.close)
         self._history.begun(start.first)
         await agent.start()
+        await self._note()
         if options.hosts.is_several:
             machine.tell_of_the_beginning()
         if self._early is not None:
             self.on_cluster(self._early)
-        if options.watch and start.store is not None:
+        self._watch(agent)
+
+    def _watch(self, agent: HostAgent) -> None:
+        if self._options.watch and self._begun.store is not None:
             self._watcher = StoreWatcher(
-                start.store,
+                self._begun.store,
                 lambda: replace(self._coordinator.newest, version=self._coordinator.last_version),
                 lambda cluster: agent.from_thread(self.on_cluster, cluster),
-                machine,
+                self._machine,
             )
             self._closers.callback(self._watcher.stop)
 
-    # ---- what happens ----
+    # ---- the seat ----
 
-    def _catch_signals(self) -> None:
-        for number in _ENDING_SIGNALS:
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # nohup
-                continue
-            self._loop.add_signal_handler(number, self._on_signal, number)
-        for number in _PASSED_ON:
-            self._loop.add_signal_handler(number, self._supervisor.signal, number)
-        if self._options.in_slurm:
-            self._loop.add_signal_handler(signal.SIGUSR1, self._on_signal, signal.SIGTERM)
+    async def _await_the_seat(self, term: Term) -> None:
+        """Until the last job of this name is over: nothing of this one is written before. Where it has lost its head
+        its other hosts go on with it, and have the time of a lease for that."""
+        url, own, told, empty_since = self._options.config_server, self._options.hosts.self_name, False, math.inf
+        patience_s = 3 * term.seat.lease_s + _SEAT_S
+        deadline = self._loop.time() + CONFIG_SERVER_START_S
+        while True:
+            try:
+                found = await self._machine.in_thread(term.keys.look)
+                now = self._loop.time()
+                empty_since = math.inf if found.holder else min(empty_since, now)
+                if not found.holder and (now - empty_since >= term.seat.lease_s or not may_go_on(found, own)):
+                    return
+                trouble = _taken(url)
+                if not told:
+                    told, deadline = True, now + patience_s
+                    _log.info("waiting for the last job of %s to be over", url)
+            except StoreUnreachableError as error:
+                trouble = f"{error}; is it running?"
+            except ConfigServerError as error:
+                raise StartError(str(error)) from None
+            if self._loop.time() > deadline:
+                raise StartError(trouble)
+            await asyncio.sleep(_RENEW_S)
+
+    async def _sit_down(self, term: Term) -> None:
+        """Before the job begins."""
+        start = self._begun
+        record = Record(start.writer, self._options.hosts.self_name, start.first, self._options.hosts.each)
+        deadline = self._loop.time() + term.seat.lease_s
+        while True:
+            try:
+                found = await self._machine.in_thread(term.keys.look)
+                await self._machine.in_thread(functools.partial(term.seat.take, found, record.to_json()))
+                break
+            except StoreUnreachableError as error:
+                if self._loop.time() > deadline:
+                    raise StartError(f"{error}; is it running?") from None
+            except SeatLostError:
+                raise StartError(_taken(start.url)) from None
+            except ConfigServerError as error:
+                raise StartError(str(error)) from None
+            await asyncio.sleep(_RENEW_S)
+        self._sits(term)
+
+    def _sits(self, term: Term) -> None:
+        term.guard(self._begun.store)
+        self._time = TimeToAsk(term.seat.lease_s)
+        self._time.answered(self._loop.time())
+        keeping = asyncio.ensure_future(self._keep_the_seat(term))
+        keeping.add_done_callback(raise_bugs)
+        self._closers.callback(keeping.cancel)
+
+    async def _keep_the_seat(self, term: Term) -> None:
+        while not self.is_deposed:
+            await asyncio.sleep(term.seat.lease_s / 4)
+            await self._renew(term)
+
+    async def _renew(self, term: Term) -> bool:
+        """Whether the store has answered."""
+        asked, since = self._time, term.seat.since
+        try:
+            await self._in_the_seat(lambda: self._machine.in_thread(term.seat.renew))
+            asked.answered(self._loop.time())
+        except ConfigServerError:  # away; or full, and the lease is over: nobody has the seat
+            asked.failed(self._loop.time())
+            return False
+        if term.seat.since != since and self._remote is not None:
+            self._remote.tell_seat()
+        return True
+
+    async def _time_to_ask(self, term: Term) -> float:
+        await self._renew(term)
+        return self._time.seconds
+
+    async def _in_the_seat(self, act: Callable[[], Awaitable[None]]) -> None:
+        """One after the other. Where somebody else has the seat the job is his."""
+        assert self._noting is not None
+        try:
+            async with self._noting:
+                if not self.is_deposed:
+                    await act()
+        except SeatGoneError as error:
+            self._depose(f"{error}: nobody decides for the job any more", str(error))
+        except SeatLostError as error:
+            self._depose(f"{error}: another host decides for the job from now on")
+
+    def _depose(self, sentence: str, reason: str = "another host has the job") -> None:
+        if self.is_deposed:
+            return
+        self.is_deposed = True
+        _log.warning("%s", sentence)
+        if not self._verdict.done():
+            self._verdict.set_result(Verdict(Action.FAIL, reason, 1))
+
+    async def _stand_up(self, term: Term) -> None:
+        """This head stood still, and hosts have left it, which come back to another one only. Who sits down next, this
+        host perhaps, hears who is there."""
+        assert self._noting is not None
+        async with self._noting:
+            self._depose("this host stood still, and others have left it: another one decides for the job from now on")
+            with contextlib.suppress(ConfigServerError):  # else the lease ends by itself
+                await self._machine.in_thread(term.seat.leave)
+
+    async def _write_record(self, choice: int | None = None, lost: str | None = None, end: End | None = None) -> None:
+        """Until it is there, however long the store is away."""
+        term, told = self._term, False
+        assert term is not None
+        self._noted_end = end = end or self._noted_end
+        while not self.is_deposed:
+            start, coordinator = self._begun, self._coordinator
+            versions = self._host.broker.record(choice, lost)
+            record = Record(
+                start.writer, self._options.hosts.self_name, start.first, coordinator.hosts.each,
+                versions, coordinator.finishing, end, told=self._past(),
+            ).to_json()  # fmt: skip
+            try:
+                await self._machine.in_thread(functools.partial(term.seat.write, record))
+                return
+            except SeatLostError:
+                raise
+            except ConfigServerError as error:  # away, or full
+                if not told:
+                    told = True
+                    _log.warning("%s; what is to be decided waits, and who waits for that", error)
+                await asyncio.sleep(_RENEW_S)
+                try:  # nobody else does meanwhile, and a lease takes no room
+                    await self._machine.in_thread(term.seat.renew)
+                except SeatLostError:
+                    raise
+                except ConfigServerError:
+                    pass
+
+    def _past(self) -> dict[str, Any]:
+        """For the next head."""
+        return {"began_at": self._began_at, "changes": [asdict(change) for change in self._history.changes]}
+
+    def _resume_past(self, told: Mapping[str, Any], current: Cluster) -> None:
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # the job doesn't go by it
+            self._began_at = float(told["began_at"])
+            self._history.resumed(told["changes"], current)
+            return
+        self._history.begun(current)
+
+    async def _note(self, lost: str | None = None, end: End | None = None) -> bool:
+        """What is decided, on record. False where this is the head no more."""
+        if self._term is not None:
+            await self._in_the_seat(lambda: self._write_record(lost=lost, end=end))
+        return not self.is_deposed
+
+    def _may_announce(self, version: int) -> bool:
+        """From any thread. Who has heard of a version waits for it at the next step, and that it is chosen has to be on
+        record: while the store is away nobody hears of another one."""
+        if self._announceable >= version:
+            return True
+        self._host.from_thread(lambda it: self._in_background(self._make_announceable(it)), version)
+        return False
+
+    async def _make_announceable(self, version: int) -> None:
+        assert self._term is not None
+        if version <= self._to_announce:
+            return
+        self._to_announce = version
+        while not self.is_deposed and not self.is_over and version == self._to_announce:
+            if await self._renew(self._term):
+                self._announceable = max(self._announceable, version)
+                self._host.broker.announce()
+                return
+            await asyncio.sleep(_RENEW_S)
+
+    def _on_choice(self, version: int) -> None:
+        """From the broker's threads."""
+        self._host.from_thread(lambda it: self._in_background(self._in_the_seat(lambda: self._choose(it))), version)
+
+    async def _choose(self, version: int) -> None:
+        await self._write_record(choice=version)
+        if not self._host.broker.noted():
+            await self._write_record()
+            self._host.broker.not_noted()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        task.add_done_callback(raise_bugs)
+
+    async def serve(self, channel: Channel, message: dict[str, Any]) -> bool:
+        """Who has called its host for the head of the job (`RemoteHosts.serve`). A host that wants to join waits until
+        a job that goes on here does."""
+        joins = "ask" in message or "slots" in message
+        while (self._remote is None or (joins and self._resumes())) and not self.is_over:
+            await asyncio.sleep(_RENEW_S)
+        return False if self._remote is None else await self._remote.serve(channel, message)
+
+    def _resumes(self) -> bool:
+        """The job runs, and this head doesn't know yet who of it is there."""
+        return self._term is not None and self._term.record is not None and not self._has_begun and not self.is_over
+
+    async def _go_on(self, term: Term, record: Record) -> None:
+        """Where the head before has stopped. The seat is this one's already."""
+        options, machine = self._options, self._machine
+        store = machine.open_store(options.config_server or "", term.secret, writer=record.job)
+        start = self._begun = Start(
+            Devices(), env.JOIN_TIMEOUT.get(machine.environ), term.secret, record.first, record.job,
+            options.config_server, store=store, attempts=term.seat.since * _ATTEMPTS,
+        )  # fmt: skip
+        self._sits(term)
+        current = record.versions.current
+        assert current is not None
+        coordinator = self._coordinator = Coordinator(options, current, start.writer)
+        coordinator.finishing = record.finishing
+        self._revisions = Revisions(self, coordinator, start, machine)
+        remote = self._remote = RemoteHosts(options, machine, start, self, moves=True, resumes=True)
+        remote.seat = term.seat
+        self._closers.push_async_callback(remote.close)
+        wanted, _ = await asyncio.gather(
+            self._wanted(store),
+            remote.gather_again(
+                options.host_timeout_s or _GATHER_S, frozenset(record.before), lambda: self._time_to_ask(term)
+            ),
+        )
+        missing = remote.missing()
+        agent = HostAgent(
+            options, machine, None, None, start, coordinator, self, remote, record.versions, self._on_choice,
+            self._may_announce,
+        )  # fmt: skip
+        self._agent = agent
+        self._closers.callback(agent.close)
+        self._resume_past(record.told, current)
+        if wanted is not None and wanted.version > current.version:
+            coordinator.last_version = wanted.version
+            if not self._history.knows(wanted):
+                self._history.wanted(wanted, current, start.writer)
+            if self._can_run(wanted):
+                coordinator.newest = wanted
+            else:
+                agent.broker.refuse(wanted.version, "the head that was to run it is lost")
+        newest = coordinator.newest
+        agent.resume(remote.told, newest if newest.version > current.version else None)
+        agent.fix_cores(max((report.cores for report in remote.told.values()), default=0))
+        coordinator.leaving |= {PeerID.parse(peer) for report in remote.told.values() for peer in report.leaving}
+        remote.catch_up()
+        self._history.note(f"host {options.hosts.self_name} has the job from now on")
+        for name in missing:
+            self.host_lost(name, "its launcher didn't come to the new head of the job")
+        if not missing and newest.version > current.version:
+            agent.start_missing(newest)
+            agent.broker.announce()  # nobody may have to start
+        self._revisions.write()
+        self._watch(agent)
+        for name in self._leaving_early:
+            self.host_leaves(name)
+
+    async def _wanted(self, store: ClusterStore) -> Cluster | None:
+        while True:
+            try:
+                return await self._machine.in_thread(store.get)
+            except StoreUnreachableError:
+                await asyncio.sleep(_RENEW_S)
+            except ConfigServerError as error:  # somebody has written what isn't a cluster
+                _log.warning("%s; the job goes on as it is", error)
+                return None
+
+    def _can_run(self, cluster: Cluster) -> bool:
+        with contextlib.suppress(HostError):
+            self._coordinator.hosts.check(cluster, ())
+            return True
+        return False
+
+    # ---- what happens ----
 
     def _on_signal(self, number: int) -> None:
         self.interrupted(number)
@@ -205,6 +524,12 @@ class Job:
     @property
     def is_over(self) -> bool:
         return self._verdict.done()
+
+    @property
+    def _has_ended_well(self) -> bool:
+        """Who runs yet isn't needed any more, and is ended."""
+        ended = self.is_over and not self._verdict.cancelled() and self._verdict.exception() is None
+        return ended and self._verdict.result().action is Action.FINISH
 
     def _settle(self, verdict: Verdict) -> bool:
         """Draws its consequences for the job as a whole. Whether the job goes on."""
@@ -241,9 +566,29 @@ class Job:
         elif not self.is_over:
             _log.warning("host %s is lost: %s", name, reason)
             self._history.note(f"host {name} is lost: {reason}")
-            self._forget_host(name, reason)
-            self._revisions.write()
-            self._let_hosts_go()
+            self._once_it_is_noted(name, lambda: self._lose_host(name, reason))
+
+    def _lose_host(self, name: str, reason: str) -> None:
+        self._forget_host(name, reason)
+        self._revisions.write()
+        self._let_hosts_go()
+
+    def _once_it_is_noted(self, lost: str, act: Callable[[], None]) -> None:
+        """That a host has gone the others don't hear before it is on record."""
+        if self._term is None:
+            act()
+        elif lost not in self._going:
+            self._going.add(lost)
+            self._in_background(self._note_and(lost, act))
+
+    async def _note_and(self, lost: str, act: Callable[[], None]) -> None:
+        assert self._term is not None
+        if self._time.has_stood_still(self._loop.time()):
+            await self._stand_up(self._term)
+        noted = await self._note(lost=lost)
+        self._going.discard(lost)
+        if noted and not self.is_over and lost not in self._coordinator.hosts.lost:
+            act()
 
     def _forget_host(self, name: str, reason: str) -> None:
         grace = self._graces.pop(name, None)
@@ -276,12 +621,18 @@ class Job:
     def hosts(self) -> Hosts:
         return self._coordinator.hosts
 
+    def left_s(self) -> float | None:
+        return self._options.left_s(self._machine.time() - self._started_at - self._options.delay_s)
+
     def host_leaves(self, name: str) -> None:
+        if self._resumes():
+            self._leaving_early.append(name)
+            return
         if self.is_over or not self._options.watch or not self._has_begun:
             self.interrupted(signal.SIGTERM, f" on host {name}")
             return
         hosts, grace_s = self._coordinator.hosts, self._options.leave_grace_s
-        if name in hosts.leaving:
+        if name in hosts.leaving or name in hosts.lost:
             return
         _log.warning("host %s is leaving (SIGTERM): its workers do after this step", name)
         self._history.note(f"host {name} is leaving")
@@ -314,11 +665,36 @@ class Job:
             is_needed = current is not None and name in current.hosts and not self._coordinator.resting
             if self.is_over or self._host.has_processes_on(name) or (is_needed and name in self._graces):
                 continue
-            _log.info("host %s has left the job", name)
-            self._forget_host(name, "it has left the job")
-            if self._remote is not None:
-                self._remote.let_go(name)
-            self._revisions.write()
+            self._once_it_is_noted(name, functools.partial(self._let_host_go, name))
+
+    def _let_host_go(self, name: str) -> None:
+        _log.info("host %s has left the job", name)
+        self._forget_host(name, "it has left the job")
+        if self._term is not None and name == self._options.hosts.self_name:
+            self._in_background(self.leave())
+            return
+        if self._remote is not None:
+            self._remote.let_go(name)
+        self._revisions.write()
+
+    async def leave(self) -> None:
+        """Its host goes, with which a job that has begun doesn't end. The next head needn't wait for the end of the
+        lease, and nothing is written any more here: a lease that is missed would be taken anew."""
+        term, noting = self._term, self._noting
+        if term is None or noting is None or self.is_deposed or self.is_over:
+            return
+        if term.record is None and not self._has_begun:
+            return
+        self.is_deposed = self.has_left = True
+
+        async def leave() -> None:
+            async with noting:
+                await self._machine.in_thread(term.seat.leave)
+
+        with contextlib.suppress(asyncio.TimeoutError, ConfigServerError):
+            await asyncio.wait_for(leave(), _END_S)
+        if not self._verdict.done():
+            self._verdict.set_result(Verdict(Action.FAIL, "another host has the job", 1))
 
     def version_followed(self) -> None:
         self._let_hosts_go()
@@ -349,6 +725,8 @@ class Job:
         how = "come back to" if host.name in coordinator.hosts.names else "joined"
         coordinator.hosts = coordinator.hosts.joined_by(host)
         self._host.add_site(site)
+        if self._term is not None:
+            self._in_background(self._in_the_seat(self._write_record))
         _log.info("host %s has %s the job, with %d slots", host.name, how, host.slots)
         self._history.note(f"host {host.name} has {how} the job")
         self._revisions.write()  # the store tells of its slots: whoever resizes fills them
@@ -388,7 +766,7 @@ class Job:
         if verdict.action is Action.FAIL and self._may_be_of_the_hosts(verdict):
             return
         if not self._settle(verdict):
-            if code != 0 and logs:
+            if code != 0 and logs and not self._has_ended_well:
                 _log.info("what %s wrote: %s", who, logs)
             return
         if code != 0 and standing in (Standing.MEMBER, Standing.JOINING):
@@ -612,24 +990,46 @@ class Job:
     async def _end(self, verdict: Verdict | None) -> None:
         """Whatever the state: ends the workers, waits for their last words, closes everything."""
         failed = verdict is None or verdict.action is Action.FAIL
-        self._supervisor.wake()
+        if self._supervisor is not None:
+            self._supervisor.wake()
         agent = self._agent
-        if agent is not None and agent.tell_to_end(signal.SIGTERM if verdict is None else verdict.signal_to_workers):
+        if verdict is not None and verdict.action is Action.FAIL:
+            self.last_words = f"kungfu-run: {verdict.reason}"
+        is_noted = await self._note_the_end(verdict)
+        number = signal.SIGTERM if verdict is None else verdict.signal_to_workers
+        if agent is not None and not self.is_deposed and agent.tell_to_end(number):
             waits = [asyncio.ensure_future(event.wait()) for event in (agent.emptied, self._hurry)]
             await asyncio.wait(waits, timeout=GRACE_S, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
-        last_words = None
-        if verdict is not None and verdict.action is Action.FAIL:
-            last_words = f"kungfu-run: {verdict.reason}"
+        if self.is_deposed and self._remote is not None:  # then it isn't for this one to end it
+            self._remote.leave()
+            await self._closers.aclose()
+            return
         if self._remote is not None:
             if verdict is None:
                 last = self._verdict.exception() if self._verdict.done() else None
                 await self._remote.end(1, f"kungfu-run: the job has not started: {last or 'it was ended'}")
             else:
-                await self._remote.end(verdict.exit_code, last_words)
+                await self._remote.end(verdict.exit_code, self.last_words)
+        if self._term is not None and is_noted:
+            with contextlib.suppress(asyncio.TimeoutError, ConfigServerError):
+                await asyncio.wait_for(self._machine.in_thread(self._term.seat.leave), _END_S)
         await self._closers.aclose()
-        self._supervisor.close()
-        # Who couldn't be killed keeps its pipes open for as long as it hangs.
-        left = agent is not None and len(agent.processes) > 0
-        self._output.close(_OUTPUT_GRACE_S if failed or left else None, last_words)
+        if self._supervisor is not None:
+            self._supervisor.close()
+        if self._output is not None:
+            # Who couldn't be killed keeps its pipes open for as long as it hangs.
+            left = agent is not None and len(agent.processes) > 0
+            self._output.close(_OUTPUT_GRACE_S if failed or left else None, self.last_words)
+
+    async def _note_the_end(self, verdict: Verdict | None) -> bool:
+        """Before anybody hears of it, a worker too: who dies of it would be taken for dead by the next head. False
+        where the store is away, for which nobody waits: a write may be under way, and the seat is left to its lease."""
+        if self._term is None or self._agent is None or verdict is None:
+            return True
+        try:
+            await asyncio.wait_for(self._note(end=(verdict.exit_code, self.last_words)), _END_S)
+        except asyncio.TimeoutError:
+            return False
+        return True

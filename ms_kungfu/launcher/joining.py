@@ -24,40 +24,59 @@ import asyncio
 import contextlib
 import socket
 from dataclasses import replace
-from typing import Any
+from typing import Any, Callable
 
 from ms_kungfu._flags import UsageError
 from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu.broker_protocol import ProtocolError
-from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.cluster_store import ClusterStore, open_store
+from ms_kungfu.cluster import PLACEMENTS, Cluster, PeerID
+from ms_kungfu.cluster_store import ClusterStore, has_seat, open_seat, open_store
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import network
 from ms_kungfu.launcher.control import RefusedError, call
+from ms_kungfu.launcher.hello import OF_THE_JOB
 from ms_kungfu.launcher.host_flags import check_tls
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.options import JoinRequest, Options, check_program
+from ms_kungfu.launcher.options import JoinRequest, Options, check_program, known_strategy
+from ms_kungfu.launcher.policy import Recover
 
 _ANSWER_S = 10.0  # the job runs: nothing has to be waited for
-# Of the job's options, those that mean something for another host than the head.
-_FROM_THE_HEAD = ("size", "control_port", "cores_per_worker", "allow_nvlink", "leave_grace_s", "host_timeout_s")
+# Of the job's flags: what every host has its own way, or a job that runs has settled.
+_NOT_FROM_THE_HEAD = {"config_server", "watch", "timeout_s", "init_version"}
+_FROM_THE_HEAD = [name for name in OF_THE_JOB if name not in _NOT_FROM_THE_HEAD]
+# Those that are no numbers: how they are told, and understood.
+_SPELT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "ports": (lambda ports: [ports.start, ports.stop], lambda told: range(*told)),
+    "recover": (lambda recover: recover.value, Recover),
+    "strategy": (str, known_strategy),
+}
 
 
 # ---- at the head ----
 
 
-def terms_of(options: Options, hosts: Hosts) -> dict[str, Any]:
-    """What a host has to know of the job before it can take part. `hosts`: those that are there."""
+def terms_of(options: Options, hosts: Hosts, left_s: float | None = None) -> dict[str, Any]:
+    """What a host has to know of the job to take part in it, and to go on with it as its head. `hosts`: those that are
+    there; `left_s`: of -timeout."""
     each = [[host.name, host.slots] for host in hosts.staying]
-    flags = {name: getattr(options, name) for name in _FROM_THE_HEAD}
-    return {"command": list(options.command), "hosts": each, "head": hosts.head.name, "flags": flags}
+    flags = {
+        name: _SPELT[name][0](getattr(options, name)) if name in _SPELT else getattr(options, name)
+        for name in _FROM_THE_HEAD
+    }
+    limits = {
+        "most": hosts.most,
+        "placement": hosts.placement,
+        "ports": hosts.ports and _SPELT["ports"][0](hosts.ports),
+    }
+    told = {"command": list(options.command), "hosts": each, "head": hosts.head.name, "limits": limits, "flags": flags}
+    return {**told, "left_s": left_s}
 
 
-def joining_host(name: str, slots: object) -> Host:
-    """ProtocolError where there can be no such host."""
+def joining_host(name: str, slots: object, least: int = 1) -> Host:
+    """ProtocolError where there can be no such host, or it has fewer slots than `least`."""
     with contextlib.suppress(argparse.ArgumentTypeError):
-        if type(slots) is int:
+        if type(slots) is int and slots >= least:
             host, *more = parse_hosts(f"{name}:{slots}")
             if host.name == name and not more:
                 return host
@@ -85,10 +104,13 @@ async def _ask(request: JoinRequest) -> Options:
         raise RefusedError(f"{url} holds no cluster; is the job running?")
     if cluster.slots is None or not cluster.runners:
         raise RefusedError(
-            f"the job of {url} was started on one host, and listens to no other; start it with several (-H) to have "
-            "more join"
+            f"the job of {url} was started on one host, and listens to no other; start it with several (-H), or "
+            "with -joinable, to have more join"
         )
-    head = _head_of(store, cluster)
+    try:
+        head = _head_of(store, cluster)
+    except ConfigServerError as error:
+        raise RefusedError(f"who has the job of {url} can't be told: {error}") from None
     own = _own_host(request, head)
     others = [Host(runner.host) for runner in cluster.runners if runner.host != own.name]
     try:
@@ -114,7 +136,7 @@ async def _ask(request: JoinRequest) -> Options:
     if "refused" in answer:
         raise RefusedError(str(answer["refused"]))
     try:
-        options = _options_from(answer["terms"], request, own)
+        options = options_from(answer["terms"], request, own)
     except (KeyError, TypeError, ValueError) as error:
         raise RefusedError(f"the head of the job, {head}, says wrongly what the job is: {error!r}") from None
     try:
@@ -125,7 +147,11 @@ async def _ask(request: JoinRequest) -> Options:
 
 
 def _head_of(store: ClusterStore, cluster: Cluster) -> PeerID:
-    """By the rule that its hosts went by (`host_flags`): the one with the config server, else the first one."""
+    """Who has the seat, where the head moves (`seat`); else by the rule that its hosts went by (`host_flags`): the one
+    with the config server, or the first one."""
+    holder = open_seat(store.url).look().holder if has_seat(store.url) else ""
+    if holder:
+        return PeerID(holder, cluster.runners[0].port)
     wanted = network.addresses_of_server(store.servers)
     for runner in cluster.runners:
         address = Host(runner.host).address
@@ -161,16 +187,28 @@ def _address_towards(host: str, port: int) -> str:
     raise RefusedError(f"{host}, the head of the job, can't be reached: {trouble}")
 
 
-def _options_from(terms: Any, request: JoinRequest, own: Host) -> Options:
-    listed = [joining_host(name, slots) for name, slots in terms["hosts"] if name != own.name]
+def options_from(terms: Any, request: JoinRequest, own: Host) -> Options:
+    """ValueError, TypeError or KeyError where `terms` are none."""
+    listed = [joining_host(name, slots, least=0) for name, slots in terms["hosts"] if name != own.name]
     command = tuple(terms["command"])
     if not command or not all(isinstance(word, str) for word in command):
         raise ValueError("a command is words")
     flags = {name: terms["flags"][name] for name in _FROM_THE_HEAD}
-    if not all(value is None or isinstance(value, (int, float)) for value in flags.values()):
+    left_s, limits = terms["left_s"], terms["limits"]
+    plain = [left_s, limits["most"], *(value for name, value in flags.items() if name not in _SPELT)]
+    if not all(value is None or isinstance(value, (int, float)) for value in plain):
         raise ValueError("flags are numbers")
-    hosts = Hosts((*listed, own), own.name, str(terms["head"]))
+    for name, (_, understood) in _SPELT.items():
+        try:
+            flags[name] = understood(flags[name])
+        except (AttributeError, argparse.ArgumentTypeError):
+            raise ValueError(f"{name} {flags[name]!r}") from None
+    if limits["placement"] not in PLACEMENTS:
+        raise ValueError(f"placement {limits['placement']!r}")
+    ports = limits["ports"] and _SPELT["ports"][1](limits["ports"])
+    hosts = Hosts((*listed, own), own.name, str(terms["head"]), limits["most"], limits["placement"], ports)
     if hosts.head_name not in hosts.names or hosts.is_head:
         raise ValueError("the head is another one")
-    options = Options(command, **flags, watch=True, config_server=request.url, hosts=hosts, joins=True)
+    given = {"watch": True, "config_server": request.url, "timeout_s": left_s, "hosts": hosts, "joins": True}
+    options = Options(command, **flags, **given)
     return replace(options, **request.own_flags, secret=request.secret)

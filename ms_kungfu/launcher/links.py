@@ -23,7 +23,7 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.control import Channel, call
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.segments import Asker, PlainSegment, Progress, Segment
+from ms_kungfu.launcher.segments import Asker, HostSegment, PlainSegment, Progress, the_runtime
 
 if TYPE_CHECKING:
     from ms_kungfu._core import TlsEnd
@@ -49,7 +49,7 @@ class MakeLink(Protocol):
     def __call__(
         self, local_fd: int, board_fd: int, *, host: int, host_of_rank: Sequence[int], addresses: Sequence[str],
         names: Sequence[str], connections: Sequence[Sequence[int]], for_models: Sequence[Sequence[int]],
-        find: Callable[[int], int], tls: Mapping[int, TlsEnd],
+        find: Callable[[int], int], tls: Mapping[int, TlsEnd], strategy: str,
     ) -> Link: ...  # fmt: skip
 
 
@@ -75,23 +75,23 @@ class LinkedSegment:
         make_link: MakeLink,
         find_store: FindStore = no_stores,
         tls: Mapping[int, TlsEnd] | None = None,
+        strategy: str = "AUTO",
+        runtime: Callable[[], Any] = the_runtime,
     ) -> None:
-        from ms_kungfu import _core
-
         here = [rank for rank, worker in enumerate(cluster.workers) if worker.host == host]
         self._local = {rank: place for place, rank in enumerate(here)}
         self._hosts = cluster.hosts
         self._fds: list[int] = []
         try:
             for size, board in ((len(here) + 1, False), (cluster.size, True)):
-                self._fds.append(_core.create_segment(size, cluster.version, cores, recovers, board))
-            self._segment, self._board = map(_core.SegmentControl, self._fds)
+                self._fds.append(runtime().create_segment(size, cluster.version, cores, recovers, board))
+            self._segment, self._board = map(runtime().SegmentControl, self._fds)
             own, connections = connections, []
             self._link: Link | None = make_link(
                 *self._fds, host=cluster.hosts.index(host), host_of_rank=cluster.host_of_rank,
                 addresses=[str(worker) for worker in cluster.workers], names=cluster.hosts,
                 connections=[fds[_FOR_MODELS:] for fds in own], for_models=[fds[:_FOR_MODELS] for fds in own],
-                find=lambda rank: find_store(cluster.workers[rank]), tls=tls or {},
+                find=lambda rank: find_store(cluster.workers[rank]), tls=tls or {}, strategy=strategy,
             )  # fmt: skip
         except BaseException:
             close_all([*self._fds, *(fd for with_one in connections for fd in with_one)])
@@ -158,17 +158,14 @@ class LinkedSegment:
         self._fds.clear()
 
 
-class HostSegment(Segment, Protocol):
-    """One host's, plain or linked."""
-
-    def ranks(self) -> list[int]: ...
-    def failure(self) -> str: ...
-    def sync_points(self) -> int: ...
-    def request_sync_point(self, number: int) -> None: ...
-    def unreachable(self) -> list[tuple[str, str]]: ...
+def _drop(getting: asyncio.Task[Channel]) -> None:
+    """Nobody waits for what has come of it."""
+    if not getting.cancelled() and getting.exception() is None:
+        getting.result().close()
 
 
-_Named = tuple[int, int, str, int]  # version, which attempt to make it, calling host, number of the connection
+# Job, version, which attempt to make it, calling host, number of the connection.
+_Named = tuple[str, int, int, str, int]
 
 
 @dataclass(eq=False)
@@ -182,6 +179,7 @@ class LinkMaker:
     cores: int
     job: str = ""  # its name, once that is known
     silent_s: float | None = None  # how long a connection may get no answer from the other end's system
+    strategy: str = "AUTO"
     find_store: FindStore = no_stores
     _expected: dict[_Named, asyncio.Future[Channel]] = field(default_factory=dict)
     _waiting: dict[_Named, asyncio.Future[None]] = field(default_factory=dict)
@@ -190,8 +188,8 @@ class LinkMaker:
         """This host's part of `cluster`, which has workers here. Raises what is against it; nothing is left then."""
         hosts, own = cluster.hosts, cluster.hosts.index(self.hosts.self_name)
         if len(hosts) == 1:
-            return PlainSegment(cluster, self.cores, recovers)
-        named = [(place, (cluster.version, attempt, hosts[max(place, own)], number))
+            return PlainSegment(cluster, self.cores, recovers, self.machine.runtime)
+        named = [(place, (self.job, cluster.version, attempt, hosts[max(place, own)], number))
                  for place in range(len(hosts)) if place != own
                  for number in range(CONNECTIONS_A_PAIR)]  # fmt: skip
         getting = [asyncio.ensure_future(self._called(hosts[p], name) if p < own else self._calls(name))
@@ -215,20 +213,22 @@ class LinkMaker:
             taken = True
             return LinkedSegment(
                 cluster, self.hosts.self_name, self.cores, recovers, connections, self.machine.make_link,
-                self.find_store, tls,
+                self.find_store, tls, self.strategy, self.machine.runtime,
             )  # fmt: skip
         finally:
-            for task in getting:
-                if not task.cancel() and not taken and task.exception() is None:
-                    task.result().close()
+            for task in getting if not taken else ():
+                if task.cancel():
+                    task.add_done_callback(_drop)  # it may come to its end all the same
+                else:
+                    _drop(task)
 
     async def _called(self, host: str, name: _Named) -> Channel:
         """The connection that this host makes."""
         channel = await call(self.machine, self.hosts.own.address, Host(host).address, self.port, self.secret, MAKE_S)
         try:
-            version, attempt, own, number = name
+            job, version, attempt, own, number = name
             channel.send({"link": {
-                "job": self.job, "version": version, "attempt": attempt, "from": own, "number": number,
+                "job": job, "version": version, "attempt": attempt, "from": own, "number": number,
             }})  # fmt: skip
             if (await channel.receive()).get("linked") is not True:
                 raise ProtocolError(f"{host} doesn't want a link")
@@ -280,7 +280,8 @@ class LinkMaker:
 
 def _named(fields: Any, job: str) -> _Named:
     with contextlib.suppress(KeyError, TypeError):
-        name = (fields["version"], fields["attempt"], fields["from"], fields["number"])
-        if [type(part) for part in name] == [int, int, str, int] and fields["job"] == job:
+        name = (fields["job"], fields["version"], fields["attempt"], fields["from"], fields["number"])
+        # Who has heard of the job first may call somebody who hasn't yet.
+        if [type(part) for part in name] == [str, int, int, str, int] and job in ("", fields["job"]):
             return name
     raise ProtocolError(f"no link of this job: {fields!r}")

@@ -12,6 +12,7 @@ import functools
 import os
 import resource
 import signal
+import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -20,12 +21,14 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 from ms_kungfu import env
 from ms_kungfu._processes import is_above
 from ms_kungfu._tls import from_environment
-from ms_kungfu.cluster_store import open_store
+from ms_kungfu.cluster_store import open_seat, open_store
 from ms_kungfu.config_server.secret_file import read_secret, write_secret
-from ms_kungfu.launcher import affinity, devices, memory
+from ms_kungfu.launcher import affinity, devices, memory, signals
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.broker_server import BrokerServer
-from ms_kungfu.launcher.hangs import is_stopped
+from ms_kungfu.launcher.hangs import is_starved, is_stopped, waits_for_a_core
+from ms_kungfu.launcher.relay import Relay
+from ms_kungfu.launcher.segments import the_runtime
 from ms_kungfu.launcher.status_socket import StatusServer
 
 if TYPE_CHECKING:
@@ -70,6 +73,8 @@ class Machine:
     allowed_cores = staticmethod(affinity.allowed_cores)
     pin = staticmethod(affinity.pin)
     is_stopped = staticmethod(is_stopped)
+    is_starved = staticmethod(is_starved)
+    waits_for_a_core = staticmethod(waits_for_a_core)
     free_bytes = staticmethod(memory.free_bytes)
     taken_bytes = staticmethod(memory.taken_bytes)
 
@@ -85,6 +90,8 @@ class Machine:
             return float("inf")
         except OSError:  # there is none to look with
             return 0
+
+    catch_signal = staticmethod(signals.outlive)
 
     def tell_of_the_beginning(self) -> None:
         """kungfu-distribute, if it has started this launcher, leaves the hosts to the job from now on."""
@@ -109,7 +116,13 @@ class Machine:
         except ImportError as error:
             raise ValueError(f"{env.TLS_CERT.name} turns on TLS, for which there is no library: {error}") from None
 
+    def make_socket(self, family: int) -> socket.socket:
+        """Of TCP."""
+        return socket.socket(family, socket.SOCK_STREAM)
+
     # ---- the broker, the cluster store ----
+
+    runtime = staticmethod(the_runtime)
 
     def make_link(self, local_fd: int, board_fd: int, **options: Any) -> Any:
         """What exchanges with the other hosts (`links.MakeLink`)."""
@@ -118,9 +131,11 @@ class Machine:
         return _core.Link(local_fd, board_fd, **options)
 
     make_broker = staticmethod(Broker)
+    make_relay = staticmethod(Relay)
     serve_broker = staticmethod(BrokerServer)
     serve_status = staticmethod(StatusServer)
     open_store = staticmethod(open_store)
+    open_seat = staticmethod(open_seat)
     secret_of = staticmethod(read_secret)
     leave_secret = staticmethod(write_secret)
 

@@ -32,12 +32,25 @@ _FLAGS: dict[str, dict[str, Any]] = {
 # msrun's others.
 NO_MSRUN_FLAGS = {
     "bind_core": "-affinity auto, the default, divides the cores; -cores-per-worker K gives K to each",
+    "bind_numa": "-affinity auto, the default, divides the cores, and knows nothing of NUMA nodes",
     "cluster_time_out": "KUNGFU_JOIN_TIMEOUT in the environment is how long a cluster may take to assemble",
     "rank_table_file": "RANK_TABLE_FILE in the environment names the rank table",
     "tail_worker_log": "-v=false with -log_dir keeps the workers' output off the screen",
     "worker_log_name": "a worker's two files in -log_dir are named by its address",
     "sim_level": "there is no simulation of another cluster",
     "sim_rank_id": "there is no simulation of another cluster",
+}
+# mpirun's, of scripts that start MindSpore's programs by it.
+NO_MPIRUN_FLAGS = {
+    "n": "-np N is how many workers there are",
+    "allow-run-as-root": "whoever it is may start a job; leave it out",
+    "oversubscribe": "a host has as many workers as -H HOST:SLOTS says, whatever its cores; leave it out",
+    "merge-stderr-to-stdout": "on the screen both come together, and with -logdir into a file each; leave it out",
+    "output-filename": "-logdir DIR keeps what the workers write",
+    "mca": "it sets up Open MPI, which isn't used here; leave it out",
+    "x": "workers have the environment that kungfu-run is started in; leave it out",
+    "bind-to": "-affinity auto, the default, divides the cores; -affinity none leaves them to the system",
+    "map-by": "-placement says which host has the next worker",
 }
 
 

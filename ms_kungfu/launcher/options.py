@@ -16,9 +16,10 @@ from ms_kungfu._flags import FlagParser, UsageError, duration, integer, switch
 from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster import WORKER_PORTS
 from ms_kungfu.launcher.affinity import allowed_cores
+from ms_kungfu.launcher.engine_flags import EngineRequest, add_engine_flags, engine_request, settle_no_engine
 from ms_kungfu.launcher.host_flags import NO_TORCHRUN_FLAGS, add_host_flags, check_url, secret_of, settle_hosts
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts, parse_hosts, parse_ports
-from ms_kungfu.launcher.msrun_flags import NO_MSRUN_FLAGS, add_msrun_flags, settle_words, settle_world
+from ms_kungfu.launcher.msrun_flags import NO_MPIRUN_FLAGS, NO_MSRUN_FLAGS, add_msrun_flags, settle_words, settle_world
 from ms_kungfu.launcher.policy import Recover
 
 PROGRAM = "kungfu-run"
@@ -29,6 +30,7 @@ _NO_FLAGS = {
     "u": "kungfu-run logs in nowhere and is typed on each host; kungfu-distribute -u USER starts it on all of them",
     **{name: why for name, why in NO_TORCHRUN_FLAGS.items() if name not in ("master_addr", "master_port")},
     **NO_MSRUN_FLAGS,
+    **NO_MPIRUN_FLAGS,
     "debug-port": "there is no debug server: -logfile has what the launcher does, a Monitor in the program serves "
     "metrics (KUNGFU_METRICS_PORT), and the config server tells the cluster",
     "t0": "nobody needs the time of the job's start: lines of the log have the time",
@@ -40,8 +42,8 @@ _NO_FLAGS = {
     "ElasticTraining(schedule=...); from outside, kungfu-run resize changes the size",
 }
 _OWN_FLAGS = {"q": "quiet", "v": "show_workers", "logdir": "logdir", "logfile": "logfile"}  # of a host that joins
-# KungFu's others, by which nobody goes. Who gives one is told what is done instead (`what_is_done_instead`).
-_OTHER_STRATEGIES = (
+# Between hosts. On one host nobody goes by them, and who gives one is told so (`what_is_done_instead`).
+_STRATEGIES_OF_HOSTS = (
     "STAR",
     "MULTI_STAR",
     "RING",
@@ -53,20 +55,21 @@ _OTHER_STRATEGIES = (
 )
 
 
-def _strategy(name: str) -> str:
-    if name.upper() in ("AUTO", "SHM", *_OTHER_STRATEGIES):
+def known_strategy(name: str) -> str:
+    """As it is spelt. ArgumentTypeError where there is none of that name."""
+    if name.upper() in ("AUTO", "SHM", *_STRATEGIES_OF_HOSTS):
         return name.upper()
     raise argparse.ArgumentTypeError(f"there is no strategy {name!r}; leave -strategy out or give AUTO")
 
 
-def what_is_done_instead(strategy: str | None, is_several: bool) -> str:
+def what_is_done_instead(strategy: str, is_several: bool) -> str:
     """For whoever has named one of KungFu's strategies; "" for one that is carried out."""
-    if strategy not in _OTHER_STRATEGIES:
+    if is_several or strategy not in _STRATEGIES_OF_HOSTS:
         return ""
-    how = "the workers of a host reduce in shared memory, where there is no topology to choose"
-    if is_several:
-        how += ", and hosts by what suits the size: small sums by recursive doubling, from 128 KiB on around a ring"
-    return f"-strategy {strategy} changes nothing: {how}; it is as with AUTO"
+    return (
+        f"-strategy {strategy} changes nothing on one host: its workers reduce in shared memory, where there is no "
+        "topology to choose; it is as with AUTO"
+    )
 
 
 def _affinity(how: str) -> bool:
@@ -151,8 +154,9 @@ class Options:
     )
     strategy: str = _flag(
         "strategy",
-        "AUTO (default), or on one host SHM: shared memory; for KungFu's others a line says what is done instead",
-        type=_strategy,
+        "how hosts reduce: AUTO (default), RING, STAR, MULTI_STAR, ... (KungFu's names); one host has SHM alone",
+        type=known_strategy,
+        default="AUTO",
         metavar="NAME",
     )
     timeout_s: float | None = _flag(
@@ -241,6 +245,10 @@ class Options:
     joins: bool = False  # this host joins a job that runs (-join)
     in_slurm: bool = False  # its hosts are the nodes of a step, and SIGUSR1 is Slurm's word that they are taken away
 
+    def left_s(self, elapsed_s: float) -> float | None:
+        """Of -timeout, so long after it began; something is always left."""
+        return None if self.timeout_s is None else max(0.1, self.timeout_s - elapsed_s)
+
     @property
     def host(self) -> Host:
         """This machine."""
@@ -262,12 +270,12 @@ class JoinRequest:
 def parse_options(arguments: Sequence[str]) -> Options:
     """Of a job that is started. UsageError says what is wrong."""
     options = parse_command_line(arguments)
-    if isinstance(options, JoinRequest):
-        raise UsageError("-join is of a job that runs")
+    if not isinstance(options, Options):
+        raise UsageError("-join is of a job that runs, and -engine has another program start it")
     return options
 
 
-def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest:
+def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | EngineRequest:
     """UsageError says what is wrong."""
     parser = FlagParser(
         PROGRAM,
@@ -283,6 +291,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest:
             parser.flag(**each.metadata, dest=each.name, default=each.default)
     parser.set_defaults(size=None, in_slurm=False)
     add_host_flags(parser)
+    add_engine_flags(parser)
     parser.flag(
         "msrun",
         "the program is one for MindSpore's msrun: mindspore.communication answers it with -msrun-size ranks, "
@@ -292,6 +301,12 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest:
     )
     add_msrun_flags(parser)
     flags, command = parser.parse(arguments)
+    if flags.engine is not None:
+        if command:
+            check_program(command)
+        _check_environment()
+        return engine_request(flags, parser, command)
+    settle_no_engine(flags, parser.given)
     if flags.join is not None and not flags.msrun:
         _check_environment()
         return _join_request(flags, parser.given, command)
@@ -373,6 +388,8 @@ def _join_request(flags: argparse.Namespace, given: set[str], command: Sequence[
             raise UsageError(f"-self: {error}") from None
         if more or own.public:
             raise UsageError(f"-self {flags.self} is not one host with its slots, e.g. 10.0.0.3:4")
+        if own.slots == 0:
+            raise UsageError(f"-self {flags.self} brings no slots; a host that joins has one at least")
     flags.logfile = flags.logfile and Path(flags.logdir or ".", flags.logfile)
     own_flags = {field: getattr(flags, field) for field in _OWN_FLAGS.values()}
     return JoinRequest(flags.join, own, flags.nic, secret_of(flags, is_several=True), own_flags)

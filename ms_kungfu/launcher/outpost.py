@@ -1,10 +1,14 @@
 """The launcher of a host that isn't the head: does for its host what the head's launcher says, and tells what happens.
 
+Where the head moves from host to host (`seat`) each host has this one. The one whose turn it is runs the job beside,
+which talks to it as to all others; where the head is gone the others look who has the seat, or take it.
+
 It decides nothing about the job. What it has is what only its host can have: the supervisor and its processes, a socket
 for their requests (which the head answers), segments and links, and the terminal on which its workers' output goes.
 
-Whoever ends, nothing is left: where the head is gone its workers here end, too, for nobody else can say what is to be
-done with them; where this process ends, its supervisor kills them, and the head ends the job.
+Whoever ends, nothing is left: where the head is gone, and can't be another one, its workers here end, too, for nobody
+else can say what is to be done with them; where this process ends, its supervisor kills them, and the head ends the
+job, or goes on without this host.
 """
 
 from __future__ import annotations
@@ -14,23 +18,28 @@ import contextlib
 import itertools
 import logging
 import signal
+from dataclasses import replace
 from typing import Any, Callable
 
 from ms_kungfu import env
 from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu.broker_protocol import ProtocolError, text_field
 from ms_kungfu.cluster import Cluster
+from ms_kungfu.cluster_store import Seat, SeatGoneError, SeatKeys, SeatLostError, Sitting, StoreUnreachableError
+from ms_kungfu.errors import ConfigServerError
+from ms_kungfu.launcher import signals
 from ms_kungfu.launcher.affinity import Shares
-from ms_kungfu.launcher.broker_server import BrokerServer
-from ms_kungfu.launcher.control import Channel, ControlServer, RefusedError, call
+from ms_kungfu.launcher.control import Channel, ControlServer, RefusedError, call, call_once
 from ms_kungfu.launcher.hello import Hello, flags_of
+from ms_kungfu.launcher.hosts import Host
+from ms_kungfu.launcher.job import Job
 from ms_kungfu.launcher.links import LinkMaker
 from ms_kungfu.launcher.lost_hosts import Leases
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import EXIT_TIMEOUT, bug, not_begun, signal_name
-from ms_kungfu.launcher.relay import Relay
+from ms_kungfu.launcher.seat import Loss, Record, Report, Term, Worker, moves
 from ms_kungfu.launcher.sites import CANT_RUN, Launch, LocalSite, told_of_the_host
 from ms_kungfu.launcher.startup import StartError, find_devices, serve_status
 from ms_kungfu.launcher.status import outline
@@ -45,11 +54,15 @@ _LET_GO_S = 15.0  # for the head, and for whoever has to be killed at the end of
 _HEAD_STATUS_S = 2.0
 _MAX_LOOK_S = 10.0
 _PATIENCE_S = 5.0  # before somebody hears why the head can't be reached: it may be about to start
-_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
+_LEASE_S = 10.0  # of the seat, where -host-timeout doesn't say
+_SEAT_LOOK_S = 0.1
+_END_S = 1.0
 
 
 class Outpost:
     """Serves one job. The supervisor and the output are the caller's until `run`, which closes both."""
+
+    make_head = Job
 
     def __init__(
         self, options: Options, supervisor: Supervisor, output: Output, machine: Machine | None = None
@@ -61,6 +74,7 @@ class Outpost:
         self._channel: Channel | None = None
         self._pids: dict[int, int] = {}  # of the processes that run, by their keys
         self._making: dict[int, tuple[int, asyncio.Task[None]]] = {}  # version -> attempt
+        self._beats: dict[int, dict[int, int]] = {}  # version -> rank -> its count at the last look
         self._words: dict[int, dict[int, str]] = {}  # version -> rank -> why it can't go on; all that was ever seen
         self._unlinked: set[int] = set()  # versions whose link has failed, of which the head has been told
         self._sync_points: dict[int, int] = {}  # version -> those of which the head has been told, or has told
@@ -74,13 +88,25 @@ class Outpost:
         self._started_at = self._machine.time()
         self._questions: dict[int, asyncio.Future[dict[str, Any]]] = {}  # about the job's status, to the head
         self._numbers = itertools.count(1)
+        self._head: Job | None = None  # where this host has the seat
+        self._leading: asyncio.Future[int] | None = None
+        self._head_name = options.hosts.head.name
+        self._seat: Seat | None = None  # that this host has tried to take
+        self._seated: int | None = None  # since when the head has it that is obeyed; None: the head doesn't move
+        self._is_known = True  # to the head that is called next
+        self._secret = ""  # of the brokers
+        self._interrupted = 0  # by this signal
+        # For the next head:
+        self._workers: dict[int, Worker] = {}
+        self._losses: dict[int, list[Loss]] = {}
 
     async def run(self) -> int:
         """The job's exit code. StartError where it never started. Nothing of the job is left here when it returns."""
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self._loop.set_exception_handler(self._on_bug)
-        self._catch_signals()
+        in_slurm, catch = self._options.in_slurm, self._machine.catch_signal
+        signals.hear(self._loop, self._on_signal, self._supervisor.signal, in_slurm, catch)
         if self._options.timeout_s is not None:
             self._later(self._options.delay_s + self._options.timeout_s, self._on_timeout, self._options.timeout_s)
         words = ""
@@ -91,8 +117,12 @@ class Outpost:
             code, words = await self._ended
             return code
         finally:
+            await self._leave_the_seat()
             serving.cancel()
             await asyncio.wait([serving])
+            if self._leading is not None and not self._leading.done():
+                self._leading.cancel()
+                await asyncio.wait([self._leading])
             for timer in self._timers:
                 timer.cancel()
             self._supervisor.wake()
@@ -107,7 +137,7 @@ class Outpost:
     def _on_timeout(self, limit_s: float) -> None:
         """Where there is a job its head ends it."""
         if self._channel is None:
-            head = self._options.hosts.head.name
+            head = self._head_name
             why = f"{head}, which has it, was not reached" + (f": {self._silence}" if self._silence else "")
             self._end(EXIT_TIMEOUT, f"{PROGRAM}: {not_begun(limit_s, why)}")
 
@@ -126,7 +156,10 @@ class Outpost:
 
     async def _status(self) -> dict[str, Any]:
         """The head's word; this host's own, which is little, where there is none."""
-        head, number = self._options.hosts.head.name, next(self._numbers)
+        head, number = self._head_name, next(self._numbers)
+        if self._channel is None and self._seated is not None:
+            why = f"{head}, which had the job, is gone; this host waits for the next head"
+            return outline(self._options, "runs", why, self._started_at)
         if self._channel is None:
             return outline(self._options, "starts", f"waits for {PROGRAM} on {head}", self._started_at)
         answer = self._questions[number] = self._loop.create_future()
@@ -141,35 +174,39 @@ class Outpost:
 
     # ---- signals ----
 
-    def _catch_signals(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # nohup
-                continue
-            self._loop.add_signal_handler(number, self._on_signal, number)
-        for number in _PASSED_ON:
-            self._loop.add_signal_handler(number, self._supervisor.signal, number)
-        if self._options.in_slurm:
-            self._loop.add_signal_handler(signal.SIGUSR1, self._on_signal, signal.SIGTERM)
-
     def _on_signal(self, number: int) -> None:
         """A SIGTERM has this host leave, where the head finds that the job can do without it: it tells when that is
         over. At any other signal the head ends the job, on all hosts. A second signal of that kind, or a head that
-        doesn't: this host ends at once."""
-        if self._channel is None or self._is_told or (number == signal.SIGTERM and self._is_leaving):
+        doesn't: this host ends at once. Where it has the seat, and may leave, others go on with the job."""
+        if self._head is not None and self._head.is_over and not self._head.is_deposed:
+            self._head.interrupted(number)  # it ends the job, and hurries now
+            return
+        is_alone = self._channel is None and self._head is None
+        if is_alone or self._is_told or (number == signal.SIGTERM and self._is_leaving):
             self._end(128 + number, f"{PROGRAM}: interrupted by {signal_name(number)}")
             return
         if number == signal.SIGTERM and self._options.watch:
             self._is_leaving = True
-            self._channel.send({"leave": True})
+            self._tell_the_head("leave", True)
             limit_s = self._options.leave_grace_s
             _log.info("this host leaves the job: its workers do after their step, within %g s (-leave-grace)", limit_s)
             late = f"{PROGRAM}: interrupted by SIGTERM, and the head has not let this host go"
             self._later(limit_s + _LET_GO_S, self._end, 128 + number, late)
             return
-        self._is_told = True
-        self._channel.send({"interrupted": number})
+        self._is_told, self._interrupted = True, number
+        self._tell_the_head("interrupted", number)
         late = f"{PROGRAM}: interrupted by {signal_name(number)}, and the head has not ended the job"
         self._later(_HEAD_S, self._end, 128 + number, late)
+
+    def _tell_the_head(self, what: str, value: int) -> None:
+        """One that is here may not have heard of this host yet."""
+        head, own = self._head, self._options.host.name
+        if head is not None and not head.is_deposed and what == "leave":
+            head.host_leaves(own)
+        elif head is not None and not head.is_deposed:
+            head.interrupted(value, f" on host {own}")
+        elif self._channel is not None:
+            self._channel.send({what: value})
 
     # ---- the head ----
 
@@ -184,7 +221,9 @@ class Outpost:
         secret = bytes.fromhex(options.secret or "")
         cores = machine.allowed_cores()
         silent_s = options.host_timeout_s
-        self._links = LinkMaker(machine, options.hosts, port, secret, len(cores), silent_s=silent_s)
+        self._links = LinkMaker(
+            machine, options.hosts, port, secret, len(cores), silent_s=silent_s, strategy=options.strategy
+        )
         try:
             server = ControlServer(machine, secret, self._take)
         except ValueError as error:
@@ -206,6 +245,9 @@ class Outpost:
         wait_s = join_timeout_s + options.delay_s
         self._since = self._loop.time()
         _log.info("calling %s, which has the job, for %g s (KUNGFU_JOIN_TIMEOUT)", head.name, wait_s)
+        if moves(options) and options.hosts.is_head and not options.joins:
+            keys = machine.open_seat(str(options.config_server), timeout_s=self._lease_s / 2)
+            self._lead(options, Term(keys, Seat(keys, options.host.name, self._lease_s), None, ""))
         try:
             try:
                 channel = await call(
@@ -217,13 +259,48 @@ class Outpost:
                 raise StartError(
                     f"{error}, within {wait_s:g} s (KUNGFU_JOIN_TIMEOUT); is {PROGRAM} running there?"
                 ) from None
-            try:
-                await self._obey_all(channel, hello)
-            finally:
-                self._channel = None
-                channel.close()
+            await self._obey_all(channel, hello)
         finally:
-            await server.close()
+            self._channel = None
+            try:
+                await self._leave_the_seat()
+            finally:
+                await server.close()
+
+    @property
+    def _lease_s(self) -> float:
+        return self._options.host_timeout_s or _LEASE_S
+
+    def _lead(self, options: Options, term: Term) -> None:
+        """This host has the seat, or is to be the first in it."""
+        left_s = options.left_s(self._machine.time() - self._started_at)
+        self._head = self.make_head(replace(options, timeout_s=left_s), None, None, self._machine, term)
+        self._leading = asyncio.ensure_future(self._head.run())
+        self._leading.add_done_callback(self._has_led)
+
+    async def _leave_the_seat(self) -> None:
+        """Before this host ends: over its connections the job would be told to end, too."""
+        head, leading = self._head, self._leading
+        if head is not None and leading is not None:
+            await head.leave()
+            if head.has_left:
+                await asyncio.wait([leading])
+
+    def _has_led(self, leading: asyncio.Future[int]) -> None:
+        head, self._head = self._head, None
+        if leading.cancelled() or head is None:
+            return
+        error = leading.exception()
+        if isinstance(error, StartError) and not self._ended.done():
+            self._ended.set_exception(error)
+        elif error is not None:
+            _log.error("internal error: the job can't be led", exc_info=error)
+            self._end(1, f"{PROGRAM}: internal error: {bug(error)}")
+        elif head.has_left:
+            _log.info("this host has left the job")
+            self._end(0)
+        elif not head.is_deposed:  # which has told so, but perhaps not here
+            self._later(_END_S, self._end, leading.result(), head.last_words or "")
 
     def _tell_of_silence(self, why: str) -> None:
         self._silence = why
@@ -241,9 +318,13 @@ class Outpost:
     async def _take(self, channel: Channel) -> bool:
         """Another host has called."""
         message = await asyncio.wait_for(channel.receive(), _HEAD_S)
+        if self._head is not None and "link" not in message:
+            return await self._head.serve(channel, message)
         if "head" in message:
             await self._answer_a_head(channel, message["head"])
             return False
+        if "report" in message:
+            return False  # the seat is this host's, which hasn't heard of it yet: who comes looks once more
         if "link" not in message:
             channel.send({"refused": f"{self._options.host.name} hasn't got the job; give the same flags on all hosts"})
             await channel.flushed()
@@ -267,38 +348,175 @@ class Outpost:
                 f"here it is {own}. Give the same -H, in the same order, on all hosts"
             )
 
-    async def _obey_all(self, channel: Channel, hello: Hello) -> None:
+    async def _obey_all(self, channel: Channel | None, hello: Hello) -> None:
         options = self._options
-        head = options.hosts.head.name
-        trouble = ""
+        joining = {"agent": hello.to_json(), "slots": options.host.slots}
+        words = joining if options.joins else {"agent": hello.to_json()}
+        with contextlib.ExitStack() as begun:
+            while channel is not None:
+                try:
+                    trouble = await self._obey_one(channel, words, hello, begun)
+                finally:
+                    self._channel = None
+                    channel.close()
+                if self._ended.done() or not trouble or (self._head is not None and self._head.has_left):
+                    return
+                if self._seated is None:
+                    if self._leading is not None:  # it is to say why
+                        await asyncio.wait([self._leading], timeout=_END_S)
+                    self._end(1, f"{PROGRAM}: {trouble}; the workers here are ended")
+                    return
+                channel = await self._next_head(trouble)
+                words = {"agent": hello.to_json(), "report": self._report().to_json()} if self._is_known else joining
+
+    async def _obey_one(
+        self, channel: Channel, words: dict[str, Any], hello: Hello, begun: contextlib.ExitStack
+    ) -> str:
+        """A head, until the connection ends; why it has, "" where the job has."""
+        head = self._head_name
         try:
-            channel.send({"agent": hello.to_json(), **({"slots": options.host.slots} if options.joins else {})})
-            message = await channel.receive()
+            channel.send(words)
+            # A head that dies, or stands still, just now isn't waited for: the next one waits for this host.
+            patience_s = None if self._seated is None else self._lease_s / 2
+            message = await asyncio.wait_for(channel.receive(), patience_s)
             if "refused" in message:
-                raise StartError(str(message["refused"]))
-            with self._begun(channel, hello, message["welcome"]):
-                while not self._ended.done():
-                    for what, value in (await channel.receive()).items():
-                        self._obey(what, value)
-                # The sockets close before the head does: a worker that asks is gone by now, or about to be.
+                if self._seated is None:
+                    raise StartError(str(message["refused"]))
+                self._end(1, f"{PROGRAM}: {message['refused']}")
+                return ""
+            welcome = message["welcome"]
+            if self._seated is None:
+                begun.enter_context(self._begun(channel, hello, welcome))
+            else:
+                self._go_over_to(channel)
+            self._seated = int(welcome["seat"]) if "seat" in welcome else None
+            _log.info("this host takes part in the job of %s", head)
+            while not self._ended.done():
+                for what, value in (await channel.receive()).items():
+                    self._obey(what, value)
+            # The sockets close before the head does: a worker that asks is gone by now, or about to be.
+        except asyncio.TimeoutError:
+            return f"{PROGRAM} on {head} doesn't answer"
         except ProtocolError as error:
-            trouble = f"{head} says what isn't understood: {error}"
+            return f"{head} says what isn't understood: {error}"
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            trouble = f"{head} says something wrongly: {error!r}"
+            return f"{head} says something wrongly: {error!r}"
         except OSError as error:
-            trouble = f"{PROGRAM} on {head}, which has the job, is gone ({error.strerror or error})"
-        if trouble:
-            self._end(1, f"{PROGRAM}: {trouble}; the workers here are ended")
+            return f"{PROGRAM} on {head}, which has the job, is gone ({error.strerror or error})"
+        return ""
+
+    # ---- another head ----
+
+    async def _next_head(self, trouble: str) -> Channel | None:
+        """A connection with whoever has the job from now on, which may be this host. None where that is of no use: it
+        has ended, or goes on without this host.
+
+        While nobody has the seat, or the store is away, the workers train on as far as they can.
+        """
+        _log.warning("%s; the workers here go on with the next one", trouble)
+        for _, making in self._making.values():
+            making.cancel()
+        self._making.clear()
+        machine, own, url = self._machine, self._options.host.name, self._options.config_server
+        keys = machine.open_seat(str(url), timeout_s=self._lease_s / 2)
+        deadline = self._loop.time() + env.JOIN_TIMEOUT.get(machine.environ)
+        while self._loop.time() < deadline and not self._ended.done():
+            try:
+                found = await machine.in_thread(keys.look)
+                if found.record is None:
+                    self._end(1, f"{PROGRAM}: {SeatGoneError()}; the workers here are ended")
+                    return None
+                record = Record.from_json(found.record)
+                if why := self._is_over_for(record):
+                    self._end(*why)
+                    return None
+                if found.holder and found.since != self._seated and (found.holder != own or self._head is not None):
+                    self._is_known = own in [host.name for host in record.hosts]
+                    channel = await asyncio.wait_for(self._call(found.holder), self._lease_s / 2)
+                    self._head_name = found.holder
+                    return channel
+                is_free = not found.holder or (found.holder == own and found.since != self._seated)
+                if is_free and self._head is None:  # else that head sits down again
+                    await self._take_the_seat(keys, found, record)
+            except (OSError, asyncio.TimeoutError, SeatLostError, StoreUnreachableError):
+                pass
+            except (ProtocolError, ConfigServerError) as error:
+                self._warn_once(f"who has the job can't be told: {error}")
+            await asyncio.sleep(_SEAT_LOOK_S)
+        told = self._interrupted or (signal.SIGTERM if self._is_leaving else 0)
+        code = 128 + told if told else 1
+        self._end(code, f"{PROGRAM}: {trouble}, and nobody else has it; the workers here are ended")
+        return None
+
+    def _is_over_for(self, record: Record) -> tuple[int, str] | None:
+        """Exit code and last words of this host, where the job has nothing more for it."""
+        own = self._options.host.name
+        if record.job != self._links.job or record.versions.chosen is None:
+            return 1, f"{PROGRAM}: {self._head_name}, which had the job, is gone, and the job with it"
+        # Where a head dies before it is on record who has joined, that host has no workers yet, and joins the next one.
+        is_new = self._options.joins and not self._workers and own not in [host.name for host in record.hosts]
+        if not is_new and own not in [host.name for host in record.hosts if host.name not in record.lost]:
+            return 1, f"{PROGRAM}: the job goes on without this host"
+        return None if record.end is None else (record.end[0], record.end[1] or "")
+
+    async def _call(self, head: str) -> Channel:
+        options = self._options
+        secret = bytes.fromhex(options.secret or "")
+        return await call_once(self._machine, options.host.address, Host(head).address, options.control_port, secret)
+
+    async def _take_the_seat(self, keys: SeatKeys, found: Sitting, record: Record) -> None:
+        """Of several that try one gets it."""
+        options, own = self._options, self._options.host.name
+        names = [host.name for host in record.hosts if host.name not in record.lost]
+        if not moves(options) or self._is_leaving or own not in names:
+            return  # it is about to go, or was about to join
+        if not found.holder:  # who comes first in the job has its neighbours' patience
+            await asyncio.sleep(_SEAT_LOOK_S * names.index(own) / len(names))
+        self._seat = self._seat or Seat(keys, own, self._lease_s)
+        seat, record = self._seat, record.taken_by(own)
+        await self._machine.in_thread(lambda: seat.take(found, record.to_json()))
+        _log.warning("this host has the job from now on")
+        self._seat = None
+        self._lead(replace(options, hosts=record.hosts_of(options)), Term(keys, seat, record, self._secret))
+
+    def _report(self) -> Report:
+        relay = self._relay
+        return Report(
+            list(self._workers.values()),
+            {version: self._losses.get(version, []) for version in relay.segments()},
+            relay.leaving(),
+            relay.cores,
+        )
+
+    def _go_over_to(self, channel: Channel) -> None:
+        """Another head has let this host in, and hears what the one before may not have heard."""
+        self._channel = channel
+        self._words.clear()
+        self._unlinked.clear()
+        self._sync_points.clear()
+        self._apart.clear()
+        self._relay.ask_again(channel.send)
+        self._listen_for(channel)
+        if self._is_leaving:
+            channel.send({"leave": True})
+        if self._interrupted:
+            channel.send({"interrupted": self._interrupted})
+
+    def _listen_for(self, channel: Channel) -> None:
+        if self._options.host_timeout_s is not None:
+            limit_s = self._options.host_timeout_s
+            channel.set_silence(limit_s)
+            self._look_for_the_head(channel, Leases(limit_s, after_pause_s=min(_AFTER_PAUSE_S, limit_s)))
 
     @contextlib.contextmanager
     def _begun(self, channel: Channel, hello: Hello, welcome: dict[str, Any]) -> Any:
         options, machine = self._options, self._machine
-        secret = options.secret or str(welcome["secret"])
+        secret = self._secret = options.secret or str(welcome["secret"])
         self._links.job = str(welcome["job"])
         self._look_s = min(float(welcome["look_s"]), _MAX_LOOK_S)
-        relay = self._relay = Relay(channel.send)
+        relay = self._relay = machine.make_relay(channel.send)
         self._links.find_store = relay.stores.find
-        server = BrokerServer(relay, bytes.fromhex(secret))
+        server = machine.serve_broker(relay, bytes.fromhex(secret))
         try:
             self._site = LocalSite(
                 hello.host, machine, self._supervisor, self._output, hello.devices,
@@ -309,16 +527,14 @@ class Outpost:
             self._loop.add_reader(self._supervisor.fileno(), self._on_supervisor)
             self._look()
             self._look_at_links()
-            if options.host_timeout_s is not None:
-                leases = Leases(options.host_timeout_s, after_pause_s=min(_AFTER_PAUSE_S, options.host_timeout_s))
-                channel.set_silence(options.host_timeout_s)
-                self._look_for_the_head(channel, leases)
-            _log.info("this host takes part in the job of %s", options.hosts.head.name)
+            self._listen_for(channel)
             yield
         finally:
             self._loop.remove_reader(self._supervisor.fileno())
             for _, making in self._making.values():
                 making.cancel()
+            # Before what they stand on: a worker whose link is gone fails with an error of its program's.
+            self._supervisor.close()
             server.close()
             relay.close()
 
@@ -333,15 +549,19 @@ class Outpost:
         elif what == "lost":
             segment = relay.segment(int(value["version"]))
             if segment is not None:
-                segment.mark_lost(
-                    int(value["rank"]), str(value["reason"]), bool(value["recover"]), bool(value["reaped"])
-                )
+                loss = int(value["rank"]), str(value["reason"]), bool(value["recover"]), bool(value["reaped"])
+                segment.mark_lost(*loss)
+                told = self._losses.setdefault(int(value["version"]), [])
+                if loss[0] not in [rank for rank, *_ in told]:
+                    told.append(loss)
         elif what == "lose_host":
             segment = relay.segment(int(value["version"]))
             if segment is not None:
                 segment.lose_host(str(value["host"]))
         elif what == "beat":
             pass
+        elif what == "seat":
+            self._seated = int(value)
         elif what == "status":
             question = self._questions.get(int(value["number"]))
             if question is not None and not question.done():
@@ -398,6 +618,7 @@ class Outpost:
         if version in self._making:
             self._making.pop(version)[1].cancel()
         self._relay.drop(version)
+        self._losses.pop(version, None)
         self._words.pop(version, None)
         self._unlinked.discard(version)
         self._sync_points.pop(version, None)
@@ -422,9 +643,15 @@ class Outpost:
 
     def _look_for_the_head(self, channel: Channel, leases: Leases) -> None:
         """And says that this host is there. A host that the head has given up must not go on for long."""
+        if channel is not self._channel:
+            return
         self._send("beat", True)
-        head = self._options.hosts.head.name
-        if leases.run_out(self._loop.time(), {head: channel.heard}):
+        head = self._head_name
+        is_silent = bool(leases.run_out(self._loop.time(), {head: channel.heard}))
+        if is_silent and self._seated is not None:
+            channel.end()
+            return
+        if is_silent:
             self._end(1, (
                 f"{PROGRAM}: nothing came from {head}, which has the job, for {self._options.host_timeout_s:g} s "
                 "(-host-timeout); the workers here are ended"
@@ -439,6 +666,15 @@ class Outpost:
     # ---- processes ----
 
     def _start(self, launch: Launch) -> None:
+        told = launch.environment
+        self._workers[launch.key] = Worker(
+            launch.key,
+            str(told[env.SELF.name]),
+            int(str(told[env.INCARNATION.name])),
+            launch.rank,
+            launch.log_name,
+            launch.device,
+        )
         try:
             self._site.start(launch)
         except OSError as error:
@@ -455,9 +691,12 @@ class Outpost:
             self._relay.forget_the_dead()
         else:
             self._pids[event.key] = event.pid
+            self._workers[event.key].pid = event.pid
             self._send("started", vars(event))
 
     def _tell_exited(self, event: Exited) -> None:
+        worker = self._workers[event.key]
+        worker.code, worker.error = event.code, event.error
         # What it may have said before it ended comes first.
         self._send("exited", {**vars(event), "gave_up": self._new_words()})
 
@@ -482,8 +721,16 @@ class Outpost:
             for version, segment in self._relay.segments().items()
         }
         stopped = [key for key, pid in self._pids.items() if self._machine.is_stopped(pid)]
+        # Where all count nobody is asked about: a process has many threads.
+        stands = any(
+            count and count == self._beats.get(version, {}).get(rank)
+            for version, counts in beats.items()
+            for rank, count in counts.items()
+        )
+        starved = [key for key, pid in self._pids.items() if stands and self._machine.is_starved(pid)]
+        self._beats = beats
         self._send("looked", {
             "now": self._loop.time(), "beats": beats, "gave_up": self._new_words(), "stopped": stopped,
-            "progress": progress,
+            "starved": starved, "progress": progress,
         })  # fmt: skip
         self._later(self._look_s, self._look)

@@ -13,7 +13,7 @@ from typing import Any, Callable
 from ms_kungfu.broker_protocol import Connection, ProtocolError
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.broker import is_alive
-from ms_kungfu.launcher.links import HostSegment
+from ms_kungfu.launcher.segments import HostSegment
 from ms_kungfu.launcher.stores import Stores
 
 _LOOK_S = 1.0  # whether who asks has given up
@@ -24,15 +24,23 @@ _Process = tuple[PeerID, int]
 class Relay:
     """Thread-safe. `send` brings a message to the head. Owns the host's segments."""
 
-    def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        send: Callable[[dict[str, Any]], None],
+        condition: Callable[[], threading.Condition] = threading.Condition,
+        is_alive: Callable[[int], bool] = is_alive,
+    ) -> None:
         self._send = send
+        self._is_alive = is_alive
         self.stores = Stores()
         self._numbers = itertools.count(1)
-        self._changed = threading.Condition()
+        self._changed = condition()
         # Guarded by _changed:
         self._segments: dict[int, HostSegment] = {}
         self._answers: dict[int, dict[str, Any] | None] = {}
-        self._asked: set[int] = set()
+        self._asked: dict[int, dict[str, Any]] = {}
+        self.cores = 0  # how many each worker has, where one of this host has heard that it is fixed
+        self._leaving: list[str] = []  # who was granted to leave because a worker of this host had asked for it
         self._holders: dict[_Process, int] = {}
         self._closed = False
 
@@ -44,6 +52,18 @@ class Relay:
             if number in self._asked:
                 self._answers[number] = message
                 self._changed.notify_all()
+
+    def ask_again(self, send: Callable[[dict[str, Any]], None]) -> None:
+        """Another head has the job: what has no answer yet is asked of it. `send` brings a message there."""
+        with self._changed:
+            self._send = send
+            for number, message in self._asked.items():
+                if number not in self._answers:
+                    send({"ask": {"number": number, "message": message}})
+
+    def leaving(self) -> list[str]:
+        with self._changed:
+            return list(self._leaving)
 
     def add(self, version: int, segment: HostSegment) -> None:
         with self._changed:
@@ -66,7 +86,7 @@ class Relay:
     def forget_the_dead(self) -> None:
         """A process has ended: what was kept for it goes."""
         with self._changed:
-            self._holders = {who: pid for who, pid in self._holders.items() if is_alive(pid)}
+            self._holders = {who: pid for who, pid in self._holders.items() if self._is_alive(pid)}
             holders = set(self._holders)
         self.stores.drop(lambda peer, incarnation: (peer, incarnation) not in holders)
 
@@ -112,22 +132,26 @@ class Relay:
         peer = PeerID.parse(message["peer"])
         with self._changed:
             holder = self._holders.get((peer, message["incarnation"]))
-        if holder is None or holder == pid or not is_alive(holder):
+        if holder is None or holder == pid or not self._is_alive(holder):
             return ""
         return f"the place of {peer} belongs to process {holder}; process {pid} has no place of its own"
 
     def _ask(self, connection: Connection, message: dict[str, Any]) -> dict[str, Any] | None:
         with self._changed:
             number = next(self._numbers)
-            self._asked.add(number)
-        try:
+            self._asked[number] = message
             self._send({"ask": {"number": number, "message": message}})
+        try:
             while True:
                 with self._changed:
                     # Woken by every answer; now and then to see whether the worker has given up.
                     if not self._closed and number not in self._answers:
                         self._changed.wait(_LOOK_S)
                     if number in self._answers:
+                        if "leave" in message and "leaving" in (self._answers[number] or ()):
+                            self._leaving.append(str(message["leave"]))
+                        if "cores" in message:
+                            self.cores = int((self._answers[number] or {}).get("cores", 0))
                         return self._answers[number]
                     if self._closed:
                         return None
@@ -136,7 +160,7 @@ class Relay:
                     return None
         finally:
             with self._changed:
-                self._asked.discard(number)
+                self._asked.pop(number, None)
                 self._answers.pop(number, None)
 
     def _hand_over(self, connection: Connection, answer: dict[str, Any], pid: int) -> None:

@@ -14,13 +14,14 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Protocol
 
 from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu.broker_protocol import ProtocolError, text_field
 from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster_store import Seat
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.control import Channel, ControlServer, call_once
@@ -28,13 +29,14 @@ from ms_kungfu.launcher.hangs import HangWatch
 from ms_kungfu.launcher.hello import Hello, flags_of, objection, other_versions
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.joining import joining_host, terms_of
-from ms_kungfu.launcher.links import MAKE_S, HostSegment, LinkMaker
+from ms_kungfu.launcher.links import MAKE_S, LinkMaker
 from ms_kungfu.launcher.lost_hosts import Leases, to_evict
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.output import log_paths
 from ms_kungfu.launcher.policy import Recover
-from ms_kungfu.launcher.segments import Asker, NotMadeYet, PlainSegment, Progress, Segment
+from ms_kungfu.launcher.seat import Report
+from ms_kungfu.launcher.segments import Asker, HostSegment, NotMadeYet, PlainSegment, Progress, Segment
 from ms_kungfu.launcher.sites import Launch, Site
 from ms_kungfu.launcher.startup import Start, StartError
 from ms_kungfu.launcher.supervisor import Exited, Started
@@ -51,6 +53,7 @@ _LAST_NEWS_S = 2.0
 _PATIENCE_S = 3.0
 _ASK_S = 10.0
 _CALLS_IN_VAIN_S = 4.0
+_ONCE_MORE_S = 0.3  # a head that has lost its seat and lives finds out who has it, and its host comes
 _PARTING_S = 0.5  # a host that has been told to end takes some hundredths
 
 
@@ -60,7 +63,9 @@ class Workers(Protocol):
     broker: Broker
 
     def on_event(self, host: str, event: Started | Exited) -> None: ...
-    def look_at(self, host: str, watch: HangWatch, now: float, stopped: Collection[int]) -> None: ...
+    def look_at(
+        self, host: str, watch: HangWatch, now: float, stopped: Collection[int], is_starved: Callable[[int], bool]
+    ) -> None: ...
     def segment_was_made(self) -> None: ...
 
 
@@ -70,6 +75,10 @@ class Reports(Protocol):
     @property
     def hosts(self) -> Hosts:
         """Those of the job by now."""
+        ...
+
+    def left_s(self) -> float | None:
+        """Of the job's -timeout."""
         ...
 
     def host_lost(self, name: str, reason: str) -> None:
@@ -106,6 +115,7 @@ class RemoteSite:
         self.segments: dict[int, SpreadSegment] = {}  # those that it has, or is making
         self.lost = ""  # why
         self.apart: dict[tuple[int, str], str] = {}  # version, host that it can't reach any more -> why
+        self.early: list[tuple[str, Any]] = []  # what it has said before anybody listened
         self._owner = owner
         self._channel = channel
         self._logdir = Path(hello.logdir) if hello.logdir else None
@@ -153,6 +163,11 @@ class RemoteSite:
         self.send("end", {"code": 0 if has_left else 1, "words": words, "left": has_left})
         asyncio.get_running_loop().call_later(_PARTING_S, self._channel.end)
 
+    def drop(self) -> None:
+        """Neither end hears any more of the other one."""
+        self.lost = self.lost or "another head has the job"
+        self._channel.end()
+
     async def part(self) -> None:
         """The host has ended."""
         while not self.lost:
@@ -175,8 +190,10 @@ class RemoteSite:
                         self._owner.reports.host_leaves(self.name)
                     elif what == "status":  # somebody asks there
                         self.send("status", {"number": value, "job": self._owner.reports.status()})
-                    elif self._owner.workers.done():  # before, it has nothing to tell of
-                        self._hear(self._owner.workers.result(), what, value)
+                    elif self._owner.workers.done():
+                        self.hear(self._owner.workers.result(), what, value)
+                    elif self._owner.resumes:  # else it has nothing to tell of yet
+                        self.early.append((what, value))
         except ProtocolError as error:
             return f"{PROGRAM} on host {self.name} says what isn't understood: {error}"
         except OSError as error:
@@ -185,7 +202,7 @@ class RemoteSite:
             self.give_up("the job is over")
             raise
 
-    def _hear(self, workers: Workers, what: str, value: Any) -> None:
+    def hear(self, workers: Workers, what: str, value: Any) -> None:
         try:
             if what == "started":
                 workers.on_event(self.name, Started(int(value["key"]), int(value["pid"])))
@@ -197,7 +214,8 @@ class RemoteSite:
                 self._note_words(value["gave_up"])
                 self._note_beats(value["beats"])
                 self._note_progress(value["progress"])
-                workers.look_at(self.name, self._watch, float(value["now"]), {int(key) for key in value["stopped"]})
+                stopped, starved = ({int(key) for key in value[name]} for name in ("stopped", "starved"))
+                workers.look_at(self.name, self._watch, float(value["now"]), stopped, starved.__contains__)
             elif what == "ask":
                 self._serve(workers.broker, int(value["number"]), value["message"])
             elif what == "hung_up":
@@ -308,7 +326,10 @@ class SpreadSegment:
     It is made in the background. Its hosts meet only in what `links` says; each has to say that it has its part.
     """
 
-    def __init__(self, owner: RemoteHosts, cluster: Cluster, attempt: int, recovers: bool) -> None:
+    def __init__(
+        self, owner: RemoteHosts, cluster: Cluster, attempt: int, recovers: bool, is_made: bool = False
+    ) -> None:
+        """`is_made`: by another head, on all of its hosts that are there."""
         self.cluster, self.attempt = cluster, attempt
         self.words: dict[int, str] = {}  # why ranks of other hosts can't go on
         self.beats: dict[int, int] = {}
@@ -316,17 +337,21 @@ class SpreadSegment:
         self._owner = owner
         self._recovers = recovers
         # Hosts as they are now: one that is lost and comes back is another one, of which this knows nothing.
-        self._remote = [owner.sites[host] for host in cluster.hosts if host != owner.name]
+        self._remote = [owner.sites[host] for host in cluster.hosts if host != owner.own and host in owner.sites]
         self._missing: dict[str, asyncio.Future[None]] = {}  # hosts that haven't said yet that they have their part
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._local: HostSegment | None = None
-        self._is_made = False
+        self._is_made = is_made
         self._trouble: Exception | None = None
         self._is_closed = False
         self._sync_points = 0  # those that have been passed on
         self._task: asyncio.Task[None] | None = None
-        owner.in_loop(self._begin)
+        if is_made:
+            for site in self._remote:
+                site.segments[cluster.version] = self
+        else:
+            owner.in_loop(self._begin)
 
     # ---- in the event loop ----
 
@@ -339,7 +364,7 @@ class SpreadSegment:
         trouble: Exception | None = None
         loop = asyncio.get_running_loop()
         making: asyncio.Task[HostSegment] | None = None
-        if self._owner.name in self.cluster.hosts:
+        if self._owner.links is not None and self._owner.own in self.cluster.hosts:
             making = asyncio.ensure_future(self._owner.links.make(self.cluster, self.attempt, self._recovers))
         for site in self._remote:
             site.segments[self.cluster.version] = self
@@ -349,6 +374,8 @@ class SpreadSegment:
                 self.was_made(site.name, site.lost)
         waits: list[asyncio.Future[Any]] = [*self._missing.values(), *([] if making is None else [making])]
         try:
+            if not waits:
+                raise OSError("none of its hosts is there")
             done, late = await asyncio.wait(waits, timeout=2 * MAKE_S, return_when=asyncio.FIRST_EXCEPTION)
             for wait in done:
                 wait.result()
@@ -430,7 +457,7 @@ class SpreadSegment:
                 raise NotMadeYet
 
     def hand_over(self, asker: Asker, message: dict[str, Any], rank: int) -> None:
-        if self._local is not None and self.cluster.workers[rank].host == self._owner.name:
+        if self._local is not None and self._is_here(rank):
             self._local.hand_over(asker, message, rank)
         else:
             asker.send(message)  # its host adds what belongs to it
@@ -458,7 +485,7 @@ class SpreadSegment:
             site.send(what, message)
 
     def _is_here(self, rank: int) -> bool:
-        return self.cluster.workers[rank].host == self._owner.name
+        return self.cluster.workers[rank].host == self._owner.own
 
     def heartbeat(self, rank: int) -> int:
         here = self._local is not None and self._is_here(rank)
@@ -502,22 +529,35 @@ class SpreadSegment:
 
 
 class RemoteHosts:
-    """All of them. Belongs to the event loop, but for `make_segment`."""
+    """All of them. Belongs to the event loop, but for `make_segment`.
 
-    def __init__(self, options: Options, machine: Machine, start: Start, reports: Reports) -> None:
+    `own`: the host that this launcher has itself. None where the head moves from host to host (`seat`): then it has
+    none, each is remote, and its host's launcher passes on who calls. `resumes`: hosts report to a head that goes on.
+    """
+
+    def __init__(
+        self, options: Options, machine: Machine, start: Start, reports: Reports, moves: bool, resumes: bool = False
+    ) -> None:
         self.options, self.machine, self.reports = options, machine, reports
         self.name = options.hosts.self_name
+        self.own = None if moves else self.name
+        self.resumes = resumes
+        self.resumes_no_more = not resumes  # who hasn't come by now is lost
+        self.seat: Seat | None = None  # in which this head is
+        self.told: dict[str, Report] = {}  # by hosts that came to a head which resumes
         self.sites: dict[str, RemoteSite] = {}
         secret = bytes.fromhex(options.secret or "")
         self._start = start
         self._loop = asyncio.get_running_loop()
         cores = machine.allowed_cores()
         silent_s = options.host_timeout_s
-        self.links = LinkMaker(machine, options.hosts, options.control_port, secret, len(cores), start.writer, silent_s)
+        self.links = None if moves else LinkMaker(
+            machine, options.hosts, options.control_port, secret, len(cores), start.writer, silent_s, options.strategy
+        )  # fmt: skip
         self._hello = Hello(self.name, VERSION, mindspore_version(), flags_of(options), cores, start.devices, "")
         self._secret = secret
         try:
-            self._server = ControlServer(machine, secret, self._serve, self._then)
+            self._server = None if moves else ControlServer(machine, secret, self.take, self._then)
         except ValueError as error:
             raise StartError(str(error)) from None
         self._deadline: float | None = None  # of the hosts that are missing
@@ -525,7 +565,8 @@ class RemoteHosts:
         self._other_head = ""  # what is to be said of it
         self.workers: asyncio.Future[Workers] = self._loop.create_future()
         self._news = asyncio.Event()
-        self._attempts = 0
+        self._attempts = start.attempts
+        self._last_words: dict[str, Any] | None = None  # once the job ends
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._unlinked = False
         self._known_apart: set[tuple[str, str]] = set()  # of this host and others
@@ -533,18 +574,15 @@ class RemoteHosts:
     @property
     def present(self) -> list[str]:
         """The hosts that are there."""
-        return [self.name, *self.sites]
+        return [*self._own_names, *self.sites]
+
+    @property
+    def _own_names(self) -> list[str]:
+        return [] if self.own is None else [self.own]
 
     async def gather(self, timeout_s: float) -> None:
         """All hosts are there when this returns. StartError where one doesn't come."""
-        hosts, port = self.options.hosts, self.options.control_port
-        try:
-            await self._server.start(hosts.own.address, port)
-        except OSError as error:
-            raise StartError(
-                f"{self.name}:{port}, where the other hosts call, can't be used: {error.strerror or error}; -port "
-                "gives another port, the same on all hosts"
-            ) from None
+        await self._listen()
         if self.options.host_timeout_s is not None:
             self._look_for_silence(Leases(self.options.host_timeout_s))
         deadline = self._deadline = self._loop.time() + timeout_s
@@ -572,10 +610,45 @@ class RemoteHosts:
             self._deadline = None
             asking.cancel()
 
+    async def _listen(self) -> None:
+        if self._server is None:
+            return
+        hosts, port = self.options.hosts, self.options.control_port
+        try:
+            await self._server.start(hosts.own.address, port)
+        except OSError as error:
+            raise StartError(
+                f"{self.name}:{port}, where the other hosts call, can't be used: {error.strerror or error}; -port "
+                "gives another port, the same on all hosts"
+            ) from None
+
+    async def gather_again(
+        self, timeout_s: float, before: Collection[str], time_to_ask: Callable[[], Awaitable[float]]
+    ) -> None:
+        """Of a job that runs: its hosts have come to this head when this returns, or won't. The hosts of the heads
+        `before` have said nothing for long enough already: they are awaited for a moment only, all others until
+        `time_to_ask` says that they could have asked for `timeout_s` who the head is."""
+        begun = self._loop.time()
+        if self.options.host_timeout_s is not None:
+            self._look_for_silence(Leases(self.options.host_timeout_s))
+        while missing := self.missing():
+            if set(missing) <= set(before):
+                left_s = begun - self._loop.time() + _ONCE_MORE_S
+            else:
+                left_s = timeout_s / 8 if await time_to_ask() < timeout_s else 0.0
+            if left_s < 0.001:  # a clock has its own least step
+                break
+            self._news.clear()
+            if missing != self.missing():
+                continue
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), left_s)
+        self.resumes_no_more = True
+
     def missing(self) -> tuple[str, ...]:
-        """Hosts of -H that have to come before the job begins."""
-        names = self.options.hosts.names
-        return tuple(name for name in names if name not in self.sites and name != self.name)
+        """Hosts of the job that aren't there yet."""
+        hosts = self.options.hosts
+        return tuple(n for n in hosts.names if n not in self.sites and n != self.own and n not in hosts.lost)
 
     def why_missing(self) -> str:
         """What is known of them, behind a sentence that names them."""
@@ -658,21 +731,39 @@ class RemoteHosts:
         self.workers.set_result(workers)
         self._look_at_links()
 
+    def catch_up(self) -> None:
+        """On what hosts have said before they were heard."""
+        for site in list(self.sites.values()):
+            early, site.early = site.early, []
+            for what, value in early:
+                try:
+                    site.hear(self.workers.result(), what, value)
+                except ProtocolError as error:
+                    self.lose(site, f"{PROGRAM} on host {site.name} says what isn't understood: {error}")
+                    break
+
     async def close(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
-        await self._server.close()
+        if self._server is not None:
+            await self._server.close()
 
     async def end(self, code: int, words: str | None) -> None:
-        """The other launchers end with this exit code."""
+        """The other launchers end with this exit code, also one that comes meanwhile."""
+        self._last_words = {"code": code, "words": words, "left": False}
         for site in self.sites.values():
             if not site.lost:  # that has been told something else
-                site.send("end", {"code": code, "words": words, "left": False})
+                site.send("end", self._last_words)
         parting = [asyncio.ensure_future(site.part()) for site in self.sites.values() if not site.lost]
         if parting:
             _, late = await asyncio.wait(parting, timeout=_PARTING_S)
             for wait in late:
                 wait.cancel()
+
+    def leave(self) -> None:
+        """Without a word: another head has the job."""
+        for site in self.sites.values():
+            site.drop()
 
     def in_loop(self, function: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed already
@@ -684,16 +775,30 @@ class RemoteHosts:
 
     def make_segment(self, cluster: Cluster, cores: int, recovers: bool) -> Segment:
         """`MakeSegment`."""
-        if cluster.hosts == (self.name,):
-            return PlainSegment(cluster, cores, recovers)
+        if cluster.hosts == (self.own,):
+            return PlainSegment(cluster, cores, recovers, self.machine.runtime)
         self._attempts += 1
         return SpreadSegment(self, cluster, self._attempts, recovers)
 
+    def take_over(self, cluster: Cluster, recovers: bool) -> Segment:
+        """What the hosts have of this version, which another head has had made there."""
+        return SpreadSegment(self, cluster, 0, recovers, is_made=True)
+
+    def close_all_but(self, known: Collection[int], reports: Mapping[str, Report]) -> None:
+        """What the hosts have of other versions, which the head before had them make."""
+        for host, report in reports.items():
+            for version in set(report.losses).difference(known):
+                self.sites[host].send("close", {"version": version})
+
     # ---- who comes ----
 
-    async def _serve(self, channel: Channel) -> bool:
-        message = await asyncio.wait_for(channel.receive(), _FIRST_WORDS_S)
-        if "link" in message:
+    async def take(self, channel: Channel) -> bool:
+        """Somebody has called. Whether the connection is another one's now."""
+        return await self.serve(channel, await asyncio.wait_for(channel.receive(), _FIRST_WORDS_S))
+
+    async def serve(self, channel: Channel, message: dict[str, Any]) -> bool:
+        """And has said this."""
+        if "link" in message and self.links is not None:
             return await self.links.take(channel, message["link"])
         if "head" in message:
             await self._answer_a_head(channel, message["head"])
@@ -704,10 +809,19 @@ class RemoteHosts:
             asker = {name: text_field(message["ask"], name) for name in ("host", "version", "mindspore")}
             coming = joining_host(asker["host"], message["ask"].get("slots"))
             why = other_versions(**asker, own=self._hello) or self.reports.objection_to(coming)
-            channel.send({"refused": why} if why else {"terms": terms_of(self.options, self.reports.hosts)})
+            if why:
+                channel.send({"refused": why})
+            else:
+                channel.send({"terms": terms_of(self.options, self.reports.hosts, self.reports.left_s())})
             await channel.flushed()
             return False
         hello = Hello.from_json(message.get("agent"))
+        if "report" in message:
+            report = Report.from_json(message["report"])
+            why = self._objection_to_one_who_goes_on(hello)
+            if not why:
+                self.told[hello.host] = report
+            return await self._let_in(channel, hello, why)
         joining = joining_host(hello.host, message["slots"]) if "slots" in message else None
         if joining is not None:
             why = objection(hello, self._hello, {}, same_flags=False) or self.reports.objection_to(joining)
@@ -718,6 +832,11 @@ class RemoteHosts:
             why = (
                 f"-cores-per-worker {per_worker} is more than the {len(hello.cores)} cores of {hello.host} for the job"
             )
+        return await self._let_in(channel, hello, why, joining)
+
+    async def _let_in(self, channel: Channel, hello: Hello, why: str, joining: Host | None = None) -> bool:
+        """Where there is no objection (`why`). Until it is lost."""
+        per_worker = self.options.cores_per_worker
         if why:
             self._refused[hello.host] = why
             _log.warning("%s%s", why, self._then())
@@ -725,7 +844,9 @@ class RemoteHosts:
             await channel.flushed()
             return False
         watch = HangWatch(self.options.peer_timeout_s or math.inf)
-        welcome = {"job": self._start.writer, "secret": self._start.secret, "look_s": watch.period_s}
+        welcome: dict[str, Any] = {"job": self._start.writer, "secret": self._start.secret, "look_s": watch.period_s}
+        if self.seat is not None:
+            welcome["seat"] = self.seat.since
         if self.options.secret:
             del welcome["secret"]  # it has it
         channel.send({"welcome": welcome})
@@ -733,14 +854,21 @@ class RemoteHosts:
         # Without a wait since the look at who is there: of two that come at once under one name the first is let in.
         site = self.sites[hello.host] = RemoteSite(self, channel, hello, per_worker)
         _log.info("host %s is there: %d cores", site.name, len(hello.cores))
+        if self._last_words is not None:
+            site.send("end", self._last_words)
         if joining is not None:
             self.reports.host_joined(joining, site)
         self._news.set()
         self.lose(site, await site.listen())
         return False
 
+    def _objection_to_one_who_goes_on(self, hello: Hello) -> str:
+        if self.resumes_no_more or hello.host not in self.missing():
+            return f"the job goes on without {hello.host}"
+        return ""
+
     def _objection_to_one_of_the_first(self, hello: Hello) -> str:
-        why = objection(hello, self._hello, {self.name: None, **self.sites})
+        why = objection(hello, self._hello, {**dict.fromkeys(self._own_names), **self.sites})
         before = self.sites.get(hello.host)
         if why and before is not None and before.lost:
             url = self._start.url or "URL"
@@ -771,6 +899,11 @@ class RemoteHosts:
 
     def _living(self) -> list[RemoteSite]:
         return [site for site in self.sites.values() if not site.lost]
+
+    def tell_seat(self) -> None:
+        """This head has sat down again. Should it die, who hasn't heard that would take it for another one."""
+        for site in self._living():
+            site.send("seat", 0 if self.seat is None else self.seat.since)
 
     def _look_for_silence(self, leases: Leases) -> None:
         """And says that this host is there."""
@@ -804,13 +937,13 @@ class RemoteHosts:
                     if version in site.segments and self._is_in(site.segments[version], host)
                 }
             )
-        living = {self.name, *(site.name for site in self._living())}
+        living = {*self._own_names, *(site.name for site in self._living())}
         return {pair: why for pair, why in found.items() if living.issuperset(pair)}
 
     def _is_in(self, segment: SpreadSegment, host: str) -> bool:
         """The host that goes by that name now: nobody reaches one that was lost, also where it has come back."""
         site = self.sites.get(host)
-        return host == self.name or (site is not None and segment.has(site))
+        return host == self.own or (site is not None and segment.has(site))
 
     def _part_who_are_apart(self) -> None:
         apart, now = self._apart(), self._loop.time()
@@ -857,7 +990,7 @@ class RemoteHosts:
             segment.pass_on_sync_points()
             if why := segment.failure():
                 self.unlinked(segment, why)
-        known, self._known_apart = self._known_apart, {pair for pair in self._apart() if self.name in pair}
+        known, self._known_apart = self._known_apart, {pair for pair in self._apart() if self.own in pair}
         if not self._known_apart <= known:
             self.note_apart()
         self._later("links", _LOOK_S, self._look_at_links)

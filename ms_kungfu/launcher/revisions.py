@@ -49,7 +49,7 @@ class Revisions:
         """There may be something to write."""
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._write_all())
-            self._task.add_done_callback(_raise_bugs)
+            self._task.add_done_callback(raise_bugs)
 
     async def _write_all(self) -> None:
         trouble = ""
@@ -81,7 +81,7 @@ class Revisions:
             self._job.on_cluster(written)
 
 
-def _raise_bugs(task: asyncio.Future[None]) -> None:
+def raise_bugs(task: asyncio.Future[None]) -> None:
     """They reach the loop's exception handler."""
     if not task.cancelled():
         task.result()

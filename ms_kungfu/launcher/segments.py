@@ -49,18 +49,33 @@ class Segment(Protocol):
     def close(self) -> None: ...
 
 
+class HostSegment(Segment, Protocol):
+    """One host's, plain or linked (`links`)."""
+
+    def ranks(self) -> list[int]: ...
+    def failure(self) -> str: ...
+    def sync_points(self) -> int: ...
+    def request_sync_point(self, number: int) -> None: ...
+    def unreachable(self) -> list[tuple[str, str]]: ...
+
+
+def the_runtime() -> Any:
+    """The module that has shared memory. Not loaded at the top: a job whose workers never ask for a segment starts
+    without it."""
+    from ms_kungfu import _core
+
+    return _core
+
+
 class PlainSegment:
     """That of a version whose workers are all on this host: the descriptor, which `close` closes, and a mapping, which
     goes with the object."""
 
-    def __init__(self, cluster: Cluster, cores: int, recovers: bool) -> None:
-        # Not at the top: a job whose workers never ask for a segment starts without loading the runtime.
-        from ms_kungfu import _core
-
+    def __init__(self, cluster: Cluster, cores: int, recovers: bool, runtime: Callable[[], Any] = the_runtime) -> None:
         self._size = cluster.size
-        self.fd = _core.create_segment(cluster.size, cluster.version, cores, recovers)
+        self.fd: int = runtime().create_segment(cluster.size, cluster.version, cores, recovers)
         try:
-            control = _core.SegmentControl(self.fd)
+            control = runtime().SegmentControl(self.fd)
         except BaseException:
             os.close(self.fd)
             raise

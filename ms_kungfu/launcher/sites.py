@@ -33,17 +33,24 @@ class Launch:
     cores: tuple[int, ...]  # all it may run on; (): all
     threads: int | None  # of OpenMP, where the user says nothing
     joins_later: bool
+    device: int = 0  # its place among the host's, for the next head
 
     @classmethod
     def from_json(cls, fields: Any) -> Launch:
         """What another host's launcher has sent; ValueError or TypeError where it can't be that."""
         launch = cls(**{**fields, "cores": tuple(fields["cores"])})
         texts = [*launch.environment, *(text for text in launch.environment.values() if text is not None)]
-        numbers = [launch.key, launch.rank, *launch.cores, *([] if launch.threads is None else [launch.threads])]
+        numbers = [
+            launch.key,
+            launch.rank,
+            launch.device,
+            *launch.cores,
+            *([] if launch.threads is None else [launch.threads]),
+        ]
         if not all(isinstance(text, str) for text in [launch.log_name, *texts]):
             raise ValueError("names and environment are text")
         if not all(isinstance(number, int) for number in numbers):
-            raise ValueError("key, rank, cores and threads are numbers")
+            raise ValueError("key, rank, device, cores and threads are numbers")
         if os.sep in launch.log_name:
             raise ValueError(f"{launch.log_name!r} is no name of a log")
         return launch
@@ -119,6 +126,30 @@ class LocalSite:
 
     def log_paths(self, log_name: str) -> list[Path]:
         return self.output.log_paths(log_name)
+
+
+class AbsentSite:
+    """A host whose launcher hasn't come to the new head of the job, and is lost therefore."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.devices = Devices()
+        self.shares = Shares([0], None)
+
+    def start(self, launch: Launch) -> None:
+        raise OSError(errno.EHOSTDOWN, os.strerror(errno.EHOSTDOWN))
+
+    def signal(self, number: int, key: int | None = None) -> None:
+        pass
+
+    def pin(self, key: int, pid: int, cores: Sequence[int]) -> None:
+        pass
+
+    def release(self, log_name: str) -> None:
+        pass
+
+    def log_paths(self, log_name: str) -> list[Path]:
+        return []
 
 
 def told_of_the_host(broker: str, secret: str) -> dict[str, str]:

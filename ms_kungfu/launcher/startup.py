@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 OnChange = Callable[[Optional[Cluster]], None]
 _log = logging.getLogger(__name__)
-_CONFIG_SERVER_START_S = 10.0
+CONFIG_SERVER_START_S = 10.0
 _RETRY_S = 0.2
 
 
@@ -43,7 +43,8 @@ class StartError(Exception):
 @dataclass
 class Start:
     """What a job begins with. Whoever wants another cluster writes it in a config server of this process (`server`), or
-    in a `store` elsewhere; in a job that can't change, nowhere."""
+    in a `store` elsewhere; in a job that can't change, nowhere. `attempts`: those that were made before to make a
+    version, by whichever head."""
 
     devices: Devices
     join_timeout_s: float
@@ -53,6 +54,7 @@ class Start:
     url: str | None = None
     server: ConfigServer | None = None
     store: ClusterStore | None = None
+    attempts: int = 0
 
 
 async def prepare(
@@ -86,6 +88,7 @@ async def prepare(
         secret = secret or (_secret_of(url, machine) if open_store(url).needs_secret else secrets.token_hex(32))
         store = machine.open_store(url, secret, writer=writer)
         first = await _first_from(options, machine, store)
+        _log.info("config server: %s%s", url, "" if options.watch else ", which the job doesn't follow without -w")
         return Start(devices, join_timeout_s, secret, first, writer, url, store=store)
     first = _first_cluster(options, max(options.init_version or 0, 0))
     start = Start(devices, join_timeout_s, secret or secrets.token_hex(32), first, writer)
@@ -171,7 +174,7 @@ def _secret_of(url: str, machine: Machine) -> str:
 async def _first_from(options: Options, machine: Machine, store: ClusterStore) -> Cluster:
     """The first cluster, once the store holds it."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + _CONFIG_SERVER_START_S
+    deadline = loop.time() + CONFIG_SERVER_START_S
     told = False
     while True:
         try:

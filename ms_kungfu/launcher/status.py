@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Callable
 
@@ -51,6 +52,17 @@ class History:
         now = self._clock()
         self.changes.append(ChangeTold(cluster.version, cluster.size, None, "the job's start", now, now))
 
+    def resumed(self, changes: Sequence[Mapping[str, Any]], cluster: Cluster) -> None:
+        """By the next head of a job that runs in `cluster`: what the one before has told. TypeError where it isn't."""
+        self.changes.extend(ChangeTold(**change) for change in changes)
+        self.chosen(cluster, None)  # which is told once it is on record
+        if not self.knows(cluster):
+            now = self._clock()
+            self.changes.append(ChangeTold(cluster.version, cluster.size, None, "the head before this one", now, now))
+
+    def knows(self, cluster: Cluster) -> bool:
+        return any(change.version == cluster.version for change in self.changes)
+
     def wanted(self, cluster: Cluster, before: Cluster, job: str, refused: str | None = None) -> None:
         why = _who(cluster, job)
         if cluster.writer == job:
@@ -71,7 +83,7 @@ def _who(cluster: Cluster, job: str) -> str:
         return "all workers have finished; waiting for the next cluster (-k)"
     if cluster.writer == job:
         return "the launcher"
-    return "somebody who has the job's secret asked for it: kungfu-run resize or evict, or another client"
+    return "somebody else asked for it: kungfu-run resize or evict, or another client"
 
 
 def outline(options: Options, state: str, why: str, started_at: float) -> dict[str, Any]:
@@ -175,7 +187,9 @@ def _state(process: Process, standing: Standing, agent: HostAgent, coordinator: 
         return "joins: it is ready" if ready else "joins: it starts"
     if standing is Standing.LEAVING:
         return "has left, and works on" if process.works_on else "has left"
-    return "leaves" if _is_to_leave(process.peer, coordinator) else "works"
+    if _is_to_leave(process.peer, coordinator):
+        return "leaves"
+    return "works" if agent.broker.is_ready(process.peer, process.incarnation) else "starts: it hasn't joined"
 
 
 def _is_to_leave(peer: PeerID, coordinator: Coordinator) -> bool:

@@ -10,10 +10,13 @@ from typing import Any
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, failed, switch
+from ms_kungfu.broker_protocol import ProtocolError
 from ms_kungfu.cluster import Cluster
-from ms_kungfu.cluster_store import open_store
+from ms_kungfu.cluster_store import Sitting, has_seat, open_seat, open_store
 from ms_kungfu.config_server.secret_file import is_same_server
 from ms_kungfu.errors import ConfigServerError
+from ms_kungfu.launcher.options import PROGRAM
+from ms_kungfu.launcher.seat import Record
 from ms_kungfu.launcher.secret import SecretError, secret_for
 from ms_kungfu.launcher.status_socket import jobs_of_this_user
 
@@ -31,6 +34,7 @@ def status(arguments: Sequence[str]) -> int:
         "Shows a job: its hosts, workers and their steps, and its last changes with their reasons. Without the URL of "
         "its config server all jobs of this user on this machine.",
     )
+    parser.flag("config-server", "the URL, as other commands take it", metavar="URL")
     parser.flag("json", "print JSON: one object where a URL is given, else a list", type=switch, default=False)
     parser.flag("secret-file", "file with the job's secret, where it was started on another machine", metavar="FILE")
     try:
@@ -40,8 +44,11 @@ def status(arguments: Sequence[str]) -> int:
             words = words[:1] + rest
         if len(words) > 1:
             raise UsageError(f"unexpected argument {words[1]!r}; give one URL, or none")
-        if words:
-            shown = [_job_at(words[0], flags.secret_file)]
+        if words and flags.config_server is not None:
+            raise UsageError(f"{words[0]!r} and -config-server {flags.config_server!r}; give one URL, or none")
+        url = words[0] if words else flags.config_server
+        if url is not None:
+            shown = [_job_at(url, flags.secret_file)]
         elif flags.secret_file is not None:
             raise UsageError("-secret-file is for the job at a URL; give that, too")
         else:
@@ -51,7 +58,7 @@ def status(arguments: Sequence[str]) -> int:
     except ConfigServerError as error:
         return failed(_PROGRAM, error, 1)
     if flags.json:
-        print(json.dumps(shown[0] if words else shown, indent=2))
+        print(json.dumps(shown if url is None else shown[0], indent=2))
     elif not shown:
         print("no job of this user runs on this machine")
     else:
@@ -85,12 +92,14 @@ def _job_at(url: str, secret_file: str | None) -> _Document:
     cluster = store.get()
     if cluster is None:
         raise ConfigServerError(f"{url} holds no cluster; is the job running?")
-    return _held(url, cluster)
+    # One that was started on a single host writes no record, and what is there is of a job before.
+    seat = open_seat(url, timeout_s=_ANSWER_S).look() if has_seat(url) and cluster.slots is not None else Sitting()
+    return _held(url, cluster, seat)
 
 
-def _held(url: str, cluster: Cluster) -> _Document:
-    """A config server without a launcher knows no more than this."""
-    return {
+def _held(url: str, cluster: Cluster, seat: Sitting) -> _Document:
+    """A store without a launcher knows no more than this, and who has the job where the head moves."""
+    document: _Document = {
         "state": "unknown",
         "why": "the config server has no job of its own, and knows only what is wanted; ask on a host of the job",
         "config_server": url,
@@ -101,6 +110,39 @@ def _held(url: str, cluster: Cluster) -> _Document:
             for rank, worker in enumerate(cluster.workers)
         ],
     }
+    if seat.record is None:
+        return document
+    try:
+        record = Record.from_json(seat.record)
+    except ProtocolError as error:
+        raise ConfigServerError(f"{url}: {error}") from None
+    document["hosts"] = [{"name": host.name, "lost": host.name in record.lost} for host in record.hosts]
+    if record.end is not None:
+        code, words = record.end
+        why = f"exit code {code}" + (f", {words}" if words else "")
+        document.update(state="ended", why=why, exit_code=code, wanted=None, processes=[])
+    else:
+        document["why"] = _who_has_it(seat.holder, record)
+    return document
+
+
+def _who_has_it(holder: str, record: Record) -> str:
+    """Of a job that has no end."""
+    head = holder or record.head
+    others = [host.name for host in record.hosts if host.name not in record.lost and host.name != head]
+    if record.versions.chosen is None:
+        others = []
+    next_one = f"{' or '.join(others)} takes its place"
+    if holder:
+        after = f"; should it be gone, {next_one} when its lease is over (-host-timeout)" if others else ""
+        return f"{head} has the job, and tells more of it there ({_PROGRAM}){after}"
+    gone = f"{head}, which had the job, is gone"
+    if not others:
+        return f"{gone}, and the job with it: no other host has its state"
+    return (
+        f"{gone}, and nobody has it now; {next_one} within the time of a lease (-host-timeout), unless {PROGRAM} has "
+        "ended there, too"
+    )
 
 
 def _without_repeats(jobs: Any) -> list[_Document]:

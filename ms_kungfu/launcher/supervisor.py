@@ -33,6 +33,7 @@ from typing import Any
 
 from ms_kungfu._processes import children
 from ms_kungfu.broker_protocol import close_all, receive_fds
+from ms_kungfu.launcher.hangs import waits_for_a_core
 
 _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
@@ -142,14 +143,15 @@ class Supervisor:
                 time.sleep(_POLL_S)
         # Finds something only where the supervisor was killed, or has had no more patience.
         for pid in kill_descendants(_PATIENCE_S / 10):
-            _log.warning("process %d can't be killed now (it hangs in the kernel) and is left behind", pid)
+            why = "gets no core to end on" if waits_for_a_core(pid) else "hangs in the kernel"
+            _log.warning("process %d can't be killed now (it %s) and is left behind", pid, why)
 
 
 def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:
     """Kills and reaps every descendant of this process, which must be a subreaper; returns when there is none.
 
-    Or when none has died for `patience_s`: the rest, which is returned, hangs in the kernel or in a frozen cgroup, and
-    dies when it comes back.
+    Or when none has died for `patience_s`: the rest, which is returned, hangs in the kernel or in a frozen cgroup, or
+    gets no core, and dies when it comes back.
     """
     deadline = time.monotonic() + patience_s
     while True:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 from ms_kungfu.broker_protocol import Detached, Stay
 from ms_kungfu.cluster import Cluster, PeerID
@@ -84,6 +85,45 @@ class ClusterVersions:
     ready: set[tuple[PeerID, int]] = field(default_factory=set)
     # Hosts that were lost or have left, and the last version that means those: a host that comes back is another one.
     lost_hosts: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it that the next head has to know: not who is ready, and of what isn't chosen nothing."""
+        kept = [cluster.to_json() for version, cluster in self.clusters.items() if version <= (self.chosen or 0)]
+        return {
+            "clusters": kept if self.chosen is not None else [],
+            "chosen": self.chosen,
+            "excluded": {str(peer): versions for peer, versions in self.excluded.items()},
+            "ended": {str(peer): [[k.start, k.stop] for k in known] for peer, known in self.ended.items()},
+            "lost": [[host, None if last == math.inf else last] for host, last in self.lost_hosts.items()],
+        }
+
+    @classmethod
+    def from_json(cls, fields: Any) -> ClusterVersions:
+        """KeyError, TypeError or ValueError where it can't be that."""
+        each = [Cluster.from_json(cluster) for cluster in fields["clusters"]]
+        return cls(
+            {cluster.version: cluster for cluster in each},
+            fields["chosen"],
+            excluded={PeerID.parse(peer): list(versions) for peer, versions in fields["excluded"].items()},
+            ended={PeerID.parse(peer): [range(*ends) for ends in known] for peer, known in fields["ended"].items()},
+            lost_hosts={host: math.inf if last is None else last for host, last in fields["lost"]},
+        )
+
+    def meant_by(self, peer: PeerID, version: int) -> int:
+        """The earliest incarnation that the process can have which `version` means by this peer."""
+        out = [v + 1 for v in self.excluded.get(peer, ()) if v < version]
+        out += [known.stop for known in self.ended.get(peer, ()) if known.stop <= version]
+        return max(out, default=0)
+
+    def concerns(self, peer: PeerID, incarnation: int) -> bool:
+        """Whether the end of this process is news to members, or to those who wait for newcomers."""
+        if any(incarnation < known.stop for known in self.ended.get(peer, ())):
+            return False
+        is_new = self.chosen is not None and incarnation > self.chosen
+        return is_new or any(
+            peer in cluster.workers and self.belongs(peer, incarnation, version)
+            for version, cluster in self.clusters.items()
+        )
 
     @property
     def current(self) -> Cluster | None:
@@ -205,7 +245,12 @@ class ClusterVersions:
             for peer in cluster.workers
         )
 
+    def may_be_chosen(self, version: int) -> bool:
+        """Whether one that a member has asked for can still become the chosen one."""
+        return version in self.clusters and self._may_come_true(self.clusters[version])
+
     def lose_host(self, host: str) -> None:
+        self.lost_hosts.pop(host, None)  # they are in the order of their losses
         self.lost_hosts[host] = math.inf
 
     def host_is_back(self, host: str) -> None:

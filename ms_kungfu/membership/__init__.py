@@ -20,7 +20,7 @@ of this process is under way. :func:`ms_kungfu.runtime.init` comes before them. 
 
 from __future__ import annotations
 
-from ms_kungfu.membership.cores import core_count, fix_cores, fixed_core_count
+from ms_kungfu.membership.cores import core_count, fix_cores, fixed_core_count, let_wakers_go_on
 from ms_kungfu.membership.identity import (
     cluster_version,
     identity,

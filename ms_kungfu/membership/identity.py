@@ -77,9 +77,10 @@ def is_first_cluster() -> bool:
 
 
 def rank() -> int:
-    """The rank; until a deferred join the one it was started for."""
+    """The rank; until this process has joined the one it was started for."""
     member = current()
-    return member.get(env.RANK_ID) if member.deferred else int(member.core.rank())
+    joins_later = member.deferred or (member.cluster is None and member.get(env.BROKER) is not None)
+    return member.get(env.RANK_ID) if joins_later else int(member.core.rank())
 
 
 def size() -> int:

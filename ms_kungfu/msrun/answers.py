@@ -40,13 +40,16 @@ def give() -> None:
     })  # fmt: skip
     nets = ("mindspore.nn", "mindspore.nn.wrap", "mindspore.nn.wrap.grad_reducer", "mindspore.nn.wrap.cell_wrapper")
     _put(nets, {"DistributedGradReducer": reducers.DistributedGradReducer})
-    _put(_PRIMITIVES, {"AllReduce": reducers.AllReduce})
+    _put(_PRIMITIVES, {"AllReduce": reducers.AllReduce, "Broadcast": reducers.Broadcast})
     _put(_PRIMITIVES, {
         name: communication.refusing(f"ops.{name}", why) for name, why in reducers.REFUSED_PRIMITIVES.items()
     })  # fmt: skip
     functions = sys.modules["mindspore.communication.comm_func"]
     _put((functions.__name__,), {
-        **reducers.refused_functions(functions), "all_reduce": reducers.all_reduce, "barrier": reducers.barrier,
+        **reducers.refused_functions(functions),
+        "all_reduce": reducers.all_reduce,
+        "broadcast": reducers.broadcast,
+        "barrier": reducers.barrier,
     })  # fmt: skip
     for name, relative in (("mint.distributed", "mint.distributed.distributed"), ("ops.communication", "ops")):
         _give_process_groups(f"mindspore.{name}", f"mindspore.{relative}", communication)

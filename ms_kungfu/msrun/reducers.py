@@ -14,7 +14,7 @@ from mindspore.ops._grad_experimental.grad_base import bprop_getters
 from ms_kungfu.msrun import context, world
 from ms_kungfu.msrun.communication import check_group, refused, refusing
 from ms_kungfu.ops import _plugin
-from ms_kungfu.ops._base import Collective
+from ms_kungfu.ops._base import Collective, check_root
 from ms_kungfu.optimizers import KungFuGradReducer
 
 _REDUCTIONS = ("sum", "min", "max")
@@ -33,10 +33,19 @@ def _note() -> None:
 
 @functools.cache
 def _ask_python() -> Any:
-    """The plugin's kernels ask, at each launch, whether this worker takes part."""
+    """The plugin's kernels ask, at each launch, whether this worker takes part, and who plays a rank."""
     ask = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: int(world.takes_part()))
+    who = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(world.player_of)
     _plugin.load().kungfu_ms_ask_whether_it_takes_part(ask)
-    return ask  # kept for as long as the plugin has it
+    _plugin.load().kungfu_ms_ask_who_plays(who)
+    return ask, who  # kept for as long as the plugin has them
+
+
+def _check_place(name: str) -> None:
+    if not world.begun():
+        raise RuntimeError(f"{name} needs init() of mindspore.communication first")
+    if ms.get_context("device_target") != "CPU":
+        raise refused(f"{name} on a device", "a virtual world's operations are made on CPUs only so far")
 
 
 class AllReduce(Collective):
@@ -53,10 +62,7 @@ class AllReduce(Collective):
             raise TypeError(f"op of AllReduce is a text such as ReduceOp.SUM, not {op!r}")
         if op not in _REDUCTIONS:
             raise refused(f"AllReduce({op!r})", f"over a virtual world there are {', '.join(_REDUCTIONS)}")
-        if not world.begun():
-            raise RuntimeError("AllReduce needs init() of mindspore.communication first")
-        if ms.get_context("device_target") != "CPU":
-            raise refused("AllReduce on a device", "its sum over a virtual world is made on CPUs only so far")
+        _check_place("AllReduce")
         super().__init__("KungFuWorldAllReduce", None, op=op, world=world.size())
         self.init_attrs = {"op": op, "group": group}
         _ask_python()
@@ -71,6 +77,31 @@ def _all_reduce(self: AllReduce) -> Callable[..., tuple[Any]]:
 
     def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
         return (grad(ops.depend(dout, out)),)
+
+    return bprop
+
+
+class Broadcast(Collective):
+    """``ops.Broadcast``: a tensor or a tuple of tensors in, and out what rank `root_rank` of the V has: the worker's
+    that stands for it. A worker that hasn't begun to train stands for all, so its own; all begin with the same weights.
+    """
+
+    copies = True
+
+    def __init__(self, root_rank: int = 0, group: str | None = None) -> None:
+        check_group(group)
+        if check_root(root_rank) >= world.size():
+            raise ValueError(f"rank {root_rank} is none of the {world.size()} of --msrun-size")
+        _check_place("Broadcast")
+        super().__init__("KungFuWorldBroadcast", None, root=root_rank)
+        self.init_attrs = {"root_rank": root_rank, "group": group}
+        _ask_python()
+
+
+@bprop_getters.register(Broadcast)
+def _broadcast(self: Broadcast) -> Callable[..., tuple[Any]]:
+    def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
+        return (dout,)
 
     return bprop
 
@@ -121,6 +152,7 @@ REFUSED_PRIMITIVES = {
     "ReduceScatter": _SHAPE,
     "AlltoAll": _SHAPE,
     "AlltoAllV": _SHAPE,
+    "AlltoAllVC": _SHAPE,
     "AllGatherV": _SHAPE,
     "ReduceScatterV": _SHAPE,
     "NeighborExchange": _TO_ONE,
@@ -131,7 +163,7 @@ REFUSED_PRIMITIVES = {
     "Send": _TO_ONE,
     "Receive": _TO_ONE,
     "BatchISendIRecv": _TO_ONE,
-    "Broadcast": "all workers begin with the same weights, and who joins receives them; leave it out",
+    "Barrier": "workers wait for each other in every step; outside of graphs there is comm_func.barrier",
 }
 
 
@@ -140,6 +172,11 @@ def all_reduce(tensor: Any, op: str = "sum", group: str | None = None, async_op:
     if async_op:
         raise refused("all_reduce(async_op=True)", "it is over when it returns; leave async_op out")
     return AllReduce(op, group)(tensor), None
+
+
+def broadcast(tensor: Any, src: int = 0, group: str | None = None) -> Any:
+    """``comm_func.broadcast``."""
+    return Broadcast(src, group)(tensor)
 
 
 def barrier(group: str | None = None) -> None:
@@ -154,7 +191,7 @@ def barrier(group: str | None = None) -> None:
 def refused_functions(module: Any) -> dict[str, Any]:
     """Of ``comm_func`` all that isn't answered."""
     return {
-        name: refusing(f"comm_func.{name}", "of its functions there are all_reduce and barrier")
+        name: refusing(f"comm_func.{name}", "of its functions there are all_reduce, broadcast and barrier")
         for name in module.__all__
-        if name not in ("all_reduce", "barrier")
+        if name not in ("all_reduce", "broadcast", "barrier")
     }

@@ -64,13 +64,20 @@ def takes_part() -> bool:
 def writes() -> bool:
     """Whether this worker has the lowest virtual rank of those that live: so what MindSpore's callbacks write is
     written once where all ranks have them, and where the program gives them to rank 0 alone by whoever plays it."""
+    return membership.current().cluster is None or player_of(0) == membership.current().core.rank()
+
+
+def player_of(rank: int) -> int:
+    """The rank in the cluster of the worker that stands for one of the V: of those that live, in the order of their
+    virtual ranks, each stands for as many."""
     member = membership.current()
     if member.cluster is None:
-        return True
+        return 0
     workers, hosts = member.cluster.workers, list(env.HOSTS.get() or ())
 
     def place(rank: int) -> tuple[int, int]:
         peer = workers[rank]
         return hosts.index(peer.host) if peer.host in hosts else 0, peer.port
 
-    return bool(min(member.core.living(), key=place) == member.core.rank())
+    living = sorted(member.core.living(), key=place)
+    return int(living[rank * len(living) // size()])

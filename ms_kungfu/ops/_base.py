@@ -48,10 +48,12 @@ class Primitive(PrimitiveWithInfer):
     used still runs, and all of them run in the order of the program, at every step and at every rank.
     """
 
+    _talks = True  # with other workers
+
     def __init__(self, kernel: str, inputs: list[str], outputs: list[str], **attributes: Any) -> None:
         _plugin.load()
-        # A program that never calls init() would else train in a cluster of one.
-        runtime.init()
+        if self._talks:  # a program that never calls init() would else train in a cluster of one
+            runtime.init()
         super().__init__(kernel)
         self.init_attrs = attributes
         self.init_prim_io_names(inputs=inputs, outputs=outputs)

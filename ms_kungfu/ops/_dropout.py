@@ -11,7 +11,7 @@ from mindspore import dtype as mstype
 from mindspore.ops import PrimitiveWithInfer
 from mindspore.ops._grad_experimental.grad_base import bprop_getters
 
-from ms_kungfu import runtime
+from ms_kungfu import membership
 from ms_kungfu.ops._base import Primitive, element
 
 _FLOATS = (mstype.float16, mstype.bfloat16, mstype.float32, mstype.float64)
@@ -30,6 +30,8 @@ class Dropout(Primitive):
     drawn for it before. Else of `seed`, `rank`, and how many the process has drawn before.
     """
 
+    _talks = False
+
     def __init__(self, threshold: int, seed: int, rank: int) -> None:
         super().__init__("KungFuDropout", ["x"], ["y", "mask"], threshold=threshold, seed=seed, rank=rank)
         self.add_prim_attr("recompute", False)  # which would draw another mask
@@ -37,11 +39,9 @@ class Dropout(Primitive):
     @classmethod
     def of(cls, p: float) -> Dropout:
         """Drops each element with probability `p`, to 32 bits. By the global seed and this worker's rank, as they are
-        now: at the time of a call a process that has yet to join would have to, to know its rank."""
+        now: of a process that has yet to join the one it was started for, as to make a layer waits for nobody."""
         seed = ms.get_seed()
-        return cls(
-            min(round(p * 2**32), 2**32 - 1), _seed_of_process() if seed is None else seed, runtime.current_rank()
-        )
+        return cls(min(round(p * 2**32), 2**32 - 1), _seed_of_process() if seed is None else seed, membership.rank())
 
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
         shape, dtype = inputs[0]["shape"], inputs[0]["dtype"]

@@ -40,7 +40,8 @@ def keep(cls: type) -> None:
                 param.set_data(memory)
         result = call(self, *args, **kwargs)  # type: ignore[misc]
         if self not in _kept:
-            _kept[self] = [(p, p.view(p.shape), p.data_ptr()) for p in self.get_parameters()]
+            # Not a view: what MindSpore 2.7.2 writes into one stays out of the memory.
+            _kept[self] = [(p, ms.Tensor(p), p.data_ptr()) for p in self.get_parameters()]
         return result
 
     called.keeps_memory = True  # type: ignore[attr-defined]

@@ -97,3 +97,13 @@ def compute_undivided() -> None:
     """
     if load().kungfu_ms_compute_undivided() != 0:
         raise RuntimeError("MindSpore has no pool of threads whose number could be set")
+
+
+def flush_denormals_of_queues() -> None:
+    """From now on the threads of PyNative mode's queues take denormals for zero. Waits until these have run out.
+    kernels/cpu/denormals.h
+
+    Raises RuntimeError where something in them failed, which the next one to wait for them is told.
+    """
+    if load().kungfu_ms_flush_denormals_of_queues() != 0:
+        raise RuntimeError("what PyNative mode had queued has failed")

@@ -17,11 +17,23 @@ class SumShards(Collective):
     Returns as many tensors and a 0-d one of bool, in one tuple. Where that is true the step is over, and the others are
     the sum over all its shards, divided by their number: the same bits at every rank, whoever computed which shard.
     Where it is false this rank has more shards to compute, and the others have no value. ops_src/shards/step.h
+
+    It runs before all writes to Parameters that are behind it in the program.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__("KungFuSumShards", name)
+        # Into the chain of the writes: an optimizer may begin with one that takes no gradient.
+        self.add_prim_attr("side_effect_mem", True)
+        self.dtypes: list[str] = []
+        """Of what is brought; known once it has been compiled, or run in PyNative mode."""
+
+    def __call__(self, *brought: Any) -> Any:
+        """In PyNative mode, which infers nothing where it has done so for another one with the same arguments."""
+        self.dtypes = [str(tensor.dtype) for tensor in brought[0]]
+        return super().__call__(*brought)
 
     def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
         brought = super().__infer__(*inputs)
+        self.dtypes = [str(dtype.element_type()) for dtype in brought["dtype"]]
         return {"shape": (*brought["shape"], []), "dtype": (*brought["dtype"], _BOOL), "value": None}

@@ -3,8 +3,32 @@
 #define KUNGFU_BASE_FLOAT_ENVIRONMENT_H_
 
 #include <cfenv>
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 namespace kungfu {
+
+// Whether this thread takes denormals for zero, and makes zeros of those that it computes, from now on. Returns whether
+// it did before.
+inline bool FlushDenormals(bool flushes) {
+#if defined(__x86_64__)
+  constexpr uint32_t kBits = 0x8040;  // both ways
+  const uint32_t before = _mm_getcsr();
+  _mm_setcsr(flushes ? before | kBits : before & ~kBits);
+  return (before & kBits) == kBits;
+#elif defined(__aarch64__)
+  constexpr uint64_t kBit = uint64_t{1} << 24;
+  uint64_t before;
+  asm volatile("mrs %0, fpcr" : "=r"(before));
+  asm volatile("msr fpcr, %0" : : "r"(flushes ? before | kBit : before & ~kBit));
+  return (before & kBit) != 0;
+#else
+  return flushes;
+#endif
+}
 
 // For as long as it lives. A thread of a framework may flush denormals to zero, and another one not.
 class DefaultFloatEnvironment {

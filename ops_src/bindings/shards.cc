@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "base/float_environment.h"
 #include "runtime/peer.h"
 #include "shards/step.h"
 
@@ -22,6 +23,19 @@ shards::Statistic StatisticOf(const py::array& array) {
   }
   // Through the buffer's own address: asnumpy calls an array read-only that shares a tensor's memory.
   return {dtype, const_cast<void*>(array.data()), static_cast<uint64_t>(array.size())};
+}
+
+std::vector<shards::Written> Told(py::handle where) {
+  const py::gil_scoped_acquire acquired;
+  try {
+    std::vector<shards::Written> all;
+    for (const auto& [address, bytes] : where().cast<std::vector<std::pair<uintptr_t, size_t>>>()) {
+      all.push_back({reinterpret_cast<void*>(address), bytes});
+    }
+    return all;
+  } catch (const py::error_already_set& error) {  // belongs to this thread, while it has the GIL
+    throw Error(KF_INVALID, error.what());
+  }
 }
 
 }  // namespace
@@ -45,13 +59,30 @@ void RegisterShards(py::module_& m) {
   m.def("take_shard", [](uint32_t leaf) { Step::Get().Take(leaf); }, released);
   m.def("take_no_shard", [] { Step::Get().TakeNone(); }, released);
   m.def("take_shard_for_hashes", [](uint32_t leaf) { Step::Get().TakeForHashes(leaf); }, released);
+  m.def(
+      "update_follows",
+      [](const py::function& where) {
+        // Not owned: who calls this holds it until the step is over or undone. To let go of it would take the GIL in
+        // the midst of each step.
+        const py::handle held = where;
+        const py::gil_scoped_release release;
+        Step::Get().UpdateFollows([held] { return Told(held); });
+      },
+      py::arg("where"),
+      "Behind what is taken runs an update whatever comes. `where` tells (address, bytes) of all that it writes to; it "
+      "is called on another thread, if at all, and has to live until the step is over or undone.");
+  m.def("sharded_step_over", [] { return Step::Get().Over(); }, released, "Once what was taken has been brought.");
+  m.def("undo_update", [] { Step::Get().UndoUpdate(); }, released, "Once it has run; nothing where the step is over.");
   m.def("shard_hashes", [] { return Step::Get().Hashes(); }, released);
   m.def("end_sharded_step", [] { Step::Get().End(); });
   m.def(
       "shard_pace", [] { return Step::Get().Pace(); }, released, "Seconds of this step, and shards computed in them.");
   m.def(
-      "sharded_members", [] { return Step::Get().MembersNow(); }, released,
+      "sharded_members", [] { return Step::Get().MembersNow(*Peer::Get().Current()); }, released,
       "The ranks to which the next step is dealt.");
+  m.def(
+      "flush_denormals", [](bool flushes) { return FlushDenormals(flushes); }, py::arg("flushes"),
+      "Whether this thread does from now on; whether it did before.");
   m.def(
       "deal_shards",
       [](uint32_t leaves, const Members& members, const std::vector<uint32_t>& weights, uint32_t rank) {

@@ -115,6 +115,7 @@ void Step::Begin(std::shared_ptr<Communicator> communicator, const Plan& plan,
   if (plan.leaves == 0 || plan.leaves > kMaxLeaves) {
     throw Error(KF_INVALID, Text("a step has 1 to ", kMaxLeaves, " shards, not ", plan.leaves));
   }
+  CheckUndone();
   if (communicator != communicator_) generation_ = 0;
   communicator_ = std::move(communicator);
   plan_ = plan;
@@ -180,6 +181,50 @@ void Step::Arm(Taken taken, uint32_t leaf) {
   RestoreStatistics();
 }
 
+void Step::UpdateFollows(std::function<std::vector<Written>()> where) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  CheckUndone();
+  update_follows_ = std::move(where);
+}
+
+void Step::KeepWritten(const kf_group* groups, size_t num_groups) {
+  if (!update_follows_) return;
+  written_ = update_follows_();
+  written_.erase(std::remove_if(written_.begin(), written_.end(), [](const Written& each) { return each.bytes == 0; }),
+                 written_.end());
+  kept_.emplace();
+  for (const Written& each : written_) {
+    const auto* const data = static_cast<const char*>(each.data);
+    kept_->emplace_back(data, data + each.bytes);
+  }
+  for (size_t k = 0; k < num_groups; k++) {
+    for (size_t i = 0; i < groups[k].num_tensors; i++) {
+      const kf_tensor& tensor = groups[k].tensors[i];
+      if (tensor.count > 0) std::memset(tensor.output, 0, tensor.count * SizeOf(groups[k].dtype));
+    }
+  }
+  inside_.store(Inside::kUpdateForNothing, std::memory_order_relaxed);
+}
+
+void Step::UndoUpdate() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  update_follows_ = nullptr;
+  if (!kept_) return;
+  for (size_t i = 0; i < kept_->size(); i++) std::memcpy(written_[i].data, (*kept_)[i].data(), (*kept_)[i].size());
+  kept_.reset();
+  inside_.store(Inside::kStep, std::memory_order_relaxed);
+}
+
+bool Step::Over() const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (taken_ != Taken::kNothing) throw Error(KF_INVALID, "a shard was taken whose gradients nobody has brought");
+  return over_;
+}
+
+void Step::CheckUndone() const {
+  if (kept_) throw Error(KF_INVALID, "an update that didn't count was not undone: resume from a checkpoint");
+}
+
 void Step::Refuse(const char* name, bool gradients) const {
   const Inside inside = inside_.load(std::memory_order_relaxed);
   if (inside == Inside::kNothing || (inside == Inside::kStep && !gradients)) return;
@@ -197,7 +242,7 @@ std::optional<Key> Step::NextKey() {
   // Not by taken_: a shard whose computing has failed stays taken.
   const Inside inside = inside_.load(std::memory_order_relaxed);
   if (inside == Inside::kNothing) return std::nullopt;
-  if (inside == Inside::kStep) {
+  if (inside != Inside::kShard) {
     throw Error(KF_INVALID,
                 "ShardedStep's update draws random numbers, as of a Dropout in it, which would be others "
                 "at each worker; what draws belongs in forward_backward");
@@ -211,9 +256,9 @@ std::pair<double, uint32_t> Step::Pace() const {
   return {seconds_, computed_};
 }
 
-Members Step::MembersNow() const {
+Members Step::MembersNow(const Communicator& communicator) const {
   std::lock_guard<std::mutex> guard(mutex_);
-  return communicator_ == nullptr ? Members{} : communicator_->MembersOf(generation_);
+  return communicator.MembersOf(&communicator == communicator_.get() ? generation_ : 0);
 }
 
 std::vector<uint64_t> Step::Hashes() const {
@@ -235,6 +280,7 @@ bool Step::Bring(const kf_group* groups, size_t num_groups, const void* loss) {
   if (taken == Taken::kForHashes) {
     ForHashes(groups, num_groups);
     RestoreStatistics();
+    KeepWritten(groups, num_groups);
     return false;
   }
   const std::vector<kf_group> all = WithOwn(groups, num_groups);
@@ -266,9 +312,11 @@ bool Step::Bring(const kf_group* groups, size_t num_groups, const void* loss) {
   if (!over_) {
     for (size_t k = reduced_; k < all.size(); k++) sums_[k].Keep(all[k].tensors, all[k].num_tensors);
     KeepRoots(all);
+    KeepWritten(groups, num_groups);
     KUNGFU_FAULT_POINT("between two shards");
     return false;
   }
+  update_follows_ = nullptr;
   GiveRoots(all);
   for (size_t i = 0; i < statistics_.size(); i++) std::memcpy(statistics_[i].data, root_[i].data(), root_[i].size());
   if (watched_) ReportNorms(groups, num_groups, loss);
@@ -322,7 +370,8 @@ void Step::GiveRoots(const std::vector<kf_group>& groups) const {
   }
 }
 
-// After the gradients the statistics, those of one dtype together; the norm is the last.
+// The statistics go with the gradients of their dtype, which saves a sum, or after all gradients where these aren't
+// divided or there are none of that dtype; the norm is the last.
 std::vector<kf_group> Step::WithOwn(const kf_group* groups, size_t num_groups) {
   std::vector<kf_group> all(groups, groups + num_groups);
   statistic_tensors_.assign(kNumDtypes, {});
@@ -330,8 +379,16 @@ std::vector<kf_group> Step::WithOwn(const kf_group* groups, size_t num_groups) {
     statistic_tensors_[statistics_[i].dtype].push_back({statistics_[i].data, root_[i].data(), statistics_[i].count});
   }
   for (int dtype = 0; dtype < kNumDtypes; dtype++) {
-    const std::vector<kf_tensor>& tensors = statistic_tensors_[dtype];
+    std::vector<kf_tensor>& tensors = statistic_tensors_[dtype];
     if (tensors.empty()) continue;
+    const auto gradients = std::find_if(all.begin(), all.begin() + num_groups,
+                                        [&](const kf_group& group) { return group.dtype == dtype; });
+    if (plan_.mean && gradients != all.begin() + num_groups) {
+      tensors.insert(tensors.begin(), gradients->tensors, gradients->tensors + gradients->num_tensors);
+      gradients->tensors = tensors.data();
+      gradients->num_tensors = tensors.size();
+      continue;
+    }
     all.push_back({"kungfu/shards/statistics", tensors.data(), tensors.size(), static_cast<kf_dtype>(dtype), nullptr});
   }
   if (watched_) all.push_back({"kungfu/shards/norms", &norm_tensor_, 1, KF_FLOAT64, nullptr});

@@ -25,6 +25,14 @@
 // Where gradients are watched (monitoring/gradient_norms.h), the squared norm of each leaf's goes through the tree as
 // one number more, so that all ranks have the same mean of them, whoever computed which leaf.
 //
+// What runs behind Bring may be an update that can't be left out: a framework's graph with a branch around it costs
+// more than the update. Then the caller says first what that update writes to (UpdateFollows). Where Bring answers
+// "more" it takes a copy of that, and its outputs are zeros; what the update makes of them is undone (UndoUpdate)
+// before anything else is computed. The copy is right because Bring is before the first write of the update, and the
+// undoing because it comes when the graph has ended. Until then nothing runs that others would learn of (Refuse), and
+// no next one begins: where the caller couldn't undo it, training is over. A step that is whole at its first Bring
+// costs nothing of it.
+//
 // Moving statistics are tensors that computing a leaf changes. Each leaf begins with their values as the step began,
 // and their root, the mean of their values after each leaf, is what they are when it is over.
 #ifndef KUNGFU_SHARDS_STEP_H_
@@ -33,6 +41,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -72,6 +81,12 @@ struct Statistic {
   uint64_t count;
 };
 
+// Memory that an update writes to.
+struct Written {
+  void* data;
+  size_t bytes;
+};
+
 // Thread-safe; but a step is made by one caller, and a second one in the midst of it begins another step.
 class Step {
  public:
@@ -89,16 +104,25 @@ class Step {
   // What is brought next is only looked at: see Hashes.
   void TakeForHashes(uint32_t leaf);
 
+  // Behind what is taken runs an update, whatever Bring returns. `where`: what it writes to. Bring asks for that, on
+  // its thread, where it is to be undone.
+  void UpdateFollows(std::function<std::vector<Written>()> where);
+  // Once that has run: where the step isn't over, what it has written is as it was before.
+  void UndoUpdate();
+
   // Brings gradients. True: the step is over, and the root is in the outputs of `groups`. False: there is more in
   // Missing(). The groups are the same each time but for their memory. `loss` is the input of the one tensor in them
   // that is no gradient.
   bool Bring(const kf_group* groups, size_t num_groups, const void* loss = nullptr);
+  // What the last Bring has returned, for whom it can't tell: behind a graph that has run.
+  bool Over() const;
   // The update is made. From Begin to here gradients aren't reduced in any other way, and nothing is while a shard is
   // computed: ranks compute different numbers of them. Refuse says so, for an operation of this name.
   void End() { inside_.store(Inside::kNothing, std::memory_order_relaxed); }
   void Refuse(const char* name, bool gradients) const;
-  // To whom the next step is dealt: without those who are known to have died in this one.
-  Members MembersNow() const;
+  // To whom the next step is dealt that begins with `communicator`: without those who are known to have died in its
+  // last one.
+  Members MembersNow(const Communicator& communicator) const;
   // What this rank has computed since Begin, from Take to Bring: seconds, and leaves.
   std::pair<double, uint32_t> Pace() const;
   // Of the next draw for the leaf that is computed; none outside of a step. Refused in the update.
@@ -119,11 +143,14 @@ class Step {
   double Total() const { return plan_.leaves - 1 + plan_.last; }
   void ReportNorms(const kf_group* groups, size_t num_groups, const void* loss) const;
   void KeepRoots(const std::vector<kf_group>& groups);
+  void KeepWritten(const kf_group* groups, size_t num_groups);
   void GiveRoots(const std::vector<kf_group>& groups) const;
   void ForHashes(const kf_group* groups, size_t num_groups);
   bool Reduce(const std::vector<kf_group>& groups, size_t num_gradients);
 
-  enum class Inside { kNothing, kShard, kStep };
+  void CheckUndone() const;
+
+  enum class Inside { kNothing, kShard, kStep, kUpdateForNothing };
   std::atomic<Inside> inside_{Inside::kNothing};
   mutable std::mutex mutex_;
   // All guarded by mutex_:
@@ -142,6 +169,9 @@ class Step {
   std::vector<PartialSums> sums_;
   std::vector<std::vector<char>> roots_;  // of groups that ended in an earlier Bring
   std::vector<uint64_t> hashes_;
+  std::function<std::vector<Written>()> update_follows_;  // what it writes to; none: no update follows
+  std::vector<Written> written_;                          // by one that is to be undone
+  std::optional<std::vector<std::vector<char>>> kept_;    // of each, while the update is to be undone
   std::chrono::steady_clock::time_point taken_at_;
   double seconds_ = 0;     // from Take to Bring, of
   uint32_t computed_ = 0;  // so many leaves

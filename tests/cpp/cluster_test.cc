@@ -95,6 +95,37 @@ TEST(Cluster, SlicesHaveTheValuesOfTheWhole) {
 }
 
 // MarkLost sets a rank's state first, and says then whether the others go on without it.
+// 1e8 - 1e8 + 1, whose sum says in which order it was added: by doubling all of it in the hosts' order, around a ring
+// all but the first third from another host on, where the 1 is lost.
+TEST(Cluster, AllHostsTakeTheWayThatOneOfThemHasMeasured) {
+  Clusters cluster({0, 1, 2});
+  const auto ways = [&] {
+    std::vector<size_t> kept(3);  // by rank: how many 1 were
+    cluster.Run([&](uint32_t rank, Communicator& c) {
+      const float own[] = {1e8f, -1e8f, 1};
+      const auto sums = AllReduced(c, "sum", std::vector<float>(30'000, own[rank]), KF_FLOAT32, KF_SUM);
+      kept[rank] = static_cast<size_t>(std::count(sums.begin(), sums.end(), 1.0f));
+    });
+    return kept;
+  };
+  EXPECT_EQ(ways(), std::vector<size_t>(3, 10'000));
+  const auto slow = [&](uint32_t host, std::chrono::milliseconds step) {
+    hosts::Meter& meter = cluster.link(host).meter();
+    const hosts::Cost one{1, 4};
+    const auto now = hosts::Meter::Clock::now();
+    for (int i = 0; i < 15; i++) {
+      meter.Begin(now);
+      meter.End(now + step, &one);
+    }
+  };
+  slow(1, std::chrono::milliseconds(50));
+  EXPECT_EQ(cluster.link(0).meter().figures().step_ns, 0U);
+  EXPECT_EQ(ways(), std::vector<size_t>(3, 30'000));
+  slow(1, std::chrono::milliseconds(1));
+  slow(2, std::chrono::milliseconds(50));
+  EXPECT_EQ(ways(), std::vector<size_t>(3, 30'000));
+}
+
 TEST(Cluster, ALossThatIsNotListedYetIsTakenForNoEnd) {
   const int fd = shm::Segment::Create(3, /*cluster_version=*/7, /*cores=*/2, /*recovers=*/true);
   const auto segment = std::make_shared<shm::Segment>(fd);

@@ -47,7 +47,8 @@ void Host(uint32_t self, uint32_t hosts, Ends& ends, Times& times) {
       std::fill(x.begin(), x.end(), static_cast<float>(i + static_cast<int>(self)));
       barrier();
       const auto began = std::chrono::steady_clock::now();
-      AllReduce(group, tcp::Tag::Of("x", sequence++), KF_FLOAT32, KF_SUM, x.data(), y.data(), x.size());
+      AllReduce(group, tcp::Tag::Of("x", sequence++), hosts::Strategy::kAuto, KF_FLOAT32, KF_SUM, x.data(), y.data(),
+                x.size());
       const std::chrono::duration<float, std::micro> took = std::chrono::steady_clock::now() - began;
       const auto sum = static_cast<float>(static_cast<int>(hosts) * i + static_cast<int>(hosts * (hosts - 1) / 2));
       if (y.front() != sum || y.back() != sum) std::abort();

@@ -310,5 +310,20 @@ TEST(Mesh, AHostThatEndsWellLeavesNothingBehind) {
   }
 }
 
+TEST(Mesh, SaysWhatItsCableCarries) {
+  Hosts hosts(2);
+  EXPECT_EQ(hosts.at(0).Measure().bytes_per_ms, 0U);
+  const std::vector<char> data = Pattern(16 << 20, 1);
+  std::vector<char> here(data.size());
+  hosts.Run([&](uint32_t self, Mesh& mesh) {
+    const Tag tag = Tag::Of("much", 0);
+    mesh.Wait(self == 0 ? mesh.Send(kEpoch, 1, tag, data.data(), data.size())
+                        : mesh.Receive(kEpoch, 0, tag, here.data(), here.size()));
+  });
+  EXPECT_GT(hosts.at(0).Measure().bytes_per_ms, 1000U);  // a loopback interface without 8 Mbit/s would be none
+  EXPECT_EQ(hosts.at(0).Measure().bytes_per_ms, 0U) << "nothing was sent since";
+  EXPECT_EQ(hosts.at(1).Measure().bytes_per_ms, 0U) << "it has only received";
+}
+
 }  // namespace
 }  // namespace kungfu::testing

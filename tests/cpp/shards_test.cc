@@ -422,14 +422,24 @@ class Trainer {
         const Bytes& value = expected.after_leaf[i][missing.empty() ? (leaf + 1) % training_.is.plan.leaves : leaf];
         std::copy(value.begin(), value.end(), statistics_[i].begin());
       }
-      over = Bring(expected, leaf);
+      // At every other leaf and rank, an update that can't be left out.
+      const bool follows = (leaf + communicator_->rank()) % 2 == 0;
+      const Bytes before = trained_;
+      if (follows) {
+        step_.UpdateFollows([this] { return std::vector<Written>{{trained_.data(), trained_.size()}, {nullptr, 0}}; });
+      }
+      over = Bring(expected, leaf, follows);
+      if (follows || over) std::fill(trained_.begin(), trained_.end(), char(number + 100));
+      step_.UndoUpdate();
+      Require(over || trained_ == before, "an update that doesn't count isn't undone");
+      Require(!over || trained_ == Bytes(trained_.size(), char(number + 100)), "an update that counts is undone");
       Require(over || !step_.Missing().empty(), Text("step ", number, " isn't over, and nothing is missing"));
     }
     step_.End();
     for (size_t i = 0; i < statistics_.size(); i++) {
       Require(statistics_[i] == expected.after[i], Text("statistic ", i, " of step ", number, " has other bits"));
     }
-    members_ = step_.MembersNow();
+    members_ = step_.MembersNow(*communicator_);
     return members_;
   }
 
@@ -446,7 +456,7 @@ class Trainer {
   }
 
   // In memory that is another one each time, and has other contents afterwards.
-  bool Bring(const Training::OfStep& expected, uint32_t leaf) {
+  bool Bring(const Training::OfStep& expected, uint32_t leaf, bool update_follows) {
     std::vector<Bytes> in, out;
     std::vector<std::vector<kf_tensor>> tensors;
     std::vector<kf_group> groups;
@@ -473,6 +483,9 @@ class Trainer {
     for (size_t k = 0; over && k < out.size(); k++) {
       Require(out[k] == expected.roots[k], Text("group ", k, " has other bits"));
     }
+    for (const Bytes& each : out) {
+      Require(over || !update_follows || each == Bytes(each.size(), 0), "an update that is undone is given no zeros");
+    }
     for (Bytes& each : in) std::fill(each.begin(), each.end(), char(-1));
     return over;
   }
@@ -483,6 +496,7 @@ class Trainer {
   Members members_;
   std::vector<Bytes> statistics_;
   std::vector<Statistic> held_;
+  Bytes trained_ = Bytes(17, char(99));
 };
 
 // Sizes for each way of the exchange: in the mailboxes, at once, and chunk by chunk (pipelined between two ranks, split
@@ -607,7 +621,21 @@ TEST(ShardsStep, RefusesWhatIsNoPartOfIt) {
   EXPECT_EQ(step.NextKey()->place, 0u);
   EXPECT_EQ(step.NextKey()->place, 1u) << "two draws of a shard differ";
   statistic = 6;
+  float weight = 4;
+  step.UpdateFollows([&] { return std::vector<Written>{{&weight, sizeof weight}}; });
+  y = 1;
   EXPECT_FALSE(step.Bring(&group, 1));
+  EXPECT_EQ(y, 0);
+  weight = 8;
+  EXPECT_THROW(step.Refuse("other", false), Error) << "an update runs for nothing";
+  EXPECT_THROW(step.UpdateFollows([] { return std::vector<Written>(); }), Error) << "it isn't undone yet";
+  EXPECT_THROW(step.Begin(communicator, plan, {}), Error);
+  step.UndoUpdate();
+  EXPECT_NO_THROW(step.Refuse("other", false));
+  EXPECT_EQ(weight, 4) << "it counts for nothing";
+  weight = 8;
+  step.UndoUpdate();
+  EXPECT_EQ(weight, 8) << "nothing is undone twice";
   EXPECT_EQ(step.Hashes().size(), 1u);
   EXPECT_EQ(statistic, 5) << "it counts for nothing";
   EXPECT_EQ(step.Missing(), (Leaves{0, 1}));

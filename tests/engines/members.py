@@ -8,25 +8,18 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_ports
 
 READY_S = 30.0
 
 
 def why_not() -> str | None:
     return None if shutil.which("etcd") else "etcd is not installed (tests/engines/run.sh installs it)"
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class Etcd:
@@ -131,9 +124,9 @@ class Etcd:
         revision = self.call("/v3/kv/range", {"key": "AA=="})["header"]["revision"]
         self.call("/v3/kv/compaction", {"revision": revision})
 
-    def history(self, job: str) -> list[dict[str, Any]]:
-        """All that the job's key has ever held, in the order of etcd's revisions. Nothing may have been compacted."""
-        key = base64.b64encode(f"/ms_kungfu/{job}/cluster".encode()).decode()
+    def history(self, job: str, key: str = "cluster") -> list[dict[str, Any]]:
+        """All that a key of the job has ever held, in the order of etcd's revisions. Nothing may be compacted yet."""
+        key = base64.b64encode(f"/ms_kungfu/{job}/{key}".encode()).decode()
         held: list[dict[str, Any]] = []
         revision = None
         while revision != 0:

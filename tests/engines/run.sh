@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tests/engines/run.sh [pytest arguments]: jobs on etcd, on Slurm, and the example for Kubernetes.
+# tests/engines/run.sh [pytest arguments]: jobs on etcd, on Slurm, on Ray, and the example for Kubernetes.
 #
 #   tests/engines/run.sh           installs what it needs and runs all of it
 #   tests/engines/run.sh --tools   installs no more than that, where root may do so
@@ -32,4 +32,4 @@ if [ ${#missing[@]} -gt 0 ]; then
   fi
 fi
 if [ "${1:-}" = --tools ]; then exit 0; fi
-exec "$root/tests/run.sh" --all "$root/tests/engines" "$@"
+TESTS_EXTRAS=ray exec "$root/tests/run.sh" --all "$root/tests/engines" "$@"

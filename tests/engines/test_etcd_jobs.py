@@ -17,8 +17,8 @@ import pytest
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import open_store
 from ms_kungfu.errors import ConfigServerError
-from tests.engines.members import free_ports
 from tests.multiprocess.launching import IN_VERSION, RECOVERY_PROGRAM
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.timeout(180)
 STEADY = Path(__file__).with_name("programs") / "steady.py"
@@ -139,6 +139,7 @@ def test_a_job_over_several_hosts_is_joined_by_way_of_etcd(etcd, start_module):
     runs = [start_module("ms_kungfu.launcher", "-self", host, *words, environment=secret) for host in (A, B)]
     for run in runs:
         run.wait_for(r"^in version 0 rank \d of 4 ", 2, timeout=60)
+    assert f"config server: {url}" in runs[0].output, "which -join and resize take"
     runs.append(start_module("ms_kungfu.launcher", "-join", url, "-self", f"{C}:2", environment=secret))
     runs[2].wait_for("this host takes part in the job", timeout=60)
     while C not in (open_store(url).get().slots or {}):
@@ -155,6 +156,10 @@ def test_a_job_over_several_hosts_is_joined_by_way_of_etcd(etcd, start_module):
     for run in (runs[0], runs[2]):
         run.assert_exit(0)
     versions(etcd, "hosts")
+    code, told = command(start_module, "status", url)
+    assert (code, "  ended: exit code 0" in told) == (0, True), told
+    code, told = command(start_module, "status", "--json", url)
+    assert (code, re.search(r'"exit_code": 0\b', told) is not None) == (0, True), told  # examples/kubernetes asks so
 
 
 # ---- what is refused ----

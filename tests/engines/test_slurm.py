@@ -103,11 +103,13 @@ def submit(slurm, folder):
 
 
 def start_again(slurm, job):
-    """Once it is queued again; Slurm lets such a one wait for two minutes."""
+    """Once it is queued again. Slurm lets such a one wait for two minutes: a job that starts within the second in which
+    its nodes hear of its end is taken for the one that has ended."""
     deadline = time.monotonic() + 60
     while "PD" not in slurm.run("squeue", "-h", "-j", job, "-o", "%t", check=False):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    time.sleep(2.5)
     slurm.run("scontrol", "update", f"jobid={job}", "starttime=now")
 
 
@@ -131,13 +133,51 @@ def test_who_is_preempted_leaves_in_time_and_resumes_from_its_checkpoint(slurm, 
     wait_for("all workers have finished", out)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_slurms_warning_before_it_takes_the_nodes_ends_the_job_in_time(slurm, tmp_path, number):
+@pytest.mark.parametrize("numbers", [[signal.SIGUSR1], [signal.SIGTERM], [signal.SIGUSR1] * 3])
+def test_slurms_warning_before_it_takes_the_nodes_ends_the_job_in_time(slurm, tmp_path, numbers):
     job, out = submit(slurm, tmp_path)
     wait_for(r"^begins at step 0 rank \d of 4", out, 4)
     begun = time.monotonic()
-    slurm.run("scancel", f"--signal={number.name[3:]}", job)
-    wait_for("task 0: Exited with exit code 143", out)
+    for number in numbers:
+        slurm.run("scancel", f"--signal={number.name[3:]}", job)
+    wait_for("task 0: ", out)
     assert time.monotonic() - begun < 12
-    assert "interrupted by SIGTERM" in out.read_text()
+    told = out.read_text()
+    assert set(re.findall(r"task \d: (.*)", told)) == {"Exited with exit code 143"}  # by which the script goes
+    assert "interrupted by SIGTERM" in told
+    slurm.run("scancel", job)
+
+
+def test_a_node_that_fails_costs_its_workers_and_not_the_job(slurm, tmp_path):
+    job, out = submit(slurm, tmp_path)
+    wait_for(r"^begins at step 0 rank \d of 4", out, 4)
+    slurm.run("scontrol", "update", "nodename=n2", "state=down", "reason=test")
+    wait_for("host n2 is lost", out)
+    wait_for("cluster version 1 is wanted: 2 workers", out)
+    reached = int((tmp_path / "at").read_text())
+    deadline = time.monotonic() + 60
+    while int((tmp_path / "at").read_text() or 0) <= reached + 5:
+        assert time.monotonic() < deadline, out.read_text()
+        time.sleep(0.1)
+    assert slurm.run("squeue", "-h", "-j", job, "-o", "%t %N").split() == ["R", "n1"]
+    (tmp_path / "finish").touch()
+    wait_for("all workers have finished", out)
+    assert len(re.findall(r"^finished at step", out.read_text(), re.MULTILINE)) == 2
+    while "idle 2" not in slurm.run("sinfo", "-h", "-p", "low", "-o", "%t %D"):
+        assert time.monotonic() < deadline + 60, "the node comes back"
+        time.sleep(0.1)
+
+
+def test_a_running_job_is_resized_and_asked_from_within_its_allocation(slurm, tmp_path):
+    """As docs/launcher.md has it."""
+    job, out = submit(slurm, tmp_path)
+    wait_for(r"^begins at step 0 rank \d of 4", out, 4)
+    (url,) = {match[1] for match in wait_for(r"config server: (http\S+)", out)}
+    within = ["srun", f"--jobid={job}", "--overlap", "-N1", "-n1", "-w", "n1", *KUNGFU_RUN]
+    told = slurm.run(*within, "resize", 2, "-config-server", url)
+    assert "cluster version 1: 4 -> 2 workers" in told
+    wait_for("cluster version 1 has been chosen: 2 workers", out)
+    told = slurm.run(*within, "status")
+    assert f"config server {url}" in told
+    assert "version 1: 4 -> 2 workers" in told
     slurm.run("scancel", job)

@@ -16,12 +16,12 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError, open_store
 from ms_kungfu.config_server.server import ConfigServer
 from ms_kungfu.config_server.store import ConfigStore
-from tests.engines.members import free_ports
 from tests.engines.relay import Relay
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.timeout(300)
 SECRET = "5ec7e7"
-QUICK, ALL = 15, 200
+QUICK, BATCHES, OF_A_BATCH = 15, 5, 40
 _LIMIT_S = 60.0
 
 
@@ -320,7 +320,8 @@ def test_schedules_of_a_few_writers(keeper):
 
 
 @pytest.mark.long
-def test_200_schedules(keeper):
-    for seed in range(ALL):
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_200_schedules(keeper, batch):
+    for seed in range(batch * OF_A_BATCH, (batch + 1) * OF_A_BATCH):
         print(f"seed {seed}")
         play(keeper, f"all{seed}", seed)

@@ -252,3 +252,14 @@ def test_a_picture_of_any_run(example, tmp_path, sizes):
     plot.draw(tmp_path / "training.jsonl", tmp_path / "training.png")
     assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.glob("*.png")] == ["training.png"]
+
+
+def test_what_a_killed_worker_has_left_beside_the_digits_is_none_of_them(example, tmp_path, monkeypatch):
+    """It wrote the same file as another one, and had no time to put it in its place."""
+    pytest.importorskip("mindspore", reason="MindSpore is not installed")
+    import data
+
+    with monkeypatch.context() as patched:
+        patched.setattr(data.os, "replace", shutil.copy)
+        data.write_digits(tmp_path, *data.drawn_digits(40), n_train=30)
+    assert data.samples(tmp_path, "train").get_dataset_size() == 30

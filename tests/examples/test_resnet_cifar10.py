@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import free_port, launcher
+from tests.conftest import launcher
+from tests.ports import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "resnet-cifar10"
 pytest.importorskip("mindspore", reason="MindSpore is not installed")

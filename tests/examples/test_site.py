@@ -55,6 +55,18 @@ QUESTIONS = {
     "prometheus": "metrics",
     "secret": "promises",
     "add a collective": "contributing",
+    "etcd": "launcher",
+    "slurm": "launcher",
+    "kubernetes": "launcher",
+    "preemption": "launcher",
+    "how do I encrypt the traffic": "launcher",
+    "docker": "start",
+    "how do I upgrade mindspore": "releasing",
+    "which mindspore versions": "releasing",
+    "run an msrun program unchanged": "from-msrun",
+    "how do I debug a hang": "troubleshooting",
+    "overlap": "overlap",
+    "gradient noise scale": "monitoring",
 }
 
 

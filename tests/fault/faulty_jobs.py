@@ -190,7 +190,7 @@ def _check(script: Script, folder: Path) -> list[int]:
     found = audit.audit(*audit.read(folder / "ledger"))
     if not found.exact:
         raise BrokenError(audit.to_text(found))
-    steps, weight, tolerance = _weight_of(folder / "ledger")
+    steps, weight, tolerance = weight_of(folder / "ledger")
     if steps != last:
         raise BrokenError(f"the ledger has {steps} steps, {last} were trained")
     head = next(iter(ends.values()))["head"]
@@ -203,7 +203,7 @@ def _fired(folder: Path, number: int) -> bool:
     return (folder / f"fired.{number}").exists()
 
 
-def _weight_of(ledger: Path) -> tuple[int, float, float]:
+def weight_of(ledger: Path) -> tuple[int, float, float]:
     """How many steps were committed, what the first weight has to be after what they have trained, and how far it may
     be off: it is a float32 that each step rounds once (2**-24 of it), after a weighted mean of numbers of at most 1
     (two roundings for each of up to 16 ranks)."""

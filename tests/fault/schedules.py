@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ms_kungfu.launcher.policy import Recover
 from tests.fault.simulator.events import OUTAGES
+from tests.fault.simulator.hosts_world import HOST_TIMEOUT_S, HostsSetup, HostsWorld
 from tests.fault.simulator.setting import MAX_WORKERS, Happening, Setup, Violation
 from tests.fault.simulator.world import World
 
@@ -128,6 +130,9 @@ def schedule_of(seed: int) -> Schedule:
     if setup.external and rng.random() < 0.2:
         back = Happening(round(rng.uniform(0.2, 2.0), 4), "server is as at first", 0, round(rng.uniform(0.05, 1.5), 4))
         happenings = sorted([*happenings, back], key=lambda happening: happening.at)
+    # With shards the bits would depend on when it comes true.
+    if not (setup.asynchronous or setup.schedule or setup.shards) and setup.min_size == 1 and rng.random() < 0.3:
+        setup = replace(setup, grown=tuple((rng.randrange(8), rng.randint(1, 4)) for _ in range(rng.choice((1, 1, 2)))))
     return Schedule(seed, setup, tuple(happenings))
 
 
@@ -180,8 +185,126 @@ def _freeze(rng: random.Random, when: float) -> Happening:
     return Happening(round(when, 4), "freeze", rng.randrange(8), rng.choice((0.0, 0.5, 8.0, 25.0)))
 
 
+_KINDS_OF_HOSTS = {
+    "kill launcher": 2,
+    "switch off": 1,
+    "pause host": 2,
+    "cut": 3,
+    "isolate": 1,
+    "reset": 3,
+    "host leaves": 1.5,
+    "host joins": 2,
+    "interrupt": 0.2,
+    "kill head": 0.2,
+    "kill member": 4,
+    "kill newcomer": 1,
+    "kill several": 2,
+    "resize": 4,
+    "evict": 0.7,
+    "terminate": 0.7,
+    "server away": 1,
+    "pause all": 0.5,
+}
+
+
+def schedule_of_hosts(seed: int) -> Schedule:
+    """A job over several hosts, to which and between which things happen."""
+    rng = random.Random(f"schedule of hosts {seed}")
+    hosts = rng.choice((2, 2, 3, 3, 3, 4))
+    setup = HostsSetup(
+        hosts=hosts,
+        size=rng.randint(hosts, 2 * hosts),
+        recover=rng.choice((Recover.SHRINK, Recover.REPLACE)),
+        external=rng.random() < 0.3,
+        samples=rng.choice((12, 24)),
+        prepare_s=rng.choice((0.0, 0.1, 0.5)),
+        groups=rng.choice((("grad",), ("grad/0", "grad/1"))),
+        step_s=rng.choice((0.03, 0.03, 0.1, 0.3)),
+    )
+    kinds = [kind for kind in _KINDS_OF_HOSTS if setup.external or kind not in OUTAGES]
+    happenings: list[Happening] = []
+    when = rng.choice((0.0, 0.3, 0.6)) * rng.random()
+    for kind in rng.choices(kinds, [_KINDS_OF_HOSTS[kind] for kind in kinds], k=rng.choice((1, 1, 2, 2, 3, 3, 4, 5))):
+        when += rng.expovariate(1 / rng.choice((0.01, 0.1, 0.5, 1.5)))
+        who = rng.randrange(12)
+        if kind == "kill several":  # on several hosts at once
+            for _ in range(rng.randint(2, 3)):
+                happenings.append(Happening(round(when, 4), "kill member", rng.randrange(8)))
+                when += rng.choice((0.0, 0.002, 0.02))
+            continue
+        more, place = 0.0, ""
+        if kind in ("cut", "isolate", "pause host", "pause all"):
+            more = HOST_TIMEOUT_S * rng.choice((0.05, 0.3, 0.8, 1.0, 1.5, 3.0)) * rng.uniform(0.8, 1.2)
+        if kind == "switch off":
+            more = rng.uniform(1.0, 8.0)
+        if kind == "cut":
+            place = rng.choice(("one way", "both ways"))
+        if kind == "reset":
+            more, place = float(rng.choice((0, 0, 1, 2, 3, 5, 8, 13, 21))), rng.choice(("control", "control", "link"))
+        if kind == "resize":
+            who = rng.randint(1, 2 * hosts)
+        if kind in OUTAGES:
+            more = rng.uniform(0.05, 3.0)
+        happenings.append(Happening(round(when, 4), kind, who, round(more, 4), place))
+    return Schedule(seed, setup, tuple(happenings))
+
+
+_KINDS_OF_SEATS = {
+    "kill head": 8, "pause head": 3, "head leaves": 3, "lose store": 2, "fill store": 2, "server away": 2,
+}  # fmt: skip
+
+
+def schedule_of_seats(seed: int) -> Schedule:
+    """The same in a job whose head's seat is in the store, and mostly to its head."""
+    rng = random.Random(f"schedule of seats {seed}")
+    schedule = schedule_of_hosts(seed)
+    happenings = [h for h in schedule.happenings if rng.random() < 0.5]
+    when = 0.3 + rng.random()
+    for kind in rng.choices(list(_KINDS_OF_SEATS), list(_KINDS_OF_SEATS.values()), k=rng.choice((1, 1, 1, 2, 3))):
+        when += rng.choice((0.0, 0.01, 0.1, 0.5, 3.0)) * rng.random()
+        more = 0.0 if kind in ("kill head", "head leaves") else HOST_TIMEOUT_S * rng.choice((0.1, 0.5, 1.0, 1.5, 3.0))
+        happenings.append(Happening(round(when, 4), kind, rng.randrange(12), round(more, 4)))
+    setup = replace(schedule.setup, moves=True)
+    happenings.sort(key=lambda happening: happening.at)
+    return Schedule(seed, setup, (*happenings, *_behind_the_seat(seed)))
+
+
+def _behind_the_seat(seed: int) -> Iterator[Happening]:
+    """To who has just sat down, and whom the others look for."""
+    rng = random.Random(f"behind the seat {seed}")
+    if rng.random() < 0.4:
+        kind = rng.choice(("kill head", "pause head", "pause head", "pause all", "server away", "fill store"))
+        more = 0.0 if kind == "kill head" else HOST_TIMEOUT_S * rng.choice((0.5, 0.95, 1.1, 1.5, 3.0))
+        yield Happening(round(0.3 * rng.random(), 4), kind, 0, more, seat=2)
+
+
+COUNT = os.environ.get("KUNGFU_SIMULATED_SCHEDULES")
+FIRST = int(os.environ.get("KUNGFU_SIMULATED_FROM", "0"))
+
+
+def broken_in(batch: int, batches: int, count: int, schedule_of_seed: Callable[[int], Schedule]) -> str | None:
+    """Of `count` seeds in so many batches: tells of the first of this batch that breaks a promise."""
+    each = int(COUNT or count) // batches
+    for seed in range(FIRST + batch * each, FIRST + (batch + 1) * each):
+        schedule = schedule_of_seed(seed)
+        violation = violation_of(schedule)
+        if violation is not None:
+            return f"seed {seed}: {violation}\n\nshrunk:\n{story(shrunk(schedule))}"
+    return None
+
+
+def variations(setup: HostsSetup, happenings: tuple[Happening, ...], seeds: int, later_s: float) -> Iterator[Schedule]:
+    """With other delays, and each happening up to `later_s` later."""
+    for seed in range(seeds):
+        rng = random.Random(seed)
+        moved = [replace(h, at=round(h.at + rng.uniform(0, later_s), 4)) for h in happenings]
+        yield Schedule(seed, setup, tuple(sorted(moved, key=lambda h: h.at)))
+
+
 def run(schedule: Schedule, told: list[str] | None = None):
     """The outcome; Violation where a promise is broken."""
+    if isinstance(schedule.setup, HostsSetup):
+        return HostsWorld(schedule.seed, schedule.setup, schedule.happenings, told).run()
     return World(schedule.seed, schedule.setup, schedule.happenings, told).run()
 
 
@@ -200,6 +323,7 @@ def first_violation(schedules: Iterable[Schedule], most_events: int = 3) -> str:
         violation = violation_of(schedule)
         if violation is not None and len((short := shrunk(schedule)).happenings) <= most_events:
             first = str(violation).splitlines()[0]
+            assert "TypeError" not in first, f"it is what breaks it that is wrong: {first}"
             return f"found by schedule {tried}, told in {len(short.happenings)} events: {first}"
     raise AssertionError(f"nothing was found in {tried} schedules")
 
@@ -220,7 +344,7 @@ def shrunk(schedule: Schedule) -> Schedule:
                 break
             pieces = min(2 * pieces, len(events))
     schedule = replace(schedule, happenings=tuple(events))
-    plain = Setup()
+    plain = type(schedule.setup)()
     names = ("schedule", "wait", "standbys", "external", "min_size", "max_restarts", "groups", "prepare_s", "step_s",
              "checkpoint_every", "sums", "uneven", "drop_remainder", "reductions", "epochs_a_call",
              "processes")  # fmt: skip

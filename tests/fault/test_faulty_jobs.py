@@ -18,7 +18,16 @@ import pytest
 from tests.conftest import long
 from tests.fault import faulty_jobs
 from tests.fault.faulty_jobs import ROOT, BrokenError, Script, build_runtime, run, script_of
-from tests.fault.programs.faults import COLLECTIVE_PLACES, PLACES_OF_SHARDS, RARE_PLACES, Fault, parse, to_text
+from tests.fault.programs.faults import (
+    COLLECTIVE_PLACES,
+    PLACES_BETWEEN_HOSTS,
+    PLACES_OF_A_LINK,
+    PLACES_OF_SHARDS,
+    RARE_PLACES,
+    Fault,
+    parse,
+    to_text,
+)
 
 COUNT = os.environ.get("KUNGFU_FAULT_SCRIPTS")
 SEED = int(os.environ.get("KUNGFU_FAULT_SEED", random.SystemRandom().randrange(1 << 31)))
@@ -88,7 +97,7 @@ def test_a_promise_that_is_not_kept_is_noticed(runtime: Path, monkeypatch: pytes
         patch.setattr(Fault, "ends", False)
         with pytest.raises(BrokenError, match="are gone, and nothing was done to them"):
             run(survived, runtime)
-    monkeypatch.setattr(faulty_jobs, "_weight_of", lambda ledger: (10, 0.5, 0.0))
+    monkeypatch.setattr(faulty_jobs, "weight_of", lambda ledger: (10, 0.5, 0.0))
     with pytest.raises(BrokenError, match="by the ledger it has to be 0.5"):
         run(survived, runtime)
 
@@ -114,7 +123,9 @@ def test_a_script_is_read_as_it_is_written() -> None:
 def test_the_places_of_the_collectives_are_those_that_are_marked() -> None:
     marked = {
         place.replace(" ", "_")
-        for path in (ROOT / "ops_src").rglob("*.cc")
+        for kind in ("*.cc", "*.h")
+        for path in (ROOT / "ops_src").rglob(kind)
         for place in re.findall(r'KUNGFU_FAULT_POINT\("([^"]+)"\)', path.read_text())
     }
-    assert marked - set(RARE_PLACES) - set(PLACES_OF_SHARDS) == set(COLLECTIVE_PLACES)
+    lists = (COLLECTIVE_PLACES, RARE_PLACES, PLACES_OF_SHARDS, PLACES_BETWEEN_HOSTS, PLACES_OF_A_LINK)
+    assert sorted(place for each in lists for place in each) == sorted(marked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,15 @@ def test_a_short_trial_over_hosts_breaks_nothing() -> None:
 def test_what_a_program_does_wrong_is_found(tmp_path: Path, right: str, wrong: str, found: str | None) -> None:
     text = trial.PROGRAM.read_text()
     assert text.count(right) == 1
-    program = tmp_path / "program.py"
+    programs = tmp_path / "programs"
+    shutil.copytree(trial.PROGRAM.parent, programs)  # it imports from its neighbours
+    program = programs / trial.PROGRAM.name
     program.write_text(text.replace(right, wrong))
     plan = trial.Plan(size=2, recover="shrink", standbys=0, step_s=0.002, kills=1, every_s=2.0)
     counts = trial.Counts()
     folder = tmp_path / "job"
     folder.mkdir()
     trial.Job(plan, random.Random(1), folder, counts, patience_s=60.0, program=program, logs=tmp_path).run()
+    assert counts.killed == 1 or found is not None
+    assert not any("before anybody" in text for text in counts.broken)
     assert [text.split(":")[0] for text in counts.broken[:1]] == ([] if found is None else [found]), counts.broken

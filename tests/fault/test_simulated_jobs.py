@@ -7,7 +7,6 @@ Each seed is another job: ``python -m tests.fault.simulate SEED --story`` tells 
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,24 +25,30 @@ from ms_kungfu.launcher import agent, broker, versions
 from ms_kungfu.launcher.policy import Recover
 from ms_kungfu.membership import joining, step_agreement
 from tests.conftest import long
-from tests.fault.schedules import Schedule, first_violation, run, schedule_of, shrunk, story, violation_of
+from tests.fault.schedules import (
+    COUNT,
+    FIRST,
+    Schedule,
+    broken_in,
+    first_violation,
+    run,
+    schedule_of,
+    shrunk,
+    story,
+    violation_of,
+)
 from tests.fault.simulator import collectives
 from tests.fault.simulator.setting import Happening, Setup
 from tests.fault.simulator.world import World
 
-COUNT = os.environ.get("KUNGFU_SIMULATED_SCHEDULES")
-FIRST = int(os.environ.get("KUNGFU_SIMULATED_FROM", "0"))
 BATCHES = 4
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_no_course_of_events_breaks_a_promise(batch: int, everything: bool) -> None:
-    each = int(COUNT or (2000 if everything else 400)) // BATCHES
-    for seed in range(FIRST + batch * each, FIRST + (batch + 1) * each):
-        schedule = schedule_of(seed)
-        violation = violation_of(schedule)
-        if violation is not None:
-            pytest.fail(f"seed {seed}: {violation}\n\nshrunk:\n{story(shrunk(schedule))}", pytrace=False)
+    broken = broken_in(batch, BATCHES, 2000 if everything else 400, schedule_of)
+    if broken is not None:
+        pytest.fail(broken, pytrace=False)
 
 
 def test_a_seed_gives_the_same_course_each_time() -> None:

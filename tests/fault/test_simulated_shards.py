@@ -125,16 +125,25 @@ def test_shards_that_a_policy_changes_are_changed_for_all_and_for_who_comes_late
     assert {(12, 4), (10, 5), (9, 3), (8, 4)} <= dealt
 
 
-def test_a_slow_worker_is_dealt_fewer_and_nothing_else_changes() -> None:
-    dealt = []
+def test_a_slow_worker_is_dealt_fewer_and_after_a_resize_all_alike_until_they_are_measured_anew() -> None:
+    steps: dict[int, dict[tuple[int, int], list[int]]] = {}  # by the cluster version
     world = World(3, replace(SHARDED, shards=12, size=4), (Happening(0.2, "slow", 1, 3.0), Happening(3.2, "resize", 3)))
     real = world.committed
-    world.committed = lambda program, epoch, step, share, common: (
-        dealt.append(common["weights"]), real(program, epoch, step, share, common),
-    )  # fmt: skip
+
+    def committed(program, epoch, step, share, common):
+        steps.setdefault(common["version"], {})[epoch, step.number] = common["weights"]
+        real(program, epoch, step, share, common)
+
+    world.committed = committed
     assert world.run().exit_code == 0
-    assert any(weights and weights[1] < 200 and min(weights) == weights[1] for weights in dealt)
-    assert any(len(weights) == 3 for weights in dealt) or [] in dealt[-3:]
+    dealt = {version: list(weights.values()) for version, weights in steps.items()}
+    assert sorted(dealt) == [0, 1]
+    assert dealt[0][:2] == [[], []]
+    assert len(dealt[0][-1]) == 4
+    assert min(dealt[0][-1]) == dealt[0][-1][1] < 200
+    # The ranks are others, whatever their weights were.
+    assert dealt[1][:2] == [[], []]
+    assert len(dealt[1][2]) == 3
 
 
 # ---- rules that are broken are found out ----
@@ -148,9 +157,9 @@ def deal_by_weights_of_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 def measure_on_over_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who stays compares paces at other steps than newcomers."""
 
-    def step_end(self, version, size, shards, weights):
+    def step_end(self, version, size, shards, weights, counts=True):
         self._version = version
-        return real(self, version, size, shards, weights)
+        return real(self, version, size, shards, weights, counts)
 
     real = Pace.step_end
     monkeypatch.setattr(Pace, "step_end", step_end)
@@ -177,6 +186,19 @@ def deal_to_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = Shares._commit_sharded
     monkeypatch.setattr(Shares, "_commit_sharded", commit)
+
+
+def begin_with_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data set that begins in a cluster deals to all that this has begun with."""
+
+    def present(self):
+        before, found = self._dealt, real(self)
+        if self._dealt is not before:
+            found = self._dealt = replace(found, members=tuple(range(found.size)))
+        return found
+
+    real = Shares._present
+    monkeypatch.setattr(Shares, "_present", present)
 
 
 def give_a_dead_workers_shards_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +249,7 @@ def compute_what_one_had_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
         for shard in core.missing_shards():
             core.take_shard(shard)
             loss, over = compute(shard)
-        while not over.asnumpy():
+        while not over:
             core.take_no_shard()
             loss, over = compute(first)
         return loss
@@ -358,6 +380,7 @@ BREAKAGES = [
     measure_on_over_versions,
     weigh_the_step_but_not_the_data,
     deal_to_the_dead,
+    begin_with_the_dead,
     give_a_dead_workers_shards_back,
     record_what_is_only_looked_at,
     record_what_was_dealt,

@@ -317,7 +317,9 @@ class Job:
         last_kill = max((when for pid, when in self.killed.items() if pid in members), default=0.0)
         healthy = [pid for pid in members if pid not in {*self.killed, *left, *failed}]
         late = {pid: line for pid, line in {**left, **failed}.items() if pid in members and line["time"] > last_kill}
-        if healthy or failed.keys() - self.killed.keys() - left.keys():
+        if not members:
+            self.is_broken("lost", f"the job ended with {code} before anybody had trained")
+        elif healthy or failed.keys() - self.killed.keys() - left.keys():
             self.is_broken("lost", f"the job ended with {code} while {healthy or 'workers'} lived: {_errors(failed)}")
         elif any(line.get("asked", 0.0) > last_kill + _AT_ONCE_S for line in late.values()):
             self.is_broken("lost", f"the job ended with {code} though {sorted(late)} had the state and lived")

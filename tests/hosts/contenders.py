@@ -27,12 +27,14 @@ def _folded(size: int) -> list[list[int]]:
 class KungFuOverHosts(CollectiveContender):
     transport: ClassVar[str] = "tcp"
     ways = ("flat",)
+    strategy: ClassVar[str] = "AUTO"
 
     @classmethod
     def processes(cls, size: int, folder: str) -> list[Process]:
         each = -(-size // len(HOSTS))
         listed = ",".join(f"{host.address}:{each}" for host in HOSTS)
         command = [sys.executable, "-m", "ms_kungfu.launcher", "-q", "-np", str(size), "-H", listed]
+        command += ["-strategy", cls.strategy]
         # Which rank a process is, kungfu-run says.
         command += cls.worker(folder, -1, size)
         return [Process([*host.within(), *command], {"KUNGFU_JOB_SECRET": SECRET}) for host in HOSTS]

@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.hosts.namespaces import Host, Network
 from tests.multiprocess.launching import IN_VERSION, RECOVERY_PROGRAM, Program
 
+LAUNCHER = "ms_kungfu.launcher"
 SECRET = "5ec2e7" * 8
 PORT = 9100  # of the config server: the namespaces are new, and everything is free
 
@@ -32,9 +33,12 @@ class Jobs:
         self._started.append(Program(module, arguments, self._folder, environment))
         return self._started[-1]
 
-    def over(self, network: Network, size: int, *flags: object, slots: int = 2, watch: bool = True, program=()) -> Job:
-        """``kungfu-run`` with the same words on each host, of `RECOVERY_PROGRAM`."""
-        return Job(self, network, size, flags, slots, watch, program)
+    def over(
+        self, network: Network, size: int, *flags: object, slots: int = 2, watch: bool = True, program=(),
+        worker=RECOVERY_PROGRAM, launcher=LAUNCHER, environment=None,
+    ) -> Job:  # fmt: skip
+        """``kungfu-run`` with the same words on each host. `program`: the arguments of `worker`."""
+        return Job(self, network, size, flags, slots, watch, [worker, *program], launcher, environment)
 
     def kill_all(self) -> None:
         for program in self._started:
@@ -44,14 +48,14 @@ class Jobs:
 class Job:
     """Of one launcher a host. The first host is the head."""
 
-    def __init__(self, jobs: Jobs, network: Network, size, flags, slots, watch, program) -> None:
+    def __init__(self, jobs: Jobs, network: Network, size, flags, slots, watch, program, launcher, environment) -> None:
         self.network = network
         self._jobs = jobs
         listed = ",".join(f"{host.address}:{slots}" for host in network.hosts)
         self.url = f"http://{network.hosts[0].address}:{PORT}/config"
         watching = ["-w", "-config-server", self.url, "-builtin-config-port", PORT] if watch else []
-        words = ["-np", size, "-H", listed, *watching, *flags, "python", RECOVERY_PROGRAM, *program]
-        self.launchers = [jobs.start(host, "ms_kungfu.launcher", *words) for host in network.hosts]
+        words = ["-np", size, "-H", listed, *watching, *flags, "python", *program]
+        self.launchers = [jobs.start(host, launcher, *words, environment=environment) for host in network.hosts]
 
     @property
     def output(self) -> str:
@@ -87,7 +91,7 @@ class Job:
     def command(self, number: int, *words: object, environment=None) -> Program:
         """``kungfu-run WORDS`` on a host."""
         words = (*words, "-config-server", self.url)
-        return self._jobs.start(self.network.hosts[number], "ms_kungfu.launcher", *words, environment=environment)
+        return self._jobs.start(self.network.hosts[number], LAUNCHER, *words, environment=environment)
 
     def finish(self, code: int = 0, among=None) -> list[tuple[int, str]]:
         """(step, weights) of all who are left: all end at the same step with the same weights, and nothing is left."""
@@ -101,7 +105,7 @@ class Job:
             for match in self.launchers[number].wait_for(r"^finished pid \d+ step (\d+) weights (\w+)", 0)
         ]
         assert len(set(ends)) <= 1, ends
-        assert "Traceback" not in self.output
+        assert "Traceback" not in self.output, self.output
         return ends
 
     def end(self, code: int, among=None) -> None:

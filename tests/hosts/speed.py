@@ -150,6 +150,7 @@ def main() -> int:
     parser.add_argument("--megabits", type=float, default=1000.0)
     parser.add_argument("--slow", type=float, default=None)
     parser.add_argument("--mtu", type=int, default=1500, help="of the links (bound)")
+    parser.add_argument("--strategy", default="AUTO", help="kungfu-run's")
     parser.add_argument("--vs", default="gloo,mpi")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, default=None, help="also write what bound has measured")
@@ -157,6 +158,7 @@ def main() -> int:
     if reason := why_not():
         print(reason, file=sys.stderr)
         return 2
+    KungFuOverHosts.strategy = args.strategy
     os.environ.setdefault("PYTHONPATH", str(Path(__file__).parents[2]))
     counts = [int(word) for word in args.hosts.split(",")]
     sizes = [int(word) for word in args.sizes.split(",")] if args.sizes else None

@@ -175,7 +175,7 @@ def test_growing_past_the_slots_is_refused_wherever_it_is_asked_for(jobs, networ
     job.in_version(0, 2)
     command = job.command(1, "resize", 5)
     command.assert_exit(1)
-    assert "5 workers are more than the 4 slots that -H gives" in command.output
+    assert "5 workers are more than the 4 slots of the job's hosts" in command.output
     assert len(job.finish()) == 2
 
 

@@ -123,14 +123,14 @@ def test_nothing_is_left_when_the_tests_are_killed(number, network):
     network(0)  # or skips
     program = (
         "import subprocess, time; from tests.hosts.namespaces import Network\n"
-        "n = Network(2); subprocess.Popen([*n.hosts[1].within(), 'sleep', '987'])\n"
-        "while 'sleep' not in str([open(f'/proc/{p}/comm').read() for p in n.hosts[1].processes()]): time.sleep(0.02)\n"
-        "print(n.hosts[0].namespace, *n.hosts[1].processes(), flush=True); time.sleep(600)"
+        "n = Network(2); tells = [*n.hosts[1].within(), 'sh', '-c', 'echo $$; exec sleep 987']\n"
+        "sleeps = subprocess.Popen(tells, stdout=subprocess.PIPE, text=True)\n"
+        "print(n.hosts[0].namespace, sleeps.stdout.readline(), flush=True); time.sleep(600)"
     )
     tests = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    namespace, *pids = tests.stdout.readline().split()
+    namespace, pid = tests.stdout.readline().split()
     assert os.path.exists(f"/run/netns/{namespace}")
-    assert pids
+    assert _lives(pid)
     tests.send_signal(number)
     tests.wait()
     tests.stdout.close()
@@ -139,7 +139,7 @@ def test_nothing_is_left_when_the_tests_are_killed(number, network):
     while any(name.startswith(prefix) for name in os.listdir("/run/netns")) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [name for name in os.listdir("/run/netns") if name.startswith(prefix)]
-    assert not [pid for pid in pids if _lives(pid)]
+    assert not _lives(pid)
 
 
 def _lives(pid):

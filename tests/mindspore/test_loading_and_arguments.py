@@ -84,7 +84,8 @@ def test_reduce_ops_are_named_as_in_mindspore():
         Theirs.MAX,
         Theirs.PROD,
     ]
-    assert KungFuAllReduce(Theirs.AVG).op == ReduceOp.MEAN
+    if hasattr(Theirs, "AVG"):  # since MindSpore 2.10
+        assert KungFuAllReduce(Theirs.AVG).op == ReduceOp.MEAN
 
 
 def run_python(code):

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from ms_kungfu.dataset import audit
-from tests.conftest import free_port, launcher
+from tests.conftest import launcher
+from tests.ports import free_port
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "like_mindcv.py"
 STEPS = 53  # of an epoch: 1280 samples, 3 times 8 a step, what is left is dropped
@@ -103,6 +104,14 @@ class Job:
                 found.setdefault(row["epoch"], set()).add(row["accuracy"])
         return found
 
+    def played(self) -> dict[int, set[int]]:
+        """By step the virtual rank of who stood for the last one."""
+        found: dict[int, set[int]] = {}
+        for path in self.folder.glob("played.*"):
+            for step, rank in (map(int, line.split()) for line in path.read_text().splitlines()):
+                found.setdefault(step, set()).add(rank)
+        return found
+
     def finish(self) -> None:
         self.pace(10**9)
         assert self.process.wait(LIMIT_S) == 0, self.log.read_text()[-6000:]
@@ -151,6 +160,11 @@ def test_mindcvs_calls_train_the_same_bits_while_the_cluster_changes(tmp_path):
     with Job(tmp_path / "alone", 1, 3) as alone:
         alone.finish()
     assert "reduced twice" not in elastic.log.read_text()
+    played = elastic.played()
+    assert set(played) == set(range(1, 3 * STEPS + 1))
+    assert played[1] == {0}, "one stands for all"
+    assert played[3 * STEPS] == {2}
+    assert all(len(each) == 1 for each in played.values()), "workers were sent another one's"
     check_that_they_trained_the_same(elastic, alone, 3)
 
 
@@ -194,6 +208,8 @@ SENTENCES = {
     "unknown_group": "group 'nobody' can't be had",
     "prod": r"AllReduce\('prod'\) can't be had",
     "gather": "ops.AllGather can't be had",
+    "barrier": "ops.Barrier can't be had",
+    "root": "rank 3 is none of the 3 of --msrun-size",
     "scatter": "comm_func.reduce_scatter_tensor can't be had",
     "send": "ops.Send can't be had",
     "auto_parallel": "AutoParallel can't be had",

@@ -191,8 +191,13 @@ def tolerance(step, weights):
 def agree(folder, sizes, death=None):
     steps = steps_of(folder)
     assert [len(at) for at in steps] == sizes
-    # Who dies in a step is counted until the step is over.
-    assert [at[0]["size"] for at in steps] == [size + (step == death) for step, size in enumerate(sizes)]
+    clusters = [at[0]["size"] for at in steps]
+    if death is None:
+        assert clusters == sizes
+    else:  # who dies is counted until the step is over, and the launcher has seen it
+        assert clusters[: death + 1] == [sizes[0]] * (death + 1)
+        assert clusters[death:] == sorted(clusters[death:], reverse=True)
+        assert clusters[-1] == sizes[-1]
     for name, rule in rules().items():
         workers = {}
         for step, at in enumerate(steps):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Run, free_port, launcher, long
+from tests.conftest import Run, launcher, long
+from tests.ports import free_port
 
 PROGRAMS = Path(__file__).with_name("programs")
 

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import stat
 import threading
 import time
@@ -239,6 +240,16 @@ def test_it_ends_at_once_also_under_a_long_poll(server):
     one.program.assert_exit(0)
     assert time.monotonic() - begin < 25  # the poll takes 50
     waiting.join(10)
+
+
+def test_a_client_that_is_gone_before_it_is_told_to_go_on_is_no_bug(server):
+    server = server()
+    head = b"PUT /config HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
+    for _ in range(100):
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(head)
+    assert server.request("GET")[0] == 404
+    assert "rror" not in server.program.output
 
 
 def test_a_taken_port_is_named(server, start_module):

@@ -17,7 +17,7 @@ from launching import IN_VERSION, RECOVERY_PROGRAM
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import open_store
-from tests import conftest
+from tests import ports
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -45,7 +45,7 @@ while True: signal.pause()
 
 def free_port():
     """One that no host uses."""
-    return conftest.free_port(A, B, C)
+    return ports.free_port(A, B, C)
 
 
 class Hosts:

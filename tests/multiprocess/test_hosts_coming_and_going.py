@@ -113,8 +113,7 @@ def test_no_death_is_noticed_when_a_host_leaves_a_job_in_which_a_death_is_the_en
 
 
 def test_a_host_without_workers_leaves_at_once(hosts, start_module):  # noqa: F811
-    job = start(hosts, 2, "-strategy", "ring")
-    job[A].wait_for("-strategy RING changes nothing: .* it is as with AUTO")
+    job = start(hosts, 2)
     all_in_version(job, 0, {A: 1, B: 1})
     send_away(job, C)
     newest(job, {A: 1, B: 1})
@@ -260,8 +259,9 @@ def test_a_host_leaves_while_the_job_rests_and_another_joins(hosts, start_module
 # ---- joining ----
 
 
-def test_a_host_joins_and_is_given_workers(hosts, start_module):  # noqa: F811
-    job = start(hosts, 4, slots={A: 2, B: 2})
+@pytest.mark.parametrize("flags", [(), pytest.param(("-strategy", "BINARY_TREE"), id="as-the-others-reduce")])
+def test_a_host_joins_and_is_given_workers(hosts, start_module, flags):  # noqa: F811
+    job = start(hosts, 4, *flags, slots={A: 2, B: 2})
     before = all_in_version(job, 0, {A: 2, B: 2})
     join_well(job, start_module, C, 3)
     assert before == newest(job, {A: 2, B: 2})
@@ -272,6 +272,32 @@ def test_a_host_joins_and_is_given_workers(hosts, start_module):  # noqa: F811
     os.kill(after[6], signal.SIGKILL)
     newest(job, {A: 2, B: 2, C: 2})
     finish(job, {A: 2, B: 2, C: 2})
+
+
+def test_a_job_that_begins_on_one_host_is_joined(hosts, start_module):  # noqa: F811
+    job = start(hosts, 1, "-joinable", slots={A: 1})
+    before = all_in_version(job, 0, {A: 1})
+    join_well(job, start_module, B)
+    resize(job, start_module, 3)
+    assert newest(job, {A: 1, B: 2})[0] == before[0]
+    lose(job, B)
+    assert newest(job, {A: 1}) == before
+    finish(job, {A: 1})
+
+
+def test_a_head_without_slots_outlives_each_host_that_has_workers(hosts, start_module):  # noqa: F811
+    job = start(hosts, 1, slots={A: 0, B: 1})
+    before = all_in_version(job, 0, {B: 1})
+    join_well(job, start_module, C, 1)
+    assert "3 workers are more than the 2 slots" in resize(job, start_module, 3, code=1)
+    resize(job, start_module, 2)
+    after = newest(job, {B: 1, C: 1})
+    assert after[0] == before[0]
+    lose(job, B)
+    assert newest(job, {C: 1})[0] == after[1]
+    job[C].signal(signal.SIGUSR1)
+    job.assert_exit(0)
+    assert len(job[C].wait_for(r"^finished pid \d+ step", 1)) == 1
 
 
 @pytest.mark.long  # tests/hosts has one that is not

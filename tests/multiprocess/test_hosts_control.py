@@ -20,7 +20,7 @@ from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.links import LinkedSegment, LinkMaker
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.segments import PlainSegment
-from tests.conftest import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = b"s" * 16
@@ -30,7 +30,9 @@ A, B, C = (f"127.0.0.{number}" for number in (1, 2, 3))
 class Link:
     """Keeps its connections."""
 
-    def __init__(self, local_fd, board_fd, *, host, host_of_rank, addresses, names, connections, for_models, find, tls):
+    def __init__(
+        self, local_fd, board_fd, *, host, host_of_rank, addresses, names, connections, for_models, find, tls, strategy
+    ):
         self.host, self.host_of_rank, self.names = host, list(host_of_rank), list(names)
         self.for_models, self.find = [len(fds) for fds in for_models], find
         self.connections = [[socket.socket(fileno=fd) for fd in (*m, *c)] for m, c in zip(for_models, connections)]

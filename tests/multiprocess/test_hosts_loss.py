@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -96,7 +97,8 @@ def test_two_hosts_lost_at_once(hosts):  # noqa: F811
         job[host].signal(signal.SIGKILL)
     for host in (B, C):
         lose(job, host)
-    job[A].wait_for(r"^in version [12] rank 1 of 2 ")
+    for rank in (0, 1):
+        job[A].wait_for(rf"^in version [12] rank {rank} of 2 ")
     last = [line for line in job[A].stdout if " of 2 pid " in line]
     assert {int(re.search(r"pid (\d+)", line)[1]) for line in last} == {before[0], before[1]}
     end(job)
@@ -173,7 +175,8 @@ def test_without_watch_mode_all_name_the_host_that_is_silent(hosts):  # noqa: F8
         os.kill(pid, signal.SIGSTOP)
     job[A].assert_exit(1)
     for pid in stopped:
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # whoever wakes first ends the others
+            os.kill(pid, signal.SIGCONT)
     job[B].assert_exit(1)
     silent = f"kungfu-run: host {B} is lost: nothing came from it for 2 s (-host-timeout)"
     assert job[A].stderr[-1] == silent

@@ -13,13 +13,14 @@ import time
 import pytest
 from test_hosts import PROGRAMS, A, B, embedded, hosts  # noqa: F401
 from test_hosts import SECRET as JOB_SECRET
-from test_hosts_control import SECRET, cluster, free_port, launchers, run
+from test_hosts_control import SECRET, cluster, launchers, run
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import StoreUnreachableError, open_store
 from ms_kungfu.launcher.control import ControlServer, RefusedError, call
 from ms_kungfu.launcher.machine import Machine
 from tests.certificates import Authority
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
 SOON_S = 5.0

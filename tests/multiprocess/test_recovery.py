@@ -14,7 +14,7 @@ from test_watch import ExternalServer
 
 from ms_kungfu.broker_protocol import BrokerClient
 from ms_kungfu.errors import KungFuError
-from tests.conftest import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -283,6 +283,15 @@ def test_a_newcomer_and_a_standby_that_are_stopped_before_they_count_are_killed(
     os.kill(newcomer, signal.SIGSTOP)
     one.wait_for(r"worker 2 .* stood still for 1 s \(-peer-timeout\) and was killed; the others go on")
     assert one.finish(1) == set(pids.values())
+
+
+def test_of_newcomers_that_a_job_ends_before_they_are_needed_nothing_is_said(job, tmp_path):
+    one = job("-np", 1, "-logdir", tmp_path / "logs", program=["slow=1000"])
+    pids = one.in_version(0, 1)
+    one.command("resize", "2")
+    one.wait_for(r"worker 1 \(.*, pid \d+\) started")
+    assert one.finish(1) == set(pids.values())
+    assert "what worker" not in one.program.output
 
 
 def test_a_fixed_number_of_cores_also_for_standbys_and_after_deaths(job):

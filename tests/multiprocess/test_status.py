@@ -13,7 +13,7 @@ import pytest
 from launching import IN_VERSION, RECOVERY_PROGRAM
 
 from ms_kungfu.launcher.status_socket import jobs_of_this_user
-from tests.conftest import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -113,7 +113,10 @@ def test_a_job_that_does_not_change_and_one_that_is_killed(kungfu_run, script, s
     run.wait_for("^there", 2)
     told = one_job()
     assert (told["config_server"], told["follows_changes"]) == (None, False)
-    assert [(p["rank"], p["state"], p["step"]) for p in told["processes"]] == [(0, "works", None), (1, "works", None)]
+    assert [(p["rank"], p["state"], p["step"]) for p in told["processes"]] == [
+        (0, "starts: it hasn't joined", None),
+        (1, "starts: it hasn't joined", None),
+    ]
     run.signal(signal.SIGSTOP)
     code, text = status()
     assert (code, text.count("\n")) == (1, 0)
@@ -141,7 +144,7 @@ def test_a_job_that_ends_says_so(kungfu_run, script, tmp_path, monkeypatch):
             break
     assert {job["state"] for job in told if "error" not in job} <= {"runs", "ends"}
     assert {job["why"] for job in ends} == {"interrupted by SIGINT"}
-    assert [p["state"] for p in ends[0]["processes"]] == ["works"]
+    assert [p["state"] for p in ends[0]["processes"]] == ["starts: it hasn't joined"]
     assert list(jobs_of_this_user(5)) == []
 
 
@@ -155,6 +158,9 @@ def test_two_jobs_of_which_one_is_asked_for(job, kungfu_run, script, status):
     url = one.wait_for(r"config server: (http://\S+/config)")[0][1]
     _, text = status(url.replace("127.0.0.1", "localhost"), "-json")
     assert json.loads(text)["launcher"]["pid"] == one.program.process.pid
+    assert json.loads(status("-config-server", url, "-json")[1])["launcher"]["pid"] == one.program.process.pid
+    code, text = status(url, "-config-server", url)
+    assert (code, "give one URL, or none" in text) == (2, True)
     other.signal(signal.SIGTERM)
     other.wait()
     one.finish(1)

@@ -190,3 +190,50 @@ def test_workers_keep_the_users_limit_of_descriptors_and_the_launcher_raises_its
     job.assert_exit(0)
     assert f"worker {soft}" in job.lines
     assert f"launcher {hard}" in job.lines
+
+
+def test_a_text_that_cant_be_encoded_is_told_where_it_is_ours_and_not_where_a_stranger_expects_it(monkeypatch, caplog):
+    async def answer(server, head):
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(b"GET /config HTTP/1.1\r\nHost: us\r\nConnection: close\r\n" + head + b"\r\n")
+        status = (await reader.readline()).split()[1]
+        writer.close()
+        return status
+
+    async def ours(self, request):
+        "\udcc3".encode()
+
+    async def run(head):
+        async with serving() as server:
+            return await answer(server, head)
+
+    assert asyncio.run(run(b"Expect: \xc3\r\n")) == b"500"
+    assert caplog.text == ""
+    monkeypatch.setattr(server_module._Face, "_get", ours)
+    assert asyncio.run(run(b"")) == b"500"
+    assert "UnicodeEncodeError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /config HTTP/1.1\r\n\r\n",
+        b"echo\x01me /config HTTP/1.1\r\nHost: us\r\n\r\n",
+        b"GET /config HTTP/echome\r\nHost: us\r\n\r\n",
+        b"PUT /config HTTP/1.1\r\nHost: us\r\nContent-Length: echome\r\n\r\n",
+        b"GET /config HTTP/1.1\r\nHost: us\r\necho\xc3me\r\n\r\n",
+    ],
+    ids=["no-host", "method", "version", "length", "header"],
+)
+def test_what_is_no_request_is_answered_by_a_sentence_that_echoes_nothing(sent):
+    async def answer():
+        async with serving() as server:
+            reader, writer = await asyncio.open_connection(server.host, server.port)
+            writer.write(sent)
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    head, _, body = asyncio.run(answer()).partition(b"\r\n\r\n")
+    assert head.split()[1] == b"400"
+    assert body == b'{"error": "this is not an HTTP request that can be understood"}'

@@ -12,7 +12,7 @@ import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID, writer_of_workers
 from ms_kungfu.cluster_store import open_store
-from tests.conftest import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -316,6 +316,11 @@ def test_resize_without_a_url_finds_the_only_job_of_this_user(watch, start_modul
     assert output.startswith("kungfu-run resize: no job of this user that could change runs here; start one with")
     one = watch("-np", 1)
     one.wait_for_version(0, 1)
+    one.program.signal(signal.SIGSTOP)
+    code, output = resize(2)
+    one.program.signal(signal.SIGCONT)
+    assert code == 1
+    assert "doesn't answer within 2 s: its launcher is stopped or has too much to do" in output
     code, output = resize(2)
     assert code == 0, output
     assert "cluster version 1: 1 -> 2 workers" in output
@@ -433,6 +438,7 @@ def test_a_cluster_that_came_too_late_for_the_workers_begins_when_they_have_fini
     assert job.resize("3")[0] == 0
     started = job.wait_for(r"worker 2 \(127.0.0.1:10002, pid (\d+)\) started")
     job.wait_for("^broker=", 3)  # it minds no signal any more
+    job.wait_for("^job=", 2)  # and the others do
     job.program.signal(signal.SIGUSR1)
     # All of it is new, also the third, who had waited for the two that have finished.
     assert [m[2] for m in job.wait_for_version(2, 3)] == ["2", "2", "2"]
@@ -440,6 +446,7 @@ def test_a_cluster_that_came_too_late_for_the_workers_begins_when_they_have_fini
     again = job.wait_for(r"worker 2 \(127.0.0.1:10002, pid (\d+)\) started", 2)
     assert again[1][1] != started[0][1]
     # What has begun once doesn't begin again.
+    job.wait_for("^job=", 2 + 3)  # all mind a signal
     job.program.signal(signal.SIGUSR1)
     job.wait_for(r"all workers have finished; waiting for the next cluster", 2)
     assert job.resize("1")[0] == 0
@@ -452,7 +459,7 @@ def test_what_workers_wanted_is_over_with_their_training(watch):
     job = watch("-np", 2, "-k", environment={"STAYS": "1"})
     job.wait_for_version(0, 2)
     secret = next(job.program.runtime_dir.rglob("*.secret")).read_text()
-    store = open_store(job.url, secret, writer_of_workers(job.wait_for(r"^job=(\w+)")[0][1]))
+    store = open_store(job.url, secret, writer_of_workers(job.wait_for(r"^job=(\w+)", 2)[0][1]))
     store.put(cluster_of(1, 10000, 10001, 10002))
     job.wait_for("^broker=", 3)
     job.program.signal(signal.SIGUSR1)
@@ -605,3 +612,24 @@ def test_a_program_that_never_looks_for_changes_is_told_of(start_module, script)
     run.signal(signal.SIGTERM)
     run.assert_exit(143)
     assert len(run.wait_for(told)) == 1
+
+
+def test_while_a_worker_has_yet_to_join_the_change_is_said_to_wait_for_it(start_module, script):
+    port = free_port()
+    run = start_module(
+        "tests.multiprocess.programs.impatient_launcher", "-np", 1, "-w", "-builtin-config-port", port,
+        *script("import os, time\nimport ms_kungfu as kf\n"
+                "print('imports', flush=True)\n"
+                "if os.environ['RANK_ID'] == '0': time.sleep(1000)\nkf.comm.all_reduce(1)\n"),
+        environment={"PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    run.wait_for("^imports")
+    resize = start_module("ms_kungfu.launcher", "resize", 2, "-config-server", f"http://127.0.0.1:{port}/config")
+    resize.assert_exit(0)
+    told = r"cluster version 1 waits: members of the present one haven't joined that yet: worker 0 "
+    run.wait_for(told)
+    time.sleep(1.2)
+    run.signal(signal.SIGTERM)
+    run.assert_exit(143)
+    assert len(run.wait_for(told)) == 1
+    assert not [line for line in run.lines if "no worker has looked" in line]

@@ -3,20 +3,26 @@ the cluster goes 1 -> 3 -> one is killed -> 3 -> 2, compared; prints a table.
 
 What they need is installed, at the versions below and without its dependencies, into ``build/programs``; the
 environment stays as it is. ``mindcv-train`` is mindcv's own train.py: give --mindcv, a checkout of it at 51b0636.
+
+Each outcome is kept in ``results.jsonl`` of --out as it comes, and a run that is begun again does what isn't there yet.
+Networks with batch normalization are trained a third time, on one device in three parts a step: what they lose by
+seeing smaller parts of a batch, they lose there, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.programs import data
-from tests.programs.running import HERE, Command, Job, Outcome, lines_changed, stock
+from tests.programs import data, running
+from tests.programs.running import HERE, Command, Job, lines_changed, stock
 
 BUILD = HERE.parents[1] / "build" / "programs"
 MINDCV = ("mindcv==0.3.0", "PyYAML==6.0.3")
@@ -42,6 +48,29 @@ class Program:
     """The step from which on the cluster changes: in a later epoch than the first."""
     alone: tuple[str, ...] | None = None
     """Arguments on one device, where they are others."""
+    normalizes: bool = False
+    """Whether its network sees how large a part of the batch is."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one seed."""
+
+    name: str
+    seed: int
+    stock: float
+    elastic: float
+    equal: bool
+    exact: bool
+    changed: int
+    """Lines."""
+    history: str
+    in_parts: float | None
+    """The accuracy on one device in `PARTS` parts a step."""
+    day: str
+
+
+PARTS = 3  # as many as there are workers at most, and shards
 
 
 _MINDCV = ("{data}/mnist", "{seed}")
@@ -64,22 +93,22 @@ PROGRAMS = {
     ),
     "mobilenet": Program(
         "mindcv 0.3.0, mobilenet_v1_025, Model.train", "GRAPH", "mindcv_models.py",
-        (*_MINDCV, "mobilenet_v1_025", "5"), MINDCV,
+        (*_MINDCV, "mobilenet_v1_025", "5"), MINDCV, normalizes=True,
     ),
     "resnet18": Program(
         "mindcv 0.3.0, resnet18, Model.train", "GRAPH", "mindcv_models.py",
-        (*_MINDCV, "resnet18", "3"), MINDCV, kills_the_first=True,
+        (*_MINDCV, "resnet18", "3"), MINDCV, kills_the_first=True, normalizes=True,
     ),
     "resnet50": Program(
         "ResNet-50 on CIFAR-10, written for msrun", "GRAPH", "resnet50_msrun.py", ("{data}/cifar", "{seed}"),
-        msrun=True, kills_the_first=True,
+        msrun=True, kills_the_first=True, normalizes=True,
     ),
     **{
         f"mindcv-train{'' if mode == 'GRAPH' else '-pynative'}": Program(
             "mindcv's train.py --distribute at 51b0636, unmodified", mode, "{mindcv}/train.py",
             (*_TRAIN, "--mode", str(number), "--distribute", "--batch_size", "8"), MINDCV, msrun=True,
             kills_the_first=True, pattern=r"Validation Top_1_Accuracy: (\S+)%",
-            alone=(*_TRAIN, "--mode", str(number), "--batch_size", "24"),
+            alone=(*_TRAIN, "--mode", str(number), "--batch_size", "24"), normalizes=True,
         )
         for number, mode in enumerate(("GRAPH", "PyNative"))
     },
@@ -116,41 +145,45 @@ def commands(program: Program, seed: int, folder: Path, mindcv: str | None) -> t
     return Command(alone, elastic.arguments, path, program.pattern), elastic, lines_changed(text)
 
 
-def try_one(
-    name: str, seeds: Sequence[int], folder: Path, mindcv: str | None = None
-) -> list[tuple[float, Outcome, int]]:
-    """By seed: the accuracy on one device, what came of it under kungfu-run, and the lines that differ."""
-    program, found = PROGRAMS[name], []
-    for seed in seeds:
-        own = folder / name / str(seed)
-        shutil.rmtree(own, ignore_errors=True)
-        alone, elastic, changed = commands(program, seed, own, mindcv)
-        accuracy = alone.run(own / "stock")
-        with Job(elastic, own / "elastic", program.msrun) as job:
-            history = job.change(program.kills_the_first, program.after)
-            outcome = job.finish()
-        print(f"{name}, seed {seed}: stock {accuracy}, {outcome}, {history}", file=sys.stderr, flush=True)
-        found.append((accuracy, outcome, changed))
-    return found
+def try_one(name: str, seed: int, folder: Path, mindcv: str | None = None) -> Result:
+    """On one device, and under kungfu-run."""
+    program, own = PROGRAMS[name], folder / name / str(seed)
+    shutil.rmtree(own, ignore_errors=True)
+    alone, elastic, changed = commands(program, seed, own, mindcv)
+    accuracy = alone.run(own / "stock")
+    in_parts = alone.run(own / "in_parts", PARTS) if program.normalizes else None
+    with Job(elastic, own / "elastic", program.msrun) as job:
+        history = job.change(program.kills_the_first, program.after)
+        outcome = job.finish()
+    day = time.strftime("%Y-%m-%d")
+    return Result(name, seed, accuracy, outcome.accuracy, outcome.equal, outcome.exact, changed, history, in_parts, day)
 
 
-def row(name: str, found: Sequence[tuple[float, Outcome, int]]) -> str:
+def kept(file: Path) -> list[Result]:
+    return [Result(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def row(name: str, found: Sequence[Result]) -> str:
     program = PROGRAMS[name]
-    stocks, elastics = ([each[0] for each in found], [each[1].accuracy for each in found])
-    equal = all(outcome.equal for _, outcome, _ in found)
-    exact = all(outcome.exact for _, outcome, _ in found)
-    means = [sum(each) / len(each) for each in (stocks, elastics)]
+
+    def accuracies(each: Sequence[float | None]) -> str:
+        known = [one for one in each if one is not None]
+        return f"{sum(known) / len(known):.3f} ({', '.join(f'{one:.3f}' for one in known)})" if known else ""
+
     return " | ".join([
-        f"| `{name}`: {program.what}", program.mode, str(found[0][2]) + (", `--msrun`" if program.msrun else ""),
-        "rank 0" if program.kills_the_first else "another", "yes" if equal else "**no**",
-        "exact" if exact else "**not exact**",
-        f"{means[1]:.3f} ({', '.join(f'{each:.3f}' for each in elastics)})",
-        f"{means[0]:.3f} ({', '.join(f'{each:.3f}' for each in stocks)}) |",
+        f"| `{name}`: {program.what}", program.mode, str(found[0].changed) + (", `--msrun`" if program.msrun else ""),
+        "rank 0" if program.kills_the_first else "another",
+        "yes" if all(each.equal for each in found) else "**no**",
+        "exact" if all(each.exact for each in found) else "**not exact**",
+        accuracies([each.elastic for each in found]), accuracies([each.in_parts for each in found]),
+        f"{accuracies([each.stock for each in found])} |",
     ])  # fmt: skip
 
 
-HEAD = """| program | mode | lines changed | killed | weights equal | audit | accuracy, elastic | accuracy, stock |
-|---|---|---|---|---|---|---|---|"""
+HEAD = (
+    "| program | mode | lines changed | killed | weights equal | audit | accuracy, elastic "
+    f"| stock, in {PARTS} parts a step | stock |\n" + "|---" * 9 + "|"
+)
 
 
 def main() -> None:
@@ -161,7 +194,9 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=BUILD / "runs", metavar="PATH", help="logs, ledgers, what they write"
     )
+    parser.add_argument("--limit", type=float, default=running.LIMIT_S, metavar="SECONDS", help="of what is waited for")
     given = parser.parse_args()
+    running.LIMIT_S = given.limit
     unknown = set(given.names) - set(PROGRAMS)
     if unknown:
         parser.error(f"there is no program {sorted(unknown)[0]!r}")
@@ -170,9 +205,26 @@ def main() -> None:
         parser.error("mindcv-train needs --mindcv, a checkout of mindcv at 51b0636")
     out = given.out.resolve()
     mindcv = given.mindcv and str(Path(given.mindcv).resolve())
-    print(HEAD, flush=True)
+    file, failed = out / "results.jsonl", 0
+    for seed in range(1, given.seeds + 1):
+        for name in names:
+            if any((each.name, each.seed) == (name, seed) for each in kept(file)):
+                continue
+            try:
+                result = try_one(name, seed, out, mindcv)
+            except (AssertionError, subprocess.SubprocessError) as error:
+                print(f"{name}, seed {seed}, failed: {error}", file=sys.stderr, flush=True)
+                failed += 1
+                continue
+            print(result, file=sys.stderr, flush=True)
+            with file.open("a") as lines:
+                print(json.dumps(asdict(result)), file=lines)
+    print(HEAD)
     for name in names:
-        print(row(name, try_one(name, range(1, given.seeds + 1), out, mindcv)), flush=True)
+        found = [each for each in kept(file) if each.name == name]
+        if found:
+            print(row(name, found))
+    sys.exit(f"{failed} failed" if failed else 0)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.conftest import free_port, launcher
+from tests.conftest import launcher
+from tests.ports import free_port
 from tests.programs.__main__ import MINDCV, install
 from tests.programs.running import HERE, Command, accuracy
 

@@ -2,9 +2,9 @@
 mindcv's ``train.py --distribute`` makes (at 51b0636), in the same order, on digits and a small network.
 
 Options: ``pynative``, ``sum`` (gradients_mean left at MindSpore's default, which sums), ``clip`` (a training cell of
-its own, which reduces and clips), ``summed`` (all ranks add up something behind each step), ``guarded`` (rank 0 alone
-has a ModelCheckpoint, too), ``paced`` (no step is begun behind the one that the file ``OUT/pace`` names, for whoever
-changes the cluster meanwhile).
+its own, which reduces and clips), ``summed`` (behind each step all ranks add up something, and the last one tells who
+it is), ``guarded`` (rank 0 alone has a ModelCheckpoint, too), ``paced`` (no step is begun behind the one that the file
+``OUT/pace`` names, for whoever changes the cluster meanwhile).
 """
 
 import json
@@ -18,7 +18,7 @@ import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
 from mindspore import Model, Tensor, nn, ops
-from mindspore.communication import get_group_size, get_rank, init
+from mindspore.communication import comm_func, get_group_size, get_rank, init
 from mindspore.dataset import transforms
 from mindspore.ops import ReduceOp
 from mindspore.train import Callback, CheckpointConfig, ModelCheckpoint, save_checkpoint
@@ -66,6 +66,11 @@ class StateMonitor(Callback):
         if "summed" in OPTIONS:
             result = self.all_reduce(Tensor([1.0], ms.float32))
             assert result.asnumpy().tolist() == [self.device_num]
+            last = comm_func.broadcast(Tensor([self.rank_id, params.cur_step_num], ms.int32), self.device_num - 1)
+            played, step = last.asnumpy().tolist()
+            assert step == params.cur_step_num
+            with open(OUT / f"played.{os.getpid()}", "a") as file:
+                print(step, played, file=file)
         while "paced" in OPTIONS and params.cur_step_num >= int((OUT / "pace").read_text() or 0):
             time.sleep(0.02)
 

@@ -18,11 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ms_kungfu.dataset import audit
-from tests.conftest import free_port, launcher
+from tests.conftest import launcher
+from tests.ports import free_port
 
 HERE = Path(__file__).parent
 LIMIT_S = 600
 _READY = " is ready"
+# What the launcher writes of a worker that has ended and shouldn't have.
+_ENDED = re.compile(
+    r"^\[kungfu-run\] \S+ worker \d+ \((\S+), pid (\d+)\) .*(?:exited with code [1-9]|was killed|exited before).*$",
+    re.M,
+)
 
 
 def stock(text: str) -> str:
@@ -59,12 +65,13 @@ class Command:
         path = [*first, *self.path, *filter(None, [os.environ.get("PYTHONPATH")])]
         return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "GLOG_v": "3"}
 
-    def run(self, folder: Path) -> float:
-        """On one device, without ms_kungfu."""
+    def run(self, folder: Path, parts: int = 1) -> float:
+        """On one device, without ms_kungfu; with `parts` a step is the mean of as many parts of its batch."""
         folder.mkdir(parents=True)
+        environment = {**self.environment(str(HERE / "in_parts")), "PROGRAMS_PARTS": str(parts)}
         done = subprocess.run(
             [sys.executable, str(self.file), *self.arguments],
-            cwd=folder, env=self.environment(), text=True, timeout=LIMIT_S,
+            cwd=folder, env=environment, text=True, timeout=LIMIT_S,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         (folder / "log").write_text(done.stdout)
@@ -87,9 +94,11 @@ class Job:
     def __init__(self, command: Command, folder: Path, msrun: bool) -> None:
         folder.mkdir(parents=True)
         self.folder, self.pattern = folder, command.pattern
+        self.killed: set[int] = set()
         self.url = f"http://127.0.0.1:{free_port()}/config"
         port = self.url.split(":")[2].split("/")[0]
         flags = ["-w", "-np", "1", "-recover", "replace", "-builtin-config-port", port, "-config-server", self.url]
+        flags += ["-logdir", str(folder / "workers")]
         if msrun:
             flags += ["--msrun", "-msrun-size", "3"]
         environment = command.environment(str(HERE / "pacing"))
@@ -132,13 +141,23 @@ class Job:
         """With `step_every_s` training goes on meanwhile, a step at a time."""
         end = time.monotonic() + LIMIT_S
         stepped = time.monotonic()
+        ended = False
         while not until():
-            assert self.process.poll() is None, f"it ended too early:\n{self.log.read_text()[-6000:]}"
+            self.check()
+            assert not ended, f"it ended too early:\n{self.log.read_text()[-6000:]}"
             assert time.monotonic() < end, f"nothing happens:\n{self.log.read_text()[-6000:]}"
+            ended = self.process.poll() is not None
             if step_every_s is not None and time.monotonic() - stepped > step_every_s:
                 self.pace(self.last_step() + 1)
                 stepped = time.monotonic()
             time.sleep(0.05)
+
+    def check(self) -> None:
+        """AssertionError with the last lines of a worker that has ended by itself: the others may go on, or wait."""
+        for found in _ENDED.finditer(self.log.read_text()):
+            if int(found[2]) not in self.killed:
+                paths = (self.folder / "workers").glob(f"{found[1].replace(':', '.')}.*")
+                raise AssertionError("\n".join([found[0], *(path.read_text()[-4000:] for path in sorted(paths))]))
 
     def ready(self) -> int:
         """Workers that came after the first."""
@@ -159,6 +178,7 @@ class Job:
         self.wait(lambda: self.ready() == 2)
         self.wait(lambda: at_least(3), 0.5)
         killed = first if kills_the_first else next(pid for pid in trained if pid != first)
+        self.killed.add(killed)
         os.kill(killed, signal.SIGKILL)
         self.wait(lambda: self.ready() == 3)
         self.wait(lambda: at_least(4), 0.5)
@@ -170,7 +190,9 @@ class Job:
 
     def finish(self) -> Outcome:
         self.pace(10**9)
-        assert self.process.wait(LIMIT_S) == 0, self.log.read_text()[-6000:]
+        self.wait(lambda: self.process.poll() is not None)
+        self.check()
+        assert self.process.returncode == 0, self.log.read_text()[-6000:]
         ended = {path.name: path.read_text() for path in self.folder.glob("ended.*")}
         report = audit.audit(*audit.read(self.folder / "ledger"))
         return Outcome(

@@ -82,6 +82,22 @@ def test_a_death_is_told_once_and_is_the_reason_of_the_change_that_follows(lines
     assert lines() == ["step 9: 4 -> 2 workers, cluster version 3, without rank 1, rank 3, dead"]
 
 
+def test_who_has_died_and_is_in_the_new_version_yet_is_told_once_and_named_when_it_is_left_out(lines, monkeypatch):
+    cluster(monkeypatch, size=3, lost=[0, 1])
+    chronicle.deaths(2)
+    assert len(lines()) == 2
+    cluster(monkeypatch, size=2, version=1, lost=[0])
+    monkeypatch.setattr(membership, "peer_of", lambda rank: f"host:{rank + 1}")
+    chronicle.changed(2, Change(True, False, 3, 2, (0, 1)))
+    assert lines() == ["step 2: 3 -> 2 workers, cluster version 1, without rank 0, dead"]
+    chronicle.deaths(3)
+    assert lines() == []
+    cluster(monkeypatch, size=1, version=2)
+    monkeypatch.setattr(membership, "peer_of", lambda rank: f"host:{rank + 2}")
+    chronicle.changed(3, Change(True, False, 2, 1, (0,)))
+    assert lines() == ["step 3: 2 -> 1 worker, cluster version 2, without rank 0, dead"]
+
+
 def test_a_replacement_is_not_called_asked_for(lines, monkeypatch):
     cluster(monkeypatch, size=3, version=5)
     chronicle.changed(15, Change(True, False, 2, 3))

@@ -81,7 +81,7 @@ def test_newcomers_go_where_the_fewest_are_and_a_slot_is_free() -> None:
     grown = start.resized(6, range(10000, 10100), slots=slots)
     assert hosts_of(grown) == "abcabb"
     assert [w.port for w in grown.workers] == [10000, 10000, 10000, 10001, 10001, 10002]  # a port is a host's own
-    with pytest.raises(ValueError, match="7 workers are more than the 6 slots that -H gives"):
+    with pytest.raises(ValueError, match="7 workers are more than the 6 slots of the job's hosts"):
         start.resized(7, range(10000, 10100), slots=slots)
     leaving = grown.resized(6, range(10000, 10100), without=[PeerID("a", 10000)], slots=slots)
     assert hosts_of(leaving) == "bcabba"  # the leaver's slot is free, its port is not
@@ -157,7 +157,7 @@ def test_runners_and_version_may_be_left_out() -> None:
         ({"Workers": ["h:1"], "Version": -1}, "-1"),
         ({"Workers": ["h:1"], "Slots": ["h"]}, "Slots must tell"),
         ({"Workers": ["h:1"], "Slots": {}}, "Slots must tell"),
-        ({"Workers": ["h:1"], "Slots": {"h": 0}}, "Slots must tell"),
+        ({"Workers": ["h:1"], "Slots": {"h": -1}}, "Slots must tell"),
         ({"Workers": ["h:1"], "Slots": {"h": True}}, "Slots must tell"),
         ({"Workers": ["h:1"], "Slots": {"a\n": 1}}, "Slots must tell"),
         ({"Workers": ["h:1"], "Placement": "odd"}, "Placement must be even or fill, got 'odd'"),

@@ -11,7 +11,9 @@ from ms_kungfu.launcher import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 # Started by other commands, not by people.
-INTERNAL = re.compile(r"ms_kungfu(\.(launcher|config_server)(\..*)?|\._smoke|\.bench\..*_worker|\.bench\.worker|)$")
+INTERNAL = re.compile(
+    r"ms_kungfu(\.(launcher|config_server)(\..*)?|\.ray(\._function)?|\._smoke|\.bench\..*_worker|\.bench\.worker|)$"
+)
 
 
 def modules_to_run():

@@ -135,7 +135,11 @@ def test_mindspore_matches_the_kernels() -> None:
 @pytest.mark.parametrize(
     ("changes", "status", "found", "remedy"),
     [
-        ({"versions": versions(mindspore=None)}, MISSING, "not installed", 'pip install "mindspore<2.11,>=2.7.2"'),
+        ({"versions": versions(mindspore=None)}, MISSING, "not installed", 'pip install "mindspore==2.10.0"'),
+        (
+            {"versions": versions(mindspore=None), "package": "/elsewhere"},
+            MISSING, "not installed", 'pip install "mindspore<2.11,>=2.7.2", then run ./install-kungfu.sh',
+        ),
         ({"versions": versions(mindspore="2.6.0")}, WRONG, "2.6.0, but ms_kungfu needs", 'pip install "mindspore'),
         ({"package": "/elsewhere"}, WRONG, "was built without MindSpore", "install-kungfu.sh"),
         ({"answers": load(error="built for MindSpore 2.9.0")}, WRONG, "built for MindSpore 2.9.0", "--force-reinstall"),
@@ -164,6 +168,18 @@ def test_kernels_are_told_for_each_device() -> None:
     assert ascend.remedy == ""
     _, gpu, _ = findings(software.check_kernels, files={f"{PACKAGE}/plugins/2.10.0/libkungfu_ms_gpu.so": ""})
     assert gpu.status is OK
+
+
+def test_a_wheel_beside_no_mindspore_asks_for_one_that_it_has_kernels_for() -> None:
+    beside = {
+        "versions": versions(mindspore=None),
+        "listed": {f"{PACKAGE}/plugins": ["2.10.0", "2.7.2", "2.9.0"]},
+        "files": {f"{PACKAGE}/plugins/{built}/libkungfu_ms_cpu.so": "" for built in ("2.7.2", "2.9.0")},
+    }
+    assert verdict(software.check_mindspore, **beside)[2] == 'pip install "mindspore==2.10.0"'
+    cpu, gpu, _ = findings(software.check_kernels, **beside)
+    assert (cpu.status, cpu.found) == (MISSING, "built for MindSpore 2.7.2, 2.9.0, 2.10.0 only")
+    assert gpu.found == "not built"
 
 
 def test_requirements() -> None:

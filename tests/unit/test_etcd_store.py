@@ -6,11 +6,19 @@ import base64
 import http.server
 import json
 import threading
+import types
 
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError, open_store
+from ms_kungfu.cluster_store import (
+    SeatLostError,
+    StaleVersionError,
+    StoreUnreachableError,
+    etcd_members,
+    open_seat,
+    open_store,
+)
 from ms_kungfu.errors import ConfigServerError
 
 
@@ -116,6 +124,10 @@ def held(version, size=1, mark="m", revision=7):
     return {"header": {"revision": "9"}, "kvs": [{"mod_revision": str(revision), "value": value}]}
 
 
+def decoded(key):
+    return base64.b64decode(key).decode()
+
+
 def cluster(size, version):
     return Cluster(tuple(PeerID("127.0.0.1", 10000 + i) for i in range(size)), (), version)
 
@@ -163,6 +175,83 @@ def test_a_write_that_somebody_else_was_faster_with_is_stale(member):
     assert (compare["target"], compare["mod_revision"]) == ("MOD", "7")
     with pytest.raises(StaleVersionError, match="is not the next one"):
         open_store(f"etcd://{member((200, held(4))).member}/job").put(cluster(2, 4))
+
+
+def test_a_write_of_which_is_not_known_what_became_is_not_called_stale(member):
+    """The first member may have done it, and somebody else have written over it: "stale" would say that it was never
+    done."""
+    instead = {"header": {"revision": "11"}, "responses": [{"response_range": held(6, mark="other", revision=11)}]}
+    first = member((200, held(4)), (503, {"error": "transport is closing", "code": 14}))
+    second = member((200, instead))
+    with pytest.raises(StoreUnreachableError, match="what became of a write isn't known"):
+        open_store(f"etcd://{first.member},{second.member}/job").put(cluster(2, 5))
+
+
+def test_a_head_writes_the_wanted_cluster_only_with_its_seat(member):
+    one = member((200, held(4)), (200, {"succeeded": True}), (200, held(5)), (200, {"succeeded": True}))
+    store = open_store(f"etcd://{one.member}/job")
+    sat_down = iter([12, 15])  # between the two writes its lease was over, and it has come back
+    store.seated = lambda: next(sat_down)
+    store.put(cluster(2, 5))
+    store.delete()
+    for since, (path, asked, _) in zip(["12", "15"], one.asked[1::2]):
+        assert path == "/v3/kv/txn"
+        of_cluster, of_holder = asked["compare"]
+        assert (decoded(of_cluster.pop("key")), decoded(of_holder.pop("key"))) == (
+            "/ms_kungfu/job/cluster", "/ms_kungfu/job/holder",
+        )  # fmt: skip
+        assert of_cluster == {"target": "MOD", "result": "EQUAL", "mod_revision": "7"}
+        assert of_holder == {"target": "CREATE", "result": "EQUAL", "create_revision": since}
+
+
+def test_a_head_without_its_seat_is_told_so(member):
+    """The wanted cluster is as it was read, so it is the seat that isn't."""
+    instead = {"header": {"revision": "10"}, "responses": [{"response_range": held(4)}]}
+    one = member((200, held(4)), (200, instead))
+    store = open_store(f"etcd://{one.member}/job")
+    store.seated = lambda: 12
+    with pytest.raises(SeatLostError, match="another host decides for the job"):
+        store.put(cluster(2, 5))
+
+
+def test_a_lease_lasts_as_long_as_is_wanted_at_least(member):
+    """etcd counts in whole seconds."""
+    one = member((200, {"ID": "7587", "TTL": "3"}))
+    keys = open_seat(f"etcd://{one.member}/job")
+    assert keys.grant(2.25) == (7587, 3.0)
+    keys.grant(2.0)
+    assert [asked["TTL"] for _, asked, _ in one.asked] == ["3", "2"]
+
+
+@pytest.mark.parametrize(
+    ("user", "silent", "shares"),
+    [
+        (None, "abc", [("a", 4.0), ("b", 4.0), ("c", 4.0)]),
+        (None, "bc", [("a", 4.0), ("b", 6.0), ("c", 6.0)]),  # what one leaves the others have
+        ("me:word", "abc", [("a", 3.0), ("b", 4.0), ("c", 4.0)]),  # a login takes a second of it
+    ],
+)
+def test_each_member_has_its_share_of_the_time(user, silent, shares, monkeypatch):
+    """One that is silent doesn't take the time of those that would answer."""
+    now_s = 100.0
+    asked = []
+
+    def exchange(connection, method, path, body, headers, timeout_s):
+        nonlocal now_s
+        if path == "/v3/auth/authenticate":
+            now_s += 1.0
+            return types.SimpleNamespace(status=200), b'{"token": "t"}'
+        asked.append((connection.host, timeout_s))
+        now_s += timeout_s if connection.host in silent else 0.0
+        raise OSError("nobody answers")
+
+    monkeypatch.setattr(etcd_members, "time", types.SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(etcd_members, "exchange", exchange)
+    if user:
+        monkeypatch.setenv("ETCDCTL_USER", user)
+    with pytest.raises(StoreUnreachableError, match="c:2379: nobody answers"):
+        open_store("etcd://a,b,c/job", timeout_s=12.0).get()
+    assert asked == shares
 
 
 def test_a_token_that_is_over_is_asked_for_again(member, monkeypatch):

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 
-from ms_kungfu.launcher.hangs import HangWatch, is_stopped
+import pytest
+
+from ms_kungfu.launcher.hangs import HangWatch, is_starved, is_stopped, waits_for_a_core
 
 
 def looks(watch, *rows):
@@ -52,6 +54,59 @@ def test_a_process_is_stopped_between_two_signals():
         child.kill()
         child.communicate()
     assert not is_stopped(child.pid)
+
+
+def test_who_waits_for_a_core_does_not_hang_until_it_stands_still_beside():
+    watch = HangWatch(2.0)
+    asked = []
+    starved = {1}
+    looks = [watch.hung(t, {1: (5,), 2: (t + 1,)}, (), lambda k: asked.append(k) or k in starved) for t in range(9)]
+    assert looks == [[]] * 9
+    assert set(asked) == {1}, "whose count moves isn't asked about"
+    starved.clear()
+    assert [watch.hung(t, {1: (5,)}, (), starved.__contains__) for t in (9, 10)] == [[], [1]]
+
+
+TWO_THREADS = """
+import sys, threading, time
+from pathlib import Path
+
+def run(name, spins):
+    Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)
+    barrier.wait()
+    while True:
+        while spins:
+            pass
+        time.sleep(60)
+
+barrier = threading.Barrier(3)
+for name in ("kungfu-beat", "another"):
+    threading.Thread(target=run, args=(name, name == sys.argv[1]), daemon=True).start()
+barrier.wait()
+time.sleep(0.3)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("script", [False, True])
+@pytest.mark.parametrize("spins", ["kungfu-beat", "another", "none"])
+def test_the_counting_thread_alone_tells_whether_a_worker_gets_no_core(spins, script):
+    command = [sys.executable, "-c", TWO_THREADS, spins]
+    if script:
+        command = ["sh", "-c", '"$@"; exit', "sh", *command]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert child.stdout.readline() == b"ready\n"
+        # A thread that spins is always runnable, on a core or not; one that sleeps may be on its way to it at first.
+        assert (sum(is_starved(child.pid) for _ in range(100)) > 50) == (spins == "kungfu-beat")
+        if not script:
+            assert (sum(waits_for_a_core(child.pid) for _ in range(100)) > 50) == (spins != "none")
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+    assert not is_starved(child.pid)
+    assert not waits_for_a_core(child.pid)
 
 
 def test_any_of_its_counts_is_enough_and_a_new_version_starts_afresh():

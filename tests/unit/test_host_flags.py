@@ -7,6 +7,7 @@ import os
 import pytest
 
 from ms_kungfu._flags import UsageError
+from ms_kungfu.cluster import Cluster
 from ms_kungfu.launcher import host_flags, network
 from ms_kungfu.launcher.hosts import Host
 from ms_kungfu.launcher.options import parse_options, what_is_done_instead
@@ -87,10 +88,33 @@ def test_a_host_has_one_name_however_it_is_written(text, names):
     assert [host.address for host in hosts.each] == [name.strip("[]") for name in names]
 
 
+def test_a_head_may_have_no_slots():
+    hosts = options("-np", "2", "-H", "127.0.0.1:0,127.0.0.2:2", "-self", "127.0.0.1").hosts
+    assert hosts.is_head
+    assert hosts.slots_by_host == {"127.0.0.1": 0, "127.0.0.2": 2}
+    first = hosts.first_cluster(2, range(10000, 10010), 38080, 0)
+    assert {worker.host for worker in first.workers} == {"127.0.0.2"}
+    assert Cluster.from_json(first.to_json()).slots == {"127.0.0.1": 0, "127.0.0.2": 2}
+    with pytest.raises(UsageError, match="-np 1 is more than the 0 slots"):
+        options("-np", "1", "-H", "127.0.0.1:0")
+
+
+def test_one_host_that_others_may_join_is_as_one_of_several():
+    words = ["-w", "-builtin-config-port", "9100", "-joinable"]
+    found = options(*words, "-H", "127.0.0.1:2")
+    assert found.hosts.is_several
+    assert found.config_server == "http://127.0.0.1:9100/config"
+    assert found.hosts.first_cluster(2, range(10000, 10010), 38080, 0).slots == {"127.0.0.1": 2}
+    with pytest.raises(UsageError, match="several hosts need a secret"):
+        options(*words, "-H", "127.0.0.1:2", secret="")
+    for few in (words, [*words[1:], "-H", "127.0.0.1:2"]):
+        with pytest.raises(UsageError, match="-joinable needs -w, and -H"):
+            options(*few)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("10.0.0.2:0", "is not host:slots"),
         ("10.0.0.2:-1", "is not host:slots"),
         ("10.0.0.2:1_0", "is not host:slots"),
         ("10.0.0.2:", "is not host:slots"),
@@ -338,24 +362,21 @@ def test_limits_are_told_before_anything_starts():
         "STAR", "MULTI_STAR", "RING", "CLIQUE", "TREE", "BINARY_TREE", "BINARY_TREE_STAR", "MULTI_BINARY_TREE_STAR",
     ],
 )  # fmt: skip
-def test_of_a_strategy_that_nobody_follows_it_is_said_what_is_done_instead(name):
-    several = options("-H", THREE, "-strategy", name.lower())
-    assert several.strategy == name
-    sentence = what_is_done_instead(name, is_several=True)
-    assert sentence.startswith(f"-strategy {name} changes nothing: ")
-    assert "by recursive doubling, from 128 KiB on around a ring; it is as with AUTO" in sentence
-    assert "shared memory, where there is no topology to choose; it is as with AUTO" in what_is_done_instead(
-        name, False
-    )
+def test_a_strategy_is_one_of_hosts_and_said_to_change_nothing_on_one(name):
+    assert options("-H", THREE, "-strategy", name.lower()).strategy == name
+    assert what_is_done_instead(name, is_several=True) == ""
+    sentence = what_is_done_instead(name, is_several=False)
+    assert sentence.startswith(f"-strategy {name} changes nothing on one host: ")
+    assert "shared memory, where there is no topology to choose; it is as with AUTO" in sentence
 
 
-@pytest.mark.parametrize("name", ["AUTO", "SHM", None])
+@pytest.mark.parametrize("name", ["AUTO", "SHM"])
 def test_what_is_carried_out_is_not_worth_a_word(name):
     assert what_is_done_instead(name, is_several=False) == ""
 
 
 def test_shared_memory_is_no_strategy_between_hosts():
-    assert options("-H", THREE, "-strategy", "AUTO").strategy == "AUTO"
+    assert options("-H", THREE).strategy == options("-H", THREE, "-strategy", "AUTO").strategy == "AUTO"
     assert "which several hosts don't have" in refusal("-H", THREE, "-strategy", "SHM")
 
 

@@ -1,18 +1,25 @@
 """What a job tells of itself: the reasons of its changes, the table, and sockets of launchers that are gone."""
 
 import asyncio
+import json
 import os
 import socket
 import threading
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID, writer_of_workers
+from ms_kungfu.cluster_store import Sitting
+from ms_kungfu.launcher import status_command
 from ms_kungfu.launcher.hosts import Host, Hosts
+from ms_kungfu.launcher.outpost import Outpost
+from ms_kungfu.launcher.seat import Record
 from ms_kungfu.launcher.status import History, describe, outline
 from ms_kungfu.launcher.status_command import as_text
 from ms_kungfu.launcher.status_socket import StatusServer, jobs_of_this_user, never_raises
+from ms_kungfu.launcher.versions import ClusterVersions
 
 JOB = "a1b2"
 
@@ -37,7 +44,10 @@ def test_each_change_has_its_own_reasons():
     told = {change.version: change for change in history.changes}
     assert told[0].chosen_at == told[0].wanted_at == 0
     assert (told[1].chosen_at, told[1].after_step, "schedule" in told[1].why) == (2, 100, True)
-    assert (told[2].chosen_at, "kungfu-run resize" in told[2].why) == (None, True)
+    assert (told[2].chosen_at, told[2].why) == (
+        None,
+        "somebody else asked for it: kungfu-run resize or evict, or another client",
+    )
     assert (told[3].why, told[3].size_before, told[3].after_step) == ("worker 3 died; worker 2 died", 5, None)
     assert told[3].chosen_at is not None
     assert told[4].refused == "too many"
@@ -156,3 +166,83 @@ def test_nobody_else_can_enter_the_folder_and_a_folder_of_others_is_not_used(fol
     path, found = asyncio.run(serve())
     assert path.parent != folder
     assert found == [{"job": "mine"}]
+
+
+# ---- of a job whose head moves, by what it has left in the store ----
+
+SEATED = Cluster((PeerID("a", 10000),), (PeerID("a", 38080), PeerID("b", 38080)), 0, slots={"a": 2, "b": 2})
+LOST = {"c": float("inf")}
+
+
+def told_at_the_url(monkeypatch, capsys, holder="", cluster=SEATED, **record):
+    hosts = tuple(Host(name, 2) for name in "abc")
+    versions = ClusterVersions(clusters={0: SEATED}, chosen=0, lost_hosts=LOST)
+    left = Record(**{"job": JOB, "head": "a", "first": SEATED, "hosts": hosts, "versions": versions, **record})
+    store = SimpleNamespace(needs_secret=False, get=lambda: cluster, status=lambda: None)
+    monkeypatch.setattr(status_command, "open_store", lambda *_, **__: store)
+    found = Sitting(left.to_json(), 3, holder, 2 if holder else 0)
+    monkeypatch.setattr(status_command, "open_seat", lambda *_, **__: SimpleNamespace(look=lambda: found))
+    monkeypatch.setattr(status_command, "jobs_of_this_user", lambda _: [])
+    assert status_command.status(["etcd://e:2379/job"]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_head_that_is_gone_is_named_and_who_may_take_its_place(monkeypatch, capsys):
+    told = told_at_the_url(monkeypatch, capsys)
+    assert "unknown, version 0 of 1 worker is wanted: a, which had the job, is gone, and nobody has it now" in told
+    assert (
+        "; b takes its place within the time of a lease (-host-timeout), unless kungfu-run has ended there, too" in told
+    )
+    assert "hosts: a, b, c (lost)" in told
+    alone = {"hosts": (Host("a", 2), Host("c", 2))}
+    assert "is gone, and the job with it: no other host" in told_at_the_url(monkeypatch, capsys, **alone)
+
+
+def test_who_has_the_job_is_named_and_how_it_has_ended(monkeypatch, capsys):
+    told = told_at_the_url(monkeypatch, capsys, holder="b")
+    assert "b has the job, and tells more of it there (kungfu-run status)" in told
+    assert "; should it be gone, a takes its place when its lease is over (-host-timeout)" in told
+    told = told_at_the_url(monkeypatch, capsys, holder="a", end=(3, "kungfu-run: worker 0 failed"))
+    assert "  ended: exit code 3, kungfu-run: worker 0 failed" in told
+    assert "10000" not in told, "nobody works"
+
+
+def test_what_a_job_of_several_hosts_has_left_is_not_the_affair_of_one_on_a_single_host(monkeypatch, capsys):
+    told = told_at_the_url(monkeypatch, capsys, cluster=cluster(4, 1), end=(0, None))
+    assert "knows only what is wanted; ask on a host of the job" in told
+
+
+@pytest.mark.parametrize(
+    ("seated", "state", "why"),
+    [
+        (7, "runs", "a, which had the job, is gone; this host waits for the next head"),
+        (None, "starts", "waits for kungfu-run on a"),
+    ],
+)
+def test_a_host_without_a_head_tells_whether_it_has_had_one(seated, state, why):
+    hosts = Hosts((Host("a", 2), Host("b", 2)), "b")
+    options = SimpleNamespace(hosts=hosts, host=hosts.own, command=["train"], watch=True)
+    host = SimpleNamespace(
+        _head_name="a", _numbers=iter([1]), _channel=None, _seated=seated, _options=options, _started_at=0.0
+    )
+    told = asyncio.run(Outpost._status(host))
+    assert (told["state"], told["why"]) == (state, why)
+
+
+def test_the_next_head_tells_what_the_one_before_has_told():
+    """As of the record's last entry, which is written before the version in it is chosen."""
+    before = History(lambda: 5.0)
+    before.begun(cluster(0, 2))
+    before.wanted(cluster(1, 3), cluster(0, 2), "job")
+    told = json.loads(json.dumps([asdict(change) for change in before.changes]))
+    after = History(lambda: 9.0)
+    after.resumed(told, cluster(1, 3))
+    assert [(change.version, change.chosen_at) for change in after.changes] == [(0, 5.0), (1, 9.0)]
+    assert after.knows(cluster(1, 3))
+    assert not after.knows(cluster(2, 3))
+
+
+def test_a_cluster_that_is_not_on_record_has_its_place_all_the_same():
+    after = History(lambda: 9.0)
+    after.resumed([], cluster(4, 3))
+    assert [(change.version, change.size, change.chosen_at) for change in after.changes] == [(4, 3, 9.0)]

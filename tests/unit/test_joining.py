@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import json
+from dataclasses import replace
+
 import pytest
 from test_cluster_versions import A, B, cluster, member, newcomer, started
 from test_launcher_coordinator import AWAY, over_hosts
@@ -9,8 +14,9 @@ from test_launcher_coordinator import AWAY, over_hosts
 from ms_kungfu._flags import UsageError
 from ms_kungfu.broker_protocol import ProtocolError
 from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher import outpost
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts, parse_hosts
-from ms_kungfu.launcher.joining import joining_host, terms_of
+from ms_kungfu.launcher.joining import joining_host, options_from, terms_of
 from ms_kungfu.launcher.options import JoinRequest, parse_command_line, parse_options
 from ms_kungfu.launcher.policy import Action, hosts_leave
 from ms_kungfu.launcher.versions import Grant, Stay
@@ -78,6 +84,41 @@ def test_a_host_is_told_what_the_job_is_and_of_those_who_are_there():
     assert (terms["command"], terms["head"]) == (["sh", "-c", "true"], "a")
     assert terms["hosts"] == [["a", 1], ["c", 3], ["d", 4]]
     assert (terms["flags"]["control_port"], terms["flags"]["cores_per_worker"]) == (4000, 1)
+
+
+def test_a_host_that_joins_goes_by_the_flags_that_the_others_have():
+    """Each that its launcher looks at is from the head, or a host's own affair, or a job's that it can join."""
+    tree = ast.parse(inspect.getsource(outpost))
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("options", "self._options")
+    }
+    own = {"host", "hosts", "secret", "logdir", "in_slurm", "joins", "delay_s", "timeout_s", "left_s"}
+    own |= {"config_server"}  # which it was told, and may reach by another name
+    given = parse_options(
+        ["-np", "3", "-port", "4000", "-cores-per-worker", "2", "-allow-nvlink", "-leave-grace", "7s", "-w",
+         "-config-server", URL, "-host-timeout", "3s", "-strategy", "ring", "-recover", "replace", "-min-np", "2",
+         "-port-range", "4001-4100", "-peer-timeout", "5s", "-max-restarts", "7", "sh"]
+    )  # fmt: skip
+    hosts = replace(
+        Hosts(parse_hosts("10.0.0.1:2,10.0.0.2:2"), "10.0.0.1"), most=5, placement="fill", ports=range(5, 9)
+    )
+    request, own_host = JoinRequest(URL, None, None, None, {}), Host("10.0.0.3", 4)
+    told = json.loads(json.dumps(terms_of(given, hosts, 60.0)))
+    options = options_from(told, request, own_host)
+    assert {name: getattr(options, name) for name in used - own} == {name: getattr(given, name) for name in used - own}
+    assert used > own
+    # And, should it have to lead the job, what only the head looks at.
+    differ = {name for name, value in vars(options).items() if value != getattr(given, name)}
+    assert differ == {"hosts", "joins", "timeout_s"}
+    assert (options.timeout_s, options.hosts.named("10.0.0.2").slots) == (60.0, 2)
+    assert (options.hosts.most, options.hosts.placement, options.hosts.ports) == (5, "fill", range(5, 9))
+    for name, value in [
+        ("strategy", "FASTEST"), ("strategy", 1), ("leave_grace_s", "7s"), ("recover", "x"), ("ports", 3),
+    ]:  # fmt: skip
+        with pytest.raises((ValueError, TypeError)):
+            options_from({**told, "flags": {**told["flags"], name: value}}, request, own_host)
 
 
 def test_hosts_come_and_go():

@@ -63,7 +63,7 @@ def test_help_needs_no_program(help_flag):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["-n", "2", "sh"], "unknown flag -n; did you mean -"),
+        (["-n", "2", "sh"], "-n: -np N is how many workers there are"),
         (["-workers", "2", "sh"], "unknown flag -workers"),
         (["-confg-server", "x", "sh"], "did you mean -config-server?"),
         (["--log-dir=x", "sh"], "unknown flag --log-dir; did you mean -logdir?"),

@@ -100,7 +100,7 @@ def test_each_host_has_a_launcher_and_one_host_tells_nobody_its_slots():
 def test_what_one_host_of_several_cannot_run_is_refused_with_its_name():
     hosts = of("a:2,b:1")
     workers = tuple(PeerID(name, port) for name, port in (("a", 1), ("b", 1), ("b", 2)))
-    with pytest.raises(HostError, match="2 workers on b are more than the 1 slots that -H a:2,b:1 gives"):
+    with pytest.raises(HostError, match="2 workers on b are more than the 1 slots of that host"):
         hosts.check(Cluster(workers), ())
     hosts.check(Cluster(workers[:2]), ())
     with pytest.raises(HostError, match="worker c:1 is on none of the job's hosts: a,b"):

@@ -109,3 +109,17 @@ def test_until_it_joins_a_worker_has_the_local_rank_it_was_started_for():
     thread.start()
     thread.join()
     assert seen == [5, 1, 8, 4]
+
+
+def test_the_rank_is_that_of_the_start_until_this_process_has_joined():
+    class Joined:
+        def rank(self):
+            return 1
+
+    started = {"KUNGFU_BROKER": "unix:somewhere", "RANK_ID": "3"}
+    ranks = []
+    for environ, cluster in ((started, None), (started, object()), ({"RANK_ID": "3"}, None)):
+        member = Member(Ports(core=Joined(), environ=environ))
+        member.cluster = cluster
+        ranks.append(asked_as(member, membership.rank))
+    assert ranks == [3, 1, 1], "others than kungfu-run set RANK_ID, too"

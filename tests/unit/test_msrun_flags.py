@@ -54,6 +54,11 @@ def test_the_world_is_as_large_as_the_job_may_become(words, size, largest):
         ("--msrun --bind_core=True", "-cores-per-worker K gives K to each"),
         ("--msrun --cluster_time_out=60", "KUNGFU_JOIN_TIMEOUT"),
         ("--msrun --sim_level=1", "no simulation"),
+        ("--msrun --bind_numa=True", "knows nothing of NUMA nodes"),
+        ("-n 4", "-np N is how many workers there are"),
+        ("-np 4 --allow-run-as-root", "whoever it is may start a job"),
+        ("-np 4 --mca btl self", "sets up Open MPI"),
+        ("-np 4 --output-filename log_output", "-logdir DIR keeps"),
     ],
 )
 def test_what_is_not_meant_is_refused_by_name(words, sentence):

@@ -19,6 +19,7 @@ LISTED = Path(__file__).with_name("public_surface.txt")
 MODULES = (
     "ms_kungfu", "ms_kungfu.callbacks", "ms_kungfu.comm", "ms_kungfu.dataset", "ms_kungfu.elastic", "ms_kungfu.errors",
     "ms_kungfu.fusion", "ms_kungfu.monitoring", "ms_kungfu.nn", "ms_kungfu.ops", "ms_kungfu.optimizers",
+    "ms_kungfu.ray",
 )  # fmt: skip
 OLDER = {"ms_kungfu.elastic.Quantities": "Metrics"}  # no part of `__all__` any more
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,32 @@ def test_a_compiler_is_known_by_its_name(program, name):
         assert not program("matrix").is_compiler(other)
 
 
+def test_what_is_tried_is_the_newest_package_for_that_python_with_each_mindspore_that_has_a_wheel(
+    program, tmp_path, monkeypatch
+):
+    matrix = program("matrix")
+    monkeypatch.setattr(matrix, "version_of", lambda python: "3.9")
+    monkeypatch.setattr(
+        matrix, "mindspore_wheel", lambda python, version: None if version == "2.10.0" else Path(version)
+    )
+    names = ["ms_kungfu-1-cp39-cp39-a.whl", "ms_kungfu-2-cp39-cp39-a.whl", "ms_kungfu-1.tar.gz", "ms_kungfu-2.tar.gz"]
+    for name in [*reversed(names), "ms_kungfu-3-cp311-cp311-a.whl"]:
+        (tmp_path / name).touch()
+    for time, name in enumerate(names):
+        os.utime(tmp_path / name, (time, time))
+
+    def tried(sdist):
+        found = matrix.cells(["python"], ["2.9.0", "2.10.0"], tmp_path, sdist)
+        return [(cell.package.name, cell.mindspore) for cell in found]
+
+    assert tried(sdist=False) == [("ms_kungfu-2-cp39-cp39-a.whl", "2.9.0")]
+    assert tried(sdist=True) == [("ms_kungfu-2.tar.gz", "2.9.0")]
+    with pytest.raises(matrix.Failure, match="no wheel for Python 3.9; release/wheels.py --python python makes one"):
+        matrix.fitting("python", tmp_path / "elsewhere")
+    with pytest.raises(matrix.Failure, match="release/wheels.py --sdist makes one"):
+        matrix.newest_sdist(tmp_path / "elsewhere")
+
+
 def test_the_matrix_is_a_table(program):
     results = {("3.9", "2.9.0"): "5 passed", ("3.10", "2.9.0"): "failed", ("3.10", "2.10.0"): "5 passed"}
     assert program("matrix").table(results) == (
@@ -134,8 +162,19 @@ def test_the_version_is_the_packages(program):
     assert program("notes").version(ROOT) == VERSION
 
 
-@pytest.mark.parametrize("name", ["wheels", "matrix", "notes"])
+@pytest.mark.parametrize("name", ["wheels", "matrix", "demonstration", "notes"])
 def test_help_says_what_each_does(name):
     done = subprocess.run([sys.executable, ROOT / "release" / f"{name}.py", "-h"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "usage: " in done.stdout
+
+
+def test_an_image_gets_nothing_that_git_ignores():
+    def rules(name):
+        return [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
+
+    left_out = rules(".dockerignore")
+    for rule in rules(".gitignore"):
+        # Docker's begin at the root.
+        path = rule.strip("/") if rule.startswith("/") else f"**/{rule.strip('/')}"
+        assert any(fnmatch(path, pattern) for pattern in left_out), f".dockerignore lets {path} in"

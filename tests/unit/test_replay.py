@@ -67,7 +67,7 @@ def planned(*arguments, **options):
     return [each.step for each in replay.plan(*arguments, **options).recorded]
 
 
-def test_a_fingerprint_is_an_entry_that_an_audit_and_an_earlier_reader_leave_unread(train):
+def test_a_fingerprint_is_an_entry_that_an_earlier_reader_leaves_unread(train):
     folder = train(1, 9)
     report = verdict(folder)
     assert report.exact, audit.to_text(report)
@@ -78,6 +78,16 @@ def test_a_fingerprint_is_an_entry_that_an_audit_and_an_earlier_reader_leave_unr
         assert found == {step: bits(step) for step in (2, 4, 6, 8)}
     assert [header["conditions"] for header in ledger.headers(folder)] == [HERE, HERE]
     assert {header["ledger"] for header in ledger.headers(folder)} == {3}
+
+
+def test_an_audit_names_the_first_step_after_which_workers_had_other_bits(train):
+    folder = train(1, 9, had=lambda step, rank: bits(step + 7 * (rank == 1 and step >= 6)))
+    report = verdict(folder)
+    assert not report.exact
+    assert report.problems == [
+        "epoch 1, step 1: after it 'fc.weight' differed between workers: 00000006 at rank 0; 0000000d at rank 1 "
+        "(and 1 more tensor)"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,47 @@ def test_what_the_first_step_compiled_makes_nobody_slow(agreed):
     assert measured.step_end(version=3, size=2, shards=8, weights=[]) == []  # both need a second for a shard
 
 
+def test_what_a_later_step_compiled_makes_nobody_slow(agreed):
+    """The shorter shard at the end of an epoch."""
+    measured, mine, _ = agreed
+    mine[0] = (4.0, 4)
+    for number in range(1, 9):
+        mine[0] = (400.0 if number == 7 else 4.0, 4)
+        assert measured.step_end(version=3, size=2, shards=8, weights=[], counts=number != 7) == []
+
+
+@pytest.mark.parametrize(("seconds", "gains"), [(1.05, False), (2.0, True)])
+def test_a_deal_that_gains_little_stays(agreed, seconds, gains):
+    """Of 41 shards a worker that is a twentieth slower would be dealt one less, for a fortieth of the time."""
+    measured, mine, _ = agreed
+    mine[0] = (seconds * 20, 20)
+    measured.step_end(version=3, size=2, shards=41, weights=[])
+    assert (measured.step_end(version=3, size=2, shards=41, weights=[]) != []) == gains
+
+
+def test_what_was_compared_before_does_not_count_again(agreed):
+    """A worker that was slow and isn't any more has its share back."""
+    measured, mine, _ = agreed
+    mine[0] = (40.0, 4)
+    weights = [measured.step_end(version=3, size=2, shards=8, weights=[]) for _ in range(2)][-1]
+    assert weights == [100, 1000]
+    mine[0] = (4.0, 4)
+    for _ in range(2):
+        weights = measured.step_end(version=3, size=2, shards=8, weights=weights)
+    assert weights == [1000, 1000]
+
+
+@pytest.mark.parametrize("silent", ["this worker", "the other one"])
+def test_nobody_is_weighed_by_what_was_not_measured(agreed, silent):
+    measured, mine, other = agreed
+    mine[0] = (12.0, 4)
+    if silent == "the other one":
+        other[0] = 0.0
+    counts = silent != "this worker"
+    measured.step_end(version=3, size=2, shards=8, weights=[], counts=counts)
+    assert measured.step_end(version=3, size=2, shards=8, weights=[7, 9], counts=counts) == [7, 9]
+
+
 def test_weights_are_of_the_ranks_that_were_measured(agreed):
     measured, mine, _ = agreed
     mine[0] = (12.0, 4)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ms_kungfu.bench.__main__ import main
-from ms_kungfu.bench.simulate import RING_BYTES, Measurement, Network, errors, fit
+from ms_kungfu.bench.simulate import DEFAULT, UNHIDDEN_REDUCTION, Measurement, Network, errors, fit
 
 NETWORK = Network(base_s=40e-6, step_s=25e-6, byte_s=8e-9, work_s=0.5e-9)
 SIZES = (4, 4096, 65536, 1 << 18, 1 << 20, 1 << 24)
@@ -23,20 +23,23 @@ def measured(network, hosts, noise=lambda number: 1.0):
 def test_it_counts_the_steps_and_bytes_of_what_the_runtime_does():
     only = {name: Network(*(float(name == other) for other in ("base", "step", "byte", "work"))).seconds
             for name in ("base", "step", "byte", "work")}  # fmt: skip
-    small = RING_BYTES - 1
-    assert [only["step"](n, small) for n in (2, 3, 4, 5, 8, 1024)] == [1, 3, 2, 4, 3, 10]
-    assert [only["byte"](n, small) / small for n in (2, 3, 4)] == [1, 3, 2]
-    assert [only["step"](n, RING_BYTES) for n in (2, 3, 1024)] == [2, 4, 2046]
-    assert only["byte"](4, RING_BYTES) == 1.5 * RING_BYTES
+    assert [only["step"](n, 1000, False) for n in (2, 3, 4, 5, 8, 1024)] == [1, 3, 2, 4, 3, 10]
+    assert [only["byte"](n, 1000, False) / 1000 for n in (2, 3, 4)] == [1, 3, 2]
+    assert [only["step"](n, 1000, True) for n in (2, 3, 1024)] == [2, 4, 2046]
+    assert only["byte"](4, 1000, True) == 1500
     assert only["base"](1024, 4) == 1
     assert only["work"](1024, 12345) == 12345
 
 
+# HostsAuto.ChangesOverByWhatWasMeasuredAndByTheNumberOfHosts has the runtime's.
 def test_it_changes_over_where_the_runtime_does():
-    header = Path(__file__).parents[2] / "ops_src/collectives/hosts/operations.h"
-    found = re.search(r"kRingBytes = (\d+) << (\d+);", header.read_text())
+    source = Path(__file__).parents[2] / "ops_src/collectives/hosts/strategy.cc"
+    found = re.search(r"kUnhiddenReduction = (\d+);", source.read_text())
     assert found is not None
-    assert int(found[1]) << int(found[2]) == RING_BYTES
+    assert int(found[1]) == UNHIDDEN_REDUCTION
+    assert [DEFAULT.takes_ring(2, nbytes) for nbytes in (124_999, 125_001)] == [False, True]
+    assert [DEFAULT.takes_ring(1024, nbytes) for nbytes in (2_700_000, 2_900_000)] == [False, True]
+    assert not DEFAULT.takes_ring(1, 1 << 30)
 
 
 def test_a_network_is_found_in_what_it_took_and_foretells_more_hosts():

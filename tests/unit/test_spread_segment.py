@@ -44,7 +44,7 @@ def test_nothing_is_left_of_a_version_that_is_closed_while_it_is_made(turns: int
             return local
 
         owner: Any = SimpleNamespace(
-            name=HERE, sites={THERE: site}, links=SimpleNamespace(make=make), in_loop=loop.call_soon,
+            own=HERE, sites={THERE: site}, links=SimpleNamespace(make=make), in_loop=loop.call_soon,
             was_made=lambda: None, machine=None,
         )  # fmt: skip
         segment = SpreadSegment(owner, CLUSTER, 1, recovers=True)

@@ -40,6 +40,11 @@ def room(cores=2, idle=0, free=math.inf, worker=100 * MIB):
         (0, THREE, Present(), room(cores=64, free=399 * MIB), 2),
         (0, THREE, Present(), room(cores=64, free=199 * MIB), 0),
         (1, THREE, Present(), room(cores=64, free=199 * MIB), 1),
+        # Who starts hasn't taken its memory yet.
+        (0, THREE, Present(0, 1), room(cores=64, free=299 * MIB), 0),
+        (0, THREE, Present(0, 1), room(cores=64, free=300 * MIB), 1),
+        (1, THREE, Present(), room(cores=64, free=299 * MIB), 1),
+        (1, THREE, Present(), room(cores=64, free=300 * MIB), 2),
         (0, THREE, Present(), room(cores=64, free=0, worker=0), 3),  # not known what a worker takes
     ],
 )

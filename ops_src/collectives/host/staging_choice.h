@@ -87,12 +87,14 @@ class StagingChoice {
 };
 
 // The turns of one operation that goes in chunks: each of kChunks chunks, and the last also takes what is left over. A
-// rank stages less than a turn ahead of what it reads, so two turns at most are under way.
-class StagingTurns {
+// rank stages less than a turn ahead of what it reads, so two turns at most are under way. Tests have a `Clock` of
+// their own.
+template <class Clock>
+class StagingTurnsBy {
  public:
   static constexpr uint32_t kChunks = 16;
 
-  StagingTurns(StagingChoice& choice, uint32_t history, uint32_t chunks, size_t chunk_bytes, size_t bytes)
+  StagingTurnsBy(StagingChoice& choice, uint32_t history, uint32_t chunks, size_t chunk_bytes, size_t bytes)
       : choice_(choice),
         history_(history),
         num_turns_(std::max(1u, chunks / kChunks)),
@@ -123,8 +125,6 @@ class StagingTurns {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   uint32_t TurnOf(uint32_t chunk) const { return std::min(chunk / kChunks, num_turns_ - 1); }
 
   StagingChoice& choice_;
@@ -135,8 +135,10 @@ class StagingTurns {
   StagingChoice::Choice turns_[2]{};
   uint32_t num_begun_ = 0;
   size_t read_ = 0;  // bytes, in turns that are over
-  Clock::time_point since_{}, staged_{};
+  typename Clock::time_point since_{}, staged_{};
 };
+
+using StagingTurns = StagingTurnsBy<std::chrono::steady_clock>;
 
 }  // namespace kungfu::host
 

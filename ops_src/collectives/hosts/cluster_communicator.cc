@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fault_point.h"
 #include "base/interrupt.h"
 #include "base/memory.h"
 #include "collectives/dtype.h"
@@ -289,6 +290,7 @@ uint32_t ClusterCommunicator::RunInSlices(const Operation& operation, uint32_t f
         if (leads) KUNGFU_CHECK(!Hear(at(brought)), "\"", operation.name, "\" is over after its first slice");
       }
       generations[open[over]] = *Hear(at(over));
+      KUNGFU_FAULT_POINT("between two slices");
     }
     latest = *std::max_element(generations.begin(), generations.end());
     open.clear();
@@ -300,23 +302,29 @@ uint32_t ClusterCommunicator::RunInSlices(const Operation& operation, uint32_t f
 }
 
 void ClusterCommunicator::Bring(const Operation& operation, uint32_t generation, bool more_follow) {
+  KUNGFU_FAULT_POINT("before it tells its link");
   Tell(operation, generation, /*renewal=*/false, more_follow);
+  KUNGFU_FAULT_POINT("when it has told its link");
   local_.RunFrom(UpOf(operation, places_, host_), AwaitLocalDeaths(generation));
+  KUNGFU_FAULT_POINT("when its link has its part");
 }
 
 // What becomes of what this rank has brought, in which generation; none: there is more to be brought first.
 std::optional<uint32_t> ClusterCommunicator::Hear(const Operation& operation) {
   for (;;) {
     const Verdict verdict = HearVerdict(operation);
+    KUNGFU_FAULT_POINT("when it has heard the verdict");
     switch (verdict.what) {
       case Verdict::kFailed:
         Fail(operation, verdict);
       case Verdict::kDone:
         TakeResult(operation);
+        KUNGFU_FAULT_POINT("when it has the result");
         return verdict.generation;
       case Verdict::kMore:
         return std::nullopt;
       default:
+        KUNGFU_FAULT_POINT("before it brings its part again");
         local_.RunFrom(UpOf(operation, places_, host_), AwaitLocalDeaths(verdict.generation));
     }
   }
@@ -391,6 +399,7 @@ void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, 
   hosts::Request request;
   request.renewal = renewal;
   request.more_follow = more_follow;
+  request.is_slice = operation.part_of != nullptr;
   request.kind = operation.kind;
   request.dtype = operation.dtype;
   request.op = operation.op;

@@ -5,29 +5,29 @@
 
 namespace kungfu::hosts {
 
-// Along a binomial tree, piece by piece: a host passes on each piece when it has it. Places are counted from the root;
-// a host's parent is the place without its lowest bit, its children have one bit more below that. Who has most below
-// him is sent to first. A host waits for its parent alone, and the root for nobody.
-void Broadcast(const Group& group, const tcp::Tag& tag, uint32_t root, void* data, size_t bytes) {
+// Piece by piece: a host passes on each piece when it has it. A host waits for its parent alone, and the root for
+// nobody.
+void Broadcast(const Group& group, const tcp::Tag& tag, Shape shape, uint32_t root, void* data, size_t bytes) {
   const uint32_t n = group.size();
   if (root >= n) throw Error(KF_INVALID, Text("broadcast between hosts: root ", root, " of ", n, " hosts"));
-  const uint32_t own = (group.place() + n - root) % n;
-  const auto place_of = [&](uint32_t other) { return (other + root) % n; };
+  const Branch branch = BranchOf(shape, n, root, group.place());
+  const bool is_root = group.place() == root;
   auto* const at = static_cast<char*>(data);
   const size_t pieces = (bytes + kPieceBytes - 1) / kPieceBytes;
   const auto bytes_of = [&](size_t piece) { return std::min(kPieceBytes, bytes - piece * kPieceBytes); };
 
   std::vector<tcp::Mesh::Ticket> received, sent;
-  for (size_t p = 0; own != 0 && p < pieces; p++) {
-    received.push_back(group.Receive(place_of(own & (own - 1)), tag.Step(p), at + p * kPieceBytes, bytes_of(p)));
-  }
-  uint32_t highest = 1;
-  while (own == 0 ? highest < n : (own & highest) == 0) highest *= 2;
+  const auto receive = [&](size_t p) {
+    received.push_back(group.Receive(branch.parent, tag.Step(p), at + p * kPieceBytes, bytes_of(p)));
+  };
+  for (size_t p = 0; !is_root && p < std::min(kAhead, pieces); p++) receive(p);
   for (size_t p = 0; p < pieces; p++) {
-    if (own != 0) group.Wait(received[p]);
-    for (uint32_t bit = highest / 2; bit > 0; bit /= 2) {
-      if (own + bit >= n) continue;
-      sent.push_back(group.Send(place_of(own + bit), tag.Step(p), at + p * kPieceBytes, bytes_of(p)));
+    if (!is_root) {
+      group.Wait(received[p]);
+      if (p + kAhead < pieces) receive(p + kAhead);
+    }
+    for (const uint32_t child : branch.children) {
+      sent.push_back(group.Send(child, tag.Step(p), at + p * kPieceBytes, bytes_of(p)));
     }
   }
   group.WaitAll(sent);

@@ -13,7 +13,7 @@
 // second of a pair, in place: what comes there has the sum of what was sent from it, so that was read long before.
 #include <cstring>
 
-#include "base/float_environment.h"
+#include "base/fault_point.h"
 #include "base/memory.h"
 #include "collectives/dtype.h"
 #include "collectives/hosts/operations.h"
@@ -74,19 +74,11 @@ void AllReduceByDoubling(const Group& group, const tcp::Tag& tag, kf_dtype dtype
     sent.push_back(group.Send(place_of(other), tag.Step(kStep + k), sum, bytes));
     group.Wait(received[k]);
     add(slots + k * room, other < own);
+    KUNGFU_FAULT_POINT("between two doublings");
   }
   if (in_pair) sent.push_back(group.Send(place + 1, tag.Step(kResult), sum, bytes));
   group.WaitAll(sent);
   Copy(out, sum, bytes);
-}
-
-void AllReduce(const Group& group, const tcp::Tag& tag, kf_dtype dtype, kf_op op, const void* in, void* out,
-               size_t count) {
-  if (!IsDtype(dtype) || !IsOp(op)) throw Error(KF_TYPE, "all_reduce between hosts: no such dtype or reduction");
-  if (op == KF_MEAN) throw Error(KF_INVALID, "all_reduce between hosts: a mean is a sum that its callers divide");
-  const DefaultFloatEnvironment environment;
-  const bool ring = group.size() > 1 && count * SizeOf(dtype) >= kRingBytes;
-  (ring ? AllReduceByRing : AllReduceByDoubling)(group, tag, dtype, op, in, out, count);
 }
 
 }  // namespace kungfu::hosts

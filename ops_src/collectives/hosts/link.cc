@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/fault_point.h"
 #include "base/hash.h"
 #include "base/threads.h"
 #include "collectives/hosts/link_state.h"
@@ -31,13 +32,15 @@ enum : uint64_t { kBegin = 0, kEnd = 2, kFailure = 4 };  // of its messages; the
 }  // namespace
 
 Link::Link(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm::Segment>& everybody, Places places,
-           uint32_t host, std::vector<tcp::HostEnds> ends)
+           uint32_t host, std::vector<tcp::HostEnds> ends, Strategy strategy)
     : places_(std::move(places)),
       host_(host),
       self_(host < places_.hosts() ? places_.LinkOf(host) : 0),
+      strategy_(strategy),
       board_(everybody),
       local_board_(local, places_.RanksOn(host < places_.hosts() ? host : 0)),
       mesh_(host, kFirstEpoch, std::move(ends), {kNever}),
+      meter_([this] { return mesh_.Measure(); }),
       local_(std::make_unique<HostCommunicator>(local, self_, "", false,
                                                 CommunicatorOptions{kNever, kNever, kNever, false},
                                                 places_.RanksOn(host < places_.hosts() ? host : 0))),
@@ -119,6 +122,7 @@ void Link::LoseHost(uint32_t host) {
     next = epoch_ + 1;
   }
   mesh_.Cancel(next);
+  KUNGFU_FAULT_POINT("before a new epoch");
   {
     std::lock_guard<std::mutex> guard(mutex_);
     lost_[host] = true;

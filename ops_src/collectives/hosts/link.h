@@ -57,6 +57,15 @@
 //     same" means what it says, and since it takes all hosts' word in one epoch to give a result (7), none was given
 //     that somebody has dropped.
 //
+// The way between hosts.
+//
+// 11. With AUTO the way of an operation is a function (WayOf) of what its members' headers of the last round say that
+// they
+//     have measured, of its size, and of whether it is a slice. By 2 all members have the same headers of each other,
+//     so they go the same way. Each reads its own figures once a round, as it makes its header; that they change
+//     meanwhile is for the next operation. One that is done again, in a later generation or epoch, has new headers;
+//     what it came to before was given to nobody (8).
+//
 // Waiting in a circle. A rank in `up` waits for ranks of its host and the link, the link in its operation's thread for
 // them and the other links' headers of the same operation. Operations have threads of their own, as many as are under
 // way, so that none waits for another's.
@@ -77,7 +86,9 @@
 #include <vector>
 
 #include "collectives/host/host_communicator.h"
+#include "collectives/hosts/meter.h"
 #include "collectives/hosts/protocol.h"
+#include "collectives/hosts/strategy.h"
 #include "transport/shm/board.h"
 #include "transport/tcp/mesh.h"
 
@@ -87,9 +98,9 @@ namespace kungfu::hosts {
 class Link {
  public:
   // `local` has the ranks of `host` and one more; `everybody` all ranks. `ends`: the connections to the other hosts,
-  // which are in the order of `places`.
+  // which are in the order of `places`. `strategy` is the same at all of them.
   Link(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm::Segment>& everybody, Places places,
-       uint32_t host, std::vector<tcp::HostEnds> ends);
+       uint32_t host, std::vector<tcp::HostEnds> ends, Strategy strategy = Strategy::kAuto);
   ~Link();
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
@@ -103,6 +114,7 @@ class Link {
   std::vector<std::pair<uint32_t, std::string>> Unreachable() const;
   // Whatever is under way here, or begins, fails with that, here and on the other hosts. The first reason stays.
   void Fail(kf_status status, const std::string& text);
+  Meter& meter() { return meter_; }
   // Why it has failed; empty: it hasn't.
   std::string failure() const;
   // Ends all. No rank of the host is to be in an operation any more.
@@ -208,8 +220,10 @@ class Link {
   const Places places_;
   const uint32_t host_;
   const uint32_t self_;  // in the segment
+  const Strategy strategy_;
   shm::Board board_, local_board_;
   tcp::Mesh mesh_;
+  mutable Meter meter_;  // has a lock of its own
   const std::unique_ptr<HostCommunicator> local_;
   int epoll_ = -1, wake_ = -1;
 

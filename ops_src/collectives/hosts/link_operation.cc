@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/fault_point.h"
 #include "base/float_environment.h"
 #include "base/hash.h"
 #include "collectives/dtype.h"
@@ -12,6 +13,7 @@
 #include "collectives/hosts/link_state.h"
 #include "collectives/hosts/operations.h"
 #include "collectives/hosts/plane_split.h"
+#include "collectives/hosts/slices.h"
 #include "collectives/reduce.h"
 
 namespace kungfu::hosts {
@@ -63,8 +65,11 @@ void Link::RunOrThrow(Name& name, const Request& request, uint64_t number, Scrat
   }
   const bool failed = outcome.verdict.what == Verdict::kFailed;
   if (failed ? !brought : !HasRanks(host_, outcome.verdict.generation)) return;  // they know it, or there are none
+  KUNGFU_FAULT_POINT("before its ranks hear the verdict");
   Give(name, outcome.verdict, outcome.text, scratch);
+  KUNGFU_FAULT_POINT("before its ranks get the result");
   if (!failed) GiveResult(name, request, scratch);
+  KUNGFU_FAULT_POINT("when its ranks have the result");
 }
 
 // In one epoch: what comes of the operation. False: the epoch is over.
@@ -75,6 +80,7 @@ bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scra
   for (;;) {
     Header mine;
     mine.got = outcome.epoch;
+    mine.figures = meter_.figures();
     if (!brought && !part.failed) {
       try {
         part = BringUp(place.name, request, place.number, generation, scratch);
@@ -98,7 +104,9 @@ bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scra
       mine.status = part.status;
       CopyText(mine.text, part.text);
     }
+    KUNGFU_FAULT_POINT("before the hosts meet");
     headers = Meet(place, mine);
+    KUNGFU_FAULT_POINT("when the hosts have met");
     // Who is lost in a later epoch isn't so in this one: an outcome belongs to the epoch whose headers it comes from.
     if (Epoch() != place.epoch) throw Error(KF_STALE, "the hosts go on in a new epoch");
     // See 8. Who is absent because its ranks are dead has nothing to say of it.
@@ -141,6 +149,7 @@ bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scra
         place.name.let_on = place.number;
       }
       Exchange(place, generation, part, headers, scratch);
+      KUNGFU_FAULT_POINT("when it has the hosts' result");
       outcome.verdict = {};
       outcome.verdict.generation = generation;
       outcome.epoch = place.epoch;
@@ -151,11 +160,13 @@ bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scra
     verdict.what = Verdict::kAgain;
     verdict.generation = generation;
     Give(place.name, verdict, "", scratch);
+    KUNGFU_FAULT_POINT("before its ranks bring their parts again");
     part.generation = generation;
     brought = false;
   }
   // Without losses of hosts nobody is to agree on anything later.
   if (board_.recovers() && places_.hosts() > 2) Acknowledge(place, outcome.epoch);
+  KUNGFU_FAULT_POINT("when all hosts have the result");
   return true;
 }
 
@@ -303,6 +314,7 @@ void Link::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std
       absent(h, is.gave);
     }
   }
+  KUNGFU_FAULT_POINT("when it has said its word");
   bool noted = false;
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (!met[h]) continue;
@@ -416,22 +428,39 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
   scratch.out = scratch.data;
   if (!HasRanks(host_, generation)) return;  // there is nobody to give it to
   Members members;
+  std::vector<Figures> measured;  // of the members
   for (uint32_t h = 0; h < places_.hosts(); h++) {
-    if (HasRanks(h, generation)) members.push_back(h);
+    if (!HasRanks(h, generation)) continue;
+    members.push_back(h);
+    measured.push_back(headers[h].figures);
   }
   const size_t bytes = request.count * SizeOf(request.dtype);
   const Group group(mesh_, place.epoch, members);
   if (request.kind == Kind::kBroadcast) {
     const auto root = std::find(members.begin(), members.end(), places_.HostOf(request.root));
     KUNGFU_CHECK(root != members.end(), "the root's host has no ranks in generation ", generation);
-    Broadcast(group, tag, static_cast<uint32_t>(root - members.begin()), scratch.data, bytes);
+    Broadcast(group, tag, BroadcastShapeOf(strategy_, measured, bytes), static_cast<uint32_t>(root - members.begin()),
+              scratch.data, bytes);
     return;
   }
   if (!Reduces(request.kind)) return;
   const bool mean = request.op == KF_MEAN;
   const void* const in = mean ? Scaled(request, generation, part, headers, scratch) : scratch.data;
   scratch.out = scratch.result.Get(Aligned(std::max<size_t>(bytes, 1)));
-  AllReduce(group, tag, request.dtype, mean ? KF_SUM : request.op, in, scratch.out, request.count);
+  const Way way = WayOf(strategy_, measured, bytes, request.is_slice ? kTracks : 1);
+  const auto reduce = [&] {
+    AllReduce(group, tag, way, request.dtype, mean ? KF_SUM : request.op, in, scratch.out, request.count);
+  };
+  if (strategy_ != Strategy::kAuto || group.size() == 1) return reduce();
+  meter_.Begin(Meter::Clock::now());
+  try {
+    reduce();
+  } catch (...) {
+    meter_.End(Meter::Clock::now(), nullptr);
+    throw;
+  }
+  const Cost cost = CostOf(way, group.size(), bytes);
+  meter_.End(Meter::Clock::now(), &cost);
 }
 
 // A host's mean counts by what its ranks weigh; where nothing weighs anything, by their number, as on one host.

@@ -11,31 +11,37 @@
 #include <cstddef>
 
 #include "collectives/hosts/group.h"
+#include "collectives/hosts/strategy.h"
 
 namespace kungfu::hosts {
 
 // out[i] = in[i] of all hosts, reduced; in == out is in place. A mean is refused: it is a sum, divided once at the end,
 // by whoever knows by how much. The bits are the same at every host: a function of the inputs, the hosts' order, their
-// number and `count`. 16-bit floats are rounded whenever two parts come together.
-void AllReduce(const Group& group, const tcp::Tag& tag, kf_dtype dtype, kf_op op, const void* in, void* out,
-               size_t count);
+// number, `count` and the way, which is the same at all of them. 16-bit floats are rounded whenever two parts come
+// together.
+void AllReduce(const Group& group, const tcp::Tag& tag, const Way& way, kf_dtype dtype, kf_op op, const void* in,
+               void* out, size_t count);
 
-// From this size on a ring, which sends less than the whole to each of many hosts and reduces while it sends; below it
-// recursive doubling, which takes fewer steps.
-inline constexpr size_t kRingBytes = 128 << 10;
 void AllReduceByDoubling(const Group& group, const tcp::Tag& tag, kf_dtype dtype, kf_op op, const void* in, void* out,
                          size_t count);
 void AllReduceByRing(const Group& group, const tcp::Tag& tag, kf_dtype dtype, kf_op op, const void* in, void* out,
                      size_t count);
+// `way` is one of trees.
+void AllReduceByTrees(const Group& group, const tcp::Tag& tag, const Way& way, kf_dtype dtype, kf_op op, const void* in,
+                      void* out, size_t count);
 
 // `data` of the host at place `root` is copied to all.
-void Broadcast(const Group& group, const tcp::Tag& tag, uint32_t root, void* data, size_t bytes);
+void Broadcast(const Group& group, const tcp::Tag& tag, Shape shape, uint32_t root, void* data, size_t bytes);
 
 // out = the rows of all hosts, of `bytes` each, in their order. Each sends its own to every other one: for small rows.
 void AllGather(const Group& group, const tcp::Tag& tag, const void* row, void* out, size_t bytes);
 
-// What is sent, received and reduced at a time.
-inline constexpr size_t kPieceBytes = 256 << 10;
+// Pieces that may arrive while one is reduced: memory that stays in a core's cache.
+inline constexpr size_t kWindow = 8;
+
+// Receives of an operation that are posted before they are waited for, at most: the other side, which may not have come
+// to them yet, keeps a note of each, and takes whoever has it keep too many for no host (tcp::kMostEarly).
+inline constexpr size_t kAhead = 256;
 
 }  // namespace kungfu::hosts
 

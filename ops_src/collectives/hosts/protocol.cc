@@ -22,7 +22,7 @@ struct Fixed {
   uint32_t most, reserved;
   double divisor;
 };
-enum Flag : uint8_t { kRenewal = 1, kWeighted = 2, kPlanes = 4, kAsks = 8, kMoreFollow = 16 };
+enum Flag : uint8_t { kRenewal = 1, kWeighted = 2, kPlanes = 4, kAsks = 8, kMoreFollow = 16, kSlice = 32 };
 constexpr char kTrack[] = " (slices ";
 
 template <typename T>
@@ -51,7 +51,7 @@ bool IsProgram(const Planes& planes) {
 std::vector<char> Request::Packed() const {
   const auto flags =
       static_cast<uint8_t>((renewal ? kRenewal : 0) | (weighted ? kWeighted : 0) | (has_planes ? kPlanes : 0) |
-                           (asks ? kAsks : 0) | (more_follow ? kMoreFollow : 0));
+                           (asks ? kAsks : 0) | (more_follow ? kMoreFollow : 0) | (is_slice ? kSlice : 0));
   const std::string described = what.substr(0, kTextBytes / 4);
   const Fixed fixed{kMagic,
                     static_cast<uint8_t>(kind),
@@ -99,6 +99,7 @@ std::optional<Request> Request::From(const char* bytes, size_t size) {
   request.asks = (fixed.flags & kAsks) != 0;
   request.weighted = (fixed.flags & kWeighted) != 0;
   request.more_follow = (fixed.flags & kMoreFollow) != 0;
+  request.is_slice = (fixed.flags & kSlice) != 0;
   request.has_planes = (fixed.flags & kPlanes) != 0;
   request.kind = static_cast<Kind>(fixed.kind);
   request.dtype = static_cast<kf_dtype>(fixed.dtype);

@@ -25,6 +25,7 @@ struct Request {
   bool weighted = false;
   // Its ranks bring more when they are told (Verdict::kMore) that all hosts bring the same here: see slices.h.
   bool more_follow = false;
+  bool is_slice = false;         // others of the same whole go beside it
   uint32_t root = 0;             // in the cluster
   uint32_t from_generation = 0;  // and not in an earlier one
   uint64_t count = 0;            // elements that a rank brings

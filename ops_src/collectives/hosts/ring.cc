@@ -9,22 +9,20 @@
 //
 // Nobody waits in a circle: a host waits for the pieces in the order in which the host before it sends them, and that
 // host sends a piece after it has had the same piece one step earlier; those of the first step are sent before anything
-// is waited for. The sums are received straight into the output, and all those receives are posted at the beginning,
-// though the parts in the same place (in place, inputs) are still to be read: a sum contains the part of this host,
-// which hence has been added here or read and sent from here before the sum exists anywhere. The parts go to a window
-// of pieces, from which they are added to this host's own: the receive of piece k + window is posted when piece k has
-// been added.
+// is waited for. The sums are received straight into the output, and those receives (the first kAhead) are posted at
+// the beginning, though the parts in the same place (in place, inputs) are still to be read: a sum contains the part of
+// this host, which hence has been added here or read and sent from here before the sum exists anywhere. The parts go to
+// a window of pieces, from which they are added to this host's own: the receive of piece k + window is posted when
+// piece k has been added.
 #include "collectives/hosts/operations.h"
 
+#include "base/fault_point.h"
 #include "base/memory.h"
 #include "collectives/dtype.h"
 #include "collectives/reduce.h"
 
 namespace kungfu::hosts {
 namespace {
-
-// Pieces that may arrive while one is reduced: memory that stays in a core's cache.
-constexpr size_t kWindow = 8;
 
 struct Piece {
   uint64_t number;      // the same at all hosts
@@ -88,20 +86,25 @@ void AllReduceByRing(const Group& group, const tcp::Tag& tag, kf_dtype dtype, kf
   };
   for (size_t k = 0; k < std::min(kWindow, parts.size()); k++) receive_part(k);
   for (const Piece& piece : own) send(part_tag(piece), input, piece);
-  for (const Piece& piece : sums) {
+  const auto receive_sum = [&](size_t k) {
+    const Piece& piece = sums[k];
     sums_here.push_back(group.Receive(before, sum_tag(piece), output + piece.begin * element, piece.count * element));
-  }
+  };
+  for (size_t k = 0; k < std::min(kAhead, sums.size()); k++) receive_sum(k);
   const ReduceFn reduce = ReductionFor(dtype, op);
   for (size_t k = 0; k < parts.size(); k++) {
     const Piece& piece = parts[k];
     group.Wait(parts_here[k]);
     const void* const sources[] = {window + k % kWindow * kPieceBytes, input + piece.begin * element};
     reduce(output + piece.begin * element, sources, 2, piece.count);
+    KUNGFU_FAULT_POINT("between two pieces of the ring");
     if (k + kWindow < parts.size()) receive_part(k + kWindow);
     send(piece.last_step ? sum_tag(piece) : part_tag(piece), output, piece);
   }
   for (size_t k = 0; k < sums.size(); k++) {
     group.Wait(sums_here[k]);
+    if (k + kAhead < sums.size()) receive_sum(k + kAhead);
+    KUNGFU_FAULT_POINT("before a sum goes on around the ring");
     if (!sums[k].last_step) send(sum_tag(sums[k]), output, sums[k]);
   }
   group.WaitAll(sent);

@@ -152,6 +152,7 @@ struct Connection {
   bool blocked = false;               // the kernel takes no more until epoll says so
   bool hung_up = false;               // the other side has ended it, and what it sent before is held back
   uint32_t events = 0;                // that epoll waits for
+  uint64_t acknowledged = 0;          // bytes of the stream, when its rate was last asked for
   Outgoing out;
   Incoming in;
 };

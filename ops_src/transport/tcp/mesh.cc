@@ -281,6 +281,25 @@ void Mesh::LoseHost(uint32_t host, const std::string& why) {
   Lose(hosts_[host], why);
 }
 
+Mesh::Cable Mesh::Measure() {
+  constexpr uint64_t kMuch = 256 << 10;
+  const std::lock_guard<std::mutex> guard(mutex_);
+  Cable cable;
+  for (Host& host : hosts_) {
+    if (host.counted.sent < host.measured + kMuch) continue;
+    host.measured = host.counted.sent;
+    for (const auto& connection : host.connections) {
+      if (!connection->IsOpen()) continue;
+      const Rate rate = RateOf(connection->fd);
+      if (rate.acknowledged < connection->acknowledged + kMuch) continue;
+      connection->acknowledged = rate.acknowledged;
+      cable.bytes_per_ms += rate.bytes_per_s / 1000;
+      cable.is_all = cable.is_all || !rate.is_least;
+    }
+  }
+  return cable;
+}
+
 Mesh::Bytes Mesh::Counted(uint32_t host) const {
   const std::lock_guard<std::mutex> guard(mutex_);
   return hosts_[host].counted;

@@ -114,6 +114,15 @@ class Mesh {
   // The same as the end of a connection to it: its tickets fail with PeerLostError, and nothing more comes of it.
   void LoseHost(uint32_t host, const std::string& why);
 
+  // What this host's connections carry, as the kernel has measured it of those that have carried much since the last
+  // call: at least that; `is_all`, if there was more to be sent, so that the network is what sets it. 0: nothing is
+  // known.
+  struct Cable {
+    uint64_t bytes_per_ms = 0;
+    bool is_all = false;
+  };
+  Cable Measure();
+
   // On the wire, since the beginning.
   Bytes Counted(uint32_t host) const;
 
@@ -151,6 +160,7 @@ class Mesh {
     std::string lost;                         // why; empty: it isn't
     std::optional<Clock::time_point> ending;  // since when one of its connections is at its end
     Bytes counted;
+    uint64_t measured = 0;  // of what was sent, when Measure looked last
     // Of this epoch:
     std::unordered_map<Tag, Inbound, TagHash> inbound;
     std::unordered_map<Tag, Outbound, TagHash> outbound;

@@ -1,8 +1,8 @@
 #include "transport/tcp/socket.h"
 
 #include <fcntl.h>
+#include <linux/tcp.h>  // the C library's tcp_info ends before the rate
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -48,6 +48,13 @@ void Prepare(int fd) {
   if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) != 0 && errno != EOPNOTSUPP) {
     throw SystemError(Text("TCP_NODELAY of connection ", fd));
   }
+}
+
+Rate RateOf(int fd) {
+  tcp_info info{};
+  socklen_t bytes = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return {};
+  return {info.tcpi_bytes_acked, info.tcpi_delivery_rate, info.tcpi_delivery_rate_app_limited != 0};
 }
 
 }  // namespace kungfu::tcp

@@ -5,6 +5,7 @@
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace kungfu::tcp {
 
@@ -24,6 +25,14 @@ SocketResult ReadSome(int fd, iovec* parts, size_t num_parts);
 
 // Makes a connected socket one that never waits, holds nothing back and isn't inherited by programs that are started.
 void Prepare(int fd);
+
+// What the kernel has measured of what a connection sends: bytes that the other side has acknowledged, and how fast it
+// got them lately. `is_least`: there wasn't more to be sent, so that it may carry more. 0 where it is no TCP.
+struct Rate {
+  uint64_t acknowledged = 0, bytes_per_s = 0;
+  bool is_least = true;
+};
+Rate RateOf(int fd);
 
 }  // namespace kungfu::tcp
 

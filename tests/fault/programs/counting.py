@@ -19,6 +19,7 @@ import traceback
 from pathlib import Path
 
 import numpy as np
+from gradients import reduce_together
 
 import ms_kungfu as kf
 from ms_kungfu import comm, membership
@@ -31,33 +32,12 @@ NOW = struct.Struct("=qqdd")
 """Steps done, the cluster version, and when the last step's change of membership began and ended (CLOCK_MONOTONIC)."""
 SAMPLES, BATCH = 60, 12
 GROUPS = (1, 2000)  # weights a sample
-FLOAT32, MEAN = 10, 1
 CHECKPOINT_EVERY, CHECKPOINT_S, EVALUATION_S = 5, 0.002, 0.005
 
 
-class Tensor(ctypes.Structure):
-    _fields_ = (("input", ctypes.c_void_p), ("output", ctypes.c_void_p), ("count", ctypes.c_uint64))
-
-
-class Group(ctypes.Structure):
-    """Of c_api.h."""
-
-    _fields_ = (
-        ("name", ctypes.c_char_p), ("tensors", ctypes.POINTER(Tensor)), ("num_tensors", ctypes.c_size_t),
-        ("dtype", ctypes.c_int), ("layout", ctypes.c_char_p),
-    )  # fmt: skip
-
-
-def reduce_gradients(gradients: list[np.ndarray]) -> None:
-    """To their mean over the workers, weighted by samples, in place and with one outcome: as MindSpore's kernels do."""
+def runtime() -> ctypes.CDLL:
     maps = Path("/proc/self/maps").read_text().splitlines()
-    library = ctypes.CDLL(next(line.split()[-1] for line in maps if "libkungfu_runtime" in line))
-    tensors = [Tensor(g.ctypes.data, g.ctypes.data, g.size) for g in gradients]
-    names = [f"gradients/{g.size}".encode() for g in gradients]
-    groups = [Group(name, ctypes.pointer(t), 1, FLOAT32, None) for name, t in zip(names, tensors)]
-    library.kf_last_error.restype = ctypes.c_char_p
-    if library.kf_all_reduce_gradients((Group * len(groups))(*groups), ctypes.c_size_t(len(groups)), MEAN):
-        raise RuntimeError(library.kf_last_error().decode())
+    return ctypes.CDLL(next(line.split()[-1] for line in maps if "libkungfu_runtime" in line))
 
 
 class Counting:
@@ -112,7 +92,7 @@ class Counting:
             gradient[order[sharding.positions(own)]] = 1 / sharding.count(own)
             gradient[SAMPLES] = stop
         membership.set_weight(sharding.count(share))
-        reduce_gradients(gradients)
+        reduce_together(runtime(), gradients)
         participants = membership.take_participants()
         self.stop |= bool(gradients[0][SAMPLES] > 0)
         trained = gradients[0][:SAMPLES, 0] > 0

@@ -48,6 +48,19 @@ RARE_PLACES = (
 )  # fmt: skip
 # Where a step is a deal of shards; tests/cpp/shards_test.cc strikes at these.
 PLACES_OF_SHARDS = ("when_a_shard_is_added", "between_two_shards", "between_the_sums_of_a_step")
+# Where an operation goes over several hosts, at a rank, and at its host's link, which is in the launcher's process;
+# tests/hosts strikes at these.
+PLACES_BETWEEN_HOSTS = (
+    "before_it_tells_its_link", "when_it_has_told_its_link", "when_its_link_has_its_part",
+    "when_it_has_heard_the_verdict", "before_it_brings_its_part_again", "between_two_slices", "when_it_has_the_result",
+)  # fmt: skip
+PLACES_OF_A_LINK = (
+    "before_the_hosts_meet", "when_it_has_said_its_word", "when_the_hosts_have_met", "between_two_doublings",
+    "between_two_pieces_of_the_ring", "before_a_sum_goes_on_around_the_ring", "before_a_piece_goes_on_in_its_tree",
+    "when_it_has_the_hosts'_result", "when_all_hosts_have_the_result", "before_its_ranks_hear_the_verdict",
+    "before_its_ranks_get_the_result", "when_its_ranks_have_the_result", "before_its_ranks_bring_their_parts_again",
+    "before_a_new_epoch",
+)  # fmt: skip
 CONNECTIONS = ("broker", "broker_answer", "config", "config_answer")
 _PLACED = ("kill", "stop", "slow")
 _KINDS = {"refuse": CONNECTIONS, "leave": ("",), "evict": ("",), "resize": ("",)}
@@ -136,6 +149,62 @@ def load_runtime(path: str) -> ctypes.CDLL:
     return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 
 
+def _hook_to(at: Callable[[str], None]) -> Any:
+    return ctypes.CFUNCTYPE(None, ctypes.c_char_p)(lambda place: at(place.decode().replace(" ", "_")))
+
+
+def mark_changes(at: Callable[[str], None]) -> None:
+    """From now on `at` hears when the process comes to a place of a change that is in the package."""
+    from ms_kungfu.membership import joining, step_agreement
+
+    for module in (joining, step_agreement):
+        _mark(module, "request_segment", at, before="adopting")
+        _mark(module, "enter", at, before="granted", after="entered")
+
+
+def _mark(module: Any, name: str, at: Callable[[str], None], before: str, after: str = "") -> None:
+    function = getattr(module, name)
+
+    def with_places(*args: object, **options: object) -> object:
+        at(before)
+        result = function(*args, **options)
+        at(after)
+        return result
+
+    setattr(module, name, with_places)
+
+
+class Strike:
+    """Kills this process when it comes to the place that a file ``strike.PID`` names: ``PLACE``, or ``PLACE:N`` for the
+    n-th time from when it is seen; stops it where the file is ``stop.PID``. Leaves ``struck.PID``, with the time of
+    CLOCK_MONOTONIC. For all threads."""
+
+    _LOOK_S = 0.01
+
+    def __init__(self, folder: Path, runtime: ctypes.CDLL) -> None:
+        self._orders = {
+            signal.SIGKILL: folder / f"strike.{os.getpid()}", signal.SIGSTOP: folder / f"stop.{os.getpid()}"
+        }  # fmt: skip
+        self._told = folder / f"struck.{os.getpid()}"
+        self._place, self._left, self._look_at, self._signal = "", 0, 0.0, signal.SIGKILL
+        self._hook = _hook_to(self.at)
+        ctypes.c_void_p.in_dll(runtime, _HOOK).value = ctypes.cast(self._hook, ctypes.c_void_p).value
+
+    def at(self, place: str) -> None:
+        now = time.monotonic()
+        if not self._place and now >= self._look_at:
+            self._look_at = now + self._LOOK_S
+            for number, order in self._orders.items():
+                with contextlib.suppress(FileNotFoundError):
+                    self._place, _, nth = order.read_text().partition(":")
+                    self._left, self._signal = int(nth or 1), number
+        if place == self._place:
+            self._left -= 1
+            if self._left == 0:
+                self._told.write_text(repr(time.monotonic()))
+                os.kill(os.getpid(), self._signal)
+
+
 class Faults:
     """Does to this process what the script says. Used by one thread at a time."""
 
@@ -145,8 +214,7 @@ class Faults:
         self._armed: list[tuple[int, Fault]] = []
         self._left = {number: fault.nth for number, fault in self._lines}  # times more until it happens
         self._refused: list[tuple[int, Fault]] = []
-        hook_type = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-        self._hook = hook_type(lambda place: self.at(place.decode().replace(" ", "_")))
+        self._hook = _hook_to(self.at)
         self._slot = ctypes.c_void_p.in_dll(runtime, _HOOK)
         _on_connections(self._refuse)
 

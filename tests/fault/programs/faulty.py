@@ -14,7 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from faults import Faults, load_runtime
+from faults import Faults, load_runtime, mark_changes
+from gradients import FLOAT32, MEAN, Tensor, check, reduce_together
 
 folder, steps, runtime_path, wanted, manner = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
 library = load_runtime(runtime_path)
@@ -28,54 +29,29 @@ from ms_kungfu.bench.pauses_worker import digest  # noqa: E402
 from ms_kungfu.dataset import sharding  # noqa: E402
 from ms_kungfu.dataset.ledger import Ledger  # noqa: E402
 from ms_kungfu.elastic import handover  # noqa: E402
-from ms_kungfu.membership import joining, step_agreement  # noqa: E402
 
 SAMPLES, BATCH, STEP_S = 480, 24, 0.003
 PATIENCE_S = 20.0
 GROUPS = (3, 20000, 300000)
-FLOAT32, MEAN = 10, 1
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = (("input", ctypes.c_void_p), ("output", ctypes.c_void_p), ("count", ctypes.c_uint64))
-
-
-class Group(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p), ("tensors", ctypes.POINTER(Tensor)), ("num_tensors", ctypes.c_size_t),
-        ("dtype", ctypes.c_int), ("layout", ctypes.c_char_p),
-    )  # fmt: skip
 
 
 class Started(ctypes.Structure):
     _fields_ = (("ticket", ctypes.c_uint64), ("tensors", ctypes.POINTER(Tensor)), ("num_tensors", ctypes.c_size_t))
 
 
-library.kf_last_error.restype = ctypes.c_char_p
-
-
-def check(status: int) -> None:
-    if status:
-        raise RuntimeError(f"status {status}: {library.kf_last_error().decode()}")
-
-
-def reduce_together(gradients: list[np.ndarray]) -> None:
+def reduce(gradients: list[np.ndarray]) -> None:
     """In place, as MindSpore's kernels do; the library is the one that has been joined through _core."""
-    tensors = [Tensor(g.ctypes.data, g.ctypes.data, g.size) for g in gradients]
-    names = [f"group/{g.size}".encode() for g in gradients]
     if manner == "together":
-        groups = (Group * len(tensors))(
-            *(Group(n, ctypes.pointer(t), 1, FLOAT32, None) for n, t in zip(names, tensors))
-        )
-        check(library.kf_all_reduce_gradients(groups, ctypes.c_size_t(len(tensors)), MEAN))
+        reduce_together(library, gradients)
         return
+    tensors = [Tensor(g.ctypes.data, g.ctypes.data, g.size) for g in gradients]
     started = (Started * len(tensors))()
-    for i, (name, tensor) in enumerate(zip(names, tensors)):
-        ticket = ctypes.c_uint64()
-        one = ctypes.pointer(tensor)
-        check(library.kf_start_all_reduce(name, one, ctypes.c_size_t(1), FLOAT32, MEAN, None, ctypes.byref(ticket)))
+    for i, tensor in enumerate(tensors):
+        name, ticket, one = f"gradients/{tensor.count}".encode(), ctypes.c_uint64(), ctypes.pointer(tensor)
+        begun = library.kf_start_all_reduce(name, one, ctypes.c_size_t(1), FLOAT32, MEAN, None, ctypes.byref(ticket))
+        check(library, begun)
         started[i] = Started(ticket.value, one, 1)
-    check(library.kf_wait(started, ctypes.c_size_t(len(tensors))))
+    check(library, library.kf_wait(started, ctypes.c_size_t(len(tensors))))
 
 
 class Training:
@@ -138,7 +114,7 @@ class Training:
         mean = np.sin(sharding.positions(own)).mean()
         gradients = [np.resize(np.arange(1, 6, dtype=np.float32) * np.float32(mean), size) for size in GROUPS]
         self.faults.at("computed")
-        reduce_together(gradients)
+        reduce(gradients)
         self.faults.at("reduced")
         participants = membership.take_participants()
         for weights, gradient in zip(self.weights, gradients):
@@ -187,24 +163,10 @@ def holds() -> list[int]:
     return [len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("/memfd:kungfu")]
 
 
-def marked(module: object, name: str, before: str, after: str = "") -> None:
-    function = getattr(module, name)
-
-    def with_places(*args: object, **options: object) -> object:
-        faults.at(before)
-        result = function(*args, **options)
-        faults.at(after)
-        return result
-
-    setattr(module, name, with_places)
-
-
 faults = Faults(os.environ["KUNGFU_FAULTS"], folder, library)
 if os.environ.get("KUNGFU_PARKED"):
     faults.newcomer()
-for module in (joining, step_agreement):
-    marked(module, "request_segment", "adopting")
-    marked(module, "enter", "granted", "entered")
+mark_changes(faults.at)
 faults.at("imported")
 kf.init()
 loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libkungfu_runtime" in line}

@@ -16,17 +16,18 @@ class Broker(broker.Broker):
     def __init__(self, world, *args, **options):
         self._world = world
         self._chosen_before = None
-        super().__init__(
-            *args,
-            make_segment=lambda cluster, cores, recovers: Segment(world, cluster.size, cluster.version, recovers),
-            condition=lambda: Condition(world),
-            is_alive=lambda pid: any(p.pid == pid and p.alive for p in world.processes.values()),
-            **options,
+        options.setdefault(
+            "make_segment", lambda cluster, cores, recovers: Segment(world, cluster.size, cluster.version, recovers)
         )
+        super().__init__(*args, condition=lambda: Condition(world), is_alive=world.is_alive, **options)
 
     def _after_choice(self):
         """Who is let in anew is not known to be dead: its place would count as filled, and a step miss its samples."""
         before, self._chosen_before = self._chosen_before, self._versions.current
+        if before is not None and self.on_choice is not None:
+            history = self._world.server.seat.history
+            if all(record["versions"]["chosen"] != self._versions.chosen for record in history):
+                raise Violation(f"version {self._versions.chosen} is chosen, and isn't on record")
         if before is not None and self._world.rested_after is None:  # after a rest the choice comes first
             there = {p.peer for p in self._world.job._agent.processes if not p.given_up}
             for peer in self._chosen_before.workers:
@@ -60,7 +61,7 @@ class Connection:
     def __init__(self, world, process, request):
         self._process, self._request = process, request
         self.news = Condition(world)
-        self.sent = self.fd = None
+        self.sent, self.fds = None, ()
         self.ended = False
 
     def receive(self):
@@ -73,7 +74,7 @@ class Connection:
         pass
 
     def send(self, message, fds=()):
-        self.sent, self.fd = message, fds[0] if fds else None
+        self.sent, self.fds = message, self._process.world.received(fds, self._process)
         if fds and self._process.alive and self._process.member.received:
             self._process.world.holders.setdefault(message["cluster"]["Version"], []).append(self._process)
 
@@ -101,18 +102,19 @@ class BrokerClient(broker_protocol.BrokerClient):
         return answer[what]
 
     def _exchange(self, request, timeout):
-        """The answer, and a descriptor."""
+        """The answer, and the descriptors."""
         world, process = self._world, self._world.current.process
         connection = Connection(world, process, request)
         world.place("asks", takes_time=True)
+        launcher, broker = world.broker_of(process)
 
         def serve():
             try:
-                world.broker.serve(connection, process.pid)
+                broker.serve(connection, process.pid)
             finally:
                 connection.close()
 
-        world.launcher.start("broker", serve, world.short(world.current.random))
+        launcher.start("broker", serve, world.short(world.current.random))
         deadline = None if timeout is None else world.loop.now + timeout
         while not connection.ended:
             connection.news.wait(None if deadline is None else deadline - world.loop.now)
@@ -121,16 +123,16 @@ class BrokerClient(broker_protocol.BrokerClient):
         world.place("is answered")
         if connection.sent is None:
             raise PeerLostError("the launcher is gone")
-        return connection.sent, connection.fd
+        return connection.sent, connection.fds
 
     def _ask(self, request, who, about, timeout):
-        answer, fd = self._exchange(request, timeout)
+        answer, fds = self._exchange(request, timeout)
         if "cluster" in answer:
             process = self._world.current.process
             cluster = broker_protocol.Cluster.from_json(answer["cluster"])
             peer = broker_protocol.PeerID.parse(answer["peer"])
             process.granted = (peer, answer["incarnation"])
-            return broker_protocol.Granted(cluster, answer["rank"], fd, peer, answer["incarnation"])
+            return broker_protocol.Granted(cluster, answer["rank"], fds[0], peer, answer["incarnation"], fds[1:])
         if "stay" in answer:
             return broker_protocol.Stay()
         return broker_protocol.Detached() if "error" not in answer else answer["error"]

@@ -2,9 +2,88 @@
 
 from __future__ import annotations
 
-from ms_kungfu.cluster_store import StaleVersionError, StoreUnreachableError
+import json
+from dataclasses import replace
+
+from ms_kungfu.cluster_store import SeatLostError, Sitting, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 from tests.fault.simulator.clock import Condition
+
+
+class SeatLog:
+    """The seat's two keys, as etcd keeps them: one revision for all, and a lease that nobody renews takes the holder
+    away."""
+
+    def __init__(self, world):
+        self._world = world
+        self.now = Sitting()
+        self.history = []  # records
+        self._revision = 100
+        self._leases = {}  # -> (length, until)
+        self._hangs_on = 0
+
+    def look(self):
+        if self.now.holder and self._leases[self._hangs_on][1] <= self._world.loop.now:
+            self.now = replace(self.now, holder="", since=0)
+        return self.now
+
+    def swap(self, seen, record, holder, lease):
+        now = self.look()
+        self._has_room()
+        if (now.revision, now.since) != (seen.revision, seen.since) or (lease and not self.renew(lease)):
+            return False, now
+        self._revision += 1
+        self.now = replace(now, record=json.loads(json.dumps(record)), revision=self._revision)
+        self.history.append(self.now.record)
+        if lease:
+            self.now, self._hangs_on = replace(self.now, holder=holder, since=self._revision), lease
+        return True, self.now
+
+    def grant(self, seconds):
+        self._has_room()
+        lease = len(self._leases) + 1
+        self._leases[lease] = seconds, self._world.loop.now + seconds
+        return lease, seconds
+
+    def renew(self, lease):
+        seconds, until = self._leases[lease]
+        if until <= self._world.loop.now:
+            return False
+        self._leases[lease] = seconds, self._world.loop.now + seconds
+        return True
+
+    def revoke(self, lease):
+        self._leases[lease] = 0.0, 0.0
+
+    def _has_room(self):
+        """As etcd has it, whose leases need room, too."""
+        if self._world.server.full:
+            raise ConfigServerError("its database is full")
+
+
+class SeatKeys:
+    """`SeatKeys`, which takes time; an answer may be lost."""
+
+    def __init__(self, world):
+        self._store = Store(world)
+
+    def look(self):
+        return self._ask(lambda log: log.look())
+
+    def swap(self, seen, record, holder="", lease=0):
+        return self._ask(lambda log: log.swap(seen, record, holder, lease))
+
+    def grant(self, seconds):
+        return self._ask(lambda log: log.grant(seconds))
+
+    def renew(self, lease):
+        return self._ask(lambda log: log.renew(lease))
+
+    def revoke(self, lease):
+        return self._ask(lambda log: log.revoke(lease))
+
+    def _ask(self, act):
+        return self._store.request(lambda server: act(server.seat))
 
 
 class Server:
@@ -13,8 +92,10 @@ class Server:
     def __init__(self, world):
         self._world = world
         self.store = None
+        self.seat = SeatLog(world)
         self.first = None  # what was written first
         self.away = 0
+        self.full = 0
         self.changed = Condition(world)
         self._on_change = None
         self.url = "http://server/config"
@@ -46,6 +127,13 @@ class Server:
     def come_back(self):
         self.away -= 1
 
+    def fill(self, seconds):
+        self.full += 1
+        self._world.loop.at(seconds, self._make_room)
+
+    def _make_room(self):
+        self.full -= 1
+
 
 class Store:
     """A `ClusterStore`: a request takes time on its way there and back, and the answer may be lost."""
@@ -55,15 +143,16 @@ class Store:
 
     def __init__(self, world, writer=""):
         self._world, self._writer = world, writer
+        self.seated = None
         self.url = "http://server/config"
 
-    def _request(self, act):
+    def request(self, act):
         world, server = self._world, self._world.server
         world.place("asks the config server", takes_time=True)
         self._reach()
         try:
             result = act(server)
-        except StaleVersionError as error:
+        except ConfigServerError as error:
             result = error
         except ValueError as error:
             result = ConfigServerError(str(error))
@@ -74,17 +163,24 @@ class Store:
         return result
 
     def _reach(self):
-        if self._world.server.away:
+        if not self._world.reaches_server(self._world.current.process):
             raise StoreUnreachableError("config server http://server/config: Connection refused")
 
     def get(self):
-        return self._request(lambda server: server.store.cluster)
+        return self.request(lambda server: server.store.cluster)
 
     def put(self, cluster):
-        return self._request(lambda server: server.put(cluster.to_json(), cluster.writer or self._writer))
+        return self.request(lambda server: self._put(server, cluster))
+
+    def _put(self, server, cluster):
+        if server.full:
+            raise ConfigServerError("its database is full")
+        if self.seated is not None and self.seated() != server.seat.look().since:
+            raise SeatLostError("another host decides for the job")
+        return server.put(cluster.to_json(), cluster.writer or self._writer)
 
     def delete(self):
-        self._request(lambda server: server.store.clear())
+        self.request(lambda server: server.store.clear())
 
     def watch(self, version, timeout_s):
         world, server = self._world, self._world.server

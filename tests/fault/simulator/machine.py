@@ -52,12 +52,21 @@ class Machine(machine.Machine):
             for p in self._world.processes.values()
         )
 
+    def is_starved(self, pid):
+        return False
+
+    def waits_for_a_core(self, pid):
+        return False
+
     def make_broker(self, cores, **options):
         self._world.broker = Broker(self._world, cores, **options)
         return self._world.broker
 
     def serve_broker(self, broker, secret):
         return BrokerServer()
+
+    def catch_signal(self, loop, number, callback, argument):
+        loop.add_signal_handler(number, callback, argument)
 
     def serve_status(self, answer):
         return SimpleNamespace(path=None, inode=0, close=lambda: None)

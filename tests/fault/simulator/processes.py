@@ -9,7 +9,6 @@ from ms_kungfu.elastic import program
 from tests.fault.simulator.broker import BrokerClient
 from tests.fault.simulator.clock import Event, Thread
 from tests.fault.simulator.cluster_store import Store
-from tests.fault.simulator.collectives import Core
 from tests.fault.simulator.setting import MAX_WORKERS
 
 
@@ -18,6 +17,7 @@ class Process:
 
     def __init__(self, world, name, environ):
         self.world, self.name, self.environ = world, name, environ
+        self.host = None  # of several, where it is
         self.threads = itertools.count()
         self.alive = True
         self.killed = False
@@ -27,7 +27,7 @@ class Process:
         self.held = []  # threads that would run if it was not stopped
         self.slow = 1.0
         self.terminated = False  # told to end, from outside
-        self.core = Core(world, self)
+        self.core = world.make_core(self)
         self.member = membership.Member(
             membership.Ports(
                 core=self.core,

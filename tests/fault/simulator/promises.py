@@ -117,15 +117,19 @@ class Promises:
         for entry in self.trouble:
             if isinstance(entry, Violation):
                 raise entry
+        if not finished_well and self.survivors_at_verdict == 0:  # then that is what whoever comes too late finds
+            self.trouble = [entry for entry in self.trouble if not isinstance(entry[1], StateLostError)]
         if self.trouble:
             process, error = self.trouble[0]
             raise Violation(f"{process.name} failed: {type(error).__name__}: {error}")
         if not finished_well and "-min-np" not in self.verdict.reason:
             if self.survivors_at_verdict > 0:
                 raise Violation(f"the job failed though somebody lives: {self.verdict.reason}")
-            version = self.broker.current().version
-            if self.holders and not self.holders.get(version):
-                raise Violation(f"version {version} was chosen, and nobody ever came to it with the training state")
+            current = self.broker.current()
+            if self.holders and not self.holders.get(current.version) and not self._were_all_killed(current.workers):
+                raise Violation(
+                    f"version {current.version} was chosen, and nobody ever came to it with the training state"
+                )
         if finished_well:
             self._check_checkpoints()
         if self.setup.asynchronous:
@@ -147,6 +151,12 @@ class Promises:
             if not all(epoch.finished and epoch.exact for epoch in report.epochs):
                 raise Violation("the job finished in the middle of an epoch:\n" + audit.to_text(report))
             self._check_size()
+
+    def _were_all_killed(self, workers):
+        """Before anybody knew the end: who has chosen a version may die before it comes to it, and the others too."""
+        last = {process.environ.get(env.SELF.name): process for process in self.everybody}
+        there = [last.get(str(worker)) for worker in workers]
+        return all(it is not None and (it.killed or (it.host is not None and it.host.was_killed)) for it in there)
 
     def _check_checkpoints(self):
         """The last one that was due, or a later one in its place, is there, whoever died while it wrote it; and one
@@ -203,7 +213,7 @@ class Promises:
             due = [entry for entry in sorted(dict(setup.schedule).items()) if entry[0] < last]
             if due and chosen.size != due[-1][1]:
                 raise Violation(f"the schedule has {due[-1][1]} workers after {last} steps, {chosen.size} are there")
-        if setup.schedule or not kinds <= deaths | harmless | {"resize"}:
+        if setup.schedule or setup.grown or not kinds <= deaths | harmless | {"resize"}:
             return
         if self.refused:
             return  # one that could not come true has hidden those before it

@@ -27,10 +27,12 @@ class Happening:
     who: int = 0
     more: float = 0.0
     place: str = ""  # of "kill at" and "stop at": whoever has the rank `who` (from 8: anybody) comes there next
+    seat: int = 0  # `at` counts from when somebody takes the seat for so many times; 0: from the beginning
 
     def __str__(self):
         more = f" ({self.more:g})" if self.more else ""
-        return f"{self.at:.3f} s: {self.kind} {self.who}{more}" + (f" {self.place!r}" if self.place else "")
+        behind = f" after seat {self.seat} is taken" if self.seat else ""
+        return f"{self.at:.3f} s{behind}: {self.kind} {self.who}{more}" + (f" {self.place!r}" if self.place else "")
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Setup:
     shards: int | None = None  # of which a step is a deal
     sums: int = 1  # ShardedSteps that are made with each batch
     resharded: tuple[tuple[int, int, int], ...] = ()  # after which step a policy wants which global batch and shards
+    grown: tuple[tuple[int, int], ...] = ()  # after which step a policy wants which size, each worker with its batch
     uneven: bool = False  # some workers are slower than others
     seed: int = 0  # of the data's order, where a step is a deal of shards; likewise
     drop_remainder: bool = False

@@ -56,8 +56,15 @@ class ShardedProgram(Program):
         change = self.training.step_end()
         if change.undone:
             raise Violation(f"{self.process.name}: a step of shards is undone")
-        if change.changed and not self.training.should_stop:
+        if self.training.should_stop:
+            return
+        if change.changed:
             self._arrive()
+        if (begins := self._samples()).members != self.data.members:
+            raise Violation(
+                f"{self.process.name}: a dataset that begins now deals to {begins.members}, this one to "
+                f"{self.data.members}"
+            )
 
     def _shard(self, columns):
         """What the network does with a shard: gradients, the sum, and behind the last one the update."""
@@ -68,9 +75,9 @@ class ShardedProgram(Program):
         samples = columns[0].tolist()
         roots = step.bring([gradient(self.weights, seed, key, k, samples) for k in range(len(self.setup.groups))])
         if roots is None:
-            return Scalar(0), Scalar(False)
+            return Scalar(0), False
         self.weights = updated(self.weights, roots)
-        return Scalar(roots[0]), Scalar(True)
+        return Scalar(roots[0]), True
 
 
 class Scalar:

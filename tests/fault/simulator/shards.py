@@ -188,7 +188,8 @@ class Step:
             lose(self.dealt, dead)
 
     def members(self):
-        return [] if self._segment is None else self._segment.members(self._generation)
+        now = self._core.segment
+        return now.members(self._generation if now is self._segment else 0)
 
     def check_wait(self, name):
         """Who waits for a sum owes nothing to it, so that nobody waits in a circle."""

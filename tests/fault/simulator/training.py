@@ -14,10 +14,23 @@ from mindspore import nn  # which ElasticTraining loads when it is needed: not i
 from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.elastic import ElasticTraining
 from ms_kungfu.elastic.checkpoint import CheckpointFolder
+from ms_kungfu.elastic.policy import Decision, Policy
 from ms_kungfu.elastic.program import is_behind
 from ms_kungfu.elastic.state import Component
 from tests.fault.simulator.setting import Violation
 from tests.fault.simulator.shards import updated
+
+
+class Grows(Policy):
+    """Wants other sizes, once each, and each worker to keep its batch."""
+
+    def __init__(self, sizes):
+        self._sizes = sizes
+
+    def after_step(self, q):
+        if q.step not in self._sizes:
+            return None
+        return Decision("it is time", size=self._sizes[q.step], keeps_local_batch=True)
 
 
 class Program:
@@ -51,7 +64,7 @@ class Program:
         return Samples(setup.samples, global_batch_size=setup.global_batch, shuffle=False, ledger=self._ledger())
 
     def _policy(self):
-        return None
+        return Grows(dict(self.setup.grown)) if self.setup.grown else None
 
     def _trained(self):
         """As many networks as a step has reductions."""

@@ -16,6 +16,7 @@ from ms_kungfu.launcher.policy import Action, Verdict
 from ms_kungfu.launcher.supervisor import Exited
 from tests.fault.simulator.clock import Loop
 from tests.fault.simulator.cluster_store import Server
+from tests.fault.simulator.collectives import Core
 from tests.fault.simulator.events import Events
 from tests.fault.simulator.machine import Guard, Launcher, Machine, Output
 from tests.fault.simulator.processes import Process
@@ -134,6 +135,23 @@ class World(Events, Promises):
     def new_segment(self, segment):
         self.segments[len(self.segments) + 1] = segment
         return len(self.segments)
+
+    def make_core(self, process):
+        return Core(self, process)
+
+    def is_alive(self, pid):
+        return any(p.pid == pid and p.alive for p in self.processes.values())
+
+    def broker_of(self, process):
+        """Who answers a worker: a launcher, and its broker."""
+        return self.launcher, self.broker
+
+    def received(self, fds, process):
+        """Descriptors, as `process` has them."""
+        return fds
+
+    def reaches_server(self, process):
+        return not self.server.away
 
     def say(self, kind, text):
         if self.told is not None:

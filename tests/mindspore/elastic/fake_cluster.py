@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from types import SimpleNamespace
 
 import mindspore.dataset as ds
 import numpy as np
@@ -31,6 +32,13 @@ class FakeRuntime:
 
     def detached(self):
         return self.gone
+
+    def is_deferred(self):
+        return False
+
+    def current(self):
+        """The member, of whose cluster nobody has died."""
+        return SimpleNamespace(core=SimpleNamespace(sharded_members=lambda: list(range(self.size))))
 
     def uid(self):
         return self.version << 8 | self.rank

@@ -8,9 +8,9 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
-from mindspore.train import Callback, Model
+from mindspore.train import Callback, LambdaCallback, Model, RunContext
 
-from ms_kungfu import keep_waiting, membership
+from ms_kungfu import keep_waiting, membership, runtime
 from ms_kungfu.callbacks import BroadcastCallback, KungFuElasticCallback, others, sync_net_parameters
 from ms_kungfu.callbacks import elastic as elastic_module
 from ms_kungfu.callbacks.elastic import compile_step
@@ -385,3 +385,27 @@ def test_an_evaluation_is_nothing_that_was_trained(tmp_path, monkeypatch):
     for callbacks in ([KungFuElasticCallback()], None):
         assert model.eval(data, callbacks=callbacks, dataset_sink_mode=False)
         assert bool(list(tmp_path.iterdir())) == (callbacks is None)  # without it nobody knows what it is
+
+
+def test_at_a_worker_that_leaves_no_epoch_ends(monkeypatch):
+    heard = []
+
+    class Own(Callback):
+        def on_train_step_end(self, run_context):
+            if run_context.original_args().cur_step_num == 8:  # of 10, in the second epoch
+                monkeypatch.setattr(runtime, "detached", lambda: True)
+                RunContext.request_stop(run_context)
+
+        def on_train_epoch_end(self, run_context):
+            heard.append(("epoch", sorted(run_context.original_args().eval_results)))
+
+        def on_train_end(self, run_context):
+            heard.append("end")
+
+    _, net = make_model()
+    data = ElasticDataset(make_source(), 4)
+    model = Model(net, nn.MSELoss(), nn.SGD(net.trainable_params()), metrics={"mae"})
+    of_functions = LambdaCallback(on_train_epoch_end=lambda run_context: heard.append("function"))
+    callbacks = [KungFuElasticCallback(), Own(), of_functions]
+    model.fit(2, data, make_source().batch(20), callbacks=callbacks, dataset_sink_mode=False)
+    assert heard == [("epoch", ["eval_loss", "mae"]), "function", "end"]

@@ -270,7 +270,7 @@ def test_a_folder_that_nothing_can_be_written_to_is_a_warning(tmp_path, caplog):
     assert "no checkpoints can be written to" in caplog.text
 
 
-def test_a_damaged_file_gives_way_to_the_one_before(tmp_path):
+def test_a_damaged_file_gives_way_to_the_one_before(tmp_path, caplog):
     folder = CheckpointFolder(tmp_path)
     for step in (1, 2):
         folder.save(take_snapshot(step, of(parameter(np.arange(1000.0), "w")), {"step": step}))
@@ -282,6 +282,10 @@ def test_a_damaged_file_gives_way_to_the_one_before(tmp_path):
     newest.write_bytes(content)
     assert folder.load()[2] == {"step": 1}
     assert files(tmp_path) == ["step-00000001.ckpt", "step-00000002.ckpt.damaged"]
+    assert (
+        f"checkpoint {newest} is damaged: its content isn't what was written; it is {newest.name}.damaged now, and "
+        "step-00000001.ckpt is tried (the reason given: "
+    ) in caplog.text
     (tmp_path / "step-00000001.ckpt").unlink()
     (tmp_path / "step-00000001.ckpt").write_bytes(b"")
     with pytest.raises(KungFuError, match="none of the 1 checkpoints"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mindspore import nn, ops
 
-from ms_kungfu import _core
+from ms_kungfu import _core, runtime
 from ms_kungfu.nn import Dropout
 from ms_kungfu.ops import wait_for_queue
 
@@ -132,3 +132,11 @@ def test_what_has_no_mask_is_refused(monkeypatch):
         monkeypatch.setattr(ms, "get_context", {"device_target": target}.get)
         with pytest.raises(ValueError, match=f"none for {target}"):
             Dropout(p=0.5)
+
+
+def test_to_make_one_joins_nobody(monkeypatch):
+    """Workers build their networks while others have yet to start."""
+    monkeypatch.setattr(runtime, "init", lambda *_: pytest.fail("it joins"))
+    monkeypatch.setenv("KUNGFU_BROKER", "unix:nowhere")
+    monkeypatch.setenv("RANK_ID", "3")
+    assert Dropout(p=0.3).dropout.rank == 3

@@ -92,16 +92,36 @@ def test_random_trainings(cluster, tmp_path):
         assert audit.audit(*audit.read(folder)).exact, f"seed {seed}"
 
 
+def begin(cluster, size, samples, driven=False, **options):
+    """Each worker's dataset of so many samples, and an iterator over one epoch."""
+    cluster.size, workers = size, []
+    for cluster.rank in range(size):
+        ElasticDataset._made = 0
+        data = ElasticDataset(generator(samples), **options)
+        data.driven = cluster if driven else None
+        workers.append((data, data.create_tuple_iterator(num_epochs=1, output_numpy=True)))
+    return workers
+
+
+@pytest.mark.parametrize("look", [lambda data: data.global_batch_size, lambda data: data.members, len, None])
+def test_who_looks_at_a_dataset_after_a_resize_by_hand_changes_nothing(cluster, tmp_path, look):
+    workers = begin(cluster, 2, 24, global_batch_size=8, ledger=tmp_path)
+    for cluster.rank, (_, iterator) in enumerate(workers):
+        next(iterator)
+    cluster.resize(1)
+    cluster.rank = 0
+    data, iterator = workers[0]
+    if look is not None:
+        look(data)
+    assert sum(1 for _ in iterator) == 2
+    report = audit.audit(*audit.read(tmp_path))
+    assert report.exact, audit.to_text(report)
+
+
 @pytest.mark.parametrize("driven", [True, False], ids=["step_end", "next batch"])
 def test_a_resize_by_hand_after_a_death_in_the_same_step_loses_nothing(cluster, tmp_path, driven):
     """Rank 2 dies in step 1, which is committed without it; before anybody counts the step the program resizes."""
-    cluster.size = 3
-    workers = []
-    for cluster.rank in range(3):
-        ElasticDataset._made = 0
-        data = ElasticDataset(generator(48), global_batch_size=12, ledger=tmp_path)
-        data.driven = cluster if driven else None
-        workers.append((data, data.create_tuple_iterator(num_epochs=1, output_numpy=True)))
+    workers = begin(cluster, 3, 48, driven, global_batch_size=12, ledger=tmp_path)
     seen = [collections.Counter(), collections.Counter()]
     for step in range(10):
         batches = []
@@ -309,6 +329,19 @@ def test_formats_through_resizes_and_deaths(cluster, tmp_path, make, numbers, th
     assert audit.audit(*audit.read(tmp_path / "ledger")).exact
     order = np.random.default_rng((0, 0)).permutation(total)
     assert steps[0] == order[:batch].tolist(), "in the order of the epoch"
+
+
+def test_who_takes_over_a_position_in_mid_epoch_goes_on_with_the_samples_behind_it(cluster):
+    """As asynchronous workers do that come together for a checkpoint: the cluster is as before."""
+    cluster.size = 2
+    giver, taker = (ElasticDataset(generator(45), global_batch_size=6) for _ in range(2))
+    ahead, behind = (data.create_tuple_iterator(num_epochs=1, output_numpy=True) for data in (giver, taker))
+    for _ in range(4):
+        next(ahead)
+    next(behind)
+    giver.commit()
+    taker.restore(giver.state())
+    assert [sample_numbers(batch) for batch in behind] == [sample_numbers(batch) for batch in ahead]
 
 
 def test_it_is_the_dataset_of_an_unmodified_model_train(cluster):

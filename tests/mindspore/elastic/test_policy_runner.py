@@ -197,8 +197,15 @@ class Asks(Policy):
         return Decision("because", size=4, keeps_local_batch=True)
 
 
-@pytest.mark.parametrize(("holds", "came_true", "expected"), [(True, 4, 32), (True, 2, 8), (False, 4, 8)])
-def test_the_batch_follows_a_size_once_and_when_it_comes_true(holds, came_true, expected):
+@pytest.mark.parametrize(
+    ("holds", "sizes", "expected"),
+    [
+        (True, (4, 2, 4), (32, 32, 32)),
+        (True, (2, 4, 2), (8, 32, 32)),  # somebody died, or asked for another size
+        (False, (4, 2, 4), (8, 8, 8)),
+    ],
+)
+def test_the_batch_follows_a_size_once_and_when_it_comes_true(holds, sizes, expected):
     net, data = make_net(), make_data(64, 8)
     if holds:
         data.set_batch_size(global_batch_size=8)
@@ -212,11 +219,37 @@ def test_the_batch_follows_a_size_once_and_when_it_comes_true(holds, came_true, 
     joiner.restore(steering.state())
     for each in (steering, joiner):
         data.set_batch_size(**({"global_batch_size": 8} if holds else {"batch_size": 8}))
-        each.on_resized(1, came_true, data)
-        assert data.global_batch_size == expected
-        each.took(0.1)
-        each.on_resized(1, 4, data)
-        assert data.global_batch_size == expected
+        for size, batch in zip(sizes, expected):
+            each.on_resized(size, data)
+            assert data.global_batch_size == batch
+            assert each.pending_size is None
+
+
+def test_what_has_become_of_a_size_is_in_the_state_that_newcomers_get():
+    """It is handed over before the change is over at the others."""
+    net, data = make_net(), make_data(64, 8)
+    data.set_batch_size(global_batch_size=8)
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    policies = ElasticTraining(net, optimizer, dataset=data, policy=Asks())._policies
+    policies._keeping, policies.pending_size = (4, 1), 4
+    policies.on_resized(4, data)
+    assert (policies.state()["keeping"], policies.state()["pending"]) == (None, None)
+
+
+@pytest.mark.parametrize(("job", "asks"), [("one", None), ("another", 4)])
+def test_a_size_that_has_not_come_true_is_asked_for_again_in_another_job(job, asks, monkeypatch):
+    net, data = make_net(), make_data(64, 8)
+    data.set_batch_size(global_batch_size=8)
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    held, goes_on = (ElasticTraining(net, optimizer, dataset=data, policy=Asks())._policies for _ in range(2))
+    monkeypatch.setenv("KUNGFU_JOB", "one")
+    held._keeping, held.pending_size = (4, 1), 4
+    state = json.loads(json.dumps(held.state()))
+    monkeypatch.setenv("KUNGFU_JOB", job)
+    goes_on.restore(state)
+    assert goes_on.take_size() == asks
+    goes_on.on_resized(4, data)
+    assert data.global_batch_size == 32
 
 
 @pytest.mark.parametrize(
@@ -225,8 +258,8 @@ def test_the_batch_follows_a_size_once_and_when_it_comes_true(holds, came_true, 
 def test_more_workers_are_dealt_more_shards_of_the_same_shape(old, new, expected):
     net, data = make_net(), make_data(64, global_batch_size=16, shards=4)
     elastic = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), dataset=data, policy=Asks())
-    elastic._policies.pending_size, elastic._policies._keeps_local_batch = new, True
-    elastic._policies.on_resized(old, new, data)
+    elastic._policies._keeping = (new, old)
+    elastic._policies.on_resized(new, data)
     assert (data.global_batch_size, data.shards) == expected
     assert data.shard_sizes() == [4]
 

@@ -44,6 +44,13 @@ def test_what_one_worker_changes_alone_is_an_error_that_names_it(run_elastic, wh
     assert all(int(match[1]) <= 3 + PERIOD for match in found)
 
 
+def test_when_training_ends_all_is_compared(run_elastic):
+    """Ten steps, in which not every weight's turn comes."""
+    reports = run_elastic("apart.py", "weight", "after", "2", np=2, ledger=False, status=1)
+    assert not reports.of("end")
+    assert re.search(r"step 10: the weight '0.weight' has to be equal .* rank 0; rank 1", reports.output)
+
+
 @pytest.mark.parametrize("what", ["nothing", "sma"])
 def test_what_differs_by_design_is_no_error(run_elastic, what):
     reports = run_elastic("apart.py", what, "after", np=2, ledger=False)

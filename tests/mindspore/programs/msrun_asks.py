@@ -57,6 +57,15 @@ class Reduced(nn.Cell):
         return self.reduce(x)
 
 
+class Sent(nn.Cell):
+    def __init__(self, root):
+        super().__init__()
+        self.send = ops.Broadcast(root)
+
+    def construct(self, *x):
+        return self.send(x)
+
+
 # Who hasn't begun to train stands for all.
 for mode in (ms.GRAPH_MODE, ms.PYNATIVE_MODE):
     ms.set_context(mode=mode)
@@ -68,11 +77,15 @@ for mode in (ms.GRAPH_MODE, ms.PYNATIVE_MODE):
     assert half.dtype == ms.bfloat16 and float(half.astype(ms.float32).asnumpy()[0]) == 4.5
     gradient = ms.grad(Reduced(ReduceOp.SUM))(Tensor([2.0, 3.0]))
     np.testing.assert_array_equal(gradient.asnumpy(), [size, size])
+    sent = Sent(2)(Tensor([[1.5, 2.5]]), Tensor([True, False]))
+    assert [each.asnumpy().tolist() for each in sent] == [[[1.5, 2.5]], [True, False]]
+    np.testing.assert_array_equal(ms.grad(Sent(0))(Tensor([2.0, 3.0])).asnumpy(), [1, 1])
     weights = ms.ParameterTuple([ms.Parameter(Tensor([1.0]), name=f"w{mode}")])
     for mean, expected in ((True, 2.0), (False, 6.0)):
         reduced = nn.DistributedGradReducer(weights, mean, size)((Tensor([2.0]),))
         np.testing.assert_array_equal(reduced[0].asnumpy(), [expected])
 np.testing.assert_array_equal(comm_func.all_reduce(Tensor([1.0]))[0].asnumpy(), [3.0])
+np.testing.assert_array_equal(comm_func.broadcast(Tensor([1.0]), 1).asnumpy(), [1.0])
 comm_func.barrier()
 
 
@@ -114,6 +127,8 @@ refused = {
     "unknown_group": lambda: get_rank("nobody"),
     "prod": lambda: ops.AllReduce(ReduceOp.PROD),
     "gather": lambda: ops.AllGather(),
+    "root": lambda: ops.Broadcast(3),
+    "barrier": lambda: ops.Barrier(),
     "scatter": lambda: comm_func.reduce_scatter_tensor(Tensor([1.0])),
     "send": lambda: ops.Send(0, 1),
     "auto_parallel": lambda: AutoParallel(nn.Dense(1, 1)),

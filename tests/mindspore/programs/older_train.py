@@ -32,17 +32,8 @@ class Broadcast(ms.nn.Cell):
         return self.broadcast(x)
 
 
-class Resize(ms.nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.resize = kfops.KungFuResize()
-
-    def construct(self, n):
-        return self.resize(n)
-
-
 def sync_net_parameters(network):
-    broadcast = Broadcast()
+    broadcast = kfops.KungFuBroadcast()  # outside of a cell, as its README has it; its examples have cells
     network.init_parameters_data()
     for _, param in network.parameters_and_names():
         param.set_data(broadcast(ms.Tensor(param.data)))
@@ -52,7 +43,7 @@ class ElasticCallback(ms.train.callback.Callback):
     def __init__(self, steps, sizes):
         self.steps, self.sizes = steps, sizes
         self.need_sync = True
-        self.broadcast, self.resize = Broadcast(), Resize()
+        self.broadcast, self.resize = Broadcast(), kfops.KungFuResize()
         self.step = ms.Tensor(0.0, dtype=ms.float32)
 
     def step_begin(self, run_context):
@@ -100,10 +91,18 @@ def main():
     steps, sizes = int(sys.argv[2]), [int(size) for size in sys.argv[3:]]
     with kfops.KungFuContext(device="CPU"):
         net = Sum()
-        optimizer = KungFuMomentum(net.trainable_params(), 1.0, 0.0)
+        weights = [each for each in net.trainable_params() if each.name.endswith("weight")]
+        biases = [each for each in net.trainable_params() if each.name.endswith("bias")]
+        groups = [
+            {"params": weights, "weight_decay": 0.0},
+            {"params": biases},
+            {"order_params": net.trainable_params()},
+        ]
+        optimizer = KungFuMomentum(groups, 1.0, 0.0, loss_scale=1.0)
         data = ms.dataset.GeneratorDataset([(np.zeros(3, np.float32),)] * (steps + 1), ["x"], shuffle=False)
         callback = ElasticCallback(steps, sizes)
-        ms.Model(net, None, optimizer).train(1, data, callbacks=[callback], dataset_sink_mode=False)
+        size = data.get_dataset_size()
+        ms.Model(net, None, optimizer).train(1, data, callbacks=[callback], sink_size=size, dataset_sink_mode=False)
 
 
 main()

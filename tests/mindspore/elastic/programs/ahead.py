@@ -16,6 +16,7 @@ from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import ElasticTraining, ShardedStep
 from ms_kungfu.elastic.schedule import entries
+from ms_kungfu.elastic.sharded_step import Shard
 from ms_kungfu.optimizers import KungFuMomentum
 
 launcher_log, kind, schedule = Path(sys.argv[2]), sys.argv[3], sys.argv[4]
@@ -38,7 +39,7 @@ def wait(step):
 
 def tell(step, cell):
     """Behind it: how many graphs of this cell have been compiled, and the state."""
-    report("step", step=step, graphs=len(cell.compile_cache))
+    report("step", step=step, graphs=cell.graphs if isinstance(cell, Shard) else len(cell.compile_cache))
     if not kf.detached():
         report("after", step=step, parameters=digest(net.get_parameters()))
 

@@ -1,6 +1,6 @@
-"""OUT WHAT WHEN: one worker alone does WHAT, in a callback that comes WHEN, "before" or "after" the elastic one: "stop"
-(asks for a stop in step 7), "epoch-stop" (at the end of epoch 2), "rate" or "weight" (changes it in step 3), or
-"nothing", or "sma", in which the models differ by design. 5 steps are an epoch."""
+"""OUT WHAT WHEN [EPOCHS]: one worker alone does WHAT, in a callback that comes WHEN, "before" or "after" the elastic
+one: "stop" (asks for a stop in step 7), "epoch-stop" (at the end of epoch 2), "rate" or "weight" (changes it in step
+3), or "nothing", or "sma", in which the models differ by design. 5 steps are an epoch."""
 
 import sys
 
@@ -16,6 +16,7 @@ from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.optimizers import KungFuMomentum, SynchronousAveragingOptimizer
 
 what, when = sys.argv[2:4]
+epochs = int(sys.argv[4]) if len(sys.argv) > 4 else 25
 ms.set_context(mode=ms.GRAPH_MODE)
 
 
@@ -51,7 +52,7 @@ data = ElasticDataset(numbered(60), global_batch_size=12)
 elastic = KungFuElasticCallback()
 callbacks = [Alone(), elastic, Last()] if when == "before" else [elastic, Alone(), Last()]
 model = Model(net, Loss(), optimizer)
-model.train(25, data, callbacks=callbacks, dataset_sink_mode=False)
+model.train(epochs, data, callbacks=callbacks, dataset_sink_mode=False)
 report("end", step=elastic.training.step, weights=digest(net.trainable_params()))
 if "stop" in what:
     model.train(1, data, callbacks=[elastic], dataset_sink_mode=False)

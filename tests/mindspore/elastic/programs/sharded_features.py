@@ -2,10 +2,10 @@
 more in a step than gradients and an optimizer. The worker that has this rank in this step kills itself before it
 computes its N-th shard of it, from 0, those counted that are computed for comparison.
 
-KIND, under Model.train: plain; fixed: a fixed loss scale; scaled: a dynamic one, which a sample overflows; fit: with
-evaluation. In a loop of one's own: scaler: as scaled, by ms.amp; clip: clipping by the global norm of the gradients'
-sum, groups of parameters and fusion groups, monitored, where one worker is alone beside a plain program; gan: two
-networks and steps."""
+KIND, under Model.train: plain; mixed: most of it in float16; fixed: a fixed loss scale; scaled: a dynamic one, which a
+sample overflows; fit: with evaluation. In a loop of one's own: scaler: as scaled, by ms.amp; clip: clipping by the
+global norm of the gradients' sum, groups of parameters and fusion groups, monitored, where one worker is alone beside
+a plain program; gan: two networks and steps."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.dataset.elastic import ShardBatches
-from ms_kungfu.elastic import ElasticTraining, ShardedStep, sharded_step
+from ms_kungfu.elastic import ElasticTraining, ShardedStep, pace, sharded_step
 from ms_kungfu.monitoring import Monitor
 from ms_kungfu.monitoring.noise_scale import unbiased_estimates
 from ms_kungfu.optimizers import KungFuAdam, KungFuMomentum, KungFuTrainOneStepWithLossScaleCell
@@ -52,9 +52,10 @@ class Spiked(nn.Cell):
 
 # -- deaths in the midst of a step ------------------------------------------------------------------------------------
 
+pace._GAIN = float("inf")  # they are told by the shard: a loaded machine must not deal others
 steps_done = lambda: 0  # noqa: E731
 computed = (0, 0)  # the step, and what has been computed in it
-compute = sharded_step._Shard.__call__
+compute = sharded_step.Shard.__call__
 
 
 def dying(self, *columns):
@@ -67,7 +68,7 @@ def dying(self, *columns):
     return compute(self, *columns)
 
 
-sharded_step._Shard.__call__ = dying
+sharded_step.Shard.__call__ = dying
 
 
 # -- Model.train ------------------------------------------------------------------------------------------------------
@@ -103,7 +104,8 @@ def with_model():
         model = Model(own(nn.WithLossCell(net, Spiked()), optimizer, scale_sense=scaler))
     else:
         manager = ms.FixedLossScaleManager(scale, drop_overflow_update=False) if kind == "fixed" else None
-        model = Model(net, loss_fn, optimizer, {"loss": ms.train.Loss()}, loss_scale_manager=manager)
+        mixed = {"amp_level": "O3"} if kind == "mixed" else {}
+        model = Model(net, loss_fn, optimizer, {"loss": ms.train.Loss()}, loss_scale_manager=manager, **mixed)
     callbacks = [elastic, Watch()]
     if kind == "fit":
         model.fit(epochs, data, numbered(26).batch(4), callbacks=callbacks, dataset_sink_mode=False)

@@ -1,0 +1,78 @@
+"""The seat's two keys in etcd; see `seat`. A transaction reads or compares both."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ms_kungfu.cluster_store.etcd_members import EtcdMembers, encoded, number
+from ms_kungfu.cluster_store.seat import Sitting
+from ms_kungfu.errors import ConfigServerError
+
+HOLDER = "holder"  # the last part of its key
+
+
+class EtcdSeatKeys(EtcdMembers):
+    """See :class:`SeatKeys`."""
+
+    def __init__(self, url: str, timeout_s: float = 10.0) -> None:
+        super().__init__(url, timeout_s)
+        self._record, self._holder = encoded(self._folder + "head"), encoded(self._folder + HOLDER)
+
+    def look(self) -> Sitting:
+        return self._sitting(self._ask("/v3/kv/txn", {"success": self._ranges()}))
+
+    def swap(self, seen: Sitting, record: Mapping[str, Any], holder: str = "", lease: int = 0) -> tuple[bool, Sitting]:
+        puts: list[dict[str, Any]] = [
+            {"request_put": {"key": self._record, "value": encoded(json.dumps(dict(record)))}}
+        ]
+        if lease:
+            puts.append({"request_put": {"key": self._holder, "value": encoded(holder), "lease": str(lease)}})
+        answer = self._ask("/v3/kv/txn", {
+            "compare": [
+                {"key": self._record, "target": "MOD", "result": "EQUAL", "mod_revision": str(seen.revision)},
+                {"key": self._holder, "target": "CREATE", "result": "EQUAL", "create_revision": str(seen.since)},
+            ],
+            "success": [*puts, *self._ranges()],
+            "failure": self._ranges(),
+        })  # fmt: skip
+        return bool(answer.get("succeeded")), self._sitting(answer)
+
+    def grant(self, seconds: float) -> tuple[int, float]:
+        answer = self._ask("/v3/lease/grant", {"TTL": str(math.ceil(seconds))})
+        return number(answer, "ID"), float(number(answer, "TTL"))
+
+    def renew(self, lease: int) -> bool:
+        return number(self._ask("/v3/lease/keepalive", {"ID": str(lease)}).get("result"), "TTL") > 0
+
+    def revoke(self, lease: int) -> None:
+        self._ask("/v3/lease/revoke", {"ID": str(lease)})
+
+    def _ranges(self) -> list[dict[str, Any]]:
+        return [{"request_range": {"key": key}} for key in (self._record, self._holder)]
+
+    def _sitting(self, answer: Mapping[str, Any]) -> Sitting:
+        try:
+            found = [each["response_range"].get("kvs") for each in answer["responses"] if "response_range" in each]
+            record, holder = (None if not kvs else kvs[0] for kvs in found)
+            return Sitting(
+                None if record is None else _object(base64.b64decode(record["value"])),
+                number(record, "mod_revision"),
+                "" if holder is None else base64.b64decode(holder["value"]).decode(),
+                number(holder, "create_revision"),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigServerError(
+                f"{self.url}: the keys below {self._folder} hold no seat of ms_kungfu's ({error!r}); give another name "
+                "than the job's, or delete them"
+            ) from None
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("a record is an object")
+    return found

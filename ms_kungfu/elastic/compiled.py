@@ -1,0 +1,45 @@
+"""What MindSpore's compiler has made of a cell, in GRAPH mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import context, nn
+from mindspore.train.mind_ir_pb2 import ModelProto
+
+try:
+    from mindspore.graph.api import _cell_graph_executor
+except ImportError:  # before 2.9
+    from mindspore.common.api import _cell_graph_executor
+
+PYTHON = "PyExecute"
+
+
+def graph_mode() -> bool:
+    """Whether cells are compiled. (`ms.get_context` takes as long as some kernels.)"""
+    return bool(context._get_mode() == ms.GRAPH_MODE)
+
+
+def parameters(cell: nn.Cell) -> list[Any]:
+    """The Parameters of all its graphs, those of functions' closures among them, each once."""
+    held = [p for phase in cell.compile_cache for p in _cell_graph_executor._graph_executor.get_params(phase).values()]
+    return list({id(parameter): parameter for parameter in held}.values())
+
+
+def effects(cell: nn.Cell) -> set[str]:
+    """The primitives in its graphs, and in the branches and loops of these, that do more than give a result and write
+    to Parameters: what prints, records, raises, talks to others, or draws from a state of its own. `PYTHON` is among
+    them where a graph calls the interpreter, which may do anything; MindSpore can't write such a graph down."""
+    found = set()
+    for phase in cell.compile_cache:
+        graph = ModelProto()
+        try:
+            graph.ParseFromString(_cell_graph_executor._graph_executor.get_func_graph_proto(phase, "mind_ir", True))
+        except RuntimeError:  # that it "cannot export a PyExecute CNode"
+            found.add(PYTHON)
+            continue
+        for primitive in graph.primitives:
+            if any(attribute.name in ("side_effect_io", "side_effect_hidden") for attribute in primitive.attribute):
+                found.add(primitive.op_type)
+    return found

@@ -1,0 +1,128 @@
+"""The flags of a job that an engine places: ``-engine ray``. It starts a kungfu-run on each node that it has found."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from argparse import Namespace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ms_kungfu._flags import FlagParser, UsageError, duration, integer
+
+ENGINES = ("ray",)
+_NOT_WITH_AN_ENGINE = {
+    **dict.fromkeys(("H", "hostfile", "self", "nic", "nnodes", "standalone"), "the engine finds the hosts"),
+    **dict.fromkeys(("nproc-per-node", "nproc_per_node"), "a node has as many workers as it has room for"),
+    **dict.fromkeys(("join", "joinable"), "nodes join by themselves"),
+    "port": "the engine takes one that is free on all nodes",
+    "builtin-config-port": "the engine takes one that is free",
+    "secret-file": "the engine hands the job's secret to its nodes; $KUNGFU_JOB_SECRET is one of your own",
+    "no-secret": "the engine hands the job's secret to its nodes",
+    "standby": "it is for a job on one host",
+    "init-version": "the engine begins with the nodes that it finds",
+}
+_SETTLED = ("np", "min-np", "w")  # of kungfu-run's own, those that it is told by the engine
+
+
+def _engine(name: str) -> str:
+    if name not in ENGINES:
+        raise argparse.ArgumentTypeError(f"there is no engine {name!r}, but {', '.join(ENGINES)}")
+    return name
+
+
+def amount(text: str) -> float:
+    """Of a resource."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount; write it like 1, 4 or 0.5")
+    return value
+
+
+_FLAGS: dict[str, dict[str, Any]] = {
+    "engine": {
+        "help": "who places the job: ray has one kungfu-run on each node of a Ray cluster, which follows nodes as they "
+        "come and go; ms_kungfu[ray] has what it needs",
+        "type": _engine,
+        "metavar": "NAME",
+    },
+    "address": {
+        "help": "with -engine: the cluster, e.g. 10.0.0.1:6379; auto is one that runs here, local a new one on this "
+        "machine (default: auto, else local)",
+        "metavar": "ADDRESS",
+    },
+    "max-np": {"help": "with -engine: grow up to so many workers (default -np)", "type": integer(1), "metavar": "N"},
+    "wait": {
+        "help": "with -engine: how long to wait for room for -np workers before the job begins with fewer, -min-np at "
+        "least (default 0s)",
+        "type": duration,
+        "metavar": "TIME",
+    },
+    "cpus-per-worker": {"help": "with -engine: CPUs that a worker takes (default 1)", "type": amount, "metavar": "N"},
+    "gpus-per-worker": {"help": "with -engine: GPUs that a worker takes (default 0)", "type": amount, "metavar": "N"},
+    "npus-per-worker": {"help": "with -engine: NPUs that a worker takes (default 0)", "type": amount, "metavar": "N"},
+}
+_RESOURCES = {"cpus-per-worker": ("CPU", 1.0), "gpus-per-worker": ("GPU", 0.0), "npus-per-worker": ("NPU", 0.0)}
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """A job for an engine. `size`: workers that it should begin with; `least`: that it needs; `most`: that it may have.
+    `needs`: what each takes of a node. `flags`: what kungfu-run is given on each node beside the engine's own."""
+
+    engine: str
+    command: tuple[str, ...]
+    address: str | None
+    size: int
+    least: int
+    most: int
+    wait_s: float
+    needs: Mapping[str, float]
+    flags: tuple[str, ...]
+
+
+def add_engine_flags(parser: FlagParser) -> None:
+    for name, what in _FLAGS.items():
+        parser.flag(name, **what)
+
+
+def settle_no_engine(flags: Namespace, given: Collection[str]) -> None:
+    """Without an engine its flags have no meaning."""
+    for name in _FLAGS:
+        if name in given:
+            raise UsageError(f"-{name} needs -engine: it says how an engine places the job")
+        delattr(flags, name.replace("-", "_"))
+
+
+def engine_request(flags: Namespace, parser: FlagParser, command: Sequence[str]) -> EngineRequest:
+    """UsageError says what is wrong."""
+    if not command:
+        raise UsageError(f"no program to run; write it after the flags: {parser.prog} -engine ray python train.py")
+    refused = sorted(parser.given & _NOT_WITH_AN_ENGINE.keys())
+    if refused:
+        raise UsageError(f"-{refused[0]} and -engine: {_NOT_WITH_AN_ENGINE[refused[0]]}; leave -{refused[0]} out")
+    size = flags.size or flags.min_size or 1
+    least, most = flags.min_size or size, flags.max_np or size
+    if least > size:
+        raise UsageError(f"-np {size} is less than -min-np {least}")
+    if most < size:
+        raise UsageError(f"-max-np {most} is less than -np {size}")
+    needs = {}
+    for name, (resource, default) in _RESOURCES.items():
+        given = getattr(flags, name.replace("-", "_"))
+        needs[resource] = default if given is None else given
+    needs = {resource: count for resource, count in needs.items() if count}
+    if not needs:
+        raise UsageError("-cpus-per-worker 0: a worker takes something of a node, else there is room for any number")
+    passed = [word for word in parser.spelled if word[1:].partition("=")[0] not in {*_SETTLED, *_FLAGS}]
+    if "min-np" in parser.given:
+        passed.append(f"-min-np={least}")
+    if "affinity" not in parser.given and "cores-per-worker" not in parser.given:
+        passed.append("-affinity=none")  # which cores are the job's the engine doesn't say
+    return EngineRequest(
+        flags.engine, tuple(command), flags.address, size, least, most, flags.wait or 0.0, needs, tuple(passed)
+    )  # fmt: skip

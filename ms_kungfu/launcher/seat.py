@@ -1,0 +1,226 @@
+"""What the head of a job over several hosts leaves behind in the store, for the next one, and what the hosts add. Pure.
+
+The record has what hosts can't tell, because they may have heard it or not: which version is chosen, which hosts are
+lost, how the job ends. It is written before anybody hears of it. All else the hosts tell: who runs there, who has
+ended, which deaths were told there. Deaths need no record: the head tells them all in one order, so what one host has
+heard is the beginning of what another has, and the longest that any of those has who go on is what all go on from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Optional
+
+from ms_kungfu.broker_protocol import ProtocolError
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster_store import Seat, SeatKeys, Sitting, has_seat
+from ms_kungfu.launcher.hosts import Host, Hosts
+from ms_kungfu.launcher.options import Options
+from ms_kungfu.launcher.policy import Recover
+from ms_kungfu.launcher.versions import ClusterVersions
+
+
+def moves(options: Options) -> bool:
+    """Whether another host goes on with the job where its head dies: the store has to outlive hosts, and the workers
+    to go on without those that die. A job that rests (-k) has no workers from whom to go on."""
+    goes_on = options.watch and options.recover is not Recover.FAIL and not options.keep
+    return goes_on and options.hosts.is_several and has_seat(options.config_server or "")
+
+
+End = tuple[int, Optional[str]]
+
+
+@dataclass(frozen=True)
+class Record:
+    """`end`: the exit code and the last words of all launchers. `before`: the hosts of heads before this one, as long
+    as it hasn't decided anything: they are expected not to come. `told`: what `kungfu-run status` tells of the job's
+    past, nothing that is decided by."""
+
+    job: str
+    head: str
+    first: Cluster
+    hosts: tuple[Host, ...]
+    versions: ClusterVersions = field(default_factory=ClusterVersions)
+    finishing: bool = False
+    end: End | None = None
+    before: tuple[str, ...] = ()
+    told: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "job": self.job,
+            "head": self.head,
+            "first": self.first.to_json(),
+            "hosts": [[host.name, host.slots] for host in self.hosts],
+            "versions": self.versions.to_json(),
+            "finishing": self.finishing,
+            "end": self.end,
+            "before": self.before,
+            "told": self.told,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Any) -> Record:
+        """ProtocolError where it can't be that."""
+        try:
+            return cls(
+                str(fields["job"]),
+                str(fields["head"]),
+                Cluster.from_json(fields["first"]),
+                tuple(Host(name, slots) for name, slots in fields["hosts"]),
+                ClusterVersions.from_json(fields["versions"]),
+                bool(fields["finishing"]),
+                None if fields["end"] is None else (int(fields["end"][0]), fields["end"][1]),
+                tuple(map(str, fields["before"])),
+                dict(fields["told"]),
+            )
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise ProtocolError(f"the seat's record isn't one: {error!r}") from None
+
+    def taken_by(self, host: str) -> Record:
+        """As it is written by who takes the seat. Again, where he doesn't know whether he has."""
+        heads = dict.fromkeys((*self.before, self.head))
+        return replace(self, head=host, before=tuple(head for head in heads if head != host))
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """Hosts that have gone."""
+        return frozenset(host for host, last in self.versions.lost_hosts.items() if last == float("inf"))
+
+    def hosts_of(self, options: Options) -> Hosts:
+        """As the next head has them."""
+        own = options.hosts
+        return Hosts(
+            self.hosts, own.self_name, own.self_name, own.most, own.placement, own.ports, lost=self.lost, joinable=True
+        )
+
+
+def may_go_on(found: Sitting, own: str) -> bool:
+    """Whether there is a job with which other hosts than this go on, once nobody has the seat."""
+    try:
+        record = None if found.record is None else Record.from_json(found.record)
+    except ProtocolError:
+        return False
+    if record is None or record.end is not None or record.versions.chosen is None:
+        return False
+    return any(host.name != own and host.name not in record.lost for host in record.hosts)
+
+
+@dataclass
+class Term:
+    """A head's time in the seat. `record`: what the one before has left, whose seat this one has taken; None: the job
+    is about to begin. `secret`: of the job's brokers."""
+
+    keys: SeatKeys
+    seat: Seat
+    record: Record | None
+    secret: str
+
+    def guard(self, store: Any) -> None:
+        """Nothing is written to the cluster store either without the seat."""
+        store.seated = lambda: self.seat.since
+
+
+class TimeToAsk:
+    """For how long the other hosts could have found out who has the seat, in seconds: while the store has answered the
+    head, as far as the head can tell by two answers. Other time doesn't count. Where it has stood still meanwhile, and
+    so hasn't heard who called, all begins anew.
+
+    Not since when without a break: of a store that comes and goes nobody would ever be given up.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._asked: float | None = None  # last
+        self._answered: float | None = None  # the last time, where that was one
+        self._stood_still = -lease_s  # until then
+        self.seconds = 0.0
+
+    def answered(self, now: float) -> None:
+        self._ask(now)
+        if self._answered is not None:
+            self.seconds += now - self._answered
+        self._answered = now
+
+    def failed(self, now: float) -> None:
+        self._ask(now)
+        self._answered = None
+
+    def has_stood_still(self, now: float) -> bool:
+        """The head has, a moment ago."""
+        return self._is_late(now) or now - self._stood_still < self._lease_s / 4
+
+    def _ask(self, now: float) -> None:
+        if self._is_late(now):
+            self.seconds, self._answered, self._stood_still = 0.0, None, now
+        self._asked = now
+
+    def _is_late(self, now: float) -> bool:
+        """It asks four times in a lease, and has half of one for each."""
+        return self._asked is not None and now - self._asked > 0.75 * self._lease_s
+
+
+@dataclass
+class Worker:
+    """A worker process, as its host tells of it. `code`: it has ended with that."""
+
+    key: int
+    peer: str
+    incarnation: int
+    rank: int
+    log_name: str
+    device: int
+    pid: int | None = None
+    code: int | None = None
+    error: str = ""
+
+
+Loss = tuple[int, str, bool, bool]  # rank, reason, whether the others go on, whether it was reaped
+
+
+@dataclass
+class Report:
+    """What a host tells the next head. `losses`: of each version that it has, those that it was told of, in order;
+    `leaving`: whom its workers have asked to go, with success; `cores`: how many each has, where that was fixed."""
+
+    workers: list[Worker]
+    losses: dict[int, list[Loss]]
+    leaving: list[str]
+    cores: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "workers": [vars(worker) for worker in self.workers],
+            "losses": [[version, each] for version, each in self.losses.items()],
+            "leaving": self.leaving,
+            "cores": self.cores,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Any) -> Report:
+        """ProtocolError where it can't be that."""
+        try:
+            workers = [Worker(**worker) for worker in fields["workers"]]
+            for worker in workers:
+                PeerID.parse(worker.peer)
+                numbers = (worker.key, worker.incarnation, worker.rank, worker.device)
+                if not all(type(number) is int for number in numbers):
+                    raise ValueError("key, incarnation, rank and device are numbers")
+            losses = {int(version): [_loss(*each) for each in told] for version, told in fields["losses"]}
+            return cls(workers, losses, [str(PeerID.parse(peer)) for peer in fields["leaving"]], int(fields["cores"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProtocolError(f"a host reports wrongly: {error!r}") from None
+
+
+def _loss(rank: Any, reason: Any, recover: Any, reaped: Any) -> Loss:
+    return int(rank), str(reason), bool(recover), bool(reaped)
+
+
+def all_losses(reports: Sequence[Report], version: int) -> list[Loss]:
+    """Those of a version, in the one order: the longest that any host was told. ProtocolError where there are two."""
+    each = sorted((report.losses[version] for report in reports if version in report.losses), key=len)
+    for shorter in each[:-1]:
+        if [loss[0] for loss in shorter] != [loss[0] for loss in each[-1]][: len(shorter)]:
+            raise ProtocolError(f"two hosts have other deaths in version {version}: {shorter} and {each[-1]}")
+    return each[-1] if each else []

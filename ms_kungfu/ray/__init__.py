@@ -1,0 +1,117 @@
+"""Jobs on a Ray cluster: ``kungfu-run -engine ray``, and the same from Python. Needs ``ms_kungfu[ray]``."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, Callable
+
+from ms_kungfu._flags import UsageError
+from ms_kungfu.launcher.engine_flags import EngineRequest
+from ms_kungfu.launcher.options import parse_command_line
+from ms_kungfu.ray import arguments
+from ms_kungfu.ray.ends import End, FunctionError, failure, values
+
+__all__ = ["FunctionError", "run"]
+MISSING = "the engine ray needs Ray: pip install 'ms_kungfu[ray]'"
+_RUNS_A_FUNCTION = ("python3", "-m", "ms_kungfu.ray._function")
+
+
+def run(
+    command_or_function: Sequence[str] | Callable[[], Any],
+    num_workers: int | tuple[int, int] = 1,
+    *,
+    address: str | None = None,
+    cpus_per_worker: float = 1,
+    gpus_per_worker: float = 0,
+    npus_per_worker: float = 0,
+    wait_s: float = 0,
+    flags: Sequence[str] = (),
+    runtime_env: Mapping[str, Any] | None = None,
+) -> list[Any]:
+    """Trains on a Ray cluster, and returns when the job has ended and Ray has back what it took.
+
+    `command_or_function`: what each worker runs, the words of a command (``["python", "train.py"]``) or a function
+    without arguments, which is pickled by cloudpickle; it runs in a process of its own, as the program would. Modules
+    beside this program's script, or in ``sys.path[0]`` of this process, are found there where the folder is on the
+    worker's node.
+    `num_workers`: how many there are, or (least, most): the job begins with what there is room for and follows nodes
+    that come and go. `wait_s`: how long to wait for room for the least. `flags`: further ones of kungfu-run's,
+    ``["-recover=replace"]``. `address` and `runtime_env` are those of ``ray.init``, where nobody has called it yet;
+    without an address it is a cluster that runs here, or else one for this call.
+
+    Returns what the function has returned (whatever cloudpickle takes) at the workers that came to its end in the last
+    cluster, in the order of their ranks; of a command an empty list. What workers print comes to this process's output.
+
+    Raises :class:`FunctionError` where a job of a function fails, with the rank and the exception of the worker that
+    failed first (a worker that just dies, and that the others go on without, is no failure), and of a command
+    ``subprocess.CalledProcessError``, which is its base; of both, `returncode` is kungfu-run's exit status, after a
+    SIGTERM 143. Ctrl-C ends the job, and is ``KeyboardInterrupt`` then, in the main thread. ``RuntimeError`` where the
+    job can't start or Ray fails; ``ValueError`` and ``TypeError``, before anything starts, for what makes no sense;
+    ``TypeError`` at the end where what a worker has returned can't be pickled.
+    """
+    least, most = arguments.least_and_most(num_workers)
+    words = ["-engine=ray", f"-np={least}", f"-min-np={least}", f"-max-np={most}"]
+    words.append(f"-wait={arguments.amount('wait_s', wait_s):f}s")
+    words += arguments.resources(cpus_per_worker, gpus_per_worker, npus_per_worker)
+    if address is not None:
+        if not isinstance(address, str):
+            raise TypeError(f"address={address!r} is no text, like '10.0.0.1:6379'")
+        words.append(f"-address={address}")
+    function, name = None, ""
+    if callable(command_or_function):
+        function, name, command = command_or_function, arguments.function_name(command_or_function), [*_RUNS_A_FUNCTION]
+        arguments.check_function(function)
+    else:
+        command = arguments.command_words(command_or_function)
+    try:
+        request = parse_command_line([*words, *arguments.further_flags(flags), "--", *command])
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+    assert isinstance(request, EngineRequest)
+    if find_spec("ray") is None:
+        raise RuntimeError(MISSING)
+    import ray
+    from ray import cloudpickle
+
+    from ms_kungfu.ray.driver import JobError
+    from ms_kungfu.ray.driver import run as run_job
+    from ms_kungfu.ray.placing import ARGUMENTS
+
+    if runtime_env is not None and ray.is_initialized():
+        raise ValueError("runtime_env is of ray.init, which has been called already; give it there")
+    pickled = None
+    if function is not None:
+        try:
+            pickled = pickle.dumps((_folders(), cloudpickle.dumps(function)))
+        except Exception as error:  # whatever a `__reduce__` raises
+            raise TypeError(f"{name} can't be pickled: {error}") from error
+    try:
+        outcome = run_job(request, pickled, runtime_env, ARGUMENTS)
+    except JobError as error:
+        raise RuntimeError(str(error)) from None
+    if outcome.signals[:1] == [signal.SIGINT]:
+        raise KeyboardInterrupt
+    if function is None:
+        if outcome.code:
+            raise subprocess.CalledProcessError(outcome.code, command)
+        return []
+    ends = [End(*pickle.loads(each)) for each in outcome.returned]
+    if outcome.code:
+        raise failure(name, outcome.code, ends)
+    return values(name, ends)
+
+
+def _folders() -> list[str]:
+    """Where this program's own modules are: beside its script, and what it has put first."""
+    folders = [sys.path[0]] if sys.path else []
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None)
+    if script and getattr(main, "__spec__", None) is None:  # of a module (-m) it is the folder of a package
+        folders.append(os.path.dirname(script))
+    return [*dict.fromkeys(os.path.abspath(folder) for folder in folders if folder)]

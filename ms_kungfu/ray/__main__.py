@@ -1,0 +1,29 @@
+"""``kungfu-run -engine ray``, which becomes this program."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+from ms_kungfu._flags import failed
+from ms_kungfu.launcher.engine_flags import EngineRequest
+from ms_kungfu.launcher.options import PROGRAM, parse_command_line
+from ms_kungfu.ray import MISSING
+
+
+def main() -> int:
+    """Exit status: the job's, 1 where it can't start."""
+    request = parse_command_line(sys.argv[1:])
+    assert isinstance(request, EngineRequest)
+    if find_spec("ray") is None:
+        return failed(PROGRAM, MISSING, 1)
+    from ms_kungfu.ray.driver import JobError, run
+
+    try:
+        return run(request).code
+    except JobError as error:
+        return failed(PROGRAM, error, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

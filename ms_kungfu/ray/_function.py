@@ -1,0 +1,49 @@
+"""The program of workers that run a function: ``python -m ms_kungfu.ray._function``."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from pathlib import Path
+
+from ray import cloudpickle
+
+from ms_kungfu import env
+from ms_kungfu.ray.agent import FUNCTION
+from ms_kungfu.ray.ends import End, end_by_error, end_by_value
+from ms_kungfu.runtime import cluster_version, current_rank, detached, init
+
+
+def main() -> None:
+    """How it ends is left in the agent's folder, but for a worker that the cluster has gone on without."""
+    folder = Path(env.RAY_FOLDER.get() or "")
+    version, rank, begun = 0, env.RANK_ID.get(), False
+    try:
+        paths, pickled = pickle.loads((folder / FUNCTION).read_bytes())
+        # What lies beside the driver's script is found as it is there.
+        sys.path[:0] = [path for path in paths if path not in sys.path]
+        function = pickle.loads(pickled)
+        init()
+        begun = True
+        value = function()
+    except BaseException as error:
+        asked = isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and not error.code)
+        if not asked and not detached():
+            if begun:
+                version, rank = cluster_version(), current_rank()
+            _leave(folder, end_by_error(error, version, rank, time.time(), cloudpickle.dumps))
+        raise
+    if not detached():
+        _leave(folder, end_by_value(value, cluster_version(), current_rank(), time.time(), cloudpickle.dumps))
+
+
+def _leave(folder: Path, end: End) -> None:
+    part = folder / f"{os.getpid()}.part"
+    part.write_bytes(pickle.dumps(end))
+    part.rename(part.with_suffix(""))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""What runs on each node: an actor of Ray's, which starts that host's kungfu-run and passes on what it prints.
+
+It dies with whatever Ray ends: the actor's process, with the driver or with its raylet. kungfu-run dies with the actor
+(PR_SET_PDEATHSIG), and its supervisor ends the workers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from ms_kungfu import env
+from ms_kungfu.launcher.output import LineSplitter
+
+Lines = list[tuple[int, bytes]]  # descriptor (1, 2) and line
+_PR_SET_PDEATHSIG = 1
+_MOST_CHUNKS = 64  # that nobody has asked for; then kungfu-run waits, and so do the workers
+_CHUNK_BYTES = 1 << 16
+FUNCTION = "function"  # the file in KUNGFU_RAY_FOLDER, beside how the function has ended
+
+
+def run_launcher() -> None:
+    """The program of a kungfu-run that an agent starts: ``python -c ... PARENT WORDS``."""
+    if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != int(sys.argv.pop(1)):
+        sys.exit(1)  # it has died meanwhile
+    # Ray blocks SIGINT in what it starts, and has handlers of its own.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    from ms_kungfu.launcher.cli import main
+
+    sys.exit(main())
+
+
+class Agent:
+    """Methods that wait have a thread of Ray's each."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._chunks: queue.Queue[Lines | None] = queue.Queue(_MOST_CHUNKS)
+        self._has_started, self._code = threading.Event(), 0
+
+    def free_ports(self, address: str, ports: Sequence[int]) -> list[int]:
+        """Those among `ports` on which one can listen here."""
+        found = []
+        for port in ports:
+            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((address, port))
+                except OSError:
+                    continue
+                found.append(port)
+        return found
+
+    def start(
+        self, words: Sequence[str], variables: Mapping[str, str], folder: str, cpus: float, function: bytes | None
+    ) -> None:
+        """``kungfu-run WORDS`` in the driver's folder, with variables of its environment, for workers of `cpus` each.
+        ValueError where that folder isn't here."""
+        if not _has_working_dir():
+            try:
+                os.chdir(folder)
+            except OSError as error:
+                raise ValueError(
+                    f"{folder}, in which the job was started, can't be used on {socket.gethostname()}: "
+                    f"{error.strerror}; have it on all nodes, or have Ray bring it (working_dir of runtime_env)"
+                ) from None
+        # `python` is this one, as for kungfu-distribute.
+        environment = {**os.environ, **variables, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
+        # Where nobody has set it Ray does, for this process alone.
+        if environment.get("OMP_NUM_THREADS") == str(max(1, math.floor(_own_cpus()))):
+            environment["OMP_NUM_THREADS"] = str(max(1, math.floor(cpus)))
+        if function is not None:
+            self._folder = tempfile.TemporaryDirectory(prefix="ms_kungfu-ray-")
+            Path(self._folder.name, FUNCTION).write_bytes(function)
+            environment[env.RAY_FOLDER.name] = self._folder.name
+        # Whoever starts a process by PR_SET_PDEATHSIG is a thread, which has to live as long.
+        threading.Thread(target=self._run, args=(words, environment), daemon=True).start()
+        self._has_started.wait()
+
+    def _run(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        program = "from ms_kungfu.ray.agent import run_launcher; run_launcher()"
+        process = self._process = subprocess.Popen(
+            [sys.executable, "-c", program, str(os.getpid()), *words], env=dict(environment),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self._has_started.set()
+        readers = [
+            threading.Thread(target=self._read, args=(descriptor, stream), daemon=True)
+            for descriptor, stream in ((1, process.stdout), (2, process.stderr))
+        ]
+        for reader in readers:
+            reader.start()
+        self._code = process.wait()
+        for reader in readers:
+            reader.join()
+        self._chunks.put(None)
+
+    def _read(self, descriptor: int, stream: IO[bytes]) -> None:
+        splitter = LineSplitter()
+        while data := os.read(stream.fileno(), _CHUNK_BYTES):
+            if lines := splitter.feed(data):
+                self._chunks.put([(descriptor, line) for line in lines])
+        if rest := splitter.flush():
+            self._chunks.put([(descriptor, rest + b"\n")])
+
+    def output(self) -> Lines | None:
+        """What it has printed since the last call, as soon as there is something; None: that was all, it has ended."""
+        lines = self._chunks.get()
+        while lines is not None and not self._chunks.empty():
+            more = self._chunks.get()
+            if more is None:
+                self._chunks.put(None)
+                break
+            lines += more
+        return lines
+
+    def code(self) -> int:
+        """Of the kungfu-run that has ended, as a shell says it."""
+        return self._code if self._code >= 0 else 128 - self._code
+
+    def signal(self, number: int) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def returned(self) -> list[bytes]:
+        """How the function has ended here, an `End` for each of its workers that came to one."""
+        if self._folder is None:
+            return []
+        files = [path for path in Path(self._folder.name).iterdir() if path.name.isdecimal()]
+        with self._folder:
+            return [path.read_bytes() for path in files]
+
+
+def _own_cpus() -> float:
+    """What Ray has given this process."""
+    import ray
+
+    return float(ray.get_runtime_context().get_assigned_resources().get("CPU", 0.0))
+
+
+def _has_working_dir() -> bool:
+    """Whether Ray has put this process in a folder that the user wanted to have everywhere."""
+    import ray
+
+    return bool(ray.get_runtime_context().runtime_env.get("working_dir"))

@@ -1,0 +1,161 @@
+"""What Ray is asked for: its nodes, a part of one, and more of them."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable
+
+import ray
+from ray._private import state  # what is free on a node, and which one drains, Ray tells nowhere else
+from ray.autoscaler.sdk import request_resources
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from ms_kungfu.ray.agent import Agent
+from ms_kungfu.ray.placing import Node
+
+_CALL_S = 5.0
+_LOOK_S = 0.02
+_AT_A_TIME = 8  # calls of an agent: its output, its end, and what it is told meanwhile
+
+
+def connect(address: str | None, runtime_env: Mapping[str, Any] | None) -> bool:
+    """Whether this is the program's first word with Ray, and its last is to be, too. ConnectionError where there is no
+    cluster. Without an address it is one that runs here, or else one for this program alone."""
+    if ray.is_initialized():
+        return False
+    more: dict[str, Any] = {"logging_level": "WARNING"}
+    if runtime_env:
+        more["runtime_env"] = dict(runtime_env)
+    if address != "local":
+        try:
+            _check_there(address or "auto")
+            ray.init(address or "auto", **more)
+            return True
+        except ConnectionError:
+            if address is not None:
+                raise
+    ray.init("local", include_dashboard=False, **more)
+    return True
+
+
+def _check_there(address: str) -> None:
+    """Ray itself tries an address for two minutes. ConnectionError where nobody listens there, ValueError for another
+    kind of address."""
+    if "://" in address:
+        raise ValueError("the driver runs on a node of the cluster; write HOST:PORT there, or use ray job submit")
+    host, colon, port = address.rpartition(":")
+    if colon:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CALL_S).close()
+        except OSError as error:
+            raise ConnectionError(error.strerror or str(error)) from None
+
+
+def own_node() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def nodes() -> list[Node]:
+    """Those that live."""
+    free, leaving = state.available_resources_per_node(), state.state.get_draining_nodes()
+    return [
+        Node(each["NodeID"], each["NodeManagerAddress"], free.get(each["NodeID"], {}), each["NodeID"] in leaving)
+        for each in ray.nodes()
+        if each["Alive"]
+    ]
+
+
+class Watch:
+    """`nodes`, asked for by a thread of its own: without its head's GCS Ray answers nothing, and after a minute of that
+    it ends this process."""
+
+    def __init__(self) -> None:
+        self._answers: queue.SimpleQueue[list[Node] | Exception] = queue.SimpleQueue()
+        self._asked_at: float | None = None
+
+    def answer(self) -> list[Node] | None:
+        """None: not yet; whoever calls again has it in time."""
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+            threading.Thread(target=self._ask, daemon=True).start()
+        try:
+            found = self._answers.get_nowait()
+        except queue.Empty:
+            return None
+        self._asked_at = None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _ask(self) -> None:
+        try:
+            self._answers.put(nodes())
+        except Exception as error:  # the driver's, who has asked
+            self._answers.put(error)
+
+    def silent_s(self) -> float:
+        """How long it has been waited for."""
+        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+
+
+def in_time(call: Callable[[], object], limit_s: float) -> bool:
+    """Whether a call of Ray's has come to its end by then. What it raises is nobody's."""
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            call()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return not thread.is_alive()
+
+
+def wish(needs: Mapping[str, float], count: int) -> None:
+    """Has an autoscaler see to room for so many workers, where there is one."""
+    request_resources(bundles=[dict(needs)] * count)
+
+
+def reserve(node: str, needs: Mapping[str, float], slots: int) -> PlacementGroup:
+    """Room for so many workers on a node, for the agent there. Ray gives it in its own time."""
+    bundle = {name: count * slots for name, count in needs.items()}
+    return placement_group([bundle], bundle_label_selector=[{"ray.io/node-id": node}])
+
+
+def start_agent(node: str, group: PlacementGroup | None, needs: Mapping[str, float], slots: int) -> Any:
+    """In what was reserved; without it one that takes nothing."""
+    where: object = NodeAffinitySchedulingStrategy(node, soft=False)
+    if group is not None:
+        where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+    taken = {name: count * slots for name, count in needs.items()}
+    actor = ray.remote(Agent).options(
+        num_cpus=taken.pop("CPU", 0), num_gpus=taken.pop("GPU", 0), resources=taken, scheduling_strategy=where,
+        max_concurrency=_AT_A_TIME, max_restarts=0, max_task_retries=0,
+    )  # fmt: skip
+    return actor.remote()
+
+
+def end_agent(agent: Any) -> None:
+    """At once, with all that it has started."""
+    with contextlib.suppress(Exception):  # the node has gone, or Ray has
+        ray.kill(agent)
+
+
+def give_back(groups: Iterable[PlacementGroup], limit_s: float) -> None:
+    """What was reserved. Returns when Ray tells it as free, after that time at the latest: who asks then has it."""
+    left = {group.id.hex() for group in groups}
+    for group in groups:
+        with contextlib.suppress(Exception):
+            remove_placement_group(group)
+    # A group counts as removed before its nodes have it back, and as long they have resources of its name.
+    deadline = time.monotonic() + limit_s
+    while left and time.monotonic() < deadline:
+        held = {name for resources in state.available_resources_per_node().values() for name in resources}
+        left = {group for group in left if any(group in name for name in held)}
+        time.sleep(_LOOK_S if left else 0)

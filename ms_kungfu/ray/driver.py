@@ -1,0 +1,444 @@
+"""A job on a Ray cluster: one agent a node, each with that host's kungfu-run, from here to the job's exit status.
+
+The job is one of several hosts as any other: its head is the node of the driver, and with it the job ends, as the
+actors do with their driver. (A node without room for a worker is a head without slots.) What Ray adds is who the hosts
+are. A node that comes joins (``-join``), and the driver asks for as many workers as there are slots then; one that Ray
+is about to take away gets a SIGTERM, by which its host leaves; one that is lost is the head's affair. Deaths, versions
+and the end are decided by the head alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+
+from ms_kungfu import env
+from ms_kungfu._tls import from_environment
+from ms_kungfu.cluster_store import open_store
+from ms_kungfu.errors import ConfigServerError
+from ms_kungfu.launcher.commands import write_size
+from ms_kungfu.launcher.engine_flags import EngineRequest
+from ms_kungfu.launcher.options import PROGRAM
+from ms_kungfu.ray import cluster
+from ms_kungfu.ray.placing import FLAGS, Names, Node, Words, deal, too_small
+
+_LOOK_S = 1.0
+_AGENT_S = 120.0  # for Ray to start an agent's process
+_AGAIN_S = 10.0  # after a node couldn't join
+_LAST_WORDS_S = 10.0
+_SETTLE_S = 5.0  # until Ray knows what whoever has just ended had
+_SILENT_S = 5.0  # until a Ray that doesn't answer is spoken of
+_PORTS = range(12000, 28000)  # below those that systems give to whoever calls
+_TRIED_PORTS = 64
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ASKS_BEFORE_A_KILL = 3
+_OF_A_JOINER = ("q", "v", "logdir", "logfile")
+
+
+class JobError(Exception):
+    """The job can't start, or go on; the message is a sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`code`: the job's exit status. `returned`: how its function has ended, an `End` each, pickled. `signals`: those
+    that came meanwhile."""
+
+    code: int
+    returned: list[bytes] = field(default_factory=list)
+    signals: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Host:
+    """One of the job's. `joins`: it has been told to, and the job's store doesn't know it yet."""
+
+    node: str
+    name: str
+    slots: int
+    group: Any = None
+    agent: Any = None
+    output: Any = None  # the call that waits for the next lines
+    joins: bool = False
+    leaves: bool = False
+
+    def listen(self) -> None:
+        self.output = self.agent.output.remote()
+
+
+class Driver:
+    """Of one job. `function`: what its workers run by `ms_kungfu.ray._function`, as bytes. `words`: the user's."""
+
+    def __init__(self, request: EngineRequest, function: bytes | None = None, words: Words = FLAGS) -> None:
+        self._request, self._function, self._words = request, function, words
+        self._quiet = any(word in ("-q=true", "-q=t", "-q=1") for word in request.flags)
+        self._secret = env.JOB_SECRET.get() or secrets.token_hex(32)
+        self._hosts: dict[str, _Host] = {}  # by the IDs of their nodes
+        self._not_before: dict[str, float] = {}  # node -> when it may be tried again
+        self._told: set[str] = set()  # what is only said once
+        self._signals: list[int] = []
+        self._url, self._port = "", 0
+        self._watch, self._is_silent = cluster.Watch(), False
+        self._groups: list[Any] = []
+        self._returned: list[bytes] = []
+
+    def run(self) -> Outcome:
+        """JobError where there is none. Nothing of the job is left when this returns."""
+        with self._catch_signals():
+            try:
+                code = self._follow() if self._begin() else 128 + self._signals[0]
+            except RayError as error:
+                raise JobError(f"Ray has failed: {str(error).strip().splitlines()[-1]}") from None
+            finally:
+                for host in self._hosts.values():
+                    cluster.end_agent(host.agent)
+                if not cluster.in_time(self._give_back, _LOOK_S if self._is_silent else 2 * _SETTLE_S):
+                    self._say("Ray's head (its GCS) doesn't answer, and isn't told that the job has ended")
+        return Outcome(code, self._returned, self._signals)
+
+    def _give_back(self) -> None:
+        with contextlib.suppress(Exception):
+            cluster.wish(self._request.needs, 0)
+        cluster.give_back(self._groups, _SETTLE_S)
+
+    # ---- the beginning ----
+
+    def _begin(self) -> bool:
+        """False where a signal has come before."""
+        request = self._request
+        cluster.wish(request.needs, request.most)
+        nodes = self._wait_for_room()
+        if self._signals:
+            return False
+        own = next(node for node in nodes if node.id == cluster.own_node())
+        names = self._names = Names(nodes)
+        dealt = {own.id: 0, **deal(nodes, request.needs, request.most)}
+        for node in sorted((node for node in nodes if node.id in dealt), key=lambda node: node.id != own.id):
+            name = names.name(node, [host.name for host in self._hosts.values()])
+            if name is not None:
+                self._add(node, name, dealt[node.id])
+        ports = random.sample(_PORTS, _TRIED_PORTS)
+        free = self._ask_all(ports)
+        there = sum(host.slots for host in self._hosts.values())
+        if self._signals:
+            return False
+        if own.id not in free or there < request.least:
+            raise self._too_small(cluster.nodes())
+        common = [port for port in ports if all(port in each for each in free.values())]
+        if len(common) < 2:
+            raise JobError("the nodes have no port in common that is free on all of them; are there firewalls between?")
+        self._port, config_port = common[:2]
+        self._start_all(min(there, request.most), config_port)
+        return True
+
+    def _wait_for_room(self) -> list[Node]:
+        request, begun = self._request, time.monotonic()
+        while True:
+            nodes = cluster.nodes()
+            room = sum(node.room(request.needs) for node in nodes)
+            waited_s = time.monotonic() - begun
+            if room >= request.size or self._signals or (waited_s >= request.wait_s and room >= request.least):
+                return nodes
+            if waited_s >= max(request.wait_s, _SETTLE_S):
+                raise self._too_small(nodes)
+            if request.wait_s:
+                self._say_once(
+                    f"waiting for room for {request.size} workers, {request.wait_s:g} s at most ({self._words.wait})"
+                )
+            time.sleep(_LOOK_S)
+
+    def _too_small(self, nodes: list[Node]) -> JobError:
+        request = self._request
+        return JobError(too_small(nodes, request.needs, request.size, request.least, request.wait_s, self._words))
+
+    def _add(self, node: Node, name: str, slots: int) -> _Host:
+        host = self._hosts[node.id] = _Host(node.id, name, slots)
+        if slots:
+            host.group = cluster.reserve(node.id, self._request.needs, slots)
+            self._groups.append(host.group)
+        host.agent = cluster.start_agent(node.id, host.group, self._request.needs, slots)
+        return host
+
+    def _ask_all(self, ports: list[int]) -> dict[str, list[int]]:
+        """Which ports are free on the nodes of all agents that Ray has started in time; the others are given up."""
+        asked = {host.agent.free_ports.remote(_address(host.name), ports): host for host in self._hosts.values()}
+        deadline = time.monotonic() + _AGENT_S
+        waiting, free = list(asked), {}
+        while waiting and time.monotonic() < deadline and not self._signals:
+            done, waiting = ray.wait(waiting, timeout=_LOOK_S)
+            for each in done:
+                with contextlib.suppress(RayActorError):
+                    free[asked[each].node] = ray.get(each)
+        for host in list(self._hosts.values()):
+            if host.node not in free:
+                self._drop(host)
+        return free
+
+    def _start_all(self, size: int, config_port: int) -> None:
+        request, hosts = self._request, list(self._hosts.values())
+        words = [*request.flags, "-w", f"-np={size}", f"-port={self._port}"]
+        words.append("-H=" + ",".join(f"{host.name}:{host.slots}" for host in hosts))
+        if len(hosts) == 1:
+            words.append("-joinable")
+        given = [word.partition("=")[2] for word in request.flags if word.startswith("-config-server=")]
+        if given:
+            self._url = given[-1]
+        else:
+            words.append(f"-builtin-config-port={config_port}")
+            scheme = "http" if from_environment() is None else "https"
+            self._url = f"{scheme}://{hosts[0].name}:{config_port}/config"
+        for host in hosts:
+            self._start(host, [*words, f"-self={host.name}", *request.command])
+
+    def _start(self, host: _Host, words: list[str]) -> None:
+        """JobError where it can't be."""
+        try:
+            cpus = self._request.needs.get("CPU", 0.0)
+            ray.get(host.agent.start.remote(words, self._variables(), os.getcwd(), cpus, self._function))
+        except ValueError as error:  # which Ray has wrapped
+            raise JobError(str(getattr(error, "cause", error))) from None
+        host.listen()
+
+    def _variables(self) -> dict[str, str]:
+        """Those of the user's that mean something to a kungfu-run."""
+        names = [variable.name for variable in env.VARIABLES if "user" in variable.set_by]
+        names += [name for name in os.environ if name.startswith("ETCDCTL_")]
+        return {**{name: os.environ[name] for name in names if name in os.environ}, env.JOB_SECRET.name: self._secret}
+
+    # ---- while it runs ----
+
+    def _follow(self) -> int:
+        head = self._hosts[cluster.own_node()]
+        asked, next_look = 0, time.monotonic() + _LOOK_S
+        while True:
+            waiting = {host.output: host for host in self._hosts.values() if host.output is not None}
+            done, _ = ray.wait(list(waiting), timeout=_LOOK_S / 2)
+            for each in done:
+                self._hear(waiting[each])
+            if head.output is None:
+                return self._end(head)
+            for number in self._signals[asked:]:
+                if asked >= _ASKS_BEFORE_A_KILL - 1:
+                    return 128 + number
+                head.agent.signal.remote(number)
+                asked += 1
+            if time.monotonic() >= next_look and not asked:
+                nodes = self._watch.answer()
+                if nodes is not None:
+                    self._look(head, nodes)
+                    next_look = time.monotonic() + _LOOK_S
+                self._mind_silence()
+
+    def _mind_silence(self) -> None:
+        is_silent = self._watch.silent_s() > _SILENT_S
+        if is_silent and not self._is_silent:
+            self._say(
+                "Ray's head (its GCS) doesn't answer: training goes on, no node comes or goes meanwhile; unless it is "
+                "back within a minute of its loss Ray ends this program, and the job with it"
+            )
+        elif self._is_silent and not is_silent:
+            self._say("Ray's head (its GCS) answers again")
+        self._is_silent = is_silent
+
+    def _hear(self, host: _Host) -> None:
+        is_head = host.node == cluster.own_node()
+        try:
+            lines = ray.get(host.output)
+        except ActorUnavailableError:  # Ray doesn't know yet whether it has gone
+            host.listen()
+            return
+        except RayActorError:
+            if is_head:
+                raise JobError(f"the agent of {host.name}, the head, has gone, and the job with it") from None
+            what = f"the {'agent on' if self._is_there(host) else 'node of'} {host.name} has gone"
+            self._say(f"{what}, and with it the host's workers")
+            self._drop(host)
+            if not self._signals and self._still_starts():
+                raise JobError(f"{what} before the job has begun; start it again") from None
+            return
+        if lines is None:
+            host.output = None
+            if not is_head:
+                self._drop(host)
+            return
+        for descriptor, line in lines:
+            _show(descriptor, line if is_head else of_host(host.name, line))
+        host.listen()
+
+    def _is_there(self, host: _Host) -> bool:
+        """Whether Ray still counts its node, where only the actor has died."""
+        found: list[Node] = []
+        cluster.in_time(lambda: found.extend(cluster.nodes()), _SILENT_S)
+        return any(node.id == host.node for node in found)
+
+    def _look(self, head: _Host, nodes: list[Node]) -> None:
+        for node in nodes:
+            host = self._hosts.get(node.id)
+            if host is not None and node.leaves and not host.leaves:
+                host.leaves = True
+                if host is head:
+                    self._say(f"Ray is about to take {host.name} away, the head of the job: the job will end with it")
+                else:
+                    self._say(f"Ray is about to take {host.name} away: it leaves the job")
+                    host.agent.signal.remote(signal.SIGTERM)
+        now, placed = time.monotonic(), sum(host.slots for host in self._hosts.values())
+        coming = [node for node in nodes if node.id not in self._hosts and self._not_before.get(node.id, 0.0) <= now]
+        for node_id, slots in deal(coming, self._request.needs, self._request.most - placed).items():
+            self._not_before[node_id] = now + _AGAIN_S
+            self._join(next(node for node in coming if node.id == node_id), slots)
+        if any(host.joins for host in self._hosts.values()):
+            self._fill()
+
+    def _join(self, node: Node, slots: int) -> None:
+        name = self._names.name(node, [host.name for host in self._hosts.values()])
+        if name is None:
+            self._say_once(f"a node at {node.address} is left out: it can have no name of its own among the hosts")
+            return
+        host = self._add(node, name, slots)
+        flags = [word for word in self._request.flags if word[1:].partition("=")[0] in _OF_A_JOINER]
+        try:
+            done, _ = ray.wait([host.agent.free_ports.remote(_address(name), [])], timeout=_LOOK_S * 15)
+            if not done:
+                raise JobError(f"Ray has started no agent on {name} so far")
+            self._start(host, ["-join", self._url, "-self", f"{name}:{slots}", *flags])
+            host.joins = True
+        except (JobError, RayActorError) as error:
+            self._say_once(f"{name} doesn't join: {str(error).splitlines()[0]}")
+            self._drop(host)
+
+    def _fill(self) -> None:
+        """As many workers as there are slots, once the job knows of new ones."""
+        with contextlib.suppress(ConfigServerError, ValueError):  # another time
+            store = open_store(self._url, self._secret)
+            held = store.get()
+            new = [host for host in self._hosts.values() if host.joins and held and host.name in (held.slots or {})]
+            if held is not None and new:
+                size = min(sum((held.slots or {}).values()), self._request.most)
+                if size > held.size:
+                    self._say(f"{', '.join(host.name for host in new)}: {write_size(store, size)}")
+                for host in new:
+                    host.joins = False
+
+    def _still_starts(self) -> bool:
+        """Whether the head waits for the other hosts, as it says itself."""
+        with contextlib.suppress(ConfigServerError):
+            status = open_store(self._url, self._secret).status()
+            return isinstance(status, dict) and status.get("state") == "starts"
+        return False
+
+    # ---- the end ----
+
+    def _end(self, head: _Host) -> int:
+        """The others end by themselves, with what they have to say."""
+        code = int(ray.get(head.agent.code.remote()))
+        if self._function is not None:
+            self._collect(head)
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while time.monotonic() < deadline:
+            waiting = {host.output: host for host in self._hosts.values() if host.output is not None}
+            if not waiting:
+                break
+            done, _ = ray.wait(list(waiting), timeout=_LOOK_S)
+            for each in done:
+                self._hear(waiting[each])
+        return code
+
+    def _collect(self, host: _Host) -> None:
+        with contextlib.suppress(RayActorError):
+            self._returned += ray.get(host.agent.returned.remote())
+
+    def _drop(self, host: _Host) -> None:
+        if self._function is not None and host.output is None:
+            self._collect(host)
+        del self._hosts[host.node]
+        cluster.end_agent(host.agent)
+        if host.group is not None and not self._is_silent:
+            cluster.in_time(lambda: cluster.give_back([host.group], 0), _SILENT_S)
+
+    # ---- what is said, and heard ----
+
+    @contextlib.contextmanager
+    def _catch_signals(self) -> Iterator[None]:
+        """In the main thread, where alone Python has them."""
+        before: dict[int, Any] = {}
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._signals.append(number)
+
+        if threading.current_thread() is threading.main_thread():
+            before = {number: signal.signal(number, note) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _say(self, sentence: str) -> None:
+        if not self._quiet:
+            _show(2, f"[{PROGRAM}] {time.strftime('%H:%M:%S')} {sentence}\n".encode())
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._told:
+            self._told.add(sentence)
+            self._say(sentence)
+
+
+def of_host(name: str, line: bytes) -> bytes:
+    """What the kungfu-run of another host than the head says, with that host."""
+    program = PROGRAM.encode()
+    for said, instead in ((b"[%b] ", b"[%b %b] "), (b"%b: ", b"%b on %b: ")):
+        if line.startswith(said % program):
+            return instead % (program, name.encode()) + line[len(said % program) :]
+    return line
+
+
+def _address(name: str) -> str:
+    return name.strip("[]")
+
+
+def _show(descriptor: int, line: bytes) -> None:
+    stream = sys.stdout if descriptor == 1 else sys.stderr
+    with contextlib.suppress(OSError):  # nobody reads it: training goes on
+        stream.write(line.decode(errors="replace"))
+        stream.flush()
+
+
+def run(
+    request: EngineRequest,
+    function: bytes | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
+    words: Words = FLAGS,
+) -> Outcome:
+    """JobError where there is no such thing."""
+    try:
+        is_ours = cluster.connect(request.address, runtime_env)
+    except ConnectionError as error:
+        why = "runs here" if request.address == "auto" else f"answers there ({_first_line(error)})"
+        raise JobError(
+            f"{words.address}{request.address}: no Ray cluster {why}; start one (ray start --head), or leave "
+            f"{words.address.strip(' =')} out for a new one"
+        ) from None
+    except (ValueError, RuntimeError) as error:
+        raise JobError(f"{words.address}{request.address}: {_first_line(error)}") from None
+    try:
+        return Driver(request, function, words).run()
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [repr(error)])[0]

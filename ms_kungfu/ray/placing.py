@@ -1,0 +1,104 @@
+"""Which of Ray's nodes have workers, how many, and by what names their hosts go. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+_ROUNDING = 1e-6  # Ray counts in steps of 1e-4
+_MOST_LOOPBACK = 2**16
+
+
+@dataclass(frozen=True)
+class Node:
+    """One of Ray's. `free`: what nobody has taken of its resources. `leaves`: Ray is about to take it away."""
+
+    id: str
+    address: str
+    free: Mapping[str, float] = field(default_factory=dict)
+    leaves: bool = False
+
+    def room(self, needs: Mapping[str, float]) -> int:
+        """For how many workers of which each takes `needs`."""
+        if self.leaves:
+            return 0
+        return min(math.floor(self.free.get(name, 0.0) / count + _ROUNDING) for name, count in needs.items())
+
+
+def deal(nodes: Iterable[Node], needs: Mapping[str, float], most: int) -> dict[str, int]:
+    """How many workers each node has, by its ID, `most` in all: few nodes with many are better than many with few, so
+    the roomiest come first."""
+    dealt: dict[str, int] = {}
+    for node in sorted(nodes, key=lambda node: -node.room(needs)):
+        count = min(node.room(needs), most - sum(dealt.values()))
+        if count:
+            dealt[node.id] = count
+    return dealt
+
+
+class Names:
+    """A host's name is the address of its node.
+
+    Nodes that share one are raylets on one machine, as in tests of Ray's: where all do, each host goes by an address of
+    its own on the loopback (127.0.0.0/8), as hosts do that one machine plays (``-self``). Elsewhere the first of them
+    is the machine's host, and the others are left out.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        """`nodes`: those that the job may begin on."""
+        self._machine = ""  # the address of the one that plays them all
+        if len({node.address for node in nodes}) == 1 and (len(nodes) > 1 or _is_loopback(nodes[0].address)):
+            self._machine = nodes[0].address
+        self._given = 0
+
+    def name(self, node: Node, taken: Collection[str]) -> str | None:
+        """For a node that comes, where these names are `taken` by others. None: it can't be a host of this job."""
+        if self._machine:
+            if node.address != self._machine or self._given >= _MOST_LOOPBACK:
+                return None
+            name = f"127.0.{self._given // 250}.{self._given % 250 + 1}"
+            self._given += 1  # nobody gets the name of one that has gone, of which its job may not know yet
+            return name
+        name = f"[{node.address}]" if ":" in node.address else node.address
+        return None if name in taken or _is_loopback(node.address) else name
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+@dataclass(frozen=True)
+class Words:
+    """By what names the user knows what he has asked for."""
+
+    size: str
+    least: str
+    address: str
+    wait: str
+    for_example: str
+
+
+FLAGS = Words("-np ", "-min-np ", "-address ", "-wait", "-wait 10m")
+ARGUMENTS = Words("num_workers=", "num_workers=", "address=", "wait_s", "wait_s=600")
+
+
+def too_small(
+    nodes: Sequence[Node], needs: Mapping[str, float], size: int, least: int, waited_s: float, words: Words = FLAGS
+) -> str:
+    """The sentence for the user, who wants `size` workers and needs `least`."""
+    room = sum(node.room(needs) for node in nodes)
+    each = " and ".join(f"{count:g} {name}" for name, count in needs.items())
+    free: Counter[str] = Counter()
+    for node in nodes:
+        free.update({name: node.free.get(name, 0.0) for name in needs})
+    has = " and ".join(f"{free[name]:g} {name}" for name in needs)
+    waited = f" after {waited_s:g} s" if waited_s else ""
+    what = words.least if least < size else words.size
+    return (
+        f"{what}{least} is more than the {room} worker{'' if room == 1 else 's'} that the Ray cluster has room for"
+        f"{waited}: its {'1 node has' if len(nodes) == 1 else f'{len(nodes)} nodes have'} {has} free, and a worker "
+        f"takes {each}; give a smaller {what.strip(' =')}, add nodes, or let it wait for some ({words.for_example})"
+    )

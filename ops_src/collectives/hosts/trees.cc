@@ -1,0 +1,119 @@
+// An all-reduce up a tree of hosts and down again: a host adds what its children have to its own part and gives that to
+// its parent; the root has the sum, which goes back the same way. With several trees each has another root and a part
+// of the elements, so that no host does most of the work.
+//
+// Elements are cut into pieces, each a message, and a piece goes on as soon as it has been added up.
+//
+// The same bits: each element is added up along one tree, at each host in the order of its children, and copied from
+// the root on.
+//
+// Nobody waits in a circle: all hosts go through the pieces in the same order, up first. So a piece is waited for by
+// hosts that wait for no later one, from hosts below them in its tree, whose leaves wait for nobody; and on its way
+// down from hosts above. What is sent is not waited for before the end.
+//
+// The sums are received straight into the output, and those receives (the first kAhead) are posted at the beginning,
+// though the output holds what this host gives to its parent, and in place the inputs: a sum contains the part of this
+// host, which has been read from here before the sum exists anywhere. What children give goes to a window of pieces,
+// from which it is added.
+#include <algorithm>
+#include <utility>
+
+#include "base/fault_point.h"
+#include "base/memory.h"
+#include "collectives/dtype.h"
+#include "collectives/hosts/operations.h"
+#include "collectives/reduce.h"
+
+namespace kungfu::hosts {
+namespace {
+
+struct TreePiece {
+  size_t begin, count;  // of its elements
+  const Branch* branch;
+};
+
+// Of the host at this place, in the tree whose root is the `root`-th in the way's order.
+Branch BranchIn(const Way& way, uint32_t hosts, uint32_t root, uint32_t place) {
+  if (way.order.empty()) return BranchOf(way.shape, hosts, root, place);
+  const auto at = std::find(way.order.begin(), way.order.end(), place);
+  KUNGFU_CHECK(way.order.size() == hosts && at != way.order.end(), "host ", place, " has no place in a tree");
+  Branch branch = BranchOf(way.shape, hosts, root, static_cast<uint32_t>(at - way.order.begin()));
+  branch.parent = way.order[branch.parent];
+  for (uint32_t& child : branch.children) child = way.order[child];
+  return branch;
+}
+
+}  // namespace
+
+void AllReduceByTrees(const Group& group, const tcp::Tag& tag, const Way& way, kf_dtype dtype, kf_op op, const void* in,
+                      void* out, size_t count) {
+  const uint32_t n = group.size(), place = group.place(), trees = way.many ? n : 1;
+  const size_t element = SizeOf(dtype), room = kPieceBytes / element;
+  const auto* const input = static_cast<const char*>(in);
+  auto* const output = static_cast<char*>(out);
+  std::vector<Branch> branches;
+  for (uint32_t root = 0; root < trees; root++) branches.push_back(BranchIn(way, n, root, place));
+  std::vector<TreePiece> pieces;
+  size_t begin = 0;
+  for (uint32_t t = 0; t < trees; t++) {
+    const size_t end = begin + count / trees + (t < count % trees ? 1 : 0);
+    for (; begin < end; begin += pieces.back().count) {
+      pieces.push_back({begin, std::min(room, end - begin), &branches[t]});
+    }
+  }
+  const auto up_tag = [&](size_t k) { return tag.Step(k); };
+  const auto down_tag = [&](size_t k) { return tag.Step(pieces.size() + k); };
+  const auto bytes_of = [&](size_t k) { return pieces[k].count * element; };
+  const auto at = [&](size_t k) { return output + pieces[k].begin * element; };
+  const auto is_root = [&](size_t k) { return pieces[k].branch->parent == place; };
+
+  Memory memory;
+  char* const window = memory.Get(kWindow * kPieceBytes);
+  std::vector<tcp::Mesh::Ticket> parts_here, sums_here, sent;  // after the memory, so that they end before it
+  std::vector<std::pair<size_t, uint32_t>> parts;  // (piece, from whom), in the order in which they are added
+  for (size_t k = 0; k < pieces.size(); k++) {
+    for (const uint32_t child : pieces[k].branch->children) parts.emplace_back(k, child);
+  }
+  const auto slot = [&](size_t p) { return window + p % kWindow * kPieceBytes; };
+  const auto receive_part = [&](size_t p) {
+    const auto [k, child] = parts[p];
+    parts_here.push_back(group.Receive(child, up_tag(k), slot(p), bytes_of(k)));
+  };
+  const auto send_down = [&](size_t k) {
+    for (const uint32_t child : pieces[k].branch->children) {
+      sent.push_back(group.Send(child, down_tag(k), at(k), bytes_of(k)));
+    }
+  };
+  for (size_t p = 0; p < std::min(kWindow, parts.size()); p++) receive_part(p);
+  const auto receive_sum = [&](size_t k) {
+    sums_here.push_back(is_root(k) ? tcp::Mesh::Ticket()
+                                   : group.Receive(pieces[k].branch->parent, down_tag(k), at(k), bytes_of(k)));
+  };
+  for (size_t k = 0; k < std::min(kAhead, pieces.size()); k++) receive_sum(k);
+  const ReduceFn reduce = ReductionFor(dtype, op);
+  for (size_t k = 0, p = 0; k < pieces.size(); k++) {
+    const char* sum = input + pieces[k].begin * element;
+    for (size_t c = 0; c < pieces[k].branch->children.size(); c++, p++) {
+      group.Wait(parts_here[p]);
+      const void* const sources[] = {sum, slot(p)};
+      reduce(at(k), sources, 2, pieces[k].count);
+      sum = at(k);
+      if (p + kWindow < parts.size()) receive_part(p + kWindow);
+    }
+    KUNGFU_FAULT_POINT("before a piece goes on in its tree");
+    if (is_root(k)) {
+      send_down(k);
+    } else {
+      sent.push_back(group.Send(pieces[k].branch->parent, up_tag(k), sum, bytes_of(k)));
+    }
+  }
+  for (size_t k = 0; k < pieces.size(); k++) {
+    if (k + kAhead < pieces.size()) receive_sum(k + kAhead);
+    if (is_root(k)) continue;
+    group.Wait(sums_here[k]);
+    send_down(k);
+  }
+  group.WaitAll(sent);
+}
+
+}  // namespace kungfu::hosts

@@ -1,0 +1,186 @@
+"""The head's seat, in an etcd of three members: another host has it where the head dies. More: `seats`, a command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster_store import Seat, SeatLostError, open_seat, open_store
+from ms_kungfu.launcher.hosts import Host
+from ms_kungfu.launcher.seat import Record
+from ms_kungfu.launcher.versions import ClusterVersions
+from tests.engines import seats
+from tests.engines.members import Etcd
+from tests.ports import free_ports
+
+pytestmark = pytest.mark.timeout(300)
+CLUSTER = Cluster((PeerID("one", 10000),), (), 0)
+
+
+@pytest.fixture
+def patient_etcd(etcd_of) -> Etcd:
+    """Which elects no leader because the machine is busy."""
+    return etcd_of(election_ms=seats.ELECTION_MS)
+
+
+@pytest.mark.parametrize("kind", ["agent", pytest.param("host", marks=pytest.mark.long), "rank 0"])
+def test_training_goes_on_without_the_head_its_host_or_rank_0(patient_etcd, tmp_path, kind) -> None:
+    print(f"{kind}: the longest pause was {seats.strike(patient_etcd, 'job', tmp_path / 'job', kind):.2f} s")
+
+
+def asked_until(job, told, *url) -> str:
+    """What `kungfu-run status` says, within the time of a lease."""
+    deadline = time.monotonic() + seats.LEASE_S
+    while True:
+        asked = job.launch("status", *url)
+        asked.wait(60)
+        if told in asked.output or time.monotonic() > deadline:
+            return asked.output
+
+
+def test_a_host_that_has_joined_takes_the_seat(patient_etcd, tmp_path) -> None:
+    job = seats.SeatedJob(patient_etcd, "joined", tmp_path / "job", seats.HOSTS[:1], "-joinable")
+    try:
+        job.wait_until_all_train()
+        job.join(seats.HOSTS[1])
+        left = job.strike("agent")
+        told = f"runs: {seats.HOSTS[0]}, which had the job, is gone; this host waits for the next head"
+        assert told in asked_until(job, told)
+        told = f"should it be gone, {seats.HOSTS[1]} takes its place when its lease is over"
+        assert told in asked_until(job, told, patient_etcd.url("joined"))
+        job.judge("agent", left)
+        assert "this host has the job from now on" in job.runs[1].output
+    finally:
+        job.end()
+
+
+def test_a_head_that_gets_a_sigterm_leaves_and_another_host_goes_on_at_once(patient_etcd, tmp_path) -> None:
+    job = seats.SeatedJob(patient_etcd, "leaves", tmp_path / "job")
+    try:
+        longest = job.judge("agent", job.let_the_head_leave())
+        assert longest < seats.LEASE_S / 2, "nobody waits for the lease"
+    finally:
+        job.end()
+
+
+@pytest.mark.long
+def test_a_head_whose_supervisor_is_killed_costs_its_host_and_not_the_job(patient_etcd, tmp_path) -> None:
+    job = seats.SeatedJob(patient_etcd, "guard", tmp_path / "job")
+    try:
+        workers = job.wait_until_all_train()
+        (guard,) = set(job.runs[0].processes()) - workers[0] - {job.runs[0].process.pid}
+        os.kill(guard, signal.SIGKILL)
+        job.runs[0].assert_exit(1, 60)
+        assert "the guard process on host 127.0.0.1 was killed" in job.runs[0].output
+        job.judge("agent", workers[1] | workers[2])
+    finally:
+        job.end()
+
+
+@pytest.mark.long
+def test_a_head_that_is_started_again_leaves_the_job_to_those_who_have_it_and_may_join(patient_etcd, tmp_path) -> None:
+    job = seats.SeatedJob(patient_etcd, "again", tmp_path / "job")
+    try:
+        left = job.strike("agent")
+        again = job.begin(seats.HOSTS[0])
+        again.wait_for("waiting for the last job of .* to be over", timeout=60)
+        again.assert_exit(1, 60)
+        (line,) = [line for line in again.stderr if line.startswith("kungfu-run: ")]
+        assert f"{patient_etcd.url('again')} is the job of another kungfu-run; give this one another name" in line
+        job.size -= 2
+        job.join(seats.HOSTS[0])
+        job.size += 2  # those who have ended have been members, too
+        back = set().union(*job.wait_until_all_train().values())
+        assert len(back) == 6
+        assert left < back
+        job.judge("agent", back)
+    finally:
+        job.end()
+
+
+def test_a_job_whose_head_has_died_is_its_other_hosts_for_a_lease(etcd, start_module) -> None:
+    url = etcd.url("dead")
+    versions = ClusterVersions(clusters={0: CLUSTER}, chosen=0)
+    record = Record("job", "one", CLUSTER, (Host("one", 1), Host("other", 1)), versions).to_json()
+    keys = open_seat(url)
+    Seat(keys, "one", 2).take(keys.look(), record)
+    words = ["-self", "127.0.0.1", "-H", "127.0.0.1:1,127.0.0.2:1", "-port", free_ports(1)[0], "-np", 2, "-w"]
+    secret = {"KUNGFU_JOB_SECRET": seats.SECRET}
+    new = start_module(
+        "ms_kungfu.launcher", *words, "-host-timeout", "3s", "-config-server", url, "true", environment=secret
+    )
+    new.wait_for("waiting for the last job of .* to be over", timeout=60)
+    while keys.look().holder:  # by its lease
+        time.sleep(0.05)
+    time.sleep(1.0)
+    Seat(keys, "other", 60).take(keys.look(), record)
+    new.assert_exit(1, 60)
+    assert f"{url} is the job of another kungfu-run" in new.output
+    assert open_store(url).get() is None, "it has written nothing"
+
+
+def test_of_two_that_take_the_seat_one_has_it(etcd) -> None:
+    url = etcd.url("two")
+    one, other = (Seat(open_seat(url), host, 2) for host in ("one", "other"))
+    seen = open_seat(url).look()
+    one.take(seen, {"step": 0})
+    with pytest.raises(SeatLostError, match="one has the seat"):
+        other.take(seen, {"step": 1})
+    one.write({"step": 2})
+    one.renew()
+    found = open_seat(url).look()
+    assert found.record is not None
+    assert (found.holder, found.record["step"], found.since) == ("one", 2, one.since)
+
+
+def test_who_comes_back_to_an_empty_seat_goes_on_and_to_a_taken_one_does_not(etcd) -> None:
+    url = etcd.url("back")
+    keys = open_seat(url)
+    one, other = (Seat(open_seat(url), host, 2) for host in ("one", "other"))
+    one.take(keys.look(), {"step": 0})
+    one.leave()  # as when the lease is over
+    assert keys.look().holder == ""
+    one.renew()
+    assert keys.look().holder == "one"
+    one.leave()
+    one.write({"step": 1})
+    assert keys.look().holder == "one"
+    one.leave()
+    other.take(keys.look(), {"step": 2})
+    for act in (one.renew, lambda: one.write({"step": 3})):
+        with pytest.raises(SeatLostError):
+            act()
+    found = keys.look()
+    assert found.record is not None
+    assert (found.holder, found.record["step"]) == ("other", 2)
+
+
+def test_an_answer_that_was_lost_doesnt_cost_the_seat(etcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = etcd.url("answers")
+    keys = open_seat(url)
+    seat = Seat(keys, "one", 60)
+
+    def lose_the_answer(act) -> None:
+        with monkeypatch.context() as patched:
+            real = type(keys).swap
+
+            def swap(self, *arguments):
+                real(self, *arguments)
+                raise ConnectionError("the answer is lost")
+
+            patched.setattr(type(keys), "swap", swap)
+            with pytest.raises(ConnectionError):
+                act()
+
+    lose_the_answer(lambda: seat.take(keys.look(), {"step": 0}))
+    seat.take(keys.look(), {"step": 0})
+    lose_the_answer(lambda: seat.write({"step": 1}))
+    seat.write({"step": 2})
+    found = keys.look()
+    assert found.record is not None
+    assert (found.holder, found.record["step"], found.since) == ("one", 2, seat.since)
+    seat.renew()

@@ -1,0 +1,418 @@
+"""One of several hosts: a launcher with an event loop of its own, its guard, its descriptors; all may stand still."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from types import SimpleNamespace
+
+from ms_kungfu import env
+from ms_kungfu.launcher import job, outpost
+from ms_kungfu.launcher.relay import Relay
+from ms_kungfu.launcher.supervisor import Exited, Started
+from tests.fault.simulator import clock
+from tests.fault.simulator import machine as one_host
+from tests.fault.simulator.broker import Broker
+from tests.fault.simulator.cluster_store import SeatKeys
+from tests.fault.simulator.links import Link, Memory
+from tests.fault.simulator.network import Socket
+from tests.fault.simulator.processes import Process
+from tests.fault.simulator.setting import JOIN_TIMEOUT_S, Violation
+
+
+class HostLoop(clock.Loop):
+    """The event loop of a launcher, on everybody's clock. What is due while the host stands still waits."""
+
+    def __init__(self, world, host):
+        super().__init__()
+        self._world, self._host = world, host
+        self._held = []
+        self._readers = {}  # sockets and descriptors
+        self._writers = {}
+        self.signal_handlers = {}
+        self.thread_delay = lambda: world.short(world.random)
+
+    def time(self):
+        return self._world.loop.now
+
+    def call_at(self, when, callback, *args, context=None):
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._world.loop.at(max(when - self.time(), 0.0), self._run, handle)
+        return handle
+
+    def call_soon(self, callback, *args, context=None):
+        handle = asyncio.Handle(callback, args, self, context)
+        self._world.loop.at(0.0, self._run, handle)
+        return handle
+
+    def call_later(self, delay, callback, *args, context=None):
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def _run(self, handle):
+        if self._host.is_over or handle.cancelled():
+            return
+        if self._host.stands_still:
+            self._held.append(handle)
+        else:
+            self.within(handle._run)
+
+    def within(self, function, *args):
+        """As if the loop had called it."""
+        before = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            return function(*args)
+        finally:
+            asyncio._set_running_loop(before)
+
+    def go_on(self):
+        held, self._held = self._held, []
+        for handle in held:
+            self._world.loop.at(0.0, self._run, handle)
+
+    # ---- sockets ----
+
+    async def sock_recv(self, end, count):
+        return await end.receive(count)
+
+    async def sock_connect(self, end, address):
+        await end.connect(address)
+
+    def add_reader(self, fd, callback, *args):
+        self._readers[fd] = callback
+        if isinstance(fd, Socket):
+            self.look_at(fd)
+
+    def remove_reader(self, fd):
+        return self._readers.pop(fd, None) is not None
+
+    def add_writer(self, fd, callback, *args):
+        self._writers[fd] = callback
+
+    def remove_writer(self, fd):
+        return self._writers.pop(fd, None) is not None
+
+    def look_at(self, end):
+        """There may be something to do."""
+        if end in self._readers:
+            for _ in end.queue:
+                self.call_soon(self._ready, self._readers, end)
+        if end in self._writers:
+            self.call_soon(self._ready, self._writers, end)
+
+    def _ready(self, of, fd):
+        if fd in of:
+            of[fd]()
+
+    def guard_has_news(self):
+        self.call_soon(self._ready, self._readers, 0)
+
+    def add_signal_handler(self, number, callback, *args):
+        self.signal_handlers[number] = lambda: callback(*args)
+
+
+class Runtime:
+    """`_core`, as a launcher uses it."""
+
+    def __init__(self, world, host):
+        self._world, self._host = world, host
+
+    def create_segment(self, size, version, cores, recovers, board=False):
+        return self._host.descriptor_of(Memory(self._world, size, version, recovers))
+
+    def SegmentControl(self, fd):
+        return self._host.descriptors[fd]
+
+
+class HostMachine(one_host.Machine):
+    """That of one of several hosts."""
+
+    tls = None
+
+    def __init__(self, world, host):
+        super().__init__(world)
+        self._host = host
+        self.environ = host.launcher.environ
+        self.time = lambda: world.loop.now
+        self.runtime = lambda: Runtime(world, host)
+
+    def start_thread(self, name, function):
+        self._host.launcher.start(name, function)
+
+    def free_bytes(self):
+        return float("inf")
+
+    def spare_descriptors(self):
+        return float("inf")
+
+    def make_broker(self, cores, **options):
+        self._host.made_broker = Broker(self._world, cores, **options)
+        if self._host is self._world.head:  # a head that has stood still may go on when it isn't one any more
+            self._world.broker = self._host.made_broker
+        return self._host.made_broker
+
+    def make_relay(self, send):
+        return Relay(send, condition=lambda: clock.Condition(self._world), is_alive=self._world.is_alive)
+
+    def serve_broker(self, broker, secret):
+        self._host.server = BrokerServer(self._host, broker)
+        return self._host.server
+
+    def make_link(self, local_fd, board_fd, **options):
+        return Link(
+            self._world, self._host, self._host.descriptors[local_fd], self._host.descriptors[board_fd], **options
+        )
+
+    def make_socket(self, family):
+        return Socket(self._world.network, self._host)
+
+    def open_seat(self, url, timeout_s):
+        return SeatKeys(self._world)
+
+    def make_config_server(self, store, secret, **options):
+        on_change = options["on_change"]
+        return self._world.server.embed(store, lambda cluster: self._host.loop.within(on_change, cluster))
+
+
+class BrokerServer:
+    """A host's socket for its workers."""
+
+    def __init__(self, host, broker):
+        self._host, self.broker = host, broker
+        self.address = f"broker of {host.name}"
+
+    def connections(self):
+        return 0
+
+    def close(self):
+        if self._host.server is self:
+            self._host.server = None
+
+
+class Guard:
+    """Starts, signals and reaps the workers of a host."""
+
+    def __init__(self, world, host):
+        self._world, self._host = world, host
+        self.events = []
+
+    def fileno(self):
+        return 0
+
+    def next_event(self):
+        return self.events.pop(0)
+
+    def tell(self, event):
+        if not self._host.is_over:
+            self.events.append(event)
+            self._host.loop.guard_has_news()
+
+    def start(self, key, environment, cores, stdout, stderr):
+        environ = {name: value for name, value in environment.items() if value is not None}
+        environ[env.JOIN_TIMEOUT.name] = str(JOIN_TIMEOUT_S)
+        world, host = self._world, self._host
+        process = Process(world, f"process {key} ({environ['KUNGFU_SELF']})", environ)
+        process.key, process.pid, process.host = key, next(world.pids), host
+        world.processes[key] = process
+        world.everybody.append(process)
+        world.loop.at(world.short(world.random), self.tell, Started(key, process.pid))
+        process.start("main", lambda: world.run_worker(process), world.short(world.random) * 3)
+        if host.stands_still:
+            world.stop(process)
+
+    def has_ended(self, process, code, error):
+        self.tell(Exited(process.key, code, error))
+
+    def signal(self, number, key=None):
+        for process in self._host.workers():
+            if key in (None, process.key) and number in (signal.SIGKILL, signal.SIGTERM):
+                self._world.kill(process, -number)
+
+    def wake(self):
+        pass
+
+    def remove_at_end(self, path, inode):
+        pass
+
+    def close(self):
+        """Nobody is left, whoever has ended the launcher."""
+        for process in self._host.workers():
+            process.alive = False
+            self._world.processes.pop(process.key, None)
+
+
+class Head(job.Job):
+    """The real one, watched."""
+
+    def __init__(self, options, supervisor, output, machine, term=None):
+        super().__init__(options, supervisor, output, machine, term)
+        self._world = machine._world
+        if term is not None:
+            self._world.takes_the_seat(self, options.hosts.self_name)
+
+    def on_cluster(self, cluster):
+        self._world.wanted_at.setdefault(cluster.version, self._world.loop.now)
+        super().on_cluster(cluster)
+
+    def host_lost(self, name, reason):
+        if self._term is None:
+            self._world.host_is_lost(name, reason)
+        super().host_lost(name, reason)
+
+    def _lose_host(self, name, reason):
+        if self._term is not None:
+            self._world.host_is_lost(name, reason)
+            if all(name not in dict(record["versions"]["lost"]) for record in self._world.server.seat.history):
+                raise Violation(f"{name} is lost to the others, and that isn't on record")
+        super()._lose_host(name, reason)
+
+    def _settle(self, verdict):
+        before = self._verdict.done()
+        goes_on = super()._settle(verdict)
+        if not before and self._verdict.done() and self._world.job is self:
+            self._world.job_is_settled(self._verdict.result())
+        return goes_on
+
+
+class Outpost(outpost.Outpost):
+    make_head = Head
+
+    def _obey(self, what, value):
+        goes_on = what == "end" and (value["left"] or "the job goes on" in str(value["words"]))
+        if (what == "signal" and value["key"] is None) or (what == "end" and not goes_on):
+            self._machine._world.end_is_heard(self._options.host.name)
+        super()._obey(what, value)
+
+    def _has_led(self, leading):
+        if not leading.cancelled() and isinstance(leading.exception(), Violation):
+            raise leading.exception()
+        super()._has_led(leading)
+
+
+class Output(one_host.Output):
+    """Of which the last words are kept."""
+
+    last_words = None
+
+    def close(self, timeout_s, last_words=None):
+        self.last_words = last_words
+
+
+class Host:
+    """A host, and what runs there. One that comes back is another one of the same name."""
+
+    def __init__(self, world, number, options):
+        self.world, self.number = world, number
+        self.name = self.address = options.host.name
+        self.is_head = options.hosts.is_head
+        self.is_on = True
+        self.stands_still = False
+        self.is_over = False  # its launcher is gone
+        self.was_killed = False  # before anybody knew how the job ends
+        self.was_disturbed = False  # in a way for which it may be given up
+        self.had_reset_links = False
+        self.is_leaving = False
+        self.is_lost = False  # the head has said so
+        self.descriptors = {}
+        self.server = None
+        self.launcher = Process(
+            world, f"launcher of {self.name}", {"KUNGFU_JOB_SECRET": "00", "KUNGFU_JOIN_TIMEOUT": str(JOIN_TIMEOUT_S)}
+        )
+        self.launcher.host = self
+        self.loop = HostLoop(world, self)
+        self.guard, self.output = Guard(world, self), Output()
+        kind = Head if self.is_head and not world.setup.moves else Outpost
+        self.program = self.loop.within(kind, options, self.guard, self.output, HostMachine(world, self))
+        self.made_broker = None
+        self.task = None
+
+    def start(self):
+        self.task = self.loop.within(self.loop.create_task, self.program.run())
+        self.task.add_done_callback(self._has_ended)
+
+    def _has_ended(self, task):
+        if not task.cancelled():
+            task.exception()  # which `outcome` tells
+        self.is_over = True
+        self.launcher.alive = False
+        self._close_all()
+        self.guard.close()
+
+    def _close_all(self):
+        network = self.world.network
+        for end in [*network.listeners.values(), *network.sockets]:
+            if end.host is self:
+                end.close()
+
+    def workers(self):
+        return [process for process in self.world.processes.values() if process.host is self]
+
+    def descriptor_of(self, thing):
+        fd = os.open(os.devnull, os.O_RDONLY)
+        self.descriptors[fd] = thing
+        return fd
+
+    # ---- what happens to it ----
+
+    def kill(self):
+        """Its launcher; the guard ends the workers."""
+        self.is_over = self.was_disturbed = True
+        self.was_killed = self.world.verdict is None
+        self.launcher.alive = False
+        self._close_all()
+        self.world.loop.at(self.world.short(self.world.random), self.guard.close)
+
+    def switch_off(self):
+        self.is_on, self.was_disturbed = False, True
+        self.is_over, self.was_killed = True, self.world.verdict is None
+        self.launcher.alive = False
+        for end in [*self.world.network.sockets]:
+            if end.host is self:  # nobody hears of it
+                end.is_open, end.outgoing = False, type(end.outgoing)()
+        for listener in [*self.world.network.listeners.values()]:
+            if listener.host is self:
+                del self.world.network.listeners[listener.name]
+        self.guard.close()
+
+    def stand_still(self):
+        self.stands_still = True
+        for process in (self.launcher, *self.workers()):
+            self.world.stop(process)
+
+    def go_on(self):
+        self.stands_still = False
+        for process in (self.launcher, *self.workers()):
+            self.world.go_on(process)
+        self.loop.go_on()
+
+    def close_descriptors(self):
+        """Those that are left, as the kernel does."""
+        null = os.stat(os.devnull).st_rdev
+        for fd in self.descriptors:
+            with contextlib.suppress(OSError):
+                if fd > 2 and os.fstat(fd).st_rdev == null:
+                    os.close(fd)
+
+    def finish(self):
+        """After all has been seen."""
+        if not self.task.done():
+            self.is_over = self.stands_still = False
+            self.loop.within(self.task.cancel)
+
+    def signal(self, number):
+        if not self.is_over and number in self.loop.signal_handlers:
+            self.loop.call_soon(self.loop.signal_handlers[number])
+
+    @property
+    def outcome(self):
+        """Exit code and last words; None: it was killed, or hasn't ended."""
+        if self.task is None or not self.task.done() or self.task.cancelled():
+            return None
+        error = self.task.exception()
+        if isinstance(error, Violation):
+            raise error
+        return SimpleNamespace(
+            code=1 if error else self.task.result(), words=str(error or "") or self.output.last_words or ""
+        )

@@ -1,0 +1,161 @@
+"""Jobs over several hosts whose head dies, stands still or is cut off, and another host takes its seat: on a virtual
+clock.
+
+Each seed is another job: ``python -m tests.fault.simulate SEED --seat --story`` tells what happens in it. More of it:
+``KUNGFU_SIMULATED_SCHEDULES=50000 KUNGFU_SIMULATED_FROM=3000``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: pip install ms-kungfu[test]")
+pytest.importorskip("mindspore", reason="MindSpore is not installed")
+
+from ms_kungfu.launcher import agent, job, relay, remote
+from ms_kungfu.launcher.policy import Recover
+from tests.fault.schedules import (
+    broken_in,
+    first_violation,
+    run,
+    schedule_of_seats,
+    story,
+    variations,
+    violation_of,
+)
+from tests.fault.simulator import cluster_store
+from tests.fault.simulator.hosts_world import HOST_TIMEOUT_S, HostsSetup
+from tests.fault.simulator.setting import Happening
+
+BATCHES = 4
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_no_course_of_events_breaks_a_promise(batch: int, everything: bool) -> None:
+    broken = broken_in(batch, BATCHES, 600 if everything else 100, schedule_of_seats)
+    if broken is not None:
+        pytest.fail(broken, pytrace=False)
+
+
+def test_the_courses_are_of_many_kinds() -> None:
+    told: list[str] = []
+    outcomes = [run(schedule_of_seats(seed), told) for seed in range(40)]
+    assert sum(outcome.exit_code == 0 for outcome in outcomes) > 25
+    for sentence in (
+        "this host has the job from now on", "its launcher didn't come to the new head of the job",
+        "decides for the job from now on", "its database is full",
+    ):  # fmt: skip
+        assert any(sentence in line for line in told), sentence
+
+
+def test_a_host_that_has_joined_goes_on_with_the_job_where_it_is_the_last() -> None:
+    setup = HostsSetup(size=2, hosts=2, recover=Recover.SHRINK, moves=True, samples=400)
+    happenings = (
+        Happening(0.5, "host joins", 0), Happening(1.0, "resize", 4),
+        Happening(3.0, "kill head", 0), Happening(9.0, "kill head", 0),
+    )  # fmt: skip
+    for schedule in variations(setup, happenings, 5, 0.2):
+        told: list[str] = []
+        assert run(schedule, told).exit_code == 0, "\n".join(told)
+        assert "-- 10.0.0.3 has the seat" in "\n".join(told) or "-- 10.0.0.4 has the seat" in "\n".join(told)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_sigterm_to_the_head_ends_its_host_and_not_the_job(times: int) -> None:
+    """At the second one its host is lost."""
+    happenings = tuple(Happening(0.9 + 0.01 * number, "head leaves", 0) for number in range(times))
+    for schedule in variations(replace(THREE, samples=100), happenings, 20, 0.2):
+        told: list[str] = []
+        assert run(schedule, told).exit_code == 0, "\n".join(told)
+        assert "this host has the job from now on" in "\n".join(told)
+
+
+# ---- a protocol that is broken is found out, in few schedules and with a short story ----
+
+
+def say_who_is_chosen_before_it_is_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def choose(self, version):
+        self._host.broker.noted()
+
+    monkeypatch.setattr(job.Job, "_choose", choose)
+
+
+def lose_hosts_without_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a head does that stood still, and doesn't know that it isn't one any more."""
+
+    async def note(self, lost=None, end=None):
+        return True if lost else await real(self, lost, end)
+
+    real = job.Job._note
+    monkeypatch.setattr(job.Job, "_note", note)
+
+
+def write_whoever_has_the_seat(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = cluster_store.SeatLog.swap
+    monkeypatch.setattr(cluster_store.SeatLog, "swap", lambda self, seen, *more: real(self, self.look(), *more))
+
+
+def forget_what_workers_have_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask_again(self, send):
+        self._send = send
+
+    monkeypatch.setattr(relay.Relay, "ask_again", ask_again)
+
+
+def go_on_without_who_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No host is awaited."""
+
+    async def gather_again(self, timeout_s, before, time_to_ask):
+        self.resumes_no_more = True
+
+    monkeypatch.setattr(remote.RemoteHosts, "gather_again", gather_again)
+
+
+def forget_the_deaths_that_were_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who have died are reported, but not in which order they have."""
+    monkeypatch.setattr(agent, "all_losses", lambda reports, version: [])
+
+
+def end_workers_before_the_end_is_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def note(self, verdict):
+        return True
+
+    monkeypatch.setattr(job.Job, "_note_the_end", note)
+
+
+def write_over_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what is noted behind it."""
+    nothing = property(lambda self: None, lambda self, value: None)
+    monkeypatch.setattr(job.Job, "_noted_end", nothing, raising=False)
+
+
+THREE = HostsSetup(size=6, recover=Recover.SHRINK, moves=True)
+KILL = Happening(0.9, "kill head", 0)
+DEATHS = (Happening(0.85, "kill member", 5), Happening(0.85, "kill member", 3), Happening(0.86, "kill head", 0))
+# What finds each out: a job, what happens, how many variations of it, and how much later each happening may be.
+BREAKAGES = {
+    say_who_is_chosen_before_it_is_on_record: (THREE, (Happening(0.5, "resize", 4), KILL), 40, 0.2),
+    lose_hosts_without_a_record: (THREE, (Happening(0.9, "pause head", 0, 3 * HOST_TIMEOUT_S),), 40, 0.2),
+    write_whoever_has_the_seat: (THREE, (Happening(0.9, "pause head", 0, 3 * HOST_TIMEOUT_S),), 40, 0.2),
+    forget_what_workers_have_asked: (THREE, (Happening(0.5, "resize", 4), KILL), 40, 0.2),
+    go_on_without_who_comes_late: (THREE, (KILL,), 40, 0.2),
+    forget_the_deaths_that_were_told: (THREE, DEATHS, 600, 0.02),
+    end_workers_before_the_end_is_on_record: (THREE, (KILL,), 40, 0.2),
+    write_over_the_end: (THREE, (Happening(0.5, "resize", 4), Happening(0.6, "interrupt", 1)), 40, 0.2),
+}
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: breakage.__name__)
+def test_a_broken_protocol_is_found_out(breakage, monkeypatch: pytest.MonkeyPatch) -> None:
+    breakage(monkeypatch)
+    print(f"{breakage.__name__}: {first_violation(variations(*BREAKAGES[breakage]))}")
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: breakage.__name__)
+def test_and_none_where_it_is_not(breakage) -> None:
+    setup, happenings, _, later_s = BREAKAGES[breakage]
+    for schedule in variations(setup, happenings, 4, later_s):
+        violation = violation_of(schedule)
+        assert violation is None, f"{violation}\n{story(schedule)}"

@@ -1,0 +1,148 @@
+"""What happens to who has just taken the seat of a job's head, and whom the others look for: on a virtual clock.
+
+An outsider has found that these went wrong; random courses (`test_simulated_seats.py`) come to such moments rarely.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: pip install ms-kungfu[test]")
+pytest.importorskip("mindspore", reason="MindSpore is not installed")
+
+from ms_kungfu.cluster_store import StoreUnreachableError
+from ms_kungfu.launcher.policy import Recover
+from ms_kungfu.launcher.seat import TimeToAsk
+from tests.fault.schedules import Schedule, story, variations
+from tests.fault.simulator import cluster_store
+from tests.fault.simulator.hosts_world import HOST_TIMEOUT_S, HostsSetup, HostsWorld
+from tests.fault.simulator.setting import Happening, Violation
+
+JOB = HostsSetup(size=8, hosts=4, recover=Recover.SHRINK, moves=True, samples=200)
+KILL = Happening(0.9, "kill head")
+
+
+def run(schedule: Schedule) -> HostsWorld:
+    """To its end, which has to be a good one."""
+    world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, [])
+    try:
+        outcome = world.run()
+    except Violation as violation:
+        pytest.fail(f"{violation}\n{story(schedule)}", pytrace=False)
+    assert outcome.exit_code == 0, story(schedule)
+    return world
+
+
+def longest_gap(world: HostsWorld) -> float:
+    return max(after - before for before, after in zip(world.commits, world.commits[1:]))
+
+
+@pytest.mark.parametrize("seconds", [0.95, 1.02, 1.1, 1.3])  # host-timeouts
+def test_a_new_head_that_stands_still_gives_up_nobody_for_it(seconds: float) -> None:
+    """Its hosts have called it meanwhile, and wait."""
+    pause = Happening(0.0, "pause head", 0, seconds * HOST_TIMEOUT_S, seat=2)
+    for schedule in variations(JOB, (KILL, pause), 8, 0.15):
+        world = run(schedule)
+        assert len(world.lost_at) <= 2, story(schedule)  # the first head, and this one where another took its seat
+
+
+def test_nobody_is_given_up_where_all_stand_still_while_one_takes_the_seat() -> None:
+    pause = Happening(0.0, "pause all", 0, 1.5 * HOST_TIMEOUT_S, seat=2)
+    for schedule in variations(JOB, (KILL, pause), 8, 0.3):
+        assert {host.name for host in run(schedule).lost_at} <= {"10.0.0.1"}, story(schedule)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 3 * HOST_TIMEOUT_S])
+def test_a_second_head_that_is_lost_takes_nobody_with_it(seconds: float) -> None:
+    """Who has called it doesn't wait for it longer than the third one waits for him."""
+    second = Happening(0.0, "pause head" if seconds else "kill head", 0, seconds, seat=2)
+    for schedule in variations(JOB, (KILL, second), 8, 0.3):
+        world = run(schedule)
+        assert len(world.lost_at) == 2, story(schedule)
+        assert longest_gap(world) < 3.2 * HOST_TIMEOUT_S, story(schedule)
+
+
+@pytest.mark.parametrize(("every_s", "away_s"), [(1.0, 0.3), (1.9, 0.6)])
+def test_a_dead_host_is_given_up_while_the_store_comes_and_goes(every_s: float, away_s: float) -> None:
+    flaps = tuple(Happening(2.2 + every_s * n, "server away", 0, away_s) for n in range(30))
+    deaths = (KILL, Happening(0.91, "switch off", 1, 500.0))
+    setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=200)
+    for schedule in variations(setup, (*deaths, *flaps), 2, 0.0):
+        assert longest_gap(run(schedule)) < 5 * HOST_TIMEOUT_S, story(schedule)
+
+
+def test_a_seat_whose_taking_went_unanswered_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head before it isn't waited for any longer then, nor is this host taken for it."""
+
+    def swap(self, seen, record, holder="", lease=0):
+        done = real(self, seen, record, holder, lease)
+        if lease and done[0] and len(unanswered) < 2:  # the first head's goes well
+            unanswered.append(holder)
+            if len(unanswered) == 2:
+                raise StoreUnreachableError("the answer is lost")
+        return done
+
+    real = cluster_store.SeatKeys.swap
+    monkeypatch.setattr(cluster_store.SeatKeys, "swap", swap)
+    for schedule in variations(JOB, (KILL,), 6, 0.2):
+        unanswered: list[str] = []
+        world = run(schedule)
+        assert longest_gap(world) < 2 * HOST_TIMEOUT_S, story(schedule)
+        assert [host.name for host in world.lost_at] == ["10.0.0.1"]
+
+
+def test_the_seat_is_kept_while_a_choice_waits_for_room_in_the_store() -> None:
+    full = Happening(1.0, "fill store", 0, 3 * HOST_TIMEOUT_S)
+    setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=200)
+    for schedule in variations(setup, (Happening(0.97, "resize", 4), full), 6, 0.05):
+        assert run(schedule).seats == 1, story(schedule)
+
+
+def test_workers_go_on_while_a_version_waits_for_a_store_that_is_away() -> None:
+    """They hear of it when it can be chosen. Where the store goes between the two they wait: seldom."""
+    setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=300)
+    wish = (Happening(0.5, "resize", 4), Happening(2.5, "resize", 6), Happening(2.55, "server away", 0, 6.0))
+    gaps = [longest_gap(run(schedule)) for schedule in variations(setup, wish, 20, 0.2)]
+    assert sum(gap > 2.0 for gap in gaps) <= 3, gaps
+
+
+def test_launchers_end_where_the_jobs_keys_are_gone() -> None:
+    """Deleted by somebody, or lost with etcd's data. Nothing can be decided any more, nor looked up."""
+    setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=40)
+    for schedule in variations(setup, (Happening(0.9, "delete keys"),), 4, 0.5):
+        world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, [])
+        assert world.run().exit_code == 1, story(schedule)
+        assert all("are gone from the store" in host.outcome.words for host in world.hosts), story(schedule)
+
+
+def test_the_next_head_tells_of_all_of_the_jobs_past() -> None:
+    for schedule in variations(JOB, (Happening(0.5, "resize", 6), KILL), 4, 0.0):
+        told = run(schedule).job._history.changes
+        assert [change.version for change in told] == list(range(len(told))), story(schedule)
+        assert told[0].why == "the job's start"
+        assert told[-1].chosen_at is not None, "who is left trains in it"
+
+
+def test_time_to_ask_is_time_in_which_the_store_answers() -> None:
+    time = TimeToAsk(lease_s=8.0)
+    for now in (0.0, 2.0, 4.0):
+        time.answered(now)
+    assert time.seconds == 4.0
+    time.failed(6.0)
+    time.answered(9.0)
+    assert time.seconds == 4.0  # nothing is known of what was between
+    time.answered(11.0)
+    assert time.seconds == 6.0
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_it_begins_anew_where_the_head_has_stood_still(answers: bool) -> None:
+    time = TimeToAsk(lease_s=8.0)
+    time.answered(0.0)
+    time.answered(4.0)
+    assert not time.has_stood_still(10.0)
+    assert time.has_stood_still(11.0)
+    (time.answered if answers else time.failed)(11.0)
+    assert time.seconds == 0.0
+    assert time.has_stood_still(12.0)
+    assert not time.has_stood_still(14.0)

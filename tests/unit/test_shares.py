@@ -1,0 +1,41 @@
+"""To whom a data set deals its steps, and when it asks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from ms_kungfu.dataset import shares
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Of three, of whom the first has died in a step of shards."""
+    found = SimpleNamespace(deferred=False, asked=0)
+
+    def sharded_members():
+        found.asked += 1
+        return [1, 2]
+
+    core = SimpleNamespace(sharded_members=sharded_members)
+    member = SimpleNamespace(core=core, outcomes=SimpleNamespace(owners=set()))
+    monkeypatch.setattr(shares.runtime, "cluster_version", lambda: 5)
+    monkeypatch.setattr(shares.runtime, "current_cluster_size", lambda: 3)
+    monkeypatch.setattr(shares.runtime, "current_rank", lambda: 1)
+    monkeypatch.setattr(shares.membership, "current", lambda: member)
+    monkeypatch.setattr(shares.membership, "is_deferred", lambda: found.deferred)
+    return found
+
+
+def test_a_data_set_that_begins_behind_a_death_deals_to_those_who_go_on(cluster):
+    assert shares.Shares(64, global_batch_size=8, shards=4).members == (1, 2)
+    assert shares.Shares(64, global_batch_size=8).members == (0, 1, 2)
+
+
+def test_who_has_yet_to_join_tells_its_batch_without_it(cluster):
+    """MindSpore asks for it before it compiles, and the others wait for who has joined."""
+    cluster.deferred = True
+    data = shares.Shares(64, global_batch_size=8, shards=4)
+    assert data.global_batch_size == 8
+    assert cluster.asked == 0
