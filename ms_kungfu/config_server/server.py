@@ -166,6 +166,8 @@ class ConfigServer:
         outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def run() -> None:
+            if not outcome.set_running_or_notify_cancel():
+                return  # the client has gone before its turn came
             try:
                 outcome.set_result(function())
             except (ValueError, StaleVersionError) as error:

@@ -130,6 +130,9 @@ def test_nothing_is_left_when_the_tests_are_killed(number, network):
     tests = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     namespace, pid = tests.stdout.readline().split()
     assert os.path.exists(f"/run/netns/{namespace}")
+    deadline = time.monotonic() + 20
+    while not _lives(pid) and time.monotonic() < deadline:  # while it becomes `sleep` it has no words, either
+        time.sleep(0.01)
     assert _lives(pid)
     tests.send_signal(number)
     tests.wait()

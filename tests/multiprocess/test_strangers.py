@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import resource
+import socket
 import subprocess
 import sys
 import threading
@@ -133,6 +135,25 @@ def test_a_face_that_fails_is_begun_again_on_its_port_and_the_store_has_forgotte
     asyncio.run(run())
     assert failed.is_set()
     assert "has failed (OSError: no memory) and is started again; the job goes on" in caplog.text
+
+
+def test_who_goes_while_the_job_is_busy_has_written_nothing_and_is_no_bug(caplog):
+    document = b'{"Workers": [], "Runners": []}'
+    head = f"PUT /config HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer 5ec7e7\r\nContent-Length: {len(document)}\r\n\r\n"
+
+    async def run():
+        async with serving() as server:
+            await answer_of(server.url)  # its loop has begun
+            for body in (document, b"x" * len(document)):  # one that would be stored, and none
+                with socket.create_connection((server.host, server.port)) as client:
+                    client.sendall(head.encode() + body)
+                    time.sleep(0.3)  # and with it the job's loop, for which the request waits
+                time.sleep(0.3)  # its end has been seen
+                await asyncio.sleep(0.1)
+            assert (await answer_of(server.url)).version == 0
+
+    asyncio.run(run())
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_request_has_its_time_and_no_more(monkeypatch):

@@ -45,8 +45,8 @@ def test_a_flipped_bit_is_named_by_step_and_parameter(run_elastic, replay, flips
     differs = len(flips) == 1
     seen = run_elastic(PROGRAM, "graph", "plain", "8", "none", "2", *flips, np=2, status=int(differs))
     assert ("epoch 1, step 0: after it '0.weight' differed between workers" in str(seen.audit().problems)) == differs
-    status, last, _ = replay(seen, ["--until", 6], "graph", "plain", "8", "none", "2")
-    assert status == 1
+    status, last, error = replay(seen, ["--until", 6], "graph", "plain", "8", "none", "2")
+    assert status == 1, error
     assert last.startswith(said)
     assert last.endswith("; the same until step 2, in 1 fingerprint")
 
