@@ -10,15 +10,14 @@ import asyncio
 import contextlib
 import functools
 import logging
-import math
 import signal
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Callable
 
 from ms_kungfu import env
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID
-from ms_kungfu.cluster_store import ClusterStore, SeatGoneError, SeatLostError, StoreUnreachableError
+from ms_kungfu.cluster_store import ClusterStore, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import policy, signals
 from ms_kungfu.launcher.agent import GRACE_S, HostAgent
@@ -27,19 +26,20 @@ from ms_kungfu.launcher.coordinator import Coordinator
 from ms_kungfu.launcher.devices import Devices
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts
 from ms_kungfu.launcher.machine import Machine
-from ms_kungfu.launcher.options import PROGRAM, Options, what_is_done_instead
+from ms_kungfu.launcher.options import Options, what_is_done_instead
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import Action, Recover, Standing, Verdict, WorkerExited, WorkerWorksOn
 from ms_kungfu.launcher.processes import Process
 from ms_kungfu.launcher.remote import RemoteHosts
 from ms_kungfu.launcher.revisions import Revisions, StoreWatcher, raise_bugs
-from ms_kungfu.launcher.seat import End, Record, Term, TimeToAsk, may_go_on
+from ms_kungfu.launcher.seat import End, Record, Term
 from ms_kungfu.launcher.segments import NotMadeYet
 from ms_kungfu.launcher.sites import Site
-from ms_kungfu.launcher.startup import CONFIG_SERVER_START_S, Start, StartError, prepare, serve_status
+from ms_kungfu.launcher.startup import Start, prepare, serve_status
 from ms_kungfu.launcher.status import History, describe, outline
 from ms_kungfu.launcher.status_socket import never_raises
 from ms_kungfu.launcher.supervisor import Supervisor
+from ms_kungfu.launcher.tenure import END_S, RENEW_S, Tenure
 
 _log = logging.getLogger(__name__)
 _OUTPUT_GRACE_S = 1.0
@@ -49,15 +49,8 @@ _MAX_START_PAUSE_S = 5.0
 # A host tells of a connection that has ended within 0.2 s; who is lost by it is told some seconds later.
 _HOSTS_NEWS_S = 0.5
 _HOSTS_TELL_S = 5.0
-_SEAT_S = 5.0  # for the leases of a job that is over, beyond their length
-_RENEW_S = 0.2  # before a store that is away is asked again
-_END_S = 2.0
 _GATHER_S = 10.0  # for the hosts of a job that runs to come to its new head, where -host-timeout doesn't say
 _ATTEMPTS = 1 << 16  # of one head at versions of several hosts: those of the next have other numbers
-
-
-def _taken(url: str | None) -> str:
-    return f"{url} is the job of another {PROGRAM}; give this one another name"
 
 
 class Job:
@@ -72,10 +65,7 @@ class Job:
         self, options: Options, supervisor: Supervisor | None, output: Output | None, machine: Machine | None = None,
         term: Term | None = None,
     ) -> None:  # fmt: skip
-        self._term = term
-        self._noting = asyncio.Lock() if term is not None else None  # entries come one after the other
-        self.is_deposed = False
-        self._announceable = self._to_announce = -1  # the newest version that the members may hear of, or will
+        self._tenure: Tenure | None = None
         self._noted_end: End | None = None  # whatever else is noted behind it
         self.has_left = False  # its host leaves, and another one has the job from then on
         self.last_words: str | None = None
@@ -99,11 +89,13 @@ class Job:
         self._started_at = self._began_at = self._machine.time()  # this head, and the job
         self.status = never_raises(self._status)  # what it tells of itself
         if term is not None:
+            url, own = options.config_server or "", options.hosts.self_name
+            self._tenure = Tenure(term, self._machine, url, own, self._on_deposed, self._on_seated_anew)
             self._enter_the_loop()  # it may be told to end before it runs
 
     async def run(self) -> int:
         """The job's exit code. StartError where it never started. Nothing of the job is left when it returns."""
-        if self._term is None:
+        if self._tenure is None:
             self._enter_the_loop()
         loop = self._loop
         if self._supervisor is not None:
@@ -166,12 +158,12 @@ class Job:
                 self._verdict.set_exception(error)
 
     async def _start(self) -> None:
-        options, machine, supervisor = self._options, self._machine, self._supervisor
-        if self._term is not None and self._term.record is not None:
-            await self._go_on(self._term, self._term.record)
+        options, machine, supervisor, tenure = self._options, self._machine, self._supervisor, self._tenure
+        if tenure is not None and tenure.resumes is not None:
+            await self._go_on(tenure, tenure.resumes)
             return
-        if self._term is not None:
-            await self._await_the_seat(self._term)
+        if tenure is not None:
+            await tenure.await_turn()
         start = self._begun = await prepare(
             options,
             machine,
@@ -181,22 +173,22 @@ class Job:
             on_status=self.status,
             on_secret_left=lambda file: None if supervisor is None else supervisor.remove_at_end(file.path, file.inode),
         )
-        if self._term is not None:
-            await self._sit_down(self._term)
+        if tenure is not None:
+            await self._sit_down(tenure)
         if instead := what_is_done_instead(options.strategy, options.hosts.is_several):
             _log.warning("%s", instead)
         self._coordinator = Coordinator(options, start.first, start.writer)
         self._revisions = Revisions(self, self._coordinator, start, machine)
         if options.hosts.is_several:
-            remote = self._remote = RemoteHosts(options, machine, start, self, moves=self._term is not None)
+            remote = self._remote = RemoteHosts(options, machine, start, self, moves=tenure is not None)
             self._closers.push_async_callback(remote.close)
-            if self._term is not None:
-                remote.seat = self._term.seat
+            if tenure is not None:
+                remote.seat = tenure.term.seat
             await remote.gather(start.join_timeout_s)
         agent = HostAgent(
             options, machine, self._supervisor, self._output, start, self._coordinator, self, self._remote,
-            on_choice=None if self._term is None else self._on_choice,
-            may_announce=None if self._term is None else self._may_announce,
+            on_choice=None if tenure is None else self._on_choice,
+            may_announce=None if tenure is None else self._may_announce,
         )  # fmt: skip
         self._agent = agent
         self._closers.callback(agent.close)
@@ -219,140 +211,38 @@ class Job:
             )
             self._closers.callback(self._watcher.stop)
 
-    # ---- the seat ----
+    # ---- what is on record ----
 
-    async def _await_the_seat(self, term: Term) -> None:
-        """Until the last job of this name is over: nothing of this one is written before. Where it has lost its head
-        its other hosts go on with it, and have the time of a lease for that."""
-        url, own, told, empty_since = self._options.config_server, self._options.hosts.self_name, False, math.inf
-        patience_s = 3 * term.seat.lease_s + _SEAT_S
-        deadline = self._loop.time() + CONFIG_SERVER_START_S
-        while True:
-            try:
-                found = await self._machine.in_thread(term.keys.look)
-                now = self._loop.time()
-                empty_since = math.inf if found.holder else min(empty_since, now)
-                if not found.holder and (now - empty_since >= term.seat.lease_s or not may_go_on(found, own)):
-                    return
-                trouble = _taken(url)
-                if not told:
-                    told, deadline = True, now + patience_s
-                    _log.info("waiting for the last job of %s to be over", url)
-            except StoreUnreachableError as error:
-                trouble = f"{error}; is it running?"
-            except ConfigServerError as error:
-                raise StartError(str(error)) from None
-            if self._loop.time() > deadline:
-                raise StartError(trouble)
-            await asyncio.sleep(_RENEW_S)
-
-    async def _sit_down(self, term: Term) -> None:
-        """Before the job begins."""
-        start = self._begun
-        record = Record(start.writer, self._options.hosts.self_name, start.first, self._options.hosts.each)
-        deadline = self._loop.time() + term.seat.lease_s
-        while True:
-            try:
-                found = await self._machine.in_thread(term.keys.look)
-                await self._machine.in_thread(functools.partial(term.seat.take, found, record.to_json()))
-                break
-            except StoreUnreachableError as error:
-                if self._loop.time() > deadline:
-                    raise StartError(f"{error}; is it running?") from None
-            except SeatLostError:
-                raise StartError(_taken(start.url)) from None
-            except ConfigServerError as error:
-                raise StartError(str(error)) from None
-            await asyncio.sleep(_RENEW_S)
-        self._sits(term)
-
-    def _sits(self, term: Term) -> None:
-        term.guard(self._begun.store)
-        self._time = TimeToAsk(term.seat.lease_s)
-        self._time.answered(self._loop.time())
-        keeping = asyncio.ensure_future(self._keep_the_seat(term))
-        keeping.add_done_callback(raise_bugs)
-        self._closers.callback(keeping.cancel)
-
-    async def _keep_the_seat(self, term: Term) -> None:
-        while not self.is_deposed:
-            await asyncio.sleep(term.seat.lease_s / 4)
-            await self._renew(term)
-
-    async def _renew(self, term: Term) -> bool:
-        """Whether the store has answered."""
-        asked, since = self._time, term.seat.since
-        try:
-            await self._in_the_seat(lambda: self._machine.in_thread(term.seat.renew))
-            asked.answered(self._loop.time())
-        except ConfigServerError:  # away; or full, and the lease is over: nobody has the seat
-            asked.failed(self._loop.time())
-            return False
-        if term.seat.since != since and self._remote is not None:
-            self._remote.tell_seat()
-        return True
-
-    async def _time_to_ask(self, term: Term) -> float:
-        await self._renew(term)
-        return self._time.seconds
-
-    async def _in_the_seat(self, act: Callable[[], Awaitable[None]]) -> None:
-        """One after the other. Where somebody else has the seat the job is his."""
-        assert self._noting is not None
-        try:
-            async with self._noting:
-                if not self.is_deposed:
-                    await act()
-        except SeatGoneError as error:
-            self._depose(f"{error}: nobody decides for the job any more", str(error))
-        except SeatLostError as error:
-            self._depose(f"{error}: another host decides for the job from now on")
-
-    def _depose(self, sentence: str, reason: str = "another host has the job") -> None:
-        if self.is_deposed:
-            return
-        self.is_deposed = True
-        _log.warning("%s", sentence)
+    def _on_deposed(self, why: str) -> None:
         if not self._verdict.done():
-            self._verdict.set_result(Verdict(Action.FAIL, reason, 1))
+            self._verdict.set_result(Verdict(Action.FAIL, why, 1))
 
-    async def _stand_up(self, term: Term) -> None:
-        """This head stood still, and hosts have left it, which come back to another one only. Who sits down next, this
-        host perhaps, hears who is there."""
-        assert self._noting is not None
-        async with self._noting:
-            self._depose("this host stood still, and others have left it: another one decides for the job from now on")
-            with contextlib.suppress(ConfigServerError):  # else the lease ends by itself
-                await self._machine.in_thread(term.seat.leave)
+    def _on_seated_anew(self) -> None:
+        if self._remote is not None:
+            self._remote.tell_seat()
+
+    @property
+    def is_deposed(self) -> bool:
+        return self._tenure is not None and self._tenure.is_deposed
+
+    async def _sit_down(self, tenure: Tenure) -> None:
+        start, hosts = self._begun, self._options.hosts
+        await tenure.sit_down(Record(start.writer, hosts.self_name, start.first, hosts.each))
+        self._closers.callback(tenure.keep(start.store))
 
     async def _write_record(self, choice: int | None = None, lost: str | None = None, end: End | None = None) -> None:
-        """Until it is there, however long the store is away."""
-        term, told = self._term, False
-        assert term is not None
         self._noted_end = end = end or self._noted_end
-        while not self.is_deposed:
-            start, coordinator = self._begun, self._coordinator
+
+        def record() -> Record:
+            start, coordinator, own = self._begun, self._coordinator, self._options.hosts.self_name
             versions = self._host.broker.record(choice, lost)
-            record = Record(
-                start.writer, self._options.hosts.self_name, start.first, coordinator.hosts.each,
-                versions, coordinator.finishing, end, told=self._past(),
-            ).to_json()  # fmt: skip
-            try:
-                await self._machine.in_thread(functools.partial(term.seat.write, record))
-                return
-            except SeatLostError:
-                raise
-            except ConfigServerError as error:  # away, or full
-                if not told:
-                    told = True
-                    _log.warning("%s; what is to be decided waits, and who waits for that", error)
-                await asyncio.sleep(_RENEW_S)
-                try:  # nobody else does meanwhile, and a lease takes no room
-                    await self._machine.in_thread(term.seat.renew)
-                except SeatLostError:
-                    raise
-                except ConfigServerError:
-                    pass
+            return Record(
+                start.writer, own, start.first, coordinator.hosts.each, versions, coordinator.finishing, end,
+                told=self._past(),
+            )  # fmt: skip
+
+        assert self._tenure is not None
+        await self._tenure.write(record)
 
     def _past(self) -> dict[str, Any]:
         """For the next head."""
@@ -367,33 +257,28 @@ class Job:
 
     async def _note(self, lost: str | None = None, end: End | None = None) -> bool:
         """What is decided, on record. False where this is the head no more."""
-        if self._term is not None:
-            await self._in_the_seat(lambda: self._write_record(lost=lost, end=end))
+        if self._tenure is not None:
+            await self._tenure.act(lambda: self._write_record(lost=lost, end=end))
         return not self.is_deposed
 
     def _may_announce(self, version: int) -> bool:
-        """From any thread. Who has heard of a version waits for it at the next step, and that it is chosen has to be on
-        record: while the store is away nobody hears of another one."""
-        if self._announceable >= version:
+        """From any thread."""
+        assert self._tenure is not None
+        if self._tenure.may_say(version):
             return True
-        self._host.from_thread(lambda it: self._in_background(self._make_announceable(it)), version)
+        self._host.from_thread(lambda it: self._in_background(self._announce_once_it_may(it)), version)
         return False
 
-    async def _make_announceable(self, version: int) -> None:
-        assert self._term is not None
-        if version <= self._to_announce:
-            return
-        self._to_announce = version
-        while not self.is_deposed and not self.is_over and version == self._to_announce:
-            if await self._renew(self._term):
-                self._announceable = max(self._announceable, version)
-                self._host.broker.announce()
-                return
-            await asyncio.sleep(_RENEW_S)
+    async def _announce_once_it_may(self, version: int) -> None:
+        assert self._tenure is not None
+        if await self._tenure.until_it_may_be_said(version, lambda: self.is_over):
+            self._host.broker.announce()
 
     def _on_choice(self, version: int) -> None:
         """From the broker's threads."""
-        self._host.from_thread(lambda it: self._in_background(self._in_the_seat(lambda: self._choose(it))), version)
+        assert self._tenure is not None
+        act = self._tenure.act
+        self._host.from_thread(lambda it: self._in_background(act(lambda: self._choose(it))), version)
 
     async def _choose(self, version: int) -> None:
         await self._write_record(choice=version)
@@ -412,22 +297,23 @@ class Job:
         a job that goes on here does."""
         joins = "ask" in message or "slots" in message
         while (self._remote is None or (joins and self._resumes())) and not self.is_over:
-            await asyncio.sleep(_RENEW_S)
+            await asyncio.sleep(RENEW_S)
         return False if self._remote is None else await self._remote.serve(channel, message)
 
     def _resumes(self) -> bool:
         """The job runs, and this head doesn't know yet who of it is there."""
-        return self._term is not None and self._term.record is not None and not self._has_begun and not self.is_over
+        resumes = self._tenure is not None and self._tenure.resumes is not None
+        return resumes and not self._has_begun and not self.is_over
 
-    async def _go_on(self, term: Term, record: Record) -> None:
+    async def _go_on(self, tenure: Tenure, record: Record) -> None:
         """Where the head before has stopped. The seat is this one's already."""
-        options, machine = self._options, self._machine
+        options, machine, term = self._options, self._machine, tenure.term
         store = machine.open_store(options.config_server or "", term.secret, writer=record.job)
         start = self._begun = Start(
             Devices(), env.JOIN_TIMEOUT.get(machine.environ), term.secret, record.first, record.job,
             options.config_server, store=store, attempts=term.seat.since * _ATTEMPTS,
         )  # fmt: skip
-        self._sits(term)
+        self._closers.callback(tenure.keep(store))
         current = record.versions.current
         assert current is not None
         coordinator = self._coordinator = Coordinator(options, current, start.writer)
@@ -438,9 +324,7 @@ class Job:
         self._closers.push_async_callback(remote.close)
         wanted, _ = await asyncio.gather(
             self._wanted(store),
-            remote.gather_again(
-                options.host_timeout_s or _GATHER_S, frozenset(record.before), lambda: self._time_to_ask(term)
-            ),
+            remote.gather_again(options.host_timeout_s or _GATHER_S, frozenset(record.before), tenure.time_to_ask),
         )
         missing = remote.missing()
         agent = HostAgent(
@@ -479,7 +363,7 @@ class Job:
             try:
                 return await self._machine.in_thread(store.get)
             except StoreUnreachableError:
-                await asyncio.sleep(_RENEW_S)
+                await asyncio.sleep(RENEW_S)
             except ConfigServerError as error:  # somebody has written what isn't a cluster
                 _log.warning("%s; the job goes on as it is", error)
                 return None
@@ -575,16 +459,16 @@ class Job:
 
     def _once_it_is_noted(self, lost: str, act: Callable[[], None]) -> None:
         """That a host has gone the others don't hear before it is on record."""
-        if self._term is None:
+        if self._tenure is None:
             act()
         elif lost not in self._going:
             self._going.add(lost)
             self._in_background(self._note_and(lost, act))
 
     async def _note_and(self, lost: str, act: Callable[[], None]) -> None:
-        assert self._term is not None
-        if self._time.has_stood_still(self._loop.time()):
-            await self._stand_up(self._term)
+        assert self._tenure is not None
+        if self._tenure.has_stood_still:
+            await self._tenure.stand_up()
         noted = await self._note(lost=lost)
         self._going.discard(lost)
         if noted and not self.is_over and lost not in self._coordinator.hosts.lost:
@@ -670,7 +554,7 @@ class Job:
     def _let_host_go(self, name: str) -> None:
         _log.info("host %s has left the job", name)
         self._forget_host(name, "it has left the job")
-        if self._term is not None and name == self._options.hosts.self_name:
+        if self._tenure is not None and name == self._options.hosts.self_name:
             self._in_background(self.leave())
             return
         if self._remote is not None:
@@ -678,23 +562,13 @@ class Job:
         self._revisions.write()
 
     async def leave(self) -> None:
-        """Its host goes, with which a job that has begun doesn't end. The next head needn't wait for the end of the
-        lease, and nothing is written any more here: a lease that is missed would be taken anew."""
-        term, noting = self._term, self._noting
-        if term is None or noting is None or self.is_deposed or self.is_over:
+        """Its host goes, with which a job that has begun doesn't end."""
+        tenure = self._tenure
+        if tenure is None or tenure.is_deposed or self.is_over or (tenure.resumes is None and not self._has_begun):
             return
-        if term.record is None and not self._has_begun:
-            return
-        self.is_deposed = self.has_left = True
-
-        async def leave() -> None:
-            async with noting:
-                await self._machine.in_thread(term.seat.leave)
-
-        with contextlib.suppress(asyncio.TimeoutError, ConfigServerError):
-            await asyncio.wait_for(leave(), _END_S)
-        if not self._verdict.done():
-            self._verdict.set_result(Verdict(Action.FAIL, "another host has the job", 1))
+        self.has_left = True
+        await tenure.leave()
+        self._on_deposed("another host has the job")
 
     def version_followed(self) -> None:
         self._let_hosts_go()
@@ -725,8 +599,8 @@ class Job:
         how = "come back to" if host.name in coordinator.hosts.names else "joined"
         coordinator.hosts = coordinator.hosts.joined_by(host)
         self._host.add_site(site)
-        if self._term is not None:
-            self._in_background(self._in_the_seat(self._write_record))
+        if self._tenure is not None:
+            self._in_background(self._tenure.act(self._write_record))
         _log.info("host %s has %s the job, with %d slots", host.name, how, host.slots)
         self._history.note(f"host {host.name} has {how} the job")
         self._revisions.write()  # the store tells of its slots: whoever resizes fills them
@@ -1012,9 +886,8 @@ class Job:
                 await self._remote.end(1, f"kungfu-run: the job has not started: {last or 'it was ended'}")
             else:
                 await self._remote.end(verdict.exit_code, self.last_words)
-        if self._term is not None and is_noted:
-            with contextlib.suppress(asyncio.TimeoutError, ConfigServerError):
-                await asyncio.wait_for(self._machine.in_thread(self._term.seat.leave), _END_S)
+        if self._tenure is not None and is_noted:
+            await self._tenure.give_back()
         await self._closers.aclose()
         if self._supervisor is not None:
             self._supervisor.close()
@@ -1026,10 +899,10 @@ class Job:
     async def _note_the_end(self, verdict: Verdict | None) -> bool:
         """Before anybody hears of it, a worker too: who dies of it would be taken for dead by the next head. False
         where the store is away, for which nobody waits: a write may be under way, and the seat is left to its lease."""
-        if self._term is None or self._agent is None or verdict is None:
+        if self._tenure is None or self._agent is None or verdict is None:
             return True
         try:
-            await asyncio.wait_for(self._note(end=(verdict.exit_code, self.last_words)), _END_S)
+            await asyncio.wait_for(self._note(end=(verdict.exit_code, self.last_words)), END_S)
         except asyncio.TimeoutError:
             return False
         return True

@@ -257,12 +257,12 @@ class Head(job.Job):
         super().on_cluster(cluster)
 
     def host_lost(self, name, reason):
-        if self._term is None:
+        if self._tenure is None:
             self._world.host_is_lost(name, reason)
         super().host_lost(name, reason)
 
     def _lose_host(self, name, reason):
-        if self._term is not None:
+        if self._tenure is not None:
             self._world.host_is_lost(name, reason)
             if all(name not in dict(record["versions"]["lost"]) for record in self._world.server.seat.history):
                 raise Violation(f"{name} is lost to the others, and that isn't on record")

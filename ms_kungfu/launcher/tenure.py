@@ -1,0 +1,227 @@
+"""A head's hold on the seat, on the loop of its job: how it gets there, keeps it, and what it may say by it.
+
+The head alone writes the record, one entry after the other (the lock): what one of them says was true when the one
+before it was there. An entry that returns is on record, and only then anybody hears of it. Where a write finds that
+somebody else has sat down, this head is deposed: nothing that it has not said yet will be said, and this tenure never
+begins again, whatever becomes of the other. Renewals stand in the same queue, since the seat takes one call at a time.
+
+If the head dies between two lines here, the lease ends by itself; what is on record then, the next one carries out, and
+what is not nobody has heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+from collections.abc import Awaitable
+from typing import Any, Callable
+
+from ms_kungfu.cluster_store import SeatGoneError, SeatLostError, StoreUnreachableError
+from ms_kungfu.errors import ConfigServerError
+from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.options import PROGRAM
+from ms_kungfu.launcher.revisions import raise_bugs
+from ms_kungfu.launcher.seat import Record, Term, TimeToAsk, may_go_on
+from ms_kungfu.launcher.startup import CONFIG_SERVER_START_S, StartError
+
+_log = logging.getLogger(__name__)
+_LAST_LEASE_S = 5.0  # for the leases of a job that is over, beyond their length
+RENEW_S = 0.2  # before a store that is away is asked again
+END_S = 2.0
+
+
+class Tenure:
+    """`on_deposed(why)`: another host decides from now on. `on_seated_anew`: the lease was over, and there is another.
+    `url`: of the job's store; `own`: this host's name."""
+
+    def __init__(
+        self, term: Term, machine: Machine, url: str, own: str,
+        on_deposed: Callable[[str], None], on_seated_anew: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.term, self.is_deposed = term, False
+        self._machine, self._url, self._own = machine, url, own
+        self._on_deposed, self._on_seated_anew = on_deposed, on_seated_anew
+        self._loop = asyncio.get_running_loop()
+        self._lock = asyncio.Lock()
+        self._time = TimeToAsk(term.seat.lease_s)
+        self._keeping: asyncio.Future[None] | None = None
+        self._on_record = self._to_ask = -1  # the newest version that the members may hear of, or will
+
+    @property
+    def resumes(self) -> Record | None:
+        """What the head before has left, with whose job this one goes on."""
+        return self.term.record
+
+    # ---- sitting down ----
+
+    async def await_turn(self) -> None:
+        """Until the last job of this name is over: nothing of this one is written before. Where it has lost its head
+        its other hosts go on with it, and have the time of a lease for that."""
+        term, told, empty_since = self.term, False, math.inf
+        patience_s = 3 * term.seat.lease_s + _LAST_LEASE_S
+        deadline = self._loop.time() + CONFIG_SERVER_START_S
+        while True:
+            try:
+                found = await self._machine.in_thread(term.keys.look)
+                now = self._loop.time()
+                empty_since = math.inf if found.holder else min(empty_since, now)
+                if not found.holder and (now - empty_since >= term.seat.lease_s or not may_go_on(found, self._own)):
+                    return
+                trouble = self._taken()
+                if not told:
+                    told, deadline = True, now + patience_s
+                    _log.info("waiting for the last job of %s to be over", self._url)
+            except StoreUnreachableError as error:
+                trouble = f"{error}; is it running?"
+            except ConfigServerError as error:
+                raise StartError(str(error)) from None
+            if self._loop.time() > deadline:
+                raise StartError(trouble)
+            await asyncio.sleep(RENEW_S)
+
+    async def sit_down(self, record: Record) -> None:
+        """Before the job begins."""
+        term = self.term
+        deadline = self._loop.time() + term.seat.lease_s
+        while True:
+            try:
+                found = await self._machine.in_thread(term.keys.look)
+                await self._machine.in_thread(functools.partial(term.seat.take, found, record.to_json()))
+                return
+            except StoreUnreachableError as error:
+                if self._loop.time() > deadline:
+                    raise StartError(f"{error}; is it running?") from None
+            except SeatLostError:
+                raise StartError(self._taken()) from None
+            except ConfigServerError as error:
+                raise StartError(str(error)) from None
+            await asyncio.sleep(RENEW_S)
+
+    def _taken(self) -> str:
+        return f"{self._url} is the job of another {PROGRAM}; give this one another name"
+
+    # ---- keeping it ----
+
+    def keep(self, store: Any) -> Callable[[], object]:
+        """From now on; `store`, of the cluster, is written to by who has the seat. Returns what ends the keeping."""
+        self.term.guard(store)
+        self._time = TimeToAsk(self.term.seat.lease_s)
+        self._time.answered(self._loop.time())
+        self._keeping = asyncio.ensure_future(self._keep())
+        self._keeping.add_done_callback(raise_bugs)
+        return self._keeping.cancel
+
+    async def _keep(self) -> None:
+        while not self.is_deposed:
+            await asyncio.sleep(self.term.seat.lease_s / 4)
+            await self._renew()
+
+    async def _renew(self) -> bool:
+        """Whether the store has answered."""
+        asked, since = self._time, self.term.seat.since
+        try:
+            await self.act(lambda: self._machine.in_thread(self.term.seat.renew))
+            asked.answered(self._loop.time())
+        except ConfigServerError:  # away; or full, and the lease is over: nobody has the seat
+            asked.failed(self._loop.time())
+            return False
+        if self.term.seat.since != since:
+            self._on_seated_anew()
+        return True
+
+    async def time_to_ask(self) -> float:
+        """For how long the hosts could have found out who sits here (`TimeToAsk`)."""
+        await self._renew()
+        return self._time.seconds
+
+    @property
+    def has_stood_still(self) -> bool:
+        """This host has, a moment ago."""
+        return self._time.has_stood_still(self._loop.time())
+
+    # ---- entries ----
+
+    async def act(self, act: Callable[[], Awaitable[None]]) -> None:
+        """One after the other. Where somebody else has the seat the job is his."""
+        try:
+            async with self._lock:
+                if not self.is_deposed:
+                    await act()
+        except SeatGoneError as error:
+            self._depose(f"{error}: nobody decides for the job any more", str(error))
+        except SeatLostError as error:
+            self._depose(f"{error}: another host decides for the job from now on")
+
+    async def write(self, record: Callable[[], Record]) -> None:
+        """Until it is there, however long the store is away. Within `act`; SeatLostError as there."""
+        seat, told = self.term.seat, False
+        while not self.is_deposed:
+            document = record().to_json()
+            try:
+                await self._machine.in_thread(functools.partial(seat.write, document))
+                return
+            except SeatLostError:
+                raise
+            except ConfigServerError as error:  # away, or full
+                if not told:
+                    told = True
+                    _log.warning("%s; what is to be decided waits, and who waits for that", error)
+                await asyncio.sleep(RENEW_S)
+                try:  # nobody else does meanwhile, and a lease takes no room
+                    await self._machine.in_thread(seat.renew)
+                except SeatLostError:
+                    raise
+                except ConfigServerError:
+                    pass
+
+    def may_say(self, version: int) -> bool:
+        """From any thread. Who has heard of a version waits for it at the next step, and that it is chosen has to be on
+        record: while the store is away nobody hears of another one."""
+        return self._on_record >= version
+
+    async def until_it_may_be_said(self, version: int, is_over: Callable[[], bool]) -> bool:
+        """False where that is asked already, for this version or a newer one, or doesn't matter any more."""
+        if version <= self._to_ask:
+            return False
+        self._to_ask = version
+        while not self.is_deposed and not is_over() and version == self._to_ask:
+            if await self._renew():
+                self._on_record = max(self._on_record, version)
+                return True
+            await asyncio.sleep(RENEW_S)
+        return False
+
+    # ---- its end ----
+
+    def _depose(self, sentence: str, reason: str = "another host has the job") -> None:
+        if not self.is_deposed:
+            self.is_deposed = True
+            _log.warning("%s", sentence)
+            self._on_deposed(reason)
+
+    async def stand_up(self) -> None:
+        """This head stood still, and hosts have left it, which come back to another one only. Who sits down next, this
+        host perhaps, hears who is there."""
+        async with self._lock:
+            self._depose("this host stood still, and others have left it: another one decides for the job from now on")
+            with contextlib.suppress(ConfigServerError):  # else the lease ends by itself
+                await self._machine.in_thread(self.term.seat.leave)
+
+    async def leave(self) -> None:
+        """Its host goes. The next head needn't wait for the end of the lease, and nothing is written any more here: a
+        lease that is missed would be taken anew."""
+        self.is_deposed = True
+        await self.give_back()
+
+    async def give_back(self) -> None:
+        """The job is over, and that is on record."""
+
+        async def leave() -> None:
+            async with self._lock:
+                await self._machine.in_thread(self.term.seat.leave)
+
+        with contextlib.suppress(asyncio.TimeoutError, ConfigServerError):
+            await asyncio.wait_for(leave(), END_S)
