@@ -177,7 +177,7 @@ class HostAgent:
         losses = {version: all_losses(list(reports.values()), version) for version in known}
         self.broker.resume(
             {v: self.remote.take_over(versions.clusters[v], self.options.recover is not Recover.FAIL) for v in known},
-            losses, wanted,
+            losses, [process for report in reports.values() for process in report.placed], wanted,
         )  # fmt: skip
         self._keys = itertools.count(self.begun.attempts)  # which no head before has used
         self.remote.close_all_but(known, reports)

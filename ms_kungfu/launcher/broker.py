@@ -162,12 +162,17 @@ class Broker:
             self._changed.notify_all()
 
     def resume(
-        self, segments: Mapping[int, Segment], losses: Mapping[int, Sequence[Loss]], wanted: Cluster | None
+        self,
+        segments: Mapping[int, Segment],
+        losses: Mapping[int, Sequence[Loss]],
+        placed: Iterable[tuple[PeerID, int]],
+        wanted: Cluster | None,
     ) -> None:
         """Goes on where another head has stopped: with the memory that the hosts have of the versions that are known,
-        and the `losses` there, in the order that some host has heard, which all hear now; and with the cluster that is
-        `wanted`, if that is newer than the chosen one."""
+        and the `losses` there, in the order that some host has heard, which all hear now; with the processes that have
+        their places; and with the cluster that is `wanted`, if that is newer than the chosen one."""
         with self._changed:
+            self._holders.update(dict.fromkeys(placed))
             versions = self._versions
             self._segments.open.update(segments)
             for version, told in losses.items():

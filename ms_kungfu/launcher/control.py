@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ms_kungfu.broker_protocol import ProtocolError, new_nonce, proof_of, text_field
 from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.within import within
 
 if TYPE_CHECKING:
     from ms_kungfu._core import TlsContext, TlsEnd
@@ -155,7 +156,7 @@ class Channel:
         await self.flushed()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             self._socket.shutdown(socket.SHUT_WR)
-            await asyncio.wait_for(self._drop_all(), _HEAR_OUT_S)
+            await within(_HEAR_OUT_S, self._drop_all())
 
     async def _drop_all(self) -> None:
         while await self._loop.sock_recv(self._socket, _PIECE_BYTES):
@@ -293,7 +294,7 @@ async def call(
     deadline = loop.time() + timeout_s
     while True:
         try:
-            return await asyncio.wait_for(call_once(machine, own, host, port, secret), max(0.1, deadline - loop.time()))
+            return await within(max(0.1, deadline - loop.time()), call_once(machine, own, host, port, secret))
         except ProtocolError as error:
             raise RefusedError(f"{host}:{port}: {error}") from None
         except (OSError, asyncio.TimeoutError) as error:
@@ -315,7 +316,7 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
         try:
             if family in sources:  # by the network that the job is to use, and by the name that the others know
                 connection.bind(sources[family])
-            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(connection, address), _CONNECT_S)
+            await within(_CONNECT_S, asyncio.get_running_loop().sock_connect(connection, address))
         except asyncio.TimeoutError:
             connection.close()
             trouble = OSError(f"nothing comes back within {_CONNECT_S:g} s")
@@ -330,7 +331,7 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
         # A link's address may have the interface behind it.
         channel = Channel(connection, _tls_end(machine.tls, False, host.partition("%")[0]))
         try:
-            await asyncio.wait_for(_prove(channel, secret), _HANDSHAKE_S)
+            await within(_HANDSHAKE_S, _prove(channel, secret))
             return channel
         except asyncio.TimeoutError:
             channel.close()
@@ -474,7 +475,7 @@ class ControlServer:
         given_away = False
         try:
             try:
-                await asyncio.wait_for(_challenge(channel, self._secret), _HANDSHAKE_S)
+                await within(_HANDSHAKE_S, _challenge(channel, self._secret))
             except (OSError, ProtocolError, asyncio.TimeoutError) as error:
                 if source not in self._told and len(self._told) < _MAX_TOLD:
                     self._told.add(source)

@@ -40,6 +40,8 @@ from ms_kungfu.launcher.status import History, describe, outline
 from ms_kungfu.launcher.status_socket import never_raises
 from ms_kungfu.launcher.supervisor import Supervisor
 from ms_kungfu.launcher.tenure import END_S, RENEW_S, Tenure
+from ms_kungfu.launcher.versions import ClusterVersions
+from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
 _OUTPUT_GRACE_S = 1.0
@@ -86,7 +88,8 @@ class Job:
         self._beginning: asyncio.Future[None] | None = None
         self._closers = contextlib.AsyncExitStack()
         self._history = History()
-        self._started_at = self._began_at = self._machine.time()  # this head, and the job
+        # This host's part in it, and the job.
+        self._started_at = self._began_at = self._machine.time() if term is None else term.since
         self.status = never_raises(self._status)  # what it tells of itself
         if term is not None:
             url, own = options.config_server or "", options.hosts.self_name
@@ -102,8 +105,9 @@ class Job:
             in_slurm, catch = self._options.in_slurm, self._machine.catch_signal
             signals.hear(loop, self._on_signal, self._supervisor.signal, in_slurm, catch)
             loop.set_exception_handler(self._on_bug)
-        if self._options.timeout_s is not None:
-            loop.call_later(self._options.delay_s + self._options.timeout_s, self._on_timeout, self._options.timeout_s)
+        left_s, limit_s = self.left_s(), self._options.timeout_s
+        if left_s is not None and limit_s is not None:
+            loop.call_later(left_s, self._on_timeout, limit_s)
         verdict: Verdict | None = None
         asked = contextlib.ExitStack()
         if self._supervisor is not None:
@@ -230,19 +234,23 @@ class Job:
         await tenure.sit_down(Record(start.writer, hosts.self_name, start.first, hosts.each))
         self._closers.callback(tenure.keep(start.store))
 
-    async def _write_record(self, choice: int | None = None, lost: str | None = None, end: End | None = None) -> None:
+    async def _write_record(self, choice: int | None = None, lost: str | None = None, end: End | None = None) -> bool:
+        """Whether it is there now."""
+        tenure = self._tenure
+        assert tenure is not None
         self._noted_end = end = end or self._noted_end
 
         def record() -> Record:
             start, coordinator, own = self._begun, self._coordinator, self._options.hosts.self_name
-            versions = self._host.broker.record(choice, lost)
+            if self._agent is None and tenure.resumes is not None:  # who is there isn't known yet
+                return replace(tenure.resumes, end=end)
+            versions = ClusterVersions() if self._agent is None else self._agent.broker.record(choice, lost)
             return Record(
                 start.writer, own, start.first, coordinator.hosts.each, versions, coordinator.finishing, end,
                 told=self._past(),
             )  # fmt: skip
 
-        assert self._tenure is not None
-        await self._tenure.write(record)
+        return await tenure.write(record)
 
     def _past(self) -> dict[str, Any]:
         """For the next head."""
@@ -281,7 +289,8 @@ class Job:
         self._host.from_thread(lambda it: self._in_background(act(lambda: self._choose(it))), version)
 
     async def _choose(self, version: int) -> None:
-        await self._write_record(choice=version)
+        if not await self._write_record(choice=version):
+            return  # nobody hears of it
         if not self._host.broker.noted():
             await self._write_record()
             self._host.broker.not_noted()
@@ -864,6 +873,8 @@ class Job:
     async def _end(self, verdict: Verdict | None) -> None:
         """Whatever the state: ends the workers, waits for their last words, closes everything."""
         failed = verdict is None or verdict.action is Action.FAIL
+        if verdict is None and self._tenure is not None and self._tenure.resumes is not None:
+            await self._tenure.leave()  # a job that runs isn't this head's to end: another one may go on with it
         if self._supervisor is not None:
             self._supervisor.wake()
         agent = self._agent
@@ -899,10 +910,9 @@ class Job:
     async def _note_the_end(self, verdict: Verdict | None) -> bool:
         """Before anybody hears of it, a worker too: who dies of it would be taken for dead by the next head. False
         where the store is away, for which nobody waits: a write may be under way, and the seat is left to its lease."""
-        if self._tenure is None or self._agent is None or verdict is None:
+        if self._tenure is None or not self._tenure.sits or verdict is None:
             return True
         try:
-            await asyncio.wait_for(self._note(end=(verdict.exit_code, self.last_words)), END_S)
+            return await within(END_S, self._note(end=(verdict.exit_code, self.last_words)))
         except asyncio.TimeoutError:
             return False
-        return True

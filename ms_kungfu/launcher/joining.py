@@ -40,6 +40,7 @@ from ms_kungfu.launcher.hosts import Host, HostError, Hosts, identify, of_interf
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import JoinRequest, Options, check_program, known_strategy
 from ms_kungfu.launcher.policy import Recover
+from ms_kungfu.launcher.within import within
 
 _ANSWER_S = 10.0  # the job runs: nothing has to be waited for
 # Of the job's flags: what every host has its own way, or a job that runs has settled.
@@ -124,7 +125,7 @@ async def _ask(request: JoinRequest) -> Options:
         try:
             versions = {"version": VERSION, "mindspore": mindspore_version()}
             channel.send({"ask": {"host": own.name, "slots": own.slots, **versions}})
-            answer = await asyncio.wait_for(channel.receive(), _ANSWER_S)
+            answer = await within(_ANSWER_S, channel.receive())
         finally:
             channel.close()
     except (OSError, asyncio.TimeoutError) as error:

@@ -24,6 +24,7 @@ from ms_kungfu.launcher.control import Channel, call
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.segments import Asker, HostSegment, PlainSegment, Progress, the_runtime
+from ms_kungfu.launcher.within import within
 
 if TYPE_CHECKING:
     from ms_kungfu._core import TlsEnd
@@ -262,7 +263,7 @@ class LinkMaker:
                 raise ProtocolError("too many links")
             wait = self._waiting[name] = asyncio.get_running_loop().create_future()
             try:
-                await asyncio.wait_for(wait, _WAIT_S)
+                await within(_WAIT_S, wait)
             except asyncio.TimeoutError:
                 return False
             finally:

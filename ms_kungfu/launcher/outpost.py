@@ -43,7 +43,8 @@ from ms_kungfu.launcher.seat import Loss, Record, Report, Term, Worker, moves
 from ms_kungfu.launcher.sites import CANT_RUN, Launch, LocalSite, told_of_the_host
 from ms_kungfu.launcher.startup import StartError, find_devices, serve_status
 from ms_kungfu.launcher.status import outline
-from ms_kungfu.launcher.supervisor import Exited, Supervisor
+from ms_kungfu.launcher.supervisor import Exited, Started, Supervisor
+from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
 _OUTPUT_GRACE_S = 1.0
@@ -57,6 +58,9 @@ _PATIENCE_S = 5.0  # before somebody hears why the head can't be reached: it may
 _LEASE_S = 10.0  # of the seat, where -host-timeout doesn't say
 _SEAT_LOOK_S = 0.1
 _END_S = 1.0
+_LED_S = 10.0  # for a head whose job is over, to tell the others and to give the seat back
+_LEASES = 3  # within which another head has taken the seat, and this host has called it
+_MOST_ENDED = 1024  # of its workers of which a host can tell how they have ended
 
 
 class Outpost:
@@ -98,6 +102,7 @@ class Outpost:
         self._interrupted = 0  # by this signal
         # For the next head:
         self._workers: dict[int, Worker] = {}
+        self._reported: dict[int, tuple[int | None, int | None]] = {}  # pid and exit code in the last report
         self._losses: dict[int, list[Loss]] = {}
 
     async def run(self) -> int:
@@ -135,8 +140,8 @@ class Outpost:
             self._ended.set_result((code, words))
 
     def _on_timeout(self, limit_s: float) -> None:
-        """Where there is a job its head ends it."""
-        if self._channel is None:
+        """Where there is a job its head ends it, or the next one."""
+        if self._channel is None and self._seated is None:
             head = self._head_name
             why = f"{head}, which has it, was not reached" + (f": {self._silence}" if self._silence else "")
             self._end(EXIT_TIMEOUT, f"{PROGRAM}: {not_begun(limit_s, why)}")
@@ -165,7 +170,7 @@ class Outpost:
         answer = self._questions[number] = self._loop.create_future()
         try:
             self._send("status", number)
-            return await asyncio.wait_for(answer, _HEAD_STATUS_S)
+            return await within(_HEAD_STATUS_S, answer)
         except asyncio.TimeoutError:
             why = f"{PROGRAM} on {head}, which has the job, doesn't answer"
             return outline(self._options, "runs", why, self._started_at)
@@ -181,7 +186,8 @@ class Outpost:
         if self._head is not None and self._head.is_over and not self._head.is_deposed:
             self._head.interrupted(number)  # it ends the job, and hurries now
             return
-        is_alone = self._channel is None and self._head is None
+        # While nobody has the seat the next head hears of it (`_go_over_to`).
+        is_alone = self._channel is None and self._head is None and self._seated is None
         if is_alone or self._is_told or (number == signal.SIGTERM and self._is_leaving):
             self._end(128 + number, f"{PROGRAM}: interrupted by {signal_name(number)}")
             return
@@ -196,7 +202,8 @@ class Outpost:
         self._is_told, self._interrupted = True, number
         self._tell_the_head("interrupted", number)
         late = f"{PROGRAM}: interrupted by {signal_name(number)}, and the head has not ended the job"
-        self._later(_HEAD_S, self._end, 128 + number, late)
+        next_s = 0.0 if self._seated is None else _LEASES * self._lease_s
+        self._later(_HEAD_S + next_s, self._end, 128 + number, late)
 
     def _tell_the_head(self, what: str, value: int) -> None:
         """One that is here may not have heard of this host yet."""
@@ -247,19 +254,9 @@ class Outpost:
         _log.info("calling %s, which has the job, for %g s (KUNGFU_JOIN_TIMEOUT)", head.name, wait_s)
         if moves(options) and options.hosts.is_head and not options.joins:
             keys = machine.open_seat(str(options.config_server), timeout_s=self._lease_s / 2)
-            self._lead(options, Term(keys, Seat(keys, options.host.name, self._lease_s), None, ""))
+            self._lead(options, Term(keys, Seat(keys, options.host.name, self._lease_s), None, "", self._started_at))
         try:
-            try:
-                channel = await call(
-                    machine, options.host.address, head.address, port, secret, wait_s, self._tell_of_silence
-                )
-            except RefusedError as error:
-                raise StartError(str(error)) from None
-            except OSError as error:
-                raise StartError(
-                    f"{error}, within {wait_s:g} s (KUNGFU_JOIN_TIMEOUT); is {PROGRAM} running there?"
-                ) from None
-            await self._obey_all(channel, hello)
+            await self._obey_all(await self._first_head(wait_s), hello)
         finally:
             self._channel = None
             try:
@@ -273,18 +270,18 @@ class Outpost:
 
     def _lead(self, options: Options, term: Term) -> None:
         """This host has the seat, or is to be the first in it."""
-        left_s = options.left_s(self._machine.time() - self._started_at)
-        self._head = self.make_head(replace(options, timeout_s=left_s), None, None, self._machine, term)
+        self._head = self.make_head(options, None, None, self._machine, term)
         self._leading = asyncio.ensure_future(self._head.run())
         self._leading.add_done_callback(self._has_led)
 
     async def _leave_the_seat(self) -> None:
-        """Before this host ends: over its connections the job would be told to end, too."""
+        """Before this host ends: over its connections the job is told to end, or would be. A head whose job is over
+        gives the seat back last."""
         head, leading = self._head, self._leading
         if head is not None and leading is not None:
             await head.leave()
-            if head.has_left:
-                await asyncio.wait([leading])
+            if head.is_over or head.has_left:
+                await asyncio.wait([leading], timeout=_LED_S)
 
     def _has_led(self, leading: asyncio.Future[int]) -> None:
         head, self._head = self._head, None
@@ -302,6 +299,47 @@ class Outpost:
         elif not head.is_deposed:  # which has told so, but perhaps not here
             self._later(_END_S, self._end, leading.result(), head.last_words or "")
 
+    async def _first_head(self, wait_s: float) -> Channel:
+        """A connection with it. StartError where there is none within `wait_s`."""
+        options, machine = self._options, self._machine
+        if self._joins_one_that_moves:
+            return await self._head_to_join(wait_s)
+        own, head, secret = options.host.address, options.hosts.head.address, bytes.fromhex(options.secret or "")
+        try:
+            return await call(machine, own, head, options.control_port, secret, wait_s, self._tell_of_silence)
+        except RefusedError as error:
+            raise StartError(str(error)) from None
+        except OSError as error:
+            raise StartError(
+                f"{error}, within {wait_s:g} s (KUNGFU_JOIN_TIMEOUT); is {PROGRAM} running there?"
+            ) from None
+
+    @property
+    def _joins_one_that_moves(self) -> bool:
+        return self._options.joins and moves(self._options)
+
+    async def _head_to_join(self, wait_s: float) -> Channel:
+        """The same; who has told this host how to join may be dead by now, or before it is let in."""
+        url, machine, deadline = str(self._options.config_server), self._machine, self._loop.time() + wait_s
+        keys = machine.open_seat(url, timeout_s=self._lease_s / 2)
+        while True:
+            trouble = "nobody has the job"
+            try:
+                found = await machine.in_thread(keys.look)
+                if found.record is None or Record.from_json(found.record).end is not None:
+                    raise StartError(f"the job of {url} is over")
+                if found.holder:
+                    channel = await within(self._lease_s / 2, self._call(found.holder))
+                    self._head_name = found.holder
+                    return channel
+            except (OSError, asyncio.TimeoutError, StoreUnreachableError) as error:
+                trouble = str(error) or f"{self._head_name} doesn't answer"
+            except (ProtocolError, ConfigServerError) as error:
+                raise StartError(f"who has the job of {url} can't be told: {error}") from None
+            if self._loop.time() > deadline:
+                raise StartError(f"{trouble}, within {wait_s:g} s (KUNGFU_JOIN_TIMEOUT); is the job of {url} running?")
+            await asyncio.sleep(_SEAT_LOOK_S)
+
     def _tell_of_silence(self, why: str) -> None:
         self._silence = why
         if self._loop.time() - self._since >= _PATIENCE_S:
@@ -317,7 +355,7 @@ class Outpost:
 
     async def _take(self, channel: Channel) -> bool:
         """Another host has called."""
-        message = await asyncio.wait_for(channel.receive(), _HEAD_S)
+        message = await within(_HEAD_S, channel.receive())
         if self._head is not None and "link" not in message:
             return await self._head.serve(channel, message)
         if "head" in message:
@@ -361,6 +399,9 @@ class Outpost:
                     channel.close()
                 if self._ended.done() or not trouble or (self._head is not None and self._head.has_left):
                     return
+                if self._seated is None and self._joins_one_that_moves:
+                    channel = await self._head_to_join(env.JOIN_TIMEOUT.get(self._machine.environ))
+                    continue
                 if self._seated is None:
                     if self._leading is not None:  # it is to say why
                         await asyncio.wait([self._leading], timeout=_END_S)
@@ -368,6 +409,7 @@ class Outpost:
                     return
                 channel = await self._next_head(trouble)
                 words = {"agent": hello.to_json(), "report": self._report().to_json()} if self._is_known else joining
+                self._reported = {key: (worker.pid, worker.code) for key, worker in self._workers.items()}
 
     async def _obey_one(
         self, channel: Channel, words: dict[str, Any], hello: Hello, begun: contextlib.ExitStack
@@ -378,7 +420,9 @@ class Outpost:
             channel.send(words)
             # A head that dies, or stands still, just now isn't waited for: the next one waits for this host.
             patience_s = None if self._seated is None else self._lease_s / 2
-            message = await asyncio.wait_for(channel.receive(), patience_s)
+            if self._joins_one_that_moves:  # by a head that waits for its hosts, and may be switched off meanwhile
+                channel.set_silence(self._lease_s)
+            message = await within(patience_s, channel.receive())
             if "refused" in message:
                 if self._seated is None:
                     raise StartError(str(message["refused"]))
@@ -419,26 +463,34 @@ class Outpost:
         self._making.clear()
         machine, own, url = self._machine, self._options.host.name, self._options.config_server
         keys = machine.open_seat(str(url), timeout_s=self._lease_s / 2)
-        deadline = self._loop.time() + env.JOIN_TIMEOUT.get(machine.environ)
+        patience_s = env.JOIN_TIMEOUT.get(machine.environ)
+        deadline = self._loop.time() + patience_s
         while self._loop.time() < deadline and not self._ended.done():
             try:
                 found = await machine.in_thread(keys.look)
                 if found.record is None:
                     self._end(1, f"{PROGRAM}: {SeatGoneError()}; the workers here are ended")
                     return None
-                record = Record.from_json(found.record)
+                try:
+                    record = Record.from_json(found.record)
+                except ProtocolError as error:
+                    self._end(1, f"{PROGRAM}: who has the job can't be told: {error}; the workers here are ended")
+                    return None
                 if why := self._is_over_for(record):
                     self._end(*why)
                     return None
                 if found.holder and found.since != self._seated and (found.holder != own or self._head is not None):
                     self._is_known = own in [host.name for host in record.hosts]
-                    channel = await asyncio.wait_for(self._call(found.holder), self._lease_s / 2)
+                    channel = await within(self._lease_s / 2, self._call(found.holder))
                     self._head_name = found.holder
                     return channel
                 is_free = not found.holder or (found.holder == own and found.since != self._seated)
                 if is_free and self._head is None:  # else that head sits down again
                     await self._take_the_seat(keys, found, record)
-            except (OSError, asyncio.TimeoutError, SeatLostError, StoreUnreachableError):
+            except StoreUnreachableError as error:  # for as long as that lasts
+                deadline = self._loop.time() + patience_s
+                self._warn_once(f"{error}: nobody can take the job, and the workers here go on as far as they can")
+            except (OSError, asyncio.TimeoutError, SeatLostError):
                 pass
             except (ProtocolError, ConfigServerError) as error:
                 self._warn_once(f"who has the job can't be told: {error}")
@@ -477,7 +529,8 @@ class Outpost:
         await self._machine.in_thread(lambda: seat.take(found, record.to_json()))
         _log.warning("this host has the job from now on")
         self._seat = None
-        self._lead(replace(options, hosts=record.hosts_of(options)), Term(keys, seat, record, self._secret))
+        term = Term(keys, seat, record, self._secret, self._started_at)
+        self._lead(replace(options, hosts=record.hosts_of(options)), term)
 
     def _report(self) -> Report:
         relay = self._relay
@@ -485,6 +538,7 @@ class Outpost:
             list(self._workers.values()),
             {version: self._losses.get(version, []) for version in relay.segments()},
             relay.leaving(),
+            relay.placed(),
             relay.cores,
         )
 
@@ -496,6 +550,12 @@ class Outpost:
         self._sync_points.clear()
         self._apart.clear()
         self._relay.ask_again(channel.send)
+        for key, worker in self._workers.items():  # what has come since the report
+            pid, code = self._reported.get(key, (None, None))
+            if pid is None and worker.pid is not None:
+                self._tell_started(worker)
+            if code is None and worker.code is not None:
+                self._tell_exited(worker)
         self._listen_for(channel)
         if self._is_leaving:
             channel.send({"leave": True})
@@ -667,6 +727,8 @@ class Outpost:
 
     def _start(self, launch: Launch) -> None:
         told = launch.environment
+        for key in [key for key, worker in self._workers.items() if worker.code is not None][:-_MOST_ENDED]:
+            del self._workers[key]  # news to nobody any more
         self._workers[launch.key] = Worker(
             launch.key,
             str(told[env.SELF.name]),
@@ -678,7 +740,7 @@ class Outpost:
         try:
             self._site.start(launch)
         except OSError as error:
-            self._loop.call_soon(self._tell_exited, Exited(launch.key, CANT_RUN, str(error.strerror)))
+            self._loop.call_soon(self._has_exited, Exited(launch.key, CANT_RUN, str(error.strerror)))
 
     def _on_supervisor(self) -> None:
         event = self._supervisor.next_event()
@@ -687,18 +749,27 @@ class Outpost:
             self._send("guardless", True)
         elif isinstance(event, Exited):
             self._pids.pop(event.key, None)
-            self._tell_exited(event)
+            self._has_exited(event)
             self._relay.forget_the_dead()
         else:
             self._pids[event.key] = event.pid
             self._workers[event.key].pid = event.pid
-            self._send("started", vars(event))
+            self._tell_started(self._workers[event.key])
 
-    def _tell_exited(self, event: Exited) -> None:
+    def _has_exited(self, event: Exited) -> None:
         worker = self._workers[event.key]
         worker.code, worker.error = event.code, event.error
+        self._tell_exited(worker)
+
+    def _tell_started(self, worker: Worker) -> None:
+        assert worker.pid is not None
+        self._send("started", vars(Started(worker.key, worker.pid)))
+
+    def _tell_exited(self, worker: Worker) -> None:
+        assert worker.code is not None
         # What it may have said before it ended comes first.
-        self._send("exited", {**vars(event), "gave_up": self._new_words()})
+        exited = vars(Exited(worker.key, worker.code, worker.error))
+        self._send("exited", {**exited, "gave_up": self._new_words()})
 
     def _new_words(self) -> dict[int, dict[int, str]]:
         """Why ranks of this host can't go on, where the head hasn't been told."""

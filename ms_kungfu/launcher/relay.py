@@ -65,6 +65,11 @@ class Relay:
         with self._changed:
             return list(self._leaving)
 
+    def placed(self) -> list[_Process]:
+        """Those of this host that have got a place, and live."""
+        with self._changed:
+            return list(self._holders)
+
     def add(self, version: int, segment: HostSegment) -> None:
         with self._changed:
             self._segments[version] = segment
@@ -88,6 +93,8 @@ class Relay:
         with self._changed:
             self._holders = {who: pid for who, pid in self._holders.items() if self._is_alive(pid)}
             holders = set(self._holders)
+            there = {str(peer) for peer, _ in holders}
+            self._leaving = [peer for peer in self._leaving if peer in there]  # the next of its name hasn't asked
         self.stores.drop(lambda peer, incarnation: (peer, incarnation) not in holders)
 
     def close(self) -> None:

@@ -40,6 +40,7 @@ from ms_kungfu.launcher.segments import Asker, HostSegment, NotMadeYet, PlainSeg
 from ms_kungfu.launcher.sites import Launch, Site
 from ms_kungfu.launcher.startup import Start, StartError
 from ms_kungfu.launcher.supervisor import Exited, Started
+from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
 _FIRST_WORDS_S = 10.0
@@ -600,7 +601,7 @@ class RemoteHosts:
                 if self._other_head:
                     raise StartError(self._other_head)
                 try:
-                    await asyncio.wait_for(self._news.wait(), max(0.0, deadline - self._loop.time()))
+                    await within(max(0.0, deadline - self._loop.time()), self._news.wait())
                 except asyncio.TimeoutError:
                     raise StartError(
                         f"nothing was heard of {', '.join(missing)} within {timeout_s:g} s (KUNGFU_JOIN_TIMEOUT); is "
@@ -642,7 +643,7 @@ class RemoteHosts:
             if missing != self.missing():
                 continue
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._news.wait(), left_s)
+                await within(left_s, self._news.wait())
         self.resumes_no_more = True
 
     def missing(self) -> tuple[str, ...]:
@@ -680,7 +681,7 @@ class RemoteHosts:
             )
             try:
                 channel.send({"head": {"host": self.name, "hosts": str(options.hosts)}})
-                answer = await asyncio.wait_for(channel.receive(), _FIRST_WORDS_S)
+                answer = await within(_FIRST_WORDS_S, channel.receive())
             finally:
                 channel.close()
             hosts, calls = text_field(answer, "hosts"), text_field(answer, "calls")
@@ -794,7 +795,7 @@ class RemoteHosts:
 
     async def take(self, channel: Channel) -> bool:
         """Somebody has called. Whether the connection is another one's now."""
-        return await self.serve(channel, await asyncio.wait_for(channel.receive(), _FIRST_WORDS_S))
+        return await self.serve(channel, await within(_FIRST_WORDS_S, channel.receive()))
 
     async def serve(self, channel: Channel, message: dict[str, Any]) -> bool:
         """And has said this."""
@@ -818,10 +819,12 @@ class RemoteHosts:
         hello = Hello.from_json(message.get("agent"))
         if "report" in message:
             report = Report.from_json(message["report"])
-            why = self._objection_to_one_who_goes_on(hello)
-            if not why:
-                self.told[hello.host] = report
-            return await self._let_in(channel, hello, why)
+            if hello.host in self.reports.hosts.lost:
+                return await self._let_in(channel, hello, f"the job goes on without {hello.host}")
+            if self.resumes_no_more or hello.host not in self.missing():
+                return False  # the next look at the record tells what has become of it
+            self.told[hello.host] = report
+            return await self._let_in(channel, hello, "")
         joining = joining_host(hello.host, message["slots"]) if "slots" in message else None
         if joining is not None:
             why = objection(hello, self._hello, {}, same_flags=False) or self.reports.objection_to(joining)
@@ -862,11 +865,6 @@ class RemoteHosts:
         self.lose(site, await site.listen())
         return False
 
-    def _objection_to_one_who_goes_on(self, hello: Hello) -> str:
-        if self.resumes_no_more or hello.host not in self.missing():
-            return f"the job goes on without {hello.host}"
-        return ""
-
     def _objection_to_one_of_the_first(self, hello: Hello) -> str:
         why = objection(hello, self._hello, {**dict.fromkeys(self._own_names), **self.sites})
         before = self.sites.get(hello.host)
@@ -895,6 +893,7 @@ class RemoteHosts:
         else:  # it may come again
             _log.warning("%s", why)
             del self.sites[site.name]
+            self.told.pop(site.name, None)
             self._news.set()
 
     def _living(self) -> list[RemoteSite]:

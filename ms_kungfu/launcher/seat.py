@@ -75,8 +75,10 @@ class Record:
                 tuple(map(str, fields["before"])),
                 dict(fields["told"]),
             )
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise ProtocolError(f"the seat's record isn't one: {error!r}") from None
+        except KeyError as error:
+            raise ProtocolError(f"the seat's record isn't one: there is no {error} in it") from None
+        except (TypeError, ValueError, IndexError, AttributeError) as error:
+            raise ProtocolError(f"the seat's record isn't one: {error}") from None
 
     def taken_by(self, host: str) -> Record:
         """As it is written by who takes the seat. Again, where he doesn't know whether he has."""
@@ -110,12 +112,13 @@ def may_go_on(found: Sitting, own: str) -> bool:
 @dataclass
 class Term:
     """A head's time in the seat. `record`: what the one before has left, whose seat this one has taken; None: the job
-    is about to begin. `secret`: of the job's brokers."""
+    is about to begin. `secret`: of the job's brokers. `since`: when its host's part in the job has begun."""
 
     keys: SeatKeys
     seat: Seat
     record: Record | None
     secret: str
+    since: float
 
     def guard(self, store: Any) -> None:
         """Nothing is written to the cluster store either without the seat."""
@@ -182,11 +185,13 @@ Loss = tuple[int, str, bool, bool]  # rank, reason, whether the others go on, wh
 @dataclass
 class Report:
     """What a host tells the next head. `losses`: of each version that it has, those that it was told of, in order;
-    `leaving`: whom its workers have asked to go, with success; `cores`: how many each has, where that was fixed."""
+    `leaving`: whom its workers have asked to go, with success; `placed`: which processes have a place; `cores`: how
+    many each has, where that was fixed."""
 
     workers: list[Worker]
     losses: dict[int, list[Loss]]
     leaving: list[str]
+    placed: list[tuple[PeerID, int]] = field(default_factory=list)
     cores: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -194,6 +199,7 @@ class Report:
             "workers": [vars(worker) for worker in self.workers],
             "losses": [[version, each] for version, each in self.losses.items()],
             "leaving": self.leaving,
+            "placed": [[str(peer), incarnation] for peer, incarnation in self.placed],
             "cores": self.cores,
         }
 
@@ -208,7 +214,9 @@ class Report:
                 if not all(type(number) is int for number in numbers):
                     raise ValueError("key, incarnation, rank and device are numbers")
             losses = {int(version): [_loss(*each) for each in told] for version, told in fields["losses"]}
-            return cls(workers, losses, [str(PeerID.parse(peer)) for peer in fields["leaving"]], int(fields["cores"]))
+            leaving = [str(PeerID.parse(peer)) for peer in fields["leaving"]]
+            placed = [(PeerID.parse(peer), int(incarnation)) for peer, incarnation in fields["placed"]]
+            return cls(workers, losses, leaving, placed, int(fields["cores"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(f"a host reports wrongly: {error!r}") from None
 

@@ -21,6 +21,7 @@ from typing import Any, Callable
 
 from ms_kungfu.broker_protocol import Connection, ProtocolError
 from ms_kungfu.config_server.secret_file import SecretFileError, made, opened, own_directories
+from ms_kungfu.launcher.within import within
 
 Answer = Callable[[], Awaitable[dict[str, Any]]]
 _log = logging.getLogger(__name__)
@@ -102,8 +103,8 @@ class StatusServer:
         with contextlib.closing(client), contextlib.suppress(OSError, ProtocolError, asyncio.TimeoutError):
             client.setblocking(False)
             Connection(client, None).check_same_user()
-            text = json.dumps(await asyncio.wait_for(self._answer(), _SEND_S))
-            await asyncio.wait_for(self._loop.sock_sendall(client, text.encode()), _SEND_S)
+            text = json.dumps(await within(_SEND_S, self._answer()))
+            await within(_SEND_S, self._loop.sock_sendall(client, text.encode()))
 
 
 def never_raises(describe: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:

@@ -26,6 +26,7 @@ from ms_kungfu.launcher.options import PROGRAM
 from ms_kungfu.launcher.revisions import raise_bugs
 from ms_kungfu.launcher.seat import Record, Term, TimeToAsk, may_go_on
 from ms_kungfu.launcher.startup import CONFIG_SERVER_START_S, StartError
+from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
 _LAST_LEASE_S = 5.0  # for the leases of a job that is over, beyond their length
@@ -54,6 +55,11 @@ class Tenure:
     def resumes(self) -> Record | None:
         """What the head before has left, with whose job this one goes on."""
         return self.term.record
+
+    @property
+    def sits(self) -> bool:
+        """It has sat down, be it deposed by now."""
+        return self.term.seat.since != 0
 
     # ---- sitting down ----
 
@@ -121,15 +127,13 @@ class Tenure:
 
     async def _renew(self) -> bool:
         """Whether the store has answered."""
-        asked, since = self._time, self.term.seat.since
+        asked = self._time
         try:
             await self.act(lambda: self._machine.in_thread(self.term.seat.renew))
             asked.answered(self._loop.time())
         except ConfigServerError:  # away; or full, and the lease is over: nobody has the seat
             asked.failed(self._loop.time())
             return False
-        if self.term.seat.since != since:
-            self._on_seated_anew()
         return True
 
     async def time_to_ask(self) -> float:
@@ -144,25 +148,30 @@ class Tenure:
 
     # ---- entries ----
 
-    async def act(self, act: Callable[[], Awaitable[None]]) -> None:
+    async def act(self, act: Callable[[], Awaitable[object]]) -> None:
         """One after the other. Where somebody else has the seat the job is his."""
+        seat = self.term.seat
         try:
             async with self._lock:
+                since = seat.since
                 if not self.is_deposed:
                     await act()
+                if seat.since != since and not self.is_deposed:
+                    self._on_seated_anew()
         except SeatGoneError as error:
             self._depose(f"{error}: nobody decides for the job any more", str(error))
         except SeatLostError as error:
             self._depose(f"{error}: another host decides for the job from now on")
 
-    async def write(self, record: Callable[[], Record]) -> None:
-        """Until it is there, however long the store is away. Within `act`; SeatLostError as there."""
+    async def write(self, record: Callable[[], Record]) -> bool:
+        """Until it is there, however long the store is away. Within `act`; SeatLostError as there. False where this
+        host leaves the seat meanwhile: then it isn't, as far as this head can tell, and nothing may be said by it."""
         seat, told = self.term.seat, False
         while not self.is_deposed:
             document = record().to_json()
             try:
                 await self._machine.in_thread(functools.partial(seat.write, document))
-                return
+                return True
             except SeatLostError:
                 raise
             except ConfigServerError as error:  # away, or full
@@ -176,6 +185,7 @@ class Tenure:
                     raise
                 except ConfigServerError:
                     pass
+        return False
 
     def may_say(self, version: int) -> bool:
         """From any thread. Who has heard of a version waits for it at the next step, and that it is chosen has to be on
@@ -211,7 +221,7 @@ class Tenure:
                 await self._machine.in_thread(self.term.seat.leave)
 
     async def leave(self) -> None:
-        """Its host goes. The next head needn't wait for the end of the lease, and nothing is written any more here: a
+        """Its host goes. The next head needn't wait for the end of the lease, and no write begins here any more: a
         lease that is missed would be taken anew."""
         self.is_deposed = True
         await self.give_back()
@@ -224,4 +234,4 @@ class Tenure:
                 await self._machine.in_thread(self.term.seat.leave)
 
         with contextlib.suppress(asyncio.TimeoutError, ConfigServerError):
-            await asyncio.wait_for(leave(), END_S)
+            await within(END_S, leave())

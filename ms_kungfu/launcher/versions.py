@@ -174,6 +174,11 @@ class ClusterVersions:
         self.clusters = {v: c for v, c in self.clusters.items() if v >= version or v == self.chosen}
         self.refused = {v: reason for v, reason in self.refused.items() if v > version}
         self.chosen = version
+        # Of those before all that are known the last says what the others do; else the record grows for ever.
+        oldest = min(self.clusters)
+        for peer, out in self.excluded.items():
+            before = max((v for v in out if v < oldest), default=None)
+            self.excluded[peer] = [*([] if before is None else [before]), *(v for v in out if v >= oldest)]
 
     def exclude_everybody(self) -> None:
         """Whoever comes is another process: all members have finished, nobody is left to choose a version that others

@@ -67,6 +67,20 @@ def test_a_head_that_gets_a_sigterm_leaves_and_another_host_goes_on_at_once(pati
         job.end()
 
 
+def test_a_time_limit_holds_over_a_change_of_heads(patient_etcd, tmp_path) -> None:
+    """From the job's start, and it ends with the limit that was given."""
+    begun, limit_s = time.monotonic(), 25
+    job = seats.SeatedJob(patient_etcd, "limit", tmp_path / "job", seats.HOSTS[:2], "-timeout", f"{limit_s}s")
+    try:
+        job.strike("agent")
+        job.runs[1].assert_exit(124, limit_s + 15)
+        assert time.monotonic() - begun > limit_s - 3
+        assert "this host has the job from now on" in job.runs[1].output
+        assert f"{limit_s} s (-timeout)" in job.runs[1].output
+    finally:
+        job.end()
+
+
 @pytest.mark.long
 def test_a_head_whose_supervisor_is_killed_costs_its_host_and_not_the_job(patient_etcd, tmp_path) -> None:
     job = seats.SeatedJob(patient_etcd, "guard", tmp_path / "job")

@@ -272,6 +272,12 @@ def schedule_of_seats(seed: int) -> Schedule:
 def _behind_the_seat(seed: int) -> Iterator[Happening]:
     """To who has just sat down, and whom the others look for."""
     rng = random.Random(f"behind the seat {seed}")
+    if rng.random() < 0.2:  # to who tells the next head what it has
+        kind = rng.choice(("kill reporter", "kill reporter's worker", "kill reporter's worker"))
+        yield Happening(0.0, kind, rng.randrange(6), round(0.1 * rng.random() ** 2, 4))
+    if rng.random() < 0.2:  # while nobody has the seat, or somebody has just taken it
+        kind = rng.choice(("host leaves", "interrupt", "kill launcher", "kill member", "resize"))
+        yield Happening(round(rng.random(), 4), kind, rng.randrange(1, 6), seat=rng.choice((1, 2)))
     if rng.random() < 0.4:
         kind = rng.choice(("kill head", "pause head", "pause head", "pause all", "server away", "fill store"))
         more = 0.0 if kind == "kill head" else HOST_TIMEOUT_S * rng.choice((0.5, 0.95, 1.1, 1.5, 3.0))

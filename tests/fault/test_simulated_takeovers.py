@@ -5,18 +5,21 @@ An outsider has found that these went wrong; random courses (`test_simulated_sea
 
 from __future__ import annotations
 
+import signal
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: pip install ms-kungfu[test]")
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 from ms_kungfu.cluster_store import StoreUnreachableError
-from ms_kungfu.launcher.policy import Recover
+from ms_kungfu.launcher.policy import Recover, Standing
 from ms_kungfu.launcher.seat import TimeToAsk
-from tests.fault.schedules import Schedule, story, variations
+from tests.fault.schedules import Schedule, story, variations, violation_of
 from tests.fault.simulator import cluster_store
 from tests.fault.simulator.hosts_world import HOST_TIMEOUT_S, HostsSetup, HostsWorld
-from tests.fault.simulator.setting import Happening, Violation
+from tests.fault.simulator.setting import JOIN_TIMEOUT_S, Happening, Violation
 
 JOB = HostsSetup(size=8, hosts=4, recover=Recover.SHRINK, moves=True, samples=200)
 KILL = Happening(0.9, "kill head")
@@ -121,6 +124,100 @@ def test_the_next_head_tells_of_all_of_the_jobs_past() -> None:
         assert [change.version for change in told] == list(range(len(told))), story(schedule)
         assert told[0].why == "the job's start"
         assert told[-1].chosen_at is not None, "who is left trains in it"
+
+
+@pytest.mark.parametrize("later_s", [0.0, 0.003, 0.01])
+def test_a_worker_that_dies_behind_its_hosts_report_is_heard_of(later_s: float) -> None:
+    """The next head has the report, and the host hasn't its welcome."""
+    for number in range(3):
+        dies = Happening(0.0, "kill reporter's worker", number, later_s)
+        for schedule in variations(JOB, (dies, KILL), 3, 0.2):
+            run(schedule)
+
+
+def test_a_host_that_dies_behind_its_report_does_not_end_the_job() -> None:
+    """While another one is still awaited; it has a part of a version that isn't chosen."""
+    setup = replace(JOB, step_s=0.3, samples=300)
+    comes = Happening(0.9, "resize", 6), Happening(0.95, "kill head")
+    for number, other in ((0, 0), (1, 2), (2, 1)):
+        dies = Happening(0.0, "kill reporter", number, 0.2)
+        waits = Happening(0.0, "pause host", other, 1.0, seat=2)
+        for schedule in variations(setup, comes, 12, 0.5):
+            run(replace(schedule, happenings=(dies, *schedule.happenings, waits)))
+
+
+def test_a_choice_is_not_told_that_its_head_leaves_behind_unwritten() -> None:
+    setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=200)
+    full = Happening(0.65, "fill store", 0, 4.0)
+    goes = Happening(1.6, "head leaves"), Happening(1.7, "head leaves")  # at the second SIGTERM at once
+    for schedule in variations(setup, (Happening(0.6, "resize", 4), full, *goes), 20, 0.25):
+        violation = violation_of(schedule)
+        assert violation is None, f"{violation}\n{story(schedule)}"
+
+
+def test_who_came_back_after_it_had_left_stays_when_the_head_dies() -> None:
+    """Under the name under which it was granted to leave."""
+    leaves, comes = Happening(0.6, "terminate", 5), Happening(2.5, "resize", 8)
+    for schedule in variations(replace(JOB, samples=400), (leaves, comes, Happening(5.0, "kill head")), 3, 0.1):
+        current = run(schedule).job._agent.broker.current()
+        assert current.size == 6, story(schedule)  # without the head's two
+
+
+@pytest.mark.parametrize(("kind", "codes"), [("host leaves", {0}), ("interrupt", {128 + signal.SIGINT})])
+def test_a_signal_while_nobody_has_the_seat_is_the_next_heads_to_answer(kind: str, codes: set[int]) -> None:
+    """A host leaves after a step; a Ctrl-C ends all of them. The next head doesn't wait in vain for the host."""
+    for at in (1.2, 1.8, 2.4):
+        for schedule in variations(JOB, (KILL, Happening(at, kind, 1)), 3, 0.3):
+            world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, [])
+            world.run()
+            assert {host.outcome.code for host in world.hosts[1:]} == codes, story(schedule)
+            assert len(world.lost_at) <= 1, story(schedule)
+            assert longest_gap(world) < 2 * HOST_TIMEOUT_S, story(schedule)
+
+
+def test_the_next_head_knows_who_trains_already() -> None:
+    for schedule in variations(JOB, (Happening(0.9, "head leaves"),), 3, 0.1):
+        world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, [])
+        known: list[bool] = []
+
+        def look(world: HostsWorld = world, known: list[bool] = known) -> None:
+            agent = world.job._agent
+            for process in agent.processes.of_standing(Standing.MEMBER):
+                known.append(agent.broker.is_ready(process.peer, process.incarnation))
+
+        world.loop.at(3.0, look)
+        world.run()
+        assert known == [True] * 6, story(schedule)
+
+
+@pytest.mark.parametrize("happenings", [(), (KILL,), (Happening(0.9, "interrupt", 1),)])
+def test_a_job_that_is_over_has_given_its_seat_back(happenings: tuple[Happening, ...]) -> None:
+    """Or the next one of its name would wait for the end of the lease."""
+    for schedule in variations(replace(JOB, samples=40), happenings, 5, 0.2):
+        world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, [])
+        world.run()
+        assert world.server.seat.now.record["end"], story(schedule)
+        assert world.server.seat.look().holder == "", story(schedule)
+
+
+@pytest.mark.parametrize("at", [0.8, 1.3, 3.0])  # as the head dies, while nobody has the seat, when somebody has it
+def test_a_host_that_joins_as_the_head_dies_finds_the_next_one(at: float) -> None:
+    setup = HostsSetup(size=6, hosts=3, recover=Recover.SHRINK, moves=True, samples=200)
+    for schedule in variations(setup, (KILL, Happening(at, "host joins", 3)), 4, 0.2):
+        world = run(schedule)
+        assert len(world.hosts) == 4, story(schedule)
+        joined = world.hosts[-1]
+        assert joined.outcome.code == 0, f"{joined.outcome.words}\n{story(schedule)}"
+        assert hasattr(joined.program, "_relay"), "it has never been let in"
+
+
+def test_a_job_without_a_head_waits_for_a_store_that_is_away() -> None:
+    """Longer than it would wait for a head."""
+    away = Happening(0.95, "server away", 0, 2 * JOIN_TIMEOUT_S)
+    for schedule in variations(replace(JOB, samples=400), (KILL, away), 3, 0.05):
+        world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, [])
+        world.outages.append((0.9, 1.0 + 3 * JOIN_TIMEOUT_S))  # in which nobody can go on without the head's two
+        assert world.run().exit_code == 0, story(schedule)
 
 
 def test_time_to_ask_is_time_in_which_the_store_answers() -> None:

@@ -279,6 +279,10 @@ class Head(job.Job):
 class Outpost(outpost.Outpost):
     make_head = Head
 
+    def _report(self):
+        self._machine._world.reports(self._machine._host)
+        return super()._report()
+
     def _obey(self, what, value):
         goes_on = what == "end" and (value["left"] or "the job goes on" in str(value["words"]))
         if (what == "signal" and value["key"] is None) or (what == "end" and not goes_on):

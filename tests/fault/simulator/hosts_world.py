@@ -60,6 +60,7 @@ class HostsWorld(World):
         self.job = self.head = None  # who decides, and on which host
         self.without_store = []  # hosts that don't reach it
         self.seats = 0  # how often it has been taken
+        self.traps_for_reporters = []
         super().__init__(seed, setup, happenings, told)
         self.network = Network(self)
         if any(h.kind in HAPPENINGS for h in happenings):
@@ -240,6 +241,31 @@ class HostsWorld(World):
         self._disturb([], HOST_TIMEOUT_S + _TAKEN_S)
         self.head.kill()
 
+    def _set_trap_for_reporter(self, happening):
+        self.traps_for_reporters.append([happening.kind, happening.who, happening.more])
+
+    def reports(self, host):
+        """It is about to tell another head what it has, and hears of what happens here before the answer."""
+        traps, self.traps_for_reporters = self.traps_for_reporters, []
+        for kind, times, later in traps:
+            if times:
+                self.traps_for_reporters.append([kind, times - 1, later])
+            elif kind == "kill reporter":
+                self._disturb([], 0.0)
+                self.loop.at(later, self._strike_reporter, host, kind)
+            else:
+                self.loop.at(later, self._strike_reporter, host, kind)
+
+    def _strike_reporter(self, host, kind):
+        living = [process for process in host.workers() if process.alive]
+        if host.is_over or self.verdict is not None or (kind == "kill reporter" and len(self.present) < 2):
+            return
+        self.say("do", f"-- {kind}: {host.name}")
+        if kind == "kill reporter":
+            host.kill()
+        elif living and len([p for p in self.everybody if p.alive]) > 1:
+            self.kill(living[0], -signal.SIGKILL)
+
     def _pause_head(self, happening):
         self._pause_host(self.head, happening)
 
@@ -363,6 +389,9 @@ class HostsWorld(World):
         host.signal(signal.SIGINT)
 
     def _is_alone(self, host):
+        """In no job, or in one that has nobody who could hear of it."""
+        if self.setup.moves and host.program._seated is not None:
+            return False
         return (self.setup.moves or host is not self.head) and host.program._channel is None
 
     def _has_begun(self):
@@ -470,12 +499,17 @@ class HostsWorld(World):
             host.close_descriptors()
 
     def _check_history(self):
-        """Of the seat: one job, whose versions grow, and nothing after its end."""
-        before = None
+        """Of the seat: one job, whose versions grow, and nothing after its end. A choice that nobody was told of may be
+        taken back, for the version before it."""
+        before, chosen = None, [-1]
         for record in self.server.seat.history:
-            chosen = record["versions"]["chosen"]
-            if before is not None and (before["versions"]["chosen"] or 0) > (chosen or 0) + 1:
-                raise Violation(f"version {before['versions']['chosen']} was chosen, and then {chosen}")
+            version = record["versions"]["chosen"] or 0
+            if version < chosen[-1]:
+                chosen.pop()
+                if version != chosen[-1]:
+                    raise Violation(f"version {before['versions']['chosen']} was chosen, and then {version}")
+            elif version > chosen[-1]:
+                chosen.append(version)
             if before is not None and before["end"] and record["end"] != before["end"]:
                 raise Violation(f"the job had ended with {before['end']}, and went on with {record}")
             before = record
@@ -498,4 +532,6 @@ HAPPENINGS = {
     "head leaves": HostsWorld._head_leaves,
     "host joins": HostsWorld._join,
     "interrupt": HostsWorld._interrupt,
+    "kill reporter": HostsWorld._set_trap_for_reporter,
+    "kill reporter's worker": HostsWorld._set_trap_for_reporter,
 }
