@@ -68,6 +68,14 @@ class Coordinator:
         self._state.program_failure = Failure(f"{failure.reason}{named}", failure.exit_code)
         return True
 
+    @property
+    def failures(self) -> tuple[Failure | None, Failure | None]:
+        """The first that the job has survived, and the first of a program by itself: for the next head."""
+        return self._state.first_failure, self._state.program_failure
+
+    def resume_failures(self, first: Failure | None, programs: Failure | None) -> None:
+        self._state.first_failure, self._state.program_failure = first, programs
+
     def begin_anew(self) -> None:
         """After a rest: what happened before it is over."""
         self.end_pause()

@@ -247,7 +247,7 @@ class Job:
             versions = ClusterVersions() if self._agent is None else self._agent.broker.record(choice, lost)
             return Record(
                 start.writer, own, start.first, coordinator.hosts.each, versions, coordinator.finishing, end,
-                told=self._past(),
+                failures=coordinator.failures, told=self._past(),
             )  # fmt: skip
 
         return await tenure.write(record)
@@ -327,6 +327,7 @@ class Job:
         assert current is not None
         coordinator = self._coordinator = Coordinator(options, current, start.writer)
         coordinator.finishing = record.finishing
+        coordinator.resume_failures(*record.failures)
         self._revisions = Revisions(self, coordinator, start, machine)
         remote = self._remote = RemoteHosts(options, machine, start, self, moves=True, resumes=True)
         remote.seat = term.seat

@@ -17,7 +17,7 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import Seat, SeatKeys, Sitting, has_seat
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.options import Options
-from ms_kungfu.launcher.policy import Recover
+from ms_kungfu.launcher.policy import Failure, Recover
 from ms_kungfu.launcher.versions import ClusterVersions
 
 
@@ -34,8 +34,8 @@ End = tuple[int, Optional[str]]
 @dataclass(frozen=True)
 class Record:
     """`end`: the exit code and the last words of all launchers. `before`: the hosts of heads before this one, as long
-    as it hasn't decided anything: they are expected not to come. `told`: what `kungfu-run status` tells of the job's
-    past, nothing that is decided by."""
+    as it hasn't decided anything: they are expected not to come. `failures`: as the coordinator has them. `told`: what
+    `kungfu-run status` tells of the job's past, nothing that is decided by."""
 
     job: str
     head: str
@@ -45,6 +45,7 @@ class Record:
     finishing: bool = False
     end: End | None = None
     before: tuple[str, ...] = ()
+    failures: tuple[Failure | None, Failure | None] = (None, None)
     told: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -57,6 +58,7 @@ class Record:
             "finishing": self.finishing,
             "end": self.end,
             "before": self.before,
+            "failures": [None if failure is None else vars(failure) for failure in self.failures],
             "told": self.told,
         }
 
@@ -73,6 +75,7 @@ class Record:
                 bool(fields["finishing"]),
                 None if fields["end"] is None else (int(fields["end"][0]), fields["end"][1]),
                 tuple(map(str, fields["before"])),
+                _failures(*fields.get("failures", (None, None))),
                 dict(fields["told"]),
             )
         except KeyError as error:
@@ -96,6 +99,10 @@ class Record:
         return Hosts(
             self.hosts, own.self_name, own.self_name, own.most, own.placement, own.ports, lost=self.lost, joinable=True
         )
+
+
+def _failures(first: Any, programs: Any) -> tuple[Failure | None, Failure | None]:
+    return None if first is None else Failure(**first), None if programs is None else Failure(**programs)
 
 
 def may_go_on(found: Sitting, own: str) -> bool:

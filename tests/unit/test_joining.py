@@ -94,7 +94,7 @@ def test_a_host_that_joins_goes_by_the_flags_that_the_others_have():
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("options", "self._options")
     }
-    own = {"host", "hosts", "secret", "logdir", "in_slurm", "joins", "delay_s", "timeout_s", "left_s"}
+    own = {"host", "hosts", "secret", "logdir", "in_slurm", "joins", "delay_s", "timeout_s"}
     own |= {"config_server"}  # which it was told, and may reach by another name
     given = parse_options(
         ["-np", "3", "-port", "4000", "-cores-per-worker", "2", "-allow-nvlink", "-leave-grace", "7s", "-w",
