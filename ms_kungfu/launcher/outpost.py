@@ -251,7 +251,8 @@ class Outpost:
         # -delay is the head's: it listens afterwards.
         wait_s = join_timeout_s + options.delay_s
         self._since = self._loop.time()
-        _log.info("calling %s, which has the job, for %g s (KUNGFU_JOIN_TIMEOUT)", head.name, wait_s)
+        if head != options.host:
+            _log.info("calling %s, which has the job, for %g s (KUNGFU_JOIN_TIMEOUT)", head.name, wait_s)
         if moves(options) and options.hosts.is_head and not options.joins:
             keys = machine.open_seat(str(options.config_server), timeout_s=self._lease_s / 2)
             self._lead(options, Term(keys, Seat(keys, options.host.name, self._lease_s), None, "", self._started_at))

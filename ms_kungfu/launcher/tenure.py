@@ -79,7 +79,8 @@ class Tenure:
                 trouble = self._taken()
                 if not told:
                     told, deadline = True, now + patience_s
-                    _log.info("waiting for the last job of %s to be over", self._url)
+                    who = f"which {found.holder} has" if found.holder else "whose head has gone"
+                    _log.info("waiting for the last job of %s, %s, to be over, for %.0f s", self._url, who, patience_s)
             except StoreUnreachableError as error:
                 trouble = f"{error}; is it running?"
             except ConfigServerError as error:

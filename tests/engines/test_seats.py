@@ -76,7 +76,7 @@ def test_a_time_limit_holds_over_a_change_of_heads(patient_etcd, tmp_path) -> No
         job.runs[1].assert_exit(124, limit_s + 15)
         assert time.monotonic() - begun > limit_s - 3
         assert "this host has the job from now on" in job.runs[1].output
-        assert f"{limit_s} s (-timeout)" in job.runs[1].output
+        assert f"after -timeout {limit_s} s" in job.runs[1].output
     finally:
         job.end()
 

@@ -190,7 +190,9 @@ def test_the_next_head_knows_who_trains_already() -> None:
         assert known == [True] * 6, story(schedule)
 
 
-@pytest.mark.parametrize("happenings", [(), (KILL,), (Happening(0.9, "interrupt", 1),)])
+@pytest.mark.parametrize(
+    "happenings", [(), (KILL,), (Happening(0.9, "interrupt", 1),), (Happening(0.25, "interrupt", 0),)]
+)
 def test_a_job_that_is_over_has_given_its_seat_back(happenings: tuple[Happening, ...]) -> None:
     """Or the next one of its name would wait for the end of the lease."""
     for schedule in variations(replace(JOB, samples=40), happenings, 5, 0.2):
