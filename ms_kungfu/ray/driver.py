@@ -47,6 +47,7 @@ _PORTS = range(12000, 28000)  # below those that systems give to whoever calls
 _TRIED_PORTS = 64
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ASKS_BEFORE_A_KILL = 3
+_ADDRESS = "RAY_ADDRESS"  # Ray's own, for whoever gives none
 _OF_A_JOINER = ("q", "v", "logdir", "logfile")
 
 
@@ -84,10 +85,13 @@ class _Host:
 
 
 class Driver:
-    """Of one job. `function`: what its workers run by `ms_kungfu.ray._function`, as bytes. `words`: the user's."""
+    """Of one job. `function`: what its workers run by `ms_kungfu.ray._function`, as bytes. `words`: the user's.
+    `is_found`: he hasn't named the cluster."""
 
-    def __init__(self, request: EngineRequest, function: bytes | None = None, words: Words = FLAGS) -> None:
-        self._request, self._function, self._words = request, function, words
+    def __init__(
+        self, request: EngineRequest, function: bytes | None = None, words: Words = FLAGS, is_found: bool = False
+    ) -> None:
+        self._request, self._function, self._words, self._is_found = request, function, words, is_found
         self._quiet = any(word in ("-q=true", "-q=t", "-q=1") for word in request.flags)
         self._secret = env.JOB_SECRET.get() or secrets.token_hex(32)
         self._hosts: dict[str, _Host] = {}  # by the IDs of their nodes
@@ -128,7 +132,9 @@ class Driver:
         nodes = self._wait_for_room()
         if self._signals:
             return False
-        own = next(node for node in nodes if node.id == cluster.own_node())
+        own = next((node for node in nodes if node.id == cluster.own_node()), None)
+        if own is None:
+            raise JobError("Ray has just given up the node that this program runs on; start it again on one that lives")
         names = self._names = Names(nodes)
         dealt = {own.id: 0, **deal(nodes, request.needs, request.most)}
         for node in sorted((node for node in nodes if node.id in dealt), key=lambda node: node.id != own.id):
@@ -167,7 +173,12 @@ class Driver:
 
     def _too_small(self, nodes: list[Node]) -> JobError:
         request = self._request
-        return JobError(too_small(nodes, request.needs, request.size, request.least, request.wait_s, self._words))
+        return JobError(
+            too_small(
+                nodes, request.needs, request.size, request.least, request.wait_s,
+                cluster.own_address(), self._is_found, self._words,
+            )
+        )  # fmt: skip
 
     def _add(self, node: Node, name: str, slots: int) -> _Host:
         host = self._hosts[node.id] = _Host(node.id, name, slots)
@@ -456,20 +467,24 @@ def run(
     words: Words = FLAGS,
 ) -> Outcome:
     """JobError where there is no such thing."""
+    address, name = request.address, words.address
+    if address in (None, "auto") and (named := os.environ.get(_ADDRESS)):
+        address, name = named, f"{_ADDRESS}="
     try:
-        is_ours = cluster.connect(request.address, runtime_env)
+        connection = cluster.connect(address, runtime_env)
     except ConnectionError as error:
-        why = "runs here" if request.address == "auto" else f"answers there ({_first_line(error)})"
+        why = "runs here" if address == "auto" else f"answers there ({_first_line(error)})"
         raise JobError(
-            f"{words.address}{request.address}: no Ray cluster {why}; start one (ray start --head), or leave "
-            f"{words.address.strip(' =')} out for a new one"
+            f"{name}{address}: no Ray cluster {why}; start one (ray start --head), or leave {name.strip(' =')} out for "
+            "a new one"
         ) from None
-    except (ValueError, RuntimeError) as error:
-        raise JobError(f"{words.address}{request.address}: {_first_line(error)}") from None
+    except Exception as error:  # Ray has no class of its own for what goes wrong there
+        where = "Ray doesn't start" if address is None else f"{name}{address}"
+        raise JobError(f"{where}: {_first_line(error)}") from None
     try:
-        return Driver(request, function, words).run()
+        return Driver(request, function, words, connection.found).run()
     finally:
-        if is_ours:
+        if connection.ours:
             ray.shutdown()
 
 

@@ -116,7 +116,7 @@ def test_a_cluster_that_is_too_small_is_refused_by_a_sentence(ray_of, kungfu_run
     job = kungfu_run(*words, "true")
     job.assert_exit(1, 120)
     (line,) = [line for line in job.stderr if line.startswith("kungfu-run")]
-    assert "-min-np 2 is more than the 1 worker that the Ray cluster has room for" in line
+    assert f"-min-np 2 is more than the 1 worker that the Ray cluster at {ray.address} has room for" in line
     assert "give a smaller -min-np, add nodes, or let it wait" in line
 
 

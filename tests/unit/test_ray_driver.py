@@ -13,6 +13,7 @@ from ms_kungfu.launcher.hosts import Host
 from ms_kungfu.launcher.options import parse_command_line
 from ms_kungfu.launcher.seat import Record
 from ms_kungfu.launcher.versions import ClusterVersions
+from ms_kungfu.ray.placing import Node
 
 pytest.importorskip("ray")
 from ms_kungfu.ray import cluster, driver
@@ -109,3 +110,62 @@ def test_a_signal_reaches_the_others_where_the_head_has_gone(follow):
     other.output = Agent._method(output)
     assert follow(ETCD, Agent(0), other, record(), signals) == 143
     assert other.signals == [INT]
+
+
+# ---- a Ray that can't be had ----
+
+
+@pytest.fixture
+def refusal(monkeypatch):
+    """What the user is told where `ray.init` raises `error`."""
+
+    def run(error=None, words=(), environment=None):
+        def init(address, **_):
+            asked.append(address)
+            raise error
+
+        asked = []
+        monkeypatch.setattr(driver.ray, "init", init)
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        if environment is not None:
+            monkeypatch.setenv("RAY_ADDRESS", environment)
+        with pytest.raises(driver.JobError) as found:
+            driver.run(parse_command_line(["-engine=ray", *words, "true"]))
+        return str(found.value), asked
+
+    return run
+
+
+def test_whatever_ray_raises_as_it_starts_is_told_in_a_sentence(refusal):
+    """It has a bare `Exception` for a raylet that takes too long."""
+    assert refusal(Exception("The node timed out.\nMore"))[0] == "Ray doesn't start: The node timed out."
+    assert refusal(OSError(28, "No space left"), ["-address=local"])[0].startswith("-address local: ")
+
+
+@pytest.mark.parametrize("address", ["nonsense", "nonsense:", ":80", "a:b", "a:0", "a:65536"])
+def test_an_address_that_is_none_is_refused_by_what_one_is(refusal, address):
+    told = f"{address}: that is no address; write HOST:PORT, auto for a cluster that runs here, or local for a new one"
+    assert refusal(words=[f"-address={address}"]) == (f"-address {told}", [])
+    assert refusal(words=[], environment=address) == (f"RAY_ADDRESS={told}", [])
+
+
+def test_without_an_address_it_is_rays_own_variable_then_who_runs_here_then_a_new_one(refusal):
+    assert refusal(ConnectionError("none runs"))[1] == ["auto", "local"]
+    assert refusal(ValueError("no"), environment="local")[1] == ["local"]
+    told, asked = refusal(environment="127.0.0.1:1")
+    assert told.startswith("RAY_ADDRESS=127.0.0.1:1: no Ray cluster answers there (Connection refused); start one")
+    assert not asked  # and no other one instead
+
+
+def test_a_cluster_that_nobody_has_named_is_known_as_that(monkeypatch):
+    monkeypatch.setattr(cluster.ray, "init", lambda *_, **__: None)
+    assert cluster.connect(None, None) == cluster.Connection(ours=True, found=True)
+    assert cluster.connect("auto", None) == cluster.connect("local", None) == cluster.Connection(True, False)
+
+
+def test_a_node_that_ray_has_just_given_up_is_told_of(monkeypatch):
+    monkeypatch.setattr(cluster, "wish", lambda *_: None)
+    monkeypatch.setattr(cluster, "nodes", lambda: [Node("b", "10.0.0.2", {"CPU": 1.0})])
+    monkeypatch.setattr(cluster, "own_node", lambda: "a")
+    with pytest.raises(driver.JobError, match="Ray has just given up the node that this program runs on"):
+        driver.Driver(parse_command_line(["-engine=ray", "true"])).run()

@@ -71,9 +71,10 @@ def test_a_function_goes_by_its_own_name():
 
 
 def test_a_cluster_that_is_too_small_for_a_call_is_told_of_in_its_words():
-    told = too_small([Node("n", "10.0.0.1", {"CPU": 3.0})], {"CPU": 1.0}, 50, 50, 0, ARGUMENTS)
-    assert told.startswith("num_workers=50 is more than the 3 workers that the Ray cluster has room for")
-    assert told.endswith("give a smaller num_workers, add nodes, or let it wait for some (wait_s=600)")
+    told = too_small([Node("n", "10.0.0.1", {"CPU": 3.0})], {"CPU": 1.0}, 50, 50, 0, "a:1", True, ARGUMENTS)
+    assert told.startswith("num_workers=50 is more than the 3 workers that the Ray cluster at a:1 has room for")
+    assert "give a smaller num_workers, add nodes, or let it wait for some (wait_s=600)" in told
+    assert told.endswith('; it was found running here: address="local" has a new one for this job alone')
 
 
 # ---- ends ----
