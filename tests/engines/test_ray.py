@@ -316,6 +316,7 @@ def test_an_interrupt_is_one_for_who_calls_when_the_job_has_ended(start_module, 
     job.signal(signal.SIGINT)
     job.wait_for("^interrupted", timeout=60)
     job.assert_exit(0, 60)
+    assert "Traceback" not in job.output
     assert not Path("/proc", trains[1]).exists()
 
 
