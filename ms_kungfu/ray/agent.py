@@ -70,7 +70,7 @@ class Agent:
         self, words: Sequence[str], variables: Mapping[str, str], folder: str, cpus: float, function: bytes | None
     ) -> None:
         """``kungfu-run WORDS`` in the driver's folder, with variables of its environment, for workers of `cpus` each.
-        ValueError where that folder isn't here, or no process can be had."""
+        ValueError where that folder isn't here, or no process or thread can be had."""
         if not _has_working_dir():
             try:
                 os.chdir(folder)
@@ -89,8 +89,11 @@ class Agent:
             Path(self._folder.name, FUNCTION).write_bytes(function)
             environment[env.RAY_FOLDER.name] = self._folder.name
         # Whoever starts a process by PR_SET_PDEATHSIG is a thread, which has to live as long.
-        threading.Thread(target=self._run, args=(words, environment), daemon=True).start()
-        self._has_started.wait()
+        try:
+            threading.Thread(target=self._run, args=(words, environment), daemon=True).start()
+            self._has_started.wait()
+        except RuntimeError as error:
+            self._why_not = str(error)
         if self._why_not:
             raise ValueError(f"{PROGRAM} can't be started on {socket.gethostname()}: {self._why_not}")
 
@@ -101,17 +104,17 @@ class Agent:
                 [sys.executable, "-c", program, str(os.getpid()), *words], env=dict(environment),
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             )  # fmt: skip
-        except OSError as error:  # no more processes, no memory, words that are too long
-            self._why_not = error.strerror or str(error)
+            readers = [
+                threading.Thread(target=self._read, args=(descriptor, stream), daemon=True)
+                for descriptor, stream in ((1, process.stdout), (2, process.stderr))
+            ]
+            for reader in readers:
+                reader.start()
+        except (OSError, RuntimeError) as error:  # no more processes, no memory, words that are too long; no thread
+            self._why_not = getattr(error, "strerror", None) or str(error)
             return
         finally:
             self._has_started.set()
-        readers = [
-            threading.Thread(target=self._read, args=(descriptor, stream), daemon=True)
-            for descriptor, stream in ((1, process.stdout), (2, process.stderr))
-        ]
-        for reader in readers:
-            reader.start()
         self._code = process.wait()
         for reader in readers:
             reader.join()

@@ -112,6 +112,15 @@ def test_a_signal_reaches_the_others_where_the_head_has_gone(follow):
     assert other.signals == [INT]
 
 
+def test_an_agent_that_ray_never_started_is_not_asked_what_it_has(monkeypatch):
+    """It would never answer."""
+    monkeypatch.setattr(cluster, "end_agent", lambda agent: None)
+    job = driver.Driver(parse_command_line(["-engine=ray", "true"]), b"function")
+    job._hosts["b"] = driver._Host("b", "b", 1, agent=object())
+    job._drop(job._hosts["b"])
+    assert not job._hosts
+
+
 # ---- a Ray that can't be had ----
 
 
