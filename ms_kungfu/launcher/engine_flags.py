@@ -52,7 +52,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "address": {
         "help": "with -engine: the cluster, e.g. 10.0.0.1:6379; auto is one that runs here, local a new one on this "
-        "machine (default: auto, else local)",
+        "machine (default: $RAY_ADDRESS, else auto, else local)",
         "metavar": "ADDRESS",
     },
     "max-np": {"help": "with -engine: grow up to so many workers (default -np)", "type": integer(1), "metavar": "N"},

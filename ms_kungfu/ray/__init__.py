@@ -43,7 +43,7 @@ def run(
     `num_workers`: how many there are, or (least, most): the job begins with what there is room for and follows nodes
     that come and go. `wait_s`: how long to wait for room for the least. `flags`: further ones of kungfu-run's,
     ``["-recover=replace"]``. `address` and `runtime_env` are those of ``ray.init``, where nobody has called it yet;
-    without an address it is a cluster that runs here, or else one for this call.
+    without an address it is the cluster of ``RAY_ADDRESS``, or one that runs here, or one for this call (``"local"``).
 
     Returns what the function has returned (whatever cloudpickle takes) at the workers that came to its end in the last
     cluster, in the order of their ranks; of a command an empty list. What workers print comes to this process's output.

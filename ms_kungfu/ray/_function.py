@@ -7,6 +7,7 @@ import pickle
 import sys
 import time
 from pathlib import Path
+from types import TracebackType
 
 from ray import cloudpickle
 
@@ -18,6 +19,7 @@ from ms_kungfu.runtime import cluster_version, current_rank, detached, init
 
 def main() -> None:
     """How it ends is left in the agent's folder, but for a worker that the cluster has gone on without."""
+    sys.excepthook = _tell
     folder = Path(env.RAY_FOLDER.get() or "")
     version, rank, begun = 0, env.RANK_ID.get(), False
     try:
@@ -37,6 +39,12 @@ def main() -> None:
         raise
     if not detached():
         _leave(folder, end_by_value(value, cluster_version(), current_rank(), time.time(), cloudpickle.dumps))
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Ctrl-C is the driver's to tell of: each worker ends by it as any program does, but says nothing."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _leave(folder: Path, end: End) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from ms_kungfu import env
+from ms_kungfu.launcher.options import PROGRAM
 from ms_kungfu.launcher.output import LineSplitter
 
 Lines = list[tuple[int, bytes]]  # descriptor (1, 2) and line
@@ -50,7 +51,7 @@ class Agent:
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._chunks: queue.Queue[Lines | None] = queue.Queue(_MOST_CHUNKS)
-        self._has_started, self._code = threading.Event(), 0
+        self._has_started, self._why_not, self._code = threading.Event(), "", 0
 
     def free_ports(self, address: str, ports: Sequence[int]) -> list[int]:
         """Those among `ports` on which one can listen here."""
@@ -69,7 +70,7 @@ class Agent:
         self, words: Sequence[str], variables: Mapping[str, str], folder: str, cpus: float, function: bytes | None
     ) -> None:
         """``kungfu-run WORDS`` in the driver's folder, with variables of its environment, for workers of `cpus` each.
-        ValueError where that folder isn't here."""
+        ValueError where that folder isn't here, or no process or thread can be had."""
         if not _has_working_dir():
             try:
                 os.chdir(folder)
@@ -88,22 +89,32 @@ class Agent:
             Path(self._folder.name, FUNCTION).write_bytes(function)
             environment[env.RAY_FOLDER.name] = self._folder.name
         # Whoever starts a process by PR_SET_PDEATHSIG is a thread, which has to live as long.
-        threading.Thread(target=self._run, args=(words, environment), daemon=True).start()
-        self._has_started.wait()
+        try:
+            threading.Thread(target=self._run, args=(words, environment), daemon=True).start()
+            self._has_started.wait()
+        except RuntimeError as error:
+            self._why_not = str(error)
+        if self._why_not:
+            raise ValueError(f"{PROGRAM} can't be started on {socket.gethostname()}: {self._why_not}")
 
     def _run(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         program = "from ms_kungfu.ray.agent import run_launcher; run_launcher()"
-        process = self._process = subprocess.Popen(
-            [sys.executable, "-c", program, str(os.getpid()), *words], env=dict(environment),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        self._has_started.set()
-        readers = [
-            threading.Thread(target=self._read, args=(descriptor, stream), daemon=True)
-            for descriptor, stream in ((1, process.stdout), (2, process.stderr))
-        ]
-        for reader in readers:
-            reader.start()
+        try:
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-c", program, str(os.getpid()), *words], env=dict(environment),
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+            readers = [
+                threading.Thread(target=self._read, args=(descriptor, stream), daemon=True)
+                for descriptor, stream in ((1, process.stdout), (2, process.stderr))
+            ]
+            for reader in readers:
+                reader.start()
+        except (OSError, RuntimeError) as error:  # no more processes, no memory, words that are too long; no thread
+            self._why_not = getattr(error, "strerror", None) or str(error)
+            return
+        finally:
+            self._has_started.set()
         self._code = process.wait()
         for reader in readers:
             reader.join()

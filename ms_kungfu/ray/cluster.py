@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import ray
 from ray._private import state  # what is free on a node, and which one drains, Ray tells nowhere else
@@ -24,11 +24,19 @@ _LOOK_S = 0.02
 _AT_A_TIME = 8  # calls of an agent: its output, its end, and what it is told meanwhile
 
 
-def connect(address: str | None, runtime_env: Mapping[str, Any] | None) -> bool:
-    """Whether this is the program's first word with Ray, and its last is to be, too. ConnectionError where there is no
-    cluster. Without an address it is one that runs here, or else one for this program alone."""
+class Connection(NamedTuple):
+    """`ours`: this is the program's first word with Ray, and its last is to be, too. `found`: nobody has named the
+    cluster, it just runs here."""
+
+    ours: bool
+    found: bool
+
+
+def connect(address: str | None, runtime_env: Mapping[str, Any] | None) -> Connection:
+    """ConnectionError where there is no cluster. Without an address it is one that runs here, or else one for this
+    program alone."""
     if ray.is_initialized():
-        return False
+        return Connection(False, False)
     more: dict[str, Any] = {"logging_level": "WARNING"}
     if runtime_env:
         more["runtime_env"] = dict(runtime_env)
@@ -36,12 +44,12 @@ def connect(address: str | None, runtime_env: Mapping[str, Any] | None) -> bool:
         try:
             _check_there(address or "auto")
             ray.init(address or "auto", **more)
-            return True
+            return Connection(True, address is None)
         except ConnectionError:
             if address is not None:
                 raise
     ray.init("local", include_dashboard=False, **more)
-    return True
+    return Connection(True, False)
 
 
 def _check_there(address: str) -> None:
@@ -49,12 +57,22 @@ def _check_there(address: str) -> None:
     kind of address."""
     if "://" in address:
         raise ValueError("the driver runs on a node of the cluster; write HOST:PORT there, or use ray job submit")
-    host, colon, port = address.rpartition(":")
-    if colon:
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _CALL_S).close()
-        except OSError as error:
-            raise ConnectionError(error.strerror or str(error)) from None
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ValueError(
+            "that is no address; write HOST:PORT, auto for a cluster that runs here, or local for a new one"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CALL_S).close()
+    except OSError as error:
+        raise ConnectionError(error.strerror or str(error)) from None
+
+
+def own_address() -> str:
+    """The cluster's, for whoever wants to join it."""
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def own_node() -> str:

@@ -1,10 +1,11 @@
 """A job on a Ray cluster: one agent a node, each with that host's kungfu-run, from here to the job's exit status.
 
 The job is one of several hosts as any other: its head is the node of the driver, and with it the job ends, as the
-actors do with their driver. (A node without room for a worker is a head without slots.) What Ray adds is who the hosts
-are. A node that comes joins (``-join``), and the driver asks for as many workers as there are slots then; one that Ray
-is about to take away gets a SIGTERM, by which its host leaves; one that is lost is the head's affair. Deaths, versions
-and the end are decided by the head alone.
+actors do with their driver. (A node without room for a worker is a head without slots.) Where the head's seat moves, in
+an etcd, others go on without its kungfu-run, though not without the driver. What Ray adds is who the hosts are. A node
+that comes joins (``-join``), and the driver asks for as many workers as there are slots then; one that Ray is about to
+take away gets a SIGTERM, by which its host leaves; one that is lost is the head's affair. Deaths, versions and the end
+are decided by the head alone.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from ms_kungfu import env
 from ms_kungfu._tls import from_environment
-from ms_kungfu.cluster_store import open_store
+from ms_kungfu.cluster_store import has_seat, open_seat, open_store
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.commands import write_size
 from ms_kungfu.launcher.engine_flags import EngineRequest
 from ms_kungfu.launcher.options import PROGRAM
+from ms_kungfu.launcher.seat import Record, may_go_on
 from ms_kungfu.ray import cluster
 from ms_kungfu.ray.placing import FLAGS, Names, Node, Words, deal, too_small
 
@@ -45,6 +47,7 @@ _PORTS = range(12000, 28000)  # below those that systems give to whoever calls
 _TRIED_PORTS = 64
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ASKS_BEFORE_A_KILL = 3
+_ADDRESS = "RAY_ADDRESS"  # Ray's own, for whoever gives none
 _OF_A_JOINER = ("q", "v", "logdir", "logfile")
 
 
@@ -64,7 +67,8 @@ class Outcome:
 
 @dataclass
 class _Host:
-    """One of the job's. `joins`: it has been told to, and the job's store doesn't know it yet."""
+    """One of the job's. `joins`: it has been told to, and the job's store doesn't know it yet. `has_ended`: its
+    kungfu-run."""
 
     node: str
     name: str
@@ -74,19 +78,24 @@ class _Host:
     output: Any = None  # the call that waits for the next lines
     joins: bool = False
     leaves: bool = False
+    has_ended: bool = False
 
     def listen(self) -> None:
         self.output = self.agent.output.remote()
 
 
 class Driver:
-    """Of one job. `function`: what its workers run by `ms_kungfu.ray._function`, as bytes. `words`: the user's."""
+    """Of one job. `function`: what its workers run by `ms_kungfu.ray._function`, as bytes. `words`: the user's.
+    `is_found`: he hasn't named the cluster."""
 
-    def __init__(self, request: EngineRequest, function: bytes | None = None, words: Words = FLAGS) -> None:
-        self._request, self._function, self._words = request, function, words
+    def __init__(
+        self, request: EngineRequest, function: bytes | None = None, words: Words = FLAGS, is_found: bool = False
+    ) -> None:
+        self._request, self._function, self._words, self._is_found = request, function, words, is_found
         self._quiet = any(word in ("-q=true", "-q=t", "-q=1") for word in request.flags)
         self._secret = env.JOB_SECRET.get() or secrets.token_hex(32)
         self._hosts: dict[str, _Host] = {}  # by the IDs of their nodes
+        self._head: _Host | None = None  # None: the seat has moved from the first one's, and may again
         self._not_before: dict[str, float] = {}  # node -> when it may be tried again
         self._told: set[str] = set()  # what is only said once
         self._signals: list[int] = []
@@ -123,7 +132,9 @@ class Driver:
         nodes = self._wait_for_room()
         if self._signals:
             return False
-        own = next(node for node in nodes if node.id == cluster.own_node())
+        own = next((node for node in nodes if node.id == cluster.own_node()), None)
+        if own is None:
+            raise JobError("Ray has just given up the node that this program runs on; start it again on one that lives")
         names = self._names = Names(nodes)
         dealt = {own.id: 0, **deal(nodes, request.needs, request.most)}
         for node in sorted((node for node in nodes if node.id in dealt), key=lambda node: node.id != own.id):
@@ -162,7 +173,12 @@ class Driver:
 
     def _too_small(self, nodes: list[Node]) -> JobError:
         request = self._request
-        return JobError(too_small(nodes, request.needs, request.size, request.least, request.wait_s, self._words))
+        return JobError(
+            too_small(
+                nodes, request.needs, request.size, request.least, request.wait_s,
+                cluster.own_address(), self._is_found, self._words,
+            )
+        )  # fmt: skip
 
     def _add(self, node: Node, name: str, slots: int) -> _Host:
         host = self._hosts[node.id] = _Host(node.id, name, slots)
@@ -200,6 +216,7 @@ class Driver:
             words.append(f"-builtin-config-port={config_port}")
             scheme = "http" if from_environment() is None else "https"
             self._url = f"{scheme}://{hosts[0].name}:{config_port}/config"
+        self._head = hosts[0]
         for host in hosts:
             self._start(host, [*words, f"-self={host.name}", *request.command])
 
@@ -221,26 +238,33 @@ class Driver:
     # ---- while it runs ----
 
     def _follow(self) -> int:
-        head = self._hosts[cluster.own_node()]
         asked, next_look = 0, time.monotonic() + _LOOK_S
         while True:
             waiting = {host.output: host for host in self._hosts.values() if host.output is not None}
             done, _ = ray.wait(list(waiting), timeout=_LOOK_S / 2)
             for each in done:
                 self._hear(waiting[each])
-            if head.output is None:
-                return self._end(head)
+            last = next((host for host in self._hosts.values() if host.has_ended), None)
+            if last is not None:
+                return self._end(last)
             for number in self._signals[asked:]:
                 if asked >= _ASKS_BEFORE_A_KILL - 1:
                     return 128 + number
-                head.agent.signal.remote(number)
+                self._pass_on(number)
                 asked += 1
             if time.monotonic() >= next_look and not asked:
                 nodes = self._watch.answer()
                 if nodes is not None:
-                    self._look(head, nodes)
+                    self._look(nodes)
                     next_look = time.monotonic() + _LOOK_S
                 self._mind_silence()
+
+    def _pass_on(self, number: int) -> None:
+        """To the head, which ends the job on all hosts, or to one that tells the head."""
+        if number == signal.SIGTERM and has_seat(self._url):
+            number = signal.SIGINT  # by the other the head's host would leave, and the job go on
+        told = self._head or next(iter(self._hosts.values()))
+        told.agent.signal.remote(number)
 
     def _mind_silence(self) -> None:
         is_silent = self._watch.silent_s() > _SILENT_S
@@ -254,14 +278,13 @@ class Driver:
         self._is_silent = is_silent
 
     def _hear(self, host: _Host) -> None:
-        is_head = host.node == cluster.own_node()
         try:
             lines = ray.get(host.output)
         except ActorUnavailableError:  # Ray doesn't know yet whether it has gone
             host.listen()
             return
         except RayActorError:
-            if is_head:
+            if self._ends_job(host):
                 raise JobError(f"the agent of {host.name}, the head, has gone, and the job with it") from None
             what = f"the {'agent on' if self._is_there(host) else 'node of'} {host.name} has gone"
             self._say(f"{what}, and with it the host's workers")
@@ -270,13 +293,29 @@ class Driver:
                 raise JobError(f"{what} before the job has begun; start it again") from None
             return
         if lines is None:
-            host.output = None
-            if not is_head:
+            host.output, host.has_ended = None, True
+            if not self._ends_job(host):
+                if host is self._head:
+                    self._say(f"{PROGRAM} on {host.name}, the head, has ended, and the others go on")
                 self._drop(host)
             return
         for descriptor, line in lines:
-            _show(descriptor, line if is_head else of_host(host.name, line))
+            _show(descriptor, line if host.node == cluster.own_node() else of_host(host.name, line))
         host.listen()
+
+    def _ends_job(self, host: _Host) -> bool:
+        """Whether the job ends with that host's kungfu-run, or agent. It is the head's, or else the store knows whether
+        others go on; where it doesn't answer they do without any but the head, and the last one."""
+        if self._head is not None and self._head is not host:
+            return False
+        if not has_seat(self._url) or self._signals or len(self._hosts) == 1:
+            return True
+        try:
+            found = open_seat(self._url, timeout_s=_SILENT_S).look()
+            # A record may be an earlier job's, of the same name; the port is this one's.
+            return not may_go_on(found, host.name) or Record.from_json(found.record).first.runners[0].port != self._port
+        except (ConfigServerError, ValueError):
+            return host is self._head
 
     def _is_there(self, host: _Host) -> bool:
         """Whether Ray still counts its node, where only the actor has died."""
@@ -284,13 +323,13 @@ class Driver:
         cluster.in_time(lambda: found.extend(cluster.nodes()), _SILENT_S)
         return any(node.id == host.node for node in found)
 
-    def _look(self, head: _Host, nodes: list[Node]) -> None:
+    def _look(self, nodes: list[Node]) -> None:
         for node in nodes:
             host = self._hosts.get(node.id)
             if host is not None and node.leaves and not host.leaves:
                 host.leaves = True
-                if host is head:
-                    self._say(f"Ray is about to take {host.name} away, the head of the job: the job will end with it")
+                if host.node == cluster.own_node():
+                    self._say(f"Ray is about to take {host.name} away, this program's node: the job will end with it")
                 else:
                     self._say(f"Ray is about to take {host.name} away: it leaves the job")
                     host.agent.signal.remote(signal.SIGTERM)
@@ -341,11 +380,14 @@ class Driver:
 
     # ---- the end ----
 
-    def _end(self, head: _Host) -> int:
+    def _end(self, last: _Host) -> int:
         """The others end by themselves, with what they have to say."""
-        code = int(ray.get(head.agent.code.remote()))
+        self._head = last
+        code = int(ray.get(last.agent.code.remote()))
+        if self._signals and code == 128 + signal.SIGINT:
+            code = 128 + self._signals[0]  # for which it may have been told that one
         if self._function is not None:
-            self._collect(head)
+            self._collect(last)
         deadline = time.monotonic() + _LAST_WORDS_S
         while time.monotonic() < deadline:
             waiting = {host.output: host for host in self._hosts.values() if host.output is not None}
@@ -361,7 +403,9 @@ class Driver:
             self._returned += ray.get(host.agent.returned.remote())
 
     def _drop(self, host: _Host) -> None:
-        if self._function is not None and host.output is None:
+        if host is self._head:
+            self._head = None
+        if self._function is not None and host.has_ended:  # without it the agent may never answer
             self._collect(host)
         del self._hosts[host.node]
         cluster.end_agent(host.agent)
@@ -423,20 +467,24 @@ def run(
     words: Words = FLAGS,
 ) -> Outcome:
     """JobError where there is no such thing."""
+    address, name = request.address, words.address
+    if address in (None, "auto") and (named := os.environ.get(_ADDRESS)):
+        address, name = named, f"{_ADDRESS}="
     try:
-        is_ours = cluster.connect(request.address, runtime_env)
+        connection = cluster.connect(address, runtime_env)
     except ConnectionError as error:
-        why = "runs here" if request.address == "auto" else f"answers there ({_first_line(error)})"
+        why = "runs here" if address == "auto" else f"answers there ({_first_line(error)})"
         raise JobError(
-            f"{words.address}{request.address}: no Ray cluster {why}; start one (ray start --head), or leave "
-            f"{words.address.strip(' =')} out for a new one"
+            f"{name}{address}: no Ray cluster {why}; start one (ray start --head), or leave {name.strip(' =')} out for "
+            "a new one"
         ) from None
-    except (ValueError, RuntimeError) as error:
-        raise JobError(f"{words.address}{request.address}: {_first_line(error)}") from None
+    except Exception as error:  # Ray has no class of its own for what goes wrong there
+        where = "Ray doesn't start" if address is None else f"{name}{address}"
+        raise JobError(f"{where}: {_first_line(error)}") from None
     try:
-        return Driver(request, function, words).run()
+        return Driver(request, function, words, connection.found).run()
     finally:
-        if is_ours:
+        if connection.ours:
             ray.shutdown()
 
 

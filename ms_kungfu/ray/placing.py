@@ -79,16 +79,25 @@ class Words:
     address: str
     wait: str
     for_example: str
+    for_a_new_one: str
 
 
-FLAGS = Words("-np ", "-min-np ", "-address ", "-wait", "-wait 10m")
-ARGUMENTS = Words("num_workers=", "num_workers=", "address=", "wait_s", "wait_s=600")
+FLAGS = Words("-np ", "-min-np ", "-address ", "-wait", "-wait 10m", "-address local")
+ARGUMENTS = Words("num_workers=", "num_workers=", "address=", "wait_s", "wait_s=600", 'address="local"')
 
 
 def too_small(
-    nodes: Sequence[Node], needs: Mapping[str, float], size: int, least: int, waited_s: float, words: Words = FLAGS
+    nodes: Sequence[Node],
+    needs: Mapping[str, float],
+    size: int,
+    least: int,
+    waited_s: float,
+    address: str,
+    is_found: bool,
+    words: Words = FLAGS,
 ) -> str:
-    """The sentence for the user, who wants `size` workers and needs `least`."""
+    """The sentence for the user, who wants `size` workers and needs `least`. `is_found`: he hasn't named the cluster
+    at that address, and may not know that there is one."""
     room = sum(node.room(needs) for node in nodes)
     each = " and ".join(f"{count:g} {name}" for name, count in needs.items())
     free: Counter[str] = Counter()
@@ -97,8 +106,10 @@ def too_small(
     has = " and ".join(f"{free[name]:g} {name}" for name in needs)
     waited = f" after {waited_s:g} s" if waited_s else ""
     what = words.least if least < size else words.size
+    found = f"; it was found running here: {words.for_a_new_one} has a new one for this job alone" if is_found else ""
     return (
-        f"{what}{least} is more than the {room} worker{'' if room == 1 else 's'} that the Ray cluster has room for"
-        f"{waited}: its {'1 node has' if len(nodes) == 1 else f'{len(nodes)} nodes have'} {has} free, and a worker "
-        f"takes {each}; give a smaller {what.strip(' =')}, add nodes, or let it wait for some ({words.for_example})"
+        f"{what}{least} is more than the {room} worker{'' if room == 1 else 's'} that the Ray cluster at {address} has "
+        f"room for{waited}: its {'1 node has' if len(nodes) == 1 else f'{len(nodes)} nodes have'} {has} free, and a "
+        f"worker takes {each}; give a smaller {what.strip(' =')}, add nodes, or let it wait for some "
+        f"({words.for_example}){found}"
     )

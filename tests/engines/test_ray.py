@@ -116,8 +116,26 @@ def test_a_cluster_that_is_too_small_is_refused_by_a_sentence(ray_of, kungfu_run
     job = kungfu_run(*words, "true")
     job.assert_exit(1, 120)
     (line,) = [line for line in job.stderr if line.startswith("kungfu-run")]
-    assert "-min-np 2 is more than the 1 worker that the Ray cluster has room for" in line
+    assert f"-min-np 2 is more than the 1 worker that the Ray cluster at {ray.address} has room for" in line
     assert "give a smaller -min-np, add nodes, or let it wait" in line
+
+
+def test_with_an_etcd_others_go_on_without_the_head_and_a_sigterm_ends_them_all(ray_of, etcd_of, kungfu_run, tmp_path):
+    """No host just leaves by it, while the others go on."""
+    program = tmp_path / "steady.py"
+    program.write_text(STEADY.read_text())
+    ray, url = ray_of(1, 1, 1), etcd_of(1).url("seat")
+    words = ["-engine", "ray", "-address", ray.address, "-np", 3, "-min-np", 1, "-recover", "shrink"]
+    job = kungfu_run(*words, "-host-timeout", "8s", "-config-server", url, sys.executable, program)
+    members(job, 0, 3)
+    (agent,) = agents("-self=127.0.0.1", program)
+    (head,) = "".join(path.read_text() for path in Path(f"/proc/{agent}/task").glob("*/children")).split()
+    os.kill(int(head), signal.SIGKILL)
+    job.wait_for(r"on 127\.0\.0\.1, the head, has ended, and the others go on", timeout=60)
+    newest(job, 2)
+    job.signal(signal.SIGTERM)
+    job.assert_exit(143, 30)
+    assert_nothing_left(program)
 
 
 @pytest.mark.skipif(raylets.why_not() is not None, reason=str(raylets.why_not()))
@@ -298,6 +316,7 @@ def test_an_interrupt_is_one_for_who_calls_when_the_job_has_ended(start_module, 
     job.signal(signal.SIGINT)
     job.wait_for("^interrupted", timeout=60)
     job.assert_exit(0, 60)
+    assert "Traceback" not in job.output
     assert not Path("/proc", trains[1]).exists()
 
 

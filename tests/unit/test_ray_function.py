@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import pickle
 import queue
+import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from ms_kungfu import env
 from ms_kungfu.ray import FunctionError, run
+from ms_kungfu.ray.agent import FUNCTION
 from ms_kungfu.ray.arguments import command_words, function_name, least_and_most
 from ms_kungfu.ray.ends import End, end_by_error, end_by_value, failure, values
 from ms_kungfu.ray.placing import ARGUMENTS, Node, too_small
@@ -71,9 +76,10 @@ def test_a_function_goes_by_its_own_name():
 
 
 def test_a_cluster_that_is_too_small_for_a_call_is_told_of_in_its_words():
-    told = too_small([Node("n", "10.0.0.1", {"CPU": 3.0})], {"CPU": 1.0}, 50, 50, 0, ARGUMENTS)
-    assert told.startswith("num_workers=50 is more than the 3 workers that the Ray cluster has room for")
-    assert told.endswith("give a smaller num_workers, add nodes, or let it wait for some (wait_s=600)")
+    told = too_small([Node("n", "10.0.0.1", {"CPU": 3.0})], {"CPU": 1.0}, 50, 50, 0, "a:1", True, ARGUMENTS)
+    assert told.startswith("num_workers=50 is more than the 3 workers that the Ray cluster at a:1 has room for")
+    assert "give a smaller num_workers, add nodes, or let it wait for some (wait_s=600)" in told
+    assert told.endswith('; it was found running here: address="local" has a new one for this job alone')
 
 
 # ---- ends ----
@@ -135,6 +141,25 @@ def test_a_failure_without_an_exception_names_the_status():
     assert str(error) == "train: training has failed, with exit status 137; its last lines say why"
     assert (error.rank, error.returncode) == (None, 137)
     assert isinstance(error, FunctionError)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (functools.partial(signal.raise_signal, signal.SIGINT), False),
+        (functools.partial(os.stat, "/no/such file"), True),
+    ],
+)
+def test_a_worker_ends_quietly_by_an_interrupt_alone(tmp_path, function, told):
+    """The driver has had the Ctrl-C, and says so."""
+    pytest.importorskip("ray")
+    (tmp_path / FUNCTION).write_bytes(pickle.dumps(([], pickle.dumps(function))))
+    done = subprocess.run(
+        [sys.executable, "-m", "ms_kungfu.ray._function"], capture_output=True, text=True, timeout=60, cwd=tmp_path,
+        env={**os.environ, env.RAY_FOLDER.name: str(tmp_path)},
+    )  # fmt: skip
+    assert (done.returncode, "Traceback" in done.stderr) == (1, told), done.stderr
+    assert told or not done.stderr
 
 
 # ---- a Ray that doesn't answer ----
