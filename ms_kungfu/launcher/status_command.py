@@ -16,7 +16,7 @@ from ms_kungfu.cluster_store import Sitting, has_seat, open_seat, open_store
 from ms_kungfu.config_server.secret_file import is_same_server
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.options import PROGRAM
-from ms_kungfu.launcher.seat import Record
+from ms_kungfu.launcher.seat import Record, how_it_has_ended
 from ms_kungfu.launcher.secret import SecretError, secret_for
 from ms_kungfu.launcher.status_socket import jobs_of_this_user
 
@@ -118,9 +118,8 @@ def _held(url: str, cluster: Cluster, seat: Sitting) -> _Document:
         raise ConfigServerError(f"{url}: {error}") from None
     document["hosts"] = [{"name": host.name, "lost": host.name in record.lost} for host in record.hosts]
     if record.end is not None:
-        code, words = record.end
-        why = f"exit code {code}" + (f", {words}" if words else "")
-        document.update(state="ended", why=why, exit_code=code, wanted=None, processes=[])
+        why = how_it_has_ended(record.end)
+        document.update(state="ended", why=why, exit_code=record.end[0], wanted=None, processes=[])
     else:
         document["why"] = _who_has_it(seat.holder, record)
     return document
