@@ -77,6 +77,15 @@ def descendants(pid: int) -> list[int]:
 
 
 @contextlib.contextmanager
+def until_nobody_reads() -> Iterator[None]:
+    """What is printed in it, and flushed, may end early: `... | head`."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP end the block by SystemExit, so that its `finally` clauses run; further ones are ignored then.
 

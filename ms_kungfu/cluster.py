@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ms_kungfu._words import counted
+
 WORKER_PORTS = range(10000, 11001)  # KungFu's default
 # What a segment has room for (ops_src/transport/shm/segment.h): a job on one host, and, in all, one on several; there a
 # host's link is one of its segment's, too.
@@ -93,12 +95,15 @@ class Cluster:
         taken = {*self.workers}
         while len(workers) < size:
             if slots is not None and size > sum(slots.values()):
-                raise ValueError(f"{size} workers are more than the {sum(slots.values())} slots of the job's hosts")
+                room = counted(sum(slots.values()), "slot")
+                raise ValueError(f"{size} workers are more than the {room} of the job's hosts")
             host = next_host(present, hosts, slots, self.placement)
             free = (PeerID(host, port) for port in ports if PeerID(host, port) not in taken)
             newcomer = next(free, None)
             if newcomer is None:
-                raise ValueError(f"the port range is too small for {size} workers; give a larger -port-range")
+                raise ValueError(
+                    f"the port range is too small for {counted(size, 'worker')}; give a larger -port-range"
+                )
             workers.append(newcomer)
             taken.add(newcomer)
             present[host] += 1

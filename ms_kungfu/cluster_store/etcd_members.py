@@ -25,6 +25,7 @@ from ms_kungfu.errors import ConfigServerError
 _PORT = 2379
 _AWAY = (4, 8, 10, 14)  # gRPC's codes for what may be well at another member, or later
 _OK, _DENIED, _NOT_SO, _STRANGER = 0, 7, 9, 16
+_NO_TLS = ("UNEXPECTED_EOF_WHILE_READING", "WRONG_VERSION_NUMBER")  # OpenSSL's reasons
 _FULL = "database space exceeded"
 _EXAMPLE = "etcd://10.0.0.1:2379,10.0.0.2:2379/job"
 
@@ -112,10 +113,18 @@ class EtcdMembers:
                 connection, "POST", path, json.dumps(message).encode(), self._headers(), max(0.01, timeout_s)
             )
         except FAILURES as error:
-            raise _AwayError(f"{name}: {reason(error)}") from None
+            raise _AwayError(f"{name}: {self._remedy(error) or reason(error)}") from None
         except TooLongError as error:
             raise ConfigServerError(f"{self.url}: {name} {error}") from None
         return _outcome(name, response.status, body)
+
+    def _remedy(self, error: Exception) -> str:
+        """Where one end speaks TLS and the other doesn't, as it seems. Who is killed just now hangs up, too."""
+        if self._tls is not None and isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+            return "it doesn't answer by TLS; if it speaks none, write etcd://"
+        if self._tls is None and isinstance(error, http.client.RemoteDisconnected):
+            return "it hangs up without an answer; if it speaks TLS, write etcds://"
+        return ""
 
     def _connection(self, turn: int) -> tuple[http.client.HTTPConnection, str]:
         host, port = self._members[turn % len(self._members)]

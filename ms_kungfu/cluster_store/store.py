@@ -12,6 +12,11 @@ from ms_kungfu.errors import ConfigServerError
 class StoreUnreachableError(ConfigServerError):
     """Nobody answers, or not in time. Whether a write was done isn't known; trying again later is reasonable."""
 
+    @property
+    def question(self) -> str:
+        """The sentence for who has just named the store, and may be wrong."""
+        return f"{self}; is it running?"
+
 
 class StaleVersionError(ConfigServerError):
     """The compare-and-swap failed: somebody else has written since. Read again, then decide."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Callable
 
+from ms_kungfu._processes import until_nobody_reads
 from ms_kungfu.doctor import devices, machine, software
 from ms_kungfu.doctor.finding import Finding, Status, wrong
 from ms_kungfu.doctor.system import System
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None, system: System | None = None) -
     with contextlib.suppress(AttributeError):  # somebody's own stream
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     findings = []
-    try:
+    with until_nobody_reads():
         for finding in examine(system or System()):
             findings.append(finding)
             if not as_json:
@@ -70,8 +70,6 @@ def main(arguments: Sequence[str] | None = None, system: System | None = None) -
                     print(f"{'':8} {'':14} -> {finding.remedy}", flush=True)
         if as_json:
             print(_to_json(findings), flush=True)
-    except BrokenPipeError:  # `... | head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if _is_good(findings) else 1
 
 

@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, Protocol, TypeVar
 
+from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.coordinator import Coordinator
@@ -244,7 +245,7 @@ class HostAgent:
                 await self.choose(cluster)
                 return
             except Exception as error:  # whatever the runtime or the kernel has against it
-                trouble = f"the shared memory of {cluster.size} workers can't be made: {error}"
+                trouble = f"the shared memory of {counted(cluster.size, 'worker')} can't be made: {error}"
                 if len(cluster.hosts) == 1 or self._loop.time() >= until:
                     raise StartError(trouble) from error
             if trouble not in told:
@@ -293,8 +294,8 @@ class HostAgent:
         cores = sum(len(site.shares.cores) for site in self.sites.values())
         if cluster.size > max(MANY_PER_CORE * cores, self.coordinator.newest.size):
             _log.warning(
-                "%d workers are far more than the %d cores of the job: if that was a mistake, a resize to another size "
-                "takes it back at once", cluster.size, cores,
+                "%d workers are far more than the %s of the job: if that was a mistake, a resize to another size "
+                "takes it back at once", cluster.size, counted(cores, "core"),
             )  # fmt: skip
 
     # ---- what happens ----
@@ -400,7 +401,8 @@ class HostAgent:
         cluster, step = chosen
         self._follows = True
         after = "" if step is None else f", after step {step}"
-        _log.info("cluster version %d has been chosen: %d workers%s", cluster.version, cluster.size, after)
+        size = counted(cluster.size, "worker")
+        _log.info("cluster version %d has been chosen: %s%s", cluster.version, size, after)
         self.reports.version_chosen(cluster, step)
         for process in self.processes:
             standing = self.processes.standing(process)

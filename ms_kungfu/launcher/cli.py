@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ms_kungfu._flags import UsageError, failed
 from ms_kungfu._processes import raise_descriptor_limit
+from ms_kungfu._words import counted
 from ms_kungfu.launcher import signals
 from ms_kungfu.launcher.commands import evict, resize
 from ms_kungfu.launcher.control import RefusedError
@@ -130,4 +131,9 @@ def _set_up_log(options: Options, output: Output) -> None:
         file = _ToFile(options.logfile, output)
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(file)
-        log.info("job of %d workers, launcher process %d: %s", options.size, os.getpid(), " ".join(options.command))
+        log.info(
+            "job of %s, launcher process %d: %s",
+            counted(options.size, "worker"),
+            os.getpid(),
+            " ".join(options.command),
+        )

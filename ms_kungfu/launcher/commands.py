@@ -11,8 +11,9 @@ from typing import Callable
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, failed
+from ms_kungfu._words import counted
 from ms_kungfu.cluster import WORKER_PORTS, WRITER_WHO_EVICTS, Cluster, is_at_rest
-from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, open_store
+from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError, open_store
 from ms_kungfu.config_server.secret_file import servers_of_this_user
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.hosts import MANY_PER_CORE, parse_ports
@@ -36,7 +37,7 @@ def write_size(store: ClusterStore, size: int) -> str:
 
 def _resized(cluster: Cluster, size: int, given: range | None) -> Cluster | str:
     if cluster.size == size and not is_at_rest(cluster):
-        return f"nothing to do: cluster version {cluster.version} has {size} workers already"
+        return f"nothing to do: cluster version {cluster.version} has {counted(size, 'worker')} already"
     if cluster.size == size:
         return cluster.following(cluster.workers)
     first = min(worker.port for worker in cluster.workers)
@@ -50,7 +51,9 @@ def evict(arguments: Sequence[str]) -> int:
 
     def next_cluster(cluster: Cluster, rank: int, given: range | None) -> Cluster:
         if rank >= cluster.size:
-            raise ValueError(f"there is no rank {rank}: cluster version {cluster.version} has {cluster.size} workers")
+            raise ValueError(
+                f"there is no rank {rank}: cluster version {cluster.version} has {counted(cluster.size, 'worker')}"
+            )
         return replace(cluster.without([cluster.workers[rank]]), writer=WRITER_WHO_EVICTS)
 
     return _main(
@@ -116,13 +119,15 @@ def _main(
         cores = len(os.sched_getaffinity(0))
         if command == "resize" and number > MANY_PER_CORE * cores and len(hosts) == 1:
             print(
-                f"{program}: {number} workers are far more than the {cores} cores of this machine; if that was a "
-                "mistake, a resize to another size takes it back at once",
+                f"{program}: {number} workers are far more than the {counted(cores, 'core')} of this machine; if that "
+                "was a mistake, a resize to another size takes it back at once",
                 file=sys.stderr,
             )
         return 0
     except UsageError as error:
         return failed(program, error, 2)
+    except StoreUnreachableError as error:
+        return failed(program, error.question, 1)
     except (ConfigServerError, ValueError) as error:
         return failed(program, error, 1)
 
@@ -150,7 +155,7 @@ def _only_job(program: str) -> str:
             "config server by -config-server"
         )
     if len(found) > 1:
-        jobs = ", ".join(f"{url} ({size} worker{'' if size == 1 else 's'})" for url, size in found)
+        jobs = ", ".join(f"{url} ({counted(size, 'worker')})" for url, size in found)
         raise UsageError(f"{len(found)} jobs of this user run here; choose one by -config-server: {jobs}")
     url = found[0][0]
     print(f"{program}: {url}", file=sys.stderr)
@@ -169,7 +174,7 @@ def _write(store: ClusterStore, next_cluster: Callable[[Cluster], Cluster | str]
             written = store.put(wanted)
         except StaleVersionError:
             continue  # the job, or somebody else, was faster
-        change = f"{cluster.size} -> {written.size} workers"
+        change = f"{cluster.size} -> {counted(written.size, 'worker')}"
         newcomers = [str(worker) for worker in written.workers if worker not in cluster.workers]
         leavers = [str(worker) for worker in cluster.workers if worker not in written.workers]
         follows = "as soon as the new workers are ready" if newcomers else "at its next step"

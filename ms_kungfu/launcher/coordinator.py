@@ -59,7 +59,7 @@ class Coordinator:
 
     def member_failed(self, who: str, code: int, error: str, logs: str) -> bool:
         """Whether it is the first whose program failed by itself: the job will end with its code."""
-        failure = Failure(f"{who} {error or policy.how_it_ended(code)}", policy.exit_code_of(code))
+        failure = Failure(f"{who} {error or policy.how_it_ended(code)}", policy.exit_code_of(code), bool(error))
         self._state.first_failure = self._state.first_failure or failure
         # Who could not be started, or was killed, has an `error`: no program failed there.
         if error or not policy.fails_by_itself(code) or self._state.program_failure is not None:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, integer, switch
 from ms_kungfu._tls import from_environment
+from ms_kungfu._words import counted
 from ms_kungfu.cluster import EVEN, FILL, PLACEMENTS
 from ms_kungfu.cluster_store import open_store
 from ms_kungfu.devices.rank_table import RankTableError
@@ -194,9 +195,9 @@ def _settle_torchruns(flags: Namespace) -> None:
     if flags.standalone and most > 1:
         raise UsageError("--standalone is a job on one host, and --nnodes is for several; leave one of them out")
     if not least <= count <= most:
-        wanted = str(least) if least == most else f"{least} to {most}"
+        wanted = counted(least, "host") if least == most else f"{least} to {most} hosts"
         raise UsageError(
-            f"--nnodes wants {wanted} hosts, and there {'are' if hosts.is_several else 'is'} {count}: {hosts}; name "
+            f"--nnodes wants {wanted}, and there {'are' if hosts.is_several else 'is'} {count}: {hosts}; name "
             "them by -H or -hostfile"
         )
     if each is None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ms_kungfu import env
+from ms_kungfu._words import counted
 from ms_kungfu.cluster import (
     EVEN,
     MAX_WORKERS,
@@ -159,17 +160,19 @@ class Hosts:
         """The cluster a job starts with. HostError where there is no room for it."""
         if self.slots is not None and size > self.slots:
             raise HostError(
-                f"-np {size} is more than the {self.slots} slots of -H {self}; ask for fewer workers or give "
-                f"{'the hosts' if self.is_several else 'the host'} more slots"
+                f"-np {size} is more than the {counted(self.slots, 'slot')} of -H {self}; ask for fewer workers or "
+                f"give {'the hosts' if self.is_several else 'the host'} more slots"
             )
         if size > self.max_workers:
-            raise HostError(f"-np {size} is more than {self._most(' workers')}; ask for fewer")
+            raise HostError(f"-np {size} is more than {self._most('worker')}; ask for fewer")
         runners = tuple(PeerID(host.name, control_port) for host in self.each)
         dealt = self._dealt(size)
         most = max(dealt.values())
         self._check_each(dealt)
         if most > len(ports):
-            raise HostError(f"-port-range {ports[0]}-{ports[-1]} is too small for {most} workers; give a larger one")
+            raise HostError(
+                f"-port-range {ports[0]}-{ports[-1]} is too small for {counted(most, 'worker')}; give a larger one"
+            )
         # Neighbours in rank are neighbours on a host: ranks go from host to host, whatever order they were dealt in.
         workers = tuple(PeerID(name, ports[i]) for name, count in self._dealt(size).items() for i in range(count))
         return self.described(Cluster(workers, runners, version))
@@ -193,10 +196,11 @@ class Hosts:
         return count
 
     def _most(self, what: str) -> str:
+        most = counted(self.max_workers, what) if what else str(self.max_workers)
         if self.most == self.max_workers:
-            return f"the {self.max_workers}{what} that -msrun-size tells the program of"
+            return f"the {most} that -msrun-size tells the program of"
         where = "a job on several hosts" if self.is_several else "one host"
-        return f"the {self.max_workers}{what} that {where} can have"
+        return f"the {most} that {where} can have"
 
     def _check_each(self, workers: Mapping[str, int]) -> None:
         if not self.is_several:
@@ -231,8 +235,11 @@ class Hosts:
             slots = self.named(name).slots
             if slots is not None and count > slots:
                 if self.is_several:  # it may have joined, with slots of its own
-                    raise HostError(f"{count} workers on {name} are more than the {slots} slots of that host")
-                raise HostError(f"{count} workers are more than the {slots} slots that -H {self} gives")
+                    raise HostError(
+                        f"{counted(count, 'worker')} on {name} {'is' if count == 1 else 'are'} more than the "
+                        f"{counted(slots, 'slot')} of that host"
+                    )
+                raise HostError(f"{count} workers are more than the {counted(slots, 'slot')} that -H {self} gives")
         for worker in cluster.workers:
             if self.ports is not None and worker.port not in self.ports:
                 ports = f"-port-range {self.ports[0]}-{self.ports[-1]}"

@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from typing import Any, Callable
 
 from ms_kungfu import env
+from ms_kungfu._words import counted
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID
 from ms_kungfu.cluster_store import ClusterStore, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
@@ -599,8 +600,8 @@ class Job:
         total = sum(slots.values()) + (host.slots or 1)
         if total > hosts.max_workers:
             return (
-                f"with {host} the job's hosts would have {total} slots, and it can have {hosts.max_workers} workers in "
-                "all; bring fewer"
+                f"with {host} the job's hosts would have {counted(total, 'slot')}, and it can have "
+                f"{counted(hosts.max_workers, 'worker')} in all; bring fewer"
             )
         return ""
 
@@ -611,7 +612,7 @@ class Job:
         self._host.add_site(site)
         if self._tenure is not None:
             self._in_background(self._tenure.act(self._write_record))
-        _log.info("host %s has %s the job, with %d slots", host.name, how, host.slots)
+        _log.info("host %s has %s the job, with %s", host.name, how, counted(host.slots or 0, "slot"))
         self._history.note(f"host {host.name} has {how} the job")
         self._revisions.write()  # the store tells of its slots: whoever resizes fills them
 
@@ -790,7 +791,8 @@ class Job:
             return
         if not self._has_begun:
             self._early = cluster
-            _log.info("cluster version %d is wanted: %d workers, once the job has begun", cluster.version, cluster.size)
+            size = counted(cluster.size, "worker")
+            _log.info("cluster version %d is wanted: %s, once the job has begun", cluster.version, size)
             return
         host, broker = self._host, self._host.broker
         coordinator.last_version = cluster.version
@@ -809,7 +811,7 @@ class Job:
                 coordinator.newest = replace(coordinator.newest, writer="")  # the store has to say so once more
             self._revisions.write()
             return
-        _log.info("cluster version %d is wanted: %d workers", cluster.version, cluster.size)
+        _log.info("cluster version %d is wanted: %s", cluster.version, counted(cluster.size, "worker"))
         self._history.wanted(cluster, coordinator.newest, self._begun.writer)
         host.warn_of_crowd(cluster)
         living, joining = host.processes.living_members(), host.processes.of_standing(Standing.JOINING)

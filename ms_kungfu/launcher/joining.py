@@ -30,7 +30,7 @@ from ms_kungfu._flags import UsageError
 from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu.broker_protocol import ProtocolError
 from ms_kungfu.cluster import PLACEMENTS, Cluster, PeerID
-from ms_kungfu.cluster_store import ClusterStore, has_seat, open_seat, open_store
+from ms_kungfu.cluster_store import ClusterStore, StoreUnreachableError, has_seat, open_seat, open_store
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import network
 from ms_kungfu.launcher.control import RefusedError, call
@@ -40,9 +40,14 @@ from ms_kungfu.launcher.hosts import Host, HostError, Hosts, identify, of_interf
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import JoinRequest, Options, check_program, known_strategy
 from ms_kungfu.launcher.policy import Recover
+from ms_kungfu.launcher.seat import Record, how_it_has_ended, may_go_on
 from ms_kungfu.launcher.within import within
 
 _ANSWER_S = 10.0  # the job runs: nothing has to be waited for
+# Where the head moves: some leases, until there is another one; each call, and between two looks at the seat.
+_SEAT_S = 30.0
+_CALL_S = 2.0
+_LOOK_S = 1.0
 # Of the job's flags: what every host has its own way, or a job that runs has settled.
 _NOT_FROM_THE_HEAD = {"config_server", "watch", "timeout_s", "init_version"}
 _FROM_THE_HEAD = [name for name in OF_THE_JOB if name not in _NOT_FROM_THE_HEAD]
@@ -93,7 +98,7 @@ def ask(request: JoinRequest) -> Options:
 
 
 async def _ask(request: JoinRequest) -> Options:
-    url, machine = request.url, Machine()
+    url = request.url
     try:
         store = open_store(url)
         cluster = store.get()
@@ -108,34 +113,7 @@ async def _ask(request: JoinRequest) -> Options:
             f"the job of {url} was started on one host, and listens to no other; start it with several (-H), or "
             "with -joinable, to have more join"
         )
-    try:
-        head = _head_of(store, cluster)
-    except ConfigServerError as error:
-        raise RefusedError(f"who has the job of {url} can't be told: {error}") from None
-    own = _own_host(request, head)
-    others = [Host(runner.host) for runner in cluster.runners if runner.host != own.name]
-    try:
-        identify([*others, own], own.name, None)
-    except HostError as error:
-        raise UsageError(str(error)) from None
-    check_tls(own.address)
-    secret = bytes.fromhex(request.secret or "")
-    try:
-        channel = await call(machine, own.address, Host(head.host).address, head.port, secret, _ANSWER_S)
-        try:
-            versions = {"version": VERSION, "mindspore": mindspore_version()}
-            channel.send({"ask": {"host": own.name, "slots": own.slots, **versions}})
-            answer = await within(_ANSWER_S, channel.receive())
-        finally:
-            channel.close()
-    except (OSError, asyncio.TimeoutError) as error:
-        raise RefusedError(f"the head of the job, {head}, doesn't answer: {error or 'it takes too long'}") from None
-    except ValueError as error:  # no library for TLS
-        raise RefusedError(str(error)) from None
-    except ProtocolError as error:
-        raise RefusedError(f"the head of the job, {head}, says what isn't understood: {error}") from None
-    if "refused" in answer:
-        raise RefusedError(str(answer["refused"]))
+    head, own, answer = await _answer(request, store, cluster)
     try:
         options = options_from(answer["terms"], request, own)
     except (KeyError, TypeError, ValueError) as error:
@@ -147,12 +125,88 @@ async def _ask(request: JoinRequest) -> Options:
     return options
 
 
+class _SilentError(RefusedError):
+    """Nobody answers there."""
+
+
+async def _answer(request: JoinRequest, store: ClusterStore, cluster: Cluster) -> tuple[PeerID, Host, dict[str, Any]]:
+    """Of the head: who that is, this host as it is called, and what the job is.
+
+    Where the head moves (`seat`) it may have died just now, and the next one sits down when its lease is over: the seat
+    is looked at again, until somebody answers who has it. While nobody does the rule says who is asked: a job that
+    doesn't move its head leaves no record, and what is there is of one before.
+    """
+    loop = asyncio.get_running_loop()
+    deadline, before = loop.time() + _SEAT_S, ""
+    while True:
+        holder, gone = _seated(store.url, cluster) if has_seat(store.url) else ("", "")
+        moves = bool(holder or gone)
+        try:
+            head = PeerID(holder, cluster.runners[0].port) if holder else _head_of(store, cluster)
+            own, answer = await _ask_head(request, cluster, head, _CALL_S if moves else _ANSWER_S)
+            if "refused" not in answer:
+                return head, own, answer
+            raise RefusedError(str(answer["refused"]))
+        except RefusedError as error:
+            # Who has just sat down may not know it yet, and says that he hasn't got the job.
+            is_certain = not isinstance(error, _SilentError) and not gone and before in ("", holder)
+            if not moves or is_certain:
+                raise
+            if loop.time() >= deadline:
+                raise RefusedError(gone or str(error)) from None
+        before = holder or "nobody"
+        await asyncio.sleep(_LOOK_S)
+
+
+def _seated(url: str, cluster: Cluster) -> tuple[str, str]:
+    """Who has the seat, "" where nobody has; and then, where another host may take it, a sentence about that.
+    RefusedError where the job has ended."""
+    try:
+        found = open_seat(url).look()
+        record = None if found.record is None else Record.from_json(found.record)
+    except StoreUnreachableError as error:  # its leader may have died with the head
+        return "", f"who has the job of {url} can't be told: {error}"
+    except (ConfigServerError, ProtocolError) as error:
+        raise RefusedError(f"who has the job of {url} can't be told: {error}") from None
+    if record is not None and record.end is not None and record.has(cluster):
+        raise RefusedError(f"the job of {url} has ended ({how_it_has_ended(record.end)})")
+    if found.holder or record is None or not may_go_on(found, record.head):
+        return found.holder, ""
+    return "", (
+        f"nobody has the job of {url} at the moment: {record.head}, which had it, is gone, and no other host has taken "
+        f"its place within {_SEAT_S:g} s"
+    )
+
+
+async def _ask_head(
+    request: JoinRequest, cluster: Cluster, head: PeerID, limit_s: float
+) -> tuple[Host, dict[str, Any]]:
+    machine, own = Machine(), _own_host(request, head)
+    others = [Host(runner.host) for runner in cluster.runners if runner.host != own.name]
+    try:
+        identify([*others, own], own.name, None)
+    except HostError as error:
+        raise UsageError(str(error)) from None
+    check_tls(own.address)
+    secret = bytes.fromhex(request.secret or "")
+    try:
+        channel = await call(machine, own.address, Host(head.host).address, head.port, secret, limit_s)
+        try:
+            versions = {"version": VERSION, "mindspore": mindspore_version()}
+            channel.send({"ask": {"host": own.name, "slots": own.slots, **versions}})
+            return own, await within(_ANSWER_S, channel.receive())
+        finally:
+            channel.close()
+    except (OSError, asyncio.TimeoutError) as error:
+        raise _SilentError(f"the head of the job, {head}, doesn't answer: {error or 'it takes too long'}") from None
+    except ValueError as error:  # no library for TLS
+        raise RefusedError(str(error)) from None
+    except ProtocolError as error:
+        raise RefusedError(f"the head of the job, {head}, says what isn't understood: {error}") from None
+
+
 def _head_of(store: ClusterStore, cluster: Cluster) -> PeerID:
-    """Who has the seat, where the head moves (`seat`); else by the rule that its hosts went by (`host_flags`): the one
-    with the config server, or the first one."""
-    holder = open_seat(store.url).look().holder if has_seat(store.url) else ""
-    if holder:
-        return PeerID(holder, cluster.runners[0].port)
+    """By the rule that its hosts went by (`host_flags`): the one with the config server, or the first one."""
     wanted = network.addresses_of_server(store.servers)
     for runner in cluster.runners:
         address = Host(runner.host).address
@@ -185,7 +239,7 @@ def _address_towards(host: str, port: int) -> str:
                     return str(probe.getsockname()[0])
             except OSError as error:
                 trouble = error
-    raise RefusedError(f"{host}, the head of the job, can't be reached: {trouble}")
+    raise _SilentError(f"{host}, the head of the job, can't be reached: {trouble}")
 
 
 def options_from(terms: Any, request: JoinRequest, own: Host) -> Options:

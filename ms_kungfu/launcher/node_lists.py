@@ -69,8 +69,10 @@ def _numbers(ranges: str, text: str) -> Iterator[str]:
     for piece in ranges.split(","):
         match = _RANGE.fullmatch(piece)
         low, high = (match[1], match[2] or match[1]) if match else ("1", "0")
-        if not 0 <= int(high) - int(low) < _MOST:
-            raise ValueError(f"{_shown(text)} is no list of nodes like gpu[01-03],login: [{_shown(piece)}] is no range")
+        if int(high) < int(low):
+            raise ValueError(f"{_shown(text)} is no list of nodes like gpu[01-03],login: {_shown(piece)} is no range")
+        if int(high) - int(low) >= _MOST:
+            raise ValueError(f"{_shown(text)} has more than {_MOST} nodes")
         for number in range(int(low), int(high) + 1):
             yield f"{number:0{len(low)}d}"
 

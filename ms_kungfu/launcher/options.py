@@ -14,6 +14,7 @@ from typing import Any, Callable
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, duration, integer, switch
 from ms_kungfu._tls import from_environment
+from ms_kungfu._words import counted
 from ms_kungfu.cluster import WORKER_PORTS
 from ms_kungfu.launcher.affinity import allowed_cores
 from ms_kungfu.launcher.engine_flags import EngineRequest, add_engine_flags, engine_request, settle_no_engine
@@ -351,7 +352,8 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
         cores = len(allowed_cores())
         if flags.cores_per_worker > cores:
             raise UsageError(
-                f"-cores-per-worker {flags.cores_per_worker} is more than the {cores} cores of this host for the job"
+                f"-cores-per-worker {flags.cores_per_worker} is more than the {counted(cores, 'core')} of this host "
+                "for the job"
             )
     if flags.min_size is not None and flags.size < flags.min_size:
         raise UsageError(f"-np {flags.size} is less than -min-np {flags.min_size}")

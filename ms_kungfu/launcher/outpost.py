@@ -39,7 +39,7 @@ from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import EXIT_TIMEOUT, bug, not_begun, signal_name
-from ms_kungfu.launcher.seat import Loss, Record, Report, Term, Worker, moves
+from ms_kungfu.launcher.seat import Loss, Record, Report, Term, Worker, how_it_has_ended, moves
 from ms_kungfu.launcher.sites import CANT_RUN, Launch, LocalSite, told_of_the_host
 from ms_kungfu.launcher.startup import StartError, find_devices, serve_status
 from ms_kungfu.launcher.status import outline
@@ -327,8 +327,10 @@ class Outpost:
             trouble = "nobody has the job"
             try:
                 found = await machine.in_thread(keys.look)
-                if found.record is None or Record.from_json(found.record).end is not None:
-                    raise StartError(f"the job of {url} is over")
+                record = None if found.record is None else Record.from_json(found.record)
+                if record is None or record.end is not None:
+                    how = "" if record is None or record.end is None else f" ({how_it_has_ended(record.end)})"
+                    raise StartError(f"the job of {url} has ended{how}")
                 if found.holder:
                     channel = await within(self._lease_s / 2, self._call(found.holder))
                     self._head_name = found.holder

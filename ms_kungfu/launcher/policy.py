@@ -7,6 +7,7 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 
 EXIT_TIMEOUT = 124  # as timeout(1) has it
@@ -59,6 +60,7 @@ class Failure:
 
     reason: str
     exit_code: int
+    is_of_launcher: bool = False  # which killed the worker, could not start it, or has lost its host
 
 
 @dataclass
@@ -159,7 +161,8 @@ def decide(event: WorkerExited | WorkerWorksOn, state: JobState) -> Verdict:
         reason = f"{event.who} {how} before it was needed"
         if event.restarts < state.max_restarts:
             return Verdict(Action.REPLACE, f"{reason}; another one is started")
-        return Verdict(Action.SHRINK, f"{reason}, like {event.restarts} others lately; it was the last{named}")
+        others = counted(event.restarts, "other")
+        return Verdict(Action.SHRINK, f"{reason}, like {others} lately; it was the last{named}")
     if event.standing is Standing.JOINING and event.code == 0:
         reason = f"{event.who} exited before it joined the cluster; does the program call ms_kungfu.init()?"
         return _after_end(reason, state) or Verdict(Action.SHRINK, reason)
@@ -180,11 +183,8 @@ def _after_end(reason: str, state: JobState) -> Verdict | None:
         return Verdict(Action.CONTINUE, reason)
     if state.first_failure is not None and not state.finished:
         # A worker that was leaving is the last to go: the others died before they could go on without it.
-        return Verdict(
-            Action.FAIL,
-            f"no worker is left, the first that failed: {state.first_failure.reason}",
-            state.first_failure.exit_code,
-        )
+        first = _cause(state.first_failure, state.program_failure)
+        return Verdict(Action.FAIL, f"no worker is left, the first that failed: {first.reason}", first.exit_code)
     done = f"{reason}; " if reason else ""
     if state.program_failure is not None and not state.keep:
         failed = state.program_failure
@@ -194,6 +194,11 @@ def _after_end(reason: str, state: JobState) -> Verdict | None:
     return Verdict(Action.FINISH, f"{done}all workers have finished")
 
 
+def _cause(first: Failure, of_program: Failure | None) -> Failure:
+    """Whose failure is named for all."""
+    return of_program if first.is_of_launcher and of_program is not None else first
+
+
 def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verdict:
     # Whoever ends first leaves the others in an operation that can't end; theirs is not the cause.
     before = f"; {state.first_to_finish} was the first to end, with code 0" if state.first_to_finish else ""
@@ -201,7 +206,8 @@ def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verd
         return Verdict(Action.FAIL, failure.reason + before, failure.exit_code)
     if event.standing is Standing.JOINING and state.finished:  # it would have found nobody
         return _after_end(failure.reason, state) or Verdict(Action.CONTINUE, failure.reason)
-    first = state.first_failure or failure
+    own = failure if not event.error and fails_by_itself(event.code) else None
+    first = _cause(state.first_failure or failure, state.program_failure or own)
     by_sigterm = exit_code_of(event.code) == 128 + signal.SIGTERM
     terminated = state.terminated if by_sigterm else 0
     if state.members == terminated:
@@ -220,15 +226,15 @@ def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verd
         named = f", see {event.logs}" if event.logs else ""
         return Verdict(
             Action.SHRINK,
-            f"{failure.reason}; the others go on without it: its place was filled {event.restarts} times lately "
-            f"(-max-restarts {state.max_restarts}){named}",
+            f"{failure.reason}; the others go on without it: its place was filled {counted(event.restarts, 'time')} "
+            f"lately (-max-restarts {state.max_restarts}){named}",
         )
     return Verdict(Action.SHRINK, f"{failure.reason}; the others go on without it")
 
 
 def would_be_left(left: int, min_size: int) -> str:
     """Why somebody may not leave, or the job ends."""
-    return f"{left} worker{'' if left == 1 else 's'} would be left, -min-np is {min_size}"
+    return f"{counted(left, 'worker')} would be left, -min-np is {min_size}"
 
 
 def peers_to_start(

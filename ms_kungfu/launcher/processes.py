@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.policy import Headcount, Standing
@@ -141,9 +142,10 @@ class ProcessTable:
         name = devices.name_of(chosen)
         if name is not None and chosen in staying:
             _log.warning(
-                "%s is shared by %d workers: the job has %d devices for %d workers%s",
-                name, staying.count(chosen) + 1, len(devices.each),
-                sum(worker.host == host for worker in cluster.workers), f" on {host}" if len(self._sites) > 1 else "",
+                "%s is shared by %d workers: the job has %s for %s%s",
+                name, staying.count(chosen) + 1, counted(len(devices.each), "device"),
+                counted(sum(worker.host == host for worker in cluster.workers), "worker"),
+                f" on {host}" if len(self._sites) > 1 else "",
             )  # fmt: skip
         return chosen
 

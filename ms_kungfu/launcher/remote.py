@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Callable, Protocol
 
 from ms_kungfu._version import VERSION, mindspore_version
+from ms_kungfu._words import counted
 from ms_kungfu.broker_protocol import ProtocolError, text_field
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import Seat
@@ -594,7 +595,7 @@ class RemoteHosts:
                 if missing != told:
                     told = missing
                     _log.info(
-                        "waiting for %s on %s, for %g s (KUNGFU_JOIN_TIMEOUT)",
+                        "waiting for %s on %s, for %.0f s (KUNGFU_JOIN_TIMEOUT)",
                         PROGRAM, ", ".join(missing), max(0.0, deadline - self._loop.time()),
                     )  # fmt: skip
                 self._news.clear()
@@ -832,9 +833,8 @@ class RemoteHosts:
             why = self._objection_to_one_of_the_first(hello)
         per_worker = self.options.cores_per_worker
         if not why and per_worker is not None and per_worker > len(hello.cores):
-            why = (
-                f"-cores-per-worker {per_worker} is more than the {len(hello.cores)} cores of {hello.host} for the job"
-            )
+            cores = counted(len(hello.cores), "core")
+            why = f"-cores-per-worker {per_worker} is more than the {cores} of {hello.host} for the job"
         return await self._let_in(channel, hello, why, joining)
 
     async def _let_in(self, channel: Channel, hello: Hello, why: str, joining: Host | None = None) -> bool:
@@ -856,7 +856,7 @@ class RemoteHosts:
         channel.set_silence(self.options.host_timeout_s)
         # Without a wait since the look at who is there: of two that come at once under one name the first is let in.
         site = self.sites[hello.host] = RemoteSite(self, channel, hello, per_worker)
-        _log.info("host %s is there: %d cores", site.name, len(hello.cores))
+        _log.info("host %s is there: %s", site.name, counted(len(hello.cores), "core"))
         if self._last_words is not None:
             site.send("end", self._last_words)
         if joining is not None:

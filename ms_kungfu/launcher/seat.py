@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from ms_kungfu.broker_protocol import ProtocolError
-from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster import Cluster, PeerID, writer_of_workers
 from ms_kungfu.cluster_store import Seat, SeatKeys, Sitting, has_seat
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.options import Options
@@ -93,6 +93,13 @@ class Record:
         """Hosts that have gone."""
         return frozenset(host for host, last in self.versions.lost_hosts.items() if last == float("inf"))
 
+    def has(self, cluster: Cluster) -> bool:
+        """Whether `cluster`, which the store has, is of this job: one that doesn't move its head leaves no record, and
+        what is there is of a job before."""
+        chosen = self.versions.current
+        known = chosen is not None and cluster.version <= chosen.version
+        return known or cluster.writer in (self.job, writer_of_workers(self.job))
+
     def hosts_of(self, options: Options) -> Hosts:
         """As the next head has them."""
         own = options.hosts
@@ -103,6 +110,11 @@ class Record:
 
 def _failures(first: Any, programs: Any) -> tuple[Failure | None, Failure | None]:
     return None if first is None else Failure(**first), None if programs is None else Failure(**programs)
+
+
+def how_it_has_ended(end: End) -> str:
+    code, words = end
+    return f"exit code {code}" + (f", {words}" if words else "")
 
 
 def may_go_on(found: Sitting, own: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Callable, TypeVar
 
 from ms_kungfu import env
 from ms_kungfu._flags import UsageError
+from ms_kungfu._words import counted
 from ms_kungfu.launcher.hosts import Host, parse_hosts
 from ms_kungfu.launcher.node_lists import counts_of, nodes_of
 
@@ -61,16 +62,17 @@ def step_of(environ: Mapping[str, str]) -> Step:
 
 def _step_of(environ: Mapping[str, str]) -> Step:
     listed = env.SLURM_STEP_NODELIST if env.SLURM_STEP_NODELIST.get(environ) else env.SLURM_JOB_NODELIST
-    counted = env.SLURM_STEP_TASKS_PER_NODE if env.SLURM_STEP_TASKS_PER_NODE.get(environ) else env.SLURM_TASKS_PER_NODE
-    nodes, tasks = _read(listed, nodes_of, environ), _read(counted, counts_of, environ)
+    tasks_of = env.SLURM_STEP_TASKS_PER_NODE if env.SLURM_STEP_TASKS_PER_NODE.get(environ) else env.SLURM_TASKS_PER_NODE
+    nodes, tasks = _read(listed, nodes_of, environ), _read(tasks_of, counts_of, environ)
     if len(tasks) != len(nodes):
         raise ValueError(
-            f"{counted.name}={counted.get(environ)} is for {len(tasks)} nodes, and {listed.name}={listed.get(environ)} "
-            f"has {len(nodes)}"
+            f"{tasks_of.name}={tasks_of.get(environ)} is for {counted(len(tasks), 'node')}, and "
+            f"{listed.name}={listed.get(environ)} has {len(nodes)}"
         )
     number = env.SLURM_NODEID.get(environ)
     if number >= len(nodes):
-        raise ValueError(f"SLURM_NODEID={number} is none of the {len(nodes)} nodes {listed.name}={listed.get(environ)}")
+        all_nodes = f"{counted(len(nodes), 'node')} {listed.name}={listed.get(environ)}"
+        raise ValueError(f"SLURM_NODEID={number} is none of the {all_nodes}")
     if env.SLURM_LOCALID.get(environ):
         raise SpareTaskError
     slots = tasks if max(tasks) > 1 else _cores_of(nodes, environ)

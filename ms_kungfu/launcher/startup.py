@@ -187,7 +187,7 @@ async def _first_from(options: Options, machine: Machine, store: ClusterStore) -
         except StoreUnreachableError as error:
             if loop.time() > deadline:
                 instead = " -builtin-config-port runs one with the job" if store.needs_secret else ""
-                raise StartError(f"{error}; is it running?{instead}") from None
+                raise StartError(f"{error.question}{instead}") from None
         except StaleVersionError:
             continue
         except (ConfigServerError, HostError) as error:

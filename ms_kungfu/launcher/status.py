@@ -6,12 +6,14 @@ The document is made anew for each question, in the event loop, and nothing in t
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Callable
 
+from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID, writer_at_rest, writer_of_workers
 from ms_kungfu.launcher.agent import HostAgent
 from ms_kungfu.launcher.coordinator import Coordinator
@@ -34,6 +36,7 @@ class ChangeTold:
     chosen_at: float | None = None  # when its members went over to it
     after_step: int | None = None  # of their training, where they have told
     refused: str | None = None  # why nobody ever will
+    dropped: bool = False  # the members went over to a newer one instead
 
 
 class History:
@@ -46,7 +49,10 @@ class History:
 
     def note(self, reason: str) -> None:
         """Something has happened that the launcher's next cluster is the answer to."""
-        self._reasons.append(reason)
+        # Of each worker of a lost host it is told once more that the host was lost, and why.
+        gone = re.search(r" was on host (\S+), which was lost: ", reason)
+        if gone is None or not any(told.startswith(f"host {gone[1]} is lost: ") for told in self._reasons):
+            self._reasons.append(reason)
 
     def begun(self, cluster: Cluster) -> None:
         now = self._clock()
@@ -66,14 +72,26 @@ class History:
     def wanted(self, cluster: Cluster, before: Cluster, job: str, refused: str | None = None) -> None:
         why = _who(cluster, job)
         if cluster.writer == job:
-            why = "; ".join(self._reasons) or why
+            why = "; ".join(dict.fromkeys(self._reasons)) or why
             self._reasons.clear()
-        self.changes.append(ChangeTold(cluster.version, cluster.size, before.size, why, self._clock(), refused=refused))
+        size = self._running_size(before.size)
+        self.changes.append(ChangeTold(cluster.version, cluster.size, size, why, self._clock(), refused=refused))
 
     def chosen(self, cluster: Cluster, step: int | None) -> None:
+        size = self._running_size(None)
         for change in self.changes:
-            if change.version == cluster.version and change.chosen_at is None:
+            if change.chosen_at is not None or change.refused is not None:
+                continue
+            if change.version == cluster.version:
                 change.chosen_at, change.after_step = self._clock(), step
+                change.size_before = change.size_before if size is None else size
+            elif change.version < cluster.version:
+                change.dropped = True
+
+    def _running_size(self, otherwise: int | None) -> int | None:
+        """Of the cluster that was chosen last; `otherwise` where it isn't among the last changes."""
+        sizes = [change.size for change in self.changes if change.chosen_at is not None]
+        return sizes[-1] if sizes else otherwise
 
 
 def _who(cluster: Cluster, job: str) -> str:
@@ -138,7 +156,7 @@ def _missing(agent: HostAgent, wanted: Cluster) -> str:
     ready = sum(agent.broker.is_ready(p.peer, p.incarnation) for p in _joining(agent) if p.peer is not None)
     missing = len(_joining(agent)) - ready
     if missing:
-        return f"cluster version {wanted.version} waits for {missing} worker{'' if missing == 1 else 's'} to start"
+        return f"cluster version {wanted.version} waits for {counted(missing, 'worker')} to start"
     return f"the workers go over to cluster version {wanted.version} at their next step"
 
 

@@ -10,13 +10,15 @@ from typing import Any
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, failed, switch
+from ms_kungfu._processes import until_nobody_reads
+from ms_kungfu._words import counted
 from ms_kungfu.broker_protocol import ProtocolError
 from ms_kungfu.cluster import Cluster
-from ms_kungfu.cluster_store import Sitting, has_seat, open_seat, open_store
+from ms_kungfu.cluster_store import Sitting, StoreUnreachableError, has_seat, open_seat, open_store
 from ms_kungfu.config_server.secret_file import is_same_server
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.options import PROGRAM
-from ms_kungfu.launcher.seat import Record
+from ms_kungfu.launcher.seat import Record, how_it_has_ended
 from ms_kungfu.launcher.secret import SecretError, secret_for
 from ms_kungfu.launcher.status_socket import jobs_of_this_user
 
@@ -55,15 +57,22 @@ def status(arguments: Sequence[str]) -> int:
             shown = _without_repeats(jobs_of_this_user(_ANSWER_S))
     except UsageError as error:
         return failed(_PROGRAM, error, 2)
+    except StoreUnreachableError as error:
+        return failed(_PROGRAM, error.question, 1)
     except ConfigServerError as error:
         return failed(_PROGRAM, error, 1)
-    if flags.json:
-        print(json.dumps(shown if url is None else shown[0], indent=2))
-    elif not shown:
-        print("no job of this user runs on this machine")
-    else:
-        print("\n\n".join(as_text(job, time.time()) for job in shown))
+    with until_nobody_reads():
+        _show(shown, None if not flags.json else shown if url is None else shown[0])
     return 1 if any("error" in job for job in shown) else 0
+
+
+def _show(jobs: Sequence[_Document], as_json: object) -> None:
+    if as_json is not None:
+        print(json.dumps(as_json, indent=2), flush=True)
+    elif not jobs:
+        print("no job of this user runs on this machine", flush=True)
+    else:
+        print("\n\n".join(as_text(job, time.time()) for job in jobs), flush=True)
 
 
 def _job_at(url: str, secret_file: str | None) -> _Document:
@@ -118,9 +127,8 @@ def _held(url: str, cluster: Cluster, seat: Sitting) -> _Document:
         raise ConfigServerError(f"{url}: {error}") from None
     document["hosts"] = [{"name": host.name, "lost": host.name in record.lost} for host in record.hosts]
     if record.end is not None:
-        code, words = record.end
-        why = f"exit code {code}" + (f", {words}" if words else "")
-        document.update(state="ended", why=why, exit_code=code, wanted=None, processes=[])
+        why = how_it_has_ended(record.end)
+        document.update(state="ended", why=why, exit_code=record.end[0], wanted=None, processes=[])
     else:
         document["why"] = _who_has_it(seat.holder, record)
     return document
@@ -187,14 +195,10 @@ def _states(job: Mapping[str, Any]) -> str:
     cluster, wanted = job.get("cluster"), job.get("wanted")
     parts = [str(job["state"])]
     if cluster:
-        parts.append(f"cluster version {cluster['version']} of {_workers(cluster['size'])}")
+        parts.append(f"cluster version {cluster['version']} of {counted(cluster['size'], 'worker')}")
     if wanted:
-        parts.append(f"version {wanted['version']} of {_workers(wanted['size'])} is wanted")
+        parts.append(f"version {wanted['version']} of {counted(wanted['size'], 'worker')} is wanted")
     return ", ".join(parts) + (f": {job['why']}" if job["why"] else "")
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'' if count == 1 else 's'}"
 
 
 def _table(processes: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -246,9 +250,11 @@ def _clock(moment: float) -> str:
 
 def _change(change: Mapping[str, Any]) -> str:
     before = change["size_before"]
-    sizes = _workers(change["size"]) if before is None else f"{before} -> {_workers(change['size'])}"
+    sizes = counted(change["size"], "worker") if before is None else f"{before} -> {counted(change['size'], 'worker')}"
     if change["refused"] is not None:
         outcome = f", refused: {change['refused']}"
+    elif change.get("dropped"):
+        outcome = ", dropped"
     elif change["chosen_at"] is None:
         outcome = ", not yet"
     elif change["after_step"] is not None:

@@ -82,7 +82,7 @@ class Tenure:
                     who = f"which {found.holder} has" if found.holder else "whose head has gone"
                     _log.info("waiting for the last job of %s, %s, to be over, for %.0f s", self._url, who, patience_s)
             except StoreUnreachableError as error:
-                trouble = f"{error}; is it running?"
+                trouble = error.question
             except ConfigServerError as error:
                 raise StartError(str(error)) from None
             if self._loop.time() > deadline:
@@ -100,7 +100,7 @@ class Tenure:
                 return
             except StoreUnreachableError as error:
                 if self._loop.time() > deadline:
-                    raise StartError(f"{error}; is it running?") from None
+                    raise StartError(error.question) from None
             except SeatLostError:
                 raise StartError(self._taken()) from None
             except ConfigServerError as error:

@@ -114,6 +114,7 @@ def test_the_head_says_what_it_hears_of_a_host_that_does_not_come(launch, answer
     head.assert_exit(1)
     told = told.replace("PORT", str(port))
     assert told in head.output
+    assert f"waiting for kungfu-run on {B}, for 8 s (KUNGFU_JOIN_TIMEOUT)" in head.output
     assert f"nothing was heard of {B} within 8 s (KUNGFU_JOIN_TIMEOUT)" in head.stderr[-1]
     assert told in head.stderr[-1]
 

@@ -238,7 +238,7 @@ def test_sigterm_ends_a_worker_that_was_evicted_and_is_needed_again(job):
     pids = one.in_version(0, 2)
     os.kill(pids[1], signal.SIGSTOP)  # so the step doesn't end
     assert one.command("evict", "0")[0] == 0
-    one.wait_for("cluster version 1 is wanted: 1 workers")
+    one.wait_for("cluster version 1 is wanted: 1 worker")
     os.kill(pids[0], signal.SIGTERM)
     os.kill(pids[1], signal.SIGKILL)  # before or after the other one has asked to leave
     one.program.assert_exit(137)

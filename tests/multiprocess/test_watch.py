@@ -237,8 +237,8 @@ def test_the_newest_wish_wins_at_once_and_ends_who_is_not_needed(watch):
         assert "257 workers are more than the 256 that one host can have" in output
         code, output = job.resize("12")
         assert code == 0
-        assert "12 workers are far more than the 1 cores of this machine" in output
-        job.wait_for("12 workers are far more than the 1 cores of the job")
+        assert "12 workers are far more than the 1 core of this machine" in output
+        job.wait_for("12 workers are far more than the 1 core of the job")
         assert job.resize("2")[0] == 0
         job.wait_for(r"worker \d+ .* is not needed any more", 10)  # nobody has gone over to anything
         job.wait_for(r"worker 1 .* is ready")
@@ -342,7 +342,7 @@ def test_resize_without_a_url_finds_the_only_job_of_this_user(watch, start_modul
 def test_resize_says_what_is_wrong(watch, start_module):
     job = watch("-np", 1)
     job.wait_for_version(0, 1)
-    assert job.resize("1") == (0, "nothing to do: cluster version 0 has 1 workers already")
+    assert job.resize("1") == (0, "nothing to do: cluster version 0 has 1 worker already")
     for arguments, told in (
         (["0"], "give one size, at least 1"),
         (["x"], "give one size, at least 1"),
@@ -569,7 +569,7 @@ def test_what_this_host_cannot_run_is_refused_and_the_job_goes_on(follow, extern
     job = follow("-np", 1, "-H", "127.0.0.1:1")
     members(job, 0, 1)
     external.client.put(cluster_of(1, 10000, 10001))
-    job.wait_for("cluster version 1 is refused: 2 workers are more than the 1 slots")
+    job.wait_for("cluster version 1 is refused: 2 workers are more than the 1 slot")
 
 
 def test_an_external_server_that_is_not_there_is_one_sentence(kungfu_run, monkeypatch):

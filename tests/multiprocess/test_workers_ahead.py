@@ -97,6 +97,6 @@ def test_who_dies_again_and_again_is_started_no_more_ahead(job):
     pids = one.in_version(0, 1)
     client(pids[0]).expect(0, 1, 2, 30)
     one.wait_for(r"standby 1 .* exited with code 5 before it was needed; another one is started")
-    one.wait_for(r"standby 2 .* exited with code 5 before it was needed, like 1 others lately; it was the last")
+    one.wait_for(r"standby 2 .* exited with code 5 before it was needed, like 1 other lately; it was the last")
     one.finish(1)
     assert "standby 3" not in one.program.output

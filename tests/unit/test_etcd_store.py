@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.server
 import json
+import socket
 import threading
 import types
 
@@ -212,6 +213,26 @@ def test_a_head_without_its_seat_is_told_so(member):
     store.seated = lambda: 12
     with pytest.raises(SeatLostError, match="another host decides for the job"):
         store.put(cluster(2, 5))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("etcds", "it doesn't answer by TLS; if it speaks none, write etcd://"),
+     ("etcd", "it hangs up without an answer; if it speaks TLS, write etcds://")],
+)  # fmt: skip
+def test_where_only_one_end_speaks_tls_the_other_kind_of_url_is_named(kind, told):
+    with socket.create_server(("127.0.0.1", 0)) as etcd:
+
+        def hang_up():
+            connection, _ = etcd.accept()
+            with connection:
+                connection.recv(65536)
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        member = f"127.0.0.1:{etcd.getsockname()[1]}"
+        with pytest.raises(StoreUnreachableError) as caught:
+            open_store(f"{kind}://{member}/job").get()
+    assert str(caught.value) == f"config server {kind}://{member}/job: {member}: {told}"
 
 
 def test_a_lease_lasts_as_long_as_is_wanted_at_least(member):

@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ import pytest
 from ms_kungfu.cluster import Cluster, PeerID, writer_of_workers
 from ms_kungfu.cluster_store import Sitting
 from ms_kungfu.launcher import status_command
+from ms_kungfu.launcher.cli import main
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.outpost import Outpost
 from ms_kungfu.launcher.seat import Record
@@ -48,10 +51,37 @@ def test_each_change_has_its_own_reasons():
         None,
         "somebody else asked for it: kungfu-run resize or evict, or another client",
     )
-    assert (told[3].why, told[3].size_before, told[3].after_step) == ("worker 3 died; worker 2 died", 5, None)
+    assert (told[3].why, told[3].size_before, told[3].after_step) == ("worker 3 died; worker 2 died", 4, None)
     assert told[3].chosen_at is not None
     assert told[4].refused == "too many"
     assert told[5].why == "the launcher", "the reasons of version 3 are not those of version 5"
+
+
+def test_a_wish_that_a_newer_version_has_passed_is_dropped():
+    """A head was lost with two workers while another size was wanted."""
+    history = History(lambda: 1000.0)
+    history.begun(cluster(0, 3))
+    history.wanted(cluster(1, 3, "x"), cluster(0, 3), JOB, refused="too many")
+    history.wanted(cluster(2, 1, "x"), cluster(0, 3), JOB)
+    history.note("host a is lost: nothing came from it")
+    history.note("worker 0 (a:1) was on host a, which was lost: nothing came from it; the others go on without it")
+    history.note("worker 1 (a:2) was on host a, which was lost: nothing came from it; the others go on without it")
+    history.note("worker 2 was on host b, which was lost: by a reason of its own")
+    for _ in range(2):
+        history.note("host b has the job from now on")
+    history.wanted(cluster(3, 1, JOB), cluster(2, 1), JOB)
+    told = as_text(document(changes=[asdict(change) for change in history.changes]), 0)
+    assert "version 2: 3 -> 1 worker, not yet; somebody else" in told
+    history.chosen(cluster(3, 1), None)
+    told = as_text(document(changes=[asdict(change) for change in history.changes]), 0).splitlines()
+    assert "version 1: 3 -> 3 workers, refused: too many;" in told[-3]
+    assert "version 2: 3 -> 1 worker, dropped; somebody else" in told[-2]
+    assert told[-1].endswith(
+        "version 3: 3 -> 1 worker; host a is lost: nothing came from it; worker 2 was on host b, which was lost: by a "
+        "reason of its own; host b has the job from now on"
+    )
+    history.wanted(cluster(4, 2, "x"), cluster(3, 1), JOB)
+    assert (history.changes[-1].size_before, history.changes[-1].dropped) == (1, False)
 
 
 def test_hosts_are_those_that_the_job_has_by_now():
@@ -166,6 +196,24 @@ def test_nobody_else_can_enter_the_folder_and_a_folder_of_others_is_not_used(fol
     path, found = asyncio.run(serve())
     assert path.parent != folder
     assert found == [{"job": "mine"}]
+
+
+def test_nobody_hears_of_it_where_nobody_reads_on(folder):
+    """... | head"""
+    code = "import sys; from ms_kungfu.launcher.cli import main; sys.exit(main(['status']))"
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as closed:
+        done = subprocess.run([sys.executable, "-c", code], stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [["status", "URL"], ["resize", "2", "-config-server", "URL"]])
+def test_a_store_that_is_not_there_is_asked_for(words, capsys, monkeypatch):
+    monkeypatch.setenv("KUNGFU_JOB_SECRET", "ab" * 16)
+    for url, why in [("etcd://127.0.0.1:1/job", "127.0.0.1:1: "), ("http://127.0.0.1:1/config", "[Errno 111] ")]:
+        assert main([url if word == "URL" else word for word in words]) == 1
+        assert capsys.readouterr().err.endswith(f"config server {url}: {why}Connection refused; is it running?\n")
 
 
 # ---- of a job whose head moves, by what it has left in the store ----

@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from test_cluster_versions import A, B, cluster, member, newcomer, started
@@ -14,12 +15,15 @@ from test_launcher_coordinator import AWAY, over_hosts
 from ms_kungfu._flags import UsageError
 from ms_kungfu.broker_protocol import ProtocolError
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.launcher import outpost
+from ms_kungfu.cluster_store import Sitting, StoreUnreachableError
+from ms_kungfu.launcher import joining, outpost
+from ms_kungfu.launcher.control import RefusedError
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts, parse_hosts
 from ms_kungfu.launcher.joining import joining_host, options_from, terms_of
 from ms_kungfu.launcher.options import JoinRequest, parse_command_line, parse_options
 from ms_kungfu.launcher.policy import Action, hosts_leave
-from ms_kungfu.launcher.versions import Grant, Stay
+from ms_kungfu.launcher.seat import Record
+from ms_kungfu.launcher.versions import ClusterVersions, Grant, Stay
 
 URL = "http://10.0.0.1:9100/config"
 SECRET = "ab" * 16
@@ -218,3 +222,82 @@ def test_a_host_that_is_lost_again_is_in_no_version():
     assert versions.lost_host_of(cluster(1, A, away)) == away.host
     versions.host_is_back("127.0.0.9")  # that was never there
     assert versions.lost_host_of(cluster(0, PeerID("127.0.0.9", 1))) is None
+
+
+# ---- who is asked, where the head moves ----
+
+ETCD = "etcd://e:2379/job"
+RUNS = Cluster((PeerID("127.0.0.1", 10000),), (PeerID("127.0.0.1", 38080), PeerID("127.0.0.2", 38080)), 0, "j",
+               slots={"127.0.0.1": 2, "127.0.0.2": 2})  # fmt: skip
+
+
+def asked(monkeypatch, sittings, answers, url=ETCD):
+    """What a host is told that joins, and who was asked. `sittings`: who has the seat, look by look, or how the job has
+    ended; `answers`: of each host, look by look; a host without one doesn't answer. The last ones stay."""
+    hosts, now = tuple(Host(f"127.0.0.{n}", 2) for n in (1, 2)), [0.0]
+    record = Record("j", "127.0.0.1", RUNS, hosts, ClusterVersions(clusters={0: RUNS}, chosen=0))
+    calls, looks = [], iter(sittings)
+    last = []
+
+    def look():
+        last[:] = [next(looks, last[0] if last else "")]
+        if isinstance(last[0], Exception):
+            raise last[0]
+        end = last[0] if isinstance(last[0], tuple) else None
+        return Sitting(replace(record, end=end).to_json(), 1, "" if end else last[0], 1)
+
+    async def ask_head(request, cluster, head, limit_s):
+        calls.append(head.host)
+        now[0] += limit_s
+        said = answers.get(head.host)
+        if not said:
+            raise joining._SilentError(f"{head} doesn't answer")
+        return Host("127.0.0.3", 1), said.pop(0) if len(said) > 1 else said[0]
+
+    async def sleep(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(joining, "open_seat", lambda _: SimpleNamespace(look=look))
+    monkeypatch.setattr(joining, "_ask_head", ask_head)
+    monkeypatch.setattr(joining.asyncio, "sleep", sleep)
+    monkeypatch.setattr(joining.asyncio, "get_running_loop", lambda: SimpleNamespace(time=lambda: now[0]))
+    store = SimpleNamespace(url=url, servers=("e",), get=lambda: RUNS)
+    try:
+        asking = joining._answer(JoinRequest(url, None, None, None, {}), store, RUNS)
+        with pytest.raises(StopIteration) as done:
+            asking.send(None)
+        return done.value.value[2], calls
+    except RefusedError as error:
+        return str(error), calls
+
+
+def test_who_joins_while_nobody_has_the_job_waits_for_the_next_head(monkeypatch):
+    terms, gone = {"terms": {}}, ["127.0.0.1", "", "", "127.0.0.2"]
+    assert asked(monkeypatch, gone, {"127.0.0.2": [terms]}) == (terms, ["127.0.0.1"] * 3 + ["127.0.0.2"])
+    # Who has just sat down may not know it yet.
+    answers = {"127.0.0.2": [{"refused": "127.0.0.2 hasn't got the job"}, terms]}
+    assert asked(monkeypatch, gone, answers)[0] == terms
+    # A leader of etcd that has died with the head.
+    assert asked(monkeypatch, [StoreUnreachableError("no leader"), "127.0.0.2"], {"127.0.0.2": [terms]})[0] == terms
+
+
+def test_who_joins_is_told_that_nobody_has_the_job_after_some_leases(monkeypatch):
+    told, calls = asked(monkeypatch, [""], {"127.0.0.1": [{"refused": "127.0.0.1 hasn't got the job"}]})
+    assert told.startswith(f"nobody has the job of {ETCD} at the moment: 127.0.0.1, which had it, is gone, and no")
+    assert len(calls) > 8
+    told, calls = asked(monkeypatch, ["127.0.0.2"], {})
+    assert (told, len(calls) > 8) == ("127.0.0.2:38080 doesn't answer", True)
+
+
+def test_the_head_of_a_job_that_runs_is_asked_once(monkeypatch):
+    refused = {"127.0.0.1": [{"refused": "the job is about to end"}]}
+    assert asked(monkeypatch, ["127.0.0.1"], refused) == ("the job is about to end", ["127.0.0.1"])
+    assert asked(monkeypatch, [""], {}, URL) == ("127.0.0.1:38080 doesn't answer", ["127.0.0.1"])
+
+
+def test_nobody_joins_a_job_that_has_ended(monkeypatch):
+    told = asked(monkeypatch, [(3, "kungfu-run: worker 0 failed")], {})
+    assert told == (f"the job of {ETCD} has ended (exit code 3, kungfu-run: worker 0 failed)", [])
+    # The next job of this name may be one that doesn't move its head, and leaves no record.
+    record = Record("j", "a", RUNS, (), ClusterVersions(clusters={0: RUNS}, chosen=0))
+    assert [record.has(replace(RUNS, version=5, writer=who)) for who in ("j", "another")] == [True, False]

@@ -101,6 +101,24 @@ def test_only_a_programs_own_failure_decides_the_exit_code_of_a_job_that_survive
     assert (verdict.action, verdict.exit_code) == (Action.FAIL, 3 if is_the_programs else 4)
 
 
+def test_who_was_lost_with_its_host_is_not_the_one_that_failed():
+    job = coordinator(A, B, flags=("-recover", "shrink"))
+    lost = "was on host a, which was lost: it is silent"
+    job.member_failed("worker 0", 1, lost, "")
+    killed, leaver = WorkerExited("worker 2", Standing.MEMBER, -9), WorkerExited("worker 3", Standing.LEAVING, 0)
+    failed = WorkerExited("worker 1", Standing.MEMBER, 3)
+    assert job.decide(killed, Headcount()).reason.endswith(f"the first that failed: worker 0 {lost}")
+    verdict = job.decide(failed, Headcount())
+    assert (verdict.reason, verdict.exit_code) == ("worker 1 exited with code 3", 3)
+    job.member_failed("worker 1", 3, "", "w.log")
+    for event in (killed, leaver):
+        verdict = job.decide(event, Headcount())
+        assert verdict.reason.endswith(
+            "no worker is left, the first that failed: worker 1 exited with code 3, see w.log"
+        )
+        assert verdict.exit_code == 3
+
+
 def test_after_a_rest_nothing_of_before_counts():
     job = coordinator(A, flags=("-k",))
     job.member_failed("worker 1", 3, "", "")

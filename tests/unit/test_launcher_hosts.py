@@ -1,6 +1,9 @@
+from types import SimpleNamespace
+
 import pytest
 
 from ms_kungfu.cluster import WORKER_PORTS, Cluster, PeerID
+from ms_kungfu.launcher.commands import _resized, write_size
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts, parse_hosts
 
 
@@ -97,10 +100,25 @@ def test_each_host_has_a_launcher_and_one_host_tells_nobody_its_slots():
     assert of("a:2").first_cluster(1, WORKER_PORTS, 38080, 0).slots is None
 
 
+def test_one_slot_is_no_slots_and_one_worker_no_workers():
+    with pytest.raises(HostError, match="-np 2 is more than the 1 slot of -H a:1; ask"):
+        of("a:1").first_cluster(2, WORKER_PORTS, 38080, 0)
+    with pytest.raises(HostError, match="2 workers are more than the 1 slot that -H a:1 gives"):
+        of("a:1").check(cluster_of(1, 2, host="a"), ())
+    with pytest.raises(HostError, match="1 worker on b is more than the 0 slots of that host"):
+        of("a:1,b:0").check(cluster_of(1, host="b"), ())
+    with pytest.raises(ValueError, match="2 workers are more than the 1 slot of the job's hosts"):
+        Cluster((PeerID("a", 1),), slots={"a": 1}).resized(2, WORKER_PORTS)
+    one = cluster_of(1)
+    assert _resized(one, 1, None) == "nothing to do: cluster version 0 has 1 worker already"
+    held = SimpleNamespace(get=lambda: cluster_of(1, 2), put=lambda wanted: wanted, url="")
+    assert write_size(held, 1).startswith("cluster version 1: 2 -> 1 worker without")
+
+
 def test_what_one_host_of_several_cannot_run_is_refused_with_its_name():
     hosts = of("a:2,b:1")
     workers = tuple(PeerID(name, port) for name, port in (("a", 1), ("b", 1), ("b", 2)))
-    with pytest.raises(HostError, match="2 workers on b are more than the 1 slots of that host"):
+    with pytest.raises(HostError, match="2 workers on b are more than the 1 slot of that host"):
         hosts.check(Cluster(workers), ())
     hosts.check(Cluster(workers[:2]), ())
     with pytest.raises(HostError, match="worker c:1 is on none of the job's hosts: a,b"):

@@ -1,0 +1,8 @@
+"""Words that sentences for people have in common."""
+
+from __future__ import annotations
+
+
+def counted(number: int, thing: str) -> str:
+    """``1 worker``, ``2 workers``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
