@@ -347,12 +347,13 @@ class Job:
         self._resume_past(record.told, current)
         if wanted is not None and wanted.version > current.version:
             coordinator.last_version = wanted.version
+            why_not = None if self._can_run(wanted) else "the head that was to run it is lost"
             if not self._history.knows(wanted):
-                self._history.wanted(wanted, current, start.writer)
-            if self._can_run(wanted):
+                self._history.wanted(wanted, current, start.writer, refused=why_not)
+            if why_not is None:
                 coordinator.newest = wanted
             else:
-                agent.broker.refuse(wanted.version, "the head that was to run it is lost")
+                agent.broker.refuse(wanted.version, why_not)
         newest = coordinator.newest
         agent.resume(remote.told, newest if newest.version > current.version else None)
         agent.fix_cores(max((report.cores for report in remote.told.values()), default=0))
