@@ -89,6 +89,7 @@ class Outpost:
         self._told: set[str] = set()  # what is only said once
         self._is_told = False  # that it has to end
         self._is_leaving = False
+        self._is_guardless = False  # and has no workers any more
         self._started_at = self._machine.time()
         self._questions: dict[int, asyncio.Future[dict[str, Any]]] = {}  # about the job's status, to the head
         self._numbers = itertools.count(1)
@@ -559,6 +560,8 @@ class Outpost:
                 self._tell_started(worker)
             if code is None and worker.code is not None:
                 self._tell_exited(worker)
+        if self._is_guardless:
+            self._send("guardless", True)
         self._listen_for(channel)
         if self._is_leaving:
             channel.send({"leave": True})
@@ -749,6 +752,7 @@ class Outpost:
         event = self._supervisor.next_event()
         if event is None:
             self._loop.remove_reader(self._supervisor.fileno())
+            self._is_guardless = True
             self._send("guardless", True)
         elif isinstance(event, Exited):
             self._pids.pop(event.key, None)

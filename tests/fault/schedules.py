@@ -273,7 +273,7 @@ def _behind_the_seat(seed: int) -> Iterator[Happening]:
     """To who has just sat down, and whom the others look for."""
     rng = random.Random(f"behind the seat {seed}")
     if rng.random() < 0.2:  # to who tells the next head what it has
-        kind = rng.choice(("kill reporter", "kill reporter's worker", "kill reporter's worker"))
+        kind = rng.choice(("kill reporter", "kill reporter's worker", "kill reporter's guard"))
         yield Happening(0.0, kind, rng.randrange(6), round(0.1 * rng.random() ** 2, 4))
     if rng.random() < 0.2:  # while nobody has the seat, or somebody has just taken it
         kind = rng.choice(("host leaves", "interrupt", "kill launcher", "kill member", "resize"))

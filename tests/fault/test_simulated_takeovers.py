@@ -126,11 +126,12 @@ def test_the_next_head_tells_of_all_of_the_jobs_past() -> None:
         assert told[-1].chosen_at is not None, "who is left trains in it"
 
 
+@pytest.mark.parametrize("who", ["worker", "guard"])
 @pytest.mark.parametrize("later_s", [0.0, 0.003, 0.01])
-def test_a_worker_that_dies_behind_its_hosts_report_is_heard_of(later_s: float) -> None:
+def test_who_dies_behind_its_hosts_report_is_heard_of(who: str, later_s: float) -> None:
     """The next head has the report, and the host hasn't its welcome."""
     for number in range(3):
-        dies = Happening(0.0, "kill reporter's worker", number, later_s)
+        dies = Happening(0.0, f"kill reporter's {who}", number, later_s)
         for schedule in variations(JOB, (dies, KILL), 3, 0.2):
             run(schedule)
 

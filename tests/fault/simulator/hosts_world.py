@@ -263,6 +263,13 @@ class HostsWorld(World):
         self.say("do", f"-- {kind}: {host.name}")
         if kind == "kill reporter":
             host.kill()
+        elif kind == "kill reporter's guard" and len(self.present) > 1:
+            host.was_disturbed = True
+            host.guard.tell(None)
+            for process in living:  # with it, and nobody is left who could tell
+                process.alive, process.killed = False, True
+                self.deaths += 1
+                self.processes.pop(process.key, None)
         elif living and len([p for p in self.everybody if p.alive]) > 1:
             self.kill(living[0], -signal.SIGKILL)
 
@@ -534,4 +541,5 @@ HAPPENINGS = {
     "interrupt": HostsWorld._interrupt,
     "kill reporter": HostsWorld._set_trap_for_reporter,
     "kill reporter's worker": HostsWorld._set_trap_for_reporter,
+    "kill reporter's guard": HostsWorld._set_trap_for_reporter,
 }
