@@ -16,7 +16,7 @@ import itertools
 import logging
 import math
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, Protocol, TypeVar
 
@@ -157,13 +157,16 @@ class HostAgent:
             dismiss=self._dismiss,
         )  # fmt: skip
 
-    async def start(self) -> None:
-        """Chooses the first cluster and starts its workers. StartError where it can't have shared memory."""
+    async def start(self, note: Callable[[], Awaitable[bool]]) -> None:
+        """Chooses the first cluster and starts its workers, once that is on record (`note`, false where somebody else
+        has the job). StartError where it can't have shared memory."""
         if self.remote is not None:
             self.remote.attend(self)
         first = self.coordinator.newest
         self.broker.admit(first)
         await self._choose_first(first)
+        if not await note():
+            return
         self.start_missing(first)
         self.standbys.keep()
         if self.supervisor is not None:

@@ -198,8 +198,7 @@ class Job:
         self._agent = agent
         self._closers.callback(agent.close)
         self._history.begun(start.first)
-        await agent.start()
-        await self._note()
+        await agent.start(self._note)
         if options.hosts.is_several:
             machine.tell_of_the_beginning()
         if self._early is not None:
@@ -345,9 +344,12 @@ class Job:
         self._agent = agent
         self._closers.callback(agent.close)
         self._resume_past(record.told, current)
+        is_behind = False
         if wanted is not None and wanted.version > current.version:
             coordinator.last_version = wanted.version
-            why_not = None if self._can_run(wanted) else "the head that was to run it is lost"
+            # Where it has places on hosts that are lost a revision follows, as if they were lost now.
+            is_behind = any(worker.host in coordinator.hosts.lost for worker in wanted.workers)
+            why_not = None if is_behind or self._can_run(wanted) else "the head that was to run it is lost"
             if not self._history.knows(wanted):
                 self._history.wanted(wanted, current, start.writer, refused=why_not)
             if why_not is None:
@@ -362,7 +364,7 @@ class Job:
         self._history.note(f"host {options.hosts.self_name} has the job from now on")
         for name in missing:
             self.host_lost(name, "its launcher didn't come to the new head of the job")
-        if not missing and newest.version > current.version:
+        if not missing and not is_behind and newest.version > current.version:
             agent.start_missing(newest)
             agent.broker.announce()  # nobody may have to start
         self._revisions.write()

@@ -507,8 +507,12 @@ class Outpost:
     def _is_over_for(self, record: Record) -> tuple[int, str] | None:
         """Exit code and last words of this host, where the job has nothing more for it."""
         own = self._options.host.name
-        if record.job != self._links.job or record.versions.chosen is None:
+        has_begun = record.versions.chosen is not None or record.end is not None
+        if record.job != self._links.job or not has_begun:
             return 1, f"{PROGRAM}: {self._head_name}, which had the job, is gone, and the job with it"
+        codes = {worker.code for worker in self._workers.values()}
+        if self._is_leaving and own in record.lost and codes == {0}:
+            return 0, ""  # which the head couldn't say any more
         # Where a head dies before it is on record who has joined, that host has no workers yet, and joins the next one.
         is_new = self._options.joins and not self._workers and own not in [host.name for host in record.hosts]
         if not is_new and own not in [host.name for host in record.hosts if host.name not in record.lost]:

@@ -158,7 +158,7 @@ class RemoteSite:
         for asker in list(self._asking.values()):
             asker.hung_up = True
         for segment in list(self.segments.values()):
-            segment.was_made(self.name, why)
+            segment.was_made(self.name, why, is_lost=True)
         goes_on = self._owner.workers.done() and self._owner.options.recover is not Recover.FAIL
         text = "the job goes on without this host" if goes_on else f"host {self.name} is lost"
         words = None if has_left else f"{PROGRAM}: {text}: {why}"
@@ -373,7 +373,7 @@ class SpreadSegment:
             self._missing[site.name] = loop.create_future()
             site.send("make", {**self._named(), "cluster": self.cluster.to_json(), "recovers": self._recovers})
             if site.lost:
-                self.was_made(site.name, site.lost)
+                self.was_made(site.name, site.lost, is_lost=True)
         waits: list[asyncio.Future[Any]] = [*self._missing.values(), *([] if making is None else [making])]
         try:
             if not waits:
@@ -402,11 +402,15 @@ class SpreadSegment:
                 self._undo()
         self._owner.was_made()
 
-    def was_made(self, host: str, error: str) -> None:
-        """A host has its part, or says why it can't."""
+    def was_made(self, host: str, error: str, is_lost: bool = False) -> None:
+        """A host has its part, or says why it can't. Where it `is_lost`, and that has to be on record first, members
+        that ask for this version wait for it: another version without the host, which that leads to."""
         missing = self._missing.get(host)
         if missing is not None and not missing.done():
-            if error:
+            if error and is_lost and self._owner.seat is not None:
+                missing.set_exception(NotMadeYet(f"host {host}: {error}"))
+                missing.exception()
+            elif error:
                 missing.set_exception(OSError(f"host {host}: {error}"))
                 missing.exception()  # looked at, also where another host was first
             else:

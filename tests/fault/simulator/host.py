@@ -317,7 +317,7 @@ class Host:
         self.was_killed = False  # before anybody knew how the job ends
         self.was_disturbed = False  # in a way for which it may be given up
         self.had_reset_links = False
-        self.is_leaving = False
+        self.is_leaving = self.is_told = False  # by a SIGTERM; by another signal
         self.is_lost = False  # the head has said so
         self.descriptors = {}
         self.server = None

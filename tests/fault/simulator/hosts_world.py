@@ -374,7 +374,7 @@ class HostsWorld(World):
         if not self._has_begun():
             self.interrupted = True
         # At the second it ends, and so it does where it isn't in the job yet.
-        host.was_disturbed |= host.is_leaving or self._is_alone(host)
+        host.was_disturbed |= host.is_leaving or host.is_told or self._is_alone(host)
         host.is_leaving = True
         host.signal(signal.SIGTERM)
 
@@ -392,7 +392,8 @@ class HostsWorld(World):
         host = self.present[happening.who % len(self.present)]
         self.say("do", f"-- SIGINT to {host.name}")
         self.interrupted = True
-        host.was_disturbed |= self._is_alone(host)
+        host.was_disturbed |= host.is_told or self._is_alone(host)
+        host.is_told = True
         host.signal(signal.SIGINT)
 
     def _is_alone(self, host):
