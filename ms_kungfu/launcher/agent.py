@@ -178,10 +178,12 @@ class HostAgent:
         assert self.remote is not None
         assert self.versions is not None
         versions, known = self.versions, sorted(self.versions.clusters)
+        living = [worker for report in reports.values() for worker in report.workers if worker.code is None]
+        newcomers = {PeerID.parse(worker.peer) for worker in living if worker.incarnation > (versions.chosen or 0)}
         losses = {version: all_losses(list(reports.values()), version) for version in known}
         self.broker.resume(
             {v: self.remote.take_over(versions.clusters[v], self.options.recover is not Recover.FAIL) for v in known},
-            losses, [process for report in reports.values() for process in report.placed], wanted,
+            losses, [process for report in reports.values() for process in report.placed], newcomers, wanted,
         )  # fmt: skip
         self._keys = itertools.count(self.begun.attempts)  # which no head before has used
         self.remote.close_all_but(known, reports)

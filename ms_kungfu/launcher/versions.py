@@ -133,15 +133,16 @@ class ClusterVersions:
     def newest(self) -> Cluster | None:
         return self.clusters[max(self.clusters)] if self.clusters else None
 
-    def admit(self, cluster: Cluster) -> None:
-        """A version is known from now on, and is the one that is wanted. A version is never redefined."""
+    def admit(self, cluster: Cluster, newcomers: Collection[PeerID] = ()) -> None:
+        """A version is known from now on, and is the one that is wanted. A version is never redefined. `newcomers`:
+        whom a head before has started for it, or for one before it of which this one doesn't know."""
         newest = self.newest
         if newest is not None and cluster.version <= newest.version:
             return
         if newest is not None:
             # Whoever wrote it may not have heard of a process's end: a peer that is still listed is the one that ended.
             # One that a version has left out and that is listed again is a newcomer.
-            for peer in set(cluster.workers) & set(self.ended_in(newest)):
+            for peer in set(cluster.workers).intersection(self.ended_in(newest)).difference(newcomers):
                 self.ended[peer][-1] = range(self.ended[peer][-1].start, cluster.version + 1)
         self.clusters[cluster.version] = cluster
         self._supersede()

@@ -424,7 +424,7 @@ class HostsWorld(World):
         self._check_hosts()
         self._check_history()
         outcome = self.head.outcome
-        if not self.interrupted:
+        if not self.interrupted and outcome is not None:  # else the last head was killed as the job ended
             self._check_begun(outcome)
         reason = self.verdict.reason if self.verdict else ""
         code = outcome.code if outcome else -signal.SIGKILL
