@@ -52,6 +52,15 @@ class Coordinator:
             self.leaving.clear()
         return verdict
 
+    def takes_over(self, lost: Sequence[PeerID], count: Headcount) -> Verdict | None:
+        """What a head finds who goes on with a job: its end, where no member is left. `lost`: those of the chosen
+        cluster on hosts whose loss is on record, so that nobody tells of their deaths any more."""
+        if lost:
+            who = f"worker {lost[0]} was on host {lost[0].host}, which was lost"
+            self._state.first_failure = self._state.first_failure or Failure(who, 1, is_of_launcher=True)
+        state = replace(self._state, **vars(count), finished=self.finishing and not lost, resting=self.resting)
+        return policy.end_of_all(state)
+
     # ---- what workers have come to ----
 
     def member_finished(self, who: str) -> None:

@@ -361,6 +361,10 @@ class Job:
         agent.fix_cores(max((report.cores for report in remote.told.values()), default=0))
         coordinator.leaving |= {PeerID.parse(peer) for report in remote.told.values() for peer in report.leaving}
         remote.catch_up()
+        lost = [worker for worker in current.workers if worker.host in record.lost]
+        verdict = coordinator.takes_over(lost, agent.processes.headcount())
+        if verdict is not None:
+            self._settle(verdict)
         self._history.note(f"host {options.hosts.self_name} has the job from now on")
         for name in missing:
             self.host_lost(name, "its launcher didn't come to the new head of the job")

@@ -175,8 +175,13 @@ def decide(event: WorkerExited | WorkerWorksOn, state: JobState) -> Verdict:
     return _after_death(event, Failure(f"{event.who} {how}", exit_code_of(event.code)), state)
 
 
-def _after_end(reason: str, state: JobState) -> Verdict | None:
+def end_of_all(state: JobState) -> Verdict | None:
     """The job's end, where nobody is left."""
+    return _after_end("", state)
+
+
+def _after_end(reason: str, state: JobState) -> Verdict | None:
+    """The same behind what has just happened, the `reason`."""
     if state.members or state.leaving:
         return None
     if state.resting:
