@@ -47,6 +47,7 @@ class Tenure:
         self._on_deposed, self._on_seated_anew = on_deposed, on_seated_anew
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
+        self._under_way: asyncio.Future[None] | None = None  # the last call of the seat
         self._time = TimeToAsk(term.seat.lease_s)
         self._keeping: asyncio.Future[None] | None = None
         self._on_record = self._to_ask = -1  # the newest version that the members may hear of, or will
@@ -96,7 +97,7 @@ class Tenure:
         while True:
             try:
                 found = await self._machine.in_thread(term.keys.look)
-                await self._machine.in_thread(functools.partial(term.seat.take, found, record.to_json()))
+                await self._call(functools.partial(term.seat.take, found, record.to_json()))
                 return
             except StoreUnreachableError as error:
                 if self._loop.time() > deadline:
@@ -130,7 +131,7 @@ class Tenure:
         """Whether the store has answered."""
         asked = self._time
         try:
-            await self.act(lambda: self._machine.in_thread(self.term.seat.renew))
+            await self.act(lambda: self._call(self.term.seat.renew))
             asked.answered(self._loop.time())
         except ConfigServerError:  # away; or full, and the lease is over: nobody has the seat
             asked.failed(self._loop.time())
@@ -164,6 +165,15 @@ class Tenure:
         except SeatLostError as error:
             self._depose(f"{error}: another host decides for the job from now on")
 
+    async def _call(self, function: Callable[[], None]) -> None:
+        """Of the seat, in a thread, which goes on where who awaits it is cancelled: the next call waits for its end, or
+        an older entry might come behind a newer one."""
+        if self._under_way is not None and not self._under_way.done():
+            await asyncio.wait({self._under_way})
+        self._under_way = asyncio.ensure_future(self._machine.in_thread(function))
+        self._under_way.add_done_callback(lambda call: call.cancelled() or call.exception())
+        await asyncio.shield(self._under_way)
+
     async def write(self, record: Callable[[], Record]) -> bool:
         """Until it is there, however long the store is away. Within `act`; SeatLostError as there. False where this
         host leaves the seat meanwhile: then it isn't, as far as this head can tell, and nothing may be said by it."""
@@ -171,7 +181,7 @@ class Tenure:
         while not self.is_deposed:
             document = record().to_json()
             try:
-                await self._machine.in_thread(functools.partial(seat.write, document))
+                await self._call(functools.partial(seat.write, document))
                 return True
             except SeatLostError:
                 raise
@@ -181,7 +191,7 @@ class Tenure:
                     _log.warning("%s; what is to be decided waits, and who waits for that", error)
                 await asyncio.sleep(RENEW_S)
                 try:  # nobody else does meanwhile, and a lease takes no room
-                    await self._machine.in_thread(seat.renew)
+                    await self._call(seat.renew)
                 except SeatLostError:
                     raise
                 except ConfigServerError:
@@ -219,7 +229,7 @@ class Tenure:
         async with self._lock:
             self._depose("this host stood still, and others have left it: another one decides for the job from now on")
             with contextlib.suppress(ConfigServerError):  # else the lease ends by itself
-                await self._machine.in_thread(self.term.seat.leave)
+                await self._call(self.term.seat.leave)
 
     async def leave(self) -> None:
         """Its host goes. The next head needn't wait for the end of the lease, and no write begins here any more: a
@@ -232,7 +242,7 @@ class Tenure:
 
         async def leave() -> None:
             async with self._lock:
-                await self._machine.in_thread(self.term.seat.leave)
+                await self._call(self.term.seat.leave)
 
         with contextlib.suppress(asyncio.TimeoutError, ConfigServerError):
             await within(END_S, leave())
