@@ -179,7 +179,8 @@ class HostAgent:
         assert self.versions is not None
         versions, known = self.versions, sorted(self.versions.clusters)
         living = [worker for report in reports.values() for worker in report.workers if worker.code is None]
-        newcomers = {PeerID.parse(worker.peer) for worker in living if worker.incarnation > (versions.chosen or 0)}
+        chosen = versions.chosen or 0
+        newcomers = {PeerID.parse(w.peer): w.incarnation for w in living if w.incarnation > chosen}
         losses = {version: all_losses(list(reports.values()), version) for version in known}
         self.broker.resume(
             {v: self.remote.take_over(versions.clusters[v], self.options.recover is not Recover.FAIL) for v in known},

@@ -166,13 +166,13 @@ class Broker:
         segments: Mapping[int, Segment],
         losses: Mapping[int, Sequence[Loss]],
         placed: Iterable[tuple[PeerID, int]],
-        newcomers: Collection[PeerID],
+        newcomers: Mapping[PeerID, int],
         wanted: Cluster | None,
     ) -> None:
         """Goes on where another head has stopped: with the memory that the hosts have of the versions that are known,
         and the `losses` there, in the order that some host has heard, which all hear now; with the processes that have
-        their places, and the `newcomers` that live; and with the cluster that is `wanted`, if that is newer than the
-        chosen one."""
+        their places, and the `newcomers` that live (incarnations); and with the cluster that is `wanted`, if that is
+        newer than the chosen one."""
         with self._changed:
             self._holders.update(dict.fromkeys(placed))
             versions = self._versions
@@ -184,8 +184,9 @@ class Broker:
                 for version, segment in segments.items():
                     if version <= last and host in versions.clusters[version].hosts:
                         self._resume_without(host, version, segment)
+            versions.newcomers = dict(newcomers)
             if wanted is not None:
-                versions.admit(wanted, newcomers)
+                versions.admit(wanted)
             current = versions.current
             assert current is not None
             for rank, reason, recover, reaped in losses[current.version]:  # also in what is made from now on

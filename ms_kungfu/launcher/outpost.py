@@ -424,7 +424,7 @@ class Outpost:
             channel.send(words)
             # A head that dies, or stands still, just now isn't waited for: the next one waits for this host.
             patience_s = None if self._seated is None else self._lease_s / 2
-            if self._joins_one_that_moves:  # by a head that waits for its hosts, and may be switched off meanwhile
+            if self._seated is None:  # a head that waits for its hosts may be switched off, or cut off, meanwhile
                 channel.set_silence(self._lease_s)
             message = await within(patience_s, channel.receive())
             if "refused" in message:

@@ -831,6 +831,8 @@ class RemoteHosts:
             self.told[hello.host] = report
             return await self._let_in(channel, hello, "")
         joining = joining_host(hello.host, message["slots"]) if "slots" in message else None
+        if joining is not None and self.seat is not None and hello.host in self.sites:
+            return False  # over a connection whose end hasn't been seen yet: it looks once more who has the job
         if joining is not None:
             why = objection(hello, self._hello, {}, same_flags=False) or self.reports.objection_to(joining)
         else:

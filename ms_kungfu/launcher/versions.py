@@ -85,6 +85,9 @@ class ClusterVersions:
     ready: set[tuple[PeerID, int]] = field(default_factory=set)
     # Hosts that were lost or have left, and the last version that means those: a host that comes back is another one.
     lost_hosts: dict[str, float] = field(default_factory=dict)
+    # Of a head that has taken over: who was started, and since which version, for versions of which it doesn't know. A
+    # process that ended earlier under the same name isn't meant by those.
+    newcomers: dict[PeerID, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """All of it that the next head has to know: not who is ready, and of what isn't chosen nothing."""
@@ -133,16 +136,15 @@ class ClusterVersions:
     def newest(self) -> Cluster | None:
         return self.clusters[max(self.clusters)] if self.clusters else None
 
-    def admit(self, cluster: Cluster, newcomers: Collection[PeerID] = ()) -> None:
-        """A version is known from now on, and is the one that is wanted. A version is never redefined. `newcomers`:
-        whom a head before has started for it, or for one before it of which this one doesn't know."""
+    def admit(self, cluster: Cluster) -> None:
+        """A version is known from now on, and is the one that is wanted. A version is never redefined."""
         newest = self.newest
         if newest is not None and cluster.version <= newest.version:
             return
         if newest is not None:
             # Whoever wrote it may not have heard of a process's end: a peer that is still listed is the one that ended.
             # One that a version has left out and that is listed again is a newcomer.
-            for peer in set(cluster.workers).intersection(self.ended_in(newest)).difference(newcomers):
+            for peer in set(cluster.workers).intersection(self.ended_in(newest)).difference(self.newcomers):
                 self.ended[peer][-1] = range(self.ended[peer][-1].start, cluster.version + 1)
         self.clusters[cluster.version] = cluster
         self._supersede()
@@ -195,7 +197,9 @@ class ClusterVersions:
         if newest is not None and not self.is_out(peer, incarnation):
             oldest = min(self.clusters)
             before = [known for known in self.ended.get(peer, ()) if oldest < known.stop]
-            self.ended[peer] = [*before, range(incarnation, newest.version + 1)]
+            later = self.newcomers.get(peer, 0)
+            stop = later if later > incarnation else newest.version + 1
+            self.ended[peer] = [*before, range(incarnation, stop)]
 
     def ended_in(self, cluster: Cluster) -> list[PeerID]:
         """The workers of `cluster` whose processes have ended."""
