@@ -177,9 +177,8 @@ class Job:
             on_change=lambda cluster: None if cluster is None else self.on_cluster(cluster),
             on_status=self.status,
             on_secret_left=lambda file: None if supervisor is None else supervisor.remove_at_end(file.path, file.inode),
+            before_first=None if tenure is None else self._sit_down,
         )
-        if tenure is not None:
-            await self._sit_down(tenure)
         if instead := what_is_done_instead(options.strategy, options.hosts.is_several):
             _log.warning("%s", instead)
         self._coordinator = Coordinator(options, start.first, start.writer)
@@ -229,10 +228,12 @@ class Job:
     def is_deposed(self) -> bool:
         return self._tenure is not None and self._tenure.is_deposed
 
-    async def _sit_down(self, tenure: Tenure) -> None:
-        start, hosts = self._begun, self._options.hosts
-        await tenure.sit_down(Record(start.writer, hosts.self_name, start.first, hosts.each))
-        self._closers.callback(tenure.keep(start.store))
+    async def _sit_down(self, writer: str, store: ClusterStore, first: Cluster) -> None:
+        """Before anything of this job is written: of two of one name that begin together one is refused."""
+        tenure, hosts = self._tenure, self._options.hosts
+        assert tenure is not None
+        await tenure.sit_down(Record(writer, hosts.self_name, first, hosts.each))
+        self._closers.callback(tenure.keep(store))
 
     async def _write_record(self, choice: int | None = None, lost: str | None = None, end: End | None = None) -> bool:
         """Whether it is there now."""

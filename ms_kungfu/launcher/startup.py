@@ -8,6 +8,7 @@ import errno
 import logging
 import secrets
 import ssl
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Optional
 from urllib.parse import urlsplit
@@ -65,9 +66,11 @@ async def prepare(
     on_change: OnChange,
     on_status: Callable[[], dict[str, Any]],
     on_secret_left: Callable[[SecretFile], None],
+    before_first: Callable[[str, ClusterStore, Cluster], Awaitable[None]] | None = None,
 ) -> Start:
     """Where a config server is embedded, it asks `check` before it takes a cluster, and calls `on_change` then;
-    `on_status`, which never raises, tells what the job tells of itself.
+    `on_status`, which never raises, tells what the job tells of itself. A store that isn't this job's own is written to
+    behind `before_first(writer, store, first cluster)`, which may refuse by a StartError.
 
     What is begun here is ended by `closers`. `on_secret_left` is told of the file that has the job's secret.
     """
@@ -87,6 +90,8 @@ async def prepare(
     if options.builtin_port is None and url is not None:
         secret = secret or (_secret_of(url, machine) if open_store(url).needs_secret else secrets.token_hex(32))
         store = machine.open_store(url, secret, writer=writer)
+        if before_first is not None:
+            await before_first(writer, store, _first_cluster(options, 0))
         first = await _first_from(options, machine, store)
         _log.info("config server: %s%s", url, "" if options.watch else ", which the job doesn't follow without -w")
         return Start(devices, join_timeout_s, secret, first, writer, url, store=store)

@@ -14,6 +14,7 @@ pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: p
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 from ms_kungfu.cluster_store import StoreUnreachableError
+from ms_kungfu.launcher import startup
 from ms_kungfu.launcher.policy import Recover, Standing
 from ms_kungfu.launcher.seat import TimeToAsk
 from tests.fault.schedules import Schedule, story, variations, violation_of
@@ -221,6 +222,21 @@ def test_a_job_without_a_head_waits_for_a_store_that_is_away() -> None:
         world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, [])
         world.outages.append((0.9, 1.0 + 3 * JOIN_TIMEOUT_S))  # in which nobody can go on without the head's two
         assert world.run().exit_code == 0, story(schedule)
+
+
+def test_nothing_of_a_job_is_written_before_it_has_the_seat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two of one name that begin together the one that is refused has changed nothing."""
+
+    def first_of(options, store):
+        holders.append(store._world.server.seat.look().holder)
+        return real(options, store)
+
+    holders: list[str] = []
+    real = startup._first_of
+    monkeypatch.setattr(startup, "_first_of", first_of)
+    (schedule,) = variations(replace(JOB, samples=12), (), 1, 0.0)
+    run(schedule)
+    assert holders == ["10.0.0.1"]
 
 
 def test_time_to_ask_is_time_in_which_the_store_answers() -> None:
