@@ -405,6 +405,19 @@ class Host:
             self.is_over = self.stands_still = False
             self.loop.within(self.task.cancel)
 
+    def close_coroutines(self):
+        """Those of a launcher that was killed, which nobody goes on with. Left to the garbage collector they would end
+        in the midst of another world, and take its loop for theirs."""
+        self.is_over = True
+        for _ in range(3):  # what ends may begin something
+            for task in asyncio.all_tasks(self.loop):
+                task._log_destroy_pending = False
+                for _ in range(20):  # each time up to its next `await`
+                    if task.get_coro().cr_frame is None:
+                        break
+                    with contextlib.suppress(BaseException):
+                        self.loop.within(task.get_coro().close)
+
     def signal(self, number):
         if not self.is_over and number in self.loop.signal_handlers:
             self.loop.call_soon(self.loop.signal_handlers[number])

@@ -504,6 +504,8 @@ class HostsWorld(World):
         with contextlib.suppress(Exception):
             self.loop.run(self.loop.now + 30.0, lambda: all(host.task.done() for host in self.hosts))
         for host in self.hosts:
+            host.close_coroutines()
+        for host in self.hosts:
             host.close_descriptors()
 
     def _check_history(self):
