@@ -422,9 +422,9 @@ class Outpost:
         head = self._head_name
         try:
             channel.send(words)
-            # A head that dies, or stands still, just now isn't waited for: the next one waits for this host.
-            patience_s = None if self._seated is None else self._lease_s / 2
-            if self._seated is None:  # a head that waits for its hosts may be switched off, or cut off, meanwhile
+            # A head that dies, or stands still, just now isn't waited for: the next one waits for this host's report.
+            patience_s = self._lease_s / 2 if "report" in words else None
+            if patience_s is None:  # a head that waits for its hosts may be switched off, or cut off, meanwhile
                 channel.set_silence(self._lease_s)
             message = await within(patience_s, channel.receive())
             if "refused" in message:

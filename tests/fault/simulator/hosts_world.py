@@ -437,7 +437,7 @@ class HostsWorld(World):
         lost = [host for host in self.hosts if host.is_lost or host in self.lost_at]
         self.trouble = [each for each in self.trouble if isinstance(each, Violation) or each[0].host not in lost]
         if self.verdict is None or self.broker is None or self.broker.current() is None:
-            if not any(map(self._is_cut_off, self.hosts)):
+            if not any(map(self._is_cut_off, self.hosts)) and "its database is full" not in outcome.words:
                 raise Violation(f"the job hasn't begun: {outcome.words}")
             return
         if outcome.code and "leav" in self.verdict.reason:
