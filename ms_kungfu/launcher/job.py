@@ -308,7 +308,9 @@ class Job:
         joins = "ask" in message or "slots" in message
         while (self._remote is None or (joins and self._resumes())) and not self.is_over:
             await asyncio.sleep(RENEW_S)
-        return False if self._remote is None else await self._remote.serve(channel, message)
+        if self._remote is None or self.is_deposed:
+            return False  # who has called looks once more who has the job
+        return await self._remote.serve(channel, message)
 
     def _resumes(self) -> bool:
         """The job runs, and this head doesn't know yet who of it is there."""
