@@ -145,7 +145,7 @@ def write_over_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 THREE = HostsSetup(size=6, recover=Recover.SHRINK, moves=True)
 KILL = Happening(0.9, "kill head", 0)
-DEATHS = (Happening(0.85, "kill member", 5), Happening(0.85, "kill member", 3), Happening(0.86, "kill head", 0))
+DEATHS = (Happening(0.85, "kill member", 5), Happening(0.85, "kill member", 3), Happening(0.855, "kill head", 0))
 # What finds each out: a job, what happens, how many variations of it, and how much later each happening may be.
 BREAKAGES = {
     say_who_is_chosen_before_it_is_on_record: (THREE, (Happening(0.5, "resize", 4), KILL), 40, 0.2),
@@ -153,7 +153,7 @@ BREAKAGES = {
     write_whoever_has_the_seat: (THREE, (Happening(0.9, "pause head", 0, 3 * HOST_TIMEOUT_S),), 40, 0.2),
     forget_what_workers_have_asked: (THREE, (Happening(0.5, "resize", 4), KILL), 40, 0.2),
     go_on_without_who_comes_late: (THREE, (KILL,), 40, 0.2),
-    forget_the_deaths_that_were_told: (THREE, DEATHS, 600, 0.02),
+    forget_the_deaths_that_were_told: (THREE, DEATHS, 600, 0.01),
     end_workers_before_the_end_is_on_record: (THREE, (KILL,), 40, 0.2),
     write_over_the_end: (THREE, (Happening(0.5, "resize", 4), Happening(0.6, "interrupt", 1)), 40, 0.2),
 }
