@@ -59,7 +59,7 @@ class Coordinator:
             who = f"worker {lost[0]} was on host {lost[0].host}, which was lost"
             self._state.first_failure = self._state.first_failure or Failure(who, 1, is_of_launcher=True)
         state = replace(self._state, **vars(count), finished=self.finishing and not lost, resting=self.resting)
-        return policy.end_of_all(state)
+        return policy.after_end("", state)
 
     # ---- what workers have come to ----
 

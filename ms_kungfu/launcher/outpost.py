@@ -515,7 +515,7 @@ class Outpost:
             return 0, ""  # which the head couldn't say any more
         # Where a head dies before it is on record who has joined, that host has no workers yet, and joins the next one.
         is_new = self._options.joins and not self._workers and own not in [host.name for host in record.hosts]
-        if not is_new and own not in [host.name for host in record.hosts if host.name not in record.lost]:
+        if not is_new and own not in record.present:
             return 1, f"{PROGRAM}: the job goes on without this host"
         return None if record.end is None else (record.end[0], record.end[1] or "")
 
@@ -527,7 +527,7 @@ class Outpost:
     async def _take_the_seat(self, keys: SeatKeys, found: Sitting, record: Record) -> None:
         """Of several that try one gets it."""
         options, own = self._options, self._options.host.name
-        names = [host.name for host in record.hosts if host.name not in record.lost]
+        names = record.present
         if not moves(options) or self._is_leaving or own not in names:
             return  # it is about to go, or was about to join
         if not found.holder:  # who comes first in the job has its neighbours' patience

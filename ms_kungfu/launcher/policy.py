@@ -153,7 +153,7 @@ def decide(event: WorkerExited | WorkerWorksOn, state: JobState) -> Verdict:
             f"{event.who} is not in cluster version {event.version} any more and still works after {event.grace_s:g} s "
             "(-leave-grace); nobody waits for it, and it is ended when its place is needed or the job ends"
         )
-        return _after_end(reason, state) or Verdict(Action.CONTINUE, reason)
+        return after_end(reason, state) or Verdict(Action.CONTINUE, reason)
 
     how = event.error or how_it_ended(event.code)
     named = f", see {event.logs}" if event.logs else ""
@@ -165,23 +165,18 @@ def decide(event: WorkerExited | WorkerWorksOn, state: JobState) -> Verdict:
         return Verdict(Action.SHRINK, f"{reason}, like {others} lately; it was the last{named}")
     if event.standing is Standing.JOINING and event.code == 0:
         reason = f"{event.who} exited before it joined the cluster; does the program call ms_kungfu.init()?"
-        return _after_end(reason, state) or Verdict(Action.SHRINK, reason)
+        return after_end(reason, state) or Verdict(Action.SHRINK, reason)
     if event.code == 0:
-        return _after_end("", state) or Verdict(Action.CONTINUE, "")
+        return after_end("", state) or Verdict(Action.CONTINUE, "")
     if event.standing is Standing.LEAVING:
         # The cluster goes on without it anyway.
         reason = f"{event.who} had left the cluster and then {how}"
-        return _after_end(reason, state) or Verdict(Action.CONTINUE, reason)
+        return after_end(reason, state) or Verdict(Action.CONTINUE, reason)
     return _after_death(event, Failure(f"{event.who} {how}", exit_code_of(event.code)), state)
 
 
-def end_of_all(state: JobState) -> Verdict | None:
-    """The job's end, where nobody is left."""
-    return _after_end("", state)
-
-
-def _after_end(reason: str, state: JobState) -> Verdict | None:
-    """The same behind what has just happened, the `reason`."""
+def after_end(reason: str, state: JobState) -> Verdict | None:
+    """The job's end, where nobody is left. `reason`: what has just happened, if anything."""
     if state.members or state.leaving:
         return None
     if state.resting:
@@ -210,7 +205,7 @@ def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verd
     if state.recover is Recover.FAIL:
         return Verdict(Action.FAIL, failure.reason + before, failure.exit_code)
     if event.standing is Standing.JOINING and state.finished:  # it would have found nobody
-        return _after_end(failure.reason, state) or Verdict(Action.CONTINUE, failure.reason)
+        return after_end(failure.reason, state) or Verdict(Action.CONTINUE, failure.reason)
     own = failure if not event.error and fails_by_itself(event.code) else None
     first = _cause(state.first_failure or failure, state.program_failure or own)
     by_sigterm = exit_code_of(event.code) == 128 + signal.SIGTERM

@@ -100,6 +100,11 @@ class Record:
         known = chosen is not None and cluster.version <= chosen.version
         return known or cluster.writer in (self.job, writer_of_workers(self.job))
 
+    @property
+    def present(self) -> list[str]:
+        """The hosts that haven't gone, in the job's order."""
+        return [host.name for host in self.hosts if host.name not in self.lost]
+
     def hosts_of(self, options: Options) -> Hosts:
         """As the next head has them."""
         own = options.hosts
@@ -125,7 +130,7 @@ def may_go_on(found: Sitting, own: str) -> bool:
         return False
     if record is None or record.end is not None or record.versions.chosen is None:
         return False
-    return any(host.name != own and host.name not in record.lost for host in record.hosts)
+    return any(name != own for name in record.present)
 
 
 @dataclass

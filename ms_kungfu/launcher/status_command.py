@@ -137,7 +137,7 @@ def _held(url: str, cluster: Cluster, seat: Sitting) -> _Document:
 def _who_has_it(holder: str, record: Record) -> str:
     """Of a job that has no end."""
     head = holder or record.head
-    others = [host.name for host in record.hosts if host.name not in record.lost and host.name != head]
+    others = [name for name in record.present if name != head]
     if record.versions.chosen is None:
         others = []
     next_one = f"{' or '.join(others)} takes its place"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 from types import SimpleNamespace
 
 from ms_kungfu import env
@@ -191,18 +190,15 @@ class BrokerServer:
             self._host.server = None
 
 
-class Guard:
-    """Starts, signals and reaps the workers of a host."""
+class Guard(one_host.Guard):
+    """Of the workers of one host."""
 
     def __init__(self, world, host):
         self._world, self._host = world, host
         self.events = []
 
-    def fileno(self):
-        return 0
-
-    def next_event(self):
-        return self.events.pop(0)
+    def _workers(self):
+        return self._host.workers()
 
     def tell(self, event):
         if not self._host.is_over:
@@ -224,17 +220,6 @@ class Guard:
 
     def has_ended(self, process, code, error):
         self.tell(Exited(process.key, code, error))
-
-    def signal(self, number, key=None):
-        for process in self._host.workers():
-            if key in (None, process.key) and number in (signal.SIGKILL, signal.SIGTERM):
-                self._world.kill(process, -number)
-
-    def wake(self):
-        pass
-
-    def remove_at_end(self, path, inode):
-        pass
 
     def close(self):
         """Nobody is left, whoever has ended the launcher."""

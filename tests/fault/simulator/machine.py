@@ -150,8 +150,11 @@ class Guard:
         self._world.loop.at(self._world.short(self._world.random), self.tell)
         process.start("main", lambda: self._world.run_worker(process), self._world.short(self._world.random) * 3)
 
+    def _workers(self):
+        return list(self._world.processes.values())
+
     def signal(self, number, key=None):
-        for process in list(self._world.processes.values()):
+        for process in self._workers():
             if key in (None, process.key) and number in (signal.SIGKILL, signal.SIGTERM):
                 self._world.kill(process, -number)
 
