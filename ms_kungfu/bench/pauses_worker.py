@@ -23,7 +23,7 @@ from ms_kungfu import comm, membership, runtime
 from ms_kungfu.agreement import broadcast_json
 from ms_kungfu.dataset import sharding
 from ms_kungfu.dataset.ledger import Ledger
-from ms_kungfu.elastic import handover
+from ms_kungfu.elastic import handover, sameness
 
 ROW = struct.Struct("=qddd")
 """A step's number, its begin, the end of its gradients' reduction, and its end, in seconds of CLOCK_MONOTONIC."""
@@ -152,7 +152,8 @@ class _Synthetic:
 
         def receive(root: int) -> Any:
             received = broadcast_json(lambda: {"step": self.step, "walk": self._walk.state()}, root)
-            comm.broadcast(self.weights, root, "weights", self.weights)
+            with handover.from_the_nearest(root, None if joiner else lambda: sameness.content_of(self.weights.tobytes())):
+                comm.broadcast(self.weights, root, "weights", self.weights)
             return received
 
         received = handover.from_lowest_rank(receive, able=not joiner)

@@ -1,6 +1,9 @@
 """How the training state reaches those who lack it: who joins, and all of them where training begins.
 
 Nobody hands over a mixture: who was receiving when the giver died has its own values back before it gives them itself.
+
+Over several hosts a joiner takes what is large from its own host, where somebody there has the very same bits, which
+those who have the state tell each other first (`from_the_nearest`). Over the network it goes to hosts without.
 """
 
 from __future__ import annotations
@@ -26,6 +29,30 @@ Received = TypeVar("Received")
 
 # Why a worker has come. The higher goes first where workers come for different things.
 _FOR_PARAMETERS, _FOR_STATE = 1, 2
+
+
+@contextlib.contextmanager
+def from_the_nearest(root: int, content: Callable[[], int] | None) -> Iterator[None]:
+    """Collective: in it a broadcast from `root` is taken from a rank of one's own host, where one has the same bits.
+
+    Who gives follows from rows that all ranks have alike. One of the givers that dies fails the broadcast at all of
+    them, as the root does.
+
+    Args:
+        content: a number of what this rank would give, which is another one where a bit is; None where it can't give,
+            or gives something of its own. Called only where there is a choice.
+    """
+    where, core = membership.host_of_rank(), membership.current().core
+    if len(set(where)) > 1:
+        rows = gather_living(np.array(content is not None), "kungfu/state/able")
+        if len({where[rank] for rank, able in rows.items() if able}) > 1:
+            word = content() if content is not None else -1
+            words = gather_living(np.array(word), "kungfu/state/content")
+            core.set_givers([r for r, each in words.items() if each == words.get(root, -1) != -1])
+    try:
+        yield
+    finally:
+        core.set_givers([])
 
 
 def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any]) -> tuple[bool, bool]:
@@ -156,9 +183,14 @@ def share_state(state: TrainingState) -> bool:
     if not lacking:
         return False
 
+    def content() -> int:
+        return sameness.content([*state.parameters, *state.buffers.values()])
+
     def receive(root: int) -> Any:
         received = broadcast_json(lambda: {c.name: c.capture() for c in state.components}, root)
-        broadcast_tensors(state, root, keep=not joiner and models_differ(state.parameters))
+        own = not joiner and models_differ(state.parameters)
+        with from_the_nearest(root, None if joiner or own else content):
+            broadcast_tensors(state, root, keep=own)
         return received
 
     received = from_lowest_rank(receive, able=not joiner)

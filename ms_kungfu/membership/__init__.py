@@ -23,6 +23,7 @@ from __future__ import annotations
 from ms_kungfu.membership.cores import core_count, fix_cores, fixed_core_count, let_wakers_go_on
 from ms_kungfu.membership.identity import (
     cluster_version,
+    host_of_rank,
     identity,
     is_deferred,
     is_detached,

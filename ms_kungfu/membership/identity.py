@@ -109,6 +109,12 @@ def local_size() -> int:
     return member.get(env.LOCAL_SIZE) if member.deferred else len(_workers_here(member))
 
 
+def host_of_rank() -> list[int]:
+    """For each rank a number that those on its host have, too."""
+    member = current()
+    return [0] if member.cluster is None else member.cluster.host_of_rank
+
+
 def _workers_here(member: Member) -> list[PeerID | None]:
     """The workers of this host; of a process without a cluster itself."""
     if member.cluster is None or member.self_id is None:

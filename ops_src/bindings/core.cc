@@ -250,6 +250,10 @@ PYBIND11_MODULE(_core, m) {
       "set_claim", [](const std::string& claim) { Peer::Get().SetClaim(claim); }, py::arg("claim"),
       "What this rank says of the parameters that it begins to train; compared in its gradient reductions.");
   m.def(
+      "set_givers", [](const Members& givers) { Peer::Get().Current()->SetGivers(givers); }, py::arg("givers"),
+      "Until the next call, at all ranks alike: broadcasts may be taken from any of these ranks, in ascending order, "
+      "where their root is one of them. They have to bring the same as it does.");
+  m.def(
       "state_root", [] { return Peer::Get().Current()->StateRoot(); },
       "Lowest rank that carried the training state when it joined; the size where none did.");
   m.def("last_error", [] { return LastFailureOfProcess(); }, "Text of this process's last failure, '' if none.");

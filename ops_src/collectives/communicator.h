@@ -78,6 +78,11 @@ class Communicator {
   // the others wait for it there, and it calls again when it is, with the generation that it was asked for last.
   virtual std::optional<uint32_t> RunRenewable(Renewable& operation, uint32_t from_generation) = 0;
 
+  // Until the next call, and at all ranks alike: a broadcast whose root is one of these may be taken from any of them,
+  // for they bring the same as it does. Where one of them dies in it, it throws PeerLostError at every rank, as where
+  // the root does. Empty: from the root alone.
+  virtual void SetGivers(Members givers) { (void)givers; }
+
   Reductions TakeReductions() { return reductions_.Take(); }
   // In which the last all-reduce of this rank ended.
   uint32_t last_generation() const { return reductions_.last_generation(); }

@@ -42,6 +42,9 @@ struct Operation {
   uint64_t signature = 0;
   // The operation that it is a part of, which is the one that messages name.
   const Operation* part_of = nullptr;
+  // Of a broadcast: the ranks that bring the same as its root, which is one of them, in ascending order; null: it
+  // alone. Over several hosts one that has such a rank takes from its own; on one host they make no difference.
+  const Members* givers = nullptr;
   // Where it is set, and the operation is weighted, gets what those who took part weigh together.
   uint64_t* total_weight = nullptr;
 };

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <random>
 #include <thread>
 
@@ -213,6 +214,56 @@ TEST(Cluster, WhatIsMovedArrivesAtItsPlace) {
   }
 }
 
+// What the givers bring differs here, so that one sees where it comes from.
+TEST(Cluster, ABroadcastIsTakenFromTheHostsOwnGiver) {
+  for (const auto& layout : kLayouts) {
+    Clusters cluster(layout);
+    const uint32_t n = cluster.size();
+    const hosts::Places& places = cluster.places();
+    for (const uint32_t share : {1U, 2U, 3U}) {
+      Members givers;
+      for (uint32_t r = 0; r < n; r += share) givers.push_back(r);
+      std::vector<float> got(n);
+      cluster.Run([&](uint32_t rank, Communicator& c) {
+        c.SetGivers(givers);
+        for (const size_t count : {size_t{1}, size_t{300000}}) {
+          std::vector<float> x(count, static_cast<float>(rank));
+          c.Run(Op(Kind::kBroadcast, "given", {{x.data(), x.data(), count}}, KF_FLOAT32));
+          EXPECT_EQ(std::count(x.begin(), x.end(), x[0]), count);
+          got[rank] = x[0];
+        }
+        float x = static_cast<float>(rank);  // of a root that isn't one of them there is no other
+        c.Run(Op(Kind::kBroadcast, "alone", {{&x, &x, 1}}, KF_FLOAT32, KF_SUM, n - 1));
+        EXPECT_TRUE(std::binary_search(givers.begin(), givers.end(), n - 1) || x == static_cast<float>(n - 1));
+        c.SetGivers({});
+        x = static_cast<float>(rank);
+        c.Run(Op(Kind::kBroadcast, "from one", {{&x, &x, 1}}, KF_FLOAT32));
+        EXPECT_EQ(x, 0);
+      });
+      std::map<uint32_t, uint32_t> served;
+      for (uint32_t h = 0; h < places.hosts(); h++) {
+        const Members& there = places.RanksOn(h);
+        for (const uint32_t r : there) EXPECT_EQ(got[r], got[there[0]]);
+        const auto giver = std::find_if(there.begin(), there.end(), [&](uint32_t r) { return r % share == 0; });
+        if (giver != there.end()) {
+          EXPECT_EQ(got[there[0]], static_cast<float>(*giver));
+        } else {
+          served[static_cast<uint32_t>(got[there[0]])]++;
+        }
+      }
+      Members giving;  // of a host, its first
+      for (uint32_t h = 0; h < places.hosts(); h++) {
+        if (const auto giver = places.GiverOn(h, 0, givers)) giving.push_back(*giver);
+      }
+      const size_t taking = places.hosts() - giving.size();
+      for (const auto& [giver, hosts] : served) {
+        EXPECT_NE(std::find(giving.begin(), giving.end(), giver), giving.end());
+        EXPECT_LE(hosts, (taking + giving.size() - 1) / giving.size());
+      }
+    }
+  }
+}
+
 TEST(Cluster, OperationsOfSeveralThreadsGoSideBySide) {
   Clusters cluster({0, 0, 1});
   cluster.Run([&](uint32_t rank, Communicator& c) {
@@ -282,7 +333,8 @@ struct Task {
   enum { kSum, kSumInPlace, kTwoSums, kMean, kBarrier, kBroadcast, kGather, kNumKinds } kind;
   size_t count;
   uint32_t root;
-  uint32_t odd;  // UINT32_MAX: none
+  uint32_t odd;    // UINT32_MAX: none
+  Members givers;  // of a broadcast, besides the root; empty: none
 };
 
 Seen Do(const Task& task, uint32_t rank, Communicator& c) {
@@ -314,12 +366,16 @@ Seen Do(const Task& task, uint32_t rank, Communicator& c) {
       case Task::kBarrier:
         generation = c.Run({Kind::kBarrier, "barrier"});
         break;
-      case Task::kBroadcast:
+      case Task::kBroadcast: {
         operation.kind = Kind::kBroadcast;
         operation.root = task.root;
+        const bool gives = std::binary_search(task.givers.begin(), task.givers.end(), rank);
+        if (gives) std::fill(in.begin(), in.end(), static_cast<float>(1U << task.root));
+        c.SetGivers(task.givers);
         generation = c.Run(operation);
-        if (rank == task.root) out[0] = in[0];
+        if (rank == task.root || gives) out[0] = in[0];
         break;
+      }
       case Task::kGather:
         operation.kind = Kind::kAllGather;
         generation = c.Run(operation);
@@ -366,8 +422,15 @@ void LiveAndDie(const std::vector<uint32_t>& layout, std::mt19937& random, bool 
   for (int k = 0; k < 60; k++) {
     const auto kind = static_cast<decltype(Task::kind)>(below(Task::kNumKinds));
     const bool may_differ = kind != Task::kBarrier && kind != Task::kTwoSums;
-    tasks.push_back(
-        {kind, 1 + below(static_cast<uint32_t>(most)), below(n), may_differ && below(8) == 0 ? below(n) : UINT32_MAX});
+    tasks.push_back({kind,
+                     1 + below(static_cast<uint32_t>(most)),
+                     below(n),
+                     may_differ && below(8) == 0 ? below(n) : UINT32_MAX,
+                     {}});
+    const bool several = kind == Task::kBroadcast && below(2) == 0;
+    for (uint32_t r = 0; several && r < n; r++) {
+      if (r == tasks.back().root || below(2) == 0) tasks.back().givers.push_back(r);
+    }
   }
   const uint32_t pace = 1 + below(most > 1000 ? 40000 : 8000);  // microseconds
   std::vector<Loss> losses;
@@ -476,6 +539,24 @@ TEST(ClusterDeaths, ABroadcastFromTheDeadFailsEverywhereAndBreaksNothing) {
       if (rank == 1 || (rank == 0 && root == 2)) Sum(c, "and on", 1, root == 2 ? 2 : 1);
     });
   }
+}
+
+TEST(ClusterDeaths, WhereAGiverHasDiedABroadcastFailsEverywhereAndAnotherOneServes) {
+  Clusters cluster({0, 1, 1, 2}, /*recovers=*/true);
+  const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
+    if (rank == 1) return cluster.MarkLost(1);
+    c.SetGivers({0, 1});
+    float x = 0;
+    c.Run(Op(Kind::kBroadcast, "given", {{&x, &x, 1}}, KF_FLOAT32));
+  });
+  for (const uint32_t r : {0U, 2U, 3U}) EXPECT_EQ(ErrorOf(errors[r]).status(), KF_PEER_LOST);
+  cluster.Run([&](uint32_t rank, Communicator& c) {
+    if (rank == 1) return;
+    c.SetGivers({0, 2});
+    float x = rank == 3 ? 0 : 7;
+    c.Run(Op(Kind::kBroadcast, "given", {{&x, &x, 1}}, KF_FLOAT32));
+    EXPECT_EQ(x, 7);
+  });
 }
 
 TEST(ClusterDeaths, WithoutRecoveryAllFail) {

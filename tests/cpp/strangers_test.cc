@@ -302,6 +302,7 @@ TEST(StrangeRequests, AtRandomAreRefusedOrMeanWhatTheySay) {
     request.what = "what";
     request.count = random() % 1000;
     request.root = static_cast<uint32_t>(random() % 4);
+    if (random() % 2 == 0) request.givers = {1, 3};
     if (random() % 2 == 0) {
       request.kind = Kind::kAllReduce;
       request.has_planes = true;

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: pip install ms-kungfu[test]")
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
+from ms_kungfu.elastic import handover
 from ms_kungfu.launcher import agent, broker, control, job, links, lost_hosts, outpost, remote
 from ms_kungfu.launcher.policy import Recover
 from ms_kungfu.launcher.startup import StartError
@@ -138,6 +139,12 @@ def take_the_links_from_workers_that_run(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(host.Guard, "close", close)
 
 
+def give_without_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A joiner gives what it has, to itself and the others of its host."""
+    real = handover.from_the_nearest
+    monkeypatch.setattr(handover, "from_the_nearest", lambda root, content: real(root, lambda: 0))
+
+
 THREE = HostsSetup(size=6, recover=Recover.REPLACE)
 BREAKAGES = {
     follow_a_wish_before_all_hosts_are_there: (THREE, (Happening(0.01, "resize", 4),)),
@@ -155,6 +162,7 @@ BREAKAGES = {
     never_give_up_who_is_apart: (THREE, (Happening(0.8, "cut", 3, 4 * HOST_TIMEOUT_S, "both ways"),)),
     obey_a_head_that_isnt_heard: (THREE, (Happening(0.8, "isolate", 1, 12 * HOST_TIMEOUT_S),)),
     take_the_links_from_workers_that_run: (THREE, (Happening(0.8, "isolate", 1, 4 * HOST_TIMEOUT_S),)),
+    give_without_a_look: (THREE, (Happening(0.8, "resize", 3), Happening(1.2, "resize", 6))),
 }
 
 

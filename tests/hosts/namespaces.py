@@ -128,6 +128,10 @@ class Host:
     def processes(self) -> list[int]:
         return [int(pid) for pid in _run("ip", "netns", "pids", self.namespace).split()]
 
+    def received(self) -> int:
+        """How many bytes have come by its cable."""
+        return int(self.run("cat", "/sys/class/net/eth0/statistics/rx_bytes"))
+
     def signal(self, number: int) -> None:
         """All processes here. Twice: one may be starting another."""
         for _ in range(2):

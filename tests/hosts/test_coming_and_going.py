@@ -12,6 +12,8 @@ import pytest
 from tests.hosts.jobs import PORT
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lenet-elastic"
+HEAVY = Path(__file__).with_name("programs") / "heavy.py"
+MIB = 1 << 20
 
 
 def join(jobs, job, number, *words):
@@ -59,6 +61,24 @@ def test_a_host_that_was_cut_off_comes_back_when_its_cable_does(jobs, network):
     there = job.newest(2, 6)
     assert {who for who in before.values() if who[0] != 1} < {*there.values()}
     assert len(job.finish()) == 6
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_state_crosses_the_network_only_to_a_host_without_it(size, jobs, network):
+    pytest.importorskip("mindspore")
+    state = 64
+    job = jobs.over(network(2), size, worker=HEAVY, program=[state])
+    job.in_version(0, size)
+    there = job.network.hosts[1]
+    before = there.received()
+    job.command(0, "resize", 2 * size).assert_exit(0)
+    job.newest(1, 2 * size)
+    received = (there.received() - before) / MIB
+    assert state <= received < 1.25 * state if size == 1 else received < 0.1 * state
+    told = job.launchers[1].wait_for(r"^in version 1 .* with (\d+)", size)
+    assert {int(line[1]) for line in told} == {sum(range(8)) * (state * MIB // 4 // 8)}
+    job.launchers[0].signal(signal.SIGINT)
+    job.launchers[0].assert_exit(130)
 
 
 @pytest.mark.long

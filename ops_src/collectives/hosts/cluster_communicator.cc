@@ -58,6 +58,11 @@ Planes LocalPlanes(const Planes& planes, const hosts::Places& places, uint32_t h
   return local;
 }
 
+std::optional<uint32_t> GiverOn(const hosts::Places& places, uint32_t host, const Operation& broadcast) {
+  static const Members kNone;
+  return places.GiverOn(host, broadcast.root, broadcast.givers == nullptr ? kNone : *broadcast.givers);
+}
+
 // What a rank brings to its link.
 Operation UpOf(const Operation& operation, const hosts::Places& places, uint32_t host) {
   Operation up = operation;
@@ -76,8 +81,8 @@ Operation UpOf(const Operation& operation, const hosts::Places& places, uint32_t
       up.kind = Kind::kGatherTo;
       break;
     case Kind::kBroadcast:
-      if (places.HostOf(operation.root) == host) {
-        up.root = places.LocalOf(operation.root);
+      if (const auto giver = GiverOn(places, host, operation)) {
+        up.root = places.LocalOf(*giver);
         break;
       }
       [[fallthrough]];
@@ -195,9 +200,24 @@ void ClusterCommunicator::OrGiveUp(const Body& body) {
 
 // ---- operations
 
-uint32_t ClusterCommunicator::Run(const Operation& operation) {
+void ClusterCommunicator::SetGivers(Members givers) {
+  if (!givers.empty() && givers.back() >= size_) {
+    throw Error(KF_INVALID, Text("rank ", givers.back(), " can give nothing to a cluster of ", size_));
+  }
+  const std::lock_guard<std::mutex> guard(mutex_);
+  givers_ = givers.empty() ? nullptr : std::make_shared<const Members>(std::move(givers));
+}
+
+uint32_t ClusterCommunicator::Run(const Operation& asked) {
   process_.Refuse("take part in collectives");
   closure_.ThrowIfClosed();
+  Operation operation = asked;
+  std::shared_ptr<const Members> givers;
+  if (operation.kind == Kind::kBroadcast) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    givers = givers_;
+    if (givers && std::binary_search(givers->begin(), givers->end(), operation.root)) operation.givers = givers.get();
+  }
   Check(operation);
   const auto observed = Observer::Observe(operation);
   uint32_t generation = 0;
@@ -384,8 +404,9 @@ void ClusterCommunicator::Forget(const std::string& name) {
 
 void ClusterCommunicator::Check(const Operation& operation) const {
   Validate(operation, size_);
-  const bool broadcast = operation.kind == Kind::kBroadcast, root = operation.root == rank_;
-  RequireMemory(operation, /*inputs=*/!broadcast || root, /*outputs=*/!broadcast || !root);
+  const bool broadcast = operation.kind == Kind::kBroadcast;
+  const bool gives = broadcast && GiverOn(places_, host_, operation) == rank_;
+  RequireMemory(operation, /*inputs=*/!broadcast || gives, /*outputs=*/!broadcast || !gives);
   if (std::strlen(operation.name) > kMostOfName) {
     throw Error(KF_INVALID, Text(NameOf(operation.kind), " \"", std::string(operation.name, 80),
                                  "...\": over several hosts "
@@ -410,6 +431,7 @@ void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, 
   request.signature = SignatureOf(operation);
   request.name = operation.name;
   request.what = Describe(operation);
+  if (operation.givers != nullptr) request.givers = *operation.givers;
   if (operation.planes != nullptr) {
     request.has_planes = true;
     request.planes.of_rank = operation.planes->of_rank;
@@ -485,7 +507,7 @@ void ClusterCommunicator::TakeResult(const Operation& operation) {
       take(operation.tensors, operation.num_tensors);
       return;
     case Kind::kBroadcast:
-      if (places_.HostOf(operation.root) != host_) take(operation.tensors, operation.num_tensors);
+      if (!GiverOn(places_, host_, operation)) take(operation.tensors, operation.num_tensors);
       return;
     case Kind::kAllGather: {
       if (operation.num_tensors == 1) {

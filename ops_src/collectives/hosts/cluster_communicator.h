@@ -37,6 +37,8 @@ class ClusterCommunicator final : public Communicator {
   uint32_t Settle(const Operation* operations, uint32_t* generations, size_t num_operations) override;
   std::optional<uint32_t> RunRenewable(Renewable& operation, uint32_t from_generation) override;
 
+  void SetGivers(Members givers) override;
+
   void Close(kf_status status, const std::string& reason) override;
   void GiveUp(const Error& error) override;
 
@@ -84,6 +86,7 @@ class ClusterCommunicator final : public Communicator {
   std::mutex asking_;
   uint64_t questions_ = 0;  // guarded by asking_
   std::mutex mutex_;
+  std::shared_ptr<const Members> givers_;                         // null: none; guarded by mutex_
   std::unordered_map<std::string, std::shared_ptr<Name>> names_;  // those in use; guarded by mutex_
 };
 

@@ -290,9 +290,12 @@ void Link::Hear(uint32_t local_rank, int fd) {
     const ssize_t n = recv(fd, bytes.data(), bytes.size(), 0);
     if (n > 0) {
       auto request = Request::From(bytes.data(), static_cast<size_t>(n));
-      const bool fits = request && (!request->has_planes || request->planes.of_rank.size() == places_.ranks()) &&
-                        request->root < places_.ranks() &&
-                        request->count <= SIZE_MAX / 16 / std::max<size_t>(places_.ranks(), request->planes.count());
+      const bool fits =
+          request && (!request->has_planes || request->planes.of_rank.size() == places_.ranks()) &&
+          request->root < places_.ranks() &&
+          std::all_of(
+              request->givers.begin(), request->givers.end(), [&](uint32_t rank) { return rank < places_.ranks(); }) &&
+          request->count <= SIZE_MAX / 16 / std::max<size_t>(places_.ranks(), request->planes.count());
       if (fits && request->asks) {
         Answer(fd, *request);
         continue;

@@ -57,9 +57,16 @@
 //     same" means what it says, and since it takes all hosts' word in one epoch to give a result (7), none was given
 //     that somebody has dropped.
 //
+// 11. A broadcast may have several givers, which bring the same. All ranks name the same ones (they are in the
+//     signature), so everybody knows alike which hosts have one, and takes from its own: the part of such a host is
+//     what its giver brings, as at the root's host. Where a giver dies before its host has its part, that host's ranks
+//     have all failed (1); where its host has no ranks any more, all know that by 2 and 6. Either fails the operation
+//     at all ranks. The hosts without a giver are dealt to those with one by their order among those that have ranks
+//     in G, which all know alike. That what they bring is the same is for the caller to know.
+//
 // The way between hosts.
 //
-// 11. With AUTO the way of an operation is a function (WayOf) of what its members' headers of the last round say that
+// 12. With AUTO the way of an operation is a function (WayOf) of what its members' headers of the last round say that
 // they
 //     have measured, of its size, and of whether it is a slice. By 2 all members have the same headers of each other,
 //     so they go the same way. Each reads its own figures once a round, as it makes its header; that they change
@@ -205,9 +212,12 @@ class Link {
   const void* Scaled(const Request& request, uint32_t generation, const Part& part, const std::vector<Header>& headers,
                      Scratch& scratch) const;
   void ExchangeRows(const Place& place, const tcp::Tag& tag, uint32_t generation, Scratch& scratch);
+  void ExchangeCopy(const Place& place, const tcp::Tag& tag, uint32_t generation, const std::vector<Header>& headers,
+                    Scratch& scratch);
   void ExchangePlanes(const Place& place, const tcp::Tag& tag, uint32_t generation, Scratch& scratch);
   void Give(const Name& name, const Verdict& verdict, const std::string& text, const Scratch& scratch);
   void GiveResult(const Name& name, const Request& request, const Scratch& scratch);
+  std::optional<uint32_t> GiverOn(uint32_t host, const Request& request) const;
   bool HasRanks(uint32_t host, uint32_t generation) const;
   Members LivingIn(uint32_t generation) const;
   void AwaitDeaths(uint32_t deaths) const;

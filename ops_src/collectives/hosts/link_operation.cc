@@ -259,9 +259,9 @@ Link::Part Link::BringUp(const Name& name, const Request& request, uint64_t numb
   const kf_tensor tensor{nullptr, scratch.data, request.count};
   Operation up{Kind::kBarrier, name.name.c_str(), nullptr, 0, request.dtype, request.op, self_};
   up.signature = request.signature;
-  if (request.kind == Kind::kBroadcast && places_.HostOf(request.root) == host_) {
+  if (const auto giver = GiverOn(host_, request)) {
     up.kind = Kind::kBroadcast;
-    up.root = places_.LocalOf(request.root);
+    up.root = places_.LocalOf(*giver);
   } else if (in_rows) {
     up.kind = Kind::kGatherTo;
   } else if (Reduces(request.kind)) {
@@ -389,10 +389,12 @@ std::optional<std::pair<Verdict, std::string>> Link::VerdictOn(const Name& name,
     verdict.status = header.status;
     return std::make_pair(verdict, TextOf(header.text));
   }
-  if (request.kind == Kind::kBroadcast && headers[places_.HostOf(request.root)].none != 0) {
+  for (uint32_t h = 0; h < places_.hosts(); h++) {
+    const auto giver = GiverOn(h, request);
+    if (!giver || headers[h].none == 0) continue;
     verdict.status = KF_PEER_LOST;
-    return std::make_pair(verdict, Text("broadcast \"", name.name, "\": its root, rank ", request.root,
-                                        ", died, cluster version ", board_.cluster_version()));
+    return std::make_pair(verdict, Text("broadcast \"", name.name, "\": ", *giver == request.root ? "its root, " : "",
+                                        "rank ", *giver, ", died, cluster version ", board_.cluster_version()));
   }
   // With planes those who made them for an earlier generation have to again anyway.
   uint32_t latest = 0;
@@ -413,6 +415,12 @@ std::optional<std::pair<Verdict, std::string>> Link::VerdictOn(const Name& name,
   return std::make_pair(verdict, text);
 }
 
+// Of a broadcast: whose part the link of `host` has from its own ranks.
+std::optional<uint32_t> Link::GiverOn(uint32_t host, const Request& request) const {
+  if (request.kind != Kind::kBroadcast) return std::nullopt;
+  return places_.GiverOn(host, request.root, request.givers);
+}
+
 bool Link::HasRanks(uint32_t host, uint32_t generation) const {
   return places_.DeadOn(host, generation, board_) < places_.SizeOf(host);
 }
@@ -427,6 +435,7 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
   if (GoesInRows(request.kind, request.dtype, request.op)) return ExchangeRows(place, tag, generation, scratch);
   scratch.out = scratch.data;
   if (!HasRanks(host_, generation)) return;  // there is nobody to give it to
+  if (request.kind == Kind::kBroadcast) return ExchangeCopy(place, tag, generation, headers, scratch);
   Members members;
   std::vector<Figures> measured;  // of the members
   for (uint32_t h = 0; h < places_.hosts(); h++) {
@@ -436,13 +445,6 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
   }
   const size_t bytes = request.count * SizeOf(request.dtype);
   const Group group(mesh_, place.epoch, members);
-  if (request.kind == Kind::kBroadcast) {
-    const auto root = std::find(members.begin(), members.end(), places_.HostOf(request.root));
-    KUNGFU_CHECK(root != members.end(), "the root's host has no ranks in generation ", generation);
-    Broadcast(group, tag, BroadcastShapeOf(strategy_, measured, bytes), static_cast<uint32_t>(root - members.begin()),
-              scratch.data, bytes);
-    return;
-  }
   if (!Reduces(request.kind)) return;
   const bool mean = request.op == KF_MEAN;
   const void* const in = mean ? Scaled(request, generation, part, headers, scratch) : scratch.data;
@@ -461,6 +463,32 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
   }
   const Cost cost = CostOf(way, group.size(), bytes);
   meter_.End(Meter::Clock::now(), &cost);
+}
+
+// A broadcast, to the hosts that have no giver: they are dealt to those that have one, each of which gives to its own.
+void Link::ExchangeCopy(const Place& place, const tcp::Tag& tag, uint32_t generation,
+                        const std::vector<Header>& headers, Scratch& scratch) {
+  Members giving, taking;
+  for (uint32_t h = 0; h < places_.hosts(); h++) {
+    if (GiverOn(h, place.request)) {
+      giving.push_back(h);
+    } else if (HasRanks(h, generation)) {
+      taking.push_back(h);
+    }
+  }
+  for (size_t g = 0; g < giving.size(); g++) {
+    Members members{giving[g]};
+    for (size_t t = g; t < taking.size(); t += giving.size()) members.push_back(taking[t]);
+    if (members.size() == 1 || std::find(members.begin(), members.end(), host_) == members.end()) continue;
+    KUNGFU_CHECK(HasRanks(giving[g], generation), "a giver's host has no ranks in generation ", generation);
+    std::sort(members.begin(), members.end());
+    const auto root = std::find(members.begin(), members.end(), giving[g]) - members.begin();
+    std::vector<Figures> measured;
+    for (const uint32_t h : members) measured.push_back(headers[h].figures);
+    const size_t bytes = place.request.count * SizeOf(place.request.dtype);
+    Broadcast(Group(mesh_, place.epoch, members), tag, BroadcastShapeOf(strategy_, measured, bytes),
+              static_cast<uint32_t>(root), scratch.data, bytes);
+  }
 }
 
 // A host's mean counts by what its ranks weigh; where nothing weighs anything, by their number, as on one host.
@@ -593,8 +621,7 @@ void Link::Give(const Name& name, const Verdict& verdict, const std::string& tex
 }
 
 void Link::GiveResult(const Name& name, const Request& request, const Scratch& scratch) {
-  const bool has_it = request.kind == Kind::kBroadcast && places_.HostOf(request.root) == host_;
-  if (request.kind == Kind::kBarrier || has_it) return;
+  if (request.kind == Kind::kBarrier || GiverOn(host_, request)) return;
   const std::string part = ResultName(name.name);
   const kf_tensor tensor{scratch.out, nullptr, scratch.elements};
   Operation operation{Kind::kBroadcast, part.c_str(), &tensor, 1, request.dtype, KF_SUM, self_};

@@ -25,7 +25,7 @@ struct Link::Header {
   uint32_t generation = 0;  // the earliest that this fits; with planes, the one that it was made for
   uint64_t signature = 0, count = 0;
   uint64_t weight = 0;
-  Figures figures;      // of its network, as it has measured them: see 11
+  Figures figures;      // of its network, as it has measured them: see 12
   char text[208] = {};  // what was brought, in words
 };
 

@@ -11,7 +11,7 @@
 namespace kungfu::hosts {
 namespace {
 
-constexpr uint32_t kMagic = 0x3152464b;  // "KFR1"; its last character is the version of the format
+constexpr uint32_t kMagic = 0x3252464b;  // "KFR2"; its last character is the version of the format
 
 struct Fixed {
   uint32_t magic;
@@ -19,7 +19,7 @@ struct Fixed {
   uint32_t root, from_generation;
   uint64_t count, signature;
   uint32_t name_bytes, what_bytes, of_rank, program;  // lengths of what follows
-  uint32_t most, reserved;
+  uint32_t most, givers;
   double divisor;
 };
 enum Flag : uint8_t { kRenewal = 1, kWeighted = 2, kPlanes = 4, kAsks = 8, kMoreFollow = 16, kSlice = 32 };
@@ -67,12 +67,13 @@ std::vector<char> Request::Packed() const {
                     static_cast<uint32_t>(planes.of_rank.size()),
                     static_cast<uint32_t>(planes.program.size()),
                     planes.most,
-                    0,
+                    static_cast<uint32_t>(givers.size()),
                     planes.divisor};
   std::vector<char> bytes;
   Append(bytes, &fixed, 1);
   Append(bytes, planes.of_rank.data(), planes.of_rank.size());
   Append(bytes, planes.program.data(), planes.program.size());
+  Append(bytes, givers.data(), givers.size());
   Append(bytes, name.data(), name.size());
   Append(bytes, described.data(), described.size());
   if (bytes.size() > kMostBytes) {
@@ -88,8 +89,8 @@ std::optional<Request> Request::From(const char* bytes, size_t size) {
   Fixed fixed;
   if (size < sizeof fixed) return std::nullopt;
   std::memcpy(&fixed, bytes, sizeof fixed);
-  const uint64_t expected =
-      sizeof fixed + uint64_t{4} * fixed.of_rank + uint64_t{4} * fixed.program + fixed.name_bytes + fixed.what_bytes;
+  const uint64_t expected = sizeof fixed + uint64_t{4} * fixed.of_rank + uint64_t{4} * fixed.program +
+                            uint64_t{4} * fixed.givers + fixed.name_bytes + fixed.what_bytes;
   if (fixed.magic != kMagic || size != expected || fixed.kind > static_cast<uint8_t>(Kind::kBarrier) ||
       !IsDtype(fixed.dtype) || !IsOp(fixed.op)) {
     return std::nullopt;
@@ -110,12 +111,14 @@ std::optional<Request> Request::From(const char* bytes, size_t size) {
   request.signature = fixed.signature;
   const char* at = bytes + sizeof fixed;
   Planes& planes = request.planes;
-  planes.of_rank.resize(fixed.of_rank);
-  planes.program.resize(fixed.program);
-  if (fixed.of_rank > 0) std::memcpy(planes.of_rank.data(), at, 4 * planes.of_rank.size());
-  at += 4 * planes.of_rank.size();
-  if (fixed.program > 0) std::memcpy(planes.program.data(), at, 4 * planes.program.size());
-  at += 4 * planes.program.size();
+  const auto take = [&](auto& numbers, uint32_t count) {
+    numbers.resize(count);
+    if (count > 0) std::memcpy(numbers.data(), at, 4 * numbers.size());
+    at += 4 * numbers.size();
+  };
+  take(planes.of_rank, fixed.of_rank);
+  take(planes.program, fixed.program);
+  take(request.givers, fixed.givers);
   planes.most = fixed.most;
   planes.divisor = fixed.divisor;
   request.name.assign(at, fixed.name_bytes);
@@ -150,6 +153,14 @@ Places::Places(std::vector<uint32_t> host_of_rank) : host_of_(std::move(host_of_
                   Text(SizeOf(host), " ranks are on host ", host, ", ", shm::kMaxRanks - 1, " are the most"));
     }
   }
+}
+
+std::optional<uint32_t> Places::GiverOn(uint32_t host, uint32_t root, const Members& givers) const {
+  if (HostOf(root) == host) return root;
+  for (const uint32_t rank : givers) {
+    if (HostOf(rank) == host) return rank;
+  }
+  return std::nullopt;
 }
 
 uint32_t Places::DeadOn(uint32_t host, uint32_t generation, const ControlBoard& board) const {

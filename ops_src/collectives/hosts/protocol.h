@@ -34,6 +34,7 @@ struct Request {
   // Of an operation with planes, as it is in `from_generation`: Planes' of_rank, most, program, divisor.
   bool has_planes = false;
   Planes planes;
+  Members givers;  // of a broadcast, as Operation has them
 
   std::vector<char> Packed() const;
   // None where the bytes, which come from another process, are no request.
@@ -89,6 +90,8 @@ class Places {
   // Among those of its host; that of the host's link is one more than the last.
   uint32_t LocalOf(uint32_t rank) const { return local_of_[rank]; }
   uint32_t LinkOf(uint32_t host) const { return SizeOf(host); }
+  // The rank of `host` from which the host's others take a broadcast; none: it comes from another host.
+  std::optional<uint32_t> GiverOn(uint32_t host, uint32_t root, const Members& givers) const;
 
   // How many of the cluster's first `generation` dead were on `host`.
   uint32_t DeadOn(uint32_t host, uint32_t generation, const ControlBoard& board) const;

@@ -122,6 +122,9 @@ class Core:
     def set_claim(self, text):
         pass
 
+    def set_givers(self, givers):
+        pass  # on one host they make no difference
+
     def note_step(self, step, each_s):
         pass
 

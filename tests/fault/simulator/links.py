@@ -318,6 +318,7 @@ class HostsCore(Core):
         here = [r for r, place in enumerate(where) if place == where[rank]]
         local.attached[here.index(rank)] = self.process
         self.has_state = has_state
+        self.givers = []
         world.say("in", f"{self.process.name} is rank {rank} of {board.size} in version {board.version}")
         self.states, _ = self.run("kungfu/join", has_state, timeout_s=join_timeout_s)
         world.place("joined")
@@ -327,11 +328,31 @@ class HostsCore(Core):
             return super().state_root()
         return next((rank for rank in self.living() if self.states.get(rank)), self.segment.size)
 
+    def set_givers(self, givers):
+        self.givers = givers
+
+    def broadcast(self, name, input, output, root, dtype=-1, kind=""):
+        if self.link is None:
+            super().broadcast(name, input, output, root, dtype, kind)
+            return
+        givers = self.givers if root in self.givers else [root]
+        # Also where a giver is known to have died: that is for the links to find, all alike.
+        brought, _ = self.run(name, (givers, input.copy()))
+        if any(each is not None and each[0] != givers for each in brought.values()):
+            raise Violation(f"{name}: {givers} give to {self.process.name}, and others to others")
+        where = self.link.host_of_rank
+        giver_on = {where[giver]: giver for giver in reversed(givers)} | {where[root]: root}
+        gone = [giver for giver in giver_on.values() if giver not in brought]
+        if gone:
+            raise PeerLostError(f"broadcast {name}: rank {gone[0]}, which gives, has died")
+        taking = sorted({where[rank] for rank in brought} - giver_on.keys())
+        giver_on |= {host: giver_on[sorted(giver_on)[k % len(giver_on)]] for k, host in enumerate(taking)}
+        output[:] = brought[giver_on[where[self.own_rank]]][1]
+
     def run(self, name, brings, root=None, generation=0, timeout_s=None):
         if self.link is None:
             return super().run(name, brings, root, generation)
         world, link = self.world, self.link
-        # Also where its root is known to have died: that is for the links to find, all alike.
         number = self.numbers[name] = self.numbers.get(name, 0) + 1
         world.place(f"before its word in {name}", takes_time=True)
         operation = link.bring(self.own_rank, name, number, brings, generation)
@@ -344,6 +365,4 @@ class HostsCore(Core):
                 raise CollectiveTimeoutError(f"cluster version {self.segment.version} has not assembled")
             operation.news.wait(None if deadline is None else deadline - world.loop.now)
         generation, brought = operation.given
-        if root is not None and root not in brought:
-            raise PeerLostError(f"broadcast {name}: its root, rank {root}, has died")
         return {rank: brought.get(rank) for rank in self.segment.members(generation)}, generation

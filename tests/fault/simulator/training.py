@@ -7,8 +7,11 @@ gradients are what each worker brings to `Core.commit`, and the weights a number
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import mindspore as ms
+import numpy as np
 from mindspore import nn  # which ElasticTraining loads when it is needed: not in a greenlet
 
 from ms_kungfu.dataset.shares import Shares
@@ -39,14 +42,15 @@ class Program:
     def __init__(self, world, process):
         self.world, self.process, self.core = world, process, process.core
         self.setup = setup = world.setup
-        self.weights, self.stopping = 0, False
+        self._weights, self.stopping = Weights(), False
         self.brought = []  # to the results of the last step's reductions: rank -> what
         self.losses = []  # of the last step, where it is a deal of shards
         self.arrived_in = None  # the cluster version
         process.program = self
         self.data = self._samples()
         self.disk = Disk(world, process)
-        self.training = ElasticTraining(
+        self.training = Training(
+            self._weights,
             *self._trained(),
             schedule=dict(setup.schedule) or None,
             wait=setup.wait,
@@ -73,15 +77,24 @@ class Program:
     def _ledger(self):
         return Record(self)
 
+    @property
+    def weights(self):
+        return int(self._weights.values[0])
+
+    @weights.setter
+    def weights(self, value):
+        self._weights.values[0] = value
+
     def _capture(self):
-        return [self.weights, self.stopping]
+        return self.stopping
 
     def _restore(self, received):
-        self.weights, self.stopping = received
+        self.stopping = received
 
     def state(self):
         """All that has to be the same at all workers."""
-        return {"step": self.training.step, "program": self._capture(), "data": self.data.state()}
+        program = [self.weights, self.stopping]
+        return {"step": self.training.step, "program": program, "data": self.data.state()}
 
     def main(self):
         self._call()
@@ -183,6 +196,33 @@ class AsynchronousProgram(Program):
             world.met(self, version, points + 1)
         if change.changed:
             self._arrive()
+
+
+class Weights:
+    """A tensor, as far as the package needs one."""
+
+    dtype, shape, size = ms.int64, (1,), 1
+
+    def __init__(self):
+        self.values = np.zeros(1, np.int64)
+
+    def asnumpy(self):
+        return self.values
+
+    def copy_(self, tensor):
+        self.values[:] = tensor.asnumpy()
+
+
+class Training(ElasticTraining):
+    """One whose weights are no Parameter of MindSpore's."""
+
+    def __init__(self, weights, *trained, **options):
+        self._weights = weights
+        super().__init__(*trained, **options)
+
+    @property
+    def training_state(self):
+        return replace(super().training_state, buffers={"weights": self._weights})
 
 
 class Reducer(nn.Cell):
