@@ -7,9 +7,11 @@ the job's secret.
 from __future__ import annotations
 
 import http.client
+import io
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any, Callable
 
 MAX_ANSWER_BYTES = 1024 * 1024
 FAILURES = (OSError, http.client.HTTPException)  # nobody answers, or not in time, or not by HTTP
@@ -55,22 +57,38 @@ def begin(
     stream = connection.sock
 
     def wait_no_longer() -> None:
-        # The timeout of a socket is for one wait; a server that sends a byte now and then needs the deadline too.
         left = deadline - time.monotonic()
         if left <= 0:
             raise socket.timeout(f"no complete answer within {timeout_s:g} s")
         stream.settimeout(left)
 
-    def pieces() -> Iterator[bytes]:
-        while True:
-            wait_no_longer()
-            piece = response.read1(65536)
-            if not piece:
-                return
-            yield piece
+    class Answer(http.client.HTTPResponse):
+        def __init__(self, sock: socket.socket, *arguments: Any, **more: Any) -> None:
+            super().__init__(sock, *arguments, **more)
+            self.fp = io.BufferedReader(_InTime(sock.makefile("rb", buffering=0), wait_no_longer))
 
+    connection.response_class = Answer
     wait_no_longer()
     connection.request(method, path, body, dict(headers))
-    wait_no_longer()
     response = connection.getresponse()
-    return response, pieces()
+    return response, iter(lambda: response.read1(65536), b"")
+
+
+class _InTime(io.RawIOBase):
+    """What comes by a socket, up to a deadline. The socket's timeout is for one wait, and a server may send a byte now
+    and then, of the header, too."""
+
+    def __init__(self, source: io.RawIOBase, wait_no_longer: Callable[[], None]) -> None:
+        super().__init__()
+        self._source, self._wait_no_longer = source, wait_no_longer
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._wait_no_longer()
+        return self._source.readinto(buffer)
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()

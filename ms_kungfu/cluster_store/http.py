@@ -28,6 +28,8 @@ class HttpClusterStore:
         try:
             parts = urlsplit(url)
             good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != -1
+            # As they go over the network; an empty part of a name, or one of more than 63 letters, is none.
+            good = good and bool(str(parts.hostname).encode("idna")) and (parts.path + parts.query).isascii()
         except ValueError:  # the port is no number, or brackets don't match
             good = False
         if not good:
@@ -64,7 +66,10 @@ class HttpClusterStore:
     def status(self) -> Any:
         path = f"{self._path.rstrip('/')}/status"
         status, body, _ = self._request("GET", path, None, self._timeout_s, needs_secret=True)
-        return None if status == 404 else parse_json(body)
+        try:
+            return None if status == 404 else parse_json(body)
+        except ValueError as error:
+            raise ConfigServerError(f"{self.url} did not answer with a job's status: {error}") from None
 
     def delete(self) -> None:
         self._request("DELETE", self._path, None, self._timeout_s)

@@ -11,13 +11,13 @@ import ipaddress
 import os
 import secrets
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 _SUFFIX = ".secret"
+_EVERYBODYS = ("/tmp", "/var/tmp")
 
 
 class SecretFileError(Exception):
@@ -102,11 +102,13 @@ def secret_from(environment: Mapping[str, str], url: str) -> str | None:
 
 def own_directories() -> Iterator[Path]:
     """Where files for this user alone may be, best first. Both ends try all: one user's shells don't all have the same
-    variables."""
+    variables, so /tmp comes before $TMPDIR."""
     own = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
     if os.path.isdir(own):
         yield Path(own) / "ms_kungfu"
-    yield Path(tempfile.gettempdir()) / f"ms_kungfu-{os.geteuid()}"
+    for folder in dict.fromkeys((*_EVERYBODYS, os.environ.get("TMPDIR"))):
+        if folder:
+            yield Path(folder) / f"ms_kungfu-{os.geteuid()}"
 
 
 @contextlib.contextmanager

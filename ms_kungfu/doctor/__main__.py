@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Callable
 
-from ms_kungfu._processes import until_nobody_reads
+from ms_kungfu._processes import printing
 from ms_kungfu.doctor import devices, machine, software
 from ms_kungfu.doctor.finding import Finding, Status, wrong
 from ms_kungfu.doctor.system import System
@@ -58,10 +57,8 @@ def main(arguments: Sequence[str] | None = None, system: System | None = None) -
     )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")
     as_json = parser.parse_args(arguments).json
-    with contextlib.suppress(AttributeError):  # somebody's own stream
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     findings = []
-    with until_nobody_reads():
+    with printing("doctor"):
         for finding in examine(system or System()):
             findings.append(finding)
             if not as_json:

@@ -35,6 +35,7 @@ from typing import Any, Callable
 
 from ms_kungfu import membership, runtime
 from ms_kungfu._version import VERSION
+from ms_kungfu._words import counted
 from ms_kungfu.agreement import broadcast_json, gather_json
 from ms_kungfu.comm import Array
 from ms_kungfu.dataset import replaying
@@ -402,7 +403,7 @@ class Checkpointing:
         batch = "".join(_other_batch(c.capture(), found.get(c.name)) for c in now.components if c.name == "dataset")
         differing = resume_components(now.components, found)
         mine.checkpoint, mine.job = None, answer["job"]  # what the file says is of the job that wrote it
-        _log.info("resumed from %s on %d workers", answer["path"], runtime.current_cluster_size())
+        _log.info("resumed from %s on %s", answer["path"], counted(runtime.current_cluster_size(), "worker"))
         if differing and membership.speaks_for_all():
             text = "%s and this program don't have the same state: %s begins anew, or is left out"
             _log.warning(text, answer["path"], ", ".join(differing))

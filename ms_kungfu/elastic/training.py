@@ -441,7 +441,11 @@ class ElasticTraining:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs of a call of training that are still to do, of `count`: `begin`, then ``range(count)``, at a
-        joiner from the epoch in which the others are."""
+        joiner from the epoch in which the others are.
+
+        An epoch whose steps are all trained, and whose end isn't told yet, is one of them: a worker that joins or is
+        resumed there gets no batch of it, and does with the others what the program does after an epoch.
+        """
         if self._policies is not None and self._policies.total_samples is None and self.dataset is not None:
             self._policies.total_samples = count * self.dataset.total_samples
         self.begin()

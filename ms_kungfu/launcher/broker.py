@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
 
+from ms_kungfu._words import counted
 from ms_kungfu.broker_protocol import Detached, ProtocolError, Stay
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.ahead import Expected
@@ -588,7 +589,8 @@ def _expected_from(fields: object) -> Expected:
 
 
 def _unmakeable(cluster: Cluster, error: Exception) -> str:
-    return f"the shared memory of cluster version {cluster.version} ({cluster.size} workers) can't be made: {error}"
+    size = counted(cluster.size, "worker")
+    return f"the shared memory of cluster version {cluster.version} ({size}) can't be made: {error}"
 
 
 def _request_from(message: dict[str, Any]) -> Request | StandbyRequest | LeaveRequest:

@@ -102,8 +102,12 @@ class BrokerServer:
             try:
                 threading.Thread(target=self._serve, args=(connection,), name="kungfu-broker", daemon=True).start()
                 return True
-            except BaseException:
+            except BaseException as error:
                 self._forget(connection)
+                if isinstance(error, RuntimeError):
+                    _log.warning(
+                        "a worker can't be heard, and goes on asking: %s (a limit on memory or threads?)", error
+                    )
                 raise
         return False
 

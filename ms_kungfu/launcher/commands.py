@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -134,13 +135,16 @@ def _main(
 
 def _only_job(program: str) -> str:
     """The config server of the one job of this user that runs here."""
-    found, silent = [], []
+    found, silent, unreachable = [], [], None
     for url in servers_of_this_user():
         try:
             cluster = open_store(url, timeout_s=_LOOK_S).get()
         except ConfigServerError as error:  # was killed, and has left its secret
-            if isinstance(error.__context__, (TimeoutError, socket.timeout)):
+            why = error.__context__
+            if isinstance(why, (TimeoutError, socket.timeout)):
                 silent.append(url)
+            elif isinstance(why, OSError) and why.errno == errno.ENETUNREACH:  # as where `lo` is down
+                unreachable = error
             continue
         if cluster is not None:
             found.append((url, cluster.size))
@@ -149,6 +153,8 @@ def _only_job(program: str) -> str:
             f"the job of {' and that of '.join(silent)} doesn't answer within {_LOOK_S:g} s: its launcher is stopped "
             "or has too much to do"
         )
+    if not found and unreachable is not None:
+        raise unreachable
     if not found:
         raise UsageError(
             f"no job of this user that could change runs here; start one with {PROGRAM} -w, or give the URL of its "

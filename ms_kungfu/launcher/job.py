@@ -36,7 +36,7 @@ from ms_kungfu.launcher.revisions import Revisions, StoreWatcher, raise_bugs
 from ms_kungfu.launcher.seat import End, Record, Term
 from ms_kungfu.launcher.segments import NotMadeYet
 from ms_kungfu.launcher.sites import Site
-from ms_kungfu.launcher.startup import Start, prepare, serve_status
+from ms_kungfu.launcher.startup import MayWrite, Start, prepare, serve_status
 from ms_kungfu.launcher.status import History, describe, outline
 from ms_kungfu.launcher.status_socket import never_raises
 from ms_kungfu.launcher.supervisor import Supervisor
@@ -228,12 +228,13 @@ class Job:
     def is_deposed(self) -> bool:
         return self._tenure is not None and self._tenure.is_deposed
 
-    async def _sit_down(self, writer: str, store: ClusterStore, first: Cluster) -> None:
+    async def _sit_down(self, writer: str, store: ClusterStore, first: Cluster) -> MayWrite:
         """Before anything of this job is written: of two of one name that begin together one is refused."""
         tenure, hosts = self._tenure, self._options.hosts
         assert tenure is not None
         await tenure.sit_down(Record(writer, hosts.self_name, first, hosts.each))
         self._closers.callback(tenure.keep(store))
+        return tenure.has_it_again
 
     async def _write_record(self, choice: int | None = None, lost: str | None = None, end: End | None = None) -> bool:
         """Whether it is there now."""

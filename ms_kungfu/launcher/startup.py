@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from ms_kungfu import env
 from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster import Cluster
-from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError, open_store
+from ms_kungfu.cluster_store import ClusterStore, SeatLostError, StaleVersionError, StoreUnreachableError, open_store
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError
 from ms_kungfu.config_server.store import ConfigStore
 from ms_kungfu.devices.rank_table import RankTableError
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ms_kungfu.config_server.server import ConfigServer
 
 OnChange = Callable[[Optional[Cluster]], None]
+MayWrite = Callable[[], Awaitable[bool]]
 _log = logging.getLogger(__name__)
 CONFIG_SERVER_START_S = 10.0
 _RETRY_S = 0.2
@@ -66,11 +67,12 @@ async def prepare(
     on_change: OnChange,
     on_status: Callable[[], dict[str, Any]],
     on_secret_left: Callable[[SecretFile], None],
-    before_first: Callable[[str, ClusterStore, Cluster], Awaitable[None]] | None = None,
+    before_first: Callable[[str, ClusterStore, Cluster], Awaitable[MayWrite]] | None = None,
 ) -> Start:
     """Where a config server is embedded, it asks `check` before it takes a cluster, and calls `on_change` then;
     `on_status`, which never raises, tells what the job tells of itself. A store that isn't this job's own is written to
-    behind `before_first(writer, store, first cluster)`, which may refuse by a StartError.
+    behind `before_first(writer, store, first cluster)`, which may refuse by a StartError. What it returns is asked
+    where the store refuses a write because of the seat: whether to try again.
 
     What is begun here is ended by `closers`. `on_secret_left` is told of the file that has the job's secret.
     """
@@ -90,9 +92,10 @@ async def prepare(
     if options.builtin_port is None and url is not None:
         secret = secret or (_secret_of(url, machine) if open_store(url).needs_secret else secrets.token_hex(32))
         store = machine.open_store(url, secret, writer=writer)
+        may_write = None
         if before_first is not None:
-            await before_first(writer, store, _first_cluster(options, 0))
-        first = await _first_from(options, machine, store)
+            may_write = await before_first(writer, store, _first_cluster(options, 0))
+        first = await _first_from(options, machine, store, may_write)
         _log.info("config server: %s%s", url, "" if options.watch else ", which the job doesn't follow without -w")
         return Start(devices, join_timeout_s, secret, first, writer, url, store=store)
     first = _first_cluster(options, max(options.init_version or 0, 0))
@@ -176,7 +179,7 @@ def _secret_of(url: str, machine: Machine) -> str:
     return secret
 
 
-async def _first_from(options: Options, machine: Machine, store: ClusterStore) -> Cluster:
+async def _first_from(options: Options, machine: Machine, store: ClusterStore, may_write: MayWrite | None) -> Cluster:
     """The first cluster, once the store holds it."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONFIG_SERVER_START_S
@@ -195,6 +198,9 @@ async def _first_from(options: Options, machine: Machine, store: ClusterStore) -
                 raise StartError(f"{error.question}{instead}") from None
         except StaleVersionError:
             continue
+        except SeatLostError as error:
+            if may_write is None or not await may_write():
+                raise StartError(str(error)) from None
         except (ConfigServerError, HostError) as error:
             raise StartError(str(error)) from None
         await asyncio.sleep(_RETRY_S)

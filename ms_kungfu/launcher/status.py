@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Callable
 
 from ms_kungfu._words import counted
-from ms_kungfu.cluster import Cluster, PeerID, writer_at_rest, writer_of_workers
+from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID, writer_at_rest, writer_of_workers
 from ms_kungfu.launcher.agent import HostAgent
 from ms_kungfu.launcher.coordinator import Coordinator
 from ms_kungfu.launcher.options import Options
@@ -70,7 +70,8 @@ class History:
         return any(change.version == cluster.version for change in self.changes)
 
     def wanted(self, cluster: Cluster, before: Cluster, job: str, refused: str | None = None) -> None:
-        why = _who(cluster, job)
+        gone = [str(worker) for worker in before.workers if worker not in cluster.workers]
+        why = _who(cluster, job, gone)
         if cluster.writer == job:
             why = "; ".join(dict.fromkeys(self._reasons)) or why
             self._reasons.clear()
@@ -94,14 +95,16 @@ class History:
         return sizes[-1] if sizes else otherwise
 
 
-def _who(cluster: Cluster, job: str) -> str:
+def _who(cluster: Cluster, job: str, gone: Sequence[str]) -> str:
     if cluster.writer == writer_of_workers(job):
         return "the program asked for it: a schedule, a policy or a resize of its own"
     if cluster.writer == writer_at_rest(job):
         return "all workers have finished; waiting for the next cluster (-k)"
     if cluster.writer == job:
         return "the launcher"
-    return "somebody else asked for it: kungfu-run resize or evict, or another client"
+    if cluster.writer == WRITER_WHO_EVICTS:
+        return f"somebody else asked for it: kungfu-run evict, of {' and '.join(gone) or 'nobody who was there'}"
+    return "somebody else asked for it: kungfu-run resize, or another client"
 
 
 def outline(options: Options, state: str, why: str, started_at: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, failed, switch
-from ms_kungfu._processes import until_nobody_reads
+from ms_kungfu._processes import printing
 from ms_kungfu._words import counted
 from ms_kungfu.broker_protocol import ProtocolError
 from ms_kungfu.cluster import Cluster
@@ -54,14 +54,14 @@ def status(arguments: Sequence[str]) -> int:
         elif flags.secret_file is not None:
             raise UsageError("-secret-file is for the job at a URL; give that, too")
         else:
-            shown = _without_repeats(jobs_of_this_user(_ANSWER_S))
+            shown = _without_repeats(map(_told, jobs_of_this_user(_ANSWER_S)))
     except UsageError as error:
         return failed(_PROGRAM, error, 2)
     except StoreUnreachableError as error:
         return failed(_PROGRAM, error.question, 1)
     except ConfigServerError as error:
         return failed(_PROGRAM, error, 1)
-    with until_nobody_reads():
+    with printing(_PROGRAM):
         _show(shown, None if not flags.json else shown if url is None else shown[0])
     return 1 if any("error" in job for job in shown) else 0
 
@@ -72,7 +72,16 @@ def _show(jobs: Sequence[_Document], as_json: object) -> None:
     elif not jobs:
         print("no job of this user runs on this machine", flush=True)
     else:
-        print("\n\n".join(as_text(job, time.time()) for job in jobs), flush=True)
+        print("\n\n".join(as_text(_printable(job), time.time()) for job in jobs), flush=True)
+
+
+def _printable(told: Any) -> Any:
+    """Of what a job has told, text that does nothing to a terminal."""
+    if isinstance(told, str):
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in told)
+    if isinstance(told, dict):
+        return {key: _printable(value) for key, value in told.items()}
+    return [_printable(each) for each in told] if isinstance(told, list) else told
 
 
 def _job_at(url: str, secret_file: str | None) -> _Document:
@@ -93,10 +102,9 @@ def _job_at(url: str, secret_file: str | None) -> _Document:
     store = open_store(url, secret, timeout_s=_ANSWER_S)
     found = store.status()
     if isinstance(found, dict):
-        try:
-            as_text(found, 0.0)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigServerError(f"{url} did not answer with a job's status: {error!r}") from None
+        trouble = _trouble_with(found)
+        if trouble:
+            raise ConfigServerError(f"{url}: {trouble}")
         return found
     cluster = store.get()
     if cluster is None:
@@ -104,6 +112,21 @@ def _job_at(url: str, secret_file: str | None) -> _Document:
     # One that was started on a single host writes no record, and what is there is of a job before.
     seat = open_seat(url, timeout_s=_ANSWER_S).look() if has_seat(url) and cluster.slots is not None else Sitting()
     return _held(url, cluster, seat)
+
+
+def _told(document: _Document) -> _Document:
+    trouble = _trouble_with(document)
+    return {"error": trouble} if trouble else document
+
+
+def _trouble_with(document: _Document) -> str | None:
+    try:
+        hash(document.get("job"))
+        as_text(document, time.time())
+    # A number may be too large for a time.
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
+        return f"what was answered is no job's status: {error!r}"
+    return None
 
 
 def _held(url: str, cluster: Cluster, seat: Sitting) -> _Document:

@@ -138,6 +138,12 @@ class Tenure:
             return False
         return True
 
+    async def has_it_again(self) -> bool:
+        """The store has refused a write: either the lease was over, while all stood still, and there is another one, or
+        somebody else decides."""
+        await self._renew()
+        return not self.is_deposed
+
     async def time_to_ask(self) -> float:
         """For how long the hosts could have found out who sits here (`TimeToAsk`)."""
         await self._renew()

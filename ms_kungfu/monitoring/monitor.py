@@ -16,6 +16,7 @@ import numpy as np
 
 from ms_kungfu import _core, env, runtime
 from ms_kungfu._checks import at_least
+from ms_kungfu._words import counted
 from ms_kungfu.agreement import gather_living
 from ms_kungfu.monitoring.endpoint import MetricsEndpoint
 from ms_kungfu.monitoring.noise_scale import NoiseScaleEstimator
@@ -341,7 +342,11 @@ def describe(record: StepRecord) -> str:
     parts = [f"step {record.step}"]
     if record.loss is not None:
         parts.append(f"loss {record.loss:.4g}")
-    parts += [f"{record.cluster_size} workers", f"batch {record.batch_size}", f"{record.seconds * 1e3:.1f} ms a step"]
+    parts += [
+        counted(record.cluster_size, "worker"),
+        f"batch {record.batch_size}",
+        f"{record.seconds * 1e3:.1f} ms a step",
+    ]
     parts.append(f"communication {record.communication_seconds * 1e3:.2f} ms, {record.hidden_fraction:.0%} hidden")
     if record.cluster_size > 1 and record.slowdown > 1.5:
         parts.append(f"rank {record.slowest} computes {record.slowdown:.1f}x as long as the median")

@@ -7,17 +7,20 @@ import socket
 import subprocess
 import sys
 import threading
-from dataclasses import asdict
+import time
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 
-from ms_kungfu.cluster import Cluster, PeerID, writer_of_workers
+from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID, writer_of_workers
 from ms_kungfu.cluster_store import Sitting
+from ms_kungfu.config_server import secret_file
 from ms_kungfu.launcher import status_command
 from ms_kungfu.launcher.cli import main
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.outpost import Outpost
+from ms_kungfu.launcher.policy import Standing
 from ms_kungfu.launcher.seat import Record
 from ms_kungfu.launcher.status import History, describe, outline
 from ms_kungfu.launcher.status_command import as_text
@@ -49,12 +52,15 @@ def test_each_change_has_its_own_reasons():
     assert (told[1].chosen_at, told[1].after_step, "schedule" in told[1].why) == (2, 100, True)
     assert (told[2].chosen_at, told[2].why) == (
         None,
-        "somebody else asked for it: kungfu-run resize or evict, or another client",
+        "somebody else asked for it: kungfu-run resize, or another client",
     )
     assert (told[3].why, told[3].size_before, told[3].after_step) == ("worker 3 died; worker 2 died", 4, None)
     assert told[3].chosen_at is not None
     assert told[4].refused == "too many"
     assert told[5].why == "the launcher", "the reasons of version 3 are not those of version 5"
+    left = cluster(5, 2).without([PeerID("h", 10000)])
+    history.wanted(replace(left, version=6, writer=WRITER_WHO_EVICTS), cluster(5, 2), JOB)
+    assert history.changes[-1].why == "somebody else asked for it: kungfu-run evict, of h:10000"
 
 
 def test_a_wish_that_a_newer_version_has_passed_is_dropped():
@@ -131,6 +137,123 @@ def test_the_table_has_a_column_for_devices_where_there_are_some():
     assert "a (lost)" in as_text(document(hosts=[{"name": "a", "lost": True}, {"name": "b", "lost": False}]), 0)
 
 
+MEMBER, JOINING, LEAVING, STANDBY = Standing.MEMBER, Standing.JOINING, Standing.LEAVING, Standing.STANDBY
+
+
+@pytest.mark.parametrize(
+    ("standing", "more", "ready", "state"),
+    [
+        (MEMBER, {"given_up": True}, True, "hangs in the kernel"),
+        (MEMBER, {"killed_because": "hasn't reduced for 9 s"}, True, "is killed: it hasn't reduced for 9 s"),
+        (MEMBER, {"dismissed": True}, True, "is ended: it isn't needed"),
+        (MEMBER, {"pid": None}, True, "starts"),
+        (MEMBER, {"stopped": True}, True, "is stopped by a signal"),
+        (MEMBER, {"is_out": True}, True, "can't go on, and is to end"),
+        (STANDBY, {"standby": 1}, True, "waits to be needed"),
+        (STANDBY, {"standby": 2}, True, "starts, to be ready when it is needed"),
+        (JOINING, {}, True, "joins: it is ready"),
+        (JOINING, {}, False, "joins: it starts"),
+        (LEAVING, {"works_on": True}, True, "has left, and works on"),
+        (LEAVING, {}, True, "has left"),
+        (MEMBER, {"peer": PeerID("h", 10007)}, True, "leaves"),
+        (MEMBER, {}, True, "works"),
+        (MEMBER, {}, False, "starts: it hasn't joined"),
+    ],
+)
+def test_what_a_process_does_in_words(standing, more, ready, state):
+    one = SimpleNamespace(
+        **{
+            "rank": 0, "host": "h", "peer": PeerID("h", 10000), "pid": 7, "incarnation": 0, "device": None,
+            "given_up": False, "killed_because": "", "dismissed": False, "is_out": False, "standby": None,
+            "works_on": False, "stopped": False, "key": 1, **more,
+        }
+    )  # fmt: skip
+
+    class Processes(list):
+        def standing(self, process):
+            return standing
+
+        def of_standing(self, wanted):
+            return [each for each in self if standing is wanted]
+
+    broker = SimpleNamespace(
+        current=lambda: cluster(0, 2), is_ready=lambda peer, incarnation: ready, ready_standbys=lambda: {1},
+        progress=lambda peer, incarnation: (12, 0.25, 3.0),
+    )  # fmt: skip
+    begun, sites = (
+        SimpleNamespace(writer=JOB, url=None),
+        {"h": SimpleNamespace(devices=SimpleNamespace(name_of=lambda device: None))},
+    )
+    agent = SimpleNamespace(
+        broker=broker, processes=Processes([one]), begun=begun, sites=sites, is_stopped=lambda process: one.stopped
+    )
+    coordinator = SimpleNamespace(hosts=Hosts((Host("h", 2),), "h"), newest=cluster(1, 2), resting=False, leaving=set())
+    told = document(wanted=None)
+    describe(told, agent, coordinator, History(lambda: 0))
+    assert told["processes"][0]["state"] == state
+    assert (told["processes"][0]["step"], told["processes"][0]["step_ended_s_ago"]) == (12, 3.0)
+    assert told["state"] == "changes"
+    waits = "cluster version 1 waits for 1 worker to start"
+    goes = "the workers go over to cluster version 1 at their next step"
+    assert told["why"] == (waits if standing is JOINING and not ready else goes)
+    coordinator.resting, told["state"] = True, "runs"
+    describe(told, agent, coordinator, History(lambda: 0))
+    assert told["state"] == "rests"
+
+
+def test_a_change_is_told_with_its_step_and_what_the_job_follows():
+    history = History(lambda: 0)
+    history.wanted(cluster(1, 4, "x"), cluster(0, 2), JOB)
+    history.chosen(cluster(1, 4), 100)
+    changes = [asdict(change) for change in history.changes]
+    text = as_text(document(changes=changes, config_server="http://a:1/config", follows_changes=False), 0)
+    assert "config server http://a:1/config, which it doesn't follow (-w)" in text
+    assert "version 1: 2 -> 4 workers, after step 100; somebody else" in text
+    now = time.time()
+    assert "-" not in as_text(document(started_at=now), now).partition("since ")[2].partition(" (")[0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"started_at": 1e400}, {"started_at": 1e18}, {"started_at": None}, {"processes": [process(step_s="x")]},
+        {"job": [1]}, {"hosts": 7}, {"cluster": {"size": 1}},
+    ],
+)  # fmt: skip
+def test_what_is_no_status_is_a_sentence_and_hides_no_other_job(wrong, monkeypatch, capsys):
+    jobs = [document(**wrong), document(command=["the good one"])]
+    monkeypatch.setattr(status_command, "jobs_of_this_user", lambda timeout_s: iter(jobs))
+    assert main(["status"]) == 1
+    out = capsys.readouterr().out
+    assert "what was answered is no job's status" in out
+    assert "the good one" in out
+
+
+def test_what_others_have_told_does_nothing_to_the_terminal(monkeypatch, capsys):
+    hostile = document(command=["\x1b[2J", "a\nb", "\udcff", "é"], why="\x1b]0;x\x07")
+    monkeypatch.setattr(status_command, "jobs_of_this_user", lambda timeout_s: iter([hostile]))
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith(r": \x1b[2J a\nb \udcff é")
+
+
+@pytest.mark.parametrize("environment", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "utf-8:strict"}])
+def test_printing_has_no_characters_that_it_can_not_print(environment):
+    program = "from ms_kungfu._processes import printing\nwith printing('p'): print('\\xe9 \\udcff', flush=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, check=True
+    )
+    assert done.stdout.strip() in (rb"\xe9 \udcff", "é \\udcff".encode())
+
+
+def test_printing_to_a_full_disk_is_a_sentence_and_to_who_has_gone_nothing():
+    program = "from ms_kungfu._processes import printing\nwith printing('p'): print('x' * 100000, flush=True)"
+    for shell, code, told in (("{} > /dev/full", 1, "p: what it has to say can't be written: No space left on device"),
+                              ("{} | true", 0, "")):  # fmt: skip
+        command = shell.format(f'"{sys.executable}" -c "{program}"')
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        assert (done.returncode, done.stderr.strip()) == (code, told)
+
+
 def test_a_bug_in_what_is_told_is_the_answer_and_no_more(caplog):
     def fails():
         raise KeyError("rank")
@@ -145,7 +268,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr(secret_file, "_EVERYBODYS", ())
     return tmp_path / "run" / "ms_kungfu"
 
 

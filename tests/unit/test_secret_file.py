@@ -1,10 +1,10 @@
 import errno
 import os
 import stat
-import tempfile
 
 import pytest
 
+from ms_kungfu.config_server import secret_file
 from ms_kungfu.config_server.secret_file import SecretFileError, read_secret, secret_from, write_secret
 
 URL = "http://127.0.0.1:9100/config"
@@ -15,7 +15,8 @@ def own_folders(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(secret_file, "_EVERYBODYS", (str(tmp_path / "tmp"),))
+    monkeypatch.delenv("TMPDIR", raising=False)
     return tmp_path
 
 
@@ -47,6 +48,31 @@ def test_it_is_found_by_a_shell_that_lacks_the_variable(monkeypatch, own_folders
     write_secret(URL, "abc")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(own_folders / "run"))
     assert read_secret(URL) == "abc"
+
+
+def test_it_is_found_whatever_the_folder_for_temporary_files_is(monkeypatch, own_folders):
+    (own_folders / "other").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own_folders / "missing"))
+    for mine, theirs in (("other", None), (None, "other")):
+        for each in (mine, theirs):
+            if each is None:
+                monkeypatch.delenv("TMPDIR", raising=False)
+            else:
+                monkeypatch.setenv("TMPDIR", str(own_folders / each))
+            if each is mine:
+                write_secret(URL, "abc")
+        assert read_secret(URL) == "abc"
+
+
+def test_one_of_the_users_own_is_taken_where_the_common_one_can_not_be(monkeypatch, own_folders):
+    (own_folders / "other").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own_folders / "missing"))
+    monkeypatch.setenv("TMPDIR", str(own_folders / "other"))
+    monkeypatch.setattr(secret_file, "_EVERYBODYS", (str(own_folders / "gone"),))
+    assert own_folders / "other" in write_secret(URL, "abc").path.parents
+    monkeypatch.delenv("TMPDIR")
+    with pytest.raises(SecretFileError, match="can't be left in a file"):
+        write_secret(URL, "abc")
 
 
 def test_nothing_is_left_where_it_cannot_be_written(monkeypatch, own_folders):

@@ -233,7 +233,7 @@ class Head(job.Job):
 
     def __init__(self, options, supervisor, output, machine, term=None):
         super().__init__(options, supervisor, output, machine, term)
-        self._world = machine._world
+        self._world, self._machine_of = machine._world, machine._host
         if term is not None:
             self._world.takes_the_seat(self, options.hosts.self_name)
 
@@ -242,6 +242,8 @@ class Head(job.Job):
         super().on_cluster(cluster)
 
     def host_lost(self, name, reason):
+        if self._machine_of.has_been_seen:
+            return
         if self._tenure is None:
             self._world.host_is_lost(name, reason)
         super().host_lost(name, reason)
@@ -299,6 +301,7 @@ class Host:
         self.is_on = True
         self.stands_still = False
         self.is_over = False  # its launcher is gone
+        self.has_been_seen = False
         self.was_killed = False  # before anybody knew how the job ends
         self.was_disturbed = False  # in a way for which it may be given up
         self.had_reset_links = False
@@ -388,6 +391,7 @@ class Host:
         """After all has been seen."""
         if not self.task.done():
             self.is_over = self.stands_still = False
+            self.has_been_seen = True  # what it does in its end concerns nobody
             self.loop.within(self.task.cancel)
 
     def close_coroutines(self):

@@ -1,0 +1,84 @@
+"""What a config server answers, or whoever listens there, to who asks over HTTP."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from ms_kungfu.cluster_store import StoreUnreachableError, open_store
+from ms_kungfu.errors import ConfigServerError
+
+
+@pytest.fixture
+def served():
+    """A server that says these pieces to each who asks, so many seconds apart; its URL."""
+    listeners = []
+
+    def serve(*pieces, apart_s=0.0):
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+
+        def answer():
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(1 << 16)
+                    for piece in pieces:
+                        try:
+                            connection.sendall(piece)
+                        except OSError:
+                            break
+                        time.sleep(apart_s)
+
+        threading.Thread(target=answer, daemon=True).start()
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/config"
+
+    yield serve
+    for each in listeners:
+        each.close()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+def drip(count):
+    return [f"X-Header-{k}: x\r\n".encode() for k in range(count)]
+
+
+def test_what_drips_is_held_to_the_limit(served):
+    for pieces in ([OK, *drip(50)], [OK, b"\r\n", *drip(50)], [b"H"] * 50):
+        store = open_store(served(*pieces, apart_s=0.1), timeout_s=0.5)
+        began = time.monotonic()
+        with pytest.raises(StoreUnreachableError, match="no complete answer within 0.5 s|timed out"):
+            store.get()
+        assert time.monotonic() - began < 2
+
+
+def test_a_whole_answer_is_read_to_its_end(served):
+    document = b'{"Runners": [], "Workers": ["127.0.0.1:10000"], "Version": 3}'
+    for length in (f"Content-Length: {len(document)}\r\n".encode(), b""):
+        cluster = open_store(served(OK + length + b"\r\n" + document[:10], document[10:], apart_s=0.05)).get()
+        assert (cluster.version, cluster.size) == (3, 1)
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff", b"[" * 100_000, b"1" * 5000, b"nothing"])
+def test_what_is_no_status_is_a_sentence(served, body):
+    url = served(OK + b"\r\n" + body)
+    with pytest.raises(ConfigServerError, match=f"{url} did not answer with a job's status: the document is"):
+        open_store(url).status()
+
+
+@pytest.mark.parametrize("status", [b"204 No Content", b"302 Found\r\nLocation: http://127.0.0.1:1/"])
+def test_neither_is_nothing(served, status):
+    with pytest.raises(ConfigServerError, match="did not answer with a job's status"):
+        open_store(served(b"HTTP/1.1 " + status + b"\r\n\r\n")).status()
+
+
+@pytest.mark.parametrize("url", ["http://a..b/config", f"http://{'a' * 70}/config", "http://x/é", "https://.x/config"])
+def test_what_no_request_can_be_made_of_is_no_url(url):
+    with pytest.raises(ValueError, match="is not a URL like"):
+        open_store(url)
