@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from ms_kungfu import env
 from ms_kungfu._tls import from_environment
+from ms_kungfu._words import printable
 from ms_kungfu.cluster import Cluster, parse_json
 from ms_kungfu.cluster_store.exchange import FAILURES, TooLongError, exchange
 from ms_kungfu.cluster_store.store import StaleVersionError, StoreUnreachableError
@@ -133,6 +134,6 @@ def _text_of_error(error: Exception) -> str:
 def _text_of(body: bytes) -> str:
     """The sentence of an error's body."""
     try:
-        return str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
-        return body[:200].decode("utf-8", "replace").strip()
+        return printable(str(json.loads(body)["error"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return printable(body[:200].decode("utf-8", "replace").strip())

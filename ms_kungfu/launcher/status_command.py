@@ -11,7 +11,7 @@ from typing import Any
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, failed, switch
 from ms_kungfu._processes import printing
-from ms_kungfu._words import counted
+from ms_kungfu._words import counted, printable
 from ms_kungfu.broker_protocol import ProtocolError
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import Sitting, StoreUnreachableError, has_seat, open_seat, open_store
@@ -78,7 +78,7 @@ def _show(jobs: Sequence[_Document], as_json: object) -> None:
 def _printable(told: Any) -> Any:
     """Of what a job has told, text that does nothing to a terminal."""
     if isinstance(told, str):
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in told)
+        return printable(told)
     if isinstance(told, dict):
         return {key: _printable(value) for key, value in told.items()}
     return [_printable(each) for each in told] if isinstance(told, list) else told

@@ -82,3 +82,10 @@ def test_neither_is_nothing(served, status):
 def test_what_no_request_can_be_made_of_is_no_url(url):
     with pytest.raises(ValueError, match="is not a URL like"):
         open_store(url)
+
+
+def test_a_refusal_does_nothing_to_the_terminal(served):
+    for body in (b"\x1b[2J<html>", b'{"error": "\\u001b[2J<html>"}', b"[" * 100_000):
+        with pytest.raises(ConfigServerError) as refused:
+            open_store(served(b"HTTP/1.1 500 Oh\r\n\r\n" + body)).status()
+        assert str(refused.value).isprintable()
