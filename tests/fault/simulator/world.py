@@ -180,7 +180,8 @@ class World(Events, Promises):
         for happening in self.happenings:
             self.loop.at(happening.at, self._happen, happening)
         try:
-            if not self.loop.run(self.quiet_from + 120.0, task.done):
+            # An epoch of single shards goes on for long where the one worker that has them is slow.
+            if not self.loop.run(self.quiet_from + 300.0, task.done):
                 where = [f"{t.process.name} {t.name}" for t in self.all_threads if not t.finished and t.process.alive]
                 raise Violation(f"nothing goes on at {self.loop.now:.1f} s; there wait {', '.join(where)}")
         finally:
