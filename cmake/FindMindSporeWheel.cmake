@@ -44,6 +44,8 @@ if(MindSporeWheel_FOUND AND NOT TARGET MindSporeWheel::ops)
   endforeach()
   # MindSpore is built with the old ABI of libstdc++, and its hash maps are part of the interface.
   target_compile_definitions(MindSporeWheel::ops INTERFACE _GLIBCXX_USE_CXX11_ABI=0 ENABLE_FAST_HASH_TABLE=1)
+  # Its headers have __FILE__ in their messages, too.
+  target_compile_options(MindSporeWheel::ops INTERFACE "-ffile-prefix-map=${MindSporeWheel_ROOT}=mindspore")
   # Which libraries there are differs between versions. They are only named, without a way to them: `import mindspore`
   # has loaded them before the plugin is, and the loader matches by SONAME.
   target_link_options(MindSporeWheel::ops INTERFACE -Wl,--as-needed "-Wl,-rpath-link,${MindSporeWheel_ROOT}/lib"
