@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matrix import Environment, fitting
-from wheels import ROOT, Failure
+from wheels import ROOT, Failure, interpreter
 
 
 class Clock:
@@ -72,9 +72,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--wheels", type=Path, default=ROOT / "dist", help="the folder with the wheel (default: dist)")
     asked = parser.parse_args(words)
     try:
-        wheel = fitting(asked.python, asked.wheels.resolve())
+        python = interpreter(asked.python)
+        wheel = fitting(python, asked.wheels.resolve())
         with tempfile.TemporaryDirectory() as folder:
-            environment = Environment(Path(folder), asked.python)
+            environment = Environment(Path(folder), python)
             shown(environment, wheel, asked.mindspore or ["2.9.0", "2.10.0", "2.9.0"])
     except Failure as failure:
         sys.exit(f"release/demonstration.py: {failure}")

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wheels import ROOT, Failure, accepted, build, key, mindspore_wheel, published, run, version_of
+from wheels import ROOT, Failure, accepted, build, interpreter, key, limits, mindspore_wheel, published, run, version_of
 
 # Loading and refusing, the kernels against NumPy in both modes, the optimizers across a resize.
 TESTS = (
@@ -32,6 +32,7 @@ TESTS = (
     "tests/mindspore/test_updates.py",
 )
 FOR_TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+TOOLS = (Path("/bin"), Path("/usr/bin"))
 COMPILERS = ("cc", "c++", "c89", "c99", "cpp", "gcc", "g++", "clang", "ld", "as", "cmake", "make", "ninja")
 
 
@@ -52,10 +53,11 @@ class Environment:
         self.folder = folder
         tools = folder / "tools"
         tools.mkdir()
-        for place in ("/bin", "/usr/bin"):
-            for tool in Path(place).iterdir():
+        for place in TOOLS:
+            for tool in place.iterdir():
                 wanted = "python" not in tool.name and (compiler or not is_compiler(tool.name))
-                if wanted and not (tools / tool.name).exists():
+                # lexists: both folders may be the same, with links in it that lead nowhere.
+                if wanted and not os.path.lexists(tools / tool.name):
                     (tools / tool.name).symlink_to(tool)
         self.environ = {"HOME": str(folder), "PATH": f"{folder}/venv/bin:{tools}", **settings_of_the_machine()}
         run(python, "-m", "venv", folder / "venv", environ=self.environ)
@@ -114,13 +116,20 @@ def required(environment: Environment) -> list[str]:
 
 
 def cells(pythons: Sequence[str], versions: Sequence[str], folder: Path, sdist: bool = False) -> Iterator[Cell]:
-    """Of each Python with each MindSpore that has a wheel for it."""
+    """Of each Python with each MindSpore that has a wheel for it: of these versions, or of all that are accepted.
+    Failure where a Python or a version would be in none."""
+    untried = {*versions}
     for python in pythons:
         number, package = version_of(python), newest_sdist(folder) if sdist else fitting(python, folder)
-        for version in versions:
-            archive = mindspore_wheel(number, version)
-            if archive is not None:
-                yield Cell(number, version, python, package, archive)
+        found = {version: mindspore_wheel(number, version) for version in versions or accepted(number)}
+        there = {version: archive for version, archive in found.items() if archive is not None}
+        if not there:
+            raise Failure(f"no MindSpore {', '.join(found)} has a wheel for Python {number}")
+        untried -= {*there}
+        for version, archive in there.items():
+            yield Cell(number, version, python, package, archive)
+    if untried:
+        raise Failure(f"MindSpore {', '.join(sorted(untried, key=key))} has a wheel for none of these Pythons")
 
 
 def fitting(python: str, wheels: Path) -> Path:
@@ -156,10 +165,10 @@ def table(results: Mapping[tuple[str, str], str]) -> str:
     return "\n".join(lines)
 
 
-def newer() -> list[str]:
-    """What is published after all that is accepted."""
-    last = key(accepted()[-1])
-    return [version for version in published() if key(version) > last]
+def newer(python: str) -> list[str]:
+    """What is published for this Python after all that is accepted."""
+    _, limit = limits()
+    return [version for version in published(python) if key(version) >= limit]
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -175,18 +184,21 @@ def main(words: Sequence[str] | None = None) -> None:
         "--next", action="store_true", help="build for what is published after those that are accepted, and try that"
     )
     asked = parser.parse_args(words)
-    pythons = asked.python or [sys.executable]
     results: dict[tuple[str, str], str] = {}
     try:
-        versions, wheels = asked.mindspore or accepted(), asked.wheels.resolve()
+        pythons = [interpreter(python) for python in asked.python or [sys.executable]]
+        versions, wheels = asked.mindspore or [], asked.wheels.resolve()
         if asked.next:
-            versions, wheels = newer(), ROOT / "build" / "next"
+            after = {python: newer(version_of(python)) for python in pythons}
+            pythons, wheels = [python for python in pythons if after[python]], ROOT / "build" / "next"
+            versions = sorted({version for each in after.values() for version in each}, key=key)
             if not versions:
-                print(f"no MindSpore after {accepted()[-1]} is published for Python {version_of(sys.executable)}")
+                print(f"no MindSpore after those is published for Python {', '.join(map(version_of, after))}")
                 return
             for python in pythons:
-                build(python, versions, wheels)
-        for cell in cells(pythons, versions, wheels, asked.sdist):
+                build(python, after[python], wheels)
+        # All of them first: what can't be had fails before hours of tests.
+        for cell in [*cells(pythons, versions, wheels, asked.sdist)]:
             begun = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:
                 try:

@@ -15,7 +15,9 @@ Needs what `pip install "ms_kungfu[release]"` brings, a compiler, and of each Py
 from __future__ import annotations
 
 import argparse
+import functools
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -31,7 +33,16 @@ DOWNLOADS = ROOT / "build" / "mindspore"
 WANTED = re.compile(
     r"mindspore/(version\.py|include/.+|lib/libmindspore_\w+\.so|lib/plugin/libmindspore_ops_ascend\.so)"
 )
+CUDA_HEADERS = re.compile(r"nvidia/\w+/include/.+[^/]")
 EXCLUDED = "libmindspore_*"
+# What CMake finds of an installed MindSpore, and whether it finds the headers of CUDA's packages beside it.
+INSTALLED = """
+import glob, sysconfig
+from importlib.metadata import distribution
+found = distribution("mindspore")
+print(found.version, len(glob.glob(sysconfig.get_path("purelib") + "/nvidia/*/include/crt/host_defines.h")))
+print(found.locate_file("mindspore"))
+"""
 
 
 class Failure(Exception):
@@ -41,25 +52,57 @@ class Failure(Exception):
 def run(*command: object, environ: Mapping[str, str] = os.environ) -> str:
     """What the command printed; Failure where it fails. Not from the checkout, whose folder would be imported."""
     words = [str(word) for word in command]
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/", env=environ)
+    try:
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/", env=environ)
+    except OSError as error:
+        raise Failure(f"{words[0]} can't be run: {error.strerror}") from None
     if done.returncode != 0:
         raise Failure(f"{' '.join(words)} failed:\n{done.stdout[-4000:]}")
     return done.stdout
 
 
-def accepted() -> list[str]:
-    """The versions of MindSpore that are published and that pyproject.toml accepts, oldest first."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    lowest, limit = (key(each) for each in re.search(r'"mindspore>=([\d.]+),<([\d.]+)"', text).groups())
-    return [version for version in published() if lowest <= key(version) < limit]
+def interpreter(name: str) -> str:
+    """The path of --python, which may be a name or relative: `run` runs it in another folder."""
+    path = shutil.which(name)
+    if path is None:
+        raise Failure(f"there is no Python {name}")
+    return os.path.abspath(path)
 
 
-def published() -> list[str]:
-    told = run(sys.executable, "-m", "pip", "index", "versions", "mindspore")
+def of_pyproject(pattern: str) -> tuple[str, ...]:
+    return re.search(pattern, (ROOT / "pyproject.toml").read_text(encoding="utf-8")).groups()
+
+
+def limits() -> list[list[int]]:
+    """The lowest version of MindSpore that pyproject.toml accepts, and the first that it doesn't any more."""
+    return [key(each) for each in of_pyproject(r'"mindspore>=([\d.]+),<([\d.]+)"')]
+
+
+def accepted(python: str) -> list[str]:
+    """The versions of MindSpore that have a wheel for this Python and that pyproject.toml accepts, oldest first."""
+    lowest, limit = limits()
+    return [version for version in published(python) if lowest <= key(version) < limit]
+
+
+@functools.cache
+def published(python: str) -> list[str]:
+    """The versions of MindSpore that have a wheel for this Python, whichever runs this; Failure where pip knows none.
+    That may be an index that can't be reached: pip says the same of both."""
+    options = ["--only-binary=:all:", "--python-version", python]
+    try:
+        told = run(sys.executable, "-m", "pip", "index", "versions", *options, "mindspore")
+    except Failure as failure:
+        raise Failure(f"pip finds no MindSpore for Python {python}, or not its index: {failure}") from None
     found = re.search(r"Available versions: (.+)", told)
     if found is None:
-        raise Failure(f"pip doesn't know which versions of MindSpore there are:\n{told}")
+        raise Failure(f"pip doesn't know which versions of MindSpore there are for Python {python}:\n{told}")
     return sorted(found[1].split(", "), key=key)
+
+
+def is_published(version: str) -> bool:
+    """For any Python of the package."""
+    oldest, limit = of_pyproject(r'requires-python = ">=3\.(\d+),<3\.(\d+)"')
+    return any(version in published(f"3.{minor}") for minor in range(int(oldest), int(limit)))
 
 
 def key(version: str) -> list[int]:
@@ -71,16 +114,11 @@ def version_of(python: str) -> str:
 
 
 def download(to: Path, *words: str, python: str) -> list[Path]:
-    """Wheels for this version of Python; none where there are none."""
+    """Wheels for this version of Python."""
     to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to) as folder:
         options = ["--quiet", "--no-deps", "--only-binary=:all:", "--python-version", python, "--dest", folder]
-        try:
-            run(sys.executable, "-m", "pip", "download", *options, *words)
-        except Failure as failure:
-            if "No matching distribution" in str(failure):
-                return []
-            raise
+        run(sys.executable, "-m", "pip", "download", *options, *words)
         return [Path(shutil.move(str(file), to / file.name)) for file in Path(folder).iterdir()]
 
 
@@ -88,43 +126,51 @@ def mindspore_for(python: str, version: str) -> Path | None:
     """The folder with what a plugin is compiled with; None where MindSpore has no wheel for this Python."""
     folder = DOWNLOADS / f"{version}-cp{python.replace('.', '')}"
     if not (folder / "mindspore").is_dir():
-        wheels = mindspore_wheel(python, version)
-        if wheels is None:
+        wheel = mindspore_wheel(python, version)
+        if wheel is None:
             return None
-        unpack(wheels, folder, WANTED)
+        unpack([wheel], folder, WANTED)
     return folder / "mindspore"
 
 
 def mindspore_wheel(python: str, version: str) -> Path | None:
-    """Downloaded, once; None where there is none for this Python."""
+    """Downloaded, once; None where there is none for this Python. Failure where that isn't known, or for no Python."""
     folder = DOWNLOADS / "wheels"
     there = [*folder.glob(f"mindspore-{version}-cp{python.replace('.', '')}-*.whl")]
-    return next(iter(there or download(folder, f"mindspore=={version}", python=python)), None)
+    if there:
+        return there[0]
+    if version not in published(python):
+        if not is_published(version):
+            raise Failure(
+                f"MindSpore {version} isn't published; for Python {python} are {', '.join(published(python))}"
+            )
+        return None
+    return download(folder, f"mindspore=={version}", python=python)[0]
 
 
-def unpack(wheel: Path, to: Path, wanted: re.Pattern[str]) -> None:
+def unpack(wheels: Iterable[Path], to: Path, wanted: re.Pattern[str]) -> None:
     """All or nothing: a folder that is there is whole."""
-    with tempfile.TemporaryDirectory(dir=to.parent) as folder, zipfile.ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            if wanted.fullmatch(name):
-                archive.extract(name, folder)
+    with tempfile.TemporaryDirectory(dir=to.parent) as folder:
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                for name in archive.namelist():
+                    if wanted.fullmatch(name):
+                        archive.extract(name, folder)
         os.replace(folder, to)
         Path(folder).mkdir()  # for its end
 
 
 def cuda_headers(python: str) -> list[Path]:
     """Of the packages that the extra `test` names: the plugin for GPUs is compiled with them. None on aarch64."""
+    if platform.machine() != "x86_64":
+        return []
     folder = DOWNLOADS / "cuda"
     if not folder.is_dir():
         text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
         names = re.findall(r'"(nvidia-cuda-[^;"]+); ', text)
         DOWNLOADS.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=DOWNLOADS) as downloads:
-            for wheel in download(Path(downloads), *names, python=python):
-                with zipfile.ZipFile(wheel) as archive:
-                    for name in archive.namelist():
-                        if re.fullmatch(r"nvidia/\w+/include/.+[^/]", name):
-                            archive.extract(name, folder)
+            unpack(download(Path(downloads), *names, python=python), folder, CUDA_HEADERS)
     return sorted(folder.glob("nvidia/*/include"))
 
 
@@ -132,7 +178,9 @@ def build(python: str, versions: Sequence[str], out: Path) -> Path:
     """The wheel for the Python of this name, in `out`."""
     number = version_of(python)
     if versions == ["installed"]:
-        built = [run(python, "-c", "from importlib.metadata import version; print(version('mindspore'))").strip()]
+        facts, place = run(python, "-c", INSTALLED).splitlines()
+        version, has_cuda = facts.split()
+        roots, gpu = {version: Path(place)}, has_cuda != "0"
         # In the folder of an ordinary installation's build: nothing is compiled again.
         options = ["--no-build-isolation"]
     else:
@@ -142,16 +190,17 @@ def build(python: str, versions: Sequence[str], out: Path) -> Path:
         roots = {version: root for version, root in found.items() if root is not None}
         if not roots:
             raise Failure(f"none of MindSpore {', '.join(versions)} has a wheel for Python {number}")
-        built = [*roots]
-        lists = {"MINDSPORE_ROOT": roots.values(), "CUDA_INCLUDE_DIRS": cuda_headers(number)}
+        headers = cuda_headers(number)
+        gpu = bool(headers)
+        lists = {"MINDSPORE_ROOT": roots.values(), "CUDA_INCLUDE_DIRS": headers}
         options = [f"--config-settings=cmake.define.{name}={';'.join(map(str, each))}" for name, each in lists.items()]
         options += [f"--config-settings=build-dir={ROOT}/build/release-{{wheel_tag}}"]
     with tempfile.TemporaryDirectory() as folder:
-        print(f"Python {number}: plugins for MindSpore {', '.join(built)} ...", flush=True)
+        print(f"Python {number}: plugins for MindSpore {', '.join(roots)} ...", flush=True)
         run(python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder, *options, ROOT)
         (raw,) = Path(folder).glob("*.whl")
         made = repaired(raw, out)
-    check(made, built)
+    check(made, roots, gpu)
     return made
 
 
@@ -167,20 +216,52 @@ def repaired(raw: Path, out: Path) -> Path:
         return Path(shutil.move(str(made), out / made.name))
 
 
-def check(wheel: Path, versions: Iterable[str]) -> None:
-    """Failure where the wheel isn't what it should be."""
+def check(wheel: Path, roots: Mapping[str, Path], gpu: bool) -> None:
+    """Failure where the wheel isn't what it should be: for these MindSpore, with or without plugins for GPUs."""
     with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-    wrong = [*faults(names, versions)]
+        wrong = [*faults(archive.namelist(), roots, gpu), *traces(archive, [ROOT, *roots.values()])]
     if wrong:
         raise Failure(f"{wheel.name}: {'; '.join(wrong)}")
 
 
-def faults(names: Sequence[str], versions: Iterable[str]) -> Iterator[str]:
+def traces(archive: zipfile.ZipFile, places: Iterable[Path]) -> Iterator[str]:
+    """What in a wheel tells where it was built: __FILE__ does, unless the compiler is told otherwise."""
+    for name in archive.namelist():
+        if name.endswith(".so"):
+            library = archive.read(name)
+            for place in places:
+                if f"{place}/".encode() in library:
+                    yield f"{name} has the path {place} in it"
+
+
+def demanded() -> Iterator[str]:
+    """The files that a wheel has whatever it is built for, as patterns."""
+    for path in (ROOT / "ms_kungfu").rglob("*.py*"):
+        if path.suffix != ".pyc":
+            yield re.escape(path.relative_to(ROOT).as_posix())
+    for path in (ROOT / "ops_src" / "include" / "kungfu").iterdir():
+        yield re.escape(f"ms_kungfu/include/kungfu/{path.name}")
+    yield r"ms_kungfu/_core\..+\.so"
+    yield r"ms_kungfu/py\.typed"
+    yield r"ms_kungfu/cmake/ms_kungfuConfig\.cmake"
+    yield r"ms_kungfu_alias\.pth"
+    yield r"ms_kungfu_names\.py"
+    yield r"[^/]+\.dist-info/licenses/LICENSE"
+    for path in (ROOT / "licenses").iterdir():
+        yield rf"[^/]+\.dist-info/licenses/licenses/{re.escape(path.name)}"
+
+
+def faults(names: Sequence[str], versions: Iterable[str], gpu: bool) -> Iterator[str]:
     """What is wrong with a wheel of these files that should serve these versions of MindSpore."""
+    for pattern in demanded():
+        if not any(re.fullmatch(pattern, name) for name in names):
+            yield f"no {pattern} is in it"
     for version in versions:
-        if f"ms_kungfu/plugins/{version}/libkungfu_ms_cpu.so" not in names:
-            yield f"there is no plugin for MindSpore {version}"
+        # The wheels of 2.7 have no factory of custom kernels: kernels/ascend/CMakeLists.txt.
+        devices = ["cpu"] + ["gpu"] * gpu + ["ascend"] * (key(version) >= [2, 8])
+        for device in devices:
+            if f"ms_kungfu/plugins/{version}/libkungfu_ms_{device}.so" not in names:
+                yield f"there is no {device} plugin for MindSpore {version}"
     # One runtime for all: a second copy would be a second member of the cluster.
     runtimes = [name for name in names if "kungfu_runtime" in Path(name).name]
     if runtimes != ["ms_kungfu/libkungfu_runtime.so"]:
@@ -188,9 +269,6 @@ def faults(names: Sequence[str], versions: Iterable[str]) -> Iterator[str]:
     foreign = [name for name in names if ".libs/" in name or ("mindspore" in Path(name).name and name.endswith(".so"))]
     if foreign:
         yield f"libraries of others are in it: {', '.join(foreign)}"
-    for licence in (ROOT / "licenses").iterdir():
-        if not any(name.endswith(f".dist-info/licenses/licenses/{licence.name}") for name in names):
-            yield f"the licence {licence.name} isn't in it"
 
 
 def sdist(out: Path) -> Path:
@@ -211,9 +289,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--sdist", action="store_true", help="the source distribution, too")
     asked = parser.parse_args(words)
     try:
-        versions = asked.mindspore or accepted()
-        for python in asked.python or [sys.executable]:
-            made = build(python, versions, asked.out.resolve())
+        for python in map(interpreter, asked.python or [sys.executable]):
+            made = build(python, asked.mindspore or accepted(version_of(python)), asked.out.resolve())
             print(f"{made} ({made.stat().st_size / 2**20:.1f} MiB)", flush=True)
         if asked.sdist:
             print(sdist(asked.out.resolve()))

@@ -32,40 +32,138 @@ def program(monkeypatch):
     return load
 
 
+PLUGINS = [f"ms_kungfu/plugins/2.7.2/libkungfu_ms_{device}.so" for device in ("cpu", "gpu")]
+PLUGINS += [f"ms_kungfu/plugins/2.10.0/libkungfu_ms_{device}.so" for device in ("cpu", "gpu", "ascend")]
+# A file each that is missing in turn; the rest of the package comes from the checkout.
 FILES = [
     "ms_kungfu/libkungfu_runtime.so",
-    "ms_kungfu/plugins/2.9.0/libkungfu_ms_cpu.so",
-    "ms_kungfu/plugins/2.10.0/libkungfu_ms_cpu.so",
+    "ms_kungfu/_core.cpython-311-x86_64-linux-gnu.so",
+    "ms_kungfu/_core.pyi",
+    "ms_kungfu/__init__.py",
+    "ms_kungfu/launcher/cli.py",
+    "ms_kungfu/py.typed",
+    "ms_kungfu/cmake/ms_kungfuConfig.cmake",
+    "ms_kungfu/include/kungfu/c_api.h",
+    "ms_kungfu_alias.pth",
+    "ms_kungfu_names.py",
+    "ms_kungfu-1.dist-info/licenses/LICENSE",
     *(f"ms_kungfu-1.dist-info/licenses/licenses/{path.name}" for path in (ROOT / "licenses").iterdir()),
 ]
+WHOLE = [*PLUGINS, *FILES]
+WHOLE += [path.relative_to(ROOT).as_posix() for path in (ROOT / "ms_kungfu").rglob("*.py")]
+WHOLE += [f"ms_kungfu/include/kungfu/{path.name}" for path in (ROOT / "ops_src/include/kungfu").iterdir()]
+
+
+def wrong_with(program, files, gpu=True):
+    return "; ".join(program("wheels").faults(files, ["2.7.2", "2.10.0"], gpu))
+
+
+@pytest.mark.parametrize("missing", [*PLUGINS, *FILES])
+def test_a_wheel_lacks_no_file(program, missing):
+    assert wrong_with(program, WHOLE) == ""
+    found = wrong_with(program, [name for name in WHOLE if name != missing])
+    if missing in PLUGINS:
+        _, _, version, library = missing.split("/")
+        device = library[len("libkungfu_ms_") : -len(".so")]
+        assert found == f"there is no {device} plugin for MindSpore {version}"
+    elif "runtime" in missing:
+        assert found == "the runtime is there as nothing"
+    else:
+        assert found.startswith("no ")
+        assert len(found.split("; ")) == 1
+
+
+def test_plugins_for_gpus_are_demanded_where_cudas_headers_were_there(program):
+    assert wrong_with(program, [name for name in WHOLE if "ms_gpu" not in name], gpu=False) == ""
 
 
 @pytest.mark.parametrize(
-    ("files", "wrong"),
+    ("more", "wrong"),
     [
-        (FILES, ""),
-        (FILES[:2] + FILES[3:], "there is no plugin for MindSpore 2.10.0"),
-        (FILES[1:], "the runtime is there as nothing"),
-        ([*FILES, "ms_kungfu.libs/libkungfu_runtime-1234.so"], "a second runtime"),
-        ([*FILES, "ms_kungfu.libs/libgomp-1234.so.1"], "libraries of others are in it: ms_kungfu.libs/libgomp"),
-        (FILES[:-1], "isn't in it"),
+        (
+            "ms_kungfu.libs/libkungfu_runtime-1234.so",
+            "the runtime is there as ms_kungfu/libkungfu_runtime.so, ms_kungfu.l",
+        ),
+        ("ms_kungfu.libs/libgomp-1234.so.1", "libraries of others are in it: ms_kungfu.libs/libgomp"),
     ],
 )
-def test_what_is_wrong_with_a_wheel(program, files, wrong):
-    found = "; ".join(program("wheels").faults(files, ["2.9.0", "2.10.0"]))
-    assert wrong in found.replace("the runtime is there as ms_kungfu/libkungfu_runtime.so, ", "a second runtime ")
-    assert bool(found) == bool(wrong)
+def test_a_wheel_has_nothing_of_others(program, more, wrong):
+    assert wrong_with(program, [*WHOLE, more]).startswith(wrong)
 
 
-def test_versions_of_mindspore_are_in_their_order_and_within_the_packages_limits(program, monkeypatch):
+def test_a_library_that_tells_where_it_was_built_is_named(program, tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as archive:
+        archive.writestr("ms_kungfu/a.so", b"\0ops_src/base/error.h\0mindspore/include/ir/anf.h\0")
+        archive.writestr("ms_kungfu/b.so", b"\0/home/me/mindspore/include/ir/anf.h\0")
+    with zipfile.ZipFile(tmp_path / "a.whl") as archive:
+        found = [*program("wheels").traces(archive, [ROOT, Path("/home/me/mindspore")])]
+    assert found == ["ms_kungfu/b.so has the path /home/me/mindspore in it"]
+
+
+def index(published):
+    """`run` for an index with these versions for each Python; who isn't in it can't be reached."""
+
+    def run(*words):
+        assert words[2:5] == ("pip", "index", "versions")
+        python = words[words.index("--python-version") + 1]
+        if python not in published:
+            raise sys.modules["wheels"].Failure("ERROR: No matching distribution found for mindspore")
+        return f"Available versions: {', '.join(published[python])}\n"
+
+    return run
+
+
+PUBLISHED = {
+    "3.9": ["2.9.0", "2.7.2", "2.7.1.post1", "2.7.1"],
+    "3.10": ["2.10.0", "2.9.0", "2.7.2"],
+    "3.11": ["2.11.0", "2.10.0", "2.9.0", "2.7.2"],
+    "3.12": ["2.11.0", "2.10.0", "2.9.0", "2.7.2"],
+}
+
+
+def test_versions_of_mindspore_are_those_for_each_python_in_their_order_and_within_the_packages_limits(
+    program, monkeypatch
+):
     wheels = program("wheels")
-    told = "Available versions: 2.11.0, 2.10.0, 2.9.0, 2.7.2, 2.7.1.post1, 2.7.1\n"
-    monkeypatch.setattr(wheels, "run", lambda *words: told)
-    assert wheels.accepted() == ["2.7.2", "2.9.0", "2.10.0"]
+    monkeypatch.setattr(wheels, "run", index(PUBLISHED))
+    assert wheels.accepted("3.9") == ["2.7.2", "2.9.0"]
+    assert wheels.accepted("3.12") == ["2.7.2", "2.9.0", "2.10.0"]
     matrix = program("matrix")
-    monkeypatch.setattr(matrix, "published", wheels.published)
-    monkeypatch.setattr(matrix, "accepted", wheels.accepted)
-    assert matrix.newer() == ["2.11.0"]
+    assert matrix.newer("3.12") == ["2.11.0"]
+    assert matrix.newer("3.9") == []
+
+
+def test_a_mindspore_without_a_wheel_for_this_python_is_no_failure_and_any_other_reason_is_one(
+    program, tmp_path, monkeypatch
+):
+    wheels = program("wheels")
+    monkeypatch.setattr(wheels, "DOWNLOADS", tmp_path)
+    monkeypatch.setattr(wheels, "run", index(PUBLISHED))
+    assert wheels.mindspore_for("3.9", "2.10.0") is None
+    with pytest.raises(wheels.Failure, match=r"MindSpore 2\.99\.0 isn't published; for Python 3\.9 are 2\.7\.1, "):
+        wheels.mindspore_for("3.9", "2.99.0")
+    wheels.published.cache_clear()
+    monkeypatch.setattr(wheels, "run", index({}))
+    with pytest.raises(wheels.Failure, match=r"no MindSpore for Python 3\.9, or not its index"):
+        wheels.mindspore_for("3.9", "2.10.0")
+    (tmp_path / "2.9.0-cp39" / "mindspore").mkdir(parents=True)
+    assert wheels.mindspore_for("3.9", "2.9.0") is not None  # without the index
+
+
+def test_the_interpreter_may_be_relative_and_one_that_is_not_there_is_said(program, tmp_path, monkeypatch):
+    wheels = program("wheels")
+    (tmp_path / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    assert wheels.interpreter("./python") == str(tmp_path / "python")
+    assert wheels.version_of(wheels.interpreter("./python")) == f"3.{sys.version_info.minor}"
+    for name in ("wheels", "matrix", "demonstration"):
+        command = [sys.executable, ROOT / "release" / f"{name}.py", "--python", "./python3.99"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (1, f"release/{name}.py: there is no Python ./python3.99\n")
+    (tmp_path / "text").write_text("no program")
+    (tmp_path / "text").chmod(0o755)
+    with pytest.raises(wheels.Failure, match="can't be run: Exec format error"):
+        wheels.version_of(tmp_path / "text")
 
 
 def test_only_what_a_plugin_is_compiled_with_is_taken_of_mindspore(program, tmp_path):
@@ -81,9 +179,39 @@ def test_only_what_a_plugin_is_compiled_with_is_taken_of_mindspore(program, tmp_
     with zipfile.ZipFile(tmp_path / "mindspore.whl", "w") as archive:
         for name in names:
             archive.writestr(name, "")
-    program("wheels").unpack(tmp_path / "mindspore.whl", tmp_path / "out", program("wheels").WANTED)
+    program("wheels").unpack([tmp_path / "mindspore.whl"], tmp_path / "out", program("wheels").WANTED)
     found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert found == {name for name, taken in names.items() if taken}
+
+
+def test_headers_of_cuda_are_there_wholly_or_not_at_all(program, tmp_path, monkeypatch):
+    wheels = program("wheels")
+    monkeypatch.setattr(wheels, "DOWNLOADS", tmp_path / "downloads")
+    monkeypatch.setattr(wheels.platform, "machine", lambda: "x86_64")
+    with zipfile.ZipFile(tmp_path / "nvcc.whl", "w") as archive:
+        archive.writestr("nvidia/cuda_nvcc/include/crt/host_defines.h", "")
+    (tmp_path / "broken.whl").write_text("half of it")
+    files = [tmp_path / "nvcc.whl", tmp_path / "broken.whl"]
+    monkeypatch.setattr(wheels, "download", lambda *words, python: files)
+    with pytest.raises(zipfile.BadZipFile):
+        wheels.cuda_headers("3.11")
+    assert not (tmp_path / "downloads" / "cuda").exists()
+    files.pop()
+    assert wheels.cuda_headers("3.11") == [tmp_path / "downloads/cuda/nvidia/cuda_nvcc/include"]
+    monkeypatch.setattr(wheels.platform, "machine", lambda: "aarch64")
+    assert wheels.cuda_headers("3.11") == []
+
+
+def test_an_environment_has_each_tool_once_where_links_lead_nowhere(program, tmp_path, monkeypatch):
+    matrix = program("matrix")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "tool").touch()
+    (tmp_path / "bin" / "dangling").symlink_to("nowhere")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr(matrix, "TOOLS", (tmp_path / "bin", tmp_path / "bin"))
+    monkeypatch.setattr(matrix, "run", lambda *words, environ: "")
+    matrix.Environment(tmp_path / "empty", "python")
+    assert sorted(path.name for path in (tmp_path / "empty" / "tools").iterdir()) == ["dangling", "tool"]
 
 
 @pytest.mark.parametrize("name", ["cc", "g++-12", "x86_64-linux-gnu-gcc-12", "clang-15", "c++", "ld.bfd"])
@@ -98,6 +226,7 @@ def test_what_is_tried_is_the_newest_package_for_that_python_with_each_mindspore
 ):
     matrix = program("matrix")
     monkeypatch.setattr(matrix, "version_of", lambda python: "3.9")
+    monkeypatch.setattr(matrix, "accepted", lambda python: ["2.9.0", "2.10.0"])
     monkeypatch.setattr(
         matrix, "mindspore_wheel", lambda python, version: None if version == "2.10.0" else Path(version)
     )
@@ -108,11 +237,15 @@ def test_what_is_tried_is_the_newest_package_for_that_python_with_each_mindspore
         os.utime(tmp_path / name, (time, time))
 
     def tried(sdist):
-        found = matrix.cells(["python"], ["2.9.0", "2.10.0"], tmp_path, sdist)
+        found = matrix.cells(["python"], [], tmp_path, sdist)
         return [(cell.package.name, cell.mindspore) for cell in found]
 
     assert tried(sdist=False) == [("ms_kungfu-2-cp39-cp39-a.whl", "2.9.0")]
     assert tried(sdist=True) == [("ms_kungfu-2.tar.gz", "2.9.0")]
+    with pytest.raises(matrix.Failure, match="no MindSpore 2.10.0 has a wheel for Python 3.9"):
+        [*matrix.cells(["python"], ["2.10.0"], tmp_path)]
+    with pytest.raises(matrix.Failure, match="MindSpore 2.10.0 has a wheel for none of these Pythons"):
+        [*matrix.cells(["python"], ["2.9.0", "2.10.0"], tmp_path)]
     with pytest.raises(matrix.Failure, match="no wheel for Python 3.9; release/wheels.py --python python makes one"):
         matrix.fitting("python", tmp_path / "elsewhere")
     with pytest.raises(matrix.Failure, match="release/wheels.py --sdist makes one"):
