@@ -11,6 +11,8 @@ HOME="${HOME:-$(cd ~ 2>/dev/null && pwd || echo /)}"
 export HOME
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 default_mindspore=2.10.0
+arguments=("$@")
+extras_there=$(sed -n '/^\[project\.optional-dependencies\]$/,/^\[/s/^\([a-z]*\) = \[.*/\1/p' "$root/pyproject.toml" | paste -sd' ')
 
 usage() {
   cat <<TEXT
@@ -24,7 +26,8 @@ next command. Does only what is left to do: a second run takes a second.
   --python PYTHON      the interpreter for a new virtual environment (default: the first Python 3.9 to 3.12 that suits)
   --mindspore VERSION  the MindSpore to install and to build for (default: the one that is installed in the virtual
                        environment, else $default_mindspore)
-  --extras LIST        also what these need, comma-separated: examples, ray, test, bench, lint, docs, release, dev
+  --extras LIST        also what these need, comma-separated:
+                       ${extras_there// /, }
   --apt                install what is missing of the system (compiler, Python's headers, venv) with apt-get, rather
                        than only naming it; needs root
   -h, --help           this text
@@ -73,9 +76,9 @@ done
 
 [ "$(uname -s)" = Linux ] || die "MindSpore's wheels and ms_kungfu are for Linux, this is $(uname -s)"
 
-for extra in ${extras//,/ }; do
-  grep -q "^$extra = \[" "$root/pyproject.toml" ||
-    misuse "--extras '$extra' is none of examples, ray, test, bench, lint, docs, release, dev"
+read -ra asked_extras <<<"${extras//,/ }"
+for extra in "${asked_extras[@]}"; do
+  case " $extras_there " in *" $extra "*) ;; *) misuse "--extras '$extra' is none of ${extras_there// /, }" ;; esac
 done
 
 # The versions that the package accepts stand in pyproject.toml, once.
@@ -96,9 +99,11 @@ fi
 
 # --- what is there already
 
-# Prints "VERSION-OF-PYTHON VERSION-OF-MINDSPORE none|installed|editable", with - for no MindSpore.
+# Prints "VERSION-OF-PYTHON VERSION-OF-MINDSPORE none|installed|editable RECORD", with - for no MindSpore. RECORD tells one
+# installation of ms_kungfu from another: pip's list of its files; or it is damaged, where one of them isn't there or is cut.
 inspect() {
   "$venv/bin/python" -I - <<'PYTHON'
+import hashlib
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 
@@ -111,13 +116,23 @@ def found(name):
 mindspore, ours = found("mindspore"), found("ms-kungfu")
 editable = ours and '"editable": true' in (ours.read_text("direct_url.json") or "")
 state = "editable" if editable else "installed" if ours else "none"
-print("%d.%d" % sys.version_info[:2], mindspore.version if mindspore else "-", state)
+
+
+def is_whole(file):
+    path = file.locate()
+    # Python's caches come and go.
+    return file.suffix == ".pyc" or path.is_file() and file.size in (None, path.stat().st_size)
+
+files = ours and ours.files or []
+listed = hashlib.sha256((ours and ours.read_text("RECORD") or "").encode()).hexdigest()
+record = listed if files and all(map(is_whole, files)) else "damaged"
+print("%d.%d" % sys.version_info[:2], mindspore.version if mindspore else "-", state, record)
 PYTHON
 }
 
-python_version="" installed_mindspore=- state=none
+python_version="" installed_mindspore=- state=none record=""
 if [ -x "$venv/bin/python" ] && facts=$(inspect); then
-  read -r python_version installed_mindspore state <<<"$facts"
+  read -r python_version installed_mindspore state record <<<"$facts"
 fi
 if [ -z "$mindspore" ]; then
   mindspore=$default_mindspore
@@ -143,15 +158,17 @@ fingerprint() {
   } | sha256sum | cut -d' ' -f1
 }
 
-# The stamp: the fingerprint of what was built, then the extras that were installed.
+# The stamp: the fingerprint of what was built, what `inspect` said of the installation, then the extras.
 stamp=$venv/.ms_kungfu-installed
-done_hash="" done_extras=""
+done_hash="" done_record="" done_extras=""
 if [ "$state" != none ] && [ "$installed_mindspore" = "$mindspore" ] && [ -r "$stamp" ]; then
-  read -r done_hash done_extras <"$stamp" || true
+  read -r done_hash done_record done_extras <"$stamp" || true
 fi
+# What others installed since, or files that are gone: the fingerprint knows only the sources.
+if [ "$done_record" != "$record" ]; then done_hash=""; fi
 hash=$(fingerprint)
 new_extras=""
-for extra in ${extras//,/ }; do
+for extra in "${asked_extras[@]}"; do
   case ,$done_extras, in *",$extra,"*) ;; *) new_extras+=${new_extras:+,}$extra ;; esac
 done
 
@@ -267,6 +284,19 @@ need_space "$root/build" 200 "the build"
 
 # --- the work
 
+# One at a time: the build folder and, as a rule, the virtual environment are those of other runs in this checkout, too.
+mkdir -p -- "$root/build"
+if command -v flock >/dev/null; then
+  exec {lock}>"$root/build/install.lock"
+  if ! flock -n "$lock"; then
+    say "Waiting for another install-kungfu.sh in $root ..."
+    flock -w 7200 "$lock" || die "another install-kungfu.sh has been running in $root for two hours; let it end first"
+    # From the beginning: it may have left nothing to do.
+    exec {lock}>&-
+    exec "$root/install-kungfu.sh" "${arguments[@]}"
+  fi
+fi
+
 if [ ! -x "$venv/bin/python" ]; then
   say "Making the virtual environment $venv with $python (Python $python_version) ..."
   "$python" -m venv -- "$venv" >&2 || die "$python could not make a virtual environment in $venv"
@@ -301,6 +331,7 @@ say "Testing: two workers sum a tensor through MindSpore ..."
 (cd / && kungfu-run -q -timeout 5m -np 2 "$venv/bin/python" -m ms_kungfu._smoke </dev/null) ||
   die "ms_kungfu is installed, but two workers could not sum a tensor; the message is above"
 
-printf '%s %s\n' "$hash" "$all_extras" >"$stamp"
+read -r _ _ _ record < <(inspect)
+printf '%s %s %s\n' "$hash" "$record" "$all_extras" >"$stamp"
 say "ms_kungfu is installed in $venv (MindSpore $mindspore)."
 next

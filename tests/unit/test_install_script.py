@@ -1,8 +1,17 @@
-"""install-kungfu.sh refuses what can't work in one sentence, before it has done anything."""
+"""install-kungfu.sh refuses what can't work in one sentence, before it has done anything, and does what is left to do.
+
+Nothing is downloaded or compiled here: where it would, it meets a stand-in for pip.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import subprocess
+import sys
+import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +31,7 @@ def test_help_names_every_option(flag: str) -> None:
     assert done.returncode == 0
     for option in ("--venv", "--python", "--mindspore", "--extras", "--apt"):
         assert option in done.stdout
+    assert "examples, metrics, ray, test, bench, release, docs, lint, dev" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -33,6 +43,10 @@ def test_help_names_every_option(flag: str) -> None:
         (["--venv="], "--venv needs a value"),
         (["--mindspore", "latest"], "'latest'"),
         (["--extras", "examples,everything"], "'everything'"),
+        # Keys of pyproject.toml that are no extras, and no pattern.
+        (["--extras", "classifiers"], "'classifiers' is none of examples, metrics, ray, "),
+        (["--extras", "te.t"], "'te.t'"),
+        (["--extras", "*"], "'*'"),
     ],
 )
 def test_misuse_exits_2_and_names_it(arguments: list[str], named: str) -> None:
@@ -69,3 +83,106 @@ def test_a_folder_that_is_no_virtual_environment_is_left_alone(tmp_path: Path) -
     assert done.returncode == 1
     assert str(tmp_path) in done.stderr
     assert (tmp_path / "thesis.txt").read_text() == "words"
+
+
+# Installs "." as pip does: files, and their list. `text` is what is in the library.
+PACKAGE = """
+import hashlib, pathlib, sys
+
+def install(site, text):
+    info = site / "ms_kungfu-0.1.0.dist-info"
+    info.mkdir(exist_ok=True)
+    (site / "ms_kungfu").mkdir(exist_ok=True)
+    (site / "ms_kungfu" / "library.so").write_text(text)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\\nName: ms-kungfu\\nVersion: 0.1.0\\n")
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (info / "RECORD").write_text(
+        f"ms_kungfu/library.so,sha256={digest},{len(text)}\\nms_kungfu/__pycache__/a.pyc,,\\n"
+        "ms_kungfu-0.1.0.dist-info/METADATA,,\\nms_kungfu-0.1.0.dist-info/RECORD,,\\n"
+    )
+"""
+PIP = f"""{PACKAGE}
+if "." in sys.argv:
+    install(pathlib.Path(__file__).parents[1], "built here")
+"""
+
+
+class Checkout:
+    """One whose sources nobody compiles, with an environment that has a MindSpore."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for folder in ("cmake", "ops_src", "kernels", "ms_kungfu"):
+            (root / folder).mkdir(parents=True)
+        (root / "CMakeLists.txt").touch()
+        for name in ("install-kungfu.sh", "pyproject.toml"):
+            shutil.copy(ROOT / name, root)
+        venv.create(root / ".venv", symlinks=True)
+        version = f"python3.{sys.version_info.minor}"
+        self.site = root / ".venv" / "lib" / version / "site-packages"
+        info = self.site / "mindspore-2.9.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mindspore\nVersion: 2.9.0\n")
+        (self.site / "pip").mkdir()
+        (self.site / "pip" / "__main__.py").write_text(PIP)
+        test = root / ".venv" / "bin" / "kungfu-run"
+        test.write_text("#!/bin/sh\n")
+        test.chmod(0o755)
+        self.library = self.site / "ms_kungfu" / "library.so"
+
+    def start(self) -> subprocess.Popen[str]:
+        command = ["/usr/bin/env", "-i", str(self.root / "install-kungfu.sh")]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def install(self) -> str:
+        process = self.start()
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        return said
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path / "check out")
+
+
+def another(checkout: Checkout) -> None:
+    scope: dict[str, Callable[[Path, str], None]] = {}
+    exec(PACKAGE, scope)
+    scope["install"](checkout.site, "built there")
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        another,
+        lambda checkout: checkout.library.unlink(),
+        lambda checkout: os.truncate(checkout.library, 3),
+        lambda checkout: (checkout.root / "ops_src" / "new.cc").touch(),
+    ],
+    ids=["another package", "a file is gone", "a file is cut", "a source is new"],
+)
+def test_a_second_run_does_nothing_unless_something_happened_since(
+    checkout: Checkout, happens: Callable[[Checkout], object]
+) -> None:
+    assert "is installed in" in checkout.install()
+    assert "is installed and up to date" in checkout.install()
+    happens(checkout)
+    assert "up to date" not in checkout.install()
+    assert checkout.library.read_text() == "built here"
+    assert "is installed and up to date" in checkout.install()
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="no flock")
+def test_a_second_run_at_a_time_waits_for_the_first(checkout: Checkout) -> None:
+    (checkout.root / "build").mkdir()
+    with (checkout.root / "build" / "install.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = checkout.start()
+        assert second.stdout is not None
+        assert second.stdout.readline().startswith("Waiting for another install-kungfu.sh in ")
+        assert not checkout.library.exists()
+    said, _ = second.communicate(timeout=60)
+    assert second.returncode == 0, said
+    assert "is installed in" in said
+    assert checkout.library.exists()
