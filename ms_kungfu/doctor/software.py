@@ -26,7 +26,7 @@ except Exception as error:
     found["error"] = str(error)
 answer(found)
 """
-_OF_DEVELOPERS = ("test", "lint", "release", "dev")
+_OF_DEVELOPERS = ("test", "lint", "docs", "release", "dev")
 
 
 def check_python(system: System) -> Iterator[Finding]:

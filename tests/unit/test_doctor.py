@@ -16,7 +16,7 @@ from ms_kungfu.doctor.finding import Finding, Status
 from ms_kungfu.doctor.system import LOAD_RUNTIME, Outcome, System
 
 OK, MISSING, WRONG = Status.OK, Status.MISSING, Status.WRONG
-EXTRAS = ["bench", "test", "lint", "dev"]
+EXTRAS = ["bench", "test", "lint", "docs", "release", "dev"]
 PACKAGE = "/site/ms_kungfu"
 FLAGS = "flags : sse2 avx2 avx512f avx512bw avx512vl avx512dq"
 
@@ -46,6 +46,8 @@ class Machine(System):
             'ms-kungfu[bench]; extra == "dev"',
             'absent-test>=1; extra == "test"',
             'absent-lint>=1; extra == "lint"',
+            'absent-docs>=1; extra == "docs"',
+            'absent-release>=1; extra == "release"',
         ]
     )
     core_counts: tuple[int, int] = (8, 8)
