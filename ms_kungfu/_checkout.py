@@ -32,10 +32,15 @@ def use_installed_build(package: MutableMapping[str, Any]) -> None:
     path: list[str] = package["__path__"]
     build = find_build(path)
     if build is None:
-        raise ImportError(
-            f"{path[0]} holds the sources of ms_kungfu but no build of it, and none is installed for this Python: "
-            f"run {Path(path[0]).parent / 'install-kungfu.sh'}"
-        )
+        script = Path(path[0]).parent / "install-kungfu.sh"
+        if script.is_file():
+            raise ImportError(
+                f"{path[0]} holds the sources of ms_kungfu but no build of it, and none is installed for this Python: "
+                f"run {script}"
+            )
+        from ._installation import reinstall
+
+        raise ImportError(f"{path[0]} lacks ms_kungfu._core: the installation is damaged; {reinstall()}")
     if str(build) not in path:
         # In place: the import system holds on to this very list (the spec's search locations).
         path[:] = [str(build)]

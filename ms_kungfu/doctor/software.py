@@ -12,12 +12,14 @@ from ms_kungfu.launcher.devices import ASCEND, GPU
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-_REINSTALL = "run ./install-kungfu.sh in the checkout, or `python -m pip install --no-deps --force-reinstall CHECKOUT`"
 _KERNELS = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend": "libkungfu_ms_ascend.so"}
 # Loads the kernels as the first operator of a program would.
-_LOAD_KERNELS = """
+_LOADING = "loading ms_kungfu's kernels"
+_LOAD_KERNELS = f"""
+doing("importing MindSpore")
 import mindspore
-found = {"running": mindspore.__version__}
+doing({_LOADING!r})
+found = {{"running": mindspore.__version__}}
 try:
     mindspore.set_device("CPU")
     from ms_kungfu.ops import _plugin
@@ -40,10 +42,13 @@ def check_python(system: System) -> Iterator[Finding]:
 
 
 def check_runtime(system: System) -> Iterator[Finding]:
-    """The compiled runtime, in ms_kungfu itself."""
-    outcome = system.run(LOAD_RUNTIME)
+    """The compiled runtime, in ms_kungfu itself, and whether all files are there. Those of plugins are told later."""
+    outcome, again = system.run(LOAD_RUNTIME), system.reinstall()
+    damaged = [file for file in system.damaged() if not file.startswith("plugins/")]
     if outcome.error:
-        yield wrong("ms_kungfu", f"its runtime can't be loaded from {system.package}: {outcome.error}", _REINSTALL)
+        yield wrong("ms_kungfu", f"its runtime can't be loaded from {system.package}: {outcome.error}", again)
+    elif damaged:
+        yield wrong("ms_kungfu", f"files of it are missing or cut in {system.package}: {', '.join(damaged)}", again)
     else:
         yield ok("ms_kungfu", f"{system.version('ms-kungfu') or 'unknown version'} in {system.package}")
 
@@ -54,7 +59,8 @@ def check_mindspore(system: System) -> Iterator[Finding]:
     found = system.version("mindspore")
     built = _built_for(system, _KERNELS["CPU"])
     # Beside one that kernels were built for the package may stay: a wheel has them for several.
-    install = f'pip install "mindspore=={built[-1]}"' if built else f'pip install "{wanted}", then {_REINSTALL}'
+    again = system.reinstall()
+    install = f'pip install "mindspore=={built[-1]}"' if built else f'pip install "{wanted}", then {again}'
     if found is None:
         what = "not installed: the launcher, the config server and ms_kungfu.comm work without, nothing else does"
         yield missing("MindSpore", what, install)
@@ -63,13 +69,20 @@ def check_mindspore(system: System) -> Iterator[Finding]:
         yield wrong("MindSpore", f"{found}, but ms_kungfu needs {wanted.specifier}", install)
         return
     if not system.names(f"{system.package}/plugins"):
-        yield wrong("MindSpore", f"{found}, but ms_kungfu was built without MindSpore and has no kernels", _REINSTALL)
+        why = "ms_kungfu was built without MindSpore and has no kernels"
+        if system.is_of_a_wheel():
+            why = "the kernels of ms_kungfu are gone: the installation is damaged"
+        yield wrong("MindSpore", f"{found}, but {why}", again)
         return
     outcome = system.run(_LOAD_KERNELS, timeout_s=180.0)
-    if outcome.error:
-        yield wrong("MindSpore", f"{found} can't be imported: {outcome.error}", install)
+    if outcome.error and outcome.during == _LOADING:
+        yield wrong("MindSpore", f"{found} is there, but {outcome.error}", again)
+    elif outcome.error:
+        # Without its dependencies: NumPy would be another one.
+        remedy = f'pip install --no-deps --force-reinstall "mindspore=={found}"'
+        yield wrong("MindSpore", f"{found} can't be imported: {outcome.error}", remedy)
     elif "error" in outcome.value:
-        yield wrong("MindSpore", f"{outcome.value['running']}: {outcome.value['error']}", _REINSTALL)
+        yield wrong("MindSpore", f"{outcome.value['running']}: {outcome.value['error']}", again)
     else:
         yield ok("MindSpore", f"{outcome.value['running']}, and the kernels are built for it")
 
@@ -77,15 +90,20 @@ def check_mindspore(system: System) -> Iterator[Finding]:
 def check_kernels(system: System) -> Iterator[Finding]:
     """Which devices a program may train on, with the MindSpore that is installed. Whether those for the CPU load is
     told with it."""
-    found = system.version("mindspore")
+    found, damaged = system.version("mindspore"), system.damaged()
     for device, name in _KERNELS.items():
         kind = {"GPU": GPU, "Ascend": ASCEND}.get(device)
         file = f"plugins/{found}/{name}"
-        if system.is_file(f"{system.package}/{file}"):
+        if file in damaged:
+            yield wrong(
+                f"{device} kernels", f"{file} is missing or cut: the installation is damaged", system.reinstall()
+            )
+        elif system.is_file(f"{system.package}/{file}"):
             yield ok(f"{device} kernels", file)
         else:
             needed = kind is not None and kind.count(system.names("/dev"))
-            remedy = f'device_target="{device}" needs them: {_REINSTALL}' if needed else ""
+            how = "a wheel of ms_kungfu that has them" if system.is_of_a_wheel() else system.reinstall()
+            remedy = f'device_target="{device}" needs them: {how}' if needed else ""
             others = ", ".join(_built_for(system, name))
             yield missing(f"{device} kernels", f"built for MindSpore {others} only" if others else "not built", remedy)
 

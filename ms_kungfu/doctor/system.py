@@ -20,19 +20,23 @@ from pathlib import Path
 from typing import Any
 
 import ms_kungfu
+from ms_kungfu import _installation
 from ms_kungfu.launcher.policy import signal_name
 
 _MARK = "ms_kungfu.doctor: "
+_STAGE = "ms_kungfu.doctor is "
 # A program for `System.run`: which instructions the reductions use, where the runtime can be loaded.
 LOAD_RUNTIME = "import ms_kungfu._core as core; answer(core.instruction_set())"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program of another process has found, or the sentence that says why it has found nothing."""
+    """What a program of another process has found, or the sentence that says why it has found nothing, and what it was
+    doing then."""
 
     value: Any = None
     error: str = ""
+    during: str = ""
 
 
 class System:
@@ -85,6 +89,20 @@ class System:
         except Exception:
             return []
 
+    def damaged(self) -> list[str]:
+        """Files of ms_kungfu that are missing or cut."""
+        try:
+            return _installation.damaged()
+        except Exception:
+            return []
+
+    def is_of_a_wheel(self) -> bool:
+        return _installation.is_of_a_wheel()
+
+    def reinstall(self) -> str:
+        """The remedy for an installation that is damaged."""
+        return _installation.reinstall()
+
     def cores(self) -> tuple[int, int]:
         """The cores of the machine and those that this process may use."""
         return os.cpu_count() or 1, len(os.sched_getaffinity(0))
@@ -95,11 +113,15 @@ class System:
         return None if soft == resource.RLIM_INFINITY else soft
 
     def run(self, program: str, *arguments: str, timeout_s: float = 60.0) -> Outcome:
-        """Runs a Python program, whose `answer(VALUE)` gives the outcome, in a process of its own.
+        """Runs a Python program, whose `answer(VALUE)` gives the outcome, in a process of its own. By `doing(WHAT)` it
+        says what would be to blame if it ended there.
 
         Libraries are only ever opened there: one that crashes or hangs must not take the doctor with it.
         """
-        prologue = f"import json, sys\ndef answer(value): print({_MARK!r} + json.dumps(value), flush=True)\n"
+        prologue = (
+            f"import json, sys\ndef answer(value): print({_MARK!r} + json.dumps(value), flush=True)\n"
+            f"def doing(what): print({_STAGE!r} + what, flush=True)\n"
+        )
         try:
             done = subprocess.run(
                 [sys.executable, "-c", prologue + program, *arguments],
@@ -109,10 +131,14 @@ class System:
             return Outcome(error=f"no answer within {timeout_s:g} s")
         except OSError as error:
             return Outcome(error=f"another Python can't be started: {error}")
+        during = ""
         for line in done.stdout.splitlines():
+            if line.startswith(_STAGE):
+                during = line[len(_STAGE) :]
             if line.startswith(_MARK):
                 return Outcome(json.loads(line[len(_MARK) :]))
         if done.returncode < 0:
-            return Outcome(error=f"the process was killed by {signal_name(-done.returncode)}")
+            killed = f"the process was killed by {signal_name(-done.returncode)}"
+            return Outcome(error=f"{killed}, {during}" if during else killed, during=during)
         last = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        return Outcome(error=last[-1] if last else f"the process exited with code {done.returncode}")
+        return Outcome(error=last[-1] if last else f"the process exited with code {done.returncode}", during=during)

@@ -15,11 +15,8 @@ from pathlib import Path
 import mindspore
 
 from ms_kungfu import _core, _device
+from ms_kungfu._installation import is_of_a_wheel, reinstall
 
-_REMEDY = (
-    "install the package anew beside this MindSpore: run ./install-kungfu.sh in its checkout, or "
-    "`python -m pip install --no-build-isolation --no-deps --force-reinstall CHECKOUT`"
-)
 _FILES = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend": "libkungfu_ms_ascend.so"}
 # What the build leaves a plugin out for.
 _NEEDS = {
@@ -36,7 +33,10 @@ def folder_for(running: str, plugins: Path) -> Path:
         return plugins / running
     built = sorted((path.name for path in plugins.glob("*")), key=lambda name: [*map(int, re.findall(r"\d+", name))])
     if not built:
-        raise ImportError(f"ms_kungfu was built without MindSpore, so its kernels were left out; {_REMEDY}")
+        why = "ms_kungfu was built without MindSpore, so its kernels were left out"
+        if is_of_a_wheel():
+            why = "the kernels of ms_kungfu are gone, so its installation is damaged"
+        raise ImportError(f"{why}; {reinstall()}")
     raise _built_for_another(", ".join(built), running, built[-1])
 
 
@@ -47,9 +47,10 @@ def check_version(built_for: str, running: str) -> None:
 
 
 def _built_for_another(built_for: str, running: str, newest: str) -> ImportError:
+    other = f"a wheel of ms_kungfu for {running}" if is_of_a_wheel() else f"{reinstall()}, which builds them anew"
     return ImportError(
         f"the kernels of ms_kungfu were built for MindSpore {built_for}, but MindSpore {running} is running; "
-        f'`python -m pip install "mindspore=={newest}"`, or {_REMEDY}'
+        f'`python -m pip install "mindspore=={newest}"`, or {other}'
     )
 
 
@@ -63,9 +64,11 @@ def _load(device: str) -> ctypes.CDLL:
         raise ValueError(f'device_target must be one of {", ".join(_FILES)}, not "{device}"')
     path = folder_for(mindspore.__version__, _PLUGINS) / _FILES[device]
     if not path.exists():
+        why = f"the build did not find {_NEEDS[device]}"
+        if is_of_a_wheel():
+            why = "the installation is damaged, or the wheel was built without them"
         raise ImportError(
-            f'{path.name}, the kernels of ms_kungfu for device_target "{device}", is missing: the build did not find '
-            f"{_NEEDS[device]}; {_REMEDY}"
+            f'{path.name}, the kernels of ms_kungfu for device_target "{device}", is missing: {why}; {reinstall()}'
         )
     if device != "CPU":
         _device.open_device(device)  # before the plugin, which has nothing to do without it
@@ -73,7 +76,7 @@ def _load(device: str) -> ctypes.CDLL:
         # RTLD_LOCAL is enough: the plugin names MindSpore's libraries, which are loaded by now, and registers itself.
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise ImportError(f"the kernels of ms_kungfu can't be loaded from {path}: {error}; {_REMEDY}") from error
+        raise ImportError(f"the kernels of ms_kungfu can't be loaded from {path}: {error}; {reinstall()}") from error
     library.kungfu_ms_version.restype = ctypes.c_char_p
     check_version(library.kungfu_ms_version().decode(), mindspore.__version__)
     return library

@@ -14,7 +14,8 @@ from ms_kungfu.ops import KungFuAllReduce, KungFuBroadcast, ReduceOp, _plugin
 from ms_kungfu.optimizers import KungFuGradReducer
 
 
-def test_a_plugin_for_another_mindspore_is_refused_with_the_remedy(tmp_path):
+def test_a_plugin_for_another_mindspore_is_refused_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setattr(_plugin, "is_of_a_wheel", lambda: False)
     for built in ("2.9.0", "2.10.0"):
         (tmp_path / built).mkdir()
     assert _plugin.folder_for("2.9.0", tmp_path) == tmp_path / "2.9.0"
@@ -29,9 +30,26 @@ def test_a_plugin_that_lies_in_anothers_folder_is_refused():
         _plugin.check_version("2.7.0", ms.__version__)
 
 
-def test_a_build_without_mindspore_is_told_with_the_remedy(tmp_path):
-    with pytest.raises(ImportError, match=r"built without MindSpore.*install-kungfu\.sh"):
+def test_a_build_without_mindspore_is_told_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setattr(_plugin, "reinstall", lambda: "run /src/install-kungfu.sh")
+    monkeypatch.setattr(_plugin, "is_of_a_wheel", lambda: False)
+    with pytest.raises(ImportError, match=r"built without MindSpore.*; run /src/install-kungfu\.sh$"):
         _plugin.folder_for(ms.__version__, tmp_path)
+
+
+def test_a_wheels_user_is_told_of_no_build(tmp_path, monkeypatch):
+    """Who has no checkout can't build anything anew."""
+    monkeypatch.setattr(_plugin, "reinstall", lambda: "`pip install ms_kungfu`")
+    monkeypatch.setattr(_plugin, "is_of_a_wheel", lambda: True)
+    with pytest.raises(
+        ImportError, match="kernels of ms_kungfu are gone, so its installation is damaged; `pip install "
+    ):
+        _plugin.folder_for(ms.__version__, tmp_path)
+    with pytest.raises(ImportError, match=r"==2\.7\.0\"`, or a wheel of ms_kungfu for 2\.9\.0$"):
+        _plugin.check_version("2.7.0", "2.9.0")
+    monkeypatch.setitem(_plugin._FILES, "GPU", "libkungfu_ms_nowhere.so")
+    with pytest.raises(ImportError, match="is missing: the installation is damaged, or .*; `pip install ms_kungfu`$"):
+        _plugin._load("GPU")
 
 
 def test_a_mindspore_without_kernels_is_refused_at_import(tmp_path):
@@ -56,6 +74,7 @@ def test_another_device_is_refused():
 
 def test_a_plugin_that_was_not_built_is_named_before_anything_is_opened(monkeypatch):
     monkeypatch.setitem(_plugin._FILES, "GPU", "libkungfu_ms_nowhere.so")
+    monkeypatch.setattr(_plugin, "is_of_a_wheel", lambda: False)
     with pytest.raises(ImportError, match=r'libkungfu_ms_nowhere\.so, .* for device_target "GPU", is missing.*CUDA'):
         _plugin._load("GPU")
 

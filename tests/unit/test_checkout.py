@@ -28,7 +28,8 @@ def make_package(parent: Path, who: str, built: bool) -> None:
     package = parent / "ms_kungfu"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(SHIM)
-    (package / "_checkout.py").write_text((ROOT / "ms_kungfu" / "_checkout.py").read_text())
+    for name in ("_checkout.py", "_installation.py"):
+        (package / name).write_text((ROOT / "ms_kungfu" / name).read_text())
     (package / "part.py").write_text(f"WHO = {who!r}\nif __name__ == '__main__':\n    print(WHO)\n")
     if built:
         (package / f"_core{EXTENSION_SUFFIXES[0]}").touch()
@@ -37,6 +38,7 @@ def make_package(parent: Path, who: str, built: bool) -> None:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     make_package(tmp_path / "check out", "sources", built=False)
+    (tmp_path / "check out" / "install-kungfu.sh").touch()
     return tmp_path / "check out"
 
 
@@ -76,6 +78,16 @@ def test_without_a_build_one_sentence_names_the_folder_and_the_remedy(checkout: 
     assert done.returncode == 1
     assert last.startswith(f"ImportError: {checkout / 'ms_kungfu'} ")
     assert last.endswith(f"{checkout / 'install-kungfu.sh'}")
+
+
+def test_an_installation_without_its_compiled_part_is_damaged(tmp_path: Path, site: Path) -> None:
+    for file in (site / "ms_kungfu").glob("_core*"):
+        file.unlink()
+    done = python("-c", "import ms_kungfu", cwd=tmp_path, path=site)
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: {site / 'ms_kungfu'} lacks ms_kungfu._core: the installation is damaged; "
+        "`python -m pip install --no-deps --force-reinstall ms_kungfu==0.1.0`"
+    )
 
 
 ISOLATED = ["-I"] if sys.version_info < (3, 11) else ["-P", "-I"]

@@ -61,6 +61,17 @@ class Machine(System):
         }
     )
     libraries: dict[str, Outcome] = field(default_factory=dict)
+    gone: list[str] = field(default_factory=list)
+    wheel: bool = False
+
+    def damaged(self) -> list[str]:
+        return self.gone
+
+    def is_of_a_wheel(self) -> bool:
+        return self.wheel
+
+    def reinstall(self) -> str:
+        return "`pip install --force-reinstall ms_kungfu`" if self.wheel else "run /src/install-kungfu.sh"
 
     def read(self, path: str) -> str | None:
         return self.files.get(path)
@@ -126,6 +137,28 @@ def test_a_runtime_that_does_not_load_is_wrong() -> None:
     assert (status, "SIGILL" in found, "install-kungfu.sh" in remedy) == (WRONG, True, True)
 
 
+def killed(during: str) -> Outcome:
+    return Outcome(error=f"the process was killed by SIGBUS, {during}", during=during)
+
+
+def test_what_a_process_was_doing_when_it_was_killed_is_said() -> None:
+    program = "doing('importing a'); doing('importing b'); import os, signal; os.kill(os.getpid(), signal.SIGABRT)"
+    said = Outcome(error="the process was killed by SIGABRT, importing b", during="importing b")
+    assert System().run(program) == said
+
+
+def test_files_that_are_missing_are_wrong() -> None:
+    gone = ["py.typed", "plugins/2.10.0/libkungfu_ms_cpu.so"]
+    status, found, remedy = verdict(software.check_runtime, gone=gone, wheel=True)
+    assert (status, found) == (WRONG, f"files of it are missing or cut in {PACKAGE}: py.typed")
+    assert remedy == "`pip install --force-reinstall ms_kungfu`"
+    cpu, *_ = findings(software.check_kernels, gone=gone, wheel=True)
+    assert (cpu.status, cpu.remedy) == (WRONG, "`pip install --force-reinstall ms_kungfu`")
+    assert "libkungfu_ms_cpu.so is missing or cut" in cpu.found
+    _, gpu, _ = findings(software.check_kernels, listed={"/dev": ["nvidia0"]}, wheel=True)
+    assert gpu.remedy == 'device_target="GPU" needs them: a wheel of ms_kungfu that has them'
+
+
 def load(**value: str) -> dict[str, Any]:
     return changed("answers", **{software._LOAD_KERNELS: Outcome({"running": "2.10.0", **value})})
 
@@ -140,14 +173,29 @@ def test_mindspore_matches_the_kernels() -> None:
         ({"versions": versions(mindspore=None)}, MISSING, "not installed", 'pip install "mindspore==2.10.0"'),
         (
             {"versions": versions(mindspore=None), "package": "/elsewhere"},
-            MISSING, "not installed", 'pip install "mindspore<2.11,>=2.7.2", then run ./install-kungfu.sh',
+            MISSING, "not installed", 'pip install "mindspore<2.11,>=2.7.2", then run /src/install-kungfu.sh',
         ),
         ({"versions": versions(mindspore="2.6.0")}, WRONG, "2.6.0, but ms_kungfu needs", 'pip install "mindspore'),
         ({"package": "/elsewhere"}, WRONG, "was built without MindSpore", "install-kungfu.sh"),
-        ({"answers": load(error="built for MindSpore 2.9.0")}, WRONG, "built for MindSpore 2.9.0", "--force-reinstall"),
+        ({"answers": load(error="built for MindSpore 2.9.0")}, WRONG, "built for MindSpore 2.9.0", "install-kungfu.sh"),
         (
             {"answers": changed("answers", **{software._LOAD_KERNELS: Outcome(error="ImportError: libgomp.so.1")})},
-            WRONG, "2.10.0 can't be imported: ImportError: libgomp.so.1", "pip install",
+            WRONG, "2.10.0 can't be imported: ImportError: libgomp.so.1",
+            'pip install --no-deps --force-reinstall "mindspore==2.10.0"',
+        ),
+        (
+            {"answers": changed("answers", **{software._LOAD_KERNELS: killed("importing MindSpore")}), "wheel": True},
+            WRONG, "2.10.0 can't be imported: the process was killed by SIGBUS, importing MindSpore",
+            'pip install --no-deps --force-reinstall "mindspore==2.10.0"',
+        ),
+        (
+            {"answers": changed("answers", **{software._LOAD_KERNELS: killed(software._LOADING)}), "wheel": True},
+            WRONG, "2.10.0 is there, but the process was killed by SIGBUS, loading ms_kungfu's kernels",
+            "`pip install --force-reinstall ms_kungfu`",
+        ),
+        (
+            {"package": "/elsewhere", "wheel": True},
+            WRONG, "2.10.0, but the kernels of ms_kungfu are gone: the installation is damaged", "--force-reinstall",
         ),
     ],
 )  # fmt: skip

@@ -1,0 +1,55 @@
+"""How this package was installed, for sentences that say what is wrong with it and how to mend it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+
+def _own() -> Distribution | None:
+    try:
+        return distribution("ms-kungfu")
+    except PackageNotFoundError:  # somebody's copy of the folder
+        return None
+
+
+def _source(own: Distribution) -> tuple[str, bool]:
+    """What pip was given, and whether that is a folder; "": it was from an index."""
+    given = json.loads(own.read_text("direct_url.json") or "{}")
+    url = given.get("url", "")
+    return unquote(urlparse(url).path) if url.startswith("file:") else url, "dir_info" in given
+
+
+def is_of_a_wheel() -> bool:
+    """Whether it came built: it can't be built anew where it is installed."""
+    own = _own()
+    return own is not None and not _source(own)[1]
+
+
+def reinstall() -> str:
+    """What mends an installation that is damaged, or builds it anew for what is there now; for a user to do."""
+    own = _own()
+    if own is None:
+        return "run ./install-kungfu.sh in the checkout, or `python -m pip install --no-deps --force-reinstall WHEEL`"
+    source, is_folder = _source(own)
+    script = Path(source, "install-kungfu.sh")
+    if is_folder and script.is_file():
+        return f"run {shlex.quote(str(script))}"
+    options = "--no-deps --force-reinstall" + " --no-build-isolation" * is_folder
+    return f"`python -m pip install {options} {shlex.quote(source or f'ms_kungfu=={own.version}')}`"
+
+
+def damaged() -> list[str]:
+    """Files of the package that aren't there, and libraries that were cut, relative to the package's folder."""
+    own = _own()
+    files = (own.files if own is not None else None) or []
+    ours = [file for file in files if file.parts[0] == "ms_kungfu" and file.suffix != ".pyc"]
+    return [f.relative_to("ms_kungfu").as_posix() for f in ours if not _is_whole(Path(str(f.locate())), f.size)]
+
+
+def _is_whole(path: Path, size: int | None) -> bool:
+    # Whoever edits a file of Python's knows what is in it.
+    return path.is_file() and (path.suffix != ".so" or size in (None, path.stat().st_size))
