@@ -20,12 +20,14 @@ def images(count=1024, noise=2.0, seed=0):
 
 def find(data_path):
     """The folder with MNIST's files: `data_path`, or the folder train in it."""
-    for folder in (Path(data_path), Path(data_path, "train")):
-        if all((folder / name).is_file() for name in NAMES):
-            return folder
+    folders = (Path(data_path), Path(data_path, "train"))
+    missing = {folder: [name for name in NAMES if not (folder / name).is_file()] for folder in folders}
+    folder = min(folders, key=lambda folder: len(missing[folder]))
+    if not missing[folder]:
+        return folder
     raise SystemExit(
-        f"{data_path} has no file {NAMES[0]}; give the folder with MNIST's unpacked IDX files by --data-path (or "
-        "DATA_PATH), or neither of them to use images that are made on the spot"
+        f"{folder} has no file {missing[folder][0]}; give the folder with MNIST's unpacked IDX files by --data-path "
+        "(or DATA_PATH), or neither of them to use images that are made on the spot"
     )
 
 
