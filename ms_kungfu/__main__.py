@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from ms_kungfu._installation import checkout
+from ms_kungfu._processes import printing
 from ms_kungfu._version import VERSION
 
 # As they are typed, and what they are for. tests/unit/test_commands.py looks whether any is missing.
@@ -28,15 +31,23 @@ COMMANDS = {
 }
 
 
+def _where_the_documentation_is() -> str:
+    source = checkout()
+    if source and Path(source, "docs").is_dir():
+        return f"The documentation is in {source}/docs/."
+    return "The documentation is in docs/ of the source distribution."
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m ms_kungfu", description="Says what there is, a line each.")
     parser.add_argument("--version", action="version", version=VERSION)
     parser.parse_args(arguments)
-    print(f"ms_kungfu {VERSION}: elastic data-parallel training for MindSpore\n")
     width = max(map(len, COMMANDS))
-    for command, purpose in COMMANDS.items():
-        print(f"  {command.ljust(width)}  {purpose}")
-    print("\nEach tells more with -h. In a program: import ms_kungfu as kf. The documentation is in docs/.")
+    with printing(parser.prog):
+        print(f"ms_kungfu {VERSION}: elastic data-parallel training for MindSpore\n")
+        for command, purpose in COMMANDS.items():
+            print(f"  {command.ljust(width)}  {purpose}")
+        print(f"\nEach tells more with -h. In a program: import ms_kungfu as kf. {_where_the_documentation_is()}")
     return 0
 
 

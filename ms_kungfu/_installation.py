@@ -23,6 +23,13 @@ def _source(own: Distribution) -> tuple[str, bool]:
     return unquote(urlparse(url).path) if url.startswith("file:") else url, "dir_info" in given
 
 
+def checkout() -> str | None:
+    """The folder that it was installed from, if it was one."""
+    own = _own()
+    source, is_folder = _source(own) if own is not None else ("", False)
+    return source if is_folder else None
+
+
 def is_of_a_wheel() -> bool:
     """Whether it came built: it can't be built anew where it is installed."""
     own = _own()

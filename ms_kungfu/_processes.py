@@ -78,12 +78,15 @@ def descendants(pid: int) -> list[int]:
 
 @contextlib.contextmanager
 def printing(program: str) -> Iterator[None]:
-    """What is printed in it, and flushed, may have characters that the terminal lacks, and may end early
-    (`... | head`). Where it can't be written, as on a full disk, that is the program's last word."""
+    """What is printed in it may have characters that the terminal lacks, and may end early (`... | head`). Where it
+    can't be written, as on a full disk, that is the program's last word."""
+    if sys.stdout is None:  # >&-
+        sys.exit(f"{program}: what it has to say can't be written: standard output is closed")
     with contextlib.suppress(AttributeError):  # somebody's own stream
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         yield
+        sys.stdout.flush()
     except OSError as error:
         # What is still in its buffer goes nowhere when the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ms_kungfu import _core
+from ms_kungfu._processes import printing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,12 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what.add_argument("--libs", action="store_true", help="flags that link the runtime, the one that Python loads")
     asked = parser.parse_args(arguments)
     package = Path(_core.__file__).parent  # of an editable install that isn't where the Python files are
-    if asked.cmakedir:
-        print(package / "cmake")
-    elif asked.includes:
-        print(f"-I{package / 'include'}")
-    else:
-        print(f"-L{package} -lkungfu_runtime -Wl,-rpath,{package}")
+    # Flags are quoted for a shell, as pkg-config's are; --cmakedir is one word in quotes of the caller's.
+    words = [f"-L{package}", "-lkungfu_runtime", f"-Wl,-rpath,{package}"]
+    if asked.includes:
+        words = [f"-I{package / 'include'}"]
+    with printing(parser.prog):
+        print(package / "cmake" if asked.cmakedir else shlex.join(words))
     return 0
 
 

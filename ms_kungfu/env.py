@@ -406,5 +406,17 @@ def to_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
+def main() -> None:
+    import argparse
+
+    from ms_kungfu._processes import printing
+
+    what = "Lists the environment variables that ms_kungfu reads or sets, in Markdown."
+    parser = argparse.ArgumentParser("python -m ms_kungfu.env", description=what)
+    parser.parse_args()
+    with printing(parser.prog):
+        print(to_markdown(), end="")
+
+
 if __name__ == "__main__":
-    print(to_markdown(), end="")
+    main()

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None, system: System | None = None) -
     parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")
     as_json = parser.parse_args(arguments).json
     findings = []
-    with printing("doctor"):
+    with printing(parser.prog):
         for finding in examine(system or System()):
             findings.append(finding)
             if not as_json:

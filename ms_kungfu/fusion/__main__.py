@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import runpy
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from ms_kungfu._processes import printing
 from ms_kungfu.fusion.mode import AUTO, Mode, parse
 from ms_kungfu.fusion.plan import Gradient, Plan, make_plan
 from ms_kungfu.fusion.shapes import GRADIENTS
@@ -73,7 +75,8 @@ def main(words: Sequence[str] | None = None) -> int:
         plan = _plan(options.target, options.arguments, options.fusion)
     except LookupError as error:
         parser.error(str(error.args[0]))
-    print(plan)
+    with printing(parser.prog):
+        print(plan)
     return 0
 
 
@@ -127,12 +130,19 @@ def _plan_of_first_step(program: str, arguments: list[str], fusion: Any) -> Plan
 
     sys.argv = [program, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(program))
-    try:
-        with mock.patch.object(KungFuGradReducer, "plan", property(stop)):
-            runpy.run_path(program, run_name="__main__")
-    except BaseException:  # by now MindSpore may have made another one of ours
-        if not plans:
-            raise
+    # What it prints, its own plan maybe, is of interest only where it doesn't come to a step. A file, since programs
+    # ask standard output for more than a StringIO knows.
+    with tempfile.TemporaryFile("w+") as said:
+        try:
+            with mock.patch.object(KungFuGradReducer, "plan", property(stop)), contextlib.redirect_stdout(said):
+                runpy.run_path(program, run_name="__main__")
+        except BaseException:  # by now MindSpore may have made another one of ours
+            if not plans:
+                raise
+        finally:
+            if not plans:
+                said.seek(0)
+                sys.stderr.write(said.read())
     if not plans:
         raise LookupError(f"{program} ended without a step of an optimizer of ms_kungfu or of a KungFuGradReducer")
     return plans[0]

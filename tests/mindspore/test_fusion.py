@@ -150,13 +150,17 @@ def test_the_command_shows_a_program(tmp_path, words, first, groups):
     (tmp_path / "a_network.py").write_text(NETWORK)
     shown = command(tmp_path, *words)
     assert "trained" not in shown
+    assert "made" not in shown  # the program's own words, its plan maybe
     assert re.findall(r"^gradients/\d+: (\d+) ", shown, re.MULTILINE) == [str(n) for n in groups]
     assert re.search(r"^ +0  (\S+)", shown, re.MULTILINE)[1] == first
 
 
 def test_the_command_tells_of_a_program_without_a_step(tmp_path):
     (tmp_path / "a_network.py").write_text(NETWORK)
-    assert "a_network.py ended without a step" in command(tmp_path, "a_network.py", status=2)
+    (tmp_path / "a_network.py").open("a").write("print('all that it says')\n")
+    said = command(tmp_path, "a_network.py", status=2)
+    assert "a_network.py ended without a step" in said
+    assert "all that it says" in said
 
 
 def command(folder, *words, status=0):
