@@ -39,9 +39,9 @@ def is_of_a_wheel() -> bool:
 def reinstall() -> str:
     """What mends an installation that is damaged, or builds it anew for what is there now; for a user to do."""
     own = _own()
-    if own is None:
+    source, is_folder = _source(own) if own is not None else ("", False)
+    if own is None or (is_folder and not Path(source).is_dir()):
         return "run ./install-kungfu.sh in the checkout, or `python -m pip install --no-deps --force-reinstall WHEEL`"
-    source, is_folder = _source(own)
     script = Path(source, "install-kungfu.sh")
     if is_folder and script.is_file():
         return f"run {shlex.quote(str(script))}"

@@ -55,10 +55,12 @@ def test_a_wheels_file_is_named(install: Install) -> None:
 def test_a_checkout_builds_it_anew(install: Install, tmp_path: Path) -> None:
     install(url=(tmp_path / "check out").as_uri(), dir_info={"editable": True})
     assert not _installation.is_of_a_wheel()
+    # It is gone, as in an image.
+    assert _installation.reinstall().startswith("run ./install-kungfu.sh in the checkout, or ")
+    (tmp_path / "check out").mkdir()
     assert _installation.reinstall() == (
         f"`python -m pip install --no-deps --force-reinstall --no-build-isolation '{tmp_path}/check out'`"
     )
-    (tmp_path / "check out").mkdir()
     (tmp_path / "check out" / "install-kungfu.sh").touch()
     assert _installation.reinstall() == f"run '{tmp_path}/check out/install-kungfu.sh'"
 
