@@ -152,7 +152,9 @@ class _Synthetic:
 
         def receive(root: int) -> Any:
             received = broadcast_json(lambda: {"step": self.step, "walk": self._walk.state()}, root)
-            with handover.from_the_nearest(root, None if joiner else lambda: sameness.content_of(self.weights.tobytes())):
+            with handover.from_the_nearest(
+                root, None if joiner else lambda: sameness.content_of(self.weights.tobytes())
+            ):
                 comm.broadcast(self.weights, root, "weights", self.weights)
             return received
 
