@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import importlib
 import io
+import os
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -16,16 +17,20 @@ from pathlib import Path
 import pytest
 
 from ms_kungfu import env, errors
+from ms_kungfu._flags import UsageError
 from ms_kungfu._version import VERSION
+from ms_kungfu.bench import __main__ as bench
+from ms_kungfu.cluster import WORKER_PORTS
 from ms_kungfu.elastic.policy import Metrics
-from ms_kungfu.launcher import distribute, options
+from ms_kungfu.launcher import distribute, host_flags, options
 from ms_kungfu.monitoring import endpoint
 from ms_kungfu.monitoring.record import StepRecord
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 # Heading on the page -> how the program is asked for its help: a module with a main, and the words for it.
-BENCH = ("all_reduce", "broadcast", "gradients", "step", "optimizers", "resize", "shards", "plot", "all")
+(_COMMANDS,) = (a for a in bench._parser()._actions if isinstance(a, argparse._SubParsersAction))
+BENCH = tuple(_COMMANDS.choices)
 PROGRAMS = {
     "kungfu-run": [("ms_kungfu.launcher.cli", ["-help"])],
     "kungfu-run resize, kungfu-run evict": [
@@ -62,15 +67,27 @@ def documented(section):
     return {flag for row in rows(section) for code in re.findall(r"`([^`]+)`", row[0]) for flag in FLAG.findall(code)}
 
 
-def flags_of(module, words):
-    """Those of the parser whose help is asked for."""
+def parser_of(module, words):
+    """The parser whose help is asked for."""
     asked = []
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         patch.setattr(argparse.ArgumentParser, "print_help", lambda parser, file=None: asked.append(parser))
         with pytest.raises(SystemExit) as ended:
             importlib.import_module(module).main(words)
     assert ended.value.code in (0, None)
-    return {flag for action in asked[0]._actions for flag in action.option_strings}
+    return asked[0]
+
+
+def flags_of(module, words):
+    return {flag for action in parser_of(module, words)._actions for flag in action.option_strings}
+
+
+def told_defaults(heading):
+    """{flag: the text of its default}, where the section's table has a column for it."""
+    section = sections("flags.md")[heading]
+    if not re.search(r"^\| flag \| default \|", section, re.MULTILINE):
+        return {}
+    return {flag: row[1] for row in rows(section) for flag in FLAG.findall(row[0])}
 
 
 @pytest.mark.parametrize("heading", PROGRAMS)
@@ -97,20 +114,111 @@ def test_no_section_of_the_page_is_of_an_unknown_program():
     assert set(sections("flags.md")) == set(PROGRAMS)
 
 
-def test_the_defaults_that_the_page_tells_are_the_programs():
-    told = {
-        FLAG.findall(row[0])[0]: row[1].strip("`")
-        for row in rows(sections("flags.md")["kungfu-run"])
-        if FLAG.findall(row[0])
-    }
-    for each in fields(options.Options):
-        if not each.metadata:
+def test_the_commands_of_the_bench_are_named():
+    (named,) = re.findall(
+        r"^Commands: (.+?)\. ", sections("flags.md")["python -m ms_kungfu.bench COMMAND"], re.MULTILINE
+    )
+    assert tuple(re.findall(r"`(\w+)`", named)) == BENCH
+
+
+# Defaults that the page tells and the parser doesn't know: they follow from something else.
+BY_ITSELF = {
+    ("python -m ms_kungfu.bench COMMAND", "--ranks"): lambda command: bench._RANKS.get(command, [2]),
+    ("python -m ms_kungfu.bench COMMAND", "--step-ms"): lambda command: 1.0,
+    ("kungfu-run resize, kungfu-run evict", "-port-range"): lambda command: WORKER_PORTS,
+}
+IN_WORDS = {"never": ("-ttl", 0.0), "this one": ("-dir", os.getcwd())}
+
+
+@pytest.mark.parametrize("heading", [h for h in PROGRAMS if h != "kungfu-run" and told_defaults(h)])
+def test_the_defaults_that_the_page_tells_are_the_programs(heading):
+    """A cell is one value, `5; `resize` 3` where a command has another one, or says where it comes from."""
+    wrong = []
+    for module, words in PROGRAMS[heading]:
+        for action in parser_of(module, words)._actions:
+            if not action.option_strings or set(action.option_strings) & {"-h", "-help"}:
+                continue
+            flag, default = action.option_strings[-1], action.default
+            if (heading, flag) in BY_ITSELF:
+                default = BY_ITSELF[heading, flag](words[0])
+            told = told_defaults(heading)[action.option_strings[0]]
+            if not is_told(told, words[0], action, default):
+                wrong.append(f"{' '.join(words[:1])} {flag}: {told}, and it is {default!r}")
+    assert wrong == []
+
+
+def is_told(told, command, action, default):
+    first, *others = told.replace("`", "").split("; ")
+    own = {name: value for name, _, value in (other.partition(" ") for other in others)}
+    text = own.get(command, first).partition(", or ")[0]
+    if text == "all":  # of a list
+        return isinstance(default, list) and len(default) >= 3
+    if text in IN_WORDS:
+        return (action.option_strings[-1], default) == IN_WORDS[text]
+    if default in (None, []):
+        # Words, or nothing; no number that the program hasn't.
+        return text in ("-", "none") or not re.match(r"[\d.]+\w?$|\d", text)
+    if isinstance(default, bool):
+        return text == ("on" if default else "off")
+    return (action.type or str)(text) == default
+
+
+NOT_OF_A_JOB = {"-wait"}  # -engine's
+# What else a flag needs.
+ONE_HOST = ([], ["-w"], ["-w", "-recover", "replace"])
+SEVERAL = [
+    "-H",
+    "10.0.0.1:2,10.0.0.2:2",
+    "-self",
+    "10.0.0.1",
+    "-secret-file",
+    "x",
+    "-builtin-config-port",
+    "9100",
+    "-w",
+]
+
+
+def test_the_defaults_that_the_page_tells_are_those_of_kungfu_run(monkeypatch):
+    """With the flag and that value a job is what it is without."""
+    monkeypatch.setattr(options, "check_program", lambda command: None)
+    monkeypatch.setattr(host_flags, "identify", lambda hosts, own, interface: hosts[0].name)
+    monkeypatch.setattr(host_flags, "read_secret_file", lambda file: "5ec7e7" * 8)
+    compared, wrong = set(), []
+    for flag, told in told_defaults("kungfu-run").items():
+        text = re.sub(r"^KUNGFU_\w+, else ", "", told.replace("`", ""))
+        value = {"on": "true", "off": "false"}.get(text, text)
+        if not re.fullmatch(r"true|false|\d+s?|\d+-\d+|[A-Z]+|auto|even", value) or flag in NOT_OF_A_JOB:
             continue
-        name, default = f"-{each.metadata['name']}", each.default
-        if isinstance(default, bool):
-            assert told[name] == {"-affinity": "auto"}.get(name, "on" if default else "off"), name
-        elif isinstance(default, (int, float)):
-            assert told[name].rstrip("s") == f"{default:g}", name
+        compared.add(flag)
+        for context in (*ONE_HOST, SEVERAL):
+            plain = options.parse_command_line([*context, "python", "train.py"])
+            with contextlib.suppress(UsageError):
+                if options.parse_command_line([*context, f"{flag}={value}", "python", "train.py"]) == plain:
+                    break
+        else:
+            wrong.append(f"{flag}: {told}")
+    assert wrong == []
+    names = {f"-{each.metadata['name']}" for each in fields(options.Options) if each.metadata}
+    plain = {
+        "-np",
+        "-w",
+        "-port",
+        "-port-range",
+        "-strategy",
+        "-host-timeout",
+        "-standby",
+        "-max-restarts",
+        "-affinity",
+    }
+    assert plain <= compared & names
+
+
+@pytest.mark.parametrize(("flags", "default"), [([], "fail"), (["-w"], "shrink")])
+def test_the_default_of_recover_is_the_pages(flags, default, monkeypatch):
+    monkeypatch.setattr(options, "check_program", lambda command: None)
+    assert told_defaults("kungfu-run")["-recover"] == "`shrink` with `-w`, else `fail`"
+    assert options.parse_command_line([*flags, "python", "train.py"]).recover == options.Recover(default)
 
 
 def test_every_error_is_on_its_page_with_meaning_and_remedy():
@@ -122,6 +230,18 @@ def test_every_error_is_on_its_page_with_meaning_and_remedy():
     assert [name for name, cells in table.items() if len(cells) != 2 or not all(cells)] == []
 
 
+def unit_of(name, text):
+    """As the name says it, which Prometheus wants there, or the text that it serves."""
+    for pattern, unit in (
+        ("bytes_per_second$", "bytes/s"), ("bytes$", "bytes"), ("seconds$|_times?$", "s"),
+        ("communication_ratio$", "0 to 1"), ("samples$|batch_size$", "samples"), ("steps_at_size$", "steps"),
+    ):  # fmt: skip
+        if re.search(pattern, name):
+            return unit
+    words = re.search("^Steps|^Workers|samples", text)
+    return words[0].lower() if words else ""
+
+
 def test_every_metric_is_on_its_page():
     page = sections("metrics.md")
     of_a_step = rows(page["Of a step"])
@@ -129,6 +249,15 @@ def test_every_metric_is_on_its_page():
     assert {each.name for each in fields(StepRecord)} | {"slowest", "slowdown"} == names
     served = {code.partition("{")[0] for row in of_a_step for code in re.findall(r"`(kungfu_[^`]+)`", row[1])}
     assert {f"kungfu_{name}" for name, *_ in (*endpoint._GAUGES, *endpoint._BY_RANK)} | {"kungfu_rank"} == served
+    served = [(name, text, of) for name, text, of in (*endpoint._GAUGES, *endpoint._BY_RANK)]
+    named = StepRecord(**{each.name: each.name for each in fields(StepRecord)})
+    assert {(of(named), f"kungfu_{name}", unit_of(name, text)) for name, text, of in served} == {
+        (row[0].strip("`"), row[1].strip("`").partition("{")[0], row[2])
+        for row in of_a_step
+        if "`kungfu_" in row[1] and row[0] != "-"
+    }
+    units = {row[0].strip("`"): row[1] for row in rows(page["What a policy sees"])[1:]}
+    assert units == {name: unit_of(name, "") for name in units}
     of_policies = {code for row in rows(page["What a policy sees"]) for code in re.findall(r"`([^`]+)`", row[0])}
     assert {each.name for each in fields(Metrics)} - names | {"local_batch_size"} == of_policies
 
@@ -168,3 +297,38 @@ def test_what_is_missing_is_seen(tmp_path, monkeypatch):
     ):
         with pytest.raises(AssertionError):
             check()
+
+
+@pytest.mark.parametrize(
+    ("page", "line", "wrong", "check"),
+    [
+        ("flags.md", "| `-port PORT` | 9100 |", "9101", "kungfu-config-server"),
+        ("flags.md", "| `-ttl TIME` | never |", "10m", "kungfu-config-server"),
+        ("flags.md", "| `-for S` | 120 |", "60", "python -m ms_kungfu.chaos -- program"),
+        ("flags.md", "| `--batch BATCH` | 32 |", "64", "python -m ms_kungfu.bench COMMAND"),
+        ("flags.md", "`step` 1; `shards` 2,4 |", "2; `step` 1", "python -m ms_kungfu.bench COMMAND"),
+        ("flags.md", "| `--rounds ROUNDS` | 5; `resize` 3 |", "5", "python -m ms_kungfu.bench COMMAND"),
+        ("flags.md", "| `-recover HOW` | `shrink` with `-w`, else `fail` |", "`fail`", "recover"),
+        ("flags.md", "| `-strategy NAME` | `AUTO` |", "`RING`", "kungfu-run"),
+        ("flags.md", "| `-port-range A-B` | 10000-11000 |", "10000-12000", "kungfu-run"),
+        ("flags.md", "| `-peer-timeout TIME` | `KUNGFU_PEER_TIMEOUT`, else 30s |", "20s", "kungfu-run"),
+        ("metrics.md", "| `seconds` | `kungfu_step_seconds` | s |", "ms", "metrics"),
+        ("metrics.md", "| `step_time` | s |", "ms", "metrics"),
+    ],
+)
+def test_what_is_wrong_is_seen(page, line, wrong, check, tmp_path, monkeypatch):
+    text = (DOCS / page).read_text(encoding="utf-8")
+    # In flags.md the section, as flags of several programs have one name.
+    start = text.index(f"\n## {check}\n") if check in PROGRAMS else 0
+    at = text.index(line, start)
+    cells = line.strip(" |").split(" | ")
+    changed = " | ".join([*cells[:-1], wrong])
+    (tmp_path / page).write_text(text[:at] + line.replace(" | ".join(cells), changed) + text[at + len(line) :], "utf-8")
+    monkeypatch.setattr(f"{__name__}.DOCS", tmp_path)
+    checks = {
+        "metrics": test_every_metric_is_on_its_page,
+        "recover": lambda: test_the_default_of_recover_is_the_pages([], "fail", monkeypatch),
+        "kungfu-run": lambda: test_the_defaults_that_the_page_tells_are_those_of_kungfu_run(monkeypatch),
+    }
+    with pytest.raises(AssertionError):
+        checks.get(check, lambda: test_the_defaults_that_the_page_tells_are_the_programs(check))()
