@@ -6,6 +6,7 @@ docs/environment.md is written by `python -m ms_kungfu.env` and compared in test
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import importlib
 import io
@@ -262,15 +263,55 @@ def test_every_metric_is_on_its_page():
     assert {each.name for each in fields(Metrics)} - names | {"local_batch_size"} == of_policies
 
 
-def test_every_variable_that_the_code_names_is_in_the_table():
+def read_from_the_environment(tree):
+    """Names, as in `environ["A"]`, `environ.get("A")`, `"A" in environ`, `{"A": ..., **environ}`, `getenv("A")`."""
+    constants = {
+        node.targets[0].id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Constant)
+    }
+
+    def is_environment(node):
+        return re.search(r"\benviron(ment)?$", ast.unparse(node)) is not None
+
+    for node in ast.walk(tree):
+        named = []
+        if isinstance(node, ast.Subscript) and is_environment(node.value) and isinstance(node.ctx, ast.Load):
+            named = [node.slice]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if is_environment(node.func.value) or node.func.attr == "getenv":
+                named = node.args[:1]
+        elif isinstance(node, ast.Compare) and is_environment(node.comparators[0]):
+            named = [node.left]
+        elif isinstance(node, ast.Dict) and any(
+            k is None and is_environment(v) for k, v in zip(node.keys, node.values)
+        ):
+            named = [key for key in node.keys if key is not None]
+        for each in named:
+            value = constants.get(each.id) if isinstance(each, ast.Name) else getattr(each, "value", None)
+            if isinstance(value, str):
+                yield value
+
+
+def test_every_variable_that_the_code_reads_is_in_a_table():
     """What docs/environment.md is written from; test_env.py compares the two."""
     root, named = DOCS.parent, {}
     for path in sorted((root / "ms_kungfu").rglob("*.py")):
-        named.update(dict.fromkeys(re.findall(r"""["'](KUNGFU_[A-Z_]+)["']""", path.read_text()), path))
+        text = path.read_text(encoding="utf-8")
+        found = [*re.findall(r"""["'](KUNGFU_[A-Z_]+)["']""", text), *read_from_the_environment(ast.parse(text))]
+        named.update(dict.fromkeys(found, path))
     for path in (path for folder in ("ops_src", "kernels") for path in sorted((root / folder).rglob("*.cc"))):
         named.update(dict.fromkeys(re.findall(r'getenv\("(\w+)"', path.read_text()), path))
+    for path in (root / "CMakeLists.txt", *sorted((root / "cmake").rglob("*.cmake"))):
+        named.update(dict.fromkeys(re.findall(r"ENV\{(\w+)\}", path.read_text()), path))
+    others = {name for name, *_ in env.OTHERS}
     assert {"KUNGFU_SELF", "ASCEND_RT_VISIBLE_DEVICES"} <= set(named)
-    assert {name: path for name, path in named.items() if name not in {v.name for v in env.VARIABLES}} == {}
+    # And what every program is given.
+    known = {v.name for v in env.VARIABLES} | others | {"HOME", "PATH"}
+    assert {name: path for name, path in named.items() if name not in known} == {}
+    assert others - set(named) == {"TMPDIR"}  # Python's tempfile reads it
 
 
 def test_the_citation_has_the_packages_version():
