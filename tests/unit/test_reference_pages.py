@@ -17,11 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from ms_kungfu import env, errors
+from ms_kungfu import cluster, env, errors
 from ms_kungfu._flags import UsageError
 from ms_kungfu._version import VERSION
 from ms_kungfu.bench import __main__ as bench
-from ms_kungfu.cluster import WORKER_PORTS
 from ms_kungfu.elastic.policy import Metrics
 from ms_kungfu.launcher import distribute, host_flags, options
 from ms_kungfu.monitoring import endpoint
@@ -126,7 +125,7 @@ def test_the_commands_of_the_bench_are_named():
 BY_ITSELF = {
     ("python -m ms_kungfu.bench COMMAND", "--ranks"): lambda command: bench._RANKS.get(command, [2]),
     ("python -m ms_kungfu.bench COMMAND", "--step-ms"): lambda command: 1.0,
-    ("kungfu-run resize, kungfu-run evict", "-port-range"): lambda command: WORKER_PORTS,
+    ("kungfu-run resize, kungfu-run evict", "-port-range"): lambda command: cluster.WORKER_PORTS,
 }
 IN_WORDS = {"never": ("-ttl", 0.0), "this one": ("-dir", os.getcwd())}
 
@@ -312,6 +311,28 @@ def test_every_variable_that_the_code_reads_is_in_a_table():
     known = {v.name for v in env.VARIABLES} | others | {"HOME", "PATH"}
     assert {name: path for name, path in named.items() if name not in known} == {}
     assert others - set(named) == {"TMPDIR"}  # Python's tempfile reads it
+
+
+def test_pages_tell_the_pythons_and_mindspores_that_the_package_takes():
+    project = (DOCS.parent / "pyproject.toml").read_text(encoding="utf-8")
+    (least, beyond) = map(int, re.search(r'requires-python = ">=3\.(\d+),<3\.(\d+)"', project).groups())
+    (oldest, next_one) = re.search(r'"mindspore>=([\d.]+),<2\.(\d+)"', project).groups()
+    pythons = rf"3\.{least} (?:to|至) 3\.{beyond - 1}\b"
+    mindspores = rf"{re.escape(oldest)} (?:to|至) 2\.{int(next_one) - 1}\b"
+    for page in ("README.md", "README.zh.md", "docs/start.md", "docs/start.zh.md", "docs/limits.md"):
+        text = (DOCS.parent / page).read_text(encoding="utf-8")
+        assert re.search(pythons, text), page
+        assert re.search(mindspores, text), page
+        # Of all that is told of Pythons: these, or those that MindSpore 2.10 has wheels for.
+        told = set(re.findall(r"3\.\d+ (?:to|至) 3\.\d+", text))
+        assert {each.replace("至", "to") for each in told} <= {f"3.{least} to 3.{beyond - 1}", "3.10 to 3.12"}, page
+
+
+@pytest.mark.parametrize("page", ["errors.md", "launcher.md", "limits.md"])
+def test_pages_tell_how_many_workers_a_job_can_have(page):
+    told = [line for line in (DOCS / page).read_text(encoding="utf-8").splitlines() if re.search(r"\b1,024\b", line)]
+    numbers = {int(each.replace(",", "")) for line in told for each in re.findall(r"\b(1,024|25\d)\b", line)}
+    assert numbers == {cluster.MAX_WORKERS, cluster.MAX_WORKERS_OF_HOSTS, cluster.MAX_WORKERS_OF_EACH}
 
 
 def test_the_citation_has_the_packages_version():
