@@ -52,5 +52,5 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
-html_search_scorer = str(HERE / "_ext" / "scorer.js")
+html_search_scorer = str(HERE / "_ext" / "search.js")
 html_theme_options = {"navigation_with_keys": True}

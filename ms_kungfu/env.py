@@ -150,7 +150,9 @@ CONFIG_SERVER = _optional(
     "KUNGFU_CONFIG_SERVER",
     Kind(_url, "an http://, https://, etcd:// or etcds:// URL"),
     "URL of the config server's `/config`, or of the job in an etcd. Unset: there is none, and the cluster "
-    "can't change.",
+    "can't change. In another shell it names the job of `kungfu-run resize` and `evict`; `kungfu-run` itself doesn't "
+    "read it.",
+    set_by="launcher, or by hand",
 )
 WATCH = Variable("KUNGFU_WATCH", FLAG, False, "Whether the launcher follows the config server (`-w`).")
 HOSTS = _optional(
@@ -385,6 +387,29 @@ SLURM_LOCALID = Variable(
 
 VARIABLES: tuple[Variable[object], ...] = tuple(v for v in list(globals().values()) if isinstance(v, Variable))
 
+# Of other programs, and read by name where they are needed: what sets them, and what we take from them. They are no
+# `VARIABLES`: those of the user's are checked before a job starts, and a Ray driver passes them on to all nodes.
+OTHERS: tuple[tuple[str, str, str], ...] = (
+    ("OMP_NUM_THREADS", "user, else launcher", "Threads of a worker. Set, `kungfu-run` leaves it alone, as it does"
+     " `PYTHONUNBUFFERED`; unset, it is the worker's share of the cores."),
+    ("PYTHONUNBUFFERED", "user, else launcher", "Unset: 1 in a worker, so that its lines come as they are printed."),
+    ("XDG_RUNTIME_DIR", "the system", "In its folder `ms_kungfu` a job's secret and its socket for"
+     " `kungfu-run status` are. Unset: `/run/user/UID`; where that isn't there `$TMPDIR/ms_kungfu-UID`."),
+    ("TMPDIR", "user", "The folder for temporary files. Unset: `/tmp`."),
+    ("SLURM_CPU_BIND_TYPE", "Slurm", "Whether Slurm has bound tasks to cores (`mask_cpu`)."),
+    ("SLURM_CPU_BIND_LIST", "Slurm", "Which cores the node's tasks are bound to: `kungfu-run` takes those of all."),
+    ("RAY_ADDRESS", "user", "The Ray cluster of `kungfu-run -engine ray` and `ms_kungfu.ray.run`, where they are told"
+     " none, or `auto`."),
+    ("ONEDNN_MAX_CPU_ISA", "user", "The most of a processor's instructions that MindSpore's convolutions take. The"
+     " doctor shows it, and a ledger of shards records it, since bits hang on it."),
+    ("GLOG_v", "user", "MindSpore's level of logging. Unset: 4 in `python -m ms_kungfu.fusion`."),
+    ("CUDA_HOME", "user", "Where the doctor looks for `nvcc`."),
+    ("ASCEND_TOOLKIT_HOME", "CANN's set_env.sh", "Where the doctor looks for CANN."),
+    ("ASCEND_HOME_PATH", "CANN's set_env.sh", "The same, where that is unset."),
+    ("MINDSPORE_ROOT", "user", "When ms_kungfu is built: the folder of the MindSpore to build for. Unset: the one that"
+     " is installed. `-DMINDSPORE_ROOT=` goes before."),
+)  # fmt: skip
+
 
 def to_markdown() -> str:
     """docs/environment.md."""
@@ -403,6 +428,16 @@ def to_markdown() -> str:
         shown = f"{v.default:g}" if isinstance(v.default, (bool, float)) else str(v.default)
         default = "unset" if v.default is None else shown
         lines.append(f"| `{v.name}` | {v.kind.expected} | {v.kind.unit} | {default} | {v.set_by} | {v.meaning} |")
+    lines += [
+        "",
+        "## Of other programs",
+        "",
+        "Read, too:",
+        "",
+        "| variable | set by | what is taken from it |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{name}` | {set_by} | {meaning} |" for name, set_by, meaning in OTHERS]
     return "\n".join(lines) + "\n"
 
 

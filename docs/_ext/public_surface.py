@@ -1,6 +1,7 @@
 """The directive `public-surface`: the API of a module, of each name that tests/unit/public_surface.txt lists of it.
 
-So a page of the API can neither lack a public name nor show one that isn't.
+So a page of the API can neither lack a public name, or a member of one, nor show one that isn't. Members are
+there without a docstring, too.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class PublicSurface(SphinxDirective):
             if isinstance(item, type):
                 lines += [f".. autoclass:: {path}.{name}{public.signature}"]
                 lines += ["   :show-inheritance:"] if item.__bases__ != (object,) else []
-                lines += [f"   :members: {', '.join(public.members)}", ""] if public.members else [""]
+                lines += [f"   :members: {', '.join(public.members)}"] if public.members else []
+                lines += ["   :undoc-members:", ""]
             elif callable(item):
                 lines += [f".. autofunction:: {path}.{name}", ""]
             else:
@@ -88,7 +90,20 @@ def whole_sentence(app: Sphinx, what: str, name: str, item: object, options: obj
                 lines[0] = f"{line[len(':type: ') :]}: {lines[0]}"
 
 
+def told_by_the_base(app: Sphinx, what: str, name: str, item: object, options: object, lines: list[str]) -> None:
+    """A method that says nothing of itself, where a class of ours below it has a docstring, refers to that."""
+    if what not in ("method", "property") or any(lines):
+        return
+    path, _, member = name.rpartition(".")
+    module, _, own = path.rpartition(".")
+    for cls in getattr(import_module(module), own).__mro__:
+        if cls.__module__.startswith("ms_kungfu") and getattr(vars(cls).get(member), "__doc__", None):
+            lines[:] = [f"As `{cls.__name__}.{member}`: {vars(cls)[member].__doc__.strip().splitlines()[0]}", ""]
+            return
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", whole_sentence, priority=600)  # napoleon has 500
+    app.connect("autodoc-process-docstring", told_by_the_base)
     app.add_directive("public-surface", PublicSurface)
     return {"parallel_read_safe": True, "version": "1"}

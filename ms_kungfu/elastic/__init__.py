@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ms_kungfu.elastic.sharded_step import ShardedStep
     from ms_kungfu.elastic.state import Component
     from ms_kungfu.elastic.training import ElasticTraining
+    from ms_kungfu.membership import evict
 
 __all__ = [
     "Component",
@@ -34,6 +35,7 @@ __all__ = [
     "StragglerPolicy",
     "ThroughputPolicy",
     "consensus",
+    "evict",
 ]
 
 
@@ -50,6 +52,10 @@ def __getattr__(name: str) -> Any:
         from ms_kungfu.elastic.differences import consensus
 
         return consensus
+    if name == "evict":
+        from ms_kungfu.membership import evict
+
+        return evict
     if name == "Component":
         from ms_kungfu.elastic.state import Component
 

@@ -22,6 +22,7 @@ class Metrics:
     epoch: int = 0
     """Epochs done in the present call of training."""
     cluster_size: int = 1
+    """Workers."""
     batch_size: int = 0
     """Samples of a step, of all workers together."""
     holds_global_batch: bool = False
@@ -43,7 +44,9 @@ class Metrics:
     noise_scale_steps: int = 0
     """Measurements that it is made of."""
     loss: float | None = None
+    """Mean over the workers, weighted by their samples; where the program gives it."""
     learning_rate: float | None = None
+    """The optimizer's, at the last measured step."""
     training_time: float = 0.0
     """Since training started, resizes included."""
     resize_time: float | None = None
@@ -68,7 +71,9 @@ class Decision:
     """With `size`: a dataset that holds its global batch changes it in proportion, when the new size comes true; one
     that deals shards deals more or fewer of them, of the same shape."""
     global_batch_size: int | None = None
+    """Samples of a step, of all workers together: the dataset holds them at any size of the cluster."""
     local_batch_size: int | None = None
+    """Samples of a step at each worker, so that all together follow the size of the cluster."""
     learning_rate: float | None = None
     """Instead of the present one, or of the rest of the optimizer's list of rates."""
     strategy: str | None = None
@@ -106,10 +111,12 @@ class Decision:
         return {name: value for name, value in found.items() if value not in (None, ())}
 
     def to_json(self) -> dict[str, Any]:
+        """The reason, and what changes."""
         return {"reason": self.reason, **self.changes}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Decision:
+        """What `to_json` has made a document of."""
         return cls(**{**document, "evict": tuple(document.get("evict", ()))})
 
 
@@ -123,14 +130,17 @@ class Policy:
     def before_train(self, q: Metrics) -> Decision | None:
         """A call of training begins."""
 
-    def before_epoch(self, q: Metrics) -> Decision | None: ...
+    def before_epoch(self, q: Metrics) -> Decision | None:
+        """An epoch begins. The first one does after `before_train`."""
 
     def before_step(self, q: Metrics) -> Decision | None:
         """The next step is about to begin, in the cluster that will train it. Can't change the cluster any more."""
 
-    def after_step(self, q: Metrics) -> Decision | None: ...
+    def after_step(self, q: Metrics) -> Decision | None:
+        """A step is done. What is decided here counts from one of the next ones on."""
 
-    def after_epoch(self, q: Metrics) -> Decision | None: ...
+    def after_epoch(self, q: Metrics) -> Decision | None:
+        """An epoch has ended, after the `after_step` of its last step."""
 
     def after_train(self, q: Metrics) -> None:
         """The call of training has ended at this worker."""

@@ -58,6 +58,7 @@ class Component:
     capture: Callable[[], Any]
     restore: Callable[[Any], None]
     own: bool = False
+    """Whether it differs between workers by nature."""
 
 
 @dataclass(frozen=True)

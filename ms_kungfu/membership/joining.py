@@ -196,7 +196,7 @@ def evict(rank: int) -> None:
     """Asks that `rank` of the present cluster leave it; the others go on without it from one of the next steps on.
 
     Any worker may call it, at any time and from any thread; it is not a collective. If several ask for the same rank,
-    it leaves once. The worker that leaves finds :func:`is_detached` true after its step and should exit with 0.
+    it leaves once. The worker that leaves finds `ms_kungfu.detached()` true after its step and should exit with 0.
 
     Raises:
         ValueError: where there is no such rank.

@@ -81,6 +81,7 @@ class MetricsEndpoint:
         yield GaugeMetricFamily("kungfu_rank", "Rank of this worker.", value=runtime.current_rank())
 
     def stop(self) -> None:
+        """Answer nobody any more."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

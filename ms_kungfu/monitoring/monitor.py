@@ -190,6 +190,7 @@ class Monitor:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Take another worker's `state`."""
         self.step, self.trained_samples = state["step"], state["trained_samples"]
         self.noise_scale.restore(state["noise_scale"])
         self._resize_seconds = state["resize_seconds"]

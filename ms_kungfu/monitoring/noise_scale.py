@@ -91,4 +91,5 @@ class NoiseScaleEstimator:
         return {k: v for k, v in vars(self).items() if k != "_keep"}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Take another worker's `state`."""
         vars(self).update(state)

@@ -10,12 +10,18 @@ class ReduceOp:
     """
 
     SUM = "sum"
+    """The sum over the ranks."""
     MEAN = "mean"
+    """The sum divided by the number of ranks that took part."""
     MIN = "min"
+    """The least of the ranks' values."""
     MAX = "max"
+    """The greatest of the ranks' values."""
     PROD = "prod"
+    """The product over the ranks."""
 
     ALL = (SUM, MEAN, MIN, MAX, PROD)
+    """All of these."""
 
 
 def check_reduce_op(op: str) -> str:

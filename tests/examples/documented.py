@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w{}-]*)(?P<rest>.*)$")
 MARKER = re.compile(r"^<!-- (?P<kind>not run|file|after): (?P<value>.+) -->$")
-CODE = ("python", "bash", "diff", "json")
+CODE = ("python", "bash", "diff")
 OTHER = ("text", "{toctree}", "{public-surface}")
 
 

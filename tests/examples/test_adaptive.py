@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -31,6 +33,32 @@ def test_the_policy_grows_the_cluster(run_program, tmp_path):
     # what the workers that joined saw is what the others saw: the estimate goes on across the change
     # (a moving average, which lags behind where the loss falls quickly)
     assert 0.1 < rows[-1]["noise_scale"] / rows[-1]["true_noise_scale"] < 10
+
+
+@pytest.mark.long
+def test_all_runs_of_the_comparison_come_to_their_target(tmp_path):
+    """compare.py as a user starts it, to a smaller target."""
+    pytest.importorskip("matplotlib")
+    quick = ["--sizes", "1,2", "--target-noise-scale", "300", "--compute-ms", "20", "--network-ms", "1"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE / "compare.py"), *quick, "--out", str(tmp_path)],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = (tmp_path / "table.txt").read_text()
+    for name in ("fixed 1", "fixed 2", "noise-scale", "random"):
+        rows = [json.loads(line) for line in (tmp_path / f"{name.replace(' ', '-')}.jsonl").read_text().splitlines()]
+        assert rows[-1]["true_noise_scale"] >= 300 > rows[-2]["true_noise_scale"], name
+        assert f"\n{name} " in table
+    assert {row["cluster_size"] for row in map(json.loads, (tmp_path / "fixed-2.jsonl").read_text().splitlines())} == {
+        2
+    }
+    assert table in done.stdout
+    assert (tmp_path / "adaptive.png").stat().st_size > 20_000
 
 
 def test_the_table_and_the_picture(monkeypatch, tmp_path):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ms_kungfu._flags import UsageError
-from ms_kungfu.launcher import distribute, host_flags, options
+from tests.examples.commands import check_command, commands
 from tests.examples.documented import CODE, OTHER, ROOT, blocks, pages
 
 PAGES = pages()
@@ -102,38 +100,6 @@ def test_no_code_hides_as_an_indented_block():
     assert hidden == []
 
 
-def commands(code):
-    """The words of each command line, without comments and what is behind a pipe."""
-    for line in code.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        if words:
-            yield words
-
-
-def check_command(words, folder=ROOT):
-    """That the program, its script, its module and its flags are there."""
-    program, rest = words[0], words[1:]
-    if program == "kungfu-run" and rest[0] not in ("resize", "evict", "status"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(options, "check_program", lambda command: None)
-            # This machine is the first host of a page's, whose secret is the page's too.
-            patch.setattr(host_flags, "identify", lambda hosts, own, interface: hosts[0].name)
-            patch.setattr(host_flags, "read_secret_file", lambda file: "5ec7e7" * 8)
-            options.parse_command_line(rest)
-    elif program == "kungfu-distribute":
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(distribute.shutil, "which", lambda program: program)
-            _, command = distribute._parse(rest)
-            secret = distribute._secret_for(command, None)
-            if secret:
-                patch.setenv("KUNGFU_JOB_SECRET", secret)
-            check_command(command, folder)
-    elif program == "python" and rest[:1] == ["-m"]:
-        assert importlib.util.find_spec(rest[1]) is not None, f"there is no module {rest[1]}"
-    elif "/" in program and not program.startswith("/"):
-        assert (ROOT / program).is_file() or (folder / program).is_file(), f"there is no {program}"
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -143,8 +109,71 @@ def check_command(words, folder=ROOT):
         "kungfu-distribute -np 2 -H a:1,b:1 kungfu-run -H a:1,b:1 python train.py",
         "python -m ms_kungfu.docter",
         "examples/lenet-elastic/run.sh",
+        "kungfu-runn -np 2 python train.py",
+        "kungfu-run resize 3 -nosuchflag",
+        "kungfu-run resize three",
+        "kungfu-run evict -secretfile x 0",
+        "kungfu-run status --jason",
+        "kungfu-config-server -prot 9100",
+        "python -m ms_kungfu.doctor --jsn",
+        "python -m ms_kungfu.doctor --js",  # argparse takes that, but it is nothing to write down
+        "python -m ms_kungfu.bench all_reduse -np 2",
+        "python -m ms_kungfu.bench all_reduce --nothing",
+        "python -m ms_kungfu.bench all_reduce --pauses kill",  # resize's
+        "python -m ms_kungfu.chaos -fore 120 -- -np 2 python train.py",
+        "python -m ms_kungfu.chaos -for 120 -- -nq 2 python train.py",
+        "python -m ms_kungfu.env --json",
+        "python -m tests.fault.simulate 45 --storey",
+        "python examples/adaptive/compare.py --nosuch",
+        "kungfu-run -np 2 python examples/adaptive/train.py --nosuch 3",
+        "KUNGFU_LOG_LEVEL=DEBUG kungfu-run -nq 2 python train.py",
+        "srun -N 2 kungfu-run -nosuch 2 python train.py",
+        "docker run --rm ms_kungfu kungfu-run -nosuch 2 python train.py",
+        "cd x && kungfu-run -nosuch 2 python t.py",
+        "(cd x; kungfu-run -nosuch 2 python t.py) 2>&1 | tee log",
+        "export SECRET=$(openssl rand -hex 32) && kungfu-run status --jason",
+        "release/wheels.py --nosuch",
+        "./install-kungfu.sh --nosuch",
+        "tests/run.sh --everything",
     ],
 )
 def test_a_command_that_is_not_there_is_seen(line):
     with pytest.raises((AssertionError, UsageError)):
-        check_command(shlex.split(line))
+        check_line(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "kungfu-run resize 3 -config-server http://127.0.0.1:9100/config",
+        "kungfu-run evict -secret-file x 0",
+        "kungfu-run status --json",
+        "kungfu-run status http://127.0.0.1:9100/config -secret-file x",
+        "kungfu-config-server -port 9100 -init first.json",
+        "python -m ms_kungfu.doctor --json",
+        "python -m ms_kungfu.bench all_reduce -np 2",
+        "python -m ms_kungfu.replay logs/ledger --until 3 -- python train.py",
+        "python -m ms_kungfu.env > docs/environment.md",
+        "python -m tests.fault.simulate 45 --story",
+        "kungfu-run -np 2 python examples/adaptive/train.py --compute-ms 3",
+        "KUNGFU_LOG_LEVEL=DEBUG kungfu-run -np 2 python train.py",
+        "docker run --rm ms_kungfu kungfu-run -np 2 python train.py",
+        "cd x && kungfu-run -np 2 python t.py 2>&1 | tee log",
+        "release/wheels.py --sdist",
+        "./install-kungfu.sh --extras=dev",
+        "tests/run.sh --all",
+    ],
+)
+def test_a_command_that_is_there_is_taken(line):
+    check_line(line)
+
+
+def check_line(line):
+    for words in commands(line):
+        check_command(words)
+
+
+def test_the_words_of_a_command_are_found_between_those_of_the_shell():
+    line = "(umask 077; A=1 kungfu-run -np 2 python 't x.py' 2>&1 >log | cat) && b >c  # kungfu-run"
+    found = [["umask", "077"], ["A=1", "kungfu-run", "-np", "2", "python", "t x.py"], ["cat"], ["b"]]
+    assert list(commands(line)) == found

@@ -40,7 +40,7 @@ QUESTIONS = {
     "collective times out": "troubleshooting",
     "cluster does not grow": "troubleshooting",
     "resize a running job": "start",
-    "several machines": "limits",
+    "several machines": "start",
     "how do I run on two machines": "start",
     "several hosts": "launcher",
     "what happens when a machine dies": "troubleshooting",
@@ -67,6 +67,54 @@ QUESTIONS = {
     "how do I debug a hang": "troubleshooting",
     "overlap": "overlap",
     "gradient noise scale": "monitoring",
+    # In other words than the pages': not all of them are on one page.
+    "custom training loop": "elastic-training",
+    "set random seed reproducible results": "shards",
+    "reproducible": "shards",
+    "model.fit validation": "elastic-training",
+    "continue training after power failure": "change-a-program",
+    "power outage": "troubleshooting",
+    "spot instance preemption SIGTERM": "launcher",
+    "progress of job status json": "launcher",
+    "ssh passwordless multiple nodes": "launcher",
+    "GeneratorDataset custom data": "data",
+    "log directory": "launcher",
+    "prometheus metrics grafana": "metrics",
+    "share file system nfs checkpoint": "elastic-training",
+    "pip install wheel not supported on this platform": "troubleshooting",
+    "uninstall": "start",
+    "tensorboard": "monitoring",
+    "jupyter notebook": "limits",
+    "windows subsystem linux": "limits",
+    "run on two machines": "start",
+    "run on several machines": "start",
+    "which mindspore versions are supported": "limits",
+    "supported versions": "limits",
+    "does it work with python 3.13": "limits",
+    "python version": "limits",
+    "does it run on gpu": "devices",
+    "ascend npu support": "devices",
+    "windows or mac": "limits",
+    "KungFu schedule format": "from-kungfu",
+    "log files of each worker": "launcher",
+    "custom loop": "change-a-program",
+    "custom optimizer": "optimizers",
+    "how to call from C++": "cpp",
+    "cancel job": "launcher",
+    "monitor progress": "launcher",
+    "early stopping": "elastic-training",
+    "how long does a resize take": "performance",
+    "validation loss": "elastic-training",
+    "network bandwidth needed": "performance",
+    "change number of workers at runtime": "start",
+    "memory usage": "troubleshooting",
+    "how to cite": "index",
+    "ElasticDataset": "elastic-training",
+    "worker crashes": "troubleshooting",
+    "batch norm": "elastic-training",
+    "save model": "elastic-training",
+    "安装": "start.zh",
+    "job hangs forever": "troubleshooting",
 }
 
 
@@ -96,7 +144,7 @@ def answered(site, question):
 
 @SPHINX_9
 def test_a_new_users_questions_are_answered_by_the_page_that_the_search_names_first(site):
-    assert len(QUESTIONS) >= 20
+    assert len(QUESTIONS) >= 80
     wrong = {
         q: [f"{f.page} ({f.score}, {f.title})" for f in site.ranked(q)[:3]]
         for q in QUESTIONS
@@ -107,7 +155,7 @@ def test_a_new_users_questions_are_answered_by_the_page_that_the_search_names_fi
 
 @SPHINX_9
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node, to run Sphinx's own search")
-def test_the_ranking_is_that_of_sphinxs_own_search(html, site):
+def test_the_ranking_is_that_of_the_sites_own_search(html, site):
     script = r"""
 const fs = require("fs"), vm = require("vm"), [html, questions] = [process.argv[2], JSON.parse(process.argv[3])];
 const read = (name) => fs.readFileSync(`${html}/${name}`, "utf8");
@@ -118,14 +166,18 @@ const sandbox = {console, document: {getElementById: () => null, addEventListene
 sandbox.window = sandbox;
 sandbox.addEventListener = () => {};
 vm.createContext(sandbox);
-for (const name of ["base-stemmer", "english-stemmer", "language_data", "searchtools"])
-  vm.runInContext(read(`_static/${name}.js`), sandbox, {filename: name});
+const page = read("search.html").replace(/<!--.*?-->/gs, "");
+const scripts = [...page.matchAll(/<script[^>]* src="(_static\/[^"?]+)/g)].map((found) => found[1]);
+for (const name of ["searchtools", "language_data"])
+  if (!scripts.includes(`_static/${name}.js`)) throw new Error(`${name} isn't on the page of the search: ${scripts}`);
+for (const name of scripts.filter((name) => /searchtools|language_data/.test(name)))
+  vm.runInContext(read(name), sandbox, {filename: name});
 vm.runInContext("Search.setIndex = (index) => { Search._index = index; }; var S = Search;", sandbox);
 vm.runInContext(read("searchindex.js"), sandbox);
 const answers = questions.map((question) => {
   sandbox.question = question;
   const results = vm.runInContext("S._performSearch(...S._parseQuery(question))", sandbox);
-  return results.reverse().map((r) => [r[0], r[4]]);
+  return results.reverse().map((r) => [r[0], r[1], r[4]]);
 });
 console.log(JSON.stringify(answers));
 """
@@ -136,8 +188,8 @@ console.log(JSON.stringify(answers));
     for question, theirs in zip(QUESTIONS, json.loads(done.stdout)):
         ours = site.ranked(question)
         assert theirs, question
-        assert (ours[0].page, ours[0].score) == tuple(theirs[0]), question
-        assert sorted(score for _, score in theirs) == sorted(found.score for found in ours), question
+        assert (ours[0].page, ours[0].title, ours[0].score) == tuple(theirs[0]), question
+        assert sorted(map(tuple, theirs)) == sorted((found.page, found.title, found.score) for found in ours), question
 
 
 def test_every_public_name_is_on_a_page_of_the_api(html):
@@ -153,8 +205,14 @@ def test_every_public_name_is_on_a_page_of_the_api(html):
     assert [
         f"{module}.{name}" for module, own in names.items() for name in own if f"{module}.{name}" not in present
     ] == []
-    methods = ["ms_kungfu.elastic.ElasticTraining.step_end", "ms_kungfu.dataset.ElasticDataset.set_batch_size"]
-    assert [name for name in methods if name not in present] == []
+    members = [
+        f"{module}.{name}.{member}"
+        for module, own in names.items()
+        for name, public in own.items()
+        for member in public.members
+    ]
+    assert len(members) >= 250
+    assert [name for name in members if name not in present] == []
 
 
 def surface_extension():
@@ -175,8 +233,21 @@ def test_the_pictures_are_what_their_program_draws():
 
 def test_every_page_is_in_the_list_that_a_code_host_shows():
     listed = (DOCS / "README.md").read_text(encoding="utf-8")
-    own = {"README.md", "index.md", "changelog.md", "contributing.md"}
+    own = {"README.md", "index.md", "changelog.md", "contributing.md", "cpp.md"}
     assert [page.name for page in DOCS.glob("*.md") if page.name not in own and f"]({page.name})" not in listed] == []
+
+
+def test_every_entry_of_the_index_leads_to_a_place_of_its_page(site, html):
+    """Which search and index link to: Sphinx drops the anchor of an entry that stands before a comment."""
+    pages = {name: (html / f"{name}.html").read_text(encoding="utf-8") for name in site.names}
+    entries = [
+        (entry, site.names[page], anchor)
+        for entry, places in site.index["indexentries"].items()
+        for page, anchor, is_main in places
+        if is_main
+    ]
+    assert len(entries) >= 50
+    assert [each for each in entries if f'id="{each[2]}"' not in pages[each[1]]] == []
 
 
 @pytest.mark.long
@@ -205,9 +276,12 @@ def test_the_api_is_there_without_mindspore(tmp_path):
         "    return None if name.partition('.')[0] == 'mindspore' else find(name, path, target)\n"
         "PathFinder.find_spec = hidden\n"
     )
-    folder = tmp_path / "html"
+    folder, path = (
+        tmp_path / "html",
+        os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+    )
     done = subprocess.run(
-        [str(DOCS / "build.sh"), str(folder)], env=own_python(PYTHONPATH=str(tmp_path)), capture_output=True, text=True
+        [str(DOCS / "build.sh"), str(folder)], env=own_python(PYTHONPATH=path), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     test_every_public_name_is_on_a_page_of_the_api(folder)

@@ -89,5 +89,11 @@ def test_what_is_new_in_public_is_listed():
     assert [line for line in surface() if line not in listed] == [], f"list it: {__doc__}"
 
 
+def test_programs_evict_by_a_public_name():
+    from ms_kungfu import elastic, membership
+
+    assert elastic.evict is membership.evict
+
+
 if __name__ == "__main__":
     print("\n".join(surface()))

@@ -6,26 +6,31 @@ docs/environment.md is written by `python -m ms_kungfu.env` and compared in test
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import importlib
 import io
+import os
 import re
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from ms_kungfu import env, errors
+from ms_kungfu import cluster, env, errors
+from ms_kungfu._flags import UsageError
 from ms_kungfu._version import VERSION
+from ms_kungfu.bench import __main__ as bench
 from ms_kungfu.elastic.policy import Metrics
-from ms_kungfu.launcher import distribute, options
+from ms_kungfu.launcher import distribute, host_flags, options
 from ms_kungfu.monitoring import endpoint
 from ms_kungfu.monitoring.record import StepRecord
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 # Heading on the page -> how the program is asked for its help: a module with a main, and the words for it.
-BENCH = ("all_reduce", "broadcast", "gradients", "step", "optimizers", "resize", "shards", "plot", "all")
+(_COMMANDS,) = (a for a in bench._parser()._actions if isinstance(a, argparse._SubParsersAction))
+BENCH = tuple(_COMMANDS.choices)
 PROGRAMS = {
     "kungfu-run": [("ms_kungfu.launcher.cli", ["-help"])],
     "kungfu-run resize, kungfu-run evict": [
@@ -62,15 +67,27 @@ def documented(section):
     return {flag for row in rows(section) for code in re.findall(r"`([^`]+)`", row[0]) for flag in FLAG.findall(code)}
 
 
-def flags_of(module, words):
-    """Those of the parser whose help is asked for."""
+def parser_of(module, words):
+    """The parser whose help is asked for."""
     asked = []
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         patch.setattr(argparse.ArgumentParser, "print_help", lambda parser, file=None: asked.append(parser))
         with pytest.raises(SystemExit) as ended:
             importlib.import_module(module).main(words)
     assert ended.value.code in (0, None)
-    return {flag for action in asked[0]._actions for flag in action.option_strings}
+    return asked[0]
+
+
+def flags_of(module, words):
+    return {flag for action in parser_of(module, words)._actions for flag in action.option_strings}
+
+
+def told_defaults(heading):
+    """{flag: the text of its default}, where the section's table has a column for it."""
+    section = sections("flags.md")[heading]
+    if not re.search(r"^\| flag \| default \|", section, re.MULTILINE):
+        return {}
+    return {flag: row[1] for row in rows(section) for flag in FLAG.findall(row[0])}
 
 
 @pytest.mark.parametrize("heading", PROGRAMS)
@@ -97,20 +114,111 @@ def test_no_section_of_the_page_is_of_an_unknown_program():
     assert set(sections("flags.md")) == set(PROGRAMS)
 
 
-def test_the_defaults_that_the_page_tells_are_the_programs():
-    told = {
-        FLAG.findall(row[0])[0]: row[1].strip("`")
-        for row in rows(sections("flags.md")["kungfu-run"])
-        if FLAG.findall(row[0])
-    }
-    for each in fields(options.Options):
-        if not each.metadata:
+def test_the_commands_of_the_bench_are_named():
+    (named,) = re.findall(
+        r"^Commands: (.+?)\. ", sections("flags.md")["python -m ms_kungfu.bench COMMAND"], re.MULTILINE
+    )
+    assert tuple(re.findall(r"`(\w+)`", named)) == BENCH
+
+
+# Defaults that the page tells and the parser doesn't know: they follow from something else.
+BY_ITSELF = {
+    ("python -m ms_kungfu.bench COMMAND", "--ranks"): lambda command: bench._RANKS.get(command, [2]),
+    ("python -m ms_kungfu.bench COMMAND", "--step-ms"): lambda command: 1.0,
+    ("kungfu-run resize, kungfu-run evict", "-port-range"): lambda command: cluster.WORKER_PORTS,
+}
+IN_WORDS = {"never": ("-ttl", 0.0), "this one": ("-dir", os.getcwd())}
+
+
+@pytest.mark.parametrize("heading", [h for h in PROGRAMS if h != "kungfu-run" and told_defaults(h)])
+def test_the_defaults_that_the_page_tells_are_the_programs(heading):
+    """A cell is one value, `5; `resize` 3` where a command has another one, or says where it comes from."""
+    wrong = []
+    for module, words in PROGRAMS[heading]:
+        for action in parser_of(module, words)._actions:
+            if not action.option_strings or set(action.option_strings) & {"-h", "-help"}:
+                continue
+            flag, default = action.option_strings[-1], action.default
+            if (heading, flag) in BY_ITSELF:
+                default = BY_ITSELF[heading, flag](words[0])
+            told = told_defaults(heading)[action.option_strings[0]]
+            if not is_told(told, words[0], action, default):
+                wrong.append(f"{' '.join(words[:1])} {flag}: {told}, and it is {default!r}")
+    assert wrong == []
+
+
+def is_told(told, command, action, default):
+    first, *others = told.replace("`", "").split("; ")
+    own = {name: value for name, _, value in (other.partition(" ") for other in others)}
+    text = own.get(command, first).partition(", or ")[0]
+    if text == "all":  # of a list
+        return isinstance(default, list) and len(default) >= 3
+    if text in IN_WORDS:
+        return (action.option_strings[-1], default) == IN_WORDS[text]
+    if default in (None, []):
+        # Words, or nothing; no number that the program hasn't.
+        return text in ("-", "none") or not re.match(r"[\d.]+\w?$|\d", text)
+    if isinstance(default, bool):
+        return text == ("on" if default else "off")
+    return (action.type or str)(text) == default
+
+
+NOT_OF_A_JOB = {"-wait"}  # -engine's
+# What else a flag needs.
+ONE_HOST = ([], ["-w"], ["-w", "-recover", "replace"])
+SEVERAL = [
+    "-H",
+    "10.0.0.1:2,10.0.0.2:2",
+    "-self",
+    "10.0.0.1",
+    "-secret-file",
+    "x",
+    "-builtin-config-port",
+    "9100",
+    "-w",
+]
+
+
+def test_the_defaults_that_the_page_tells_are_those_of_kungfu_run(monkeypatch):
+    """With the flag and that value a job is what it is without."""
+    monkeypatch.setattr(options, "check_program", lambda command: None)
+    monkeypatch.setattr(host_flags, "identify", lambda hosts, own, interface: hosts[0].name)
+    monkeypatch.setattr(host_flags, "read_secret_file", lambda file: "5ec7e7" * 8)
+    compared, wrong = set(), []
+    for flag, told in told_defaults("kungfu-run").items():
+        text = re.sub(r"^KUNGFU_\w+, else ", "", told.replace("`", ""))
+        value = {"on": "true", "off": "false"}.get(text, text)
+        if not re.fullmatch(r"true|false|\d+s?|\d+-\d+|[A-Z]+|auto|even", value) or flag in NOT_OF_A_JOB:
             continue
-        name, default = f"-{each.metadata['name']}", each.default
-        if isinstance(default, bool):
-            assert told[name] == {"-affinity": "auto"}.get(name, "on" if default else "off"), name
-        elif isinstance(default, (int, float)):
-            assert told[name].rstrip("s") == f"{default:g}", name
+        compared.add(flag)
+        for context in (*ONE_HOST, SEVERAL):
+            plain = options.parse_command_line([*context, "python", "train.py"])
+            with contextlib.suppress(UsageError):
+                if options.parse_command_line([*context, f"{flag}={value}", "python", "train.py"]) == plain:
+                    break
+        else:
+            wrong.append(f"{flag}: {told}")
+    assert wrong == []
+    names = {f"-{each.metadata['name']}" for each in fields(options.Options) if each.metadata}
+    plain = {
+        "-np",
+        "-w",
+        "-port",
+        "-port-range",
+        "-strategy",
+        "-host-timeout",
+        "-standby",
+        "-max-restarts",
+        "-affinity",
+    }
+    assert plain <= compared & names
+
+
+@pytest.mark.parametrize(("flags", "default"), [([], "fail"), (["-w"], "shrink")])
+def test_the_default_of_recover_is_the_pages(flags, default, monkeypatch):
+    monkeypatch.setattr(options, "check_program", lambda command: None)
+    assert told_defaults("kungfu-run")["-recover"] == "`shrink` with `-w`, else `fail`"
+    assert options.parse_command_line([*flags, "python", "train.py"]).recover == options.Recover(default)
 
 
 def test_every_error_is_on_its_page_with_meaning_and_remedy():
@@ -122,6 +230,18 @@ def test_every_error_is_on_its_page_with_meaning_and_remedy():
     assert [name for name, cells in table.items() if len(cells) != 2 or not all(cells)] == []
 
 
+def unit_of(name, text):
+    """As the name says it, which Prometheus wants there, or the text that it serves."""
+    for pattern, unit in (
+        ("bytes_per_second$", "bytes/s"), ("bytes$", "bytes"), ("seconds$|_times?$", "s"),
+        ("communication_ratio$", "0 to 1"), ("samples$|batch_size$", "samples"), ("steps_at_size$", "steps"),
+    ):  # fmt: skip
+        if re.search(pattern, name):
+            return unit
+    words = re.search("^Steps|^Workers|samples", text)
+    return words[0].lower() if words else ""
+
+
 def test_every_metric_is_on_its_page():
     page = sections("metrics.md")
     of_a_step = rows(page["Of a step"])
@@ -129,19 +249,90 @@ def test_every_metric_is_on_its_page():
     assert {each.name for each in fields(StepRecord)} | {"slowest", "slowdown"} == names
     served = {code.partition("{")[0] for row in of_a_step for code in re.findall(r"`(kungfu_[^`]+)`", row[1])}
     assert {f"kungfu_{name}" for name, *_ in (*endpoint._GAUGES, *endpoint._BY_RANK)} | {"kungfu_rank"} == served
+    served = [(name, text, of) for name, text, of in (*endpoint._GAUGES, *endpoint._BY_RANK)]
+    named = StepRecord(**{each.name: each.name for each in fields(StepRecord)})
+    assert {(of(named), f"kungfu_{name}", unit_of(name, text)) for name, text, of in served} == {
+        (row[0].strip("`"), row[1].strip("`").partition("{")[0], row[2])
+        for row in of_a_step
+        if "`kungfu_" in row[1] and row[0] != "-"
+    }
+    units = {row[0].strip("`"): row[1] for row in rows(page["What a policy sees"])[1:]}
+    assert units == {name: unit_of(name, "") for name in units}
     of_policies = {code for row in rows(page["What a policy sees"]) for code in re.findall(r"`([^`]+)`", row[0])}
     assert {each.name for each in fields(Metrics)} - names | {"local_batch_size"} == of_policies
 
 
-def test_every_variable_that_the_code_names_is_in_the_table():
+def read_from_the_environment(tree):
+    """Names, as in `environ["A"]`, `environ.get("A")`, `"A" in environ`, `{"A": ..., **environ}`, `getenv("A")`."""
+    constants = {
+        node.targets[0].id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Constant)
+    }
+
+    def is_environment(node):
+        return re.search(r"\benviron(ment)?$", ast.unparse(node)) is not None
+
+    for node in ast.walk(tree):
+        named = []
+        if isinstance(node, ast.Subscript) and is_environment(node.value) and isinstance(node.ctx, ast.Load):
+            named = [node.slice]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if is_environment(node.func.value) or node.func.attr == "getenv":
+                named = node.args[:1]
+        elif isinstance(node, ast.Compare) and is_environment(node.comparators[0]):
+            named = [node.left]
+        elif isinstance(node, ast.Dict) and any(
+            k is None and is_environment(v) for k, v in zip(node.keys, node.values)
+        ):
+            named = [key for key in node.keys if key is not None]
+        for each in named:
+            value = constants.get(each.id) if isinstance(each, ast.Name) else getattr(each, "value", None)
+            if isinstance(value, str):
+                yield value
+
+
+def test_every_variable_that_the_code_reads_is_in_a_table():
     """What docs/environment.md is written from; test_env.py compares the two."""
     root, named = DOCS.parent, {}
     for path in sorted((root / "ms_kungfu").rglob("*.py")):
-        named.update(dict.fromkeys(re.findall(r"""["'](KUNGFU_[A-Z_]+)["']""", path.read_text()), path))
+        text = path.read_text(encoding="utf-8")
+        found = [*re.findall(r"""["'](KUNGFU_[A-Z_]+)["']""", text), *read_from_the_environment(ast.parse(text))]
+        named.update(dict.fromkeys(found, path))
     for path in (path for folder in ("ops_src", "kernels") for path in sorted((root / folder).rglob("*.cc"))):
         named.update(dict.fromkeys(re.findall(r'getenv\("(\w+)"', path.read_text()), path))
+    for path in (root / "CMakeLists.txt", *sorted((root / "cmake").rglob("*.cmake"))):
+        named.update(dict.fromkeys(re.findall(r"ENV\{(\w+)\}", path.read_text()), path))
+    others = {name for name, *_ in env.OTHERS}
     assert {"KUNGFU_SELF", "ASCEND_RT_VISIBLE_DEVICES"} <= set(named)
-    assert {name: path for name, path in named.items() if name not in {v.name for v in env.VARIABLES}} == {}
+    # And what every program is given.
+    known = {v.name for v in env.VARIABLES} | others | {"HOME", "PATH"}
+    assert {name: path for name, path in named.items() if name not in known} == {}
+    assert others - set(named) == {"TMPDIR"}  # Python's tempfile reads it
+
+
+def test_pages_tell_the_pythons_and_mindspores_that_the_package_takes():
+    project = (DOCS.parent / "pyproject.toml").read_text(encoding="utf-8")
+    (least, beyond) = map(int, re.search(r'requires-python = ">=3\.(\d+),<3\.(\d+)"', project).groups())
+    (oldest, next_one) = re.search(r'"mindspore>=([\d.]+),<2\.(\d+)"', project).groups()
+    pythons = rf"3\.{least} (?:to|至) 3\.{beyond - 1}\b"
+    mindspores = rf"{re.escape(oldest)} (?:to|至) 2\.{int(next_one) - 1}\b"
+    for page in ("README.md", "README.zh.md", "docs/start.md", "docs/start.zh.md", "docs/limits.md"):
+        text = (DOCS.parent / page).read_text(encoding="utf-8")
+        assert re.search(pythons, text), page
+        assert re.search(mindspores, text), page
+        # Of all that is told of Pythons: these, or those that MindSpore 2.10 has wheels for.
+        told = set(re.findall(r"3\.\d+ (?:to|至) 3\.\d+", text))
+        assert {each.replace("至", "to") for each in told} <= {f"3.{least} to 3.{beyond - 1}", "3.10 to 3.12"}, page
+
+
+@pytest.mark.parametrize("page", ["errors.md", "launcher.md", "limits.md"])
+def test_pages_tell_how_many_workers_a_job_can_have(page):
+    told = [line for line in (DOCS / page).read_text(encoding="utf-8").splitlines() if re.search(r"\b1,024\b", line)]
+    numbers = {int(each.replace(",", "")) for line in told for each in re.findall(r"\b(1,024|25\d)\b", line)}
+    assert numbers == {cluster.MAX_WORKERS, cluster.MAX_WORKERS_OF_HOSTS, cluster.MAX_WORKERS_OF_EACH}
 
 
 def test_the_citation_has_the_packages_version():
@@ -168,3 +359,38 @@ def test_what_is_missing_is_seen(tmp_path, monkeypatch):
     ):
         with pytest.raises(AssertionError):
             check()
+
+
+@pytest.mark.parametrize(
+    ("page", "line", "wrong", "check"),
+    [
+        ("flags.md", "| `-port PORT` | 9100 |", "9101", "kungfu-config-server"),
+        ("flags.md", "| `-ttl TIME` | never |", "10m", "kungfu-config-server"),
+        ("flags.md", "| `-for S` | 120 |", "60", "python -m ms_kungfu.chaos -- program"),
+        ("flags.md", "| `--batch BATCH` | 32 |", "64", "python -m ms_kungfu.bench COMMAND"),
+        ("flags.md", "`step` 1; `shards` 2,4 |", "2; `step` 1", "python -m ms_kungfu.bench COMMAND"),
+        ("flags.md", "| `--rounds ROUNDS` | 5; `resize` 3 |", "5", "python -m ms_kungfu.bench COMMAND"),
+        ("flags.md", "| `-recover HOW` | `shrink` with `-w`, else `fail` |", "`fail`", "recover"),
+        ("flags.md", "| `-strategy NAME` | `AUTO` |", "`RING`", "kungfu-run"),
+        ("flags.md", "| `-port-range A-B` | 10000-11000 |", "10000-12000", "kungfu-run"),
+        ("flags.md", "| `-peer-timeout TIME` | `KUNGFU_PEER_TIMEOUT`, else 30s |", "20s", "kungfu-run"),
+        ("metrics.md", "| `seconds` | `kungfu_step_seconds` | s |", "ms", "metrics"),
+        ("metrics.md", "| `step_time` | s |", "ms", "metrics"),
+    ],
+)
+def test_what_is_wrong_is_seen(page, line, wrong, check, tmp_path, monkeypatch):
+    text = (DOCS / page).read_text(encoding="utf-8")
+    # In flags.md the section, as flags of several programs have one name.
+    start = text.index(f"\n## {check}\n") if check in PROGRAMS else 0
+    at = text.index(line, start)
+    cells = line.strip(" |").split(" | ")
+    changed = " | ".join([*cells[:-1], wrong])
+    (tmp_path / page).write_text(text[:at] + line.replace(" | ".join(cells), changed) + text[at + len(line) :], "utf-8")
+    monkeypatch.setattr(f"{__name__}.DOCS", tmp_path)
+    checks = {
+        "metrics": test_every_metric_is_on_its_page,
+        "recover": lambda: test_the_default_of_recover_is_the_pages([], "fail", monkeypatch),
+        "kungfu-run": lambda: test_the_defaults_that_the_page_tells_are_those_of_kungfu_run(monkeypatch),
+    }
+    with pytest.raises(AssertionError):
+        checks.get(check, lambda: test_the_defaults_that_the_page_tells_are_the_programs(check))()
