@@ -395,7 +395,8 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
     ("PYTHONUNBUFFERED", "user, else launcher", "Unset: 1 in a worker, so that its lines come as they are printed."),
     ("XDG_RUNTIME_DIR", "the system", "In its folder `ms_kungfu` a job's secret and its socket for"
      " `kungfu-run status` are. Unset: `/run/user/UID`; where that isn't there `/tmp/ms_kungfu-UID`."),
-    ("TMPDIR", "user", "The folder for temporary files; in its folder `ms_kungfu-UID` the same where it can't be in `/tmp` and `/var/tmp`."),
+    ("TMPDIR", "user", "The folder for temporary files; in its folder `ms_kungfu-UID` the same where it can't be in"
+     " `/tmp` and `/var/tmp`."),
     ("SLURM_CPU_BIND_TYPE", "Slurm", "Whether Slurm has bound tasks to cores (`mask_cpu`)."),
     ("SLURM_CPU_BIND_LIST", "Slurm", "Which cores the node's tasks are bound to: `kungfu-run` takes those of all."),
     ("RAY_ADDRESS", "user", "The Ray cluster of `kungfu-run -engine ray` and `ms_kungfu.ray.run`, where they are told"
