@@ -22,6 +22,7 @@ ended).
 
 from __future__ import annotations
 
+import itertools
 import json
 import weakref
 from importlib import import_module
@@ -142,12 +143,13 @@ class Handle:
 _started: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary()  # and not waited for
 
 
-def all_reduce_async(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> Handle:
+def all_reduce_async(array: ArrayLike, op: str = "sum", name: str | None = None) -> Handle:
     """As :func:`all_reduce`, in the background: returns at once, and ``.wait()`` of what it returns has the result.
 
     `array` is copied, so it may change meanwhile. Operations begin in the order of these calls, which is the same at
     all ranks; one thread runs them, beside collectives of the caller's. Each is waited for at every rank, before the
-    cluster changes (a `step_end`, a `resize`). Ctrl-C is looked at when a wait is over.
+    cluster changes (a `step_end`, a `resize`). Ctrl-C is looked at when a wait is over. Without a name it has the first
+    of a list that is free, so as many as one likes may be under way, started and waited for in one order at all ranks.
 
     Raises:
         ValueError: while another one of that name hasn't been waited for, or for an op that doesn't fit.
@@ -156,6 +158,8 @@ def all_reduce_async(array: ArrayLike, op: str = "sum", name: str = "unnamed") -
     runtime.init()
     array, number = _input(array), _op(op)
     source, dtype = _reducible(array)
+    if name is None:
+        name = next(each for k in itertools.count(1) if (each := f"unnamed {k}") not in _started)
     if name in _started:
         raise ValueError(f'an all-reduce "{name}" is under way; wait for it first, or give this one another name')
     result = np.empty(array.shape, array.dtype)

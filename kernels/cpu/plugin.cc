@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <iterator>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -40,7 +42,7 @@ namespace mindspore::kernel::kungfu {
 namespace {
 
 std::atomic<int (*)()> takes_part{nullptr};
-std::atomic<int (*)(int)> who_plays{nullptr};
+std::atomic<int (*)(int, const uint8_t*, int)> who_plays{nullptr};
 
 bool TakesPart() {
   auto* const ask = takes_part.load();
@@ -362,8 +364,21 @@ class WorldBroadcast : public Broadcast<Host> {
       return Copy(group);
     }
     auto* const ask = who_plays.load();
-    const int player = ask == nullptr ? static_cast<int>(this->root_) : ask(static_cast<int>(this->root_));
-    return this->Bring(Host::kBroadcast, group, static_cast<uint32_t>(player), this->Layout(group));
+    const std::string who = this->name() + " (who lives)";
+    for (;;) {
+      // Of a list that all workers have alike: of a death one may know by itself, and another one not yet.
+      std::vector<uint8_t> living(kf_size());
+      const uint8_t here = 1;
+      const kf_tensor tensor{&here, living.data(), 1};
+      const kf_status known = kf_all_gather(who.c_str(), &tensor, 1, KF_UINT8, nullptr, kf_size());
+      if (known != KF_OK) return known;
+      const int root = static_cast<int>(this->root_);
+      const int player = ask == nullptr ? root : ask(root, living.data(), static_cast<int>(living.size()));
+      const kf_status status = this->Bring(Host::kBroadcast, group, static_cast<uint32_t>(player), this->Layout(group));
+      // The player has died meanwhile, of which all others have heard; then it is another one. Where nobody can go on
+      // the next list says so.
+      if (status != KF_PEER_LOST) return status;
+    }
   }
 };
 
@@ -387,7 +402,8 @@ extern "C" __attribute__((visibility("default"))) void kungfu_ms_ask_whether_it_
   mindspore::kernel::kungfu::takes_part = ask;
 }
 
-// Which rank of the cluster stands for one of the virtual world, asked at each of its broadcasts.
-extern "C" __attribute__((visibility("default"))) void kungfu_ms_ask_who_plays(int (*ask)(int)) {
+// Which rank of the cluster stands for one of the virtual world, asked at each of its broadcasts: of those ranks that
+// are not 0 in the list.
+extern "C" __attribute__((visibility("default"))) void kungfu_ms_ask_who_plays(int (*ask)(int, const uint8_t*, int)) {
   mindspore::kernel::kungfu::who_plays = ask;
 }

@@ -51,9 +51,10 @@ _log = logging.getLogger(__name__)
 WRITERS = (ModelCheckpoint, SummaryCollector, BackupAndRestore, OnRequestExit, FlopsUtilizationCollector)
 """Callbacks of MindSpore's that write files, which all workers would write over each other's."""
 
+_AT_FIRST = "_kungfu_at_first"  # the attribute of a callback that says what the others were
+_OWN = {_AT_FIRST, "_first_step"}  # the second: a SummaryCollector's first step finds out what it may collect
 _CLOCKS = (TimeMonitor, FlopsUtilizationCollector)  # what they keep are times of their own process
 _ENDS = ("on_train_epoch_end", "on_train_end")
-_AT_FIRST = "_kungfu_at_first"  # the attribute of a callback that says what the others were
 _STEPS = ("on_train_epoch_begin", "on_train_step_begin", "on_train_step_end")
 Hook = Callable[[Any], None]
 Wrapper = Callable[[Any, Hook], Hook]
@@ -323,7 +324,7 @@ def _values(callback: Any) -> dict[str, Any]:
     """The attributes that can be carried, packed."""
     found = {}
     for name, value in vars(callback).items():
-        if name == _AT_FIRST:
+        if name in _OWN:
             continue
         try:
             found[name] = pack(value)

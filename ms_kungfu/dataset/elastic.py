@@ -257,6 +257,14 @@ class ElasticDataset(Shares, ds.Dataset):
         batch = self.get_batch_size()
         return self._batch_pipeline([0] * batch, batch)
 
+    def get_repeat_count(self) -> int:
+        """Passes over the samples in an epoch."""
+        return self._passes
+
+    def num_classes(self) -> int | None:
+        """Of the source, where that knows; None."""
+        return self._source.num_classes() if isinstance(self._source, ds.Dataset) else None
+
     def reset(self) -> None:
         """Nothing to do: an iterator knows where it is. ``Model.train`` calls this after each epoch."""
 
@@ -269,6 +277,9 @@ class ElasticDataset(Shares, ds.Dataset):
             "an ElasticDataset is the last part of a pipeline; put map, filter and the like into its source, and give "
             "the size of a batch to the ElasticDataset"
         )
+
+    def __deepcopy__(self, memory: Any) -> Any:
+        return self.parse()  # what MindSpore does first where something is behind it
 
     def _participants(self) -> list[int]:
         wait_for_queue()  # what PyNative mode has queued belongs to the step that is over

@@ -386,16 +386,20 @@ class ElasticTraining:
             self._suspend(True)
         return stops
 
+    def _may_change(self) -> bool:
+        """Whether a change of the cluster that is ready is followed behind this step; the same at all workers."""
+        return True
+
     def _settle(self, sameness: Sameness, same: bool) -> bool:
         """In the step's agreement: whether training stops, and DivergenceError where the workers are not the same.
 
         A change that is due as well is the next call's, whose `begin` follows it.
         """
         if same:
-            return self._stop(self._stop_asked)
+            return self._stop(self._stop_asked) or not self._may_change()
         everyones = gather_json([self._stop_asked, sameness.words()], "kungfu/same")
         check(self.step, {rank: told for rank, (_, told) in everyones.items()})
-        return self._stop(any(stop for stop, _ in everyones.values()))
+        return self._stop(any(stop for stop, _ in everyones.values())) or not self._may_change()
 
     def epoch_begin(self) -> None:
         """Tell the policies that an epoch begins; `epochs` does so itself."""
@@ -435,6 +439,11 @@ class ElasticTraining:
             self.monitor.end()
         if self._stopped:
             self._suspend(False)
+        self.check_sameness()
+
+    def check_sameness(self) -> None:
+        """Collective, between steps: DivergenceError, at every worker, where something that has to be equal on all of
+        them isn't. `end` does so itself; in between each piece is looked at once in a hundred steps."""
         in_step = runtime.current_cluster_size() > 1 and not runtime.detached() and not is_behind()
         if in_step and self._sameness is not None:
             self._sameness.check_all(self.step)

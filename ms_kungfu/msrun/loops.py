@@ -11,6 +11,12 @@ worker.
 
 A worker that joins runs the loops from their start. It is told how many passes over the dataset the others have begun,
 and each of its own before that ends at once; until it is there it calls nobody (`world.takes_part`).
+
+The cluster changes behind the last step of a pass alone. A loop counts its batches (`enumerate`), and what it does
+every so many of them with the others all have to do at the same one: who joined within a pass would count from 0
+there, and wait for the others in one operation while they wait in another. Deaths are no changes: who lives counts on.
+
+Where `Model.train` trains, a loop is an evaluation.
 """
 
 from __future__ import annotations
@@ -18,15 +24,17 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 from mindspore import nn
 
+from ms_kungfu.elastic import program
 from ms_kungfu.elastic.state import Component
 from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.msrun import pipelines, reducers, world
 from ms_kungfu.msrun.communication import refused
+from ms_kungfu.ops import wait_for_queue
 
 _log = logging.getLogger(__name__)
 _cells: list[weakref.ref[Any]] = []  # that the program has made, in its order, which is that of all workers
@@ -37,6 +45,8 @@ def noting(init: Callable[..., None]) -> Callable[..., None]:
 
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:
         init(self, *arguments, **named)
+        if len(_cells) % 1024 == 1023:  # a program may make some in each step
+            _cells[:] = [known for known in _cells if known() is not None]
         _cells.append(weakref.ref(self))
 
     return __init__
@@ -57,6 +67,23 @@ def _outermost() -> list[Any]:
     return [cell for cell in found if id(cell) not in inner]
 
 
+def _updates() -> int:
+    """By all of the program's optimizers so far."""
+    found = (known() for known in _cells)
+    return sum(int(cell.global_step.asnumpy()[0]) for cell in found if isinstance(cell, nn.Optimizer))
+
+
+class _OfPasses(ElasticTraining):
+    """One whose cluster changes between the passes over its data."""
+
+    is_broken_off = False  # the pass, at the step that ends
+
+    def _may_change(self) -> bool:
+        data = self.dataset
+        assert data is not None
+        return self.is_broken_off or data.steps >= data.get_dataset_size()
+
+
 class _Training:
     """The program's one training by a loop of its own."""
 
@@ -64,42 +91,109 @@ class _Training:
         self.source = source
         self.data = pipelines.elastic(source, by_shards=False)
         self._passes, self._passes_of_others = 0, 0
-        told = Component("passes", lambda: self._passes, self._hear)
+        told = Component("passes", lambda: [self._passes, self._elastic.is_broken_off], self._hear)
         self.cells = _outermost()
-        self._elastic = ElasticTraining(*self.cells, dataset=self.data, components=[told])
+        self._elastic = _OfPasses(*self.cells, dataset=self.data, components=[told])
         self.taken = False  # a batch whose step hasn't ended
-        self._updates: int | None = None  # that there were when its first batch was
+        self.in_pass = False
+        self._batches = 0  # of this pass, that were taken
+        self._updates = 0  # that there were when this pass began
 
-    def updates(self) -> int:
-        """By all optimizers so far."""
-        return sum(int(cell.global_step.asnumpy()[0]) for cell in self.cells if isinstance(cell, nn.Optimizer))
-
-    def _hear(self, passes: int) -> None:
-        self._passes_of_others = passes
+    def _hear(self, told: Sequence[Any]) -> None:
+        passes, broken_off = told
+        # That one they have left, and what they do behind it is done.
+        self._passes_of_others = passes + 1 if broken_off else passes
+        self._elastic.is_broken_off = broken_off
 
     def begin_pass(self) -> None:
         self._passes += 1
+        # What is queued by now belongs to the pass before, in which this worker may have called nobody.
+        wait_for_queue()
         if self._passes == 1:
             self._elastic.begin()
-            self._updates = self.updates()
+        self._batches, self._updates = 0, _updates()
         world.pass_by(self._passes < self._passes_of_others)
+        self.in_pass = not world.passes_by()
+        if self.in_pass and self._elastic.is_broken_off:  # they do so now, in `break_off`
+            self._leave_out_the_rest()
+            self.in_pass = True
+
+    def take(self) -> None:
+        self.taken = True
+        self._batches += 1
 
     def step_end(self) -> None:
         if self.taken:
             self.taken = False
             self._elastic.step_end()
 
+    def break_off(self) -> None:
+        """The program has left the loop before its end and begins another one, which in MindSpore is another epoch. All
+        workers have done so at the same batch."""
+        updates = _updates() - self._updates
+        # That batch isn't trained where all before it have made updates, each as many, and it has made none.
+        if self._batches > 1 and updates % self._batches and updates % (self._batches - 1) == 0:
+            self.taken = False
+        self._elastic.is_broken_off = True
+        self.step_end()
+        self._leave_out_the_rest()
+
+    def _leave_out_the_rest(self) -> None:
+        self._elastic.is_broken_off = False
+        self.data.leave_out_the_rest()
+        self.epoch_end()
+
     def epoch_end(self) -> None:
-        if self._passes == 1 and not self._passes_of_others and self._updates == self.updates():
+        self.in_pass = False
+        if self._passes == 1 and not self._passes_of_others and self._updates == _updates():
             _log.warning(
                 "--msrun: no optimizer has made a step in the first loop over a sharded dataset, which is dealt as the "
                 "training data, once there is a reducer; evaluate behind it"
             )
         self._elastic.average_statistics()  # for an evaluation
+        # What hangs on a count of the program's own over all passes (a rate) is another one at who has joined.
+        self._elastic.check_sameness()
         self._elastic.epoch_end()
 
 
 _training: _Training | None = None
+_model_trains = False
+
+
+def note_model() -> None:
+    """The program trains by ``Model.train``, or ``Model.fit``."""
+    global _model_trains
+    _model_trains = True
+
+
+class Unsharded:
+    """An iterator over a dataset that isn't sharded: an evaluation, say. Who trains by it is told so: each worker would
+    train all of it, or what it picks by its rank, and no gradient would reach another one."""
+
+    _LOOKS = 3  # at so many batches
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator, self._looks, self._updates = iterator, 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._looks < self._LOOKS and program.current().calls == 0 and reducers.made():
+            updates = _updates()
+            if self._looks > 0 and updates != self._updates:
+                raise refused(
+                    "a loop that trains by a dataset that isn't sharded",
+                    f"give it num_shards=get_group_size(), which is {world.size()}, and shard_id=get_rank(); what a "
+                    "program picks by its rank itself, and zip(), can't be dealt anew",
+                )
+            self._looks, self._updates = self._looks + 1, updates
+        return next(self._iterator)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._iterator, name)
 
 
 class Loop:
@@ -135,10 +229,15 @@ class Loop:
 
     def _decide(self) -> None:
         global _training
-        if _training is None:
+        if _training is None and not _model_trains:
             _training = _Training(self._source)
-        self._trains = _training.source is self._source
-        self._batches = self._make(_training.data if self._trains else pipelines.whole(self._source))
+        self._trains = _training is not None and _training.source is self._source
+        if _training is None or not self._trains:
+            self._batches = self._make(pipelines.whole(self._source))
+            return
+        if _training.in_pass:
+            _training.break_off()
+        self._batches = self._make(_training.data)
 
     def _next_to_train(self) -> Any:
         training = _training
@@ -155,17 +254,21 @@ class Loop:
         if batch is None:
             self._in_pass = False
             raise StopIteration
-        training.taken = True
+        training.take()
         return batch
 
     def _next_to_evaluate(self) -> Any:
-        training = _training
-        assert training is not None
-        updates = training.updates()
+        updates = _updates()
+        if self._in_pass and updates != self._updates and _training is None:
+            raise refused(
+                "a loop that trains, beside Model.train",
+                "the workers are dealt what Model.train trains, and a loop is an evaluation then; train by one of them",
+            )
         if self._in_pass and updates != self._updates:
             raise refused(
                 "a second sharded dataset that a loop trains by",
-                "the first one is dealt to the workers; make one dataset, before the loop over epochs",
+                "the first one that a loop has read, once there was a reducer, is dealt to the workers; make one to "
+                "train by, before the loop over epochs, and read it before any that evaluates",
             )
         self._updates = updates
         cut = self._in_pass and world.passes_by()  # of what is over, one batch is as good as all

@@ -35,7 +35,9 @@ def _note() -> None:
 def _ask_python() -> Any:
     """The plugin's kernels ask, at each launch, whether this worker takes part, and who plays a rank."""
     ask = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: int(world.takes_part()))
-    who = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(world.player_of)
+    who = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_uint8), ctypes.c_int)(
+        lambda rank, lives, size: world.player_of(rank, [r for r in range(size) if lives[r]])
+    )
     _plugin.load().kungfu_ms_ask_whether_it_takes_part(ask)
     _plugin.load().kungfu_ms_ask_who_plays(who)
     return ask, who  # kept for as long as the plugin has them

@@ -50,6 +50,7 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
                 "nothing in its network reduces gradients; call set_auto_parallel_context(parallel_mode="
                 "'data_parallel', gradients_mean=True) before the Model is made",
             )
+        loops.note_model()
         given["train_dataset"] = pipelines.elastic(data, by_shards)
         if isinstance(given.get("valid_dataset"), ds.Dataset) and pipelines.shards_of(given["valid_dataset"]):
             given["valid_dataset"] = pipelines.whole(given["valid_dataset"])
@@ -105,8 +106,11 @@ def answer_for_iterators(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def create(self: Any, *arguments: Any, **named: Any) -> Any:
-        if not world.begun() or isinstance(self, ElasticDataset) or pipelines.shards_of(self) is None:
+        if not world.begun() or isinstance(self, ElasticDataset):
             return method(self, *arguments, **named)
+        if pipelines.shards_of(self) is None:
+            own = method(self, *arguments, **named)
+            return own if world.size() == 1 else loops.Unsharded(own)
 
         def make(data: Any) -> Any:
             own = (

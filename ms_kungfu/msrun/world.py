@@ -7,6 +7,7 @@ No two that live have the same, and who replaces a dead worker has its number.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from ms_kungfu import env, membership, runtime
 from ms_kungfu.elastic import program
@@ -67,9 +68,9 @@ def writes() -> bool:
     return membership.current().cluster is None or player_of(0) == membership.current().core.rank()
 
 
-def player_of(rank: int) -> int:
+def player_of(rank: int, living: Sequence[int] | None = None) -> int:
     """The rank in the cluster of the worker that stands for one of the V: of those that live, in the order of their
-    virtual ranks, each stands for as many."""
+    virtual ranks, each stands for as many. `living`: where others have to come to the same; None: as this one knows."""
     member = membership.current()
     if member.cluster is None:
         return 0
@@ -79,5 +80,5 @@ def player_of(rank: int) -> int:
         peer = workers[rank]
         return hosts.index(peer.host) if peer.host in hosts else 0, peer.port
 
-    living = sorted(member.core.living(), key=place)
-    return int(living[rank * len(living) // size()])
+    players = sorted(member.core.living() if living is None else living, key=place)
+    return int(players[rank * len(players) // size()])

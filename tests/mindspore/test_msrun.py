@@ -18,6 +18,7 @@ from tests.conftest import launcher
 from tests.ports import free_port
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "like_mindcv.py"
+LOOPS = Path(__file__).with_name("programs") / "msrun_loops.py"
 STEPS = 53  # of an epoch: 1280 samples, 3 times 8 a step, what is left is dropped
 LIMIT_S = 240
 pytestmark = pytest.mark.timeout(900)  # several runs a test, each of several processes
@@ -245,3 +246,95 @@ def test_what_is_asked_of_mindspore_is_answered_or_refused_by_a_sentence(tmp_pat
     assert "all asked" in done.stdout
     said = dict(re.findall(r"^(\w+): (.*)$", done.stdout, flags=re.MULTILINE))
     assert {name for name, sentence in SENTENCES.items() if not re.search(sentence, said.get(name, ""))} == set(), said
+
+
+class Looping:
+    """A loop of one's own in a world of three."""
+
+    def __init__(self, folder: Path, size: int, *words: object) -> None:
+        self.port, self.ledger, self.lines = free_port(), folder / "ledger", []
+        url = f"http://127.0.0.1:{self.port}/config"
+        command = [launcher(), "-w", "-builtin-config-port", self.port, "-config-server", url, "--msrun"]
+        command += ["-msrun-size", 3, "-np", size, sys.executable, LOOPS, *words]
+        self.process = subprocess.Popen(
+            list(map(str, command)), cwd=folder, env={**os.environ, "KUNGFU_LEDGER_DIR": str(self.ledger)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def until(self, pattern: str) -> re.Match[str]:
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError("".join(self.lines)[-6000:])
+
+    def resize(self, size: int) -> None:
+        url = f"http://127.0.0.1:{self.port}/config"
+        subprocess.run([launcher(), "resize", str(size), "-config-server", url], check=True, timeout=LIMIT_S)
+
+    def end(self, code: int = 0) -> str:
+        self.lines += self.process.stdout
+        assert self.process.wait(LIMIT_S) == code, "".join(self.lines)[-6000:]
+        return "".join(self.lines)
+
+    def passes(self) -> dict[int, list[tuple[int, int, int, str]]]:
+        """By epoch: rank, steps, how many were there, weights."""
+        found: dict[int, list[tuple[int, int, int, str]]] = {}
+        pattern = r"^rank (\d) epoch (\d+) steps (\d+) there (\d) weights (\w+)$"
+        for rank, epoch, steps, there, weights in re.findall(pattern, "".join(self.lines), flags=re.MULTILINE):
+            found.setdefault(int(epoch), []).append((int(rank), int(steps), int(there), weights))
+        return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["plain", "break", "queued"])
+def test_a_loop_that_counts_its_batches_grows_between_its_passes(kind, tmp_path):
+    """It reduces something every fifth batch, where who came within a pass would wait alone."""
+    looping = Looping(tmp_path, 1, kind, 12, 0.15)
+    looping.until("^rank 0 epoch 1 ")
+    looping.resize(3)
+    victim = int(looping.until(r"worker 2 \(.*pid (\d+)\) is ready")[1])
+    joined = int(looping.until(r"^rank 2 epoch (\d+) steps [1-9]")[1])
+    os.kill(victim, signal.SIGKILL)
+    looping.end()
+    steps = 8 if kind == "break" else 12
+    passes = looping.passes()
+    assert sorted(passes) == list(range(12))
+    for epoch, told in passes.items():
+        those = [each for each in told if each[1] > 0]  # the others pass by
+        assert len({weights for *_, weights in those}) == 1, told
+        if epoch == joined:
+            assert {(rank, count) for rank, count, *_ in those} == {(0, steps), (1, steps), (2, steps)}
+        assert all(count in (steps, steps + 1) for _, count, *_ in those), told  # what a dead one took is trained again
+        assert {there for _, _, there, _ in those} == {3}, "it stands for all ranks"
+    assert "Error" not in "".join(looping.lines)
+    report = audit.audit(*audit.read(looping.ledger))
+    assert report.exact == (kind != "break"), audit.to_text(report)
+    assert not any(epoch.repeated for epoch in report.epochs)
+
+
+@pytest.mark.long
+def test_a_broadcast_is_the_next_ones_where_its_player_dies(tmp_path):
+    looping = Looping(tmp_path, 3, "broadcast", 3, 0)
+    looping.end()
+    told = re.findall(r"^rank (\d) told (\d) (\d+) (\d)$", "".join(looping.lines), flags=re.MULTILINE)
+    by_step: dict[tuple[int, int], set[str]] = {}
+    for _, epoch, number, value in told:
+        by_step.setdefault((int(epoch), int(number)), set()).add(value)
+    assert by_step[1, 2] == {"0"}
+    assert by_step[1, 3] == {"1"}, "one answer, of the lowest that lives"
+    assert all(len(values) == 1 for values in by_step.values())
+
+
+@pytest.mark.parametrize("kind", ["generator", "zip"])
+def test_a_loop_that_trains_what_is_not_sharded_is_told_so(kind, tmp_path):
+    said = Looping(tmp_path, 1, kind, 1, 0).end(1)
+    assert "a loop that trains by a dataset that isn't sharded can't be had under kungfu-run --msrun" in said
+
+
+def test_an_evaluation_beside_model_train_sees_each_sample_once(tmp_path):
+    for kind, told in (("model", ["evaluated 7"] * 2), ("fit", ["counted 7"])):
+        folder = tmp_path / kind
+        folder.mkdir()
+        said = Looping(folder, 1, kind, 1, 0).end()
+        assert re.findall(r"^(?:evaluated|counted) .*$", said, flags=re.MULTILINE) == told

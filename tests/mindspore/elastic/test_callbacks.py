@@ -409,3 +409,16 @@ def test_at_a_worker_that_leaves_no_epoch_ends(monkeypatch):
     callbacks = [KungFuElasticCallback(), Own(), of_functions]
     model.fit(2, data, make_source().batch(20), callbacks=callbacks, dataset_sink_mode=False)
     assert heard == [("epoch", ["eval_loss", "mae"]), "function", "end"]
+
+
+def test_a_summary_collector_finds_out_at_each_worker_what_it_may_collect(tmp_path):
+    """A joiner that becomes the writer, and a job that resumes, have no first step behind them."""
+    with ms.train.SummaryCollector(str(tmp_path)) as collector:
+        vars(collector)["_first_step"] = False  # as where it has written
+        there = others.Others([collector])
+        captured = there.capture()
+    with ms.train.SummaryCollector(str(tmp_path)) as at_joiner:
+        here = others.Others([at_joiner])
+        others.Others.received = captured
+        here.take_over()
+        assert at_joiner._first_step is True

@@ -410,3 +410,32 @@ def test_its_pipeline_is_there_for_whoever_draws_it():
     """SummaryCollector warns of an error in the dataset where it can't have it."""
     drawn = ds.serialize(ElasticDataset(ds.NumpySlicesDataset(list(range(10)), shuffle=False), global_batch_size=4))
     assert (drawn["op_type"], drawn["batch_size"]) == ("Batch", 4)
+
+
+def test_what_mindspore_asks_of_a_dataset_is_answered_and_what_it_puts_behind_it_refused():
+    source = ds.NumpySlicesDataset(np.zeros((20, 1), np.float32), ["x"], shuffle=False)
+    data = ElasticDataset(source.batch(4).repeat(3))
+    assert (data.get_repeat_count(), data.num_classes()) == (3, source.num_classes())
+    for behind in (data.repeat(2), data.take(1), data.shuffle(4)):
+        with pytest.raises(TypeError, match="an ElasticDataset is the last part of a pipeline"):
+            next(iter(behind.create_tuple_iterator()))
+
+
+def test_the_rest_of_an_epoch_may_be_left_out():
+    data = ElasticDataset(
+        ds.NumpySlicesDataset(np.arange(20), ["x"], shuffle=False), global_batch_size=4, shuffle=False
+    )
+    batches = data.create_tuple_iterator()
+    for _ in range(2):
+        next(batches)
+        data.commit()
+    next(batches)  # which isn't trained
+    data.leave_out_the_rest()
+    assert (data.epoch, data.position) == (1, 0)
+    assert [batch[0].asnumpy().tolist() for batch in _epoch(data)] == [list(range(k, k + 4)) for k in range(0, 20, 4)]
+
+
+def _epoch(data):
+    for batch in data.create_tuple_iterator(num_epochs=1):
+        data.commit()
+        yield batch

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+import mindspore as ms
+import numpy as np
 import pytest
 
-from ms_kungfu.elastic.sameness import PERIOD, Piece, Sameness, check
+from ms_kungfu.elastic.sameness import PERIOD, Piece, Sameness, check, content
 from ms_kungfu.errors import DivergenceError
 from tests.conftest import long
 
@@ -80,3 +82,22 @@ def test_who_has_what_is_said():
     ):
         check(9, told)
     check(9, {rank: {"a": (1, "")} for rank in (1, 2)})
+
+
+@pytest.mark.parametrize("count", [1, 3, 255, 256, 70_000])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8])
+def test_content_is_another_one_where_any_bits_are(count, dtype):
+    rng = np.random.default_rng(count)
+    values = rng.integers(0, 100, count).astype(dtype)
+    own = content([ms.Tensor(values)])
+    assert own == content([ms.Tensor(values.copy())]) < 1 << 63
+    bits = values.view(np.uint8)
+    for _ in range(200):
+        there = bits.copy()
+        a, b = rng.integers(0, bits.size, 2)
+        there[a] += 1
+        if a != b:
+            there[b] -= 1  # which a sum over all can't tell
+        assert content([ms.Tensor(there.view(dtype))]) != own
+    if count > 3:
+        assert content([ms.Tensor(np.roll(values, 1))]) != own

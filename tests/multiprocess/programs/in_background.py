@@ -23,6 +23,8 @@ assert mean.shape == (1, 2) and mean[0, 0] == sum(range(size)) // size, mean
 # The weight of gradients is none of theirs.
 membership.set_weight(1 + 5 * rank)
 assert comm.all_reduce_async(np.float64(rank), "mean").wait() == sum(range(size)) / size
+several = [comm.all_reduce_async(np.float64(k)) for k in range(4)]  # without names
+assert [each.wait() for each in several] == [size * k for k in range(4)]
 pending = comm.all_reduce_async(np.ones(3), name="twice")
 for wrong, error, text in (
     (lambda: comm.all_reduce_async(np.ones(3), name="twice"), ValueError, '"twice" is under way'),
