@@ -127,8 +127,11 @@ class Job:
         return max((int(each[-1]) for each in lines if each), default=0)
 
     def resize(self, size: int) -> None:
+        self.ask("resize", size)
+
+    def ask(self, what: str, number: int) -> None:
         subprocess.run(
-            [launcher(), "resize", str(size), "-config-server", self.url], check=True, timeout=LIMIT_S,
+            [launcher(), what, str(number), "-config-server", self.url], check=True, timeout=LIMIT_S,
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
 
@@ -182,7 +185,10 @@ class Job:
         os.kill(killed, signal.SIGKILL)
         self.wait(lambda: self.ready() == 3)
         self.wait(lambda: at_least(4), 0.5)
-        self.resize(2)
+        if kills_the_first:
+            self.ask("evict", 0)  # who came last plays rank 0 of msrun's world, and prints what is compared
+        else:
+            self.resize(2)
         self.wait(lambda: "left the cluster of" in self.log.read_text(), 0.5)
         step = self.last_step()
         self.pace(10**9)
