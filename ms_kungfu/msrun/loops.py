@@ -83,6 +83,12 @@ class _OfPasses(ElasticTraining):
         assert data is not None
         return self.is_broken_off or data.steps >= data.get_dataset_size()
 
+    def follow_a_change(self) -> None:
+        """Behind no step: the last one's end didn't know that the pass was over."""
+        if not self.should_stop:
+            self._change_to(None, self._sameness)
+            self._step_follows()
+
 
 class _Training:
     """The program's one training by a loop of its own."""
@@ -131,11 +137,14 @@ class _Training:
         """The program has left the loop before its end and begins another one, which in MindSpore is another epoch. All
         workers have done so at the same batch."""
         updates = _updates() - self._updates
+        self._elastic.is_broken_off = True
         # That batch isn't trained where all before it have made updates, each as many, and it has made none.
         if self._batches > 1 and updates % self._batches and updates % (self._batches - 1) == 0:
             self.taken = False
-        self._elastic.is_broken_off = True
-        self.step_end()
+        if self.taken:
+            self.step_end()
+        else:
+            self._elastic.follow_a_change()
         self._leave_out_the_rest()
 
     def _leave_out_the_rest(self) -> None:

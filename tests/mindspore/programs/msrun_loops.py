@@ -82,6 +82,8 @@ all_reduce = ops.AllReduce()
 for epoch in range(epochs):
     count, loss = 0, None
     for number, (a, b) in enumerate(data):
+        if kind == "limit" and number == 8:
+            break
         loss = step(a, b)
         count += 1
         time.sleep(pace)
