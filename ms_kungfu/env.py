@@ -8,7 +8,7 @@ was expected. ``python -m ms_kungfu.env`` prints the table as docs/environment.m
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Callable, Generic, TypeVar
 
@@ -442,14 +442,14 @@ def to_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     import argparse
 
     from ms_kungfu._processes import printing
 
     what = "Lists the environment variables that ms_kungfu reads or sets, in Markdown."
     parser = argparse.ArgumentParser("python -m ms_kungfu.env", description=what)
-    parser.parse_args()
+    parser.parse_args(arguments)
     with printing(parser.prog):
         print(to_markdown(), end="")
 

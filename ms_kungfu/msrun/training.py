@@ -50,7 +50,6 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
                 "nothing in its network reduces gradients; call set_auto_parallel_context(parallel_mode="
                 "'data_parallel', gradients_mean=True) before the Model is made",
             )
-        loops.note_model()
         given["train_dataset"] = pipelines.elastic(data, by_shards)
         if isinstance(given.get("valid_dataset"), ds.Dataset) and pipelines.shards_of(given["valid_dataset"]):
             given["valid_dataset"] = pipelines.whole(given["valid_dataset"])
@@ -62,6 +61,7 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
         elastic = _callbacks.setdefault(self, _Elastic())
         # Behind the program's, whose collectives are of the cluster that has trained the step.
         given["callbacks"] = [*_listed(given["callbacks"]), elastic]
+        loops.note_model()
         _log.info(
             "--msrun: %s plays rank %d of %d; a step is %d samples%s",
             "this worker", world.rank(), world.size(), given["train_dataset"].global_batch_size,

@@ -422,7 +422,7 @@ def update_though_somebody_died_between(monkeypatch: pytest.MonkeyPatch) -> None
 def undo_nothing_but_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
     def begins(self):
         real(self)
-        self._host = []
+        self._kept, self._host = self._kept and [], []
 
     real = LastStep.begins
     monkeypatch.setattr(LastStep, "begins", begins)

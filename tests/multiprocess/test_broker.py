@@ -277,7 +277,7 @@ def test_nobody_hears_of_a_version_whose_segment_cannot_be_made_until_it_can(hos
 
     one.broker._segments.make = fail
     one.broker.admit(cluster(1, A))
-    assert one.trouble == ["the shared memory of cluster version 1 (1 workers) can't be made: no memory"]
+    assert one.trouble == ["the shared memory of cluster version 1 (1 worker) can't be made: no memory"]
     assert one.segments[0].told == [0]
     one.broker._segments.make = one.make_segment
     one.broker.announce()
@@ -322,7 +322,7 @@ def test_a_segment_that_cannot_be_made_after_a_while_is_made_anew(host):
     one.broker.admit(cluster(1, A))
     slow[0].made = OSError("host b: no memory")
     one.broker.announce()
-    assert one.trouble == ["the shared memory of cluster version 1 (1 workers) can't be made: host b: no memory"]
+    assert one.trouble == ["the shared memory of cluster version 1 (1 worker) can't be made: host b: no memory"]
     assert slow[0].closed
     one.broker.announce()
     assert len(slow) == 2

@@ -157,6 +157,7 @@ def test_a_worker_ends_quietly_by_an_interrupt_alone(tmp_path, function, told):
     done = subprocess.run(
         [sys.executable, "-m", "ms_kungfu.ray._function"], capture_output=True, text=True, timeout=60, cwd=tmp_path,
         env={**os.environ, env.RAY_FOLDER.name: str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
     )  # fmt: skip
     assert (done.returncode, "Traceback" in done.stderr) == (1, told), done.stderr
     assert told or not done.stderr

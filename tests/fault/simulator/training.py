@@ -292,7 +292,8 @@ class Disk(CheckpointFolder):
         if not found:
             return None
         step = max(found)
-        return Path(f"step-{step}"), found[step].arrays, json.loads(json.dumps(found[step].host))
+        arrays = {name: ms.Tensor(values, dtype) for name, (values, dtype) in found[step].arrays.items()}
+        return Path(f"step-{step}"), arrays, json.loads(json.dumps(found[step].host))
 
     def _files(self):
         return {(1, step): Path(f"step-{step}") for step in self._world.checkpoints}
