@@ -98,8 +98,7 @@ class _Training:
         self.data = pipelines.elastic(source, by_shards=False)
         self._passes, self._passes_of_others = 0, 0
         told = Component("passes", lambda: [self._passes, self._elastic.is_broken_off], self._hear)
-        self.cells = _outermost()
-        self._elastic = _OfPasses(*self.cells, dataset=self.data, components=[told])
+        self._elastic = _OfPasses(*_outermost(), dataset=self.data, components=[told])
         self.taken = False  # a batch whose step hasn't ended
         self.in_pass = False
         self._batches = 0  # of this pass, that were taken
@@ -166,13 +165,6 @@ class _Training:
 
 
 _training: _Training | None = None
-_model_trains = False
-
-
-def note_model() -> None:
-    """The program trains by ``Model.train``, or ``Model.fit``."""
-    global _model_trains
-    _model_trains = True
 
 
 class Unsharded:
@@ -238,7 +230,7 @@ class Loop:
 
     def _decide(self) -> None:
         global _training
-        if _training is None and not _model_trains:
+        if _training is None and program.current().calls == 0:  # else `Model.train` trains
             _training = _Training(self._source)
         self._trains = _training is not None and _training.source is self._source
         if _training is None or not self._trains:

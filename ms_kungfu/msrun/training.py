@@ -61,7 +61,6 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
         elastic = _callbacks.setdefault(self, _Elastic())
         # Behind the program's, whose collectives are of the cluster that has trained the step.
         given["callbacks"] = [*_listed(given["callbacks"]), elastic]
-        loops.note_model()
         _log.info(
             "--msrun: %s plays rank %d of %d; a step is %d samples%s",
             "this worker", world.rank(), world.size(), given["train_dataset"].global_batch_size,
