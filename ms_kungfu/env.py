@@ -291,6 +291,9 @@ METRICS_PORT = _optional(
     set_by="user",
 )
 START_SIZE = _optional("KUNGFU_START_SIZE", NUMBER, "How many workers the job began with, for those that join, too.")
+START_HOSTS = Variable(
+    "KUNGFU_START_HOSTS", NUMBER, 1, "On how many hosts the job's first workers were, for those that join, too."
+)
 # MindSpore's names, for programs that read them; DEVICE_ID is read by MindSpore itself.
 RANK_ID = Variable("RANK_ID", NUMBER, 0, "The worker's rank at its start.")
 RANK_SIZE = Variable("RANK_SIZE", NUMBER, 1, "The size at its start.")

@@ -9,7 +9,7 @@ from typing import Any
 
 import mindspore as ms
 
-from ms_kungfu.fusion.mode import Mode, configured, parse
+from ms_kungfu.fusion.mode import Mode, configured, for_overlap, parse
 from ms_kungfu.fusion.plan import Gradient, Plan, make_plan
 
 
@@ -18,9 +18,12 @@ def mode_of(fusion: Any = None, kind: str = "allreduce") -> Mode:
     return configured(ms.get_auto_parallel_context("comm_fusion"), kind) if fusion is None else parse(fusion)
 
 
-def plan_of(parameters: Iterable[Any], fusion: Any = None, name: str = "gradients") -> Plan:
+def plan_of(parameters: Iterable[Any], fusion: Any = None, name: str = "gradients", overlaps: bool = False) -> Plan:
     """The plan of these parameters' gradients, with the ids that the parameters have by now."""
-    return make_plan([_gradient(parameter) for parameter in parameters], mode_of(fusion), name)
+    gradients, mode = [_gradient(parameter) for parameter in parameters], mode_of(fusion)
+    if overlaps:
+        mode = for_overlap(mode, sum(gradient.nbytes for gradient in gradients))
+    return make_plan(gradients, mode, name)
 
 
 def _gradient(parameter: Any) -> Gradient:

@@ -26,6 +26,15 @@ NONE = Mode("none")
 AUTO = Mode("auto", AUTO_MB)
 
 
+def for_overlap(mode: Mode, nbytes: int) -> Mode:
+    """`mode`, for gradients of `nbytes` in all of which each group is to be reduced while the next ones are made.
+
+    Where it is "auto", eight groups of 2 to 16 MB: as many as give the backward pass something to hide, and each so
+    large that a network carries it nearly at its full speed (docs/performance.md).
+    """
+    return Mode("auto", min(max(-(-nbytes // (8 * MB)), 2), 16)) if mode.name == "auto" else mode
+
+
 def parse(fusion: Any, allowed: tuple[str, ...] = ("auto", "size", "index")) -> Mode:
     """The mode of ``"none"``, ``"auto"``, or MindSpore's ``{"mode": ..., "config": ...}``.
 

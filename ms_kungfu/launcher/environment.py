@@ -36,6 +36,7 @@ def environment_of(
         env.STANDBY.name: str(process.standby) if standby else None,
         env.JOB.name: begun.writer,
         env.START_SIZE.name: str(begun.first.size),
+        env.START_HOSTS.name: str(len(begun.first.hosts)),
         env.CONFIG_SERVER.name: begun.url,
         env.WATCH.name: "1" if options.watch else None,
         env.HOSTS.name: hosts.limit,

@@ -9,6 +9,7 @@ import mindspore as ms
 from mindspore import nn
 from mindspore.ops import constexpr
 
+from ms_kungfu import env
 from ms_kungfu.elastic import sameness
 from ms_kungfu.elastic.learning_rates import hold_last_rate
 from ms_kungfu.fusion import Plan, parse
@@ -36,6 +37,12 @@ def take(tensors, stretches):  # type: ignore[no-untyped-def]  # read by MindSpo
     for start, stop in stretches:
         taken = taken + tensors[start:stop]
     return taken
+
+
+def over_a_network() -> bool:
+    """Whether reductions are hidden behind the backward pass where nobody has said whether. The same at all workers."""
+    graph, cpu = ms.get_context("mode") == ms.GRAPH_MODE, ms.get_context("device_target") == "CPU"
+    return graph and cpu and env.START_HOSTS.get() > 1
 
 
 class BackgroundReduction(nn.Cell):
@@ -91,8 +98,9 @@ class KungFuGradReducer(nn.Cell):
     from then on. Without `parameters` any gradients are taken, as one operation. With them the first reduction is an
     error at every rank where the ranks begin with different parameters and nothing has made them the same.
 
-    `overlap` says whether the groups are reduced in the background while the backward pass goes on (docs/overlap.md);
-    it has to be the same at all ranks.
+    `overlap` says whether the groups are reduced in the background while the backward pass goes on; it has to be the
+    same at all ranks. None, the default: where there are several groups and the job began on several hosts, in GRAPH
+    mode on CPUs (docs/overlap.md).
     """
 
     reduces_gradients = True  # ms_kungfu.elastic.undo counts those that do
@@ -151,7 +159,11 @@ class KungFuGradReducer(nn.Cell):
 
         ``print`` it.
         """
-        return self.__dict__.get("plan") or plan_of(self.planned_parameters, self._fusion, self._name)
+        return self.__dict__.get("plan") or self._make_plan()
+
+    def _make_plan(self) -> Plan:
+        overlaps = over_a_network() if self._overlap is None else self._overlap
+        return plan_of(self.planned_parameters, self._fusion, self._name, overlaps and not self.left_to_shards)
 
     # Cached, and so evaluated by Python when MindSpore's parser first meets them; a property would be compiled instead.
     # By then a program has set its ids, which it may do after it made the optimizer (MindSpore's tutorial does).
@@ -159,7 +171,7 @@ class KungFuGradReducer(nn.Cell):
     def plan(self) -> Plan:
         if self.begins_alike:
             sameness.claim(self.planned_parameters)
-        return plan_of(self.planned_parameters, self._fusion, self._name)
+        return self._make_plan()
 
     @cached_property
     def count(self) -> int:
@@ -171,7 +183,7 @@ class KungFuGradReducer(nn.Cell):
 
     @cached_property
     def overlapped(self) -> bool:
-        return bool(self._overlap)
+        return (over_a_network() and len(self.plan.groups) > 1) if self._overlap is None else self._overlap
 
     @cached_property
     def background(self) -> BackgroundReduction:

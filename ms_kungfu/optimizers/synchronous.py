@@ -26,7 +26,8 @@ class SynchronousSGDOptimizer(Synchronising):
     average models instead (:class:`SynchronousAveragingOptimizer`). Every step waits for the slowest worker.
 
     *Cost*: each worker hands in and takes out as many bytes a step as the gradients have, whatever the number of
-    workers; they travel in fusion groups (docs/fusion.md), hidden behind the backward pass with `overlap`.
+    workers; they travel in fusion groups (docs/fusion.md), hidden behind the backward pass with `overlap`, over several
+    hosts by itself.
 
     ``KungFuMomentum`` and its like are the same for MindSpore's own optimizers, by inheritance. `gradients_mean`,
     `fusion` and `overlap` are theirs, too. ``fusion_plan()`` shows the groups.

@@ -24,6 +24,14 @@ def _folded(size: int) -> list[list[int]]:
     return [list(range(size))[i : i + each] for i in range(0, size, each)]
 
 
+def launchers(size: int) -> list[Process]:
+    """Of a job of so many workers, each without its last words: the command."""
+    each = -(-size // len(HOSTS))
+    listed = ",".join(f"{host.address}:{each}" for host in HOSTS)
+    command = [sys.executable, "-m", "ms_kungfu.launcher", "-q", "-np", str(size), "-H", listed]
+    return [Process([*host.within(), *command], {"KUNGFU_JOB_SECRET": SECRET}) for host in HOSTS]
+
+
 class KungFuOverHosts(CollectiveContender):
     transport: ClassVar[str] = "tcp"
     ways = ("flat",)
@@ -31,13 +39,9 @@ class KungFuOverHosts(CollectiveContender):
 
     @classmethod
     def processes(cls, size: int, folder: str) -> list[Process]:
-        each = -(-size // len(HOSTS))
-        listed = ",".join(f"{host.address}:{each}" for host in HOSTS)
-        command = [sys.executable, "-m", "ms_kungfu.launcher", "-q", "-np", str(size), "-H", listed]
-        command += ["-strategy", cls.strategy]
         # Which rank a process is, kungfu-run says.
-        command += cls.worker(folder, -1, size)
-        return [Process([*host.within(), *command], {"KUNGFU_JOB_SECRET": SECRET}) for host in HOSTS]
+        words = ["-strategy", cls.strategy, *cls.worker(folder, -1, size)]
+        return [Process([*each.command, *words], each.environ) for each in launchers(size)]
 
     def __init__(self, rank: int, size: int, *extra: str) -> None:
         import ms_kungfu as kf

@@ -5,7 +5,8 @@
 Jobs of 4 hosts x 2 workers, which are network namespaces, under ``-recover replace``; steps of 5 ms of sleep. Each
 job loses about 20 workers one after another, a third of them at a random moment, the others as they come to a place
 that is marked in the runtime (`tests.fault.programs.faults`): in a collective inside the host or over hosts, or in the
-change of the cluster that another death brings about. Every third job's reductions go in slices. What has to hold:
+change of the cluster that another death brings about. Every third job's reductions go in slices; in half of the jobs,
+by chance, a step's reductions are all started before they are waited for, as overlap does. What has to hold:
 
 - the survivors are the same processes, and each death is followed by a whole cluster again;
 - the weights after each step are the same bits at all that have done it, those that died later included;
@@ -33,6 +34,7 @@ from ms_kungfu.bench import pauses
 from ms_kungfu.bench.group import GroupError
 from ms_kungfu.bench.pauses_worker import read_steps
 from tests.fault.programs.faults import COLLECTIVE_PLACES, PLACES_BETWEEN_HOSTS, PLACES_OF_A_CHANGE
+from tests.fault.programs.gradients import MANNERS
 from tests.hosts.namespaces import Network, why_not
 from tests.hosts.struck_job import IN_SLICES, LENET, StruckJob, kill, require_hosts
 
@@ -96,13 +98,14 @@ def _analyse(job: StruckJob, moments: list[tuple[pauses.Moment, str]], weights: 
 
 def try_job(rng: random.Random, weights: int, kills: int, counts: Counts) -> None:
     """One job that loses so many workers, or one more."""
+    manner = rng.choice(sorted(MANNERS))
     places = [*COLLECTIVE_PLACES, *PLACES_BETWEEN_HOSTS, *PLACES_OF_A_CHANGE]
     if weights < IN_SLICES:
         places.remove("between_two_slices")
     moments: list[tuple[pauses.Moment, str]] = []
     with Network(HOSTS) as network, tempfile.TemporaryDirectory(prefix="kungfu-kills-") as folder:
         flags = ["-recover", "replace", "-max-restarts", 10**6]
-        job = StruckJob(network, Path(folder), *flags, weights=weights, step_s=STEP_S)
+        job = StruckJob(network, Path(folder), *flags, weights=weights, step_s=STEP_S, manner=manner)
         lost: set[int] = set()
         try:
             version, pids = job.whole(2 * HOSTS)

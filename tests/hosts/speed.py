@@ -2,13 +2,15 @@
 
     python -m tests.hosts.speed bound --hosts 2,4 --megabits 1000
     python -m tests.hosts.speed vs --hosts 2 --ranks 1,2 --vs gloo,mpi
+    python -m tests.hosts.speed overlap --hosts 2,4 --megabits 1000
 
 `bound` shapes each host's link to a rate, measures what one stream gets through it, and says what part of the bound of
 an all-reduce, 2 (n - 1) / n * bytes / rate, is reached. Beside it stands what each of the streams of a ring gets when
 all hosts send to the next one at once: where one machine plays them all, its cores may be busy with less than the
 links could carry, and `--mtu 9000` has them handle a sixth of the packets. `--slow MEGABITS` gives the last host a
 slower link: then the bound is that link's. `vs` shapes nothing: there the kernel's copies bound everybody; contenders
-take turns in one run.
+take turns in one run. `overlap` trains a network of dense layers with MindSpore, its gradients reduced in the
+background or not (`programs/overlapped.py`); `--megabits 0` shapes nothing.
 
 Needs root, as tests/hosts does. A contender's ranks are one process each in their host's namespace.
 """
@@ -28,7 +30,7 @@ from pathlib import Path
 from ms_kungfu.bench import report, rounds
 from ms_kungfu.bench.group import running
 from ms_kungfu.bench.workload import DTYPES, Task
-from tests.hosts.contenders import HOSTS, GlooOverHosts, KungFuOverHosts, MpiOverHosts
+from tests.hosts.contenders import HOSTS, GlooOverHosts, KungFuOverHosts, MpiOverHosts, launchers
 from tests.hosts.namespaces import Host, Network, why_not
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -53,6 +55,7 @@ with socket.create_connection((sys.argv[1], 9300)) as connection:
 """
 
 
+PROGRAM = Path(__file__).with_name("programs") / "overlapped.py"
 CONTENDERS = {"kungfu": KungFuOverHosts, "gloo": GlooOverHosts, "mpi": MpiOverHosts}
 
 
@@ -141,9 +144,22 @@ def versus(counts: list[int], each: list[int], names: list[str], sizes: list[int
                     print(f"  {report.size_text(size):>8}  " + "   ".join(cells), flush=True)
 
 
+def overlap(counts: list[int], megabits: float, mib: int, turns: int) -> None:
+    for count in counts:
+        with _over(count, megabits or None):
+            print(f"{count} hosts, {f'{megabits:g} Mbit/s' if megabits else 'not shaped'}, {mib} MiB", flush=True)
+            command = [sys.executable, PROGRAM, str(mib), str(turns)]
+            processes = [
+                subprocess.Popen([*each.command, *command], env={**os.environ, **each.environ})
+                for each in launchers(count)
+            ]
+            codes = [process.wait() for process in processes]
+            assert not any(codes), codes
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.hosts.speed")
-    parser.add_argument("part", choices=("bound", "vs"))
+    parser.add_argument("part", choices=("bound", "vs", "overlap"))
     parser.add_argument("--hosts", default="2", help="how many, of each run")
     parser.add_argument("--ranks", default="1", help="on each host (vs)")
     parser.add_argument("--sizes", default=None, help="bytes")
@@ -167,6 +183,9 @@ def main() -> int:
             counts, sizes or [MIB, 4 * MIB, 16 * MIB, 64 * MIB], args.megabits, args.slow, args.mtu, args.rounds,
             args.json,
         )  # fmt: skip
+    elif args.part == "overlap":
+        for mib in sizes or [16 * MIB, 64 * MIB]:
+            overlap(counts, args.megabits, mib // MIB, args.rounds)
     else:
         each = [int(word) for word in args.ranks.split(",")]
         names = [name for name in args.vs.split(",") if name]

@@ -30,7 +30,7 @@ class StruckJob(job.Job):
 
     def __init__(
         self, network: Network, folder: Path, *flags: object, weights: int = LENET,
-        step_s: float = 0.005, agents: bool = False, timeout: float = 600.0,
+        step_s: float = 0.005, agents: bool = False, timeout: float = 600.0, manner: str = "together",
     ) -> None:  # fmt: skip
         self.jobs, self.network = Jobs(network, folder), network
         runtime = build_runtime()
@@ -38,7 +38,7 @@ class StruckJob(job.Job):
         self.environment = {"PYTHONPATH": str(ROOT), "STRUCK_FOLDER": str(folder), "STRUCK_RUNTIME": str(runtime)}
         self.over = self.jobs.over(
             network, 2 * len(network.hosts), "-logfile", "log", *flags,
-            worker=PROGRAM, program=(folder, step_s, weights, runtime),
+            worker=PROGRAM, program=(folder, step_s, weights, runtime, manner),
             launcher=self.launcher, environment=self.environment,
         )  # fmt: skip
         super().__init__("hosts", folder, self.over.launchers[0].process, timeout)

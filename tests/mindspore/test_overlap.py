@@ -60,6 +60,40 @@ def test_four_groups_of_20_ms_hide_behind_a_backward_pass_of_80_ms(run_workers, 
             assert float(ms) >= 155, "the delay isn't there"
 
 
+@pytest.mark.parametrize(
+    ("hosts", "graph", "width", "fusion", "groups", "overlapped"),
+    [
+        (1, True, 1024, None, 1, False),
+        (2, True, 1024, None, 4, True),
+        (2, False, 1024, None, 1, False),
+        (2, True, 16, None, 1, False),
+        (2, True, 1024, {"mode": "size", "config": 8}, 2, True),
+        (2, True, 1024, {"mode": "size", "config": 64}, 1, False),
+    ],
+)
+def test_over_several_hosts_it_is_on_by_itself(monkeypatch, hosts, graph, width, fusion, groups, overlapped):
+    import mindspore as ms
+
+    from ms_kungfu.optimizers import KungFuGradReducer
+
+    monkeypatch.setenv("KUNGFU_START_HOSTS", str(hosts))
+    before = ms.get_context("mode")
+    ms.set_context(mode=ms.GRAPH_MODE if graph else ms.PYNATIVE_MODE)
+    try:
+        layers = [ms.nn.Dense(width, width, has_bias=False) for _ in range(4)]  # of 4 MB each
+        parameters = ms.nn.SequentialCell(layers).trainable_params()
+        reducer = KungFuGradReducer(parameters, fusion=fusion)
+        assert len(reducer.fusion_plan().groups) == groups
+        assert reducer.overlapped is overlapped
+        for given in (True, False):
+            assert KungFuGradReducer(parameters, fusion=fusion, overlap=given).overlapped is given
+        of_shards = KungFuGradReducer(parameters)
+        of_shards.leave_to_shards()
+        assert len(of_shards.fusion_plan().groups) == 1
+    finally:
+        ms.set_context(mode=before)
+
+
 def test_wrong_arguments_are_named():
     from ms_kungfu.optimizers import KungFuGradReducer
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ms_kungfu.fusion import Gradient, Mode, configured, make_plan, parse
-from ms_kungfu.fusion.mode import MB
+from ms_kungfu.fusion.mode import MB, for_overlap
 from ms_kungfu.fusion.shapes import GRADIENTS
 
 
@@ -32,6 +32,15 @@ def index(*points):
 
 def model(name):
     return [Gradient(str(i), 4 * n, "float32") for i, n in enumerate(GRADIENTS[name])]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "limit_mb"), [(0, 2), (16 * MB, 2), (16 * MB + 1, 3), (100 * MB, 13), (128 * MB, 16), (1 << 40, 16)]
+)
+def test_what_is_to_overlap_goes_in_eight_groups_where_the_mode_is_auto(nbytes, limit_mb):
+    assert for_overlap(parse("auto"), nbytes) == Mode("auto", limit_mb)
+    for fusion in ("none", size(64), index(2, 4)):
+        assert for_overlap(parse(fusion), nbytes) == parse(fusion)
 
 
 def test_lenet_is_one_group_by_default():

@@ -7,7 +7,6 @@ the ledger. Each worker leaves in FOLDER ``member.PID``, then ``end.PID`` or ``l
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ import time
 from pathlib import Path
 
 from faults import Faults, load_runtime, mark_changes
-from gradients import FLOAT32, MEAN, Tensor, check, reduce_together
+from gradients import MANNERS
 
 folder, steps, runtime_path, wanted, manner = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
 library = load_runtime(runtime_path)
@@ -33,25 +32,6 @@ from ms_kungfu.elastic import handover  # noqa: E402
 SAMPLES, BATCH, STEP_S = 480, 24, 0.003
 PATIENCE_S = 20.0
 GROUPS = (3, 20000, 300000)
-
-
-class Started(ctypes.Structure):
-    _fields_ = (("ticket", ctypes.c_uint64), ("tensors", ctypes.POINTER(Tensor)), ("num_tensors", ctypes.c_size_t))
-
-
-def reduce(gradients: list[np.ndarray]) -> None:
-    """In place, as MindSpore's kernels do; the library is the one that has been joined through _core."""
-    if manner == "together":
-        reduce_together(library, gradients)
-        return
-    tensors = [Tensor(g.ctypes.data, g.ctypes.data, g.size) for g in gradients]
-    started = (Started * len(tensors))()
-    for i, tensor in enumerate(tensors):
-        name, ticket, one = f"gradients/{tensor.count}".encode(), ctypes.c_uint64(), ctypes.pointer(tensor)
-        begun = library.kf_start_all_reduce(name, one, ctypes.c_size_t(1), FLOAT32, MEAN, None, ctypes.byref(ticket))
-        check(library, begun)
-        started[i] = Started(ticket.value, one, 1)
-    check(library, library.kf_wait(started, ctypes.c_size_t(len(tensors))))
 
 
 class Training:
@@ -114,7 +94,7 @@ class Training:
         mean = np.sin(sharding.positions(own)).mean()
         gradients = [np.resize(np.arange(1, 6, dtype=np.float32) * np.float32(mean), size) for size in GROUPS]
         self.faults.at("computed")
-        reduce(gradients)
+        MANNERS[manner](library, gradients)
         self.faults.at("reduced")
         participants = membership.take_participants()
         for weights, gradient in zip(self.weights, gradients):

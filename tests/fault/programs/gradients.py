@@ -1,4 +1,7 @@
-"""Reduces a step's gradients as MindSpore's kernels do, without MindSpore: several groups with one outcome."""
+"""Reduces a step's gradients as MindSpore's kernels do, without MindSpore: several groups with one outcome.
+
+The library is the one that has been joined through _core.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,12 @@ class Group(ctypes.Structure):
     )  # fmt: skip
 
 
+class Started(ctypes.Structure):
+    """Of c_api.h."""
+
+    _fields_ = (("ticket", ctypes.c_uint64), ("tensors", ctypes.POINTER(Tensor)), ("num_tensors", ctypes.c_size_t))
+
+
 def check(library: ctypes.CDLL, status: int) -> None:
     if status:
         library.kf_last_error.restype = ctypes.c_char_p
@@ -36,3 +45,18 @@ def reduce_together(library: ctypes.CDLL, gradients: Sequence[np.ndarray]) -> No
     groups = [Group(name, ctypes.pointer(t), 1, FLOAT32, None) for name, t in zip(names, tensors)]
     together = (Group * len(groups))(*groups)
     check(library, library.kf_all_reduce_gradients(together, ctypes.c_size_t(len(groups)), MEAN))
+
+
+def reduce_in_background(library: ctypes.CDLL, gradients: Sequence[np.ndarray]) -> None:
+    """The same in two halves: all are started, and then waited for."""
+    tensors = [Tensor(g.ctypes.data, g.ctypes.data, g.size) for g in gradients]
+    started = (Started * len(tensors))()
+    for i, tensor in enumerate(tensors):
+        name, ticket, one = f"gradients/{tensor.count}".encode(), ctypes.c_uint64(), ctypes.pointer(tensor)
+        begun = library.kf_start_all_reduce(name, one, ctypes.c_size_t(1), FLOAT32, MEAN, None, ctypes.byref(ticket))
+        check(library, begun)
+        started[i] = Started(ticket.value, one, 1)
+    check(library, library.kf_wait(started, ctypes.c_size_t(len(tensors))))
+
+
+MANNERS = {"together": reduce_together, "background": reduce_in_background}

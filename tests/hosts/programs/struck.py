@@ -1,4 +1,5 @@
-"""FOLDER STEP_S WEIGHTS RUNTIME: trains so many weights as ``bench resize --pauses`` does, and dies where it is told.
+"""FOLDER STEP_S WEIGHTS RUNTIME together|background: trains so many weights as ``bench resize --pauses`` does, and dies
+where it is told.
 
 A weight is the sum over the steps of the mean over their samples, so that it follows from the ledger; a step has two
 groups of gradients. Besides what a `Recorder` leaves, each worker leaves in FOLDER/weights.PID what its weights were
@@ -14,7 +15,7 @@ import zlib
 from pathlib import Path
 
 from tests.fault.programs.faults import Strike, load_runtime, mark_changes
-from tests.fault.programs.gradients import reduce_together
+from tests.fault.programs.gradients import MANNERS
 
 if __name__ == "__main__":
     library = load_runtime(sys.argv[4])
@@ -46,7 +47,7 @@ class Training(_Synthetic):
         return np.full(self.weights.size, np.sin(sharding.positions(own)).mean(), np.float32)
 
     def _reduce(self, gradient):
-        reduce_together(library, [gradient[:_FIRST], gradient[_FIRST:]])
+        MANNERS[sys.argv[5]](library, [gradient[:_FIRST], gradient[_FIRST:]])
 
     def _train(self):
         self._strike.at("begin")
