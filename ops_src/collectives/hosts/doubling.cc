@@ -50,7 +50,7 @@ void AllReduceByDoubling(const Group& group, const tcp::Tag& tag, kf_dtype dtype
   const uint32_t own = in_pair ? place / 2 : place - pairs;
   const auto place_of = [&](uint32_t other) { return other < pairs ? 2 * other : other + pairs; };
 
-  Memory memory;
+  thread_local Memory memory;  // kept: new pages would cost as much as the copies into them
   const size_t room = Aligned(std::max<size_t>(bytes, 1));
   char* const slots = memory.Get((steps + 1) * room);
   std::vector<tcp::Mesh::Ticket> received, sent;  // after the memory, so that they end before it

@@ -73,7 +73,7 @@ void AllReduceByRing(const Group& group, const tcp::Tag& tag, kf_dtype dtype, kf
   const auto part_tag = [&](const Piece& piece) { return tag.Step(piece.number); };
   const auto sum_tag = [&](const Piece& piece) { return tag.Step(ring.Numbers() + piece.number); };
 
-  Memory memory;
+  thread_local Memory memory;  // kept: new pages would cost as much as the copies into them
   char* const window = memory.Get(kWindow * kPieceBytes);
   std::vector<tcp::Mesh::Ticket> parts_here, sums_here, sent;  // after the memory, so that they end before it
   const auto receive_part = [&](size_t k) {

@@ -67,7 +67,7 @@ void AllReduceByTrees(const Group& group, const tcp::Tag& tag, const Way& way, k
   const auto at = [&](size_t k) { return output + pieces[k].begin * element; };
   const auto is_root = [&](size_t k) { return pieces[k].branch->parent == place; };
 
-  Memory memory;
+  thread_local Memory memory;  // kept: new pages would cost as much as the copies into them
   char* const window = memory.Get(kWindow * kPieceBytes);
   std::vector<tcp::Mesh::Ticket> parts_here, sums_here, sent;  // after the memory, so that they end before it
   std::vector<std::pair<size_t, uint32_t>> parts;  // (piece, from whom), in the order in which they are added
