@@ -196,7 +196,9 @@ class AllReduceStart : public Reducing<Device> {
  protected:
   kf_status Run(const Group& group) override {
     uint64_t ticket = 0;
-    const kf_status status = this->Bring(Device::kStartAllReduce, group, this->op_, this->Layout(group), &ticket);
+    // A rank that doesn't overlap brings another group under this name, perhaps one of the same tensors.
+    const std::string layout = std::string(this->Layout(group)) + ", overlapping the backward pass";
+    const kf_status status = this->Bring(Device::kStartAllReduce, group, this->op_, layout.c_str(), &ticket);
     if (status == KF_OK) {
       Device::PutTicket(*ticket_, ticket);
     }

@@ -388,6 +388,14 @@ class Shares:
             pass
         self._deals += 1
 
+    def same_at_all(self) -> dict[str, Any]:
+        """What has to be the same at all workers that begin together, by the name that a user knows; JSON."""
+        batch = {"batch_size": self._per_worker} if self._global is None else {"global_batch_size": self._global}
+        return {
+            "samples": self._total, **batch, "seed": self._seed, "shuffle": self._shuffle,
+            "drop_remainder": self._cursor.drop_remainder, "passes": self._passes,
+        }  # fmt: skip
+
     def state(self) -> dict[str, Any]:
         """What another worker needs to go on from here; JSON."""
         batch = [self._per_worker, self._global]

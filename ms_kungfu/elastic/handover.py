@@ -9,6 +9,7 @@ those who have the state tell each other first (`from_the_nearest`). Over the ne
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,9 +18,10 @@ from typing import Any, Callable, TypeVar
 import numpy as np
 
 from ms_kungfu import comm, membership, runtime
-from ms_kungfu.agreement import broadcast_json, gather_living, told_by_one
+from ms_kungfu.agreement import broadcast_json, gather_json, gather_living, told_by_one
 from ms_kungfu.comm import Array
 from ms_kungfu.elastic import sameness
+from ms_kungfu.elastic.differences import differing
 from ms_kungfu.elastic.inventory import assign, collect_parameters, fingerprint
 from ms_kungfu.elastic.state import TrainingState, restore_components
 from ms_kungfu.errors import KungFuError
@@ -126,19 +128,24 @@ def _whole_or_not_at_all(tensors: Sequence[Any]) -> Iterator[None]:
         raise
 
 
-def begin_alike(state: TrainingState) -> None:
+def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> None:
     """Collective where training begins: where parameters or buffers differ between the workers, all take those of the
     lowest rank. What differs by nature (models that are meant to, moving statistics) is made the same once, when it is
     trained for the first time.
+
+    `data` is what has to be the same of everybody's data. KungFuError where that or the program isn't.
     """
     tensors = [*state.parameters, *state.buffers.values()]
     by_nature = _replicas().union(map(id, (*state.averaged, *state.statistics)))
     common = [t for t in tensors if id(t) not in by_nature]
     own = [t for t in tensors if id(t) in by_nature]
     unmarked = not all(map(sameness.is_marked, own))
-    row = np.array([fingerprint(state.parameters), sameness.content(common), sameness.content(own), unmarked])
+    told = sameness.content_of(json.dumps(data).encode())
+    row = np.array([fingerprint(state.parameters), sameness.content(common), sameness.content(own), unmarked, told])
     rows = gather_living(row, "kungfu/state/begin")
     _check_programs({rank: int(each[0]) for rank, each in rows.items()})
+    if len({int(each[4]) for each in rows.values()}) > 1:
+        _tell_of_other_data(gather_json(data or {}, "kungfu/state/data"))
     differ = [len({int(each[column]) for each in rows.values()}) > 1 for column in (1, 2)]
     if not any(each[3] for each in rows.values()):
         differ[1] = False
@@ -158,6 +165,13 @@ def begin_alike(state: TrainingState) -> None:
         if runtime.current_rank() == min(rows):
             _log.info("the workers' parameters differed: training begins from this one's")
     sameness.mark(tensors)
+
+
+def _tell_of_other_data(everyones: Mapping[int, Mapping[str, Any]]) -> None:
+    """Of the first thing that isn't alike."""
+    for what, groups in differing(everyones).items():
+        told = " and ".join(f"{value} at rank {', '.join(map(str, ranks))}" for value, ranks in groups.items())
+        raise KungFuError(f"the workers' data differ: {what} {told}; start all workers with the same data")
 
 
 def _check_programs(fingerprints: Mapping[int, int]) -> None:

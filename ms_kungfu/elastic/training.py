@@ -263,7 +263,7 @@ class ElasticTraining:
         resume = mine.resume
         if resume is None or self._call > resume["call"]:
             if runtime.current_cluster_size() > 1:
-                handover.begin_alike(self.training_state)
+                handover.begin_alike(self.training_state, None if self.dataset is None else self.dataset.same_at_all())
             self._suspend(False)
             if self.monitor is not None:
                 measuring.begin(self.monitor, self.optimizers, self.step)

@@ -211,6 +211,7 @@ class Job:
                 lambda: replace(self._coordinator.newest, version=self._coordinator.last_version),
                 lambda cluster: agent.from_thread(self.on_cluster, cluster),
                 self._machine,
+                puts_back=self._tenure is None,
             )
             self._closers.callback(self._watcher.stop)
 

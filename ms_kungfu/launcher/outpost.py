@@ -722,10 +722,9 @@ class Outpost:
             channel.end()
             return
         if is_silent:
-            self._end(1, (
-                f"{PROGRAM}: nothing came from {head}, which has the job, for {self._options.host_timeout_s:g} s "
-                "(-host-timeout); the workers here are ended"
-            ))  # fmt: skip
+            limit = f"for {self._options.host_timeout_s:g} s (-host-timeout)"
+            self._send("ends", f"nothing came to it from {head} {limit}")  # where the network is whole again
+            self._end(1, f"{PROGRAM}: nothing came from {head}, which has the job, {limit}; the workers here are ended")
         self._later(leases.period_s, self._look_for_the_head, channel, leases)
 
     def _later(self, seconds: float, function: Callable[..., None], *arguments: object) -> None:

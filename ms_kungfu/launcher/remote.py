@@ -116,6 +116,7 @@ class RemoteSite:
         self.shares = Shares(hello.cores, cores_per_worker)
         self.segments: dict[int, SpreadSegment] = {}  # those that it has, or is making
         self.lost = ""  # why
+        self._farewell = ""  # why it ends by itself
         self.apart: dict[tuple[int, str], str] = {}  # version, host that it can't reach any more -> why
         self.early: list[tuple[str, Any]] = []  # what it has said before anybody listened
         self._owner = owner
@@ -190,6 +191,8 @@ class RemoteSite:
                         self._owner.reports.interrupted(value, f" on host {self.name}")
                     elif what == "leave":
                         self._owner.reports.host_leaves(self.name)
+                    elif what == "ends":
+                        self._farewell = str(value)
                     elif what == "status":  # somebody asks there
                         self.send("status", {"number": value, "job": self._owner.reports.status()})
                     elif self._owner.workers.done():
@@ -199,6 +202,8 @@ class RemoteSite:
         except ProtocolError as error:
             return f"{PROGRAM} on host {self.name} says what isn't understood: {error}"
         except OSError as error:
+            if self._farewell:
+                return f"{self._farewell}, and it has ended its workers"
             return f"{PROGRAM} on host {self.name} is gone ({error.strerror or error}), and its workers with it"
         except asyncio.CancelledError:
             self.give_up("the job is over")

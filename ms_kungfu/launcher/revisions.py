@@ -93,13 +93,15 @@ class StoreWatcher:
     run, under the newest version that is known.
 
     A store that comes back without what it knew (a config server keeps nothing on disk) is given the newest cluster
-    again, so that the next change counts on from there.
+    again, so that the next change counts on from there. So is one from which somebody has deleted it, with `puts_back`:
+    in etcd that may be how somebody ends the job.
     """
 
     store: ClusterStore
     newest: Callable[[], Cluster]
     on_cluster: Callable[[Cluster], None]
     machine: Machine
+    puts_back: bool = True
     _stopped = False
 
     def __post_init__(self) -> None:
@@ -135,6 +137,11 @@ class StoreWatcher:
                 found = self.store.watch(known.version, _LONG_POLL_S)
                 if found is not None and not self._stopped:
                     self.on_cluster(found)
+                elif self.puts_back and not self._stopped and self.store.get() is None:
+                    self.store.put(known)
+                    _log.warning(
+                        "the config server %s had lost the job's cluster, which is there again", self.store.url
+                    )
             except ConfigServerError as error:
                 reachable = reachable and not isinstance(error, StoreUnreachableError)
                 if str(error) != trouble and not self._stopped:

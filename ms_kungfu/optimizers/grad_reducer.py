@@ -49,14 +49,14 @@ class BackgroundReduction(nn.Cell):
     """Start the reduction of each group of gradients, then wait for all of them.
 
     A backward pass makes the last gradients first, so the last group is started first. Its operation is called
-    ``name/overlap/0``: were they numbered the other way, ranks with another number of groups would wait for each other
-    instead of seeing at the first one that they differ.
+    ``name/0``, as the first one is where nothing overlaps: so ranks that differ in the number of groups, or in whether
+    they overlap, see at the first one that they do, instead of waiting for each other.
     """
 
     def __init__(self, plan: Plan, op: str, name: str) -> None:
         super().__init__(auto_prefix=False)
         self.runs = plan.runs()[::-1]
-        self.starts = tuple(AllReduceStart(op, f"{name}/overlap/{i}") for i in range(len(self.runs)))
+        self.starts = tuple(AllReduceStart(op, f"{name}/{i}") for i in range(len(self.runs)))
         sizes = [len(group.members) for group in plan.groups[::-1]]
         self.wait = AllReduceWait(sizes)
         # Where each group's results begin among all.

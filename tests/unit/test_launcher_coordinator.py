@@ -145,6 +145,21 @@ def test_what_somebody_outside_wrote_before_the_launcher_knew_of_the_store_again
     assert [(one, one.writer) for one in heard] == [(cluster(4, A), "")]
 
 
+@pytest.mark.parametrize("puts_back", [True, False])
+def test_a_cluster_that_somebody_has_deleted_is_put_back_but_into_an_etcd(puts_back):
+    watcher, kept = None, []
+
+    def watch(version, timeout_s):
+        if kept or not puts_back:
+            watcher.stop()
+
+    store = SimpleNamespace(get=lambda: kept[-1] if kept else None, put=kept.append, watch=watch, url="")
+    machine = SimpleNamespace(start_thread=lambda name, run: None, monotonic=lambda: 0.0, sleep=lambda seconds: None)
+    watcher = StoreWatcher(store, lambda: cluster(3, A, B), [].append, machine, puts_back)
+    watcher._run()
+    assert kept == ([cluster(3, A, B)] if puts_back else [])
+
+
 def test_in_a_rest_nobody_is_about_to_leave_any_more():
     job = coordinator(A, B, flags=("-k",))
     job.leaving, job.finishing = {B}, True

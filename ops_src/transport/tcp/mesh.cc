@@ -336,7 +336,7 @@ void Mesh::EndAll(Host& host, kf_status status, const std::string& text) {
 
 void Mesh::Lose(Host& host, const std::string& why) {
   if (!host.lost.empty()) return;
-  host.lost = Text("host ", &host - hosts_.data(), " (", host.name, ") is lost: ", why);
+  host.lost = Text("host ", host.name, " is lost: ", why);
   host.ending.reset();
   for (auto& connection : host.connections) connection->Close();  // which takes it from epoll, too
   EndAll(host, KF_PEER_LOST, host.lost);
