@@ -167,6 +167,12 @@ def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, C
                 f"{name}: {claim.total} samples, seed {claim.seed}, shuffle {claim.shuffle}; "
                 f"the first record has {first.total}, {first.seed}, {first.shuffle}"
             )
+    took_part = {rank for claim in agreed.values() for rank in claim.participants}
+    if silent := sorted(took_part - {record.rank for records in found.values() for record in records}):
+        report.notes.append(
+            f"there are no files of rank {', '.join(map(str, silent))}: where hosts share no folder, copy all of their "
+            "ledgers into one and look at that"
+        )
     for (_, version), places in versions.items():
         sizes = sorted({agreed[place].size for place in places})
         if len(sizes) > 1:

@@ -384,6 +384,7 @@ def test_a_missing_file_is_found(either):
     assert not report.exact
     problem = "epoch 0, step 0: no record of rank 1, which takes part until epoch 1, step 3; so are 6 later steps"
     assert problem in report.problems
+    assert report.notes[0].startswith("there are no files of rank 1: where hosts share no folder, copy all")
 
 
 def test_a_missing_epoch_is_found_though_no_file_has_a_line_of_it(recorded):

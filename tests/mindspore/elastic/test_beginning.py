@@ -19,6 +19,20 @@ def test_training_without_a_seed_begins_from_one_workers_state(run_elastic, how,
     assert len({row["random"] for row in reports.of("end")}) == 3, "a worker's random numbers stay its own"
 
 
+@pytest.mark.parametrize(
+    ("how", "what", "told"),
+    [
+        ("loop", "samples", "samples 60 at rank 0, 2 and 48 at rank 1"),
+        long("callback", "seed", "seed 0 at rank 0, 2 and 1 at rank 1"),
+    ],
+)
+def test_data_that_are_not_everybodys_are_refused_before_the_first_step(run_elastic, how, what, told):
+    reports = run_elastic("unseeded.py", how, "graph", what, np=3, status=1)
+    assert not reports.of("end")
+    assert not reports.by_step("begin")
+    assert reports.output.count(f"the workers' data differ: {told}; start all workers with the same data") >= 3
+
+
 @pytest.mark.parametrize("mode", ["graph", long("pynative")])
 def test_an_optimizer_refuses_its_first_step_where_nothing_made_the_parameters_the_same(run_elastic, mode):
     reports = run_elastic("unseeded.py", "nothing", mode, np=2, status=1)

@@ -1,5 +1,6 @@
-"""OUT HOW MODE: training without a seed, so that each worker makes other weights; HOW says what makes them the same:
-"callback", "loop" (ElasticTraining), "sync" (sync_net_parameters), or "nothing"."""
+"""OUT HOW MODE [samples|seed]: training without a seed, so that each worker makes other weights; HOW says what makes
+them the same: "callback", "loop" (ElasticTraining), "sync" (sync_net_parameters), or "nothing". Rank 1 may have other
+data."""
 
 import sys
 
@@ -16,12 +17,13 @@ from ms_kungfu.elastic import ElasticTraining
 from ms_kungfu.optimizers import KungFuMomentum
 
 how, mode = sys.argv[2:4]
+other = sys.argv[4:] if kf.current_rank() == 1 else []
 ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
 net = layers(nn.BatchNorm1d(8))
 optimizer = KungFuMomentum(net.trainable_params(), 0.02, 0.9)
 moments = list(optimizer.moments)
 moments[0].set_data(ms.Tensor(np.full(moments[0].shape, kf.current_rank()), ms.float32))
-data = ElasticDataset(numbered(60), global_batch_size=12)
+data = ElasticDataset(numbered(48 if "samples" in other else 60), global_batch_size=12, seed=int("seed" in other))
 weights = [p for p in optimizer.get_parameters() if ".moving_" not in p.name]
 report("before", step=0, weights=digest(weights))
 
