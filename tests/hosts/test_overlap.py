@@ -21,13 +21,13 @@ def test_joiners_overlap_as_those_do_with_whom_the_job_began(jobs, network):
     listed = ",".join(f"{host.address}:2" for host in hosts)
     url = f"http://{hosts[0].address}:{PORT}/config"
     words = ["-np", 3, "-H", listed, "-w", "-config-server", url, "-builtin-config-port", PORT]
-    words += [sys.executable, PROGRAM, "4:4,9:1,14:2", 20]
+    words += [sys.executable, PROGRAM, "4:4,9:2", 14]
     launchers = [jobs.start(host, "ms_kungfu.launcher", *words) for host in hosts]
     for launcher in launchers:
         launcher.assert_exit(0, 400)
     output = "\n".join(launcher.output for launcher in launchers)
     ends = re.findall(r"^overlapped (\w+) in version (\d) weights (\d+)$", output, re.MULTILINE)
-    last = [(overlapped, weights) for overlapped, version, weights in ends if version == "3"]
+    last = [(overlapped, weights) for overlapped, version, weights in ends if version == "2"]
     assert len(last) == 2, output
     assert len({*last}) == 1, output
     assert {overlapped for overlapped, _, _ in ends} == {"True"}, output

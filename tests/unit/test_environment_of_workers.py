@@ -1,0 +1,32 @@
+"""What a worker process is told by its environment."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.environment import environment_of
+from ms_kungfu.launcher.options import parse_options
+
+BEGAN = Cluster((PeerID("10.0.0.1", 10000), PeerID("10.0.0.1", 10001), PeerID("10.0.0.2", 10000)), version=0)
+ALONE = Cluster((PeerID("10.0.0.1", 10000),), version=4)
+
+
+@pytest.mark.parametrize("cluster", [BEGAN, ALONE], ids=["one that it begins with", "one that has shrunk"])
+@pytest.mark.parametrize("joins_later", [False, True])
+def test_everybody_is_told_how_the_job_began(cluster, joins_later):
+    options = parse_options(["-np", "3", "python", "train.py"])
+    process = SimpleNamespace(
+        peer=cluster.workers[0], standby=None, incarnation=cluster.version, host="10.0.0.1", rank=0,
+        size=cluster.size, device=None,
+    )  # fmt: skip
+    begun = SimpleNamespace(first=BEGAN, writer="job", url=None)
+    site = SimpleNamespace(
+        shares=SimpleNamespace(each=None), devices=SimpleNamespace(environment=lambda device: {})
+    )  # fmt: skip
+    told = environment_of(process, cluster, joins_later, options, options.hosts, begun, site)
+    assert (told["KUNGFU_START_SIZE"], told["KUNGFU_START_HOSTS"]) == ("3", "2")
+    assert told["KUNGFU_PARKED"] == ("1" if joins_later else None)
+    assert (told["RANK"], told["WORLD_SIZE"]) == ("0", str(cluster.size))
