@@ -32,7 +32,9 @@
 //     operations of each name its ranks had begun (Ending). Those go on as above, and in all later ones it has no part.
 //
 // Where something fails that isn't everybody's, or the members don't go on without the dead, the communicator ends
-// everywhere: a link says so to all others, and gives up in its own segment, which ends all waits of its ranks.
+// everywhere: a link says so to all others, and gives up in its own segment, which ends all waits of its ranks. Who is
+// in a later epoch already drops that word: there the job's coordinator, which hears of it from this link's launcher,
+// ends the wait.
 //
 // The loss of a host, where the members go on. A link whose connection to a host has ended waits; somebody (the job's
 // coordinator) decides who is out, and says so to the links of all others, the same hosts in the same order
