@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 from launching import RECOVERY_PROGRAM
@@ -16,6 +19,7 @@ from test_hosts import ENDS, SECRET, A, B, C, all_in_version, embedded, finish, 
 from ms_kungfu.launcher.control import ControlServer
 from ms_kungfu.launcher.machine import Machine
 
+D = "127.0.0.4"
 pytestmark = pytest.mark.timeout(120)
 COMMANDS = [sys.executable, "-m", "ms_kungfu.launcher"]
 
@@ -117,6 +121,41 @@ def test_the_head_says_what_it_hears_of_a_host_that_does_not_come(launch, answer
     assert f"waiting for kungfu-run on {B}, for 8 s (KUNGFU_JOIN_TIMEOUT)" in head.output
     assert f"nothing was heard of {B} within 8 s (KUNGFU_JOIN_TIMEOUT)" in head.stderr[-1]
     assert told in head.stderr[-1]
+
+
+def test_the_head_says_once_why_hosts_do_not_answer(launch):
+    """In one line for all that have the reason in common. Somebody else listens at one, and hangs up."""
+    port, listed = free_port(), f"{A}:1,{B}:1,{C}:1,{D}:1"
+    with socket.create_server((D, port)) as stranger:
+        threading.Thread(target=hang_up, args=(stranger,), daemon=True).start()
+        head = launch(A, listed, port, KUNGFU_JOIN_TIMEOUT="15")
+        head.assert_exit(1)
+    told = [line.partition("no answer from ")[2] for line in head.stderr if "so far" in line]
+    assert sorted(told) == [
+        f"{B}:{port}, {C}:{port} so far: Connection refused; is kungfu-run started there, and port {port} open?",
+        f"{D}:{port} so far: who listens there hangs up; does another program have port {port} there? -port "
+        "gives another one, the same on all hosts",
+    ]
+    assert f"The last of {B}: no answer from {B}:{port}: Connection refused" in head.stderr[-1]
+
+
+def hang_up(listener):
+    with contextlib.suppress(OSError):
+        while True:
+            listener.accept()[0].close()
+
+
+def test_hosts_that_run_something_else_are_told_of_at_both_ends_and_train(kungfu_run, script):
+    port, listed = free_port(), f"{A}:1,{B}:1,{C}:1"
+    words = {host: ["-self", host, "-H", listed, "-port", port, "-np", 3, *script(ENDS), "0"] for host in (A, B, C)}
+    words[B].append("--epochs=2")
+    runs = {host: kungfu_run(*words[host], environment={"KUNGFU_JOB_SECRET": SECRET}) for host in words}
+    for run in runs.values():
+        run.assert_exit(0)
+    warned = {host: [line for line in run.stderr if "should train alike" in line] for host, run in runs.items()}
+    assert [len(warned[host]) for host in (A, B, C)] == [1, 1, 0]
+    for host in (A, B):
+        assert re.search(rf'{B} runs "(.*) 0 --epochs=2", and {A} "\\1 0": all hosts should', warned[host][0])
 
 
 # ---- for how long ----
