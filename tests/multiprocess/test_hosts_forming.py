@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from launching import RECOVERY_PROGRAM
@@ -145,17 +146,33 @@ def hang_up(listener):
             listener.accept()[0].close()
 
 
-def test_hosts_that_run_something_else_are_told_of_at_both_ends_and_train(kungfu_run, script):
-    port, listed = free_port(), f"{A}:1,{B}:1,{C}:1"
-    words = {host: ["-self", host, "-H", listed, "-port", port, "-np", 3, *script(ENDS), "0"] for host in (A, B, C)}
-    words[B].append("--epochs=2")
-    runs = {host: kungfu_run(*words[host], environment={"KUNGFU_JOB_SECRET": SECRET}) for host in words}
+def test_a_host_that_runs_something_else_is_told_of_there_and_at_the_head(kungfu_run, script, tmp_path):
+    """Where another one has the interpreter and the script is its own affair."""
+    port, (python, worker) = free_port(), script("import ms_kungfu as kf\nkf.init()")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "worker.py").write_text(Path(worker).read_text())
+    commands = {
+        A: [python, worker, "--epochs=1"],
+        B: [python, worker, "--epochs=2"],
+        C: ["python3", tmp_path / "elsewhere" / "worker.py", "--epochs=1"],
+    }
+    runs = {
+        host: kungfu_run(
+            "-self", host, "-H", f"{A}:1,{B}:1,{C}:1", "-port", port, "-np", 3, *command,
+            environment={"KUNGFU_JOB_SECRET": SECRET, "PATH": f"{Path(python).parent}:{os.environ['PATH']}"},
+        )
+        for host, command in commands.items()
+    }  # fmt: skip
     for run in runs.values():
         run.assert_exit(0)
     warned = {host: [line for line in run.stderr if "should train alike" in line] for host, run in runs.items()}
     assert [len(warned[host]) for host in (A, B, C)] == [1, 1, 0]
     for host in (A, B):
-        assert re.search(rf'{B} runs "(.*) 0 --epochs=2", and {A} "\\1 0": all hosts should', warned[host][0])
+        assert f'{B} runs "' in warned[host][0]
+        assert f'worker.py --epochs=2", and {A} "' in warned[host][0]
+        assert warned[host][0].endswith('worker.py --epochs=1": all hosts should train alike')
+        started = next(line for line in runs[A].lines if " started" in line)
+        assert host != A or runs[A].lines.index(warned[host][0]) < runs[A].lines.index(started)
 
 
 # ---- for how long ----
