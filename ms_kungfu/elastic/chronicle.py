@@ -85,7 +85,7 @@ def changed(step: int, change: Change) -> None:
     # Nobody here knows whether a newcomer was asked for, or takes the place of one that died long ago.
     reason = "as its new workers are ready" if change.new_size > change.old_size else "as asked for"
     if change.new_size == change.old_size:
-        reason = "with other workers, or on other hosts"
+        reason = _with_as_many(change)
     # Who died last may be in the new version yet, under another number, and is left out of the next one.
     dead = own.told_dead[1] if own.told_dead[0] != version else {}
     kept = {rank: peer for rank, peer in _peers(membership.lost_ranks()).items() if peer in dead.values()}
@@ -98,6 +98,17 @@ def changed(step: int, change: Change) -> None:
     _log.info(
         "step %d: %d -> %s, cluster version %d, %s", step, change.old_size, workers(change.new_size), version, reason
     )
+
+
+def _with_as_many(change: Change) -> str:
+    if not change.is_of_the_same_workers:
+        return "with other workers"
+    told = [
+        f"{', '.join(names)} {what} the job"
+        for names, what in ((change.hosts_joined, "joined"), (change.hosts_left, "left"))
+        if names
+    ]
+    return "with the same workers" + (f": {' and '.join(told)}" if told else "")
 
 
 def _peers(ranks: Iterable[int]) -> dict[int, str]:

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ms_kungfu.broker_protocol import ProtocolError, new_nonce, proof_of, text_field
 from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.options import PROGRAM
 from ms_kungfu.launcher.within import within
 
 if TYPE_CHECKING:
@@ -58,11 +59,34 @@ TCP_RTO_MAX_MS = 44  # of Linux, which `socket` has no name for
 _HEAR_OUT_S = 1.0  # somebody who was refused
 _PIECE_BYTES = 1 << 16
 _TLS, _CLEAR = 22, 0  # what the first byte says
+_SOMEBODY = "who listens there"  # says too little to be a launcher
 _SET_IT = "set KUNGFU_TLS_CERT, KUNGFU_TLS_KEY and KUNGFU_TLS_CA on all hosts, or on none"
 
 
 class RefusedError(Exception):
     """The other end has said why it wants nothing of this one, or isn't who it should be. A sentence for the user."""
+
+
+class NoAnswerError(OSError):
+    """Nobody there speaks as a launcher does. `why`: the last trouble that says more than that time was up."""
+
+    def __init__(self, host: str, port: int, why: str) -> None:
+        super().__init__(f"no answer from {host}:{port}: {why}")
+        self.why = why
+
+
+def reason_of(error: Exception, before: str = "") -> str:
+    """Why a call was in vain, in few words. `before`: the same of the last one, which knows better where this one was
+    cut short because the time was up."""
+    number = getattr(error, "errno", None) or 0  # those of name servers are below 0
+    return os.strerror(number) if number > 0 else str(error) or before or "it takes too long"
+
+
+def remedy_for(why: str, port: int) -> str:
+    """What is to be looked at where somebody who was called doesn't answer, and this is `why`."""
+    if why.startswith(_SOMEBODY):
+        return f"does another program have port {port} there? -port gives another one, the same on all hosts"
+    return f"is {PROGRAM} started there, and port {port} open?"
 
 
 class Channel:
@@ -296,20 +320,20 @@ async def call(
     """A connection from this host, `own`, to the launcher of another one. Both ends have proved who they are.
 
     Tried again for `timeout_s` where nobody answers, or somebody does who is crowded; `on_trouble` hears each time why
-    it has failed. OSError then; RefusedError where the other end has another secret.
+    it has failed. NoAnswerError then; RefusedError where the other end has another secret.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
+    why = ""
     while True:
         try:
             return await within(max(0.1, deadline - loop.time()), call_once(machine, own, host, port, secret))
         except ProtocolError as error:
             raise RefusedError(f"{host}:{port}: {error}") from None
         except (OSError, asyncio.TimeoutError) as error:
-            number = getattr(error, "errno", None) or 0  # those of name servers are below 0
-            why = os.strerror(number) if number > 0 else str(error) or "it takes too long"
+            why = reason_of(error, why)
             if loop.time() + _CALL_RETRY_S >= deadline:
-                raise OSError(f"no answer from {host}:{port}: {why}") from None
+                raise NoAnswerError(host, port, why) from None
             on_trouble(why)
         await asyncio.sleep(_CALL_RETRY_S)
 
@@ -343,7 +367,10 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
             return channel
         except asyncio.TimeoutError:
             channel.close()
-            raise OSError(f"who listens there says nothing for {_HANDSHAKE_S:g} s") from None
+            raise OSError(f"{_SOMEBODY} says nothing for {_HANDSHAKE_S:g} s") from None
+        except ConnectionError:
+            channel.close()
+            raise OSError(f"{_SOMEBODY} hangs up") from None
         except BaseException:
             channel.close()
             raise

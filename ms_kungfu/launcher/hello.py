@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Callable
 
+from ms_kungfu._words import printable
 from ms_kungfu.broker_protocol import ProtocolError
 from ms_kungfu.launcher.devices import ASCEND, GPU, Device, Devices
 from ms_kungfu.launcher.options import PROGRAM, Options
 
 # What each host may have its own way, or only one of them has.
 _OF_EACH_HOST = {"command", "quiet", "show_workers", "logdir", "logfile", "builtin_port", "secret", "delay_s", "hosts"}
+_SHOWN = 160  # characters of a command that differs
 OF_THE_JOB = [each.name for each in fields(Options) if each.metadata and each.name not in _OF_EACH_HOST]
 
 
@@ -76,6 +79,41 @@ def other_versions(host: str, version: str, mindspore: str, own: Hello) -> str:
             "install the same on all hosts"
         )
     return ""
+
+
+def other_command(
+    host: str, command: Sequence[str], own_host: str, own: Sequence[str], exists: Callable[[str], bool] = os.path.exists
+) -> str:
+    """What is to be said where a host runs something else than this one; "" where both run the same. No objection:
+    where a host has its interpreter and its files is its own affair, and nobody can tell what else may rightly differ.
+
+    `exists`: whether this host has such a file. The other host's can't be looked at from here.
+    """
+    words, own_words = list(command)[1:], list(own)[1:]
+    if len(words) == len(own_words) and all(_alike(*pair, exists) for pair in zip(words, own_words)):
+        return ""
+    theirs, ours = _excerpts(" ".join(command), " ".join(own))
+    return f'{host} runs "{theirs}", and {own_host} "{ours}": all hosts should train alike'
+
+
+def _alike(word: str, own: str, exists: Callable[[str], bool]) -> bool:
+    """The same word, or the same file in another folder, also behind an option's ``=``."""
+    option, equals, value = own.partition("=")
+    if equals and option.startswith("-") and word.startswith(option + equals):
+        word, own = word[len(option + equals) :], value
+    return word == own or (exists(own) and os.path.basename(word) == os.path.basename(own))
+
+
+def _excerpts(one: str, other: str) -> tuple[str, str]:
+    """Of two texts that differ: both as a line of moderate length that has the place where they do."""
+    one, other = (printable(" ".join(text.split())) for text in (one, other))
+    same = len(os.path.commonprefix([one, other]))
+    begin = max(0, same - _SHOWN // 2) if max(len(one), len(other)) > _SHOWN else 0
+    shown = []
+    for text in (one, other):
+        piece = text[begin : begin + _SHOWN]
+        shown.append(("..." if begin else "") + piece + ("..." if begin + len(piece) < len(text) else ""))
+    return shown[0], shown[1]
 
 
 def objection(hello: Hello, own: Hello, present: Mapping[str, object], same_flags: bool = True) -> str:

@@ -23,13 +23,22 @@ from typing import Any, Callable
 
 from ms_kungfu import env
 from ms_kungfu._version import VERSION, mindspore_version
+from ms_kungfu._words import printable
 from ms_kungfu.broker_protocol import ProtocolError, text_field
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import Seat, SeatGoneError, SeatKeys, SeatLostError, Sitting, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import signals
 from ms_kungfu.launcher.affinity import Shares
-from ms_kungfu.launcher.control import Channel, ControlServer, RefusedError, call, call_once
+from ms_kungfu.launcher.control import (
+    Channel,
+    ControlServer,
+    NoAnswerError,
+    RefusedError,
+    call,
+    call_once,
+    remedy_for,
+)
 from ms_kungfu.launcher.hello import Hello, flags_of
 from ms_kungfu.launcher.hosts import Host
 from ms_kungfu.launcher.job import Job
@@ -311,9 +320,11 @@ class Outpost:
             return await call(machine, own, head, options.control_port, secret, wait_s, self._tell_of_silence)
         except RefusedError as error:
             raise StartError(str(error)) from None
-        except OSError as error:
+        except NoAnswerError as error:
+            port = options.control_port
             raise StartError(
-                f"{error}, within {wait_s:g} s (KUNGFU_JOIN_TIMEOUT); is {PROGRAM} running there?"
+                f"no answer from {head}:{port} within {wait_s:g} s (KUNGFU_JOIN_TIMEOUT): {error.why}; "
+                f"{remedy_for(error.why, port)}"
             ) from None
 
     @property
@@ -348,9 +359,7 @@ class Outpost:
         self._silence = why
         if self._loop.time() - self._since >= _PATIENCE_S:
             head, port = self._options.hosts.head.name, self._options.control_port
-            self._warn_once(
-                f"no answer from {head}:{port} so far: {why}; is {PROGRAM} started there, and port {port} open?"
-            )
+            self._warn_once(f"no answer from {head}:{port} so far: {why}; {remedy_for(why, port)}")
 
     def _warn_once(self, sentence: str) -> None:
         if sentence not in self._told:
@@ -392,8 +401,11 @@ class Outpost:
 
     async def _obey_all(self, channel: Channel | None, hello: Hello) -> None:
         options = self._options
-        joining = {"agent": hello.to_json(), "slots": options.host.slots}
-        words = joining if options.joins else {"agent": hello.to_json()}
+        joining: dict[str, Any] = {"agent": hello.to_json(), "slots": options.host.slots}
+        # A host that joins has the job's command from the head. It is beside the hello, not in it: a head with an older
+        # ms_kungfu refuses a hello that it doesn't know before it finds that the versions differ.
+        first: dict[str, Any] = {"agent": hello.to_json(), "command": list(options.command)}
+        words = joining if options.joins else first
         with contextlib.ExitStack() as begun:
             while channel is not None:
                 try:
@@ -439,6 +451,8 @@ class Outpost:
                 self._go_over_to(channel)
             self._seated = int(welcome["seat"]) if "seat" in welcome else None
             _log.info("this host takes part in the job of %s", head)
+            if "warning" in welcome:
+                self._warn_once(printable(str(welcome["warning"])))
             while not self._ended.done():
                 for what, value in (await channel.receive()).items():
                     self._obey(what, value)

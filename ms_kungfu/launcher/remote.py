@@ -25,9 +25,9 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import Seat
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.broker import Broker
-from ms_kungfu.launcher.control import Channel, ControlServer, call_once
+from ms_kungfu.launcher.control import Channel, ControlServer, call_once, reason_of, remedy_for
 from ms_kungfu.launcher.hangs import HangWatch
-from ms_kungfu.launcher.hello import Hello, flags_of, objection, other_versions
+from ms_kungfu.launcher.hello import Hello, flags_of, objection, other_command, other_versions
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.joining import joining_host, terms_of
 from ms_kungfu.launcher.links import MAKE_S, LinkMaker
@@ -54,6 +54,7 @@ _LAST_NEWS_S = 2.0
 # Whoever hasn't called by then is asked what it does, and then again and again.
 _PATIENCE_S = 3.0
 _ASK_S = 10.0
+_TELL_SILENCE_S = 5.0  # hosts are started one after the other: before, it is no news that nobody answers there
 _CALLS_IN_VAIN_S = 4.0
 _ONCE_MORE_S = 0.3  # a head that has lost its seat and lives finds out who has it, and its host comes
 _PARTING_S = 0.5  # a host that has been told to end takes some hundredths
@@ -573,6 +574,8 @@ class RemoteHosts:
             raise StartError(str(error)) from None
         self._deadline: float | None = None  # of the hosts that are missing
         self._refused: dict[str, str] = {}  # of these, by their names: why they can't take part
+        self._silent: dict[str, str] = {}  # why they don't answer
+        self._warned: set[str] = set()
         self._other_head = ""  # what is to be said of it
         self.workers: asyncio.Future[Workers] = self._loop.create_future()
         self._news = asyncio.Event()
@@ -663,9 +666,11 @@ class RemoteHosts:
 
     def why_missing(self) -> str:
         """What is known of them, behind a sentence that names them."""
-        return "".join(
-            f" The last of {name}: {self._refused[name]}" for name in self.missing() if name in self._refused
-        )
+        port = self.options.control_port
+        # What a host has said is more than that it says nothing now, having ended.
+        silent = {name: f"no answer from {name}:{port}: {why}" for name, why in self._silent.items()}
+        last = {**silent, **self._refused}
+        return "".join(f" The last of {name}: {last[name]}" for name in self.missing() if name in last)
 
     def _then(self) -> str:
         """What this host does after it has refused another one."""
@@ -678,13 +683,29 @@ class RemoteHosts:
     # may be stopped by a firewall here that lets this host's own connections pass. So a head asks, and says who it is.
 
     async def _ask_who_is_missing(self) -> None:
+        told: set[tuple[str, str]] = set()
+        may_tell = self._loop.time() + _TELL_SILENCE_S
         await asyncio.sleep(_PATIENCE_S)
         while True:
             await asyncio.gather(*(self._ask(self.options.hosts.named(name)) for name in self.missing()))
+            await asyncio.sleep(max(0.0, may_tell - self._loop.time()))
+            self._tell_of_silence(told)
             await asyncio.sleep(_ASK_S)
+
+    def _tell_of_silence(self, told: set[tuple[str, str]]) -> None:
+        """Once a host and reason, in a line for all hosts that have it in common: they may be many."""
+        port, by_reason = self.options.control_port, dict[str, list[str]]()
+        for name in self.missing():
+            why = self._silent.get(name)
+            if why is not None and name not in self._refused and (name, why) not in told:
+                told.add((name, why))
+                by_reason.setdefault(why, []).append(f"{name}:{port}")
+        for why, places in by_reason.items():
+            _log.warning("no answer from %s so far: %s; %s", ", ".join(places), why, remedy_for(why, port))
 
     async def _ask(self, host: Host) -> None:
         options, why = self.options, ""
+        self._silent.pop(host.name, None)
         try:
             channel = await call_once(
                 self.machine, options.hosts.own.address, host.address, options.control_port, self._secret
@@ -711,8 +732,11 @@ class RemoteHosts:
                 )
         except ProtocolError as error:
             why = f"{host.name}:{options.control_port} answers, but not to this job: {error}"
-        except (OSError, asyncio.TimeoutError, TypeError):
-            return  # nobody is there yet
+        except (OSError, asyncio.TimeoutError) as error:
+            self._silent[host.name] = reason_of(error)
+            return
+        except TypeError:
+            return
         if why and self._refused.get(host.name) != why:
             self._refused[host.name] = why
             _log.warning("%s", why)
@@ -846,10 +870,21 @@ class RemoteHosts:
         if not why and per_worker is not None and per_worker > len(hello.cores):
             cores = counted(len(hello.cores), "core")
             why = f"-cores-per-worker {per_worker} is more than the {cores} of {hello.host} for the job"
-        return await self._let_in(channel, hello, why, joining)
+        warning = "" if why else self._warning_of(hello, message.get("command"))
+        return await self._let_in(channel, hello, why, joining, warning)
 
-    async def _let_in(self, channel: Channel, hello: Hello, why: str, joining: Host | None = None) -> bool:
-        """Where there is no objection (`why`). Until it is lost."""
+    def _warning_of(self, hello: Hello, command: object) -> str:
+        """What its user should know of a host that may take part. `command`: None where it has the head's."""
+        if command is None:
+            return ""
+        if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+            raise ProtocolError("a command is words")
+        return other_command(hello.host, command, self.name, self.options.command)
+
+    async def _let_in(
+        self, channel: Channel, hello: Hello, why: str, joining: Host | None = None, warning: str = ""
+    ) -> bool:
+        """Where there is no objection (`why`). Until it is lost. `warning`: what is said here and there, once."""
         per_worker = self.options.cores_per_worker
         if why:
             self._refused[hello.host] = why
@@ -863,11 +898,16 @@ class RemoteHosts:
             welcome["seat"] = self.seat.since
         if self.options.secret:
             del welcome["secret"]  # it has it
+        if warning:
+            welcome["warning"] = warning
         channel.send({"welcome": welcome})
         channel.set_silence(self.options.host_timeout_s)
         # Without a wait since the look at who is there: of two that come at once under one name the first is let in.
         site = self.sites[hello.host] = RemoteSite(self, channel, hello, per_worker)
         _log.info("host %s is there: %s", site.name, counted(len(hello.cores), "core"))
+        if warning and warning not in self._warned:
+            self._warned.add(warning)
+            _log.warning("%s", warning)
         if self._last_words is not None:
             site.send("end", self._last_words)
         if joining is not None:

@@ -18,6 +18,7 @@ from ms_kungfu.cluster_store import Sitting, StoreUnreachableError, has_seat, op
 from ms_kungfu.config_server.secret_file import is_same_server
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.options import PROGRAM
+from ms_kungfu.launcher.policy import Standing
 from ms_kungfu.launcher.seat import Record, how_it_has_ended
 from ms_kungfu.launcher.secret import SecretError, secret_for
 from ms_kungfu.launcher.status_socket import jobs_of_this_user
@@ -208,7 +209,8 @@ def as_text(job: Mapping[str, Any], now: float) -> str:
         hosts = (host["name"] + (" (lost)" if host["lost"] else "") for host in job["hosts"])
         lines.append(f"  hosts: {', '.join(hosts)}")
     if job["processes"]:
-        lines += ["", *_table(job["processes"])]
+        version = None if job.get("cluster") is None else job["cluster"]["version"]
+        lines += ["", *_table(job["processes"], version)]
     if job.get("changes"):
         lines += ["", "  last changes:", *(f"    {_change(change)}" for change in job["changes"])]
     return "\n".join(lines)
@@ -224,12 +226,12 @@ def _states(job: Mapping[str, Any]) -> str:
     return ", ".join(parts) + (f": {job['why']}" if job["why"] else "")
 
 
-def _table(processes: Sequence[Mapping[str, Any]]) -> list[str]:
+def _table(processes: Sequence[Mapping[str, Any]], version: int | None) -> list[str]:
     columns = ["rank", "host", "name", "pid", "device", "step", "step time", "ended", "state"]
     rows = [
         [
             _text(p.get("rank")), p["host"], _text(p.get("peer")), _text(p.get("pid")), _text(p.get("device")),
-            _text(p.get("step")), _seconds(p.get("step_s")), _ago(p.get("step_ended_s_ago")), p["state"],
+            _text(p.get("step")), _seconds(p.get("step_s")), _ago(p.get("step_ended_s_ago")), _state(p, version),
         ]
         for p in processes
     ]  # fmt: skip
@@ -240,6 +242,13 @@ def _table(processes: Sequence[Mapping[str, Any]]) -> list[str]:
     table = [columns, *rows]
     widths = [max(len(row[c]) for row in table) for c in range(len(columns))]
     return ["  " + "  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in table]
+
+
+def _state(process: Mapping[str, Any], version: int | None) -> str:
+    """Who joins has a rank of the version that he joins with, which another one may have in `version`, the present."""
+    state, rank, joins_with = str(process["state"]), process.get("rank"), process.get("joined_with")
+    joins = process.get("standing") == Standing.JOINING.value and version is not None and joins_with != version
+    return f"{state}, as rank {rank} of version {joins_with}" if joins else state
 
 
 def _text(value: object) -> str:

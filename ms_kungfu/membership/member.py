@@ -38,7 +38,30 @@ class Change:
     old_size: int
     new_size: int
     lost: tuple[int, ...] = ()  # ranks of the old cluster that had died
+    before: Cluster | None = None  # the cluster until then
+    after: Cluster | None = None
     undone: bool = False  # the step at hand doesn't count, and is done again (`ElasticTraining.step_end`)
+
+    @property
+    def is_of_the_same_workers(self) -> bool:
+        """As far as this process knows: a version may be another one by its hosts alone."""
+        return self.before is not None and self.after is not None and self.before.workers == self.after.workers
+
+    @property
+    def hosts_joined(self) -> list[str]:
+        return _more_hosts(self.after, self.before)
+
+    @property
+    def hosts_left(self) -> list[str]:
+        return _more_hosts(self.before, self.after)
+
+
+def _more_hosts(one: Cluster | None, other: Cluster | None) -> list[str]:
+    """Those that only one of them has."""
+    if one is None or other is None:
+        return []
+    others = {runner.host for runner in other.runners}
+    return [runner.host for runner in one.runners if runner.host not in others]
 
 
 class EndedSteps:

@@ -174,7 +174,7 @@ def _await_announcement(member: Member, version: int) -> bool:
 def _adopt(member: Member, version: int) -> Change | None:
     """Moves to cluster `version`, on which all present members have agreed. None at all of them where nobody does: it
     was superseded meanwhile, or those who would have carried the state over are dead."""
-    old_size, old_version = int(member.core.size()), int(member.core.cluster_version())
+    before, old_size, old_version = member.cluster, int(member.core.size()), int(member.core.cluster_version())
     granted = request_segment(member, old_version, version, member.get(env.JOIN_TIMEOUT))
     if isinstance(granted, Stay):
         member.given_up = version
@@ -191,4 +191,4 @@ def _adopt(member: Member, version: int) -> Change | None:
         member.pending = None
     if member.requested_size == new_size:
         member.requested_size = None
-    return Change(True, False, old_size, new_size, lost)
+    return Change(True, False, old_size, new_size, lost, before, granted.cluster)

@@ -81,6 +81,31 @@ def test_the_state_crosses_the_network_only_to_a_host_without_it(size, jobs, net
     job.launchers[0].assert_exit(130)
 
 
+ONE_CHANGE = """
+import time, ms_kungfu as kf
+from ms_kungfu import membership
+kf.init()
+while not (change := membership.step()).changed:
+    time.sleep(0.01)
+print("changed", change.is_of_the_same_workers, change.hosts_joined, change.hosts_left, flush=True)
+"""
+
+
+def test_members_know_of_a_change_by_a_host_alone_that_it_is_that(jobs, network):
+    hosts = network(3).hosts
+    listed = ",".join(f"{host.address}:1" for host in hosts[:2])
+    url = f"http://{hosts[0].address}:{PORT}/config"
+    words = ["-np", 2, "-H", listed, "-w", "-config-server", url, "-builtin-config-port", PORT]
+    words += [sys.executable, "-c", ONE_CHANGE]
+    launchers = [jobs.start(host, "ms_kungfu.launcher", *words) for host in hosts[:2]]
+    launchers[0].wait_for("worker . .* started", 2)
+    launchers.append(jobs.start(hosts[2], "ms_kungfu.launcher", "-join", url))
+    for launcher in launchers:
+        launcher.assert_exit(0)
+    for launcher in launchers[:2]:
+        launcher.wait_for(rf"^changed True \['{hosts[2].address}'\] \[\]", timeout=0)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_each_sample_is_trained_once_while_hosts_leave_and_join(jobs, network, tmp_path):

@@ -232,6 +232,36 @@ def test_a_launcher_with_another_secret_is_refused(jobs, network):
     assert hosts[1].address in head.stderr[-1]
 
 
+def test_a_firewall_before_the_head_is_told_of_at_both_ends(jobs, network):
+    hosts = network(2).hosts
+    listed = ",".join(f"{host.address}:1" for host in hosts)
+    words, environment = ["-np", 2, "-H", listed, "true"], {"KUNGFU_JOIN_TIMEOUT": "12"}
+    with hosts[0].deaf_to(hosts[1]):
+        launchers = [jobs.start(host, "ms_kungfu.launcher", *words, environment=environment) for host in hosts]
+        for launcher, other in zip(launchers, reversed(hosts)):
+            silence = f"no answer from {other.address}:38080"
+            why = "nothing comes back within 5 s"
+            remedy = "is kungfu-run started there, and port 38080 open?"
+            launcher.assert_exit(1)
+            assert len([line for line in launcher.stderr if f"{silence} so far: {why}; {remedy}" in line]) == 1
+        assert (
+            f"The last of {hosts[1].address}: no answer from {hosts[1].address}:38080: {why}" in launchers[0].stderr[-1]
+        )
+        assert f"{silence} within 12 s (KUNGFU_JOIN_TIMEOUT): {why}; {remedy}" in launchers[1].stderr[-1]
+
+
+def test_something_else_at_the_port_of_another_host_is_told_of_by_the_head(jobs, network):
+    hosts = network(2).hosts
+    listed = ",".join(f"{host.address}:1" for host in hosts)
+    jobs.start(hosts[1], "http.server", 38080)  # which waits for a line to end
+    head = jobs.start(hosts[0], "ms_kungfu.launcher", "-np", 2, "-H", listed, "true")
+    head.wait_for(
+        rf"no answer from {hosts[1].address}:38080 so far: who listens there .*; does another program have port"
+    )
+    head.signal(signal.SIGINT)
+    head.assert_exit(130)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("weather", ["loss", "slow", "pause", "a moment without a cable"])
 def test_what_a_network_does_costs_time_and_no_more(weather, jobs, network):

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 from launching import RECOVERY_PROGRAM
@@ -16,6 +20,7 @@ from test_hosts import ENDS, SECRET, A, B, C, all_in_version, embedded, finish, 
 from ms_kungfu.launcher.control import ControlServer
 from ms_kungfu.launcher.machine import Machine
 
+D = "127.0.0.4"
 pytestmark = pytest.mark.timeout(120)
 COMMANDS = [sys.executable, "-m", "ms_kungfu.launcher"]
 
@@ -117,6 +122,57 @@ def test_the_head_says_what_it_hears_of_a_host_that_does_not_come(launch, answer
     assert f"waiting for kungfu-run on {B}, for 8 s (KUNGFU_JOIN_TIMEOUT)" in head.output
     assert f"nothing was heard of {B} within 8 s (KUNGFU_JOIN_TIMEOUT)" in head.stderr[-1]
     assert told in head.stderr[-1]
+
+
+def test_the_head_says_once_why_hosts_do_not_answer(launch):
+    """In one line for all that have the reason in common. Somebody else listens at one, and hangs up."""
+    port, listed = free_port(), f"{A}:1,{B}:1,{C}:1,{D}:1"
+    with socket.create_server((D, port)) as stranger:
+        threading.Thread(target=hang_up, args=(stranger,), daemon=True).start()
+        head = launch(A, listed, port, KUNGFU_JOIN_TIMEOUT="15")
+        head.assert_exit(1)
+    told = [line.partition("no answer from ")[2] for line in head.stderr if "so far" in line]
+    assert sorted(told) == [
+        f"{B}:{port}, {C}:{port} so far: Connection refused; is kungfu-run started there, and port {port} open?",
+        f"{D}:{port} so far: who listens there hangs up; does another program have port {port} there? -port "
+        "gives another one, the same on all hosts",
+    ]
+    assert f"The last of {B}: no answer from {B}:{port}: Connection refused" in head.stderr[-1]
+
+
+def hang_up(listener):
+    with contextlib.suppress(OSError):
+        while True:
+            listener.accept()[0].close()
+
+
+def test_a_host_that_runs_something_else_is_told_of_there_and_at_the_head(kungfu_run, script, tmp_path):
+    """Where another one has the interpreter and the script is its own affair."""
+    port, (python, worker) = free_port(), script("import ms_kungfu as kf\nkf.init()")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "worker.py").write_text(Path(worker).read_text())
+    commands = {
+        A: [python, worker, "--epochs=1"],
+        B: [python, worker, "--epochs=2"],
+        C: ["python3", tmp_path / "elsewhere" / "worker.py", "--epochs=1"],
+    }
+    runs = {
+        host: kungfu_run(
+            "-self", host, "-H", f"{A}:1,{B}:1,{C}:1", "-port", port, "-np", 3, *command,
+            environment={"KUNGFU_JOB_SECRET": SECRET, "PATH": f"{Path(python).parent}:{os.environ['PATH']}"},
+        )
+        for host, command in commands.items()
+    }  # fmt: skip
+    for run in runs.values():
+        run.assert_exit(0)
+    warned = {host: [line for line in run.stderr if "should train alike" in line] for host, run in runs.items()}
+    assert [len(warned[host]) for host in (A, B, C)] == [1, 1, 0]
+    for host in (A, B):
+        assert f'{B} runs "' in warned[host][0]
+        assert f'worker.py --epochs=2", and {A} "' in warned[host][0]
+        assert warned[host][0].endswith('worker.py --epochs=1": all hosts should train alike')
+        started = next(line for line in runs[A].lines if " started" in line)
+        assert host != A or runs[A].lines.index(warned[host][0]) < runs[A].lines.index(started)
 
 
 # ---- for how long ----

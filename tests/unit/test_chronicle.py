@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from ms_kungfu import membership
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.elastic import chronicle, program
 from ms_kungfu.membership import Change
 
@@ -125,3 +126,23 @@ def test_who_leaves_and_who_joins_says_so(lines, monkeypatch):
     monkeypatch.setattr(membership, "rank", lambda: 0)
     chronicle.joined(30)
     assert lines() == ["step 30: joined as rank 0 of 1 worker"]
+
+
+def over(hosts, workers):
+    return Cluster(tuple(PeerID.parse(w) for w in workers), tuple(PeerID(host, 38080) for host in hosts))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "workers", "reason"),
+    [
+        ("abc", ["a:1", "b:1"], "with the same workers: c joined the job"),
+        ("a", ["a:1", "b:1"], "with the same workers: b left the job"),
+        ("acd", ["a:1", "b:1"], "with the same workers: c, d joined the job and b left the job"),
+        ("ab", ["a:1", "b:1"], "with the same workers"),
+        ("abc", ["a:1", "c:1"], "with other workers"),
+    ],
+)
+def test_a_change_to_the_same_size_says_what_is_another_one(hosts, workers, reason, lines, monkeypatch):
+    cluster(monkeypatch, size=2, version=1)
+    chronicle.changed(4, Change(True, False, 2, 2, (), over("ab", ["a:1", "b:1"]), over(hosts, workers)))
+    assert lines() == [f"step 4: 2 -> 2 workers, cluster version 1, {reason}"]

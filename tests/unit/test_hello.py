@@ -6,7 +6,7 @@ import pytest
 
 from ms_kungfu.broker_protocol import ProtocolError
 from ms_kungfu.launcher.devices import GPU, Device, Devices
-from ms_kungfu.launcher.hello import Hello, flags_of, objection
+from ms_kungfu.launcher.hello import Hello, flags_of, objection, other_command
 from ms_kungfu.launcher.options import parse_options
 from ms_kungfu.launcher.sites import Launch
 
@@ -82,3 +82,43 @@ def test_a_process_to_start_arrives_as_it_is():
 def test_what_is_no_process_is_not_started(change):
     with pytest.raises((ValueError, TypeError)):
         Launch.from_json({**vars(LAUNCH), **change})
+
+
+HEADS = ["python", "/opt/a.py", "--epochs", "1", "--data=/opt/set.csv"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        HEADS,
+        ["/usr/bin/python3.11", *HEADS[1:]],
+        ["python", "a.py", "--epochs", "1", "--data=/home/me/set.csv"],
+    ],
+)
+def test_interpreters_and_the_folders_of_files_may_differ(command):
+    assert other_command("b", command, "a", HEADS, exists=lambda path: path.startswith("/opt/")) == ""
+
+
+@pytest.mark.parametrize(
+    ("at", "word"), [(1, "b.py"), (1, "/opt/b.py"), (3, "2"), (4, "--data=/opt/others.csv"), (4, "--date=/opt/set.csv")]
+)
+def test_another_word_is_told_with_both_commands(at, word):
+    command = [*HEADS[:at], word, *HEADS[at + 1 :]]
+    assert other_command("b", command, "a", HEADS, exists=lambda path: path.startswith("/opt/")) == (
+        f'b runs "{" ".join(command)}", and a "{" ".join(HEADS)}": all hosts should train alike'
+    )
+
+
+def test_a_word_more_and_a_folder_of_something_that_is_no_file_are_told():
+    assert other_command("b", [*HEADS, "-v"], "a", HEADS)
+    assert other_command("b", ["python", "--url=http://b/x"], "a", ["python", "--url=http://a/x"])
+
+
+def test_of_long_commands_the_place_is_told_where_they_differ_and_terminals_get_text_alone():
+    long = ["python", "-c", "x = 1\n" * 1000, "--epochs"]
+    told = other_command("b", [*long, "2\x1b[2J", "more " * 1000], "a", [*long, "1"])
+    assert len(told) < 500
+    assert told.isprintable()
+    assert "x = 1 --epochs 2\\x1b[2J more" in told
+    assert '--epochs 1": all hosts should train alike' in told
+    assert told.startswith('b runs "...')

@@ -137,6 +137,17 @@ def test_the_table_has_a_column_for_devices_where_there_are_some():
     assert "a (lost)" in as_text(document(hosts=[{"name": "a", "lost": True}, {"name": "b", "lost": False}]), 0)
 
 
+def test_a_joiners_rank_is_told_with_its_version_where_another_one_may_have_it_in_the_present_one():
+    """Rank 1 of three has died, so rank 2 is to be 1, and the joiner 2."""
+    joiner = process(rank=2, peer="b:10000", state="joins: it starts", standing="joining", joined_with=3)
+    member = process(rank=2, standing="member", joined_with=0)
+    rows = as_text(document(cluster={"version": 2, "size": 3}, processes=[member, joiner]), 0).splitlines()[-2:]
+    assert rows[0].endswith("ago  works")
+    assert rows[1].split()[0] == "2"
+    assert rows[1].endswith("joins: it starts, as rank 2 of version 3")
+    assert as_text(document(cluster={"version": 3, "size": 3}, processes=[joiner]), 0).endswith("joins: it starts")
+
+
 MEMBER, JOINING, LEAVING, STANDBY = Standing.MEMBER, Standing.JOINING, Standing.LEAVING, Standing.STANDBY
 
 
