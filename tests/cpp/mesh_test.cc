@@ -168,6 +168,109 @@ TEST(Mesh, CreditComesBackFromAHostThatSendsNothing) {
   EXPECT_LT(hosts.at(1).Counted(0).sent, kMessages * sizeof(FrameHeader));
 }
 
+// Sends so many under a name, and waits until the kernel has them; those that are offered it wouldn't get.
+void SendUnasked(Mesh& mesh, uint64_t epoch, const std::string& name, size_t messages, const std::vector<char>& data) {
+  std::vector<Ticket> sent;
+  for (size_t i = 0; i < messages; i++) {
+    sent.push_back(mesh.Send(epoch, 1, Tag::Of(name, i), data.data(), data.size()));
+  }
+  for (const Ticket& ticket : sent) mesh.Wait(ticket);
+}
+
+TEST(Mesh, ANewEpochBeginsWithAllCredit) {
+  constexpr size_t kBytes = 20000, kMost = tcp::kUnaskedCredit / tcp::UnaskedCharge(kBytes);
+  Hosts hosts(2, 2, {10s});
+  const std::vector<char> data = Pattern(kBytes, 4);
+  for (uint64_t epoch = kEpoch; epoch < kEpoch + 3; epoch++) {
+    if (epoch > kEpoch) {
+      for (const uint32_t h : {0U, 1U}) hosts.at(h).Cancel(epoch);
+    }
+    SendUnasked(hosts.at(0), epoch, "all", kMost, data);
+    const Ticket offered = hosts.at(0).Send(epoch, 1, Tag::Of("one more", 0), data.data(), kBytes);
+    std::vector<char> got(kBytes);
+    // The last comes: its sender has gone over to the new epoch with an account that both keep alike.
+    hosts.at(1).Wait(hosts.at(1).Receive(epoch, 0, Tag::Of("all", kMost - 1), got.data(), kBytes));
+    EXPECT_EQ(got, data);
+    EXPECT_FALSE(offered.IsDone());
+  }
+}
+
+// More than a host may have offered ahead; but never so many at a time.
+TEST(Mesh, OfferedMessagesThatAreReceivedCountNoLonger) {
+  constexpr uint32_t kAtOnce = 8000;
+  constexpr size_t kLarge = tcp::kUnaskedBytes, kKept = tcp::kUnaskedCredit / tcp::UnaskedCharge(kLarge);
+  static_assert(tcp::kUnaskedCredit - kKept * tcp::UnaskedCharge(kLarge) < tcp::UnaskedCharge(1));
+  Hosts hosts(2, 1);  // on one connection what is sent first comes first
+  SendUnasked(hosts.at(0), kEpoch, "kept", kKept, Pattern(kLarge, 5));
+  const char one = '1';
+  std::vector<char> got(kAtOnce);
+  for (uint32_t first = 0; first <= tcp::kMostEarly; first += kAtOnce) {
+    std::vector<Ticket> tickets;
+    for (uint32_t i = 0; i < kAtOnce; i++) {
+      tickets.push_back(hosts.at(0).Send(kEpoch, 1, Tag::Of("offered", first + i), &one, 1));
+    }
+    for (uint32_t i = kAtOnce; i-- > 0;) {  // when the last has been offered, all have
+      tickets.push_back(hosts.at(1).Receive(kEpoch, 0, Tag::Of("offered", first + i), &got[i], 1));
+      if (i == kAtOnce - 1) hosts.at(1).Wait(tickets.back());
+    }
+    for (const Ticket& ticket : tickets) hosts.at(0).Wait(ticket);
+    ASSERT_EQ(std::count(got.begin(), got.end(), one), kAtOnce);
+    std::fill(got.begin(), got.end(), kCanary);
+  }
+}
+
+// What comes of messages that were withdrawn is dropped, and charged no longer.
+TEST(Mesh, CreditComesBackForWhatIsDropped) {
+  constexpr size_t kBytes = 20000, kHalf = tcp::kUnaskedCredit / tcp::UnaskedCharge(kBytes) / 2;
+  Hosts hosts(2, 1, {10s});
+  const std::vector<char> data = Pattern(kBytes, 6);
+  std::vector<char> here(kBytes, kCanary);
+  for (uint32_t round = 0; round < 5; round++) {
+    const std::string name = "dropped " + std::to_string(round);
+    for (size_t i = 0; i < kHalf; i++) hosts.at(1).Receive(kEpoch, 0, Tag::Of(name, i), here.data(), kBytes);
+    const auto before = hosts.at(1).Counted(0).received;
+    SendUnasked(hosts.at(0), kEpoch, name, kHalf, data);
+    EXPECT_TRUE(
+        Soon([&] { return hosts.at(1).Counted(0).received == before + kHalf * (kBytes + sizeof(FrameHeader)); }));
+    char word = 0;  // which says by the way what was taken
+    const Ticket sent = hosts.at(1).Send(kEpoch, 0, Tag::Of("word", round), "w", 1);
+    hosts.at(0).Wait(hosts.at(0).Receive(kEpoch, 1, Tag::Of("word", round), &word, 1));
+    hosts.at(1).Wait(sent);
+  }
+  EXPECT_EQ(std::count(here.begin(), here.end(), kCanary), static_cast<std::ptrdiff_t>(kBytes));
+}
+
+// The receiver is an epoch behind, so that nothing goes once the kernel's buffers, which are made small, are full.
+TEST(Mesh, CreditComesBackForWhatIsWithdrawnBeforeItHasBegun) {
+  constexpr size_t kBytes = 20000, kMost = tcp::kUnaskedCredit / tcp::UnaskedCharge(kBytes);
+  Ends ends = Connect(2, 1);
+  const int room = 64 << 10;
+  setsockopt(ends[0][1].connections[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+  setsockopt(ends[1][0].connections[0], SOL_SOCKET, SO_RCVBUF, &room, sizeof room);
+  Hosts hosts(std::move(ends), {10s});
+  const std::vector<char> data = Pattern(kBytes, 7);
+  hosts.at(0).Cancel(kEpoch + 1);
+  std::vector<Ticket> sent;
+  for (size_t i = 0; i < kMost; i++) {
+    sent.push_back(hosts.at(0).Send(kEpoch + 1, 1, Tag::Of("withdrawn", i), data.data(), kBytes));
+  }
+  size_t begun = kMost;
+  EXPECT_TRUE(Soon([&] {
+    const size_t before = begun;
+    begun = static_cast<size_t>(std::count_if(sent.begin(), sent.end(), [](auto& ticket) { return ticket.IsDone(); }));
+    std::this_thread::sleep_for(20ms);
+    return begun == before;
+  }));
+  ASSERT_LT(begun, kMost / 2);
+  sent.clear();
+  hosts.at(1).Cancel(kEpoch + 1);
+  // One more may have been in the midst of it.
+  SendUnasked(hosts.at(0), kEpoch + 1, "after", kMost - begun - 1, data);
+  std::vector<char> got(kBytes);
+  hosts.at(1).Wait(hosts.at(1).Receive(kEpoch + 1, 0, Tag::Of("after", 0), got.data(), kBytes));
+  EXPECT_EQ(got, data);
+}
+
 TEST(Mesh, RefusesWhatCannotBe) {
   Hosts hosts(2, 1);
   Mesh& mesh = hosts.at(0);

@@ -243,9 +243,12 @@ void Mesh::Withdraw(Transfer& transfer) noexcept {
   if (transfer.IsDone()) return;
   Host& host = hosts_[transfer.host];
   const auto is_it = [&](const TransferPtr& other) { return other.get() == &transfer; };
-  for (auto* queue : {&host.small, &host.granted}) {
-    queue->erase(std::remove_if(queue->begin(), queue->end(), is_it), queue->end());
+  if (const auto found = std::find_if(host.small.begin(), host.small.end(), is_it); found != host.small.end()) {
+    // Nothing of it has gone out, so the other side will never say that it has taken it.
+    host.sent -= UnaskedCharge(transfer.total);
+    host.small.erase(found);
   }
+  host.granted.erase(std::remove_if(host.granted.begin(), host.granted.end(), is_it), host.granted.end());
   for (auto& connection : host.connections) {
     if (is_it(connection->out.source)) connection->out.Detach();
     if (is_it(connection->in.target)) connection->in.Detach();
