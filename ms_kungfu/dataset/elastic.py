@@ -146,6 +146,11 @@ class ElasticDataset(Shares, ds.Dataset):
         ledger_fingerprints: int | None = None,
     ) -> None:
         ds.Dataset.__init__(self)
+        if not (isinstance(source, ds.Dataset) or callable(source)):
+            raise TypeError(
+                "the source of an ElasticDataset is a pipeline of mindspore.dataset, or a function of positions, not "
+                f"{type(source).__name__}; mindspore.dataset.NumpySlicesDataset takes arrays"
+            )
         pipeline = pipelines.take_apart(source) if isinstance(source, ds.Dataset) else None
         self._source = source if pipeline is None else pipeline.samples
         self._chosen = None if pipeline is None else pipeline.chosen

@@ -395,6 +395,7 @@ def test_shape_queries(cluster):
         (lambda: ElasticDataset(generator(9), 0), ValueError, "batch_size .* got 0"),
         (lambda: ElasticDataset(generator(9), global_batch_size=2.5), ValueError, "got 2.5"),
         (lambda: ElasticDataset(by_function, 3), ValueError, "total="),
+        (lambda: ElasticDataset({"x": np.ones(9)}, 3), TypeError, "not dict; mindspore.dataset.NumpySlicesDataset"),
         (lambda: ElasticDataset(generator(9).concat(generator(9)), 3), TypeError, "ConcatDataset"),
         (lambda: ElasticDataset(ds.GeneratorDataset(lambda: iter([]), ["x"]), 3), TypeError, "no sampler"),
         (lambda: next(iter(ElasticDataset(generator(9), 10, drop_remainder=True))), ValueError, "leaves nothing of 9"),
