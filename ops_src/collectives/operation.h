@@ -42,6 +42,8 @@ struct Operation {
   uint64_t signature = 0;
   // The operation that it is a part of, which is the one that messages name.
   const Operation* part_of = nullptr;
+  // Who waits in it sleeps at once: others need the core.
+  bool patient = false;
   // Of a broadcast: the ranks that bring the same as its root, which is one of them, in ascending order; null: it
   // alone. Over several hosts one that has such a rank takes from its own; on one host they make no difference.
   const Members* givers = nullptr;

@@ -31,12 +31,16 @@ using hosts::Verdict;
 constexpr auto kAnswerLimit = std::chrono::seconds(1);
 constexpr size_t kMostOfName = hosts::Request::kMostBytes / 2;
 
+// Of a larger operation, of which other slices go on meanwhile: the host has much to copy, and its network, too.
+bool IsSlice(const Operation& operation) { return operation.part_of != nullptr; }
+
 // The link's word, or its result, into `tensors`.
 Operation FromLink(const Operation& operation, const std::string& name, const kf_tensor* tensors, size_t num_tensors,
                    kf_dtype dtype, uint32_t link) {
   Operation part{Kind::kBroadcast, name.c_str(), tensors, num_tensors, dtype, KF_SUM, link};
   part.signature = SignatureOf(operation);
   part.part_of = &operation;
+  part.patient = IsSlice(operation);
   return part;
 }
 
@@ -67,6 +71,7 @@ std::optional<uint32_t> GiverOn(const hosts::Places& places, uint32_t host, cons
 Operation UpOf(const Operation& operation, const hosts::Places& places, uint32_t host) {
   Operation up = operation;
   up.part_of = &operation;
+  up.patient = IsSlice(operation);
   up.signature = SignatureOf(operation);
   up.layout = nullptr;
   up.ranks = 0;
@@ -420,7 +425,7 @@ void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, 
   hosts::Request request;
   request.renewal = renewal;
   request.more_follow = more_follow;
-  request.is_slice = operation.part_of != nullptr;
+  request.is_slice = IsSlice(operation);
   request.kind = operation.kind;
   request.dtype = operation.dtype;
   request.op = operation.op;

@@ -259,6 +259,7 @@ Link::Part Link::BringUp(const Name& name, const Request& request, uint64_t numb
   const kf_tensor tensor{nullptr, scratch.data, request.count};
   Operation up{Kind::kBarrier, name.name.c_str(), nullptr, 0, request.dtype, request.op, self_};
   up.signature = request.signature;
+  up.patient = request.is_slice;
   if (const auto giver = GiverOn(host_, request)) {
     up.kind = Kind::kBroadcast;
     up.root = places_.LocalOf(*giver);
@@ -626,6 +627,7 @@ void Link::GiveResult(const Name& name, const Request& request, const Scratch& s
   const kf_tensor tensor{scratch.out, nullptr, scratch.elements};
   Operation operation{Kind::kBroadcast, part.c_str(), &tensor, 1, request.dtype, KF_SUM, self_};
   operation.signature = scratch.signature;
+  operation.patient = request.is_slice;
   local_->RunFrom(operation, 0);
 }
 
