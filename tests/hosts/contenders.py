@@ -86,6 +86,9 @@ class MpiOverHosts(Mpi):
         mpirun, *words = local.command
         words[words.index("self,sm")] = "self,sm,tcp"
         listed = ",".join(f"{host.address}:{len(ranks)}" for host, ranks in zip(HOSTS, _folded(size)))
+        # Told to oversubscribe it fills the first host with all of them.
+        words[words.index("--oversubscribe")] = "--map-by"
+        words.insert(words.index("--map-by") + 1, f"ppr:{len(_folded(size)[0])}:node:OVERSUBSCRIBE")
         own = ["--host", listed, "--mca", "plm_rsh_agent", str(agent), "--mca", "btl_tcp_if_include", "eth0"]
         own += ["--mca", "oob_tcp_if_include", "eth0", "--mca", "mpi_yield_when_idle", "1"]
         for name in ("MPI4PY_LIBMPI", "PYTHONPATH", "PATH"):
