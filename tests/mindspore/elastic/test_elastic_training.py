@@ -80,7 +80,8 @@ def test_model_train_goes_on_through_deaths(run_elastic):
     assert list(steps) == list(range(1, max(steps) + 1)), "no step is lost"
     for step, rows in steps.items():
         assert len({row["parameters"] for row in rows}) == 1, f"parameters differ after step {step}"
-    assert [row["rank"] for row in reports.of("end")] == [0]
+    # Whose rank is 0 once the version without the dead has come, which may be after the last step.
+    assert len(reports.of("end")) == 1
 
 
 @pytest.mark.long
