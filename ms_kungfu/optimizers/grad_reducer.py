@@ -162,8 +162,12 @@ class KungFuGradReducer(nn.Cell):
         return self.__dict__.get("plan") or self._make_plan()
 
     def _make_plan(self) -> Plan:
-        overlaps = over_a_network() if self._overlap is None else self._overlap
-        return plan_of(self.planned_parameters, self._fusion, self._name, overlaps and not self.left_to_shards)
+        overlaps = self._may_overlap() and not self.left_to_shards
+        return plan_of(self.planned_parameters, self._fusion, self._name, overlaps)
+
+    def _may_overlap(self) -> bool:
+        """Where there is something to overlap, unless somebody has said so."""
+        return over_a_network() if self._overlap is None else self._overlap
 
     # Cached, and so evaluated by Python when MindSpore's parser first meets them; a property would be compiled instead.
     # By then a program has set its ids, which it may do after it made the optimizer (MindSpore's tutorial does).
@@ -183,7 +187,7 @@ class KungFuGradReducer(nn.Cell):
 
     @cached_property
     def overlapped(self) -> bool:
-        return (over_a_network() and len(self.plan.groups) > 1) if self._overlap is None else self._overlap
+        return self._may_overlap() and (self._overlap is not None or len(self.plan.groups) > 1)
 
     @cached_property
     def background(self) -> BackgroundReduction:
