@@ -254,18 +254,17 @@ TEST(Mesh, CreditComesBackForWhatIsWithdrawnBeforeItHasBegun) {
   for (size_t i = 0; i < kMost; i++) {
     sent.push_back(hosts.at(0).Send(kEpoch + 1, 1, Tag::Of("withdrawn", i), data.data(), kBytes));
   }
-  size_t begun = kMost;
-  EXPECT_TRUE(Soon([&] {
-    const size_t before = begun;
-    begun = static_cast<size_t>(std::count_if(sent.begin(), sent.end(), [](auto& ticket) { return ticket.IsDone(); }));
-    std::this_thread::sleep_for(20ms);
-    return begun == before;
-  }));
-  ASSERT_LT(begun, kMost / 2);
+  const auto begun = [&] {
+    return static_cast<size_t>(std::count_if(sent.begin(), sent.end(), [](auto& ticket) { return ticket.IsDone(); }));
+  };
+  EXPECT_TRUE(Soon([&] { return begun() > 0; }));
+  std::this_thread::sleep_for(50ms);  // about as many as will; where this host is slow, some more do
+  ASSERT_LT(begun(), kMost / 2);
+  const size_t withdrawn = kMost - begun();
   sent.clear();
   hosts.at(1).Cancel(kEpoch + 1);
-  // One more may have been in the midst of it.
-  SendUnasked(hosts.at(0), kEpoch + 1, "after", kMost - begun - 1, data);
+  // All credit was taken: each of these has some that came back.
+  SendUnasked(hosts.at(0), kEpoch + 1, "after", withdrawn / 2, data);
   std::vector<char> got(kBytes);
   hosts.at(1).Wait(hosts.at(1).Receive(kEpoch + 1, 0, Tag::Of("after", 0), got.data(), kBytes));
   EXPECT_EQ(got, data);
