@@ -44,6 +44,8 @@ struct Operation {
   const Operation* part_of = nullptr;
   // Who waits in it sleeps at once: others need the core.
   bool patient = false;
+  // Its lane may be kept by all when it is over: see host/lanes.cc.
+  bool keeps = false;
   // Of a broadcast: the ranks that bring the same as its root, which is one of them, in ascending order; null: it
   // alone. Over several hosts one that has such a rank takes from its own; on one host they make no difference.
   const Members* givers = nullptr;

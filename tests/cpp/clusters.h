@@ -55,6 +55,7 @@ class Clusters {
   uint32_t size() const { return places_.ranks(); }
   ClusterCommunicator& at(uint32_t rank) { return *communicators_[rank]; }
   hosts::Link& link(uint32_t host) { return *links_[host]; }
+  shm::Segment& segment(uint32_t host) { return *local_[host]; }
   void End(uint32_t host) { links_[host] = nullptr; }
 
   // What the launcher of `host` does when it hears of a death.

@@ -25,14 +25,6 @@ using Ticket = Mesh::Ticket;
 
 constexpr char kCanary = 0x5a;
 
-// Returns whether `is_so` has become true in time.
-bool Soon(const std::function<bool()>& is_so) {
-  for (const auto end = Clock::now() + 30s; Clock::now() < end; std::this_thread::sleep_for(1ms)) {
-    if (is_so()) return true;
-  }
-  return false;
-}
-
 // ---- what arrives
 
 TEST(Mesh, DeliversEverySizeWhicheverSideComesFirst) {

@@ -1,7 +1,8 @@
-// Ranks or hosts of a test, each on a thread.
+// Ranks or hosts of a test, each on a thread, and a wait for what they do.
 #ifndef KUNGFU_TESTS_CPP_THREADS_H_
 #define KUNGFU_TESTS_CPP_THREADS_H_
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <thread>
@@ -25,6 +26,17 @@ std::vector<std::exception_ptr> CollectOf(uint32_t n, const Body& body) {
   }
   for (std::thread& thread : threads) thread.join();
   return errors;
+}
+
+// Returns whether `is_so` has become true in time.
+template <typename IsSo>
+bool Soon(const IsSo& is_so) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::seconds(30);
+  for (; Clock::now() < end; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+    if (is_so()) return true;
+  }
+  return false;
 }
 
 // Rethrows what the lowest threw.

@@ -90,7 +90,7 @@ void Exchange::RunAtOnce(Flight& flight) {
   uint32_t chunk = 0;
   if (!flight.inlined) {
     lanes_.Bind(flight);
-    chunk = flight.BufferOf(flight.base, 0);
+    chunk = flight.BufferOf(0);
   }
   const auto payload = [&](uint32_t rank) {
     return flight.inlined ? self_.segment.mailbox(flight.channel, rank, flight.sequence).payload
@@ -107,18 +107,14 @@ void Exchange::RunAtOnce(Flight& flight) {
   rules_.Publish(mine.sequence, flight.sequence);
   KUNGFU_FAULT_POINT("after the post");
   AwaitMailboxes(flight);
-  if (!flight.Reads(self_.rank)) {
-    KUNGFU_FAULT_POINT("before it leaves");
-    if (!flight.inlined) lanes_.Leave(flight, /*failed=*/false);
-    return;
+  if (flight.Reads(self_.rank) && !flight.StaysInLane()) {
+    const char* payloads[shm::kMaxRanks];
+    for (size_t i = 0; i < flight.members.size(); i++) payloads[i] = payload(flight.members[i]);
+    Cursor output(operation, flight.parts);
+    Consume(operation, flight.reduce, flight.members, self_.rank, self_.size, output, flight.part_bytes, payloads,
+            stride, /*stream=*/false);
   }
-  const char* payloads[shm::kMaxRanks];
-  for (size_t i = 0; i < flight.members.size(); i++) payloads[i] = payload(flight.members[i]);
-  Cursor output(operation, flight.parts);
-  Consume(operation, flight.reduce, flight.members, self_.rank, self_.size, output, flight.part_bytes, payloads, stride,
-          /*stream=*/false);
-  KUNGFU_FAULT_POINT("before it leaves");
-  if (!flight.inlined) lanes_.Leave(flight, /*failed=*/false);
+  End(flight);
 }
 
 // Chunk by chunk: stages what comes next, while the others' part of the present one arrives.
@@ -137,7 +133,7 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
   Cursor input(operation, flight.parts);
   Cursor output(operation, flight.parts);
   const uint32_t to_stage = flight.Brings(self_.rank) ? flight.chunks : 0;
-  const bool reads = flight.Reads(self_.rank);
+  const bool reads = flight.Reads(self_.rank), consumes = reads && !flight.StaysInLane();
   uint32_t staged = 0;
   turns.BeginStaging();
   for (; staged < std::min(to_stage, ahead_); staged++) StageChunk(flight, turns, staged, input);
@@ -150,18 +146,18 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
       const uint32_t r = members[i];
       if (r != self_.rank && flight.Brings(r))
         waiting_.Await(self_.segment.ready(lane, r), base + chunk + 1, r, flight);
-      buffers[i] = self_.segment.buffer(lane, r, base + chunk);
+      buffers[i] = self_.segment.buffer(lane, r, flight.BufferOf(chunk));
     }
     char* buffer = nullptr;
     size_t staging = 0;
     bool past_caches = false;
     if (staged < to_stage) {
       AwaitRoom(flight, staged);
-      buffer = self_.segment.buffer(lane, self_.rank, base + staged);
+      buffer = self_.segment.buffer(lane, self_.rank, flight.BufferOf(staged));
       staging = flight.BytesOf(staged);
       past_caches = turns.Streams(staged);
     }
-    const size_t consuming = reads ? flight.BytesOf(chunk) : 0;
+    const size_t consuming = consumes ? flight.BytesOf(chunk) : 0;
     for (size_t at = 0; at < std::max(staging, consuming); at += blend) {
       if (at < staging) {
         Stage(operation, self_.size, input, std::min(blend, staging - at), buffer + at, flight.chunk_bytes,
@@ -188,8 +184,7 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
       waiting_.Await(self_.segment.ready(lane, r), base + flight.chunks, r, flight);
     }
   }
-  KUNGFU_FAULT_POINT("before it leaves");
-  lanes_.Leave(flight, /*failed=*/false);
+  End(flight);
 }
 
 // An all-reduce in which each rank reduces one part of every chunk, in place in its own buffer: nobody else reads that
@@ -221,7 +216,7 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
       const uint32_t r = members[i];
       if (r != self_.rank) waiting_.Await(self_.segment.reduced(lane, r), base_reduced + chunk + 1, r, flight);
       const size_t begin = part_begin(i, bytes);
-      const char* part = self_.segment.buffer(lane, r, flight.BufferOf(base, chunk)) + begin;
+      const char* part = self_.segment.buffer(lane, r, flight.BufferOf(chunk)) + begin;
       output.Take(part_begin(i + 1, bytes) - begin, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
         CopyOut(At(tensor.output, offset), part + at, n, stream);
       });
@@ -253,11 +248,11 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
     for (uint32_t i = 0; i < num; i++) {
       const uint32_t r = members[i];
       if (r != self_.rank) waiting_.Await(self_.segment.ready(lane, r), base + chunk + 1, r, flight);
-      buffers[i] = self_.segment.buffer(lane, r, flight.BufferOf(base, chunk));
+      buffers[i] = self_.segment.buffer(lane, r, flight.BufferOf(chunk));
       sources[i] = buffers[i] + begin;
     }
     const bool past_caches = turns.Streams(chunk);
-    char* const mine = self_.segment.buffer(lane, self_.rank, flight.BufferOf(base, chunk)) + begin;
+    char* const mine = self_.segment.buffer(lane, self_.rank, flight.BufferOf(chunk)) + begin;
     const auto own = [&](uint32_t p) { return mine + p * flight.chunk_bytes; };
     flight.reduce(mine,
                   plane_sources ? plane_sources->Gather(buffers, begin, flight.chunk_bytes, self_.rank, own) : sources,
@@ -269,8 +264,13 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
     if (chunk > 0) gather(chunk - 1);
   }
   gather(flight.chunks - 1);
+  End(flight);
+}
+
+// A lane that is kept is left by whoever lets go of it.
+void Exchange::End(const Flight& flight) const {
   KUNGFU_FAULT_POINT("before it leaves");
-  lanes_.Leave(flight, /*failed=*/false);
+  if (!flight.inlined && !flight.kept) lanes_.Leave(flight, /*failed=*/false);
 }
 
 // Waits until nobody reads any more what was in this rank's buffer for `chunk`. The dead read nothing.
@@ -295,8 +295,7 @@ void Exchange::StageChunk(Flight& flight, StagingTurns& turns, uint32_t chunk, C
   AwaitRoom(flight, chunk);
   const bool past_caches = turns.Streams(chunk);
   Stage(flight.operation, self_.size, input, flight.BytesOf(chunk),
-        self_.segment.buffer(flight.lane, self_.rank, flight.BufferOf(flight.base, chunk)), flight.chunk_bytes,
-        past_caches);
+        self_.segment.buffer(flight.lane, self_.rank, flight.BufferOf(chunk)), flight.chunk_bytes, past_caches);
   if (past_caches) StreamFence();
   KUNGFU_FAULT_POINT("before a chunk is ready");
   rules_.Publish(self_.segment.ready(flight.lane, self_.rank), flight.base + chunk + 1);

@@ -26,6 +26,7 @@ class Exchange {
   void RunPipelined(Flight& flight, StagingTurns& turns);
   void RunSplit(Flight& flight, StagingTurns& turns);
   shm::Mailbox& FillMailbox(const Flight& flight);
+  void End(const Flight& flight) const;
   void AwaitRoom(Flight& flight, uint32_t chunk);
   void StageChunk(Flight& flight, StagingTurns& turns, uint32_t chunk, Cursor& input);
   void AwaitMailboxes(Flight& flight);

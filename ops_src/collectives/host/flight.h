@@ -53,11 +53,15 @@ struct Flight {
   }
   // Whether the rank makes anything of what the others bring.
   bool Reads(uint32_t rank) const { return !IsToRoot(operation.kind) || operation.root == rank; }
-  // The buffer that chunk `chunk` goes into, where the lane's counters stand at `base`.
-  uint32_t BufferOf(uint32_t base, uint32_t chunk) const { return whole ? 0 : base + chunk; }
+  // The buffer that chunk `chunk` goes into.
+  uint32_t BufferOf(uint32_t chunk) const { return whole ? 0 : chunk; }
   // Bytes that this rank reads from another one's part of the segment, where that one brings something.
   uint64_t ReadFromEach() const { return splits ? (planes + 1) * part_bytes / members.size() : planes * part_bytes; }
   size_t BytesOf(uint32_t chunk) const { return std::min(chunk_bytes, part_bytes - chunk * chunk_bytes); }
+  // Whether the chunks that a rank brings stay in its buffers, one behind the other.
+  bool FitsLane() const { return part_bytes <= shm::kBuffers * shm::kBufferBytes && parts == 1 && planes == 1; }
+  // Whether the root leaves what is brought where one rank alone has staged it.
+  bool StaysInLane() const { return kept && operation.kind == Kind::kReduceTo && members.size() == 2; }
   // How its messages begin.
   std::string Title() const { return TitleOf(operation); }
 
@@ -80,6 +84,7 @@ struct Flight {
   Reducer reduce;
   bool bound = false;         // a lane has been bound, and these are its words as the operation began:
   uint32_t lane = 0;          //
+  bool kept = false;          // whose members keep it
   uint32_t base = 0;          // ready and done
   uint32_t base_reduced = 0;  //
   bool differs = false;       // somebody has posted another operation

@@ -175,6 +175,45 @@ uint32_t HostCommunicator::RunFrom(const Operation& operation, uint32_t from_gen
   return generation;
 }
 
+HostCommunicator::Kept& HostCommunicator::Kept::operator=(Kept&& other) noexcept {
+  LetGo();
+  generation_ = other.generation_;
+  self_ = other.self_;
+  lanes_ = std::exchange(other.lanes_, nullptr);
+  name_ = std::move(other.name_);
+  channel_ = other.channel_;
+  sequence_ = other.sequence_;
+  lane_ = other.lane_;
+  members_ = other.members_;
+  lone_ = other.lone_;
+  return *this;
+}
+
+void HostCommunicator::Kept::LetGo() {
+  if (lanes_ == nullptr) return;
+  KUNGFU_FAULT_POINT("before it lets go of a lane");
+  std::exchange(lanes_, nullptr)->Leave(channel_, sequence_, members_, /*failed=*/false);
+  name_ = nullptr;
+}
+
+HostCommunicator::Kept HostCommunicator::RunKept(const Operation& operation, uint32_t from_generation) {
+  rules_.ThrowIfClosed();
+  Kept kept;
+  OrGiveUp([&] { kept.generation_ = *RunGenerations(from_generation, [&](uint32_t) { return &operation; }, &kept); });
+  return kept;
+}
+
+void HostCommunicator::Read(const Kept& kept, uint32_t from, const Operation& operation) const {
+  const uint64_t began = Ticks();
+  const size_t bytes = CountOf(operation) * SizeOf(operation.dtype);
+  const char* const buffers = kept.Of(from);
+  host::Cursor output(operation);
+  output.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
+    host::CopyOut(host::At(tensor.output, offset), buffers + at, n, /*stream=*/false);
+  });
+  Traffic::Get().Count(began, 0, bytes, static_cast<int>(from));
+}
+
 uint32_t HostCommunicator::RunAll(const Operation* operations, size_t num_operations) {
   if (num_operations == 1 || size_ == 1) {
     uint32_t generation = 0;
@@ -235,7 +274,8 @@ uint32_t HostCommunicator::RunShared(const Operation& operation, uint32_t from_g
 }
 
 template <typename OperationIn>
-std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generation, const OperationIn& operation_in) {
+std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generation, const OperationIn& operation_in,
+                                                         Kept* kept) {
   const uint64_t began = Ticks();
   const Operation* ready = operation_in(from_generation);
   if (ready == nullptr) return std::nullopt;
@@ -267,6 +307,17 @@ std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generatio
       exchange_.Run(flight);
       name.sequence = flight.sequence;
       CountTraffic(flight, began);
+      if (flight.kept) {
+        KUNGFU_CHECK(kept != nullptr, "\"", operation.name, "\" keeps its lane, and nobody lets go of it");
+        kept->self_ = &self_;
+        kept->lanes_ = &lanes_;
+        kept->name_ = use.name;
+        kept->channel_ = flight.channel;
+        kept->sequence_ = flight.sequence;
+        kept->lane_ = flight.lane;
+        kept->members_ = members.size();
+        kept->lone_ = flight.StaysInLane() && operation.root == rank_ ? static_cast<int>(members.front()) : -1;
+      }
       return flight.generation;
     } catch (const host::Unfinished&) {
       KUNGFU_FAULT_POINT("before the next generation");

@@ -5,7 +5,8 @@
 // everyone. The argument why that works goes on, by number, beside the code that it argues for:
 //
 //   1-3   exchange.cc             posts, pipelines, splits; nobody waits in a circle
-//   4, 10 lanes.cc                where operations stage, and what becomes of a lane whose member died
+//   4, 10, 12 lanes.cc            where operations stage, what becomes of a lane whose member died, and lanes that
+//                                 are kept
 //   5, 6  failure_rules.cc        what a dead rank's words say, and to all survivors the same
 //   7-9   host_communicator.cc    doing it again: generations
 //   11    failure_rules.cc        a rank that is expelled while it lives
@@ -19,6 +20,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collectives/communicator.h"
@@ -35,6 +37,37 @@ namespace kungfu {
 
 class HostCommunicator final : public Communicator {
  public:
+  // An operation that this rank has ended, and perhaps its lane: see lanes.cc, 12. Not beyond the communicator, and
+  // not beyond the beginning of the next operation of its name.
+  class Kept {
+   public:
+    Kept() = default;
+    Kept(Kept&& other) noexcept { *this = std::move(other); }
+    Kept& operator=(Kept&& other) noexcept;
+    ~Kept() { LetGo(); }
+
+    // In which it ended.
+    uint32_t generation() const { return generation_; }
+    // Whether the lane is kept; else there is nothing to let go of.
+    bool HasLane() const { return lanes_ != nullptr; }
+    // The buffers of a rank, which have room for all that one brings.
+    char* Of(uint32_t rank) const { return self_->segment.buffer(lane_, rank, 0); }
+    // At the root: where one rank alone has brought something, and hence the output has nothing. -1: it is in there.
+    int lone() const { return lone_; }
+    void LetGo();
+
+   private:
+    friend HostCommunicator;
+
+    uint32_t generation_ = 0;
+    const host::Endpoint* self_ = nullptr;
+    const host::Lanes* lanes_ = nullptr;
+    std::shared_ptr<host::BoundName> name_;  // so that the channel stays bound
+    uint32_t channel_ = 0, sequence_ = 0, lane_ = 0;
+    size_t members_ = 0;
+    int lone_ = -1;
+  };
+
   // Rank `rank` of `segment`. Announces itself; Assemble() waits for the others. `address` names this rank in messages.
   // `numbers`: see shm::Board.
   HostCommunicator(std::shared_ptr<shm::Segment> segment, uint32_t rank, const std::string& address, bool has_state,
@@ -53,6 +86,10 @@ class HostCommunicator final : public Communicator {
   // For what is built of these operations (collectives/hosts): as Run, but from this generation on, and nobody observes
   // it or takes note of it.
   uint32_t RunFrom(const Operation& operation, uint32_t from_generation);
+  // Likewise, and keeps the lane where the operation says so, all members do, and there is one to keep.
+  Kept RunKept(const Operation& operation, uint32_t from_generation);
+  // Of a kept lane: what `from` has put into its buffers, into the operation's tensors.
+  void Read(const Kept& kept, uint32_t from, const Operation& operation) const;
 
  private:
   ControlBoard* board() const override { return &self_.board; }
@@ -63,7 +100,8 @@ class HostCommunicator final : public Communicator {
   void AwaitMembers();
   uint32_t RunShared(const Operation& operation, uint32_t from_generation);
   template <typename OperationIn>
-  std::optional<uint32_t> RunGenerations(uint32_t from_generation, const OperationIn& operation_in);
+  std::optional<uint32_t> RunGenerations(uint32_t from_generation, const OperationIn& operation_in,
+                                         Kept* kept = nullptr);
   RunFromGeneration RunsShared();
   void CountTraffic(const host::Flight& flight, uint64_t began) const;
 

@@ -5,6 +5,15 @@
 //     is taken, so that operations one after another stay in the same, cached, memory.
 // 10. Lanes of operations that failed, or whose member died before it left, stay bound: at most those in flight at a
 //     death, until the next cluster version brings a new segment. Who finds no lane waits for one.
+// 12. Kept lanes. Of some operations (Operation::keeps) all members keep the lane when they have ended it, until each
+//     lets go of it (Kept), which is when it leaves. As long as one hasn't, nobody writes to a buffer there but its
+//     owner: what was staged stays as it was, and a member may put something into its own buffers and tell the others
+//     of it, by an operation of another name, which they read before they let go. A member that dies without having
+//     let go leaves the lane bound, as in 10.
+//     A lane that is kept may be so for as long as other hosts take. So that those who wait for room never wait for
+//     that, there are lanes of their own for it, for which nobody waits: who picks the operation's lane takes one of
+//     them where one is free and else an ordinary one, and by its number all members know whether it is kept.
+//     A member begins the next operation of the name when it has let go: so the argument for `left` holds as it is.
 #include "collectives/host/lanes.h"
 
 #include <utility>
@@ -15,11 +24,14 @@ namespace kungfu::host {
 
 void Lanes::Bind(Flight& flight) const {
   flight.lane = Pick(flight);
+  flight.kept = Keeps(flight) && flight.lane >= shm::kLanes;
   flight.base = self_.segment.done(flight.lane, self_.rank).Count();
   flight.base_reduced = self_.segment.reduced(flight.lane, self_.rank).Count();
   flight.bound = true;
   KUNGFU_FAULT_POINT("after a lane is bound");
 }
+
+bool Lanes::Keeps(const Flight& flight) { return flight.operation.keeps && flight.FitsLane(); }
 
 // The lane of this operation; waits where all are in use, so that any number of operations may be in flight. That ends:
 // of those that have one each will be ended by all ranks, unless some rank brings them only after others that wait here
@@ -28,11 +40,12 @@ uint32_t Lanes::Pick(Flight& flight) const {
   std::atomic<uint64_t>& word = self_.segment.channel(flight.channel).lane[flight.sequence & 1];
   shm::Counter& waiters = self_.segment.header().lane_waiters;
   uint64_t seen = word.load(std::memory_order_acquire);
-  uint64_t bit = 0;
+  std::optional<uint32_t> lane;
   for (bool armed_before = false;;) {
     if (seen >> 32 == flight.sequence) return static_cast<uint32_t>(seen) - 1;
-    bit = Take();
-    if (bit != 0) break;
+    if (Keeps(flight)) lane = Take(kKept);
+    if (!lane) lane = Take(kOrdinary);
+    if (lane) break;
     const uint32_t armed = waiters.Arm();
     std::atomic_thread_fence(std::memory_order_seq_cst);  // what is given back or bound from here on wakes
     seen = word.load(std::memory_order_acquire);
@@ -53,30 +66,37 @@ uint32_t Lanes::Pick(Flight& flight) const {
     armed_before = false;
   }
   KUNGFU_FAULT_POINT("between taking a lane and binding it");
-  const auto lane = static_cast<uint32_t>(__builtin_ctzll(bit));
-  const uint64_t bound = static_cast<uint64_t>(flight.sequence) << 32 | (lane + 1);
+  const uint64_t bound = static_cast<uint64_t>(flight.sequence) << 32 | (*lane + 1);
   if (word.compare_exchange_strong(seen, bound, std::memory_order_acq_rel, std::memory_order_acquire)) {
     WakeWaiters();
-    return lane;
+    return *lane;
   }
-  GiveBack(bit);  // another rank was first
+  GiveBack(*lane);  // another rank was first
   return static_cast<uint32_t>(seen) - 1;
 }
 
-// The bit of the lowest that is free, which is now this rank's to bind; 0: there is none.
-uint64_t Lanes::Take() const {
-  std::atomic<uint64_t>& lanes = self_.segment.header().lanes;
-  uint64_t used = lanes.load(std::memory_order_relaxed);
-  uint64_t bit = 0;
-  do {
-    bit = ~used & (used + 1);
-  } while (bit != 0 &&
-           !lanes.compare_exchange_weak(used, used | bit, std::memory_order_acquire, std::memory_order_relaxed));
-  return bit;
+std::atomic<uint64_t>& Lanes::InUse(Range range) const {
+  shm::Header& header = self_.segment.header();
+  return range.first == kKept.first ? header.kept_lanes : header.lanes;
 }
 
-void Lanes::GiveBack(uint64_t bit) const {
-  self_.segment.header().lanes.fetch_and(~bit, std::memory_order_seq_cst);
+// The lowest that is free, which is now this rank's to bind; none: all are in use.
+std::optional<uint32_t> Lanes::Take(Range range) const {
+  std::atomic<uint64_t>& lanes = InUse(range);
+  uint64_t used = lanes.load(std::memory_order_relaxed);
+  for (;;) {
+    const uint64_t bit = ~used & (used + 1);
+    const uint32_t at = bit == 0 ? range.count : static_cast<uint32_t>(__builtin_ctzll(bit));
+    if (at >= range.count) return std::nullopt;
+    if (lanes.compare_exchange_weak(used, used | bit, std::memory_order_acquire, std::memory_order_relaxed)) {
+      return range.first + at;
+    }
+  }
+}
+
+void Lanes::GiveBack(uint32_t lane) const {
+  const Range& range = lane < shm::kLanes ? kOrdinary : kKept;
+  InUse(range).fetch_and(~(uint64_t{1} << (lane - range.first)), std::memory_order_seq_cst);
   WakeWaiters();
 }
 
@@ -91,15 +111,15 @@ void Lanes::WakeWaiters() const {
 
 // `left` of this parity is next used two operations later, which nobody reaches before everybody has left this one. Who
 // dies in between leaves no more: the lane then stays bound until the cluster version ends.
-void Lanes::Leave(const Flight& flight, bool failed) const {
+void Lanes::Leave(uint32_t channel, uint32_t sequence, size_t members, bool failed) const {
   const shm::Segment& segment = self_.segment;
-  shm::ChannelHead& head = segment.channel(flight.channel);
-  std::atomic<uint32_t>& left = head.left[flight.sequence & 1];
-  if (left.fetch_add(1, std::memory_order_acq_rel) + 1 < flight.members.size()) return;
+  shm::ChannelHead& head = segment.channel(channel);
+  std::atomic<uint32_t>& left = head.left[sequence & 1];
+  if (left.fetch_add(1, std::memory_order_acq_rel) + 1 < members) return;
   KUNGFU_FAULT_POINT("as the last to leave");
   left.store(0, std::memory_order_relaxed);
-  const uint64_t bound = head.lane[flight.sequence & 1].load(std::memory_order_acquire);
-  if (bound >> 32 != flight.sequence) return;  // a mismatch of operations that needed none
+  const uint64_t bound = head.lane[sequence & 1].load(std::memory_order_acquire);
+  if (bound >> 32 != sequence) return;  // a mismatch of operations that needed none
   const uint32_t lane = static_cast<uint32_t>(bound) - 1;
   if (failed) {
     for (uint32_t r = 0; r < self_.size; r++) {
@@ -108,7 +128,7 @@ void Lanes::Leave(const Flight& flight, bool failed) const {
       segment.done(lane, r).Clear();
     }
   }
-  GiveBack(uint64_t{1} << lane);
+  GiveBack(lane);
 }
 
 }  // namespace kungfu::host

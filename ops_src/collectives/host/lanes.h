@@ -2,7 +2,10 @@
 #ifndef KUNGFU_COLLECTIVES_HOST_LANES_H_
 #define KUNGFU_COLLECTIVES_HOST_LANES_H_
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "collectives/host/endpoint.h"
 #include "collectives/host/failure_rules.h"
@@ -21,12 +24,23 @@ class Lanes {
   void Bind(Flight& flight) const;
   // This rank is through with the operation, which may have needed no lane. `failed`: the words of the lane are not as
   // at its beginning.
-  void Leave(const Flight& flight, bool failed) const;
+  void Leave(const Flight& flight, bool failed) const {
+    Leave(flight.channel, flight.sequence, flight.members.size(), failed);
+  }
+  // Likewise: with the operation of that number in that channel, which has so many members.
+  void Leave(uint32_t channel, uint32_t sequence, size_t members, bool failed) const;
 
  private:
+  struct Range {
+    uint32_t first, count;
+  };
+  static constexpr Range kOrdinary{0, shm::kLanes}, kKept{shm::kLanes, shm::kKeptLanes};
+
+  static bool Keeps(const Flight& flight);
   uint32_t Pick(Flight& flight) const;
-  uint64_t Take() const;
-  void GiveBack(uint64_t bit) const;
+  std::atomic<uint64_t>& InUse(Range range) const;
+  std::optional<uint32_t> Take(Range range) const;
+  void GiveBack(uint32_t lane) const;
   void WakeWaiters() const;
 
   const Endpoint& self_;

@@ -74,6 +74,7 @@ Operation UpOf(const Operation& operation, const hosts::Places& places, uint32_t
   up.patient = IsSlice(operation);
   up.signature = SignatureOf(operation);
   up.layout = nullptr;
+  up.keeps = operation.planes == nullptr && hosts::KeepsLane(operation.kind, operation.dtype, operation.op);
   up.ranks = 0;
   up.root = places.LinkOf(host);
   switch (operation.kind) {
@@ -294,8 +295,8 @@ uint32_t ClusterCommunicator::RunShared(const Operation& operation, uint32_t fro
   if (operation.planes != nullptr) return *RunGenerations(from_generation, [&](uint32_t) { return &operation; });
   const Turn turn(*this, operation.name);
   if (hosts::Slices::Cuts(operation, slice_bytes_)) return RunInSlices(operation, from_generation);
-  Bring(operation, from_generation);
-  return *Hear(operation);
+  Brought brought = Bring(operation, from_generation);
+  return *Hear(operation, brought);
 }
 
 // See slices.h.
@@ -305,16 +306,18 @@ uint32_t ClusterCommunicator::RunInSlices(const Operation& operation, uint32_t f
   const hosts::Slices slices(keeps ? *kept.emplace(&operation, 1).operations() : operation, slice_bytes_);
   std::vector<uint32_t> generations(slices.size()), open(slices.size());
   std::iota(open.begin(), open.end(), 0u);
+  std::vector<Brought> on(hosts::kTracks);  // each track, of the last slice there
   uint32_t latest = from_generation;
   for (bool is_first = true; !open.empty(); is_first = false) {
     const auto at = [&](size_t place) { return slices.At(open[place], static_cast<uint32_t>(place % hosts::kTracks)); };
     for (size_t brought = 0, over = 0; over < open.size(); over++) {
       for (; brought < std::min<size_t>(open.size(), over + hosts::kTracks); brought++) {
         const bool leads = is_first && brought == 0;
-        Bring(at(brought), latest, /*more_follow=*/leads);
-        if (leads) KUNGFU_CHECK(!Hear(at(brought)), "\"", operation.name, "\" is over after its first slice");
+        Brought& track = on[brought % hosts::kTracks];
+        track = Bring(at(brought), latest, /*more_follow=*/leads);
+        if (leads) KUNGFU_CHECK(!Hear(at(brought), track), "\"", operation.name, "\" is over after its first slice");
       }
-      generations[open[over]] = *Hear(at(over));
+      generations[open[over]] = *Hear(at(over), on[over % hosts::kTracks]);
       KUNGFU_FAULT_POINT("between two slices");
     }
     latest = *std::max_element(generations.begin(), generations.end());
@@ -326,31 +329,41 @@ uint32_t ClusterCommunicator::RunInSlices(const Operation& operation, uint32_t f
   return latest;
 }
 
-void ClusterCommunicator::Bring(const Operation& operation, uint32_t generation, bool more_follow) {
+ClusterCommunicator::Brought ClusterCommunicator::Bring(const Operation& operation, uint32_t generation,
+                                                        bool more_follow) {
   KUNGFU_FAULT_POINT("before it tells its link");
   Tell(operation, generation, /*renewal=*/false, more_follow);
   KUNGFU_FAULT_POINT("when it has told its link");
-  local_.RunFrom(UpOf(operation, places_, host_), AwaitLocalDeaths(generation));
+  Brought brought = local_.RunKept(UpOf(operation, places_, host_), AwaitLocalDeaths(generation));
   KUNGFU_FAULT_POINT("when its link has its part");
+  return brought;
 }
 
 // What becomes of what this rank has brought, in which generation; none: there is more to be brought first.
-std::optional<uint32_t> ClusterCommunicator::Hear(const Operation& operation) {
+std::optional<uint32_t> ClusterCommunicator::Hear(const Operation& operation, Brought& brought) {
   for (;;) {
     const Verdict verdict = HearVerdict(operation);
     KUNGFU_FAULT_POINT("when it has heard the verdict");
     switch (verdict.what) {
       case Verdict::kFailed:
+        brought.LetGo();
         Fail(operation, verdict);
       case Verdict::kDone:
-        TakeResult(operation);
+        if (verdict.in_lane != 0) {
+          KUNGFU_CHECK(brought.HasLane(), "\"", operation.name, "\": its result is in a lane that is not kept");
+          local_.Read(brought, link_, operation);
+        } else {
+          TakeResult(operation);
+        }
+        brought.LetGo();
         KUNGFU_FAULT_POINT("when it has the result");
         return verdict.generation;
       case Verdict::kMore:
         return std::nullopt;
       default:
         KUNGFU_FAULT_POINT("before it brings its part again");
-        local_.RunFrom(UpOf(operation, places_, host_), AwaitLocalDeaths(verdict.generation));
+        brought.LetGo();
+        brought = local_.RunKept(UpOf(operation, places_, host_), AwaitLocalDeaths(verdict.generation));
     }
   }
 }

@@ -64,8 +64,9 @@ class ClusterCommunicator final : public Communicator {
   std::optional<uint32_t> RunGenerations(uint32_t from_generation, const OperationIn& operation_in);
   std::shared_ptr<Name> Find(const std::string& name);
   void Forget(const std::string& name);
-  void Bring(const Operation& operation, uint32_t generation, bool more_follow = false);
-  std::optional<uint32_t> Hear(const Operation& operation);
+  using Brought = HostCommunicator::Kept;
+  Brought Bring(const Operation& operation, uint32_t generation, bool more_follow = false);
+  std::optional<uint32_t> Hear(const Operation& operation, Brought& brought);
   void Tell(const Operation& operation, uint32_t generation, bool renewal, bool more_follow = false) const;
   hosts::Verdict HearVerdict(const Operation& operation);
   [[noreturn]] void Fail(const Operation& operation, const hosts::Verdict& verdict);

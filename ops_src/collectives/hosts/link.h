@@ -5,7 +5,7 @@
 //
 //   up        the ranks' parts, reduced or one after another, to the link;
 //   verdict   a broadcast of the link's word, when it has heard of all other hosts;
-//   result    a broadcast of what came out.
+//   result    a broadcast of what came out; or, where up's lane is kept (Kept), the ranks read it there.
 //
 // Between up and verdict the links tell each other what they have (Header), and then exchange it (operations.h). The
 // k-th operation under a name at one host meets the k-th at every other. A large all-reduce is several operations, its
@@ -152,6 +152,7 @@ class Link {
     uint32_t missing = 0;     // of this host's dead
     uint32_t generation = 0;  // the earliest of the cluster's that it fits
     uint64_t weight = 0;
+    HostCommunicator::Kept kept;
     // All its ranks have failed, with this, and know it.
     bool failed = false;
     kf_status status = KF_OK;

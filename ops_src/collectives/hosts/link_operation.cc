@@ -66,9 +66,11 @@ void Link::RunOrThrow(Name& name, const Request& request, uint64_t number, Scrat
   const bool failed = outcome.verdict.what == Verdict::kFailed;
   if (failed ? !brought : !HasRanks(host_, outcome.verdict.generation)) return;  // they know it, or there are none
   KUNGFU_FAULT_POINT("before its ranks hear the verdict");
+  const bool in_lane = part.kept.HasLane();
+  outcome.verdict.in_lane = !failed && in_lane ? 1 : 0;
   Give(name, outcome.verdict, outcome.text, scratch);
   KUNGFU_FAULT_POINT("before its ranks get the result");
-  if (!failed) GiveResult(name, request, scratch);
+  if (!failed && !in_lane) GiveResult(name, request, scratch);
   KUNGFU_FAULT_POINT("when its ranks have the result");
 }
 
@@ -161,6 +163,7 @@ bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scra
     verdict.generation = generation;
     Give(place.name, verdict, "", scratch);
     KUNGFU_FAULT_POINT("before its ranks bring their parts again");
+    part.kept.LetGo();
     part.generation = generation;
     brought = false;
   }
@@ -274,7 +277,10 @@ Link::Part Link::BringUp(const Name& name, const Request& request, uint64_t numb
     up.tensors = &tensor;
     up.num_tensors = 1;
   }
-  part.missing = local_->RunFrom(up, missing);
+  up.keeps = KeepsLane(request.kind, request.dtype, request.op);
+  part.kept = local_->RunKept(up, missing);
+  if (part.kept.lone() >= 0) scratch.data = part.kept.Of(static_cast<uint32_t>(part.kept.lone()));
+  part.missing = part.kept.generation();
   part.generation = std::max(generation, AwaitGenerationWithout(part.missing));
   return part;
 }
@@ -449,7 +455,7 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
   if (!Reduces(request.kind)) return;
   const bool mean = request.op == KF_MEAN;
   const void* const in = mean ? Scaled(request, generation, part, headers, scratch) : scratch.data;
-  scratch.out = scratch.result.Get(Aligned(std::max<size_t>(bytes, 1)));
+  scratch.out = part.kept.HasLane() ? part.kept.Of(self_) : scratch.result.Get(Aligned(std::max<size_t>(bytes, 1)));
   const Way way = WayOf(strategy_, measured, bytes, request.is_slice ? kTracks : 1);
   const auto reduce = [&] {
     AllReduce(group, tag, way, request.dtype, mean ? KF_SUM : request.op, in, scratch.out, request.count);

@@ -57,6 +57,7 @@ struct Verdict {
   uint32_t status = KF_OK;
   uint32_t generation = 0;
   uint32_t goes_on = 0;  // of a failure: all ranks have it, and the communicator can be used on
+  uint32_t in_lane = 0;  // of kDone: the result is in the link's buffers of the lane that all have kept
 };
 inline constexpr size_t kTextBytes = 1024;
 
@@ -65,6 +66,11 @@ inline bool GoesInRows(Kind kind, kf_dtype dtype, kf_op op) {
   return kind == Kind::kAllGather || (Reduces(kind) && op == KF_MEAN && BlendFor(dtype) == nullptr);
 }
 inline bool GoesInRows(const Operation& operation) { return GoesInRows(operation.kind, operation.dtype, operation.op); }
+
+// Whether the lane in which a host's ranks bring their parts, if they are no planes, is kept for the result.
+inline bool KeepsLane(Kind kind, kf_dtype dtype, kf_op op) {
+  return kind == Kind::kAllReduce && !GoesInRows(kind, dtype, op);
+}
 
 // The operations of which one between hosts consists on each host. The first has its name.
 inline std::string VerdictName(const std::string& name) { return name + " (agreed between hosts)"; }

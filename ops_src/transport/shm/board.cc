@@ -25,8 +25,10 @@ void EachWordOf(const Segment& segment, uint32_t rank, bool used_only, const Vis
     visit(segment.complaint(c, rank).sequence);
   }
   const uint64_t lanes = segment.header().lanes.load(std::memory_order_acquire);
-  for (uint32_t l = 0; l < kLanes; l++) {
-    if (used_only && (lanes >> l & 1) == 0) continue;
+  const uint64_t kept_lanes = segment.header().kept_lanes.load(std::memory_order_acquire);
+  for (uint32_t l = 0; l < kLanes + kKeptLanes; l++) {
+    const uint64_t used = l < kLanes ? lanes >> l : kept_lanes >> (l - kLanes);
+    if (used_only && (used & 1) == 0) continue;
     visit(segment.ready(l, rank));
     visit(segment.reduced(l, rank));
     visit(segment.done(l, rank));

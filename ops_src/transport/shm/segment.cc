@@ -13,7 +13,7 @@ namespace kungfu::shm {
 namespace {
 
 constexpr uint64_t kMagic = 0x6b756e6766755348;  // "kungfuSH"
-constexpr uint32_t kLayoutVersion = 7;
+constexpr uint32_t kLayoutVersion = 8;
 constexpr size_t kPage = 4096;
 
 }  // namespace
@@ -33,8 +33,8 @@ Segment::Layout Segment::LayoutFor(uint32_t size, bool board) {
   layout.channels = place(kChannels * sizeof(ChannelHead));
   layout.mailboxes = place(kChannels * n * 2 * sizeof(Mailbox));
   layout.complaints = place(kChannels * n * sizeof(Complaint));
-  layout.lane_words = place(kLanes * n * kLaneWords * sizeof(LaneCounter));
-  layout.buffers = place(kLanes * n * kBuffers * kBufferBytes);
+  layout.lane_words = place((kLanes + kKeptLanes) * n * kLaneWords * sizeof(LaneCounter));
+  layout.buffers = place((kLanes + kKeptLanes) * n * kBuffers * kBufferBytes);
   layout.total = end;
   return layout;
 }

@@ -23,6 +23,7 @@ inline constexpr uint32_t kMaxRanks = 256;     // of one host
 inline constexpr uint32_t kMaxMembers = 1024;  // of a job on several hosts
 inline constexpr uint32_t kChannels = 2048;    // names that are bound at a time
 inline constexpr uint32_t kLanes = 64;         // operations in flight that need staging
+inline constexpr uint32_t kKeptLanes = 16;     // more lanes, for those that their members keep: see lanes.cc
 inline constexpr uint32_t kLaneWords = 3;      // ready, reduced, done; of each rank
 inline constexpr uint32_t kBuffers = 4;        // chunks that a rank stages ahead in a lane
 inline constexpr size_t kBufferBytes = 256 << 10;
@@ -110,6 +111,7 @@ struct alignas(kLine) Header {
   std::atomic<uint32_t> gave_up;              // not 0: some rank's `gave_up` may have been set
 
   alignas(kLine) std::atomic<uint64_t> lanes;  // bit set: lane in use
+  std::atomic<uint64_t> kept_lanes;            // likewise, of those from kLanes on
   Counter lane_waiters;  // stays at 0; stirred when a lane is given back, or bound, while some wait
 
   // See channel_table.h: who changes the table, and which channel.

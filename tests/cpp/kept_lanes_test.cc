@@ -1,0 +1,126 @@
+// Lanes that the ranks of a host and their link keep while hosts exchange what is in them (lanes.cc, 12).
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/fault_point.h"
+#include "clusters.h"
+#include "ranks.h"
+
+namespace kungfu::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+// One rank a host, several, and both.
+const std::vector<std::vector<uint32_t>> kSomeHosts = {{0, 1}, {0, 0, 1, 1}, {0, 0, 1, 2}};
+
+// Sums `count` numbers that each rank brings, and says how many came out right.
+size_t RightSums(Communicator& c, uint32_t rank, uint32_t ranks, const std::string& name, size_t count, int salt) {
+  std::vector<float> in(count), out(count);
+  for (size_t i = 0; i < count; i++) in[i] = static_cast<float>((rank + 1) * (i % 97 + static_cast<size_t>(salt)));
+  c.Run(Op(Kind::kAllReduce, name.c_str(), {{in.data(), out.data(), count}}, KF_FLOAT32, KF_SUM));
+  size_t right = 0;
+  for (size_t i = 0; i < count; i++) {
+    const size_t sum = ranks * (ranks + 1) / 2 * (i % 97 + static_cast<size_t>(salt));
+    right += out[i] == static_cast<float>(sum) ? 1 : 0;
+  }
+  return right;
+}
+
+// A link may leave its lanes a moment later than the ranks.
+bool AllLanesAreFree(Clusters& cluster) {
+  return Soon([&] {
+    uint64_t used = 0;
+    for (uint32_t h = 0; h < cluster.places().hosts(); h++) {
+      const shm::Header& header = cluster.segment(h).header();
+      used |= header.lanes.load() | header.kept_lanes.load();
+    }
+    return used == 0;
+  });
+}
+
+// From what a mailbox carries to what doesn't fit into a lane.
+TEST(KeptLanes, AreGivenBack) {
+  for (const auto& layout : kSomeHosts) {
+    Clusters cluster(layout);
+    cluster.Run([&](uint32_t rank, Communicator& c) {
+      for (const size_t count : {size_t{10}, size_t{11}, size_t{5000}, size_t{65536}, size_t{65537}, size_t{200'000},
+                                 size_t{262'144}, size_t{262'145}, size_t{400'000}, size_t{1'000'003}}) {
+        for (int round = 0; round < 3; round++) {
+          ASSERT_EQ(RightSums(c, rank, cluster.size(), "sum", count, round), count);
+        }
+      }
+    });
+    EXPECT_TRUE(AllLanesAreFree(cluster));
+  }
+}
+
+// More are in flight than there are lanes to keep; the others' go the ordinary way.
+TEST(KeptLanes, AreNotWaitedFor) {
+  constexpr int kNames = shm::kKeptLanes + 12;
+  for (const auto& layout : kSomeHosts) {
+    Clusters cluster(layout);
+    cluster.Run([&](uint32_t rank, Communicator& c) {
+      std::vector<std::thread> threads;
+      for (int name = 0; name < kNames; name++) {
+        threads.emplace_back([&, name] {
+          for (int round = 0; round < 3; round++) {
+            EXPECT_EQ(RightSums(c, rank, cluster.size(), "sum " + std::to_string(name), 30'000, name), 30'000U);
+          }
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+    });
+    EXPECT_TRUE(AllLanesAreFree(cluster));
+    // And where one host has none at all, for good: an ordinary one says by its number that it isn't kept.
+    cluster.segment(0).header().kept_lanes = ~uint64_t{0};
+    cluster.Run([&](uint32_t rank, Communicator& c) {
+      EXPECT_EQ(RightSums(c, rank, cluster.size(), "sum", 300'000, 1), 300'000U);
+    });
+  }
+}
+
+thread_local bool is_late = false;
+std::atomic<int> times_late{0};
+
+// A rank that reads the result late finds it where it was, whatever goes through the lanes meanwhile.
+TEST(KeptLanes, WaitForALateReader) {
+  times_late = 0;
+  fault_hook = [](const char* place) {
+    if (!is_late || std::strcmp(place, "when it has heard the verdict") != 0) return;
+    times_late++;
+    std::this_thread::sleep_for(30ms);
+  };
+  {
+    Clusters cluster({0, 0, 1, 1});
+    cluster.Run([&](uint32_t rank, Communicator& c) {
+      std::vector<std::thread> threads;
+      threads.emplace_back([&] {
+        is_late = rank % 2 == 0;
+        for (int round = 0; round < 8; round++) {
+          EXPECT_EQ(RightSums(c, rank, cluster.size(), "late", 50'000, round), 50'000U);
+        }
+      });
+      for (int name = 0; name < 3; name++) {
+        threads.emplace_back([&, name] {
+          for (int round = 0; round < 100; round++) {
+            EXPECT_EQ(RightSums(c, rank, cluster.size(), "soon " + std::to_string(name), 50'000, 100 + round), 50'000U);
+          }
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+    });
+    EXPECT_TRUE(AllLanesAreFree(cluster));
+  }
+  fault_hook = nullptr;
+  EXPECT_EQ(times_late, 16);
+}
+
+}  // namespace
+}  // namespace kungfu::testing
