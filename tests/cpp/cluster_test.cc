@@ -10,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "base/fault_point.h"
 #include "clusters.h"
 #include "collectives/dtype.h"
 #include "deaths.h"
@@ -168,27 +169,67 @@ TEST(Cluster, MoreRanksThanOneHostCanHaveReduceAndGoOnWithoutOne) {
   });
 }
 
+std::atomic<int> doublings{0};
+
+// When all hosts have measured what a step takes: which changes no bit.
+TEST(Cluster, FewBytesGoWithTheHostsWords) {
+  for (const auto& layout : std::vector<std::vector<uint32_t>>{{0, 0, 1, 1}, {0, 1, 2, 3}, {0, 1, 2, 3, 4}}) {
+    fault_hook = [](const char* place) {
+      if (std::strcmp(place, "between two doublings") == 0) doublings++;
+    };
+    doublings = 0;
+    int at_first = 0, later = 0;
+    {
+      Clusters cluster(layout);
+      const auto sum = [&](uint32_t rank, Communicator& c) {
+        std::mt19937 random(rank);
+        std::vector<float> in(10), out(10);  // as many bytes as may
+        for (float& x : in) x = std::ldexp(static_cast<float>(random()) - 2e9f, static_cast<int>(random() % 20));
+        c.Run(Op(Kind::kAllReduce, "few", {{in.data(), out.data(), 3}, {&in[3], &out[3], 7}}, KF_FLOAT32));
+        return out;
+      };
+      std::vector<std::vector<float>> first(cluster.size());
+      const auto sums = [&](int times) {
+        cluster.Run([&](uint32_t rank, Communicator& c) {
+          for (int i = 0; i < times; i++) EXPECT_EQ(sum(rank, c), first[0]) << i;
+        });
+        return doublings.exchange(0);
+      };
+      cluster.Run([&](uint32_t rank, Communicator& c) { first[rank] = sum(rank, c); });
+      for (const auto& other : first) EXPECT_EQ(other, first[0]);
+      at_first = sums(31);
+      later = sums(32);
+    }
+    fault_hook = nullptr;
+    const int each = layout.back() == 1 ? 2 : 8;  // doublings of an operation, at all hosts
+    EXPECT_EQ(later, 2 * each);
+    EXPECT_GT(at_first, later);
+  }
+}
+
 TEST(Cluster, AMeanCountsByWeights) {
   Clusters cluster({0, 1, 1});
   cluster.Run([&](uint32_t rank, Communicator& c) {
-    const float in = rank == 2 ? 100.F : static_cast<float>(rank + 1);
-    float out = 0;
-    const kf_tensor tensor{&in, &out, 1};
-    Operation mean{Kind::kAllReduce, "weighted", &tensor, 1, KF_FLOAT32, KF_MEAN};
-    mean.weighted = true;
-    mean.weight = rank == 0 ? 1 : rank == 1 ? 3 : 0;
-    c.Run(mean);
-    EXPECT_FLOAT_EQ(out, (1 * 1 + 3 * 2) / 4.F);
-    mean.weight = 0;  // nobody counts: all alike
-    c.Run(mean);
-    EXPECT_FLOAT_EQ(out, 103 / 3.F);
-    // A whole host counts for nothing, and brings what would spoil every sum.
-    const float counts_or_not = rank == 0 ? 7 : std::nanf("");
-    const kf_tensor other{&counts_or_not, &out, 1};
-    mean.tensors = &other;
-    mean.weight = rank == 0 ? 2 : 0;
-    c.Run(mean);
-    EXPECT_FLOAT_EQ(out, 7);
+    for (int round = 0; round < 20; round++) {
+      const float in = rank == 2 ? 100.F : static_cast<float>(rank + 1);
+      float out = 0;
+      const kf_tensor tensor{&in, &out, 1};
+      Operation mean{Kind::kAllReduce, "weighted", &tensor, 1, KF_FLOAT32, KF_MEAN};
+      mean.weighted = true;
+      mean.weight = rank == 0 ? 1 : rank == 1 ? 3 : 0;
+      c.Run(mean);
+      EXPECT_FLOAT_EQ(out, (1 * 1 + 3 * 2) / 4.F);
+      mean.weight = 0;  // nobody counts: all alike
+      c.Run(mean);
+      EXPECT_FLOAT_EQ(out, 103 / 3.F);
+      // A whole host counts for nothing, and brings what would spoil every sum.
+      const float counts_or_not = rank == 0 ? 7 : std::nanf("");
+      const kf_tensor other{&counts_or_not, &out, 1};
+      mean.tensors = &other;
+      mean.weight = rank == 0 ? 2 : 0;
+      c.Run(mean);
+      EXPECT_FLOAT_EQ(out, 7);
+    }
   });
 }
 

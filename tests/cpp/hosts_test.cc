@@ -397,6 +397,47 @@ TEST(HostsAllReduce, AllHostsHaveTheSameBits) {
   }
 }
 
+TEST(HostsAllReduce, OneThatHasAllPartsComesToTheBitsOfDoubling) {
+  std::mt19937 random(Seed());
+  for (uint32_t n = 1; n <= 9; n++) {
+    Hosts hosts(n, 1);
+    uint64_t round = 0;
+    for (const kf_dtype dtype : {KF_FLOAT32, KF_FLOAT16, KF_FLOAT64, KF_INT32}) {
+      for (const size_t count : {size_t{1}, size_t{5}}) {
+        const size_t bytes = count * SizeOf(dtype);
+        std::vector<std::vector<char>> in(n, std::vector<char>(bytes)), out = in;
+        std::vector<const void*> parts;
+        for (auto& part : in) {
+          for (size_t i = 0; i < count; i++) {
+            if (dtype == KF_FLOAT32) {
+              const float x = std::ldexp(static_cast<float>(random()) - 2e9f, static_cast<int>(random() % 20));
+              std::memcpy(part.data() + i * sizeof x, &x, sizeof x);
+            } else if (dtype == KF_FLOAT64) {
+              const double x = std::ldexp(static_cast<double>(random()) - 2e9, static_cast<int>(random() % 90));
+              std::memcpy(part.data() + i * sizeof x, &x, sizeof x);
+            } else if (dtype == KF_FLOAT16) {
+              const auto x = static_cast<uint16_t>(random() % 0x5000 | random() % 2 << 15);  // below 32
+              std::memcpy(part.data() + i * sizeof x, &x, sizeof x);
+            } else {
+              const auto x = static_cast<int32_t>(random() % 1000);
+              std::memcpy(part.data() + i * sizeof x, &x, sizeof x);
+            }
+          }
+          parts.push_back(part.data());
+        }
+        hosts.Run([&](uint32_t self, Mesh& mesh) {
+          hosts::AllReduceByDoubling(Everyone(mesh), Tag::Of("by all", round), dtype, KF_SUM, in[self].data(),
+                                     out[self].data(), count);
+        });
+        std::vector<char> alone(bytes);
+        hosts::ReduceAsByDoubling(dtype, KF_SUM, parts, alone.data(), count);
+        EXPECT_EQ(alone, out[n - 1]) << n << " hosts, dtype " << dtype << ", " << count;
+        round++;
+      }
+    }
+  }
+}
+
 TEST(HostsAllReduce, RefusesMeansAndWhoIsNotInTheGroup) {
   Hosts hosts(2);
   float x = 1;

@@ -79,6 +79,7 @@ class Losses:
         self.size = 2 * len(self.hosts)
         self.version, self.pids = job.whole(self.size)
         self.dead: set[int] = set()  # workers
+        self.also_killed: set[int] = set()  # launchers, of the loss under way
 
     def lose(self, way: str, place: str = "") -> None:
         """A host or two, which then come back."""
@@ -120,6 +121,7 @@ class Losses:
         job, head = self.job, self.hosts[0]
         hosts = [self.hosts[number] for number in victims]
         first, launcher = hosts[0], job.over.launchers[victims[0]].process.pid
+        self.also_killed = {victims[1]} if place == WITH_A_HOST else set()
         begin = time.monotonic()
         if way == "its launcher is killed":
             kill(launcher, signal.SIGKILL)
@@ -168,7 +170,7 @@ class Losses:
             if way != ALL_OF_IT:  # else there was nobody to remove its secret
                 launcher.assert_gone(time.monotonic())
             assert not launcher.processes(), f"{way}: {launcher.processes()} are left"
-            expected = -signal.SIGKILL if way in KILLED else 1
+            expected = -signal.SIGKILL if way in KILLED or number in self.also_killed else 1
             assert code == expected, f"{way}: {self.hosts[number].name}'s launcher ended with {code}"
 
     def come_back(self, number: int) -> None:

@@ -205,13 +205,8 @@ HostCommunicator::Kept HostCommunicator::RunKept(const Operation& operation, uin
 
 void HostCommunicator::Read(const Kept& kept, uint32_t from, const Operation& operation) const {
   const uint64_t began = Ticks();
-  const size_t bytes = CountOf(operation) * SizeOf(operation.dtype);
-  const char* const buffers = kept.Of(from);
-  host::Cursor output(operation);
-  output.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
-    host::CopyOut(host::At(tensor.output, offset), buffers + at, n, /*stream=*/false);
-  });
-  Traffic::Get().Count(began, 0, bytes, static_cast<int>(from));
+  host::Deal(operation, kept.Of(from));
+  Traffic::Get().Count(began, 0, CountOf(operation) * SizeOf(operation.dtype), static_cast<int>(from));
 }
 
 uint32_t HostCommunicator::RunAll(const Operation* operations, size_t num_operations) {

@@ -68,6 +68,15 @@ inline void CopyOut(void* to, const void* from, size_t bytes, bool stream) {
   }
 }
 
+// What lies at `from` into the operation's tensors.
+inline void Deal(const Operation& operation, const char* from) {
+  Cursor output(operation);
+  output.Take(CountOf(operation) * SizeOf(operation.dtype),
+              [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
+                std::memcpy(At(tensor.output, offset), from + at, n);
+              });
+}
+
 // How the members' elements become one.
 class Reducer {
  public:

@@ -18,6 +18,7 @@
 #include "base/memory.h"
 #include "collectives/dtype.h"
 #include "collectives/gather.h"
+#include "collectives/host/transfer.h"
 #include "collectives/hosts/slices.h"
 #include "collectives/kept_inputs.h"
 #include "collectives/observer.h"
@@ -33,6 +34,11 @@ constexpr size_t kMostOfName = hosts::Request::kMostBytes / 2;
 
 // Of a larger operation, of which other slices go on meanwhile: the host has much to copy, and its network, too.
 bool IsSlice(const Operation& operation) { return operation.part_of != nullptr; }
+
+size_t SmallBytesOf(const Operation& operation) {
+  if (operation.planes != nullptr) return 0;
+  return hosts::SmallBytes(operation.kind, operation.dtype, operation.op, CountOf(operation));
+}
 
 // The link's word, or its result, into `tensors`.
 Operation FromLink(const Operation& operation, const std::string& name, const kf_tensor* tensors, size_t num_tensors,
@@ -342,7 +348,8 @@ ClusterCommunicator::Brought ClusterCommunicator::Bring(const Operation& operati
 // What becomes of what this rank has brought, in which generation; none: there is more to be brought first.
 std::optional<uint32_t> ClusterCommunicator::Hear(const Operation& operation, Brought& brought) {
   for (;;) {
-    const Verdict verdict = HearVerdict(operation);
+    const hosts::VerdictAndResult word = HearVerdict(operation);
+    const Verdict& verdict = word.verdict;
     KUNGFU_FAULT_POINT("when it has heard the verdict");
     switch (verdict.what) {
       case Verdict::kFailed:
@@ -352,6 +359,8 @@ std::optional<uint32_t> ClusterCommunicator::Hear(const Operation& operation, Br
         if (verdict.in_lane != 0) {
           KUNGFU_CHECK(brought.HasLane(), "\"", operation.name, "\": its result is in a lane that is not kept");
           local_.Read(brought, link_, operation);
+        } else if (SmallBytesOf(operation) > 0) {
+          host::Deal(operation, word.result);
         } else {
           TakeResult(operation);
         }
@@ -387,7 +396,7 @@ std::optional<uint32_t> ClusterCommunicator::RunGenerations(uint32_t from_genera
       Renewal renewal(*this, *name, generation, operation_in);
       if (!local_.RunRenewable(renewal, AwaitLocalDeaths(generation))) return std::nullopt;
       operation = renewal.operation;
-      const Verdict verdict = HearVerdict(*operation);
+      const Verdict verdict = HearVerdict(*operation).verdict;
       if (verdict.what == Verdict::kFailed) Fail(*operation, verdict);
       if (verdict.what == Verdict::kDone) {
         TakeResult(*operation);
@@ -494,12 +503,12 @@ std::string ClusterCommunicator::BehindTheLink(const Operation& part) {
   return "the other hosts";
 }
 
-Verdict ClusterCommunicator::HearVerdict(const Operation& operation) {
-  Verdict verdict;
-  const kf_tensor tensor{nullptr, &verdict, sizeof verdict};
+hosts::VerdictAndResult ClusterCommunicator::HearVerdict(const Operation& operation) {
+  hosts::VerdictAndResult word;
+  const kf_tensor tensor{nullptr, &word, sizeof(Verdict) + SmallBytesOf(operation)};
   const std::string name = hosts::VerdictName(operation.name);
   local_.RunFrom(FromLink(operation, name, &tensor, 1, KF_UINT8, link_), 0);
-  return verdict;
+  return word;
 }
 
 void ClusterCommunicator::Fail(const Operation& operation, const Verdict& verdict) {

@@ -68,7 +68,7 @@ class ClusterCommunicator final : public Communicator {
   Brought Bring(const Operation& operation, uint32_t generation, bool more_follow = false);
   std::optional<uint32_t> Hear(const Operation& operation, Brought& brought);
   void Tell(const Operation& operation, uint32_t generation, bool renewal, bool more_follow = false) const;
-  hosts::Verdict HearVerdict(const Operation& operation);
+  hosts::VerdictAndResult HearVerdict(const Operation& operation);
   [[noreturn]] void Fail(const Operation& operation, const hosts::Verdict& verdict);
   std::string BehindTheLink(const Operation& part);
   void TakeResult(const Operation& operation);

@@ -11,7 +11,9 @@
 // All receives are posted at the beginning, each into memory of its own, in which its sum is then computed: what a step
 // sends stays as it is until it has been sent. The only memory that is read and received into is the output of the
 // second of a pair, in place: what comes there has the sum of what was sent from it, so that was read long before.
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "base/fault_point.h"
 #include "base/memory.h"
@@ -79,6 +81,27 @@ void AllReduceByDoubling(const Group& group, const tcp::Tag& tag, kf_dtype dtype
   if (in_pair) sent.push_back(group.Send(place + 1, tag.Step(kResult), sum, bytes));
   group.WaitAll(sent);
   Copy(out, sum, bytes);
+}
+
+void ReduceAsByDoubling(kf_dtype dtype, kf_op op, std::vector<const void*> parts, void* out, size_t count) {
+  const size_t bytes = count * SizeOf(dtype), n = parts.size();
+  const ReduceFn reduce = ReductionFor(dtype, op);
+  std::vector<char> sums(n * bytes);
+  const auto add = [&](size_t into, size_t lower, size_t upper) {
+    const void* const sources[] = {parts[lower], parts[upper]};
+    reduce(sums.data() + into * bytes, sources, 2, count);
+    parts[into] = sums.data() + into * bytes;
+  };
+  size_t power = 1;
+  while (power * 2 <= n) power *= 2;
+  const size_t pairs = n - power;
+  for (size_t p = 0; p < pairs; p++) add(p, 2 * p, 2 * p + 1);
+  std::move(parts.begin() + static_cast<std::ptrdiff_t>(2 * pairs), parts.end(),
+            parts.begin() + static_cast<std::ptrdiff_t>(pairs));
+  for (size_t half = 1; half < power; half *= 2) {
+    for (size_t p = 0; p < power; p += 2 * half) add(p, p, p + half);
+  }
+  Copy(out, parts[0], bytes);
 }
 
 }  // namespace kungfu::hosts

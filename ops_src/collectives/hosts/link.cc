@@ -165,6 +165,7 @@ void Link::Close() {
     mesh_.Cancel(Epoch() + 1);
   }
   changed_.notify_all();
+  begins_.notify_all();
   Wake();
   dispatcher_.join();
   std::vector<std::thread> workers;
@@ -367,14 +368,14 @@ void Link::Begin(uint32_t local_rank, Request request) {
   name.runs = true;
   ready_.push_back(&name);
   if (idle_ >= ready_.size()) {
-    changed_.notify_all();
+    begins_.notify_one();
     return;
   }
   try {
     workers_.push_back(StartThread("kungfu-link-op", [this] { Work(); }));
   } catch (const std::exception&) {
     if (workers_.empty()) throw;
-    changed_.notify_all();  // it waits for one of those that there are
+    begins_.notify_one();  // it waits for one of those that there are
   }
 }
 
@@ -382,7 +383,7 @@ void Link::Work() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     idle_++;
-    changed_.wait(lock, [&] { return closing_ || !ready_.empty(); });
+    begins_.wait(lock, [&] { return closing_ || !ready_.empty(); });
     idle_--;
     if (closing_) return;
     Name& name = *ready_.front();

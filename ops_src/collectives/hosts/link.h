@@ -75,6 +75,11 @@
 //     meanwhile is for the next operation. One that is done again, in a later generation or epoch, has new headers;
 //     what it came to before was given to nobody (8).
 //
+// 13. With AUTO few bytes go with the headers, and when all parts fit G each host adds up all of them by itself, as
+//     recursive doubling would: no host waits for another once more. So that a step is still measured, each
+//     kLongWayEvery-th operation of a name goes the long way, as do all as long as a host has measured none. Everybody
+//     knows these things alike, by 12.
+//
 // Waiting in a circle. A rank in `up` waits for ranks of its host and the link, the link in its operation's thread for
 // them and the other links' headers of the same operation. Operations have threads of their own, as many as are under
 // way, so that none waits for another's.
@@ -212,13 +217,16 @@ class Link {
                                                            const std::vector<Header>& headers) const;
   void Exchange(const Place& place, uint32_t generation, const Part& part, const std::vector<Header>& headers,
                 Scratch& scratch);
-  const void* Scaled(const Request& request, uint32_t generation, const Part& part, const std::vector<Header>& headers,
-                     Scratch& scratch) const;
+  const void* Scaled(const Request& request, uint32_t generation, const std::vector<Header>& headers, uint32_t host,
+                     const char* part, char* scaled) const;
+  void ReduceSmall(const Place& place, uint32_t generation, const Members& members, const std::vector<Header>& headers,
+                   Scratch& scratch) const;
   void ExchangeRows(const Place& place, const tcp::Tag& tag, uint32_t generation, Scratch& scratch);
   void ExchangeCopy(const Place& place, const tcp::Tag& tag, uint32_t generation, const std::vector<Header>& headers,
                     Scratch& scratch);
   void ExchangePlanes(const Place& place, const tcp::Tag& tag, uint32_t generation, Scratch& scratch);
-  void Give(const Name& name, const Verdict& verdict, const std::string& text, const Scratch& scratch);
+  void Give(const Name& name, const Request& request, const Verdict& verdict, const std::string& text,
+            const Scratch& scratch);
   void GiveResult(const Name& name, const Request& request, const Scratch& scratch);
   std::optional<uint32_t> GiverOn(uint32_t host, const Request& request) const;
   bool HasRanks(uint32_t host, uint32_t generation) const;
@@ -242,7 +250,8 @@ class Link {
 
   std::mutex losing_;  // epochs begin one after another
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable changed_;  // something that operations under way look at
+  std::condition_variable begins_;   // an operation, or the end
   // All guarded by mutex_:
   std::unordered_map<std::string, std::unique_ptr<Name>> names_;
   std::deque<Name*> ready_;  // to be run

@@ -20,6 +20,11 @@ namespace kungfu::hosts {
 namespace {
 
 constexpr auto kMoment = std::chrono::microseconds(50);
+constexpr uint64_t kLongWayEvery = 16;
+
+size_t SmallBytesOf(const Request& request) {
+  return request.has_planes ? 0 : SmallBytes(request.kind, request.dtype, request.op, request.count);
+}
 
 // What a wait for another host's header looks at meanwhile; of this thread.
 struct Awaited {
@@ -68,9 +73,9 @@ void Link::RunOrThrow(Name& name, const Request& request, uint64_t number, Scrat
   KUNGFU_FAULT_POINT("before its ranks hear the verdict");
   const bool in_lane = part.kept.HasLane();
   outcome.verdict.in_lane = !failed && in_lane ? 1 : 0;
-  Give(name, outcome.verdict, outcome.text, scratch);
+  Give(name, request, outcome.verdict, outcome.text, scratch);
   KUNGFU_FAULT_POINT("before its ranks get the result");
-  if (!failed && !in_lane) GiveResult(name, request, scratch);
+  if (!failed && !in_lane && SmallBytesOf(request) == 0) GiveResult(name, request, scratch);
   KUNGFU_FAULT_POINT("when its ranks have the result");
 }
 
@@ -101,6 +106,9 @@ bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scra
       mine.count = request.count;
       mine.weight = part.weight;
       CopyText(mine.text, request.what);
+      if (const size_t bytes = SmallBytesOf(request); part.missing < places_.SizeOf(host_) && bytes > 0) {
+        std::memcpy(mine.part, scratch.data, bytes);
+      }
     } else if (part.failed) {
       mine.failed = 1;
       mine.status = part.status;
@@ -147,7 +155,7 @@ bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scra
       if (request.more_follow && place.name.let_on != place.number && HasRanks(host_, generation)) {
         Verdict verdict;
         verdict.what = Verdict::kMore;
-        Give(place.name, verdict, "", scratch);
+        Give(place.name, request, verdict, "", scratch);
         place.name.let_on = place.number;
       }
       Exchange(place, generation, part, headers, scratch);
@@ -161,7 +169,7 @@ bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scra
     Verdict verdict;
     verdict.what = Verdict::kAgain;
     verdict.generation = generation;
-    Give(place.name, verdict, "", scratch);
+    Give(place.name, request, verdict, "", scratch);
     KUNGFU_FAULT_POINT("before its ranks bring their parts again");
     part.kept.LetGo();
     part.generation = generation;
@@ -453,10 +461,20 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
   const size_t bytes = request.count * SizeOf(request.dtype);
   const Group group(mesh_, place.epoch, members);
   if (!Reduces(request.kind)) return;
-  const bool mean = request.op == KF_MEAN;
-  const void* const in = mean ? Scaled(request, generation, part, headers, scratch) : scratch.data;
   scratch.out = part.kept.HasLane() ? part.kept.Of(self_) : scratch.result.Get(Aligned(std::max<size_t>(bytes, 1)));
   const Way way = WayOf(strategy_, measured, bytes, request.is_slice ? kTracks : 1);
+  const bool all_have_measured =
+      std::all_of(measured.begin(), measured.end(), [](const Figures& figures) { return figures.step_ns > 0; });
+  if (strategy_ == Strategy::kAuto && SmallBytesOf(request) > 0 && way.kind == Way::kDoubling && all_have_measured &&
+      place.number % kLongWayEvery != 0) {
+    return ReduceSmall(place, generation, members, headers, scratch);
+  }
+  const bool mean = request.op == KF_MEAN;
+  const void* in = scratch.data;
+  if (mean) {
+    in = Scaled(request, generation, headers, host_, scratch.data,
+                scratch.other.Get(Aligned(std::max<size_t>(bytes, 1))));
+  }
   const auto reduce = [&] {
     AllReduce(group, tag, way, request.dtype, mean ? KF_SUM : request.op, in, scratch.out, request.count);
   };
@@ -498,26 +516,43 @@ void Link::ExchangeCopy(const Place& place, const tcp::Tag& tag, uint32_t genera
   }
 }
 
-// A host's mean counts by what its ranks weigh; where nothing weighs anything, by their number, as on one host.
-const void* Link::Scaled(const Request& request, uint32_t generation, const Part& part,
-                         const std::vector<Header>& headers, Scratch& scratch) const {
+// All parts came with the headers.
+void Link::ReduceSmall(const Place& place, uint32_t generation, const Members& members,
+                       const std::vector<Header>& headers, Scratch& scratch) const {
+  const Request& request = place.request;
+  const size_t room = Aligned(kSmallBytes);
+  char* const scaled = scratch.other.Get(members.size() * room);
+  std::vector<const void*> parts;
+  for (const uint32_t h : members) {
+    const void* part = headers[h].part;
+    if (request.op == KF_MEAN) {
+      part = Scaled(request, generation, headers, h, headers[h].part, scaled + parts.size() * room);
+    }
+    parts.push_back(part);
+  }
+  ReduceAsByDoubling(request.dtype, request.op == KF_MEAN ? KF_SUM : request.op, std::move(parts), scratch.out,
+                     request.count);
+}
+
+// What a host has brought to a mean, in `scaled` or where it was. It counts by what its ranks weigh; where nothing
+// weighs anything, by their number, as on one host.
+const void* Link::Scaled(const Request& request, uint32_t generation, const std::vector<Header>& headers, uint32_t host,
+                         const char* part, char* scaled) const {
   const auto ranks = [&](uint32_t h) { return places_.SizeOf(h) - places_.DeadOn(h, generation, board_); };
-  uint64_t all = 0, own = part.weight;
+  uint64_t all = 0, own = headers[host].weight;
   for (const Header& header : headers) all += header.weight;
   if (!request.weighted || all == 0) {
-    own = ranks(host_);
+    own = ranks(host);
     all = 0;
     for (uint32_t h = 0; h < places_.hosts(); h++) all += ranks(h);
   }
-  if (own == all) return scratch.data;
-  const size_t bytes = request.count * SizeOf(request.dtype);
-  char* const scaled = scratch.other.Get(Aligned(std::max<size_t>(bytes, 1)));
+  if (own == all) return part;
   if (own == 0) {  // who counts for nothing may bring anything, NaN included
-    std::memset(scaled, 0, bytes);
+    std::memset(scaled, 0, request.count * SizeOf(request.dtype));
     return scaled;
   }
   const double share = static_cast<double>(own) / static_cast<double>(all);
-  const void* source = scratch.data;
+  const void* source = part;
   BlendFor(request.dtype)(scaled, &source, &share, 1, request.count);
   return scaled;
 }
@@ -613,14 +648,19 @@ void Link::ExchangePlanes(const Place& place, const tcp::Tag& tag, uint32_t gene
 
 // ---- what the host's ranks get
 
-void Link::Give(const Name& name, const Verdict& verdict, const std::string& text, const Scratch& scratch) {
+void Link::Give(const Name& name, const Request& request, const Verdict& verdict, const std::string& text,
+                const Scratch& scratch) {
   const auto give = [&](const std::string& part, const void* data, size_t bytes) {
     const kf_tensor tensor{data, nullptr, bytes};
     Operation operation{Kind::kBroadcast, part.c_str(), &tensor, 1, KF_UINT8, KF_SUM, self_};
     operation.signature = scratch.signature;
     local_->RunFrom(operation, 0);
   };
-  give(VerdictName(name.name), &verdict, sizeof verdict);
+  VerdictAndResult word;
+  word.verdict = verdict;
+  const size_t bytes = SmallBytesOf(request);
+  if (bytes > 0 && verdict.what == Verdict::kDone) std::memcpy(word.result, scratch.out, bytes);
+  give(VerdictName(name.name), &word, sizeof verdict + bytes);
   if (verdict.what != Verdict::kFailed) return;
   char field[kTextBytes] = {};
   CopyText(field, text);

@@ -27,6 +27,8 @@ struct Link::Header {
   uint64_t weight = 0;
   Figures figures;      // of its network, as it has measured them: see 12
   char text[208] = {};  // what was brought, in words
+  // And itself, where it has SmallBytes: see 13.
+  alignas(8) char part[kSmallBytes] = {};
 };
 
 // How it stands with a host: see 6, and 9. Followed by three numbers for each name: its hash, operations begun under

@@ -9,6 +9,7 @@
 #define KUNGFU_COLLECTIVES_HOSTS_OPERATIONS_H_
 
 #include <cstddef>
+#include <vector>
 
 #include "collectives/hosts/group.h"
 #include "collectives/hosts/strategy.h"
@@ -24,6 +25,8 @@ void AllReduce(const Group& group, const tcp::Tag& tag, const Way& way, kf_dtype
 
 void AllReduceByDoubling(const Group& group, const tcp::Tag& tag, kf_dtype dtype, kf_op op, const void* in, void* out,
                          size_t count);
+// What that gives where these are what the hosts bring, by place; by one that has them all. `out` is none of them.
+void ReduceAsByDoubling(kf_dtype dtype, kf_op op, std::vector<const void*> parts, void* out, size_t count);
 void AllReduceByRing(const Group& group, const tcp::Tag& tag, kf_dtype dtype, kf_op op, const void* in, void* out,
                      size_t count);
 // `way` is one of trees.

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "collectives/dtype.h"
 #include "collectives/operation.h"
 #include "collectives/reduce.h"
 #include "transport/control_board.h"
@@ -61,6 +62,14 @@ struct Verdict {
 };
 inline constexpr size_t kTextBytes = 1024;
 
+// The most bytes of a part that goes between hosts with the words about it, and of a result that goes with the verdict.
+inline constexpr size_t kSmallBytes = 40;
+// What is broadcast: of `result` as many bytes as the operation has SmallBytes.
+struct VerdictAndResult {
+  Verdict verdict;
+  char result[kSmallBytes] = {};
+};
+
 // Whether a host's link gets what each of its ranks brings, rather than their sum.
 inline bool GoesInRows(Kind kind, kf_dtype dtype, kf_op op) {
   return kind == Kind::kAllGather || (Reduces(kind) && op == KF_MEAN && BlendFor(dtype) == nullptr);
@@ -70,6 +79,12 @@ inline bool GoesInRows(const Operation& operation) { return GoesInRows(operation
 // Whether the lane in which a host's ranks bring their parts, if they are no planes, is kept for the result.
 inline bool KeepsLane(Kind kind, kf_dtype dtype, kf_op op) {
   return kind == Kind::kAllReduce && !GoesInRows(kind, dtype, op);
+}
+
+// The bytes of such a part, where they are few; else 0.
+inline size_t SmallBytes(Kind kind, kf_dtype dtype, kf_op op, uint64_t count) {
+  if (!KeepsLane(kind, dtype, op) || count > kSmallBytes || count * SizeOf(dtype) > kSmallBytes) return 0;
+  return count * SizeOf(dtype);
 }
 
 // The operations of which one between hosts consists on each host. The first has its name.
