@@ -20,6 +20,7 @@
 namespace kungfu::testing {
 namespace {
 
+using namespace std::chrono_literals;
 using std::chrono::microseconds;
 
 // Hosts of the ranks: even, uneven, one rank a host, and in no order, as after some changes.
@@ -169,15 +170,15 @@ TEST(Cluster, MoreRanksThanOneHostCanHaveReduceAndGoOnWithoutOne) {
   });
 }
 
-std::atomic<int> doublings{0};
+std::atomic<int> steps{0};
 
 // When all hosts have measured what a step takes: which changes no bit.
 TEST(Cluster, FewBytesGoWithTheHostsWords) {
   for (const auto& layout : std::vector<std::vector<uint32_t>>{{0, 0, 1, 1}, {0, 1, 2, 3}, {0, 1, 2, 3, 4}}) {
     fault_hook = [](const char* place) {
-      if (std::strcmp(place, "between two doublings") == 0) doublings++;
+      if (std::strcmp(place, "between two doublings") == 0) steps++;
     };
-    doublings = 0;
+    steps = 0;
     int at_first = 0, later = 0;
     {
       Clusters cluster(layout);
@@ -193,7 +194,7 @@ TEST(Cluster, FewBytesGoWithTheHostsWords) {
         cluster.Run([&](uint32_t rank, Communicator& c) {
           for (int i = 0; i < times; i++) EXPECT_EQ(sum(rank, c), first[0]) << i;
         });
-        return doublings.exchange(0);
+        return steps.exchange(0);
       };
       cluster.Run([&](uint32_t rank, Communicator& c) { first[rank] = sum(rank, c); });
       for (const auto& other : first) EXPECT_EQ(other, first[0]);
@@ -205,6 +206,48 @@ TEST(Cluster, FewBytesGoWithTheHostsWords) {
     EXPECT_EQ(later, 2 * each);
     EXPECT_GT(at_first, later);
   }
+}
+
+// A strategy that is named is the way of few bytes, too.
+TEST(Cluster, FewBytesGoTheNamedWay) {
+  fault_hook = [](const char* place) {
+    if (std::strcmp(place, "between two pieces of the ring") == 0) steps++;
+  };
+  steps = 0;
+  {
+    Clusters cluster({0, 1}, /*recovers=*/false, {std::chrono::seconds(60), std::chrono::seconds(60)},
+                     hosts::Strategy::kRing);
+    cluster.Run([&](uint32_t, Communicator& c) {
+      for (int i = 0; i < 20; i++) EXPECT_EQ(AllReduced<float>(c, "few", {1, 2}, KF_FLOAT32, KF_SUM)[1], 4);
+    });
+  }
+  fault_hook = nullptr;
+  EXPECT_EQ(steps, 20 * 2);
+}
+
+// Host 0 has brought its few bytes when host 1 tells of a generation for which it has to bring them again.
+TEST(Cluster, FewBytesAreBroughtAgainWithoutTheDead) {
+  Clusters cluster({0, 0, 1, 1}, /*recovers=*/true);
+  const auto sum = [](uint32_t rank, Communicator& c) {
+    return AllReduced<float>(c, "few", {static_cast<float>(1 << rank)}, KF_FLOAT32, KF_SUM)[0];
+  };
+  cluster.Run([&](uint32_t rank, Communicator& c) {
+    for (int i = 0; i < 20; i++) EXPECT_EQ(sum(rank, c), 15);
+  });
+  std::atomic<bool> are_dead{false};
+  std::thread launchers([&] {
+    std::this_thread::sleep_for(100ms);  // until both have brought theirs
+    for (const uint32_t rank : {1U, 3U}) cluster.MarkLost(rank);
+    are_dead = true;
+  });
+  const auto errors = cluster.Collect([&](uint32_t rank, Communicator& c) {
+    while (rank > 1 && !are_dead) std::this_thread::sleep_for(1ms);
+    if (rank < 3) EXPECT_EQ(sum(rank, c), 5);
+  });
+  launchers.join();
+  EXPECT_FALSE(errors[0]);
+  EXPECT_TRUE(errors[1]);
+  EXPECT_FALSE(errors[2]);
 }
 
 TEST(Cluster, AMeanCountsByWeights) {

@@ -23,7 +23,8 @@ namespace kungfu::testing {
 class Clusters {
  public:
   explicit Clusters(const std::vector<uint32_t>& host_of_rank, bool recovers = false,
-                    CommunicatorOptions options = {std::chrono::seconds(60), std::chrono::seconds(60)})
+                    CommunicatorOptions options = {std::chrono::seconds(60), std::chrono::seconds(60)},
+                    hosts::Strategy strategy = hosts::Strategy::kAuto)
       : places_(host_of_rank) {
     Ends ends = Connect(places_.hosts(), 2);
     const auto make = [&](uint32_t size, bool board) {
@@ -35,7 +36,8 @@ class Clusters {
     for (uint32_t h = 0; h < places_.hosts(); h++) {
       local_.push_back(make(places_.SizeOf(h) + 1, false));
       everybody_.push_back(make(places_.ranks(), true));
-      links_.push_back(std::make_unique<hosts::Link>(local_[h], everybody_[h], places_, h, std::move(ends[h])));
+      links_.push_back(
+          std::make_unique<hosts::Link>(local_[h], everybody_[h], places_, h, std::move(ends[h]), strategy));
     }
     for (uint32_t r = 0; r < places_.ranks(); r++) {
       const uint32_t h = places_.HostOf(r);

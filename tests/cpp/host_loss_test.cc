@@ -83,7 +83,8 @@ std::string EndOf(const std::function<std::string()>& run) {
   }
 }
 
-enum class What { kBroadcast, kSum, kSumInSlices };
+// The last: what each host reduces by itself, which it does when all have measured (link.h, 13).
+enum class What { kBroadcast, kSum, kSumInSlices, kSumOfHeaders };
 
 std::string Run(What what, uint32_t rank, Communicator& c) {
   return EndOf([&] {
@@ -102,6 +103,9 @@ void LoseTheFirst(What what, const char* place, int n) {
   CommunicatorOptions options{8s, 8s};
   options.slice_bytes = 16 << 10;
   Clusters cluster({0, 1, 2}, /*recovers=*/true, options);
+  for (int i = 0; what == What::kSumOfHeaders && i < 20; i++) {
+    cluster.Run([&](uint32_t rank, Communicator& c) { Run(what, rank, c); });
+  }
   watch.Begin();
   std::thread launchers([&] {
     watch.AwaitStandstill(n + 1);
@@ -135,6 +139,7 @@ void LoseTheFirst(What what) {
 TEST(HostLoss, ABroadcastFromALostHostIsHadByAllOrNone) { LoseTheFirst(What::kBroadcast); }
 TEST(HostLoss, ALostHostHasPartInASumForAllOrNone) { LoseTheFirst(What::kSum); }
 TEST(HostLoss, ALostHostHasPartInASumOfSlicesForAllOrNone) { LoseTheFirst(What::kSumInSlices); }
+TEST(HostLoss, ALostHostHasPartInASumOfFewBytesForAllOrNone) { LoseTheFirst(What::kSumOfHeaders); }
 
 // Its process has ended well, and the others count on it: nothing else would end their wait for it.
 TEST(HostLoss, WhoHadFinishedOnALostHostIsNamed) {

@@ -86,6 +86,58 @@ TEST(KeptLanes, AreNotWaitedFor) {
   }
 }
 
+// Who waits for room doesn't wait for other hosts: host 0 has begun more sums than there are lanes when it gathers
+// something, which the other one does first.
+TEST(KeptLanes, LeaveRoomWhileOtherHostsAreWaitedFor) {
+  constexpr int kNames = shm::kLanes + shm::kKeptLanes + 8;
+  for (const size_t count : {size_t{5}, size_t{10}, size_t{5000}}) {
+    Clusters cluster({0, 1}, /*recovers=*/false, {5s, 5s});
+    cluster.Run([&](uint32_t rank, Communicator& c) {
+      std::vector<std::thread> threads;
+      const auto sum = [&] {
+        for (int name = 0; name < kNames; name++) {
+          threads.emplace_back([&, name] {
+            EXPECT_NO_THROW(EXPECT_EQ(RightSums(c, rank, 2, "sum " + std::to_string(name), count, name), count));
+          });
+        }
+      };
+      if (rank == 0) sum();
+      if (rank == 0) std::this_thread::sleep_for(300ms);
+      const std::vector<float> in(5000, static_cast<float>(rank));
+      std::vector<float> out(10'000);
+      EXPECT_NO_THROW(c.Run(Op(Kind::kAllGather, "all", {{in.data(), out.data(), in.size()}}, KF_FLOAT32)));
+      if (rank == 1) sum();
+      for (std::thread& thread : threads) thread.join();
+    });
+    EXPECT_TRUE(AllLanesAreFree(cluster));
+  }
+}
+
+TEST(KeptLanes, AreGivenBackByTheMembersThatAreLeft) {
+  Clusters cluster({0, 0, 0, 1}, /*recovers=*/true);
+  cluster.MarkLost(1);
+  cluster.Run([&](uint32_t rank, Communicator& c) {
+    if (rank == 1) return;
+    for (int round = 0; round < 3; round++) {
+      std::vector<float> x(50'000, 1);
+      c.Run(Op(Kind::kAllReduce, "sum", {{x.data(), x.data(), x.size()}}, KF_FLOAT32));
+      EXPECT_EQ(x.back(), 3);
+    }
+  });
+  EXPECT_TRUE(AllLanesAreFree(cluster));
+}
+
+TEST(KeptLanes, HaveFencedWordsOfTheDead) {
+  Clusters cluster({0, 0, 1}, /*recovers=*/true);
+  cluster.MarkLost(0, 1);
+  const shm::Segment& segment = cluster.segment(0);
+  for (uint32_t lane = 0; lane < shm::kLanes + shm::kKeptLanes; lane++) {
+    for (shm::Counter* const word : {&segment.ready(lane, 1), &segment.reduced(lane, 1), &segment.done(lane, 1)}) {
+      EXPECT_NE(word->value.load() & shm::Counter::kFence, 0U) << lane;
+    }
+  }
+}
+
 thread_local bool is_late = false;
 std::atomic<int> times_late{0};
 
@@ -93,7 +145,7 @@ std::atomic<int> times_late{0};
 TEST(KeptLanes, WaitForALateReader) {
   times_late = 0;
   fault_hook = [](const char* place) {
-    if (!is_late || std::strcmp(place, "when it has heard the verdict") != 0) return;
+    if (!is_late || std::strcmp(place, "before it reads in a kept lane") != 0) return;
     times_late++;
     std::this_thread::sleep_for(30ms);
   };
@@ -114,6 +166,12 @@ TEST(KeptLanes, WaitForALateReader) {
           }
         });
       }
+      // More names than can be bound at a time: those that keep a lane stay bound.
+      threads.emplace_back([&] {
+        for (int name = 0; name < 400; name++) {
+          EXPECT_EQ(RightSums(c, rank, cluster.size(), "once " + std::to_string(name), 5'000, name), 5'000U);
+        }
+      });
       for (std::thread& thread : threads) thread.join();
     });
     EXPECT_TRUE(AllLanesAreFree(cluster));

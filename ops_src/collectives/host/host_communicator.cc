@@ -205,6 +205,7 @@ HostCommunicator::Kept HostCommunicator::RunKept(const Operation& operation, uin
 
 void HostCommunicator::Read(const Kept& kept, uint32_t from, const Operation& operation) const {
   const uint64_t began = Ticks();
+  KUNGFU_FAULT_POINT("before it reads in a kept lane");
   host::Deal(operation, kept.Of(from));
   Traffic::Get().Count(began, 0, CountOf(operation) * SizeOf(operation.dtype), static_cast<int>(from));
 }

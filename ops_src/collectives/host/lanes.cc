@@ -9,7 +9,8 @@
 //     lets go of it (Kept), which is when it leaves. As long as one hasn't, nobody writes to a buffer there but its
 //     owner: what was staged stays as it was, and a member may put something into its own buffers and tell the others
 //     of it, by an operation of another name, which they read before they let go. A member that dies without having
-//     let go leaves the lane bound, as in 10.
+//     let go leaves the lane bound, as in 10: the more, the more operations wait for other hosts. A version one of
+//     whose members has died is over soon, and these with it.
 //     A lane that is kept may be so for as long as other hosts take. So that those who wait for room never wait for
 //     that, there are lanes of their own for it, for which nobody waits: who picks the operation's lane takes one of
 //     them where one is free and else an ordinary one, and by its number all members know whether it is kept.

@@ -35,9 +35,9 @@ constexpr size_t kMostOfName = hosts::Request::kMostBytes / 2;
 // Of a larger operation, of which other slices go on meanwhile: the host has much to copy, and its network, too.
 bool IsSlice(const Operation& operation) { return operation.part_of != nullptr; }
 
-size_t SmallBytesOf(const Operation& operation) {
+size_t BytesWithVerdictOf(const Operation& operation) {
   if (operation.planes != nullptr) return 0;
-  return hosts::SmallBytes(operation.kind, operation.dtype, operation.op, CountOf(operation));
+  return hosts::BytesWithVerdict(operation.kind, operation.dtype, operation.op, CountOf(operation));
 }
 
 // The link's word, or its result, into `tensors`.
@@ -359,7 +359,7 @@ std::optional<uint32_t> ClusterCommunicator::Hear(const Operation& operation, Br
         if (verdict.in_lane != 0) {
           KUNGFU_CHECK(brought.HasLane(), "\"", operation.name, "\": its result is in a lane that is not kept");
           local_.Read(brought, link_, operation);
-        } else if (SmallBytesOf(operation) > 0) {
+        } else if (BytesWithVerdictOf(operation) > 0) {
           host::Deal(operation, word.result);
         } else {
           TakeResult(operation);
@@ -505,7 +505,7 @@ std::string ClusterCommunicator::BehindTheLink(const Operation& part) {
 
 hosts::VerdictAndResult ClusterCommunicator::HearVerdict(const Operation& operation) {
   hosts::VerdictAndResult word;
-  const kf_tensor tensor{nullptr, &word, sizeof(Verdict) + SmallBytesOf(operation)};
+  const kf_tensor tensor{nullptr, &word, sizeof(Verdict) + BytesWithVerdictOf(operation)};
   const std::string name = hosts::VerdictName(operation.name);
   local_.RunFrom(FromLink(operation, name, &tensor, 1, KF_UINT8, link_), 0);
   return word;

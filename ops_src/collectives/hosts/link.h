@@ -5,7 +5,8 @@
 //
 //   up        the ranks' parts, reduced or one after another, to the link;
 //   verdict   a broadcast of the link's word, when it has heard of all other hosts;
-//   result    a broadcast of what came out; or, where up's lane is kept (Kept), the ranks read it there.
+//   result    a broadcast of what came out; or, where up's lane is kept (Kept), the ranks read it there; few bytes come
+//             with the verdict.
 //
 // Between up and verdict the links tell each other what they have (Header), and then exchange it (operations.h). The
 // k-th operation under a name at one host meets the k-th at every other. A large all-reduce is several operations, its
@@ -22,8 +23,8 @@
 //     Everybody has all headers, hence the same G: the earliest generation that is late enough for all of them. A host
 //     of which more are dead in G than are missing in its part has its ranks bring it again without them, all others
 //     keep theirs; then headers go once more. Each such round has a later G, so there are as many as deaths.
-//  3. Only when all parts fit G anything is exchanged, and from then on no rank's death matters: what they brought is
-//  at
+//  3. Only when all parts fit G anything is made of them (see 13), and from then on no rank's death matters: what they
+//  brought is at
 //     the links. So an operation ends in G at every rank of every host that lives to hear it.
 //  4. An operation with planes depends on who takes part: there all hosts bring it again in G.
 //  5. A rank that isn't told in time what the others know: the board of its host may not have heard yet of a death that
@@ -76,9 +77,9 @@
 //     what it came to before was given to nobody (8).
 //
 // 13. With AUTO few bytes go with the headers, and when all parts fit G each host adds up all of them by itself, as
-//     recursive doubling would: no host waits for another once more. So that a step is still measured, each
-//     kLongWayEvery-th operation of a name goes the long way, as do all as long as a host has measured none. Everybody
-//     knows these things alike, by 12.
+//     recursive doubling would: no host waits for another once more. So that a step is still measured, the
+//     first of each kLongWayEvery operations of a name goes the long way, as do all as long as a host has measured
+//     none. Everybody knows these things alike, by 12.
 //
 // Waiting in a circle. A rank in `up` waits for ranks of its host and the link, the link in its operation's thread for
 // them and the other links' headers of the same operation. Operations have threads of their own, as many as are under

@@ -25,6 +25,9 @@ constexpr uint64_t kLongWayEvery = 16;
 size_t SmallBytesOf(const Request& request) {
   return request.has_planes ? 0 : SmallBytes(request.kind, request.dtype, request.op, request.count);
 }
+size_t BytesWithVerdictOf(const Request& request) {
+  return request.has_planes ? 0 : BytesWithVerdict(request.kind, request.dtype, request.op, request.count);
+}
 
 // What a wait for another host's header looks at meanwhile; of this thread.
 struct Awaited {
@@ -75,7 +78,7 @@ void Link::RunOrThrow(Name& name, const Request& request, uint64_t number, Scrat
   outcome.verdict.in_lane = !failed && in_lane ? 1 : 0;
   Give(name, request, outcome.verdict, outcome.text, scratch);
   KUNGFU_FAULT_POINT("before its ranks get the result");
-  if (!failed && !in_lane && SmallBytesOf(request) == 0) GiveResult(name, request, scratch);
+  if (!failed && !in_lane && BytesWithVerdictOf(request) == 0) GiveResult(name, request, scratch);
   KUNGFU_FAULT_POINT("when its ranks have the result");
 }
 
@@ -401,7 +404,7 @@ std::optional<std::pair<Verdict, std::string>> Link::VerdictOn(const Name& name,
   verdict.goes_on = 1;
   for (const Header& header : headers) {
     if (header.failed == 0) continue;
-    verdict.status = header.status;
+    verdict.status = static_cast<uint8_t>(header.status);
     return std::make_pair(verdict, TextOf(header.text));
   }
   for (uint32_t h = 0; h < places_.hosts(); h++) {
@@ -466,7 +469,7 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
   const bool all_have_measured =
       std::all_of(measured.begin(), measured.end(), [](const Figures& figures) { return figures.step_ns > 0; });
   if (strategy_ == Strategy::kAuto && SmallBytesOf(request) > 0 && way.kind == Way::kDoubling && all_have_measured &&
-      place.number % kLongWayEvery != 0) {
+      place.number % kLongWayEvery != 1) {
     return ReduceSmall(place, generation, members, headers, scratch);
   }
   const bool mean = request.op == KF_MEAN;
@@ -658,7 +661,7 @@ void Link::Give(const Name& name, const Request& request, const Verdict& verdict
   };
   VerdictAndResult word;
   word.verdict = verdict;
-  const size_t bytes = SmallBytesOf(request);
+  const size_t bytes = BytesWithVerdictOf(request);
   if (bytes > 0 && verdict.what == Verdict::kDone) std::memcpy(word.result, scratch.out, bytes);
   give(VerdictName(name.name), &word, sizeof verdict + bytes);
   if (verdict.what != Verdict::kFailed) return;

@@ -44,8 +44,8 @@ struct Link::Ending {
 // Of one operation at a time.
 struct Link::Scratch {
   Memory part, result, other;
-  char* data = nullptr;    // what its ranks brought, as long as it may be needed again
-  char* out = nullptr;     // the result
+  char* data = nullptr;    // what its ranks brought, as long as it may be needed again; here or in Part's lane
+  char* out = nullptr;     // the result, here or there
   uint64_t elements = 0;   // of that
   uint64_t signature = 0;  // of what they brought
   Planes planes;           // likewise

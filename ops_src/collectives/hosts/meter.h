@@ -14,7 +14,8 @@
 
 namespace kungfu::hosts {
 
-// Times the all-reduces between hosts that AUTO has chosen a way for. They begin when all hosts have met, so no late
+// Times the all-reduces between hosts that AUTO has chosen a way for, but for those that go with the hosts' words
+// (link.h, 13). They begin when all hosts have met, so no late
 // rank is in what they take. A step's time is that of small ones that were alone, a byte's that of all between a moment
 // with nothing under way and the next one: those that go side by side share the cable.
 //

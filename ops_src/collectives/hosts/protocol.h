@@ -11,6 +11,7 @@
 #include "collectives/operation.h"
 #include "collectives/reduce.h"
 #include "transport/control_board.h"
+#include "transport/shm/segment.h"
 
 namespace kungfu::hosts {
 
@@ -46,29 +47,28 @@ struct Request {
   static constexpr size_t kMostBytes = 160 << 10;               // a socket takes that at once with Linux's defaults
 };
 
-// The link's word on an operation, to all ranks of its host: an inlined broadcast.
+// The link's word on an operation, to all ranks of its host. Ranks wait for it as long as other hosts take, so it has
+// to be a broadcast that is inlined: one that had a lane would keep it from those who wait for room (lanes.cc, 12).
 struct Verdict {
-  enum What : uint32_t {
-    kDone = 1,    // the result follows
+  enum What : uint8_t {
+    kDone = 1,    // the result is in the lane, or in this very message, or follows
     kAgain = 2,   // to be brought again, in `generation`
     kFailed = 3,  // with `status`; the text follows
     kMore = 4,    // nothing came of it yet, but all hosts bring the same; another verdict follows
   };
-  uint32_t what = kDone;
-  uint32_t status = KF_OK;
+  uint8_t what = kDone;
+  uint8_t status = KF_OK;
+  uint8_t goes_on = 0;  // of a failure: all ranks have it, and the communicator can be used on
+  uint8_t in_lane = 0;  // of kDone: the result is in the link's buffers of the lane that all have kept
   uint32_t generation = 0;
-  uint32_t goes_on = 0;  // of a failure: all ranks have it, and the communicator can be used on
-  uint32_t in_lane = 0;  // of kDone: the result is in the link's buffers of the lane that all have kept
 };
-inline constexpr size_t kTextBytes = 1024;
-
-// The most bytes of a part that goes between hosts with the words about it, and of a result that goes with the verdict.
-inline constexpr size_t kSmallBytes = 40;
-// What is broadcast: of `result` as many bytes as the operation has SmallBytes.
+// What is broadcast: of `result` as many bytes as the operation has BytesWithVerdict.
 struct VerdictAndResult {
   Verdict verdict;
-  char result[kSmallBytes] = {};
+  char result[shm::kInlineBytes - sizeof(Verdict)] = {};
 };
+static_assert(sizeof(VerdictAndResult) == shm::kInlineBytes);
+inline constexpr size_t kTextBytes = 1024;
 
 // Whether a host's link gets what each of its ranks brings, rather than their sum.
 inline bool GoesInRows(Kind kind, kf_dtype dtype, kf_op op) {
@@ -81,10 +81,17 @@ inline bool KeepsLane(Kind kind, kf_dtype dtype, kf_op op) {
   return kind == Kind::kAllReduce && !GoesInRows(kind, dtype, op);
 }
 
-// The bytes of such a part, where they are few; else 0.
+// The bytes of such a part, where they are so few that hosts tell them each other with the words about it; else 0.
+inline constexpr size_t kSmallBytes = 40;
 inline size_t SmallBytes(Kind kind, kf_dtype dtype, kf_op op, uint64_t count) {
   if (!KeepsLane(kind, dtype, op) || count > kSmallBytes || count * SizeOf(dtype) > kSmallBytes) return 0;
   return count * SizeOf(dtype);
+}
+
+// Of its result, which goes to the ranks with the verdict; else 0.
+inline size_t BytesWithVerdict(Kind kind, kf_dtype dtype, kf_op op, uint64_t count) {
+  const size_t bytes = SmallBytes(kind, dtype, op, count);
+  return bytes <= sizeof(VerdictAndResult::result) ? bytes : 0;
 }
 
 // The operations of which one between hosts consists on each host. The first has its name.
