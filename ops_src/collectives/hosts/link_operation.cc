@@ -468,7 +468,7 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
   const Way way = WayOf(strategy_, measured, bytes, request.is_slice ? kTracks : 1);
   const bool all_have_measured =
       std::all_of(measured.begin(), measured.end(), [](const Figures& figures) { return figures.step_ns > 0; });
-  if (strategy_ == Strategy::kAuto && SmallBytesOf(request) > 0 && way.kind == Way::kDoubling && all_have_measured &&
+  if (SmallBytesOf(request) > 0 && way.kind == Way::kDoubling && all_have_measured &&
       place.number % kLongWayEvery != 1) {
     return ReduceSmall(place, generation, members, headers, scratch);
   }
