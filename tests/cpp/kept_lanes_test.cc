@@ -170,6 +170,7 @@ TEST(KeptLanes, WaitForALateReader) {
       }
       // More names than can be bound at a time: those that keep a lane stay bound.
       threads.emplace_back([&] {
+        EXPECT_TRUE(Soon([] { return times_late > 2 * (kLateRounds - 1); }));
         for (int name = 0; name < 400; name++) {
           EXPECT_EQ(RightSums(c, rank, cluster.size(), "once " + std::to_string(name), 5'000, name), 5'000U);
         }
