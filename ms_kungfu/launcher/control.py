@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from ms_kungfu.broker_protocol import ProtocolError, new_nonce, proof_of, text_field
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM
+from ms_kungfu.launcher.pacing import go_on_by_distance
 from ms_kungfu.launcher.within import within
 
 if TYPE_CHECKING:
@@ -269,6 +270,7 @@ class Channel:
         """
         self._loop.remove_writer(self._socket)
         _notice_the_end(self._socket, silent_s)
+        go_on_by_distance(self._socket)
         return self._socket.detach()
 
 

@@ -27,6 +27,7 @@ from ms_kungfu.launcher import affinity, devices, memory, signals
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.broker_server import BrokerServer
 from ms_kungfu.launcher.hangs import is_starved, is_stopped, waits_for_a_core
+from ms_kungfu.launcher.pacing import begin_near
 from ms_kungfu.launcher.relay import Relay
 from ms_kungfu.launcher.segments import the_runtime
 from ms_kungfu.launcher.status_socket import StatusServer
@@ -118,7 +119,9 @@ class Machine:
 
     def make_socket(self, family: int) -> socket.socket:
         """Of TCP."""
-        return socket.socket(family, socket.SOCK_STREAM)
+        made = socket.socket(family, socket.SOCK_STREAM)
+        begin_near(made)
+        return made
 
     # ---- the broker, the cluster store ----
 

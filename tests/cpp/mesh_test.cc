@@ -1,7 +1,6 @@
 // Messages between hosts: what arrives, who waits for whom, and what becomes of them when a host is lost or an epoch
 // ends.
 #include <gtest/gtest.h>
-#include <netinet/tcp.h>
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -25,28 +24,6 @@ using tcp::Tag;
 using Ticket = Mesh::Ticket;
 
 constexpr char kCanary = 0x5a;
-
-std::string CongestionOf(int fd) {
-  char name[16] = {};
-  socklen_t bytes = sizeof name - 1;
-  EXPECT_EQ(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &bytes), 0);
-  return name;
-}
-
-// Where BBR is the system's choice, or may be chosen.
-TEST(Mesh, NearHostsAreNotPacedByBbr) {
-  Ends ends = Connect(2, 1);
-  const int paced = ends[0][1].connections[0], plain = ends[1][0].connections[0];
-  if (setsockopt(paced, IPPROTO_TCP, TCP_CONGESTION, "bbr", 3) != 0 ||
-      setsockopt(paced, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5) != 0) {
-    GTEST_SKIP() << "this kernel has no BBR, or no CUBIC";
-  }
-  ASSERT_EQ(setsockopt(paced, IPPROTO_TCP, TCP_CONGESTION, "bbr", 3), 0);
-  ASSERT_EQ(setsockopt(plain, IPPROTO_TCP, TCP_CONGESTION, "reno", 4), 0);
-  const Hosts hosts(std::move(ends));
-  EXPECT_EQ(CongestionOf(paced), "cubic");
-  EXPECT_EQ(CongestionOf(plain), "reno");
-}
 
 // ---- what arrives
 

@@ -6,7 +6,6 @@
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <cstring>
 
 #include "base/error.h"
 
@@ -25,23 +24,6 @@ msghdr MessageOf(iovec* parts, size_t num_parts) {
   message.msg_iov = parts;
   message.msg_iovlen = num_parts;
   return message;
-}
-
-// Systems that have BBR for all connections have it for the Internet's sake. It sends by a timer, which between hosts
-// of one room costs more than it gains: an all-reduce of 16 MiB over two of them takes 20 ms by it and 13 by CUBIC.
-// Where CUBIC isn't there, or isn't allowed, all stays as it is.
-constexpr uint32_t kNearUs = 2000;  // there and back
-constexpr char kFar[] = "bbr", kNear[] = "cubic";
-
-void PaceAsANearOne(int fd) {
-  char name[16] = {};  // TCP_CA_NAME_MAX
-  socklen_t bytes = sizeof name - 1;
-  if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &bytes) != 0) return;
-  if (std::strncmp(name, kFar, sizeof kFar - 1) != 0) return;
-  tcp_info info{};
-  bytes = sizeof info;
-  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0 || info.tcpi_min_rtt > kNearUs) return;
-  static_cast<void>(setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kNear, sizeof kNear - 1));
 }
 
 }  // namespace
@@ -66,7 +48,6 @@ void Prepare(int fd) {
   if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) != 0 && errno != EOPNOTSUPP) {
     throw SystemError(Text("TCP_NODELAY of connection ", fd));
   }
-  PaceAsANearOne(fd);
 }
 
 Rate RateOf(int fd) {

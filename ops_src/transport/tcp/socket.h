@@ -23,8 +23,7 @@ struct SocketResult {
 SocketResult WriteSome(int fd, iovec* parts, size_t num_parts);
 SocketResult ReadSome(int fd, iovec* parts, size_t num_parts);
 
-// Makes a connected socket one that never waits, holds nothing back, isn't inherited by programs that are started, and
-// isn't paced by BBR where the other side is near.
+// Makes a connected socket one that never waits, holds nothing back and isn't inherited by programs that are started.
 void Prepare(int fd);
 
 // What the kernel has measured of what a connection sends: bytes that the other side has acknowledged, and how fast it

@@ -114,6 +114,9 @@ class Socket:
         if (level, option) == (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT):
             self.silent_s = value / 1000 or None
 
+    def getsockopt(self, level, option, most):
+        raise OSError(errno.ENOPROTOOPT, os.strerror(errno.ENOPROTOOPT))
+
     def fileno(self):
         return -1 if self.closed else 1000
 
