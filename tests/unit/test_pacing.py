@@ -59,5 +59,5 @@ def test_any_other_choice_of_the_system_stays() -> None:
 
 
 def test_what_launchers_make_begins_so() -> None:
-    with Machine({}).make_socket(socket.AF_INET) as made:
+    with Machine().make_socket(socket.AF_INET) as made:
         assert pacing.pace_of(made) == {b"bbr": b"cubic"}.get(pacing.of_the_system(), pacing.of_the_system())
