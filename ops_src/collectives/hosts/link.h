@@ -23,9 +23,8 @@
 //     Everybody has all headers, hence the same G: the earliest generation that is late enough for all of them. A host
 //     of which more are dead in G than are missing in its part has its ranks bring it again without them, all others
 //     keep theirs; then headers go once more. Each such round has a later G, so there are as many as deaths.
-//  3. Only when all parts fit G anything is made of them (see 13), and from then on no rank's death matters: what they
-//  brought is at
-//     the links. So an operation ends in G at every rank of every host that lives to hear it.
+//  3. Only when all parts fit G anything is made of them, and from then on no rank's death matters: what they brought
+//     is at the links. So an operation ends in G at every rank of every host that lives to hear it.
 //  4. An operation with planes depends on who takes part: there all hosts bring it again in G.
 //  5. A rank that isn't told in time what the others know: the board of its host may not have heard yet of a death that
 //     another host's header tells of. Whoever needs it waits for the board.
@@ -77,9 +76,9 @@
 //     what it came to before was given to nobody (8).
 //
 // 13. With AUTO few bytes go with the headers, and when all parts fit G each host adds up all of them by itself, as
-//     recursive doubling would: no host waits for another once more. So that a step is still measured, the
-//     first of each kLongWayEvery operations of a name goes the long way, as do all as long as a host has measured
-//     none. Everybody knows these things alike, by 12.
+//     recursive doubling would: no host waits for another once more. So that a step is still measured, the first of
+//     each kLongWayEvery operations of a name goes the long way, as do all as long as a host has measured none.
+//     Everybody knows these things alike, by 12.
 //
 // Waiting in a circle. A rank in `up` waits for ranks of its host and the link, the link in its operation's thread for
 // them and the other links' headers of the same operation. Operations have threads of their own, as many as are under
