@@ -91,7 +91,7 @@ TEST(KeptLanes, AreNotWaitedFor) {
 TEST(KeptLanes, LeaveRoomWhileOtherHostsAreWaitedFor) {
   constexpr int kNames = shm::kLanes + shm::kKeptLanes + 8;
   for (const size_t count : {size_t{5}, size_t{10}, size_t{5000}}) {
-    Clusters cluster({0, 1}, /*recovers=*/false, {5s, 5s});
+    Clusters cluster({0, 1}, /*recovers=*/false, {30s, 30s});
     cluster.Run([&](uint32_t rank, Communicator& c) {
       std::vector<std::thread> threads;
       const auto sum = [&] {
