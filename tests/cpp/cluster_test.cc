@@ -208,6 +208,24 @@ TEST(Cluster, FewBytesGoWithTheHostsWords) {
   }
 }
 
+// Nor has a host without ranks any part in them, zeros least of all.
+TEST(Cluster, FewBytesAreThoseOfHostsWithRanks) {
+  Clusters cluster({0, 1, 2}, /*recovers=*/true);
+  const auto reduce = [&](uint32_t last, float least) {
+    cluster.Run([&](uint32_t rank, Communicator& c) {
+      for (int i = 0; rank <= last && i < 20; i++) {
+        const float x = static_cast<float>(10 - rank);
+        EXPECT_EQ(AllReduced<float>(c, "least", {x}, KF_FLOAT32, KF_MIN)[0], least);
+        EXPECT_EQ(AllReduced<float>(c, "product", {x}, KF_FLOAT32, KF_PROD)[0], last == 2 ? 720 : 90);
+        EXPECT_EQ(AllReduced<float>(c, "mean", {x}, KF_FLOAT32, KF_MEAN)[0], last == 2 ? 9 : 9.5F);
+      }
+    });
+  };
+  reduce(2, 8);
+  cluster.MarkLost(2);
+  reduce(1, 9);
+}
+
 // A strategy that is named is the way of few bytes, too.
 TEST(Cluster, FewBytesGoTheNamedWay) {
   fault_hook = [](const char* place) {
