@@ -705,7 +705,6 @@ class RemoteHosts:
 
     async def _ask(self, host: Host) -> None:
         options, why = self.options, ""
-        self._silent.pop(host.name, None)
         try:
             channel = await call_once(
                 self.machine, options.hosts.own.address, host.address, options.control_port, self._secret
@@ -715,6 +714,7 @@ class RemoteHosts:
                 answer = await within(_FIRST_WORDS_S, channel.receive())
             finally:
                 channel.close()
+            self._silent.pop(host.name, None)
             hosts, calls = text_field(answer, "hosts"), text_field(answer, "calls")
             if answer.get("waits") is True:
                 self._meet_another_head(host.name, hosts)
@@ -731,6 +731,7 @@ class RemoteHosts:
                     "here?"
                 )
         except ProtocolError as error:
+            self._silent.pop(host.name, None)
             why = f"{host.name}:{options.control_port} answers, but not to this job: {error}"
         except (OSError, asyncio.TimeoutError) as error:
             self._silent[host.name] = reason_of(error)

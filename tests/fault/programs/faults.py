@@ -53,6 +53,7 @@ PLACES_OF_SHARDS = ("when_a_shard_is_added", "between_two_shards", "between_the_
 PLACES_BETWEEN_HOSTS = (
     "before_it_tells_its_link", "when_it_has_told_its_link", "when_its_link_has_its_part",
     "when_it_has_heard_the_verdict", "before_it_brings_its_part_again", "between_two_slices", "when_it_has_the_result",
+    "before_it_reads_in_a_kept_lane", "before_it_lets_go_of_a_lane",
 )  # fmt: skip
 PLACES_OF_A_LINK = (
     "before_the_hosts_meet", "when_it_has_said_its_word", "when_the_hosts_have_met", "between_two_doublings",
