@@ -175,25 +175,9 @@ uint32_t HostCommunicator::RunFrom(const Operation& operation, uint32_t from_gen
   return generation;
 }
 
-HostCommunicator::Kept& HostCommunicator::Kept::operator=(Kept&& other) noexcept {
-  LetGo();
-  generation_ = other.generation_;
-  self_ = other.self_;
-  lanes_ = std::exchange(other.lanes_, nullptr);
-  name_ = std::move(other.name_);
-  channel_ = other.channel_;
-  sequence_ = other.sequence_;
-  lane_ = other.lane_;
-  members_ = other.members_;
-  lone_ = other.lone_;
-  return *this;
-}
-
-void HostCommunicator::Kept::LetGo() {
-  if (lanes_ == nullptr) return;
+HostCommunicator::Kept::Lane::~Lane() {
   KUNGFU_FAULT_POINT("before it lets go of a lane");
-  std::exchange(lanes_, nullptr)->Leave(channel_, sequence_, members_, /*failed=*/false);
-  name_ = nullptr;
+  lanes.Leave(channel, sequence, members, /*failed=*/false);
 }
 
 HostCommunicator::Kept HostCommunicator::RunKept(const Operation& operation, uint32_t from_generation) {
@@ -305,14 +289,9 @@ std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generatio
       CountTraffic(flight, began);
       if (flight.kept) {
         KUNGFU_CHECK(kept != nullptr, "\"", operation.name, "\" keeps its lane, and nobody lets go of it");
-        kept->self_ = &self_;
-        kept->lanes_ = &lanes_;
-        kept->name_ = use.name;
-        kept->channel_ = flight.channel;
-        kept->sequence_ = flight.sequence;
-        kept->lane_ = flight.lane;
-        kept->members_ = members.size();
-        kept->lone_ = flight.StaysInLane() && operation.root == rank_ ? static_cast<int>(members.front()) : -1;
+        const int lone = flight.StaysInLane() && operation.root == rank_ ? static_cast<int>(members.front()) : -1;
+        kept->lane_.reset(new Kept::Lane{self_, lanes_, use.name, flight.channel, flight.sequence, flight.lane,
+                                         members.size(), lone});
       }
       return flight.generation;
     } catch (const host::Unfinished&) {

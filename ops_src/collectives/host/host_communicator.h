@@ -20,7 +20,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "collectives/communicator.h"
@@ -41,31 +40,33 @@ class HostCommunicator final : public Communicator {
   // not beyond the beginning of the next operation of its name.
   class Kept {
    public:
-    Kept() = default;
-    Kept(Kept&& other) noexcept { *this = std::move(other); }
-    Kept& operator=(Kept&& other) noexcept;
-    ~Kept() { LetGo(); }
-
     // In which it ended.
     uint32_t generation() const { return generation_; }
     // Whether the lane is kept; else there is nothing to let go of.
-    bool HasLane() const { return lanes_ != nullptr; }
+    bool HasLane() const { return lane_ != nullptr; }
     // The buffers of a rank, which have room for all that one brings.
-    char* Of(uint32_t rank) const { return self_->segment.buffer(lane_, rank, 0); }
+    char* Of(uint32_t rank) const { return lane_->self.segment.buffer(lane_->number, rank, 0); }
     // At the root: where one rank alone has brought something, and hence the output has nothing. -1: it is in there.
-    int lone() const { return lone_; }
-    void LetGo();
+    int lone() const { return lane_ == nullptr ? -1 : lane_->lone; }
+    void LetGo() { lane_ = nullptr; }
 
    private:
     friend HostCommunicator;
 
+    // Left when it is destroyed.
+    struct Lane {
+      ~Lane();
+
+      const host::Endpoint& self;
+      const host::Lanes& lanes;
+      const std::shared_ptr<host::BoundName> name;  // so that the channel stays bound
+      const uint32_t channel, sequence, number;
+      const size_t members;
+      const int lone;
+    };
+
     uint32_t generation_ = 0;
-    const host::Endpoint* self_ = nullptr;
-    const host::Lanes* lanes_ = nullptr;
-    std::shared_ptr<host::BoundName> name_;  // so that the channel stays bound
-    uint32_t channel_ = 0, sequence_ = 0, lane_ = 0;
-    size_t members_ = 0;
-    int lone_ = -1;
+    std::unique_ptr<const Lane> lane_;
   };
 
   // Rank `rank` of `segment`. Announces itself; Assemble() waits for the others. `address` names this rank in messages.
