@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -20,13 +19,19 @@ from hypothesis import settings
 from tests.multiprocess.launching import Program
 from tests.ports import free_port
 
+
+def examples(count: int) -> int:
+    """Return how many examples a property is tried with: `count`, or what a campaign says in KUNGFU_EXAMPLES."""
+    return int(os.environ.get("KUNGFU_EXAMPLES", count))
+
+
+# The same examples each time, none kept from an earlier run; `python -m tests.campaigns properties` has random ones.
 # An example's time is the machine's affair; a test that hangs has its own limit.
-settings.register_profile("any machine", deadline=None)
-settings.load_profile("any machine")
+settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
+settings.register_profile("campaign", deadline=None, derandomize=False, database=None, max_examples=examples(100))
+settings.load_profile("fixed")
 
 Run = Callable[..., str]
-# Seconds since 1970: what is marked `long` comes last, and what hasn't begun then is left out.
-UNTIL = "TESTS_UNTIL"
 
 
 def long(*values: object) -> object:
@@ -47,10 +52,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if "PYTEST_XDIST_WORKER" in os.environ:
         place = {Path(__file__).with_name(folder): number for number, folder in enumerate(LONGEST_FIRST)}
         items.sort(key=lambda item: min((place[at] for at in item.path.parents if at in place), default=0))
-    if until := os.environ.get(UNTIL):
-        # In another order each time, the same in all processes of this run: each has its turn.
-        lots = random.Random(until)
-        items.sort(key=lambda item: (lots.random() + 1) if item.get_closest_marker("long") else 0)
     if config.getoption("--all") or config.option.markexpr:
         return
     named = [arg for arg in config.args if "::" in arg]
@@ -110,8 +111,6 @@ def _busy_cores(seconds: float = 1.0) -> float:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("long") and time.time() > float(os.environ.get(UNTIL) or "inf"):
-        pytest.skip(f"takes long, and {UNTIL} is over")
     if item.get_closest_marker("timing") is None:
         return
     # A test before this one may still be on its way out.

@@ -7,8 +7,7 @@
 #
 # Without arguments as many tests run at a time as there are cores; then those that need the machine for themselves, one
 # after the other. Uses the active virtual environment if ms_kungfu is installed in it, else .venv in the checkout.
-# TESTS_EXTRAS: more of the package's extras to install there. TESTS_AGAIN=N: up to N tests that failed are run once more
-# at the end, alone, and those that pass then are named as flaky and fail nothing (.ci/run; each is a bug all the same).
+# TESTS_EXTRAS: more of the package's extras to install there.
 set -euo pipefail
 
 export PATH="${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -37,22 +36,13 @@ if [ $# -gt 0 ]; then exec "${pytest[@]}" "${all[@]}" "$@"; fi
 
 cores=$(nproc)
 failed=0
-cache=$root/build/tests-cache # of this run only: which tests have failed
-rm -rf "$cache"
-failures() {
-  python - "$cache/v/cache/lastfailed" <<'END'
-import json, pathlib, sys
-path = pathlib.Path(sys.argv[1])
-print(*(json.loads(path.read_text()) if path.exists() else {}), sep="\n", end="")
-END
-}
 part() { # NAME PYTEST ARGUMENTS...
   local name=$1
   shift
   printf '\n=== %s\n' "$name"
   # 5: nothing is selected
   local status=0
-  "${pytest[@]}" "${all[@]}" -o cache_dir="$cache" --durations=20 --durations-min=1 "$@" || status=$?
+  "${pytest[@]}" "${all[@]}" -p no:cacheprovider --durations=20 --durations-min=1 "$@" || status=$?
   case $status in
     0 | 5) ;; # 5: nothing is selected
     1) [ "$failed" -gt 0 ] || failed=1 ;;
@@ -62,15 +52,4 @@ part() { # NAME PYTEST ARGUMENTS...
 part "side by side" -n "$((cores < 8 ? cores : 8))" --dist load --maxschedchunk 1 -m "$marks and not alone"
 part "one at a time" -m "$marks and alone"
 if [ ${#all[@]} -gt 0 ]; then part "timing" -m timing; fi
-mapfile -t flaky < <(failures)
-if [ $failed = 1 ] && [ ${#flaky[@]} -gt 0 ] && [ ${#flaky[@]} -le "${TESTS_AGAIN:-0}" ]; then
-  printf '\n=== once more, alone\n'
-  unset TESTS_UNTIL
-  "${pytest[@]}" --all -p no:cacheprovider -rs "${flaky[@]}" | tee "$cache/again" || true
-  # All of them: one that was skipped hasn't passed.
-  if tail -n 1 "$cache/again" | grep -qE "^=+ ${#flaky[@]} passed(, [0-9]+ warnings?)? in "; then
-    failed=0
-    printf 'FLAKY, a bug to be found: %s\n' "${flaky[@]}"
-  fi
-fi
 exit $failed

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/interrupt.h"
+#include "deaths.h"
 #include "hosts.h"
 #include "store/model_link.h"
 #include "store/other_hosts.h"
@@ -192,8 +193,7 @@ TEST(ModelsOfOtherHosts, ReadsAreWholeAndNeverGoBack) {
 // Hosts are lost while all read from all: their end comes first (a kill), or the decision (a cut). Who is left reads
 // on; of the lost there is nothing once they are known as such, and before that what is whole, or nothing.
 TEST(ModelsOfOtherHosts, WhoIsLeftReadsOnWhereHostsAreLost) {
-  std::random_device seed;
-  std::mt19937 random(seed());
+  std::mt19937 random(Seed());
   for (uint32_t i = 0; i < std::max(15 / kSlower, 2u); i++) {
     Models models({0, 0, 1, 2, 2, 3});
     const uint32_t ranks = models.places().ranks(), hosts = models.places().hosts();

@@ -1,5 +1,5 @@
 // Frames, messages and requests that no host and no worker sends: one by one, and at random. KUNGFU_FUZZ says how many
-// of each kind are tried at random, 2,500 by default; as with deaths, KUNGFU_KILL_SEED tries the same again.
+// of each kind are tried at random, 2,500 by default; KUNGFU_KILL_SEED is the seed, as it is of deaths.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>

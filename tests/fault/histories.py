@@ -1,6 +1,6 @@
 """Random histories of a cluster that trains a MindSpore network in shards: each ends with the bits of one worker.
 
-    python -m tests.fault.histories                                  # 200 of them: `EVIDENCE`
+    python -m tests.fault.histories --count 200                      # of all networks, in the shares of `EVIDENCE`
     python -m tests.fault.histories --net resnet --count 5 --seed 7  # LeNet, ResNet or Transformer, in graph mode
     python -m tests.fault.histories --net lenet --count 5 --seed 7 --list
 
@@ -309,14 +309,16 @@ def to_text(result: dict[str, Any]) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fault.histories", description=__doc__.split("\n")[0])
-    parser.add_argument("--net", choices=NETS, help="one of them; without it all that EVIDENCE says")
+    parser.add_argument("--net", choices=NETS, help="one of them; without it all, as EVIDENCE shares them out")
     parser.add_argument("--mode", choices=("graph", "pynative"), default="graph")
     parser.add_argument("--count", type=int, default=5, help="histories (default 5)")
     parser.add_argument("--seed", type=int, default=0, help="of the first one (default 0)")
     parser.add_argument("--list", action="store_true", help="only say what they are")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write one JSON object for each network and mode")
     args = parser.parse_args(words)
-    wanted = [(args.net, args.mode, args.count)] if args.net else EVIDENCE
+    total = sum(count for _, _, count in EVIDENCE)
+    shares = [(kind, mode, -(-count * args.count // total)) for kind, mode, count in EVIDENCE]
+    wanted = [(args.net, args.mode, args.count)] if args.net else shares
     results, seed = [], args.seed
     for kind, mode, count in wanted:
         if args.list:

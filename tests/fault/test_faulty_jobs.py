@@ -1,14 +1,10 @@
 """Faults that happen to real processes, as scripts say; see `faulty_jobs` and `programs.faults`.
 
-More random ones: ``KUNGFU_FAULT_SCRIPTS=500``, the same again: ``KUNGFU_FAULT_SEED=...``, one of them:
-``python -m tests.fault.faulty_jobs SEED``.
+Random ones: ``python -m tests.campaigns faults``; one of them: ``python -m tests.fault.faulty_jobs SEED``.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import os
-import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +25,6 @@ from tests.fault.programs.faults import (
     to_text,
 )
 
-COUNT = os.environ.get("KUNGFU_FAULT_SCRIPTS")
-SEED = int(os.environ.get("KUNGFU_FAULT_SEED", random.SystemRandom().randrange(1 << 31)))
 pytestmark = pytest.mark.timeout(600)
 
 SCRIPTS = {
@@ -76,16 +70,6 @@ def runtime() -> Path:
 @pytest.mark.parametrize("name", [long(n) if n.startswith("refused") else n for n in SCRIPTS])
 def test_survivors_go_on_in_the_same_processes(name: str, runtime: Path) -> None:
     assert run(SCRIPTS[name], runtime) == list(range(len(SCRIPTS[name].faults)))
-
-
-@pytest.mark.long
-def test_random_faults_break_no_promise(runtime: Path) -> None:
-    count = int(COUNT or 10)
-    print(f"KUNGFU_FAULT_SEED={SEED}")
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        running = {seed: pool.submit(run, script_of(seed), runtime) for seed in range(SEED, SEED + count)}
-        broken = [f"seed {seed}: {error}" for seed, job in running.items() if (error := job.exception())]
-    assert not broken, "\n\n".join(broken)
 
 
 def test_a_promise_that_is_not_kept_is_noticed(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,12 @@
-"""Random histories of a cluster that trains MindSpore's networks in shards have the bits of one worker, and these are
+"""Histories of a cluster that trains MindSpore's networks in shards have the bits of one worker, and these are
 the bits of MindSpore alone.
 
-Other seeds: ``KUNGFU_HISTORY_SEED=...``; many: ``python -m tests.fault.histories``.
+Random ones: ``python -m tests.campaigns histories``.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,7 +21,6 @@ from tests.fault import histories
 from tests.fault.faulty_jobs import BrokenError
 from tests.fault.histories import History, Job, Stroke, history_of, jobs_of, undisturbed
 
-SEED = int(os.environ.get("KUNGFU_HISTORY_SEED", random.SystemRandom().randrange(1 << 31)))
 PLAIN = Path(__file__).with_name("programs") / "plain.py"
 pytestmark = pytest.mark.timeout(900)
 needs_mindspore = pytest.mark.skipif(find_spec("mindspore") is None, reason="MindSpore is not installed")
@@ -57,18 +54,6 @@ def test_a_job_that_is_struck_has_the_bits_of_one_worker() -> None:
     assert found.happened == [list(SCRIPT.histories[0].strokes), [SCRIPT.histories[1].strokes[0]]]
     assert [found.sizes[0][step] for step in (1, 3, 7)] == [3, 3, 2]
     assert [found.sizes[1][step] for step in (1, 10)] == [2, 1]
-
-
-@needs_mindspore
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("net", "mode", "count"),
-    [("lenet", "graph", 5), ("lenet", "pynative", 2), ("resnet", "graph", 3), ("transformer", "graph", 3)],
-)
-def test_random_histories_have_the_bits_of_one_worker(net: str, mode: str, count: int) -> None:
-    print(f"KUNGFU_HISTORY_SEED={SEED}")
-    result = histories.try_out(net, mode, SEED, count)
-    assert result["same"] == count, histories.to_text(result)
 
 
 @needs_mindspore

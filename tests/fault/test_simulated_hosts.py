@@ -1,7 +1,7 @@
 """Jobs over several hosts on a virtual clock: cables that are cut, hosts that stand still, come, go; see `simulator`.
 
 Each seed is another job: ``python -m tests.fault.simulate SEED --hosts --story`` tells what happens in it. More of it:
-``KUNGFU_SIMULATED_SCHEDULES=50000 KUNGFU_SIMULATED_FROM=3000``.
+``python -m tests.campaigns simulated-hosts``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Thousands of courses of joins, deaths, hangs, resizes and delays, on a virtual clock; see `simulator`.
 
 Each seed is another job: ``python -m tests.fault.simulate SEED --story`` tells what happens in it. More of them:
-``KUNGFU_SIMULATED_SCHEDULES=50000 KUNGFU_SIMULATED_FROM=3000``.
+``python -m tests.campaigns simulated-jobs``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from ms_kungfu.launcher.policy import Recover
 from ms_kungfu.membership import joining, step_agreement
 from tests.conftest import long
 from tests.fault.schedules import (
-    COUNT,
-    FIRST,
     Schedule,
     broken_in,
     first_violation,
@@ -249,7 +247,7 @@ def late_wishes(seed: int) -> Schedule:
 
 
 def test_what_came_too_late_for_the_workers_begins_after_them() -> None:
-    for seed in range(FIRST, FIRST + int(COUNT or 150)):
+    for seed in range(150):
         violation = violation_of(late_wishes(seed))
         assert violation is None, f"{violation}\n{story(late_wishes(seed))}"
 

@@ -2,7 +2,7 @@
 clock.
 
 Each seed is another job: ``python -m tests.fault.simulate SEED --seat --story`` tells what happens in it. More of it:
-``KUNGFU_SIMULATED_SCHEDULES=50000 KUNGFU_SIMULATED_FROM=3000``.
+``python -m tests.campaigns simulated-heads``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LeNet for two minutes with a death or a resize every few seconds; ten minutes: ``KUNGFU_SOAK_SECONDS=600``."""
+"""LeNet for two minutes with a death or a resize every few seconds; longer: ``python -m tests.campaigns soak``."""
 
 from __future__ import annotations
 

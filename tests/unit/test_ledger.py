@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ms_kungfu.dataset import audit, ledger, sharding
 from ms_kungfu.dataset.sharding import EpochCursor, count
 from ms_kungfu.errors import KungFuError
+from tests.conftest import examples
 
 
 class Worker:
@@ -112,7 +113,7 @@ def verdict(folder):
     return audit.audit(*audit.read(Path(folder)))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     seed=st.integers(0, 2**32),
     total=st.integers(1, 150),
@@ -521,7 +522,7 @@ def damage(folder, rng):
     return f"{kind}: {path.name}, line {row + 1}"
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @example(seed=455, total=1, epochs=1, global_batch=None, drop_remainder=False, times=3)
 @given(
     seed=st.integers(0, 2**32),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ms_kungfu import _core
 from ms_kungfu.dataset import audit, ledger, shards
 from ms_kungfu.dataset.sharding import EpochCursor, count, part
+from tests.conftest import examples
 from tests.unit.test_ledger import at, change, fake_runtime, verdict  # noqa: F401  # fake_runtime: a fixture
 
 SHARDS, UNIT = 8, 3
@@ -108,7 +109,7 @@ def simulate(folder, rng, total, epochs, restless=True, workers=None, sums=1):
             size, members = len(living), sorted(living)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(seed=st.integers(0, 2**32), total=st.integers(1, 150), epochs=st.integers(1, 3), sums=st.integers(1, 2))
 def test_each_sample_once_an_epoch_whatever_happens(seed, total, epochs, sums):
     with tempfile.TemporaryDirectory() as folder:

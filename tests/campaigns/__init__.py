@@ -1,0 +1,1 @@
+"""Random campaigns, sweeps and soaks, run by hand: ``python -m tests.campaigns``."""
