@@ -12,6 +12,7 @@ import contextlib
 import hmac
 import json
 import os
+import re
 import secrets
 import socket
 import struct
@@ -21,12 +22,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ms_kungfu import env
+from ms_kungfu._decoding import MalformedError, decode_object
 from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
 
 MAX_MESSAGE_BYTES = 64 * 1024
 _NONCE_BYTES = 16
+_PROOF_BYTES = 32
 _MAX_FDS = 4
 _CROWDED_S = 60.0  # six times what a stranger may be silent at the broker
 
@@ -333,11 +336,9 @@ class Connection:
             if length > MAX_MESSAGE_BYTES:
                 raise ProtocolError(f"a message of {length} bytes is over the limit of {MAX_MESSAGE_BYTES}")
             try:
-                message = json.loads(self._exactly(length, fds))
-            except (ValueError, RecursionError):
-                raise ProtocolError("a message is not JSON") from None
-            if not isinstance(message, dict):
-                raise ProtocolError("a message is not a JSON object")
+                message = decode_object(self._exactly(length, fds), MAX_MESSAGE_BYTES, raw_bytes=True)
+            except MalformedError as error:
+                raise ProtocolError(f"a message is malformed: {error}") from None
         except BaseException:
             close_all(fds)
             raise
@@ -389,18 +390,33 @@ def proof_of(secret: bytes, role: str, broker_nonce: str, worker_nonce: str) -> 
     return hmac.new(secret, (role + broker_nonce + worker_nonce).encode(), "sha256").hexdigest()
 
 
+def nonce_in(message: dict[str, Any]) -> str:
+    """The other end's nonce. ProtocolError unless it is one as `new_nonce` makes it."""
+    return _hex_field(message, "nonce", _NONCE_BYTES).hex()
+
+
+def has_proof(message: dict[str, Any], proof: str) -> bool:
+    """Whether the message has this proof. ProtocolError unless it has one as `proof_of` makes it."""
+    return hmac.compare_digest(_hex_field(message, "proof", _PROOF_BYTES), bytes.fromhex(proof))
+
+
+def _hex_field(message: dict[str, Any], name: str, count: int) -> bytes:
+    text = text_field(message, name)
+    if not re.fullmatch(f"[0-9a-f]{{{2 * count}}}", text):
+        raise ProtocolError(f"the {name} of a message is not {count} bytes in hex")
+    return bytes.fromhex(text)
+
+
 def prove(connection: Connection, secret: bytes) -> None:
     """The worker's end of the handshake. ProtocolError where the other end isn't the job's broker."""
     connection.check_same_user()
     nonce = new_nonce()
-    challenge = text_field(connection.receive(), "nonce")
+    challenge = nonce_in(connection.receive())
     connection.send({"nonce": nonce, "proof": proof_of(secret, "worker", challenge, nonce)})
     answer = connection.receive()
     if "error" in answer:
         raise ProtocolError(text_field(answer, "error"))
-    if not hmac.compare_digest(
-        text_field(answer, "proof").encode(), proof_of(secret, "broker", challenge, nonce).encode()
-    ):
+    if not has_proof(answer, proof_of(secret, "broker", challenge, nonce)):
         raise ProtocolError("the broker does not know the job's secret (KUNGFU_JOB_SECRET)")
 
 

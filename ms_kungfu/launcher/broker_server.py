@@ -6,7 +6,6 @@ There are as many connections as workers, which keep theirs, and most of their l
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import secrets
 import socket
@@ -14,7 +13,7 @@ import threading
 import time
 from typing import Protocol
 
-from ms_kungfu.broker_protocol import Connection, ProtocolError, new_nonce, proof_of, text_field
+from ms_kungfu.broker_protocol import Connection, ProtocolError, has_proof, new_nonce, nonce_in, proof_of
 
 _log = logging.getLogger(__name__)
 _HANDSHAKE_TIMEOUT_S = 10.0
@@ -135,6 +134,8 @@ class BrokerServer:
                     self._unproved.pop(accepted, None)
                 while self._broker.serve(connection, pid):
                     connection.extend(None)  # the next one may come after hours of training
+        except Exception as error:  # ends this connection, never the job
+            _log.error("internal error: a connection of a worker has ended by %r", error, exc_info=error)
         finally:
             # In this order: who sees no connections any more counts on their descriptors being closed.
             connection.close()
@@ -146,8 +147,8 @@ class BrokerServer:
         challenge = new_nonce()
         connection.send({"nonce": challenge})
         reply = connection.receive()
-        nonce, proof = text_field(reply, "nonce"), text_field(reply, "proof")
-        if not hmac.compare_digest(proof.encode(), proof_of(self._secret, "worker", challenge, nonce).encode()):
+        nonce = nonce_in(reply)
+        if not has_proof(reply, proof_of(self._secret, "worker", challenge, nonce)):
             # Said, lest it be taken for a crowded broker. It tells nothing that the end of the connection doesn't.
             connection.send({"error": "the job's broker has another secret (KUNGFU_JOB_SECRET)"})
             raise ProtocolError("wrong proof")

@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import hmac
 import json
 import logging
 import os
@@ -33,7 +32,9 @@ import threading
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Callable
 
-from ms_kungfu.broker_protocol import ProtocolError, new_nonce, proof_of, text_field
+from ms_kungfu._decoding import MalformedError, decode_object
+from ms_kungfu._words import printable
+from ms_kungfu.broker_protocol import ProtocolError, has_proof, new_nonce, nonce_in, proof_of, text_field
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM
 from ms_kungfu.launcher.pacing import go_on_by_distance
@@ -152,6 +153,9 @@ class Channel:
                 self.end()
         except (OSError, ValueError):  # the socket, TLS
             self.end()
+        except Exception as error:  # this is a callback of the loop's, where it would end the job
+            _log.error("internal error: a connection has ended by %r", error, exc_info=error)
+            self.end()
 
     def _has_more_to_send(self) -> bool:
         if not self._going and self.tls is not None:
@@ -193,12 +197,10 @@ class Channel:
         if length > limit:
             raise ProtocolError(f"a message of {length} bytes is over the limit of {limit}")
         try:
-            message = json.loads(await self._exactly(length))
-        except (ValueError, RecursionError):
-            raise ProtocolError("a message is not JSON") from None
-        if not isinstance(message, dict):
-            raise ProtocolError("a message is not a JSON object")
-        return message
+            # Only a launcher of this job sends more than strangers may: commands, paths and environments.
+            return decode_object(await self._exactly(length), limit, raw_bytes=limit > _MAX_STRANGERS_BYTES)
+        except MalformedError as error:
+            raise ProtocolError(f"a message is malformed: {error}") from None
 
     async def _exactly(self, count: int) -> bytes:
         data = bytearray()
@@ -241,8 +243,10 @@ class Channel:
             said = bytearray(piece)
             while len(said) < 4 or len(said) < 4 + int.from_bytes(said[:4], "big") <= 4 + _MAX_STRANGERS_BYTES:
                 said += await self._received(_MAX_STRANGERS_BYTES)
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                raise ProtocolError(str(json.loads(bytes(said[4:]))["error"]))
+            with contextlib.suppress(MalformedError):
+                told = decode_object(bytes(said[4:]), _MAX_STRANGERS_BYTES)
+                if isinstance(told.get("error"), str):
+                    raise ProtocolError(printable(told["error"]))
             raise ProtocolError(f"it speaks no TLS, and this host does; {_SET_IT}")
 
     def end(self) -> None:
@@ -373,6 +377,13 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
         except ConnectionError:
             channel.close()
             raise OSError(f"{_SOMEBODY} hangs up") from None
+        except (OSError, ProtocolError):
+            channel.close()
+            raise
+        except Exception as error:  # whatever the other end has said: it is refused, as what isn't understood is
+            channel.close()
+            _log.error("internal error: a call to %s:%d has ended by %r", host, port, error, exc_info=error)
+            raise ProtocolError(f"internal error: {error!r}") from error
         except BaseException:
             channel.close()
             raise
@@ -391,33 +402,28 @@ async def _prove(channel: Channel, secret: bytes) -> None:
     """The caller's end of the handshake."""
     nonce = new_nonce()
     channel.send({"nonce": nonce})
-    challenge = text_field(await _answer(channel), "nonce")
+    challenge = nonce_in(await _answer(channel))
     channel.send({"proof": proof_of(secret, "caller", challenge, nonce)})
     answer = await _answer(channel)
-    if not _same(text_field(answer, "proof"), proof_of(secret, "called", challenge, nonce)):
+    if not has_proof(answer, proof_of(secret, "called", challenge, nonce)):
         raise ProtocolError("who answers there doesn't know the job's secret (KUNGFU_JOB_SECRET, -secret-file)")
 
 
 async def _answer(channel: Channel) -> dict[str, Any]:
     answer = await channel.receive(_MAX_STRANGERS_BYTES)
     if "error" in answer:
-        raise ProtocolError(text_field(answer, "error"))
+        raise ProtocolError(printable(text_field(answer, "error")))
     return answer
 
 
 async def _challenge(channel: Channel, secret: bytes) -> None:
     """The other end's."""
-    nonce, challenge = text_field(await channel.receive(_MAX_STRANGERS_BYTES), "nonce"), new_nonce()
+    nonce, challenge = nonce_in(await channel.receive(_MAX_STRANGERS_BYTES)), new_nonce()
     channel.send({"nonce": challenge})
-    proof = text_field(await channel.receive(_MAX_STRANGERS_BYTES), "proof")
-    if not _same(proof, proof_of(secret, "caller", challenge, nonce)):
+    if not has_proof(await channel.receive(_MAX_STRANGERS_BYTES), proof_of(secret, "caller", challenge, nonce)):
         channel.send({"error": "the launcher there has another secret (KUNGFU_JOB_SECRET, -secret-file, -no-secret)"})
         raise ProtocolError("it doesn't know the job's secret")
     channel.send({"proof": proof_of(secret, "called", challenge, nonce)})
-
-
-def _same(given: str, proof: str) -> bool:
-    return hmac.compare_digest(given.encode(), proof.encode())
 
 
 class ControlServer:
@@ -486,7 +492,12 @@ class ControlServer:
         self._trouble = ""
         if len(self._unproved) >= _MAX_UNPROVED:
             self._send_the_oldest_away()
-        channel = Channel(accepted, _tls_end(self._tls, True, ""), called=True)
+        try:
+            channel = Channel(accepted, _tls_end(self._tls, True, ""), called=True)
+        except Exception as error:  # it has gone already, or there is no memory
+            accepted.close()
+            self._refuse(str(source[0]), error)
+            return
         task = asyncio.ensure_future(self._meet(channel, str(source[0])))
         self._unproved[task] = channel
         task.add_done_callback(self._forget)
@@ -505,22 +516,35 @@ class ControlServer:
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._unproved.pop(task, None)
         self._proved.discard(task)
-        if not task.cancelled():
-            task.result()  # a bug reaches the loop's exception handler
+
+    def _refuse(self, source: str, error: Exception) -> None:
+        """Log why, once a source."""
+        if source in self._told or len(self._told) >= _MAX_TOLD:
+            return
+        self._told.add(source)
+        why = f"internal error: {error!r}"
+        if isinstance(error, ProtocolError):
+            why = str(error)
+        elif isinstance(error, (OSError, asyncio.TimeoutError)):
+            why = "it didn't say who it is"
+        else:
+            _log.error("internal error: a connection from %s has ended by %r", source, error, exc_info=error)
+        _log.warning(
+            "a connection from %s has been refused: %s; others from there are, too%s", source, why, self._then()
+        )
 
     async def _meet(self, channel: Channel, source: str) -> None:
+        """Serve one connection. No exception leaves it (the loop's exception handler ends the job):
+
+        1. Before the proof, all of them are a refusal.
+        2. After it, the connection ends. What `serve` has begun for this host it ends itself (`RemoteSite.listen`).
+        """
         given_away = False
         try:
             try:
                 await within(_HANDSHAKE_S, _challenge(channel, self._secret))
-            except (OSError, ProtocolError, asyncio.TimeoutError) as error:
-                if source not in self._told and len(self._told) < _MAX_TOLD:
-                    self._told.add(source)
-                    why = error if isinstance(error, ProtocolError) else "it didn't say who it is"
-                    _log.warning(
-                        "a connection from %s has been refused: %s; others from there are, too%s",
-                        source, why, self._then(),
-                    )  # fmt: skip
+            except Exception as error:
+                self._refuse(source, error)
                 await channel.hear_out()
                 return
             task = asyncio.current_task()
@@ -530,6 +554,8 @@ class ControlServer:
             given_away = await self._serve(channel)
         except (OSError, ProtocolError, asyncio.TimeoutError) as error:
             _log.warning("a connection from %s has ended: %s", source, error)
+        except Exception as error:
+            _log.error("internal error: a connection from %s has ended by %r", source, error, exc_info=error)
         finally:
             if not given_away:
                 channel.close()

@@ -34,6 +34,7 @@ _FOR_MODELS = 1  # of these
 MAKE_S = 20.0  # for all connections of a version; then it is tried again
 _WAIT_S = 20.0
 _MAX_WAITING = 1024
+_MAX_SHOWN = 200
 
 
 class Link(Protocol):
@@ -285,4 +286,4 @@ def _named(fields: Any, job: str) -> _Named:
         # Who has heard of the job first may call somebody who hasn't yet.
         if [type(part) for part in name] == [str, int, int, str, int] and job in ("", fields["job"]):
             return name
-    raise ProtocolError(f"no link of this job: {fields!r}")
+    raise ProtocolError(f"no link of this job: {repr(fields)[:_MAX_SHOWN]}")

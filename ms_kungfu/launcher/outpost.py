@@ -465,6 +465,11 @@ class Outpost:
             return f"{head} says something wrongly: {error!r}"
         except OSError as error:
             return f"{PROGRAM} on {head}, which has the job, is gone ({error.strerror or error})"
+        except StartError:
+            raise
+        except Exception as error:  # the connection to this head has ended, as by any other mistake in what it says
+            _log.error("internal error: a message of %s has ended by %r", head, error, exc_info=error)
+            return f"internal error: what {head} says has ended by {error!r}"
         return ""
 
     # ---- another head ----

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import signal
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Collection, Mapping, Sequence
@@ -188,6 +189,8 @@ class RemoteSite:
                         continue
                     if what in ("interrupted", "status") and type(value) is not int:
                         raise ProtocolError(f"{what!r} with {value!r}")
+                    if what == "interrupted" and not 0 < value < signal.NSIG:
+                        raise ProtocolError(f"{what!r} with {value!r}")
                     if what == "interrupted":  # at any time
                         self._owner.reports.interrupted(value, f" on host {self.name}")
                     elif what == "leave":
@@ -209,6 +212,9 @@ class RemoteSite:
         except asyncio.CancelledError:
             self.give_up("the job is over")
             raise
+        except Exception as error:  # this host is lost by it, never the job
+            _log.error("internal error: a message of host %s has ended by %r", self.name, error, exc_info=error)
+            return f"internal error: what {PROGRAM} on host {self.name} says has ended by {error!r}"
 
     def hear(self, workers: Workers, what: str, value: Any) -> None:
         try:
@@ -284,11 +290,18 @@ class RemoteSite:
             try:
                 with contextlib.suppress(OSError, ProtocolError):
                     broker.serve(asker, None)
+            except Exception as error:  # the worker gets no answer; the host and the job go on
+                _log.error("internal error: a worker of host %s isn't answered", self.name, exc_info=error)
             finally:
                 asker.finish()
                 self._asking.pop(number, None)
 
-        self._owner.machine.start_thread("kungfu-broker", serve)
+        try:
+            self._owner.machine.start_thread("kungfu-broker", serve)
+        except RuntimeError as error:
+            _log.warning("a worker of host %s isn't answered: %s (a limit on memory or threads?)", self.name, error)
+            asker.finish()
+            self._asking.pop(number, None)
 
 
 class _RemoteAsker:
@@ -736,8 +749,8 @@ class RemoteHosts:
         except (OSError, asyncio.TimeoutError) as error:
             self._silent[host.name] = reason_of(error)
             return
-        except TypeError:
-            return
+        except Exception as error:  # of what has been answered there
+            why = f"{host.name}:{options.control_port} answers, but wrongly: {error!r}"
         if why and self._refused.get(host.name) != why:
             self._refused[host.name] = why
             _log.warning("%s", why)

@@ -102,10 +102,15 @@ class StatusServer:
 
     async def _serve(self, client: socket.socket) -> None:
         with contextlib.closing(client), contextlib.suppress(OSError, ProtocolError, asyncio.TimeoutError):
-            client.setblocking(False)
-            Connection(client, None).check_same_user()
-            text = json.dumps(await within(_SEND_S, self._answer()))
-            await within(_SEND_S, self._loop.sock_sendall(client, text.encode()))
+            try:
+                client.setblocking(False)
+                Connection(client, None).check_same_user()
+                text = json.dumps(await within(_SEND_S, self._answer()))
+                await within(_SEND_S, self._loop.sock_sendall(client, text.encode()))
+            except (OSError, ProtocolError, asyncio.TimeoutError):
+                raise
+            except Exception as error:  # ends this connection, never the job
+                _log.error("internal error: the job's status isn't told: %r", error, exc_info=error)
 
 
 def never_raises(describe: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:

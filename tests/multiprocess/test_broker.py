@@ -584,9 +584,11 @@ def test_versions_that_make_no_sense_are_answered_by_a_sentence(host, said):
         struct.pack(">I", 60_000) + b"[" * 60_000,
         struct.pack(">I", 2) + json.dumps({}).encode(),
         struct.pack(">I", 30) + json.dumps({"nonce": 1, "proof": "x"}).encode().ljust(30),
+        struct.pack(">I", 40) + json.dumps({"nonce": "\ud800", "proof": "x"}).encode().ljust(40),
+        struct.pack(">I", 70) + json.dumps({"nonce": "0" * 32, "proof": "\ud800"}).encode().ljust(70),
     ],
 )
-def test_garbage_closes_the_connection_and_harms_nobody(host, garbage):
+def test_garbage_closes_the_connection_and_harms_nobody(host, garbage, caplog, capsys):
     one = host(cluster(0, A))
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect("\0" + one.server.address)
@@ -597,6 +599,7 @@ def test_garbage_closes_the_connection_and_harms_nobody(host, garbage):
             while stranger.recv(1000):
                 pass
     assert one.ask(A) == (0, 0, "1 0 2")
+    assert (caplog.text, capsys.readouterr().err) == ("", "")  # also of the thread of its connection
 
 
 def test_large_clusters_fit_into_a_message(host):

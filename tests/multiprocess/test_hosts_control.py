@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 import struct
@@ -497,5 +498,128 @@ def test_a_message_over_the_limit_is_not_read():
             await other.receive(4096)
         one.close()
         other.close()
+
+    run(test())
+
+
+# ---- what ends a connection, and no job ----
+
+
+@contextlib.contextmanager
+def no_bug():
+    """Nothing reaches the loop's exception handler, by which a launcher ends its job."""
+    found = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
+    yield
+    gc.collect()  # of a task that nobody looks at the exception gets there late
+    assert found == []
+
+
+def framed(*bodies):
+    return b"".join(struct.pack(">I", len(body)) + body for body in bodies)
+
+
+HALF = b'"\\ud800"'
+GOOD = b'"' + b"0" * 32 + b'"'
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        framed(b'{"nonce": ' + HALF + b"}", b'{"proof": "x"}'),
+        framed(b'{"nonce": ' + GOOD + b"}", b'{"proof": ' + HALF + b"}"),
+        framed(b'{"nonce": ' + GOOD + b"}", b'{"proof": "\xc3\xa9"}'),
+        framed(b'{"nonce": ' + GOOD + b"}", b'{"proof": "' + b"\xe0\xa5\xa6" * 64 + b'"}'),  # digits, and not hex
+        framed(b'{"nonce": ' + b"9" * 4000 + b"}"),
+        framed(b'{"nonce": [' + b"[" * 4000 + b"}"),
+    ],
+    ids=["nonce", "proof", "no-ascii", "no-hex", "number", "nesting"],
+)
+def test_malformed_text_before_the_proof_is_refused(words, caplog):
+    async def test():
+        async with serving() as (port, served):
+            with no_bug():
+                stranger = await asyncio.open_connection(A, port)
+                stranger[1].write(words)
+                await asyncio.wait_for(stranger[0].read(), 20)
+                stranger[1].close()
+                channel = await call(Machine(), B, A, port, SECRET, 10)
+                channel.close()
+
+    run(test())
+    (refusal,) = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert "internal error" not in caplog.text
+    refusal.encode()
+
+
+def test_exception_while_serving_ends_that_connection(caplog):
+    async def serve(channel):
+        raise RecursionError(await channel.receive())
+
+    async def test():
+        server, port = ControlServer(Machine(), SECRET, serve), free_port()
+        await server.start(A, port)
+        with no_bug():
+            for _ in range(2):
+                channel = await call(Machine(), B, A, port, SECRET, 10)
+                channel.send({"hello": 1})
+                with pytest.raises(ConnectionError):
+                    await channel.receive()
+                channel.close()
+            await server.close()
+
+    run(test())
+    assert caplog.text.count("internal error: a connection from") == 2
+
+
+def test_exception_while_accepting_ends_that_connection(monkeypatch):
+    async def test():
+        async with serving() as (port, served):
+            with no_bug():
+                real = control.Channel
+
+                def fails(*_, **__):
+                    monkeypatch.setattr(control, "Channel", real)
+                    raise OSError("gone already")
+
+                monkeypatch.setattr(control, "Channel", fails)
+                reader, writer = await asyncio.open_connection(A, port)
+                assert await asyncio.wait_for(reader.read(), 20) == b""
+                writer.close()
+                channel = await call(Machine(), B, A, port, SECRET, 10)
+                channel.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [b'{"nonce": ' + HALF + b"}"],
+        [b'{"nonce": ' + GOOD + b"}", b'{"proof": ' + HALF + b"}"],
+        [b'{"error": ' + HALF + b"}"],
+        [b'{"error": "\\u001b[2J"}'],
+        [b"[" * 4000],
+    ],
+    ids=["nonce", "proof", "error", "terminal", "nesting"],
+)
+def test_caller_refuses_a_hostile_listener(answers):
+    async def test():
+        async def answer(reader, writer):
+            for each in answers:
+                await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+                writer.write(framed(each))
+            await reader.read()
+            writer.close()
+
+        port = free_port()
+        listener = await asyncio.start_server(answer, A, port)
+        with no_bug():
+            with pytest.raises(RefusedError) as refused:
+                await call(Machine(), B, A, port, SECRET, 10)
+            str(refused.value).encode()
+            assert "\x1b" not in str(refused.value)
+        listener.close()
+        await listener.wait_closed()
 
     run(test())

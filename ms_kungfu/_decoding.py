@@ -1,0 +1,126 @@
+"""Decode JSON that another process, host or user has written.
+
+`json.loads` accepts more than the rest of this package can handle. It stops with RecursionError at deep nesting, and
+its values may raise much later: a lone surrogate when a text is encoded, 10**400 when it becomes a float, NaN when it
+is compared. `decode` refuses all of these, with one exception.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+MAX_DEPTH = 64
+_MAX_SHOWN = 80
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_OPENING = re.compile(r"[\[{]")
+
+
+class MalformedError(ValueError):
+    """The data are no JSON that this package accepts. The message says why."""
+
+
+def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, any_number: bool = False) -> Any:
+    """Decode a JSON document.
+
+    Args:
+        data: UTF-8, or its text.
+        limit: The most bytes (or characters of a text) that are decoded.
+        raw_bytes: Accept U+DC80 to U+DCFF, by which Python keeps bytes of the system that aren't UTF-8. Set it only for
+            what comes from a process of this job: an environment, a command, a path.
+        any_number: Accept NaN, infinities, and integers over 64 bits. Set it only for a file of this user.
+
+    Returns:
+        Only dict, list, str, int, float, bool and None. At most `MAX_DEPTH` containers lie in one another. Each text
+        can be encoded, unless `raw_bytes`. Each integer has at most 64 bits and each float is finite, unless
+        `any_number`.
+
+    Raises:
+        MalformedError: For all other data. Nothing else is raised.
+    """
+    if len(data) > limit:
+        raise MalformedError(f"the document has {len(data)} bytes; at most {limit} are read")
+    try:
+        text = data if isinstance(data, str) else data.decode("utf-8")
+        if any_number:
+            value = json.loads(text, object_pairs_hook=_object)
+        else:
+            value = json.loads(
+                text, object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant
+            )
+    except MalformedError:
+        raise
+    except RecursionError:
+        raise _too_deep() from None
+    except UnicodeDecodeError:
+        raise MalformedError("the document is not UTF-8") from None
+    except ValueError as error:
+        raise MalformedError(f"the document is not JSON: {error}") from None
+    if _opens_more_than(MAX_DEPTH, text):
+        _check_depth(value)
+    # UTF-8 has no surrogates, so that a lone one can only come of an escape.
+    if _SURROGATE.search(text) or isinstance(data, str):
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape" if raw_bytes else "strict")
+        except UnicodeEncodeError:
+            raise MalformedError("a text has half of a surrogate pair") from None
+    return value
+
+
+def decode_object(
+    data: bytes | str, limit: int, *, raw_bytes: bool = False, any_number: bool = False
+) -> dict[str, Any]:
+    """Decode a JSON object: `decode`, for what has to be a dict."""
+    value = decode(data, limit, raw_bytes=raw_bytes, any_number=any_number)
+    if not isinstance(value, dict):
+        raise MalformedError("the document is not a JSON object")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        seen: set[str] = set()
+        name = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise MalformedError(f"an object has the name {ascii(name)[:_MAX_SHOWN]} twice")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) <= 20:
+        number = int(text)
+        if -(1 << 63) <= number < 1 << 64:
+            return number
+    raise MalformedError(f"the number {text[:_MAX_SHOWN]} has over 64 bits")
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise MalformedError(f"the number {text[:_MAX_SHOWN]} is too large")
+    return number
+
+
+def _constant(text: str) -> float:
+    raise MalformedError(f"{text} is not JSON")
+
+
+def _opens_more_than(count: int, text: str) -> bool:
+    """Whether the nesting can be deeper than `count`; few documents open as many objects and arrays."""
+    return any(number >= count for number, _ in enumerate(_OPENING.finditer(text)))
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        children = [child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent)]
+        level = [child for child in children if isinstance(child, (dict, list))]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> MalformedError:
+    return MalformedError(f"the document is nested over {MAX_DEPTH} deep")
