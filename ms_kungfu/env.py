@@ -390,6 +390,8 @@ SLURM_LOCALID = Variable(
 
 VARIABLES: tuple[Variable[object], ...] = tuple(v for v in list(globals().values()) if isinstance(v, Variable))
 
+COMPILE_CACHE = "MS_COMPILER_CACHE_ENABLE"
+
 # Of other programs, and read by name where they are needed: what sets them, and what we take from them. They are no
 # `VARIABLES`: those of the user's are checked before a job starts, and a Ray driver passes them on to all nodes.
 OTHERS: tuple[tuple[str, str, str], ...] = (
@@ -407,6 +409,8 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
     ("ONEDNN_MAX_CPU_ISA", "user", "The most of a processor's instructions that MindSpore's convolutions take. The"
      " doctor shows it, and a ledger of shards records it, since bits hang on it."),
     ("GLOG_v", "user", "MindSpore's level of logging. Unset: 4 in `python -m ms_kungfu.fusion`."),
+    (COMPILE_CACHE, "user", "`kungfu-run` removes it from a worker's environment, with a log line if it is 1:"
+     " MindSpore's compile cache is off in workers ([why](limits.md))."),
     ("CUDA_HOME", "user", "Where the doctor looks for `nvcc`."),
     ("ASCEND_TOOLKIT_HOME", "CANN's set_env.sh", "Where the doctor looks for CANN."),
     ("ASCEND_HOME_PATH", "CANN's set_env.sh", "The same, where that is unset."),

@@ -55,6 +55,7 @@ def environment_of(
         env.MSRUN_SIZE.name: str(options.msrun_size) if options.msrun_size else None,
         env.MSRUN_RANK.name: str(place_of(process, options)) if options.msrun_size else None,
         env.CORES_PER_WORKER.name: str(each) if each else None,
+        env.COMPILE_CACHE: None,  # ms_kungfu/ops/_compile_cache.py says why
         **site.devices.environment(process.device),
     }
 

@@ -77,6 +77,11 @@ async def prepare(
     What is begun here is ended by `closers`. `on_secret_left` is told of the file that has the job's secret.
     """
     devices = find_devices(options, machine)
+    if machine.environ.get(env.COMPILE_CACHE) == "1":
+        _log.warning(
+            'compile cache: off in workers setting="%s=1" reason="ranks share it and it ignores batch shapes"',
+            env.COMPILE_CACHE,
+        )
     if options.delay_s:
         _log.info("starting in %g s (-delay)", options.delay_s)
         await asyncio.sleep(options.delay_s)

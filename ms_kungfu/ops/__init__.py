@@ -1,5 +1,6 @@
 """The collectives as primitives of MindSpore, in GRAPH and in PyNative mode."""
 
+from ms_kungfu.ops import _compile_cache as _compile_cache
 from ms_kungfu.ops import _grad as _grad
 from ms_kungfu.ops._place import barrier, cluster_size, rank
 from ms_kungfu.ops._store import RequestModel, SaveModel

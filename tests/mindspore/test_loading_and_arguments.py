@@ -225,3 +225,43 @@ assert old.KungFuMomentum is optimizers.KungFuMomentum
 assert not hasattr(old, "nothing")
 """
     run_python(code)
+
+
+@pytest.mark.parametrize("order", ["environment", "before", "after", "unpatched"])
+def test_compile_cache_in_a_worker_is_off_and_logged_once(order, tmp_path, monkeypatch, caplog):
+    from ms_kungfu.ops import _compile_cache
+
+    stock = ms.context._context()
+    monkeypatch.setenv("MS_COMPILER_CACHE_PATH", str(tmp_path))
+    monkeypatch.setattr(_compile_cache._logging, "set_up", lambda rank: None)
+    monkeypatch.setattr(_compile_cache.membership, "rank", lambda: 0)
+    try:
+        if order == "environment":
+            monkeypatch.setenv("MS_COMPILER_CACHE_ENABLE", "1")
+        elif order != "after":
+            ms.set_context(enable_compile_cache=True)
+        if order != "unpatched":
+            _compile_cache.keep_off()
+            _compile_cache.keep_off()  # a second import changes nothing
+        if order == "after":
+            ms.set_context(enable_compile_cache=True)
+            ms.set_context(enable_compile_cache=True)
+
+        @ms.jit
+        def double(x):
+            return x + x
+
+        double(ms.Tensor([1.0, 2.0]))
+        written = [path.name for path in tmp_path.rglob("*.mindir")]
+        enabled = ms.get_context("enable_compile_cache")
+    finally:
+        vars(stock).pop("set_param", None)
+        stock.set_param(_compile_cache.ms_ctx_param.enable_compile_cache, -1)
+        stock.enable_compile_cache = None
+    if order == "unpatched":
+        assert written  # what this test takes for the cache is one
+        return
+    assert (enabled, written) == (False, [])
+    setting = "MS_COMPILER_CACHE_ENABLE=1" if order == "environment" else "set_context(enable_compile_cache=True)"
+    (line,) = [record.message for record in caplog.records if record.name.startswith("ms_kungfu")]
+    assert line.startswith(f'compile cache: off in workers setting="{setting}" reason=')

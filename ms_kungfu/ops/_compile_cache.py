@@ -1,0 +1,68 @@
+"""MindSpore's compile cache is off in a worker.
+
+The cache takes no notice of the shapes of a graph's inputs, and all ranks use the folder ``rank_0`` of its path. So a
+worker would load the graph of another batch size: other weights than without the cache, or NaN, and no error.
+
+1. MindSpore reads the environment (``MS_COMPILER_CACHE_ENABLE``) only while its context's ``enable_compile_cache`` is
+   unset, so the value False in the context holds against the environment, whenever that is set.
+2. ``set_context`` writes the context through ``set_param`` of its one `_Context` object, which is replaced here. So it
+   holds against what a program sets later.
+3. `kungfu-run` removes the variable from a worker's environment, so it holds before this module is imported.
+
+All three: tests/mindspore/test_loading_and_arguments.py and tests/unit/test_environment_of_workers.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from mindspore import context
+from mindspore._c_expression import ms_ctx_param
+
+from ms_kungfu import _logging, env, membership, runtime
+
+_log = logging.getLogger(__name__)
+
+
+def keep_off() -> None:
+    """Switch the compile cache off for the rest of the process, and log once if the program has switched it on."""
+    parameter = getattr(ms_ctx_param, "enable_compile_cache", None)
+    if parameter is None:
+        return
+    stock: Any = context._context()
+    if "set_param" in vars(stock):
+        return
+    told = False
+
+    def tell(setting: str) -> None:
+        nonlocal told
+        if not told and membership.rank() == 0:
+            _logging.set_up(membership.rank)
+            _log.warning(
+                'compile cache: off in workers setting="%s" reason="ranks share it and it ignores batch shapes"',
+                setting,
+            )
+        told = True
+
+    own = stock.set_param
+
+    def set_param(name: Any, value: Any) -> None:
+        if name != parameter:
+            own(name, value)
+            return
+        if value > 0:
+            tell("set_context(enable_compile_cache=True)")
+        stock.enable_compile_cache = False
+        own(parameter, 0)
+
+    wanted = stock.enable_compile_cache
+    stock.set_param = set_param
+    if wanted is None and os.environ.get("MS_COMPILER_CACHE_ENABLE") == "1":
+        tell(f"{env.COMPILE_CACHE}=1")
+    set_param(parameter, int(bool(wanted)))
+
+
+if runtime.using_kungfu():
+    keep_off()
