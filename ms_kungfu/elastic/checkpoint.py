@@ -397,11 +397,12 @@ class Checkpointing:
         if host is None:
             return
         # A worker that the checkpoint has nothing of goes on as a joiner does.
-        own = host["own"][rank] if rank < len(host["own"]) else host["own"][0]
+        beyond = rank >= len(host["own"])
+        own = host["own"][0 if beyond else rank]
         found = {**host["components"], **own}
         conditions = self._conditions() or {"shards": None}  # the program's, which the checkpoint may change
         batch = "".join(_other_batch(c.capture(), found.get(c.name)) for c in now.components if c.name == "dataset")
-        differing = resume_components(now.components, found)
+        differing = resume_components(now.components, found, of_another=beyond)
         mine.checkpoint, mine.job = None, answer["job"]  # what the file says is of the job that wrote it
         _log.info("resumed from %s on %s", answer["path"], counted(runtime.current_cluster_size(), "worker"))
         if differing and membership.speaks_for_all():

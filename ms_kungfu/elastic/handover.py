@@ -20,7 +20,7 @@ import numpy as np
 from ms_kungfu import comm, membership, runtime
 from ms_kungfu.agreement import broadcast_json, gather_json, gather_living, told_by_one
 from ms_kungfu.comm import Array
-from ms_kungfu.elastic import sameness
+from ms_kungfu.elastic import randomness, sameness
 from ms_kungfu.elastic.differences import differing
 from ms_kungfu.elastic.inventory import assign, collect_parameters, fingerprint
 from ms_kungfu.elastic.state import TrainingState, restore_components
@@ -141,8 +141,9 @@ def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> 
     own = [t for t in tensors if id(t) in by_nature]
     unmarked = not all(map(sameness.is_marked, own))
     told = sameness.content_of(json.dumps(data).encode())
-    row = np.array([fingerprint(state.parameters), sameness.content(common), sameness.content(own), unmarked, told])
-    rows = gather_living(row, "kungfu/state/begin")
+    row = [fingerprint(state.parameters), sameness.content(common), sameness.content(own), unmarked, told]
+    rows = gather_living(np.array([*row, *randomness.row()]), "kungfu/state/begin")
+    randomness.decide({rank: each[len(row) :] for rank, each in rows.items()})
     _check_programs({rank: int(each[0]) for rank, each in rows.items()})
     if len({int(each[4]) for each in rows.values()}) > 1:
         _tell_of_other_data(gather_json(data or {}, "kungfu/state/data"))

@@ -39,6 +39,28 @@ class Told:
 
 
 @dataclass
+class Generators:
+    """What is known of the workers' random generators, by the names of their components; `randomness` says why."""
+
+    origins: dict[str, int] = field(default_factory=dict)  # numbers of their states at this process's first `begin`
+    shared: dict[str, bool] = field(default_factory=dict)  # decided: whether all workers have the same
+    of_source: dict[str, int] | None = None  # the origins of the worker that this one's state is from
+
+    def state(self) -> dict[str, Any]:
+        return {"origins": dict(self.origins), "shared": dict(self.shared)}
+
+    def receive(self, state: dict[str, Any] | None) -> None:
+        """Of a worker that has the training state, or of a checkpoint; None: of one of an older version."""
+        self.of_source = None if state is None else state["origins"]
+        self.shared.update({} if state is None else state["shared"])
+
+    def is_shared(self, name: str) -> bool:
+        """At a worker that has received another one's."""
+        same = self.of_source is None or self.of_source.get(name) == self.origins.get(name)
+        return self.shared.setdefault(name, same)
+
+
+@dataclass
 class Program:
     """Of one process, over all its trainings."""
 
@@ -50,6 +72,7 @@ class Program:
     checkpoint: int | None = None  # the step of the last one, until it is known to be on the disk; the same everywhere
     writes_checkpoint: bool = False  # and it is this process that writes it
     told: Told = field(default_factory=Told)
+    generators: Generators = field(default_factory=Generators)
 
 
 _process = Program()

@@ -9,8 +9,8 @@ The pieces (``CARRIED`` lists their names; a test trains on with each one missin
 - ``dataset``: an ElasticDataset's epoch and seed, and what of the epoch is still to be trained.
 - ``loss_scale``: the numbers of a loss scale manager that works on the host.
 - ``learning_rate``: the size that an `lr_rule` counts from and the factor it has arrived at.
-- ``random_mindspore``, ``random_python``, ``random_numpy``: the states of the global random generators. A joiner goes
-  on with those of the worker it gets its state from.
+- ``random_mindspore``, ``random_python``, ``random_numpy``: the states of the global random generators. A joining
+  worker goes on with those of the worker it gets its state from, or derives its own from them: see `randomness`.
 - ``random_generators``: those of the ``mindspore.Generator`` objects that are attributes of the trained cells.
 
 Not carried: what MindSpore's kernels keep for themselves (a compiled Dropout's own generator on CPU) and what a program
@@ -22,14 +22,10 @@ code.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-import numpy as np
-
-from ms_kungfu.elastic.inventory import collect_generators
 from ms_kungfu.errors import KungFuError
 
 CARRIED = (
@@ -59,6 +55,8 @@ class Component:
     restore: Callable[[Any], None]
     own: bool = False
     """Whether it differs between workers by nature."""
+    derive: Callable[[Any], None] | None = None
+    """Called with another worker's state once it is restored here, to derive this worker's own from it."""
 
 
 @dataclass(frozen=True)
@@ -72,57 +70,6 @@ class TrainingState:
     averaged: Sequence[Any] = ()
     statistics: Sequence[Any] = ()
     """Moving statistics, whether averaged or not."""
-
-
-def random_components(trained: Iterable[Any] = ()) -> list[Component]:
-    """The global random generators of Python, NumPy and MindSpore, and the generators that cells hold."""
-
-    def restore_python(state: Any) -> None:
-        version, numbers, gauss = state
-        random.setstate((version, tuple(numbers), gauss))
-
-    def capture_numpy() -> Any:
-        kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-        return [kind, np.asarray(keys).tolist(), position, has_gauss, gauss]
-
-    def restore_numpy(state: Any) -> None:
-        kind, keys, *rest = state
-        np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-
-    return [
-        # First: setting MindSpore's seed resets the other two as well.
-        Component("random_mindspore", _capture_mindspore, _restore_mindspore, own=True),
-        Component("random_python", random.getstate, restore_python, own=True),
-        Component("random_numpy", capture_numpy, restore_numpy, own=True),
-        _generators_component(collect_generators(trained)),
-    ]
-
-
-def _capture_mindspore() -> Any:
-    import mindspore as ms
-
-    return {"seed": ms.get_seed(), "generator": ms.get_rng_state().asnumpy().tolist()}
-
-
-def _restore_mindspore(state: Any) -> None:
-    import mindspore as ms
-
-    if state["seed"] is not None and state["seed"] != ms.get_seed():
-        ms.set_seed(state["seed"])
-    ms.set_rng_state(ms.Tensor(np.array(state["generator"], dtype=np.uint8)))
-
-
-def _generators_component(generators: Sequence[Any]) -> Component:
-    import mindspore as ms
-
-    def capture() -> Any:
-        return [g.get_state().asnumpy().tolist() for g in generators]
-
-    def restore(states: Any) -> None:
-        for generator, state in zip(generators, states):
-            generator.set_state(ms.Tensor(np.array(state, dtype=np.uint8)))
-
-    return Component("random_generators", capture, restore, own=True)
 
 
 def attributes_component(name: str, owner: Any) -> Component:
@@ -140,13 +87,20 @@ def restore_components(components: Sequence[Component], received: Mapping[str, A
     if differing:
         raise KungFuError(f"{min(differing)!r} is state on one side only; start all workers with the same program")
     for component in components:
-        component.restore(received[component.name])
+        _restore(component, received[component.name], of_another=True)
 
 
-def resume_components(components: Sequence[Component], kept: Mapping[str, Any]) -> list[str]:
+def _restore(component: Component, state: Any, of_another: bool) -> None:
+    component.restore(state)
+    if of_another and component.derive is not None:
+        component.derive(state)
+
+
+def resume_components(components: Sequence[Component], kept: Mapping[str, Any], of_another: bool = False) -> list[str]:
     """Restore from a checkpoint what it and the program both have: a program may watch its training in another way than
-    the one that wrote the checkpoint. Returns the names that only one of them has."""
+    the one that wrote the checkpoint. Returns the names that only one of them has. `of_another`: the checkpoint has
+    nothing of this worker's own, and `kept` is another one's."""
     for component in components:
         if component.name in kept:
-            component.restore(kept[component.name])
+            _restore(component, kept[component.name], of_another)
     return sorted(set(kept) ^ {c.name for c in components})

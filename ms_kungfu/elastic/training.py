@@ -13,7 +13,7 @@ import numpy as np
 from ms_kungfu import comm, membership, runtime
 from ms_kungfu.agreement import gather_json
 from ms_kungfu.dataset import replaying
-from ms_kungfu.elastic import chronicle, handover, inventory, measuring, program, state
+from ms_kungfu.elastic import chronicle, handover, inventory, measuring, program, randomness, state
 from ms_kungfu.elastic.ahead import Ahead
 from ms_kungfu.elastic.asynchronous import AsynchronousSteps, is_asynchronous
 from ms_kungfu.elastic.checkpoint import Checkpointing
@@ -195,7 +195,7 @@ class ElasticTraining:
         carried += [state.Component(name, part.state, part.restore) for name, part in parts.items() if part is not None]
         if self._loss_scale_manager is not None:
             carried.append(state.attributes_component("loss_scale", self._loss_scale_manager))
-        return [*carried, *state.random_components(self._trained), *self._options.components]
+        return [*carried, *randomness.components(self._trained), *self._options.components]
 
     @property
     def training_state(self) -> TrainingState:
@@ -229,6 +229,8 @@ class ElasticTraining:
         mine = program.current()
         mine.calls += 1
         self._call = mine.calls
+        if self._call == 1:
+            randomness.note_origins(self.components)
         self.should_stop = self._stop_asked = self._stopped = False
         self._steps_here = 0
         self.epoch = 0
@@ -541,6 +543,7 @@ class ElasticTraining:
             "epoch": self.epoch,
             "checkpoint": program.current().checkpoint,
             "job": program.current().job,
+            "generators": program.current().generators.state(),
         }
 
     @staticmethod
@@ -549,3 +552,4 @@ class ElasticTraining:
         mine.resume = progress
         mine.checkpoint = progress.get("checkpoint")  # not in files of older versions
         mine.job = progress.get("job", 1)
+        mine.generators.receive(progress.get("generators"))
