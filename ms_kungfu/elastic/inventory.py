@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import logging
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ms_kungfu.comm import Array
+
+_log = logging.getLogger(__name__)
 
 
 def collect_parameters(trained: Iterable[Any]) -> list[Any]:
@@ -18,11 +22,12 @@ def collect_parameters(trained: Iterable[Any]) -> list[Any]:
         if isinstance(item, ms.Parameter):
             return [item]
         if isinstance(item, ms.nn.Cell):
-            return item.get_parameters()
+            grouped = [cell for _, cell in item.cells_and_names() if is_grouped(cell)]
+            return [*item.get_parameters(), *(p for cell in grouped for p in parameters_of_groups(cell))]
         if isinstance(item, (list, tuple)):
             return [p for part in item for p in of(part)]
         held = [p for p in getattr(item, "__dict__", {}).values() if isinstance(p, ms.Parameter)]
-        if not held:
+        if not held and not is_scheduler(item):
             raise TypeError(f"expected cells, an optimizer or Parameters to keep the same on all workers, got {item!r}")
         return held
 
@@ -65,12 +70,86 @@ def collect_generators(trained: Iterable[Any]) -> list[Any]:
     return list({id(g): g for g in held}.values())
 
 
+def is_grouped(cell: Any) -> bool:
+    """Whether it is an optimizer that keeps its rates in ``param_groups``, as those of ``mindspore.experimental.optim``
+    and ``mindspore.mint.optim`` do. These are no ``nn.Optimizer``."""
+    groups = getattr(cell, "param_groups", None)
+    return isinstance(groups, list) and bool(groups) and all(isinstance(g, dict) and "params" in g for g in groups)
+
+
+def parameters_of_groups(optimizer: Any) -> list[Any]:
+    """What such an optimizer changes beside the Parameters of the cell: its learning rates, which a scheduler writes
+    to, and what it keeps in a group, such as a maximum."""
+    import mindspore as ms
+
+    held = list(getattr(optimizer, "lrs", ()))
+    for group in optimizer.param_groups:
+        for key, value in group.items():
+            if key != "params":
+                held += value if isinstance(value, (list, tuple)) else [value]
+    return list({id(p): p for p in held if isinstance(p, ms.Parameter)}.values())
+
+
+def numbers_of_groups(optimizer: Any) -> list[dict[str, float]]:
+    """The plain numbers of each group: a rate or a weight decay that the program has set."""
+    return [{k: v for k, v in group.items() if isinstance(v, (bool, int, float))} for group in optimizer.param_groups]
+
+
+def is_scheduler(item: Any) -> bool:
+    """Whether it sets the rates of an optimizer."""
+    return is_grouped(getattr(item, "optimizer", None)) and callable(getattr(item, "step", None))
+
+
+def collect_schedulers(trained: Iterable[Any], optimizers: Sequence[Any]) -> list[Any]:
+    """The schedulers among `trained`, and those of MindSpore that this process has made for one of the `optimizers`:
+    no optimizer knows its schedulers. In an order that is the same on all workers.
+
+    Of several of one class for one optimizer none is found, since nothing says which of them another worker's is.
+    """
+    given = [item for item in trained if is_scheduler(item)]
+    if not any(map(is_grouped, optimizers)):
+        return given
+    try:
+        from mindspore.experimental.optim import lr_scheduler
+    except ImportError:
+        return given
+    kinds = tuple(
+        kind for name in ("LRScheduler", "SequentialLR", "ReduceLROnPlateau") if (kind := vars(lr_scheduler).get(name))
+    )
+    inner = {id(getattr(optimizer, "optimizer", optimizer)): i for i, optimizer in enumerate(optimizers)}
+    made = [o for o in gc.get_objects() if issubclass(type(o), kinds) and id(vars(o).get("optimizer")) in inner]
+    # A SequentialLR has others, in their order.
+    nested = {id(part) for scheduler in made for part in _parts(scheduler)[1:]}
+    by_place: dict[tuple[int, str], list[Any]] = {}
+    for scheduler in made:
+        if id(scheduler) not in nested:
+            place = inner[id(scheduler.optimizer)], type(scheduler).__qualname__
+            by_place.setdefault(place, []).append(scheduler)
+    known = {id(part) for item in given for part in _parts(item)}
+    for (_, name), several in sorted(by_place.items()):
+        several = [scheduler for scheduler in several if id(scheduler) not in known]
+        if len(several) == 1:
+            given.append(several[0])
+        elif several:
+            _log.warning(
+                "%d schedulers %s set the rates of one optimizer, and joining workers receive the state of neither: "
+                "give them to ElasticTraining, in their order",
+                len(several),
+                name,
+            )
+    return [part for item in given for part in _parts(item)]
+
+
+def _parts(scheduler: Any) -> list[Any]:
+    return [scheduler, *(p for s in getattr(scheduler, "_schedulers", ()) for p in _parts(s))]
+
+
 def collect_optimizers(trained: Iterable[Any]) -> list[Any]:
     """The optimizers of MindSpore among `trained` and in its cells, each once; not those inside of another one."""
     import mindspore as ms
 
     def of(item: Any) -> Iterable[Any]:
-        if isinstance(item, ms.nn.Optimizer):
+        if isinstance(item, ms.nn.Optimizer) or (isinstance(item, ms.nn.Cell) and is_grouped(item)):
             return [item]
         if isinstance(item, ms.nn.Cell):
             return [found for cell in item.cells() for found in of(cell)]

@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import nn, ops
 from mindspore.nn.optim.optimizer import _IteratorLearningRate
 
-from ms_kungfu.elastic.inventory import assign, collect_cells
+from ms_kungfu.elastic.inventory import assign, collect_cells, is_grouped
 from ms_kungfu.elastic.lr_rule import FactorRule
 from ms_kungfu.errors import KungFuError
 
@@ -77,7 +77,13 @@ class LearningRates:
         """Those of the optimizers among `trained`: the same object whenever it is the same optimizers, so that several
         calls of training count from one start. `follows`: what there are `size` of. ValueError where there is no
         optimizer, or one that can't be scaled."""
-        optimizers = [cell for cell in collect_cells(trained).values() if isinstance(cell, nn.Optimizer)]
+        cells = collect_cells(trained).values()
+        if grouped := next((cell for cell in cells if is_grouped(cell)), None):
+            raise ValueError(
+                f"lr_rule can't scale the learning rate of {type(grouped).__name__}, which schedulers set in its "
+                "param_groups; let the scheduler's function ask ms_kungfu.current_cluster_size(), or leave lr_rule out"
+            )
+        optimizers = [cell for cell in cells if isinstance(cell, nn.Optimizer)]
         if not optimizers:
             raise ValueError("lr_rule needs an optimizer of mindspore.nn among what is trained, and there is none")
         if any(isinstance(optimizer, nn.LARS) for optimizer in optimizers):
@@ -163,6 +169,9 @@ def _wrap(optimizer: Any, schedule: Any, name: str) -> ScaledSchedule:
 
 def _rate_in(optimizer: Any) -> Any:
     """The Parameter that a number or list is in; None for a schedule, and for groups with rates of their own."""
+    if is_grouped(optimizer):
+        rates = [group.get("lr") for group in optimizer.param_groups]
+        return rates[0] if len(rates) == 1 and isinstance(rates[0], ms.Parameter) else None
     held = optimizer.learning_rate
     inner = held if isinstance(held, ms.Parameter) else getattr(held, "learning_rate", None)
     return inner if isinstance(inner, ms.Parameter) else None
@@ -175,7 +184,7 @@ def set_learning_rate(optimizer: Any, rate: float) -> None:
     """
     inner = _rate_in(optimizer)
     if inner is None:
-        groups = isinstance(optimizer.learning_rate, (tuple, list, nn.CellList))
+        groups = is_grouped(optimizer) or isinstance(optimizer.learning_rate, (tuple, list, nn.CellList))
         raise ValueError(
             f"a policy asked for the learning rate {rate:g}, but {type(optimizer).__name__} has "
             f"{'groups of parameters' if groups else 'a schedule'} with rates of their own; give it a number or a list"

@@ -15,6 +15,7 @@ import json
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ PERIOD = 100  # steps in which all pieces come once
 # Short: what differs otherwise comes behind it, in a message with an end.
 _REMEDY = "all begin alike by KungFuElasticCallback, ElasticTraining or sync_net_parameters"
 
+_reducers: weakref.WeakSet[Any] = weakref.WeakSet()  # of this process
 _alike: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _claims: list[tuple[Sequence[Any], int]] = []  # of this process: parameters, and what they were when it began
 
@@ -154,13 +156,22 @@ def pieces_of(
     # In this order they are named where several differ: a rate or scale that does makes the weights differ.
     optimizers = inventory.collect_optimizers(trained)
     for optimizer in optimizers:
-        add("the learning rate", _parameters_of(optimizer.learning_rate), optimizer)
+        if inventory.is_grouped(optimizer):
+            add("the learning rate", getattr(optimizer, "lrs", ()), optimizer)
+            add("the Parameter of a group", inventory.parameters_of_groups(optimizer), optimizer)
+            name = f"the numbers in param_groups of {type(optimizer).__name__}"
+            name += f" (number {sum(other.startswith(name) for other in found) + 1})" if name in found else ""
+            found[name] = Piece(name, 0, numbers=partial(inventory.numbers_of_groups, optimizer))
+        else:
+            add("the learning rate", _parameters_of(optimizer.learning_rate), optimizer)
     scales = (nn.TrainOneStepWithLossScaleCell, nn.DynamicLossScaleUpdateCell, nn.FixedLossScaleUpdateCell)
     for cell in inventory.collect_cells(trained).values():
         if isinstance(cell, scales):
             add("the loss scale", cell.get_parameters(expand=False))
     for item in trained:
-        if not isinstance(item, (ms.nn.Cell, ms.Parameter, list, tuple)):  # such as a DynamicLossScaler
+        if inventory.is_scheduler(item):
+            add("the scheduler's", inventory.collect_parameters([item]))
+        elif not isinstance(item, (ms.nn.Cell, ms.Parameter, list, tuple)):  # such as a DynamicLossScaler
             add("the loss scale", inventory.collect_parameters([item]))
     if loss_scale_manager is not None:
         numbers = state.attributes_component("loss_scale", loss_scale_manager).capture
@@ -168,12 +179,31 @@ def pieces_of(
         found[name] = Piece(name, 0, numbers=numbers)
     for optimizer in optimizers:
         add("the weight", optimizer.parameters, optimizer)
+    add("the weight", _served(trained))
     if all_parameters:
         add(
             "the Parameter",
             inventory.collect_parameters(t for t in trained if isinstance(t, (ms.nn.Cell, list, tuple))),
         )
     return list(found.values())
+
+
+def serves(reducer: Any) -> None:
+    """This cell reduces gradients over the workers; with Parameters as `planned_parameters` it says of which."""
+    _reducers.add(reducer)
+
+
+def _served(trained: Sequence[Any]) -> list[Any]:
+    """Of the Parameters among `trained` those whose gradients a reducer of this process reduces. One that isn't told
+    which they are may have any."""
+    import mindspore as ms
+
+    serving = [reducer for reducer in _reducers if reducer.begins_alike and not reducer.left_to_shards]
+    served = {id(p) for reducer in serving for p in reducer.planned_parameters}
+    if any(not reducer.planned_parameters for reducer in serving):
+        cells = [item for item in trained if isinstance(item, ms.nn.Cell)]
+        served |= {id(p) for cell in cells if not inventory.collect_optimizers([cell]) for p in cell.trainable_params()}
+    return [p for p in inventory.collect_parameters(trained) if id(p) in served]
 
 
 def _parameters_of(rates: Any) -> list[Any]:

@@ -9,6 +9,8 @@ The pieces (``CARRIED`` lists their names; a test trains on with each one missin
 - ``dataset``: an ElasticDataset's epoch and seed, and what of the epoch is still to be trained.
 - ``loss_scale``: the numbers of a loss scale manager that works on the host.
 - ``learning_rate``: the size that an `lr_rule` counts from and the factor it has arrived at.
+- ``param_groups``: the plain numbers in the groups of optimizers that have them (``mindspore.experimental.optim``), and
+  of the program's own schedulers for these. Their other rates and counters are Parameters.
 - ``random_mindspore``, ``random_python``, ``random_numpy``: the states of the global random generators. A joining
   worker goes on with those of the worker it gets its state from, or derives its own from them: see `randomness`.
 - ``random_generators``: those of the ``mindspore.Generator`` objects that are attributes of the trained cells.
@@ -26,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
+from ms_kungfu.elastic import inventory
 from ms_kungfu.errors import KungFuError
 
 CARRIED = (
@@ -35,6 +38,7 @@ CARRIED = (
     "dataset",
     "loss_scale",
     "learning_rate",
+    "param_groups",
     "random_mindspore",
     "random_python",
     "random_numpy",
@@ -79,6 +83,27 @@ def attributes_component(name: str, owner: Any) -> Component:
         return {k: v for k, v in vars(owner).items() if isinstance(v, (bool, int, float))}
 
     return Component(name, capture, lambda state: vars(owner).update(state))
+
+
+def groups_component(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Component:
+    """Of optimizers with ``param_groups`` and their schedulers. MindSpore's schedulers count in Parameters, and what
+    they have in numbers is what the program has given them."""
+    own = [s for s in schedulers if not type(s).__module__.startswith("mindspore.")]
+
+    def capture() -> Any:
+        return {
+            "groups": [inventory.numbers_of_groups(optimizer) for optimizer in optimizers],
+            "schedulers": [{k: v for k, v in vars(s).items() if isinstance(v, (bool, int, float))} for s in own],
+        }
+
+    def restore(state: Any) -> None:
+        for optimizer, groups in zip(optimizers, state["groups"]):
+            for group, numbers in zip(optimizer.param_groups, groups):
+                group.update(numbers)
+        for scheduler, numbers in zip(own, state["schedulers"]):
+            vars(scheduler).update(numbers)
+
+    return Component("param_groups", capture, restore)
 
 
 def restore_components(components: Sequence[Component], received: Mapping[str, Any]) -> None:

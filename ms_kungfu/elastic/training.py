@@ -52,7 +52,8 @@ class ElasticTraining:
 
     Args:
         trained: cells, optimizers, lists of Parameters, or objects that hold Parameters (a ``DynamicLossScaler``):
-            all that training changes.
+            all that training changes. Schedulers of ``mindspore.experimental.optim`` are found by their optimizer;
+            give those of your own.
         schedule: ``{step: size}``, ``"10:2,20:4"`` or a function of the step; None follows the config server only. A
             size is asked for at its step, and the cluster changes once the new workers are ready; a later entry takes
             the place of one that has not come true by then. Of a dict or text the workers of the next entry are started
@@ -165,6 +166,7 @@ class ElasticTraining:
 
             hold_last_rate(optimizer)
         self.monitor = monitor or next((o.monitor for o in self.optimizers if hasattr(o, "monitor")), None)
+        self._schedulers: list[Any] = []  # of optimizers with param_groups, once training began
         self.asynchronous = is_asynchronous(options, self.optimizers, dataset, self.monitor)
         """Whether the workers make their steps without coming together."""
         self._asynchronous = AsynchronousSteps(self, self._size_after, self._checkpoints, self._follow, self._suspend)
@@ -184,7 +186,7 @@ class ElasticTraining:
     def parameters(self) -> list[Any]:
         """The Parameters that are kept the same, each once."""
         bases = self._rates.bases if self._rates is not None else []
-        return [*inventory.collect_parameters(self._trained), *bases]
+        return [*inventory.collect_parameters((*self._trained, *self._schedulers)), *bases]
 
     @property
     def components(self) -> list[state.Component]:
@@ -195,6 +197,9 @@ class ElasticTraining:
         carried += [state.Component(name, part.state, part.restore) for name, part in parts.items() if part is not None]
         if self._loss_scale_manager is not None:
             carried.append(state.attributes_component("loss_scale", self._loss_scale_manager))
+        grouped = [optimizer for optimizer in self.optimizers if inventory.is_grouped(optimizer)]
+        if grouped or self._schedulers:
+            carried.append(state.groups_component(grouped, self._schedulers))
         return [*carried, *randomness.components(self._trained), *self._options.components]
 
     @property
@@ -226,6 +231,7 @@ class ElasticTraining:
         runtime.init()
         inventory.check_reduced(self._trained, None if self.dataset is None else self.dataset.shards)
         self._doubts.look(self._trained)
+        self._schedulers = inventory.collect_schedulers(self._trained, self.optimizers)
         mine = program.current()
         mine.calls += 1
         self._call = mine.calls
@@ -260,7 +266,8 @@ class ElasticTraining:
             different = [*self.training_state.averaged, *self.training_state.statistics]
             if self._deals_shards:  # each Parameter follows from the shards, or bits would depend on who computes which
                 different = list(self._options.averaged or ())
-            pieces = pieces_of(self._trained, self._loss_scale_manager, set(map(id, different)), self._deals_shards)
+            trained = (*self._trained, *self._schedulers)
+            pieces = pieces_of(trained, self._loss_scale_manager, set(map(id, different)), self._deals_shards)
             self._sameness = Sameness(pieces)
         resume = mine.resume
         if resume is None or self._call > resume["call"]:

@@ -70,7 +70,11 @@ def _outermost() -> list[Any]:
 def _updates() -> int:
     """By all of the program's optimizers so far."""
     found = (known() for known in _cells)
-    return sum(int(cell.global_step.asnumpy()[0]) for cell in found if isinstance(cell, nn.Optimizer))
+    return sum(
+        int(cell.global_step.asnumpy()[0])
+        for cell in found
+        if isinstance(cell, nn.Optimizer) and hasattr(cell, "global_step")
+    )
 
 
 class _OfPasses(ElasticTraining):

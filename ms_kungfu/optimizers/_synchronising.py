@@ -12,6 +12,7 @@ from mindspore.ops import composite
 
 from ms_kungfu import runtime
 from ms_kungfu.elastic import handover
+from ms_kungfu.elastic.inventory import is_grouped
 from ms_kungfu.elastic.learning_rates import hold_last_rate
 from ms_kungfu.ops import KungFuAllReduce, ReduceOp, wait_for_queue
 from ms_kungfu.ops._reparse import Mended
@@ -32,11 +33,16 @@ class Delegating(nn.Optimizer):
     """An optimizer around `optimizer`. Whatever isn't found here is that one's: its learning rate, its ``get_lr``, its
     global step."""
 
+    _takes_groups = False
+    """Whether `optimizer` may be one with ``param_groups``, which is no ``nn.Optimizer``."""
+
     def __init__(self, optimizer: nn.Optimizer) -> None:
-        if not isinstance(optimizer, nn.Optimizer):
+        grouped = isinstance(optimizer, nn.Cell) and is_grouped(optimizer)
+        if not isinstance(optimizer, nn.Optimizer) and not (grouped and self._takes_groups):
+            remedy = "; SynchronousSGDOptimizer takes it, and KungFuGradReducer before it does" if grouped else ""
             raise TypeError(
                 f"{type(self).__name__} goes around an optimizer of MindSpore (mindspore.nn.Optimizer), not "
-                f"{optimizer!r} ({type(optimizer).__name__})"
+                f"{optimizer!r} ({type(optimizer).__name__}){remedy}"
             )
         # Not the constructor of nn.Optimizer: it would make another learning rate and another global step.
         nn.Cell.__init__(self, auto_prefix=False)

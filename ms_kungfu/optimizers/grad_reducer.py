@@ -134,6 +134,7 @@ class KungFuGradReducer(nn.Cell):
         self._fusion = fusion
         self._overlap = overlap
         self.left_to_shards = False  # a ShardedStep has summed them
+        sameness.serves(self)
         self.begins_alike = True  # where the parameters differ between the ranks at first, the first reduction fails
 
     def leave_to_shards(self, mean: bool = True) -> None:

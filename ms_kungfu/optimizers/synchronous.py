@@ -8,6 +8,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import composite
 
+from ms_kungfu.elastic.inventory import is_grouped
 from ms_kungfu.fusion import Plan
 from ms_kungfu.ops import KungFuAllReduce, ReduceOp
 from ms_kungfu.ops._cluster import Cluster
@@ -32,8 +33,17 @@ class SynchronousSGDOptimizer(Synchronising):
     ``KungFuMomentum`` and its like are the same for MindSpore's own optimizers, by inheritance. `gradients_mean`,
     `fusion` and `overlap` are theirs, too. ``fusion_plan()`` shows the groups.
 
+    `optimizer` may also be one of ``mindspore.experimental.optim`` or ``mindspore.mint.optim``. Its schedulers are made
+    for `optimizer` itself: ``StepLR(optimizer, ...)``.
+
     Source: Goyal et al., Accurate, Large Minibatch SGD, 2017 (arXiv:1706.02677).
     """
+
+    _takes_groups = True
+
+    def __new__(cls, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        grouped = cls is SynchronousSGDOptimizer and is_grouped(optimizer)
+        return super().__new__(_OfGroups if grouped else cls)
 
     def __init__(
         self, optimizer: nn.Optimizer, gradients_mean: bool = True, fusion: Any = None, overlap: bool | None = None
@@ -46,6 +56,13 @@ class SynchronousSGDOptimizer(Synchronising):
         return self.grad_reducer.fusion_plan()
 
     @ms.jit(backend="ms_backend")
+    def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        return self.optimizer(self.grad_reducer(gradients))
+
+
+class _OfGroups(SynchronousSGDOptimizer):
+    """Around an optimizer with ``param_groups``, which reads its rates in Python: a jitted call would keep them."""
+
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         return self.optimizer(self.grad_reducer(gradients))
 

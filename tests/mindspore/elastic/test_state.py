@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import types
 
 import mindspore as ms
 import numpy as np
@@ -33,6 +34,17 @@ class Net(nn.Cell):
         return self.norm(self.dense(x)) * self.calls.mean()
 
 
+class Scheduler:
+    """Of the program's own, for an optimizer with groups."""
+
+    def __init__(self):
+        self.optimizer, self.steps = types.SimpleNamespace(param_groups=[{"params": []}]), 0
+
+    def step(self):
+        self.steps += 1
+        return self.steps
+
+
 class Run:
     """A training with every kind of state, in a loop of its own, on a cluster of one."""
 
@@ -48,8 +60,9 @@ class Run:
         self.data = ElasticDataset(
             ms.dataset.NumpySlicesDataset((x, x[:, :1]), ["x", "y"], shuffle=False), batch_size=4, seed=seed
         )
+        self.scheduler = Scheduler()
         self.elastic = ElasticTraining(
-            self.net, self.optimizer, dataset=self.data, loss_scale_manager=self.scale, lr_rule="linear"
+            self.net, self.optimizer, self.scheduler, dataset=self.data, loss_scale_manager=self.scale, lr_rule="linear"
         )
         self.grad = ms.value_and_grad(lambda x, y: ((self.net(x) - y) ** 2).mean(), None, self.net.trainable_params())
         self.elastic.begin()
@@ -72,6 +85,7 @@ class Run:
             "buffers": [b.asnumpy().tobytes() for b in self.elastic.training_state.buffers.values()],
             "step": self.elastic.step,
             "scale": self.scale.get_loss_scale(),
+            "scheduler": self.scheduler.step(),
             "random": (random.random(), np.random.rand(), ms.get_rng_state().asnumpy().tobytes(), noise),
         }
 
