@@ -253,6 +253,14 @@ LEDGER_DIR = _optional(
     "`python -m ms_kungfu.dataset.audit`. Unset: nowhere.",
     set_by="user",
 )
+CONTENTS_CHECK = Variable(
+    "KUNGFU_CONTENTS_CHECK",
+    Kind(_one_of("some", "all", "none"), "some, all or none"),
+    "some",
+    "Which samples the workers compare by their content as training begins, for each ElasticDataset without a "
+    "`contents_check=` of its own.",
+    set_by="user",
+)
 REPLAY = _optional(
     "KUNGFU_REPLAY",
     PATH,

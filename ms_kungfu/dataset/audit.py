@@ -20,6 +20,11 @@ What is checked
 - Where workers recorded checksums of what they had after a step (`ledger_fingerprints`) these are the same at all.
 - Epochs and their steps have consecutive numbers, and the versions of a job grow.
 - Over an epoch the shares of the participants contain each position of the permutation once.
+- Where all files have hashes of samples' contents (`ms_kungfu.dataset.contents`) these are the same.
+
+What it proves is of sample *numbers*. That a number stands for the same sample in each process the hashes say, of those
+samples that the workers have compared: some, or all. The verdict names which of both it is: ``(numbers)``, or
+``(numbers and contents)``.
 
 What it can't know is what came after the last line of a ledger of which each file was cut at its end.
 
@@ -68,6 +73,8 @@ class Epoch:
     """Sample: the steps that trained it, where these are several."""
     dropped: list[int] = field(default_factory=list)
     """Samples left out because `drop_remainder` says so."""
+    compared: int = 0
+    """Samples whose content is on record as the same at all workers."""
     given_back: int = 0
     """Samples that a worker had taken when it died, and which others trained: later, or as shards in the same step."""
 
@@ -91,6 +98,11 @@ class Report:
     @property
     def exact(self) -> bool:
         return bool(self.epochs) and not self.problems and all(epoch.exact for epoch in self.epochs)
+
+    @property
+    def proves(self) -> str:
+        """Of what `exact` is said."""
+        return "numbers and contents" if all(epoch.compared for epoch in self.epochs) else "numbers"
 
 
 _Place = tuple[int, int]  # epoch and step
@@ -120,6 +132,7 @@ def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: I
         agreed = {place: _agree(_name(data, *place), records, report) for place, records in sorted(found.items())}
         _attend(data, found, agreed, report)
         _compare(data, found, agreed, report)
+        compared = _compare_contents(data, found, agreed, report)
         numbers = {epoch for epoch, _ in agreed} | {epoch for other, epoch in ends if other == data}
         for number in range(max(numbers) + 1):
             of_epoch = {step: claim for (epoch, step), claim in agreed.items() if epoch == number}
@@ -132,7 +145,9 @@ def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: I
                 step: _trained(_name(data, number, step), claim, found[number, step], report)
                 for step, claim in of_epoch.items()
             }
-            report.epochs.append(_cover(data, number, of_epoch, trained, finished, end, report))
+            epoch = _cover(data, number, of_epoch, trained, finished, end, report)
+            epoch.compared = compared
+            report.epochs.append(epoch)
     return report
 
 
@@ -214,6 +229,33 @@ def _compare(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, 
             return
 
 
+def _compare_contents(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, Claim], report: Report) -> int:
+    """Of how many samples the files of all that count say that their contents are the same; 0 if one doesn't."""
+    of_files: dict[str, Record] = {}
+    for place, claim in agreed.items():
+        for record in found[place]:
+            if record.claim == claim:
+                of_files.setdefault(record.where.rpartition(",")[0], record)
+    known = [record for record in of_files.values() if record.contents is not None]
+    for kind in ("some", "all"):
+        by_hash: dict[str, list[Record]] = defaultdict(list)
+        for record in known:
+            if record.contents is not None and kind in record.contents:
+                by_hash[str(record.contents[kind])].append(record)
+        if len(by_hash) > 1:
+            told = "; ".join(
+                f"{bits} in {', '.join(sorted(record.where.rpartition(',')[0] for record in records)[:3])}"
+                for bits, records in by_hash.items()
+            )
+            report.problems.append(
+                f"{_name_of(data)}the processes had other contents behind the same sample numbers: hash {told}"
+            )
+            return 0
+    if len(known) < len(of_files):
+        return 0
+    return min((record.contents["samples"] for record in known if record.contents is not None), default=0)
+
+
 def _end(name: str, records: list[Record], steps: int, report: Report) -> End | None:
     """What all workers that came to the end of the epoch say of it."""
     said = {(record.step, record.claim): record for record in records}
@@ -246,9 +288,12 @@ def history(records: list[Record], report: Report) -> list[Record]:
     return kept
 
 
+def _name_of(data: int) -> str:
+    return f"dataset {data}, " if data else ""
+
+
 def _name(data: int, epoch: int, step: int | None = None) -> str:
-    of = f"dataset {data}, " if data else ""
-    return f"{of}epoch {epoch}" + ("" if step is None else f", step {step}")
+    return f"{_name_of(data)}epoch {epoch}" + ("" if step is None else f", step {step}")
 
 
 def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
@@ -424,6 +469,10 @@ def to_text(report: Report) -> str:
         if epoch.repeated:
             items = [f"{sample} (steps {', '.join(map(str, steps))})" for sample, steps in epoch.repeated.items()]
             lines.append(f"  trained more than once: {_number(len(items), 'sample')}: {_some(items)}")
+    for epoch in {epoch.data: epoch for epoch in report.epochs}.values():
+        if epoch.compared:
+            of = f"{epoch.compared} of {_number(epoch.total, 'sample')}"
+            lines.append(f"{_name_of(epoch.data)}contents: {of} compared, the same at all workers")
     for kind, texts in (("note", report.notes), ("problem", report.problems)):
         lines += [f"{kind}: {text}" for text in texts[:_SHOWN]]
         if len(texts) > _SHOWN:
@@ -432,7 +481,8 @@ def to_text(report: Report) -> str:
     if not report.epochs:
         lines.append("NOT exact: no step is on record")
     elif report.exact:
-        lines.append(f"exact: each sample was trained once in each of {_number(finished, 'finished epoch')}")
+        of = f"{_number(finished, 'finished epoch')} ({report.proves})"
+        lines.append(f"exact: each sample was trained once in each of {of}")
     else:
         wrong = sum(not epoch.exact for epoch in report.epochs)
         lines.append(
@@ -459,7 +509,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{args.logdir} has no ledger: there is no file *.jsonl")
     report = audit(files, problems, notes)
     if args.json:
-        print(json.dumps({"exact": report.exact, **asdict(report)}, indent=2))
+        print(json.dumps({"exact": report.exact, "proves": report.proves, **asdict(report)}, indent=2))
     else:
         print(to_text(report))
     return 0 if report.exact else 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import random
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from ms_kungfu import env, membership, runtime
 from ms_kungfu._checks import at_least
-from ms_kungfu.dataset import pipelines, replaying, sharding, shards
+from ms_kungfu.dataset import contents, pipelines, replaying, sharding, shards
 from ms_kungfu.dataset.conditions import of_machine
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
 from ms_kungfu.dataset.shares import Shares
@@ -112,6 +113,11 @@ class ElasticDataset(Shares, ds.Dataset):
             ``(4,)``, a function of (`seed`, epoch, sample) alone and another one for each. What a map draws from
             ``np.random.default_rng(key)`` is then the same whoever makes the sample, and however often. A column that
             no map takes comes out with the others. docs/data.md
+        contents_check: which samples the workers compare by their content as training begins, and a worker that joins
+            or resumes with those that training began with: ``"some"`` (eight), ``"all"`` or ``"none"``; by default that
+            of ``KUNGFU_CONTENTS_CHECK``, else ``"some"``. What differs is refused, and named by its numbers. Compared
+            is what the source's own dataset yields, below its maps. If that differs from one read to the next it is
+            left out, and with ``"all"`` it is a ValueError.
 
     Every sample is trained once an epoch, whatever happens in between: after a resize or a death the rest of the epoch
     is dealt out anew from where the *trained* steps end, so batches that MindSpore had prefetched come from the new
@@ -144,6 +150,7 @@ class ElasticDataset(Shares, ds.Dataset):
         shards_check: str = "raise",
         key_column: str | None = None,
         ledger_fingerprints: int | None = None,
+        contents_check: str | None = None,
     ) -> None:
         ds.Dataset.__init__(self)
         if not (isinstance(source, ds.Dataset) or callable(source)):
@@ -167,6 +174,13 @@ class ElasticDataset(Shares, ds.Dataset):
         if shards is None and shards_check != "raise":
             raise ValueError("shards_check goes with shards")
         self._shards_check = shards_check
+        self._contents_check = env.CONTENTS_CHECK.get() if contents_check is None else contents_check
+        if self._contents_check not in contents.CHECKS:
+            raise ValueError(
+                f"contents_check is {', '.join(map(repr, contents.CHECKS[:-1]))} or {contents.CHECKS[-1]!r}, got "
+                f"{self._contents_check!r}"
+            )
+        self._contents_are_read = False
         every = _FINGERPRINTS
         if ledger_fingerprints is not None:
             every = at_least(0, ledger_fingerprints, "ledger_fingerprints")
@@ -192,7 +206,7 @@ class ElasticDataset(Shares, ds.Dataset):
             conditions = self.conditions if sharded else None
             self._ledger = Ledger(
                 Path(folder), ElasticDataset._made, ledger_errors,
-                sharded=sharded, conditions=conditions, fingerprints=every,
+                sharded=sharded, conditions=conditions, fingerprints=every, contents=lambda: self._contents,
             )  # fmt: skip
         self._drawn_from = max(samples, (pipeline.drawn_from if pipeline is not None else None) or 0)
         ElasticDataset._made += 1
@@ -205,6 +219,34 @@ class ElasticDataset(Shares, ds.Dataset):
             return {}
         own = {"shards": self._shards, "global_batch": self._global, "seed": self._seed}
         return {**of_machine(membership.fixed_core_count()), **own}
+
+    def read_contents(self) -> None:
+        """Read the samples that the workers compare, once."""
+        if self._contents_are_read or self._contents_check == "none":
+            return
+        self._contents_are_read = True
+        of_all = self._contents_check == "all"
+        try:
+            self._contents = _contents_of(self._leaf_pipelines, self._drawn_from, of_all, self._reads_alike())
+        except contents.UnstableError as error:
+            if of_all:
+                raise ValueError(f"contents_check='all': {error}; give 'some', or 'none'") from error
+            _log.info("ElasticDataset: workers compare samples by number, not by content: %s", error)
+
+    def _reads_alike(self) -> bool:
+        """Whether the samples come from files or arrays, so that reading one again yields the same."""
+        if not isinstance(self._source, ds.Dataset):
+            return False
+        leaf = pipelines.nodes_of(self._source)[-1]
+        return isinstance(leaf, ds.NumpySlicesDataset) or not isinstance(leaf, ds.GeneratorDataset)
+
+    def _leaf_pipelines(self, numbers: list[int]) -> list[ds.Dataset]:
+        """The datasets below all maps, over these samples in this order."""
+        if not isinstance(self._source, ds.Dataset):
+            return pipelines.leaves_of(self._source(numbers))
+        (leaf,) = pipelines.leaves_of(self._source)
+        leaf.use_sampler(ds.SubsetSampler(numbers if self._chosen is None else [self._chosen[i] for i in numbers]))
+        return [leaf]
 
     # -- what MindSpore calls -----------------------------------------------------------------------------------------
 
@@ -347,6 +389,33 @@ def _next(batches: Iterator[Any], expected: int, keeps_rows: bool) -> tuple[Any,
             "gives each sample that it is asked for, once"
         )
     return batch, given
+
+
+def _contents_of(
+    leaves: Callable[[list[int]], list[ds.Dataset]], total: int, of_all: bool, reads_alike: bool
+) -> contents.Contents:
+    """UnstableError if the source yields a sample otherwise when it is asked for it again."""
+    some = contents.chosen(total)
+    # By separate pipelines: a GeneratorDataset yields no more samples than its source has.
+    passes = [list(range(total)) if of_all else some, *([] if reads_alike else [some] * (contents.READS - 1))]
+    # A source may draw its augmentation from the process's generators, which belong to the program.
+    states = random.getstate(), np.random.get_state()
+    hashes: dict[int, bytes] = {}
+    try:
+        for numbers in passes:
+            iterators = [leaf.create_tuple_iterator(num_epochs=1, output_numpy=True) for leaf in leaves(numbers)]
+            rows = 0
+            for number, parts in zip(numbers, zip(*iterators)):
+                rows += 1
+                found = contents.hash_of(part for columns in parts for part in columns)
+                if hashes.setdefault(number, found) != found:
+                    raise contents.UnstableError(f"sample {number} differs from one read to the next")
+            if rows < len(numbers):
+                raise contents.UnstableError(f"the source yielded {rows} of {len(numbers)} samples")
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+    return contents.made_of(total, hashes)
 
 
 class _Batches:

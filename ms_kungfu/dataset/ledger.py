@@ -7,7 +7,9 @@ its last. What is written survives the process but not the machine: nothing is s
 A file begins with a header: ``ledger``, the format of the file; ``written_by``, the ms_kungfu that wrote it; the worker
 (``job``, the same for all workers of a job, ``data``, which counts the ElasticDatasets of the program, ``uid``, and
 ``time`` in seconds since 1970); and ``stopped``, why the file ends before its training does, null where it doesn't.
-With shards it also has ``conditions``, what the bits depend on (`ms_kungfu.dataset.conditions`).
+With shards it also has ``conditions``, what the bits depend on (`ms_kungfu.dataset.conditions`). If the workers have
+compared what is behind the numbers, it has ``contents`` (`ms_kungfu.dataset.contents`): ``samples``, how many of them,
+and hashes, ``some`` and ``all``, which are equal in all files if the contents are.
 
 The line of a step has, besides ``rank`` and ``share`` (the positions that were delivered to this worker), what all
 workers know of it: the epoch and the step's number in it; cluster version and size; ``members``, the ranks to whom
@@ -47,12 +49,13 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable
 
 from ms_kungfu import env, runtime
 from ms_kungfu._version import VERSION
+from ms_kungfu.dataset.contents import Contents
 from ms_kungfu.dataset.sharding import EpochCursor, Range, Step
 from ms_kungfu.errors import KungFuError
 
@@ -95,7 +98,7 @@ class Ledger:
     With `errors` "raise" a line that can't be written is an OSError, and so is each one after it. With "warn" the file
     ends there, which is a warning, and training goes on without a record. Both leave the reason in the header.
     `sharded`: its steps are deals of shards. `conditions`: what the header says of the bits; `fingerprints`: after how
-    many steps there is one, 0 for never.
+    many steps there is one, 0 for never. `contents`: hashes of the source's samples, for the header; None: unknown.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class Ledger:
         sharded: bool = False,
         conditions: Callable[[], dict[str, Any]] | None = None,
         fingerprints: int = 0,
+        contents: Callable[[], Contents | None] | None = None,
     ) -> None:
         if errors not in ERRORS:
             raise ValueError(f"ledger_errors is {' or '.join(map(repr, ERRORS))}, got {errors!r}")
@@ -114,8 +118,8 @@ class Ledger:
         self._data = data
         self._errors = errors
         self._format = FORMAT if sharded else _WITHOUT_SHARDS
-        self._conditions = conditions
-        self._told: dict[str, Any] = {}  # of the conditions, in the header
+        self._conditions, self._contents = conditions, contents
+        self._told: dict[str, Any] = {}  # of these, in the header
         self._fingerprints = fingerprints
         self._file: Any = None
         self._whole = 0  # bytes of it that are whole lines
@@ -151,6 +155,9 @@ class Ledger:
                 self._file = self._create()
                 if self._conditions is not None:
                     self._told = {"conditions": self._conditions()}
+                found = None if self._contents is None else self._contents()
+                if found is not None:
+                    self._told["contents"] = found.words()
                 self._append(self._header())
             line, crc = seal(values, self._crc)
             self._append(line + b"\n")
@@ -285,6 +292,8 @@ class Record:
     share: tuple[Range, ...]
     claim: Claim | End | Stop
     fingerprint: Fingerprint | None = field(default=None, compare=False)
+    contents: Mapping[str, Any] | None = field(default=None, compare=False)
+    """What its file's header says of the samples' contents."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -371,6 +380,7 @@ def _read_file(path: Path, problems: list[str], notes: list[str]) -> list[Record
         notes.append(f"{path.name}: empty (its worker was killed, or its disk was full, before its first line)")
     records: list[Record] = []
     header = _header_in(path.name, lines[0]) if lines else None
+    contents = _contents(header)
     crc = 0
     for number, content in enumerate(lines, 1):
         where = f"{path.name}, line {number}"
@@ -387,7 +397,7 @@ def _read_file(path: Path, problems: list[str], notes: list[str]) -> list[Record
                 if not is_sealed(content, before):
                     problems.append(f"{where}: isn't what was written after the line before it; not counted")
                     continue
-            records.append(_parse(line, where))
+            records.append(replace(_parse(line, where), contents=contents))
         except (ValueError, KeyError, TypeError):
             lost = " (nor has the file the header of one that has them)" if b'"crc":' in content and not header else ""
             problems.append(f"{where}: not a record of a step{lost}")
@@ -401,6 +411,12 @@ def _read_file(path: Path, problems: list[str], notes: list[str]) -> list[Record
         except (ValueError, KeyError, TypeError):
             problems.append(f"{path.name}, line 1: not a header")
     return records
+
+
+def _contents(header: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    found = None if header is None else header.get("contents")
+    whole = isinstance(found, dict) and type(found.get("samples")) is int and isinstance(found.get("some"), str)
+    return found if whole else None
 
 
 def _header_in(name: str, line: bytes) -> dict[str, Any] | None:

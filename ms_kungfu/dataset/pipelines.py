@@ -61,6 +61,17 @@ def nodes_of(pipeline: ds.Dataset) -> list[ds.Dataset]:
     return nodes
 
 
+def leaves_of(pipeline: ds.Dataset) -> list[Any]:
+    """Copies of the datasets that it reads, by themselves."""
+    if pipeline.children:
+        return [leaf for child in pipeline.children for leaf in leaves_of(child)]
+    leaf = copy.deepcopy(pipeline)
+    leaf.parent = []
+    if getattr(leaf, "decode", False):
+        leaf.decode = False  # the file's bytes say as much
+    return [leaf]
+
+
 def take_apart(pipeline: ds.Dataset) -> Pipeline:
     """TypeError or ValueError where its samples can't be dealt by a sampler. `pipeline` itself stays as it is."""
     nodes = nodes_of(copy.deepcopy(pipeline))

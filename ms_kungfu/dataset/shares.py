@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ms_kungfu import _core, membership, runtime
 from ms_kungfu._checks import at_least
-from ms_kungfu.dataset import sharding
+from ms_kungfu.dataset import contents, sharding
 from ms_kungfu.dataset.shards import count as count_shards
 from ms_kungfu.errors import KungFuError
 
@@ -113,6 +113,7 @@ class Shares:
         self._as_dealt: dict[str, Any] = {}  # of a step of shards: what may be others for the next one already
         self._delivered: list[tuple[sharding.Range, ...]] = []  # to this worker, of the first of the steps taken
         self._fingerprint: dict[str, Any] | None = None  # of the step that is over
+        self._contents: contents.Contents | None = None  # once they are read
         self.driven: Driver | None = None  # which calls `commit`
         self.suspended = False  # nothing more is handed out
 
@@ -206,6 +207,19 @@ class Shares:
     def conditions(self) -> dict[str, Any]:
         """What the bits of training depend on besides its program; nothing where that is the cluster, too."""
         return {}
+
+    @property
+    def contents(self) -> contents.Contents | None:
+        """Hashes of samples by their numbers, which the workers compare; None before `read_contents`, and if each
+        process may have other ones."""
+        return self._contents
+
+    def read_contents(self) -> None:
+        """Read the samples that the workers compare, once. Nothing to do without a source."""
+
+    def leave_out_contents(self) -> None:
+        """Another worker has none to compare. At all workers alike."""
+        self._contents = None
 
     def wants_fingerprint(self, step: int) -> bool:
         """Whether the step that is over, the `step`-th since training began, goes on record with a fingerprint."""
@@ -399,12 +413,15 @@ class Shares:
     def state(self) -> dict[str, Any]:
         """What another worker needs to go on from here; JSON."""
         batch = [self._per_worker, self._global]
-        before = {"steps_before": self._steps_before} if self._passes > 1 else {}
-        return {**self._cursor.state(), "seed": self._seed, "batch": batch, "shards": self._shards, **before}
+        more: dict[str, Any] = {"steps_before": self._steps_before} if self._passes > 1 else {}
+        if self._contents is not None:
+            more["contents"] = self._contents.state()
+        return {**self._cursor.state(), "seed": self._seed, "batch": batch, "shards": self._shards, **more}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from another worker's `state`. ValueError where that worker has other data."""
         self._cursor.restore(state)
+        self._compare_contents(state.get("contents"))
         self._delivered, self._sums = [], 0
         self._seed, self._steps_before = state["seed"], state.get("steps_before", 0)
         # Where both deal shards the number is the training's; a checkpoint of another training may be without.
@@ -412,6 +429,16 @@ class Shares:
         per_worker, of_all = state["batch"]
         self._hold(per_worker, of_all, None if self._shards is None else shards)
         self._deals += 1
+
+    def _compare_contents(self, of_others: Sequence[Any] | None) -> None:
+        if self._contents is None or of_others is None:
+            self._contents = None  # nothing is known of theirs
+            return
+        if apart := contents.differing([self._contents, contents.restored(of_others)]):
+            raise ValueError(
+                f"ElasticDataset: {contents.text_of(apart)} of {self._total} at this worker differ from those that "
+                f"training began with; {contents.REMEDY}"
+            )
 
     def _deliver(self, share: tuple[sharding.Range, ...]) -> None:
         """What has really come to this worker in the step that was taken last: that goes on record."""

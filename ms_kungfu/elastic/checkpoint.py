@@ -363,21 +363,22 @@ class Checkpointing:
             )
             self.write(step)
 
-    def begin(self, joined: bool, goes_on: bool) -> None:
+    def begin(self, joined: bool, goes_on: bool) -> bool:
         """A call of training begins: at the first one with this folder all take the newest checkpoint, if there is one.
+        Whether they have taken one.
 
         Not at one that has `joined`, nor where training `goes_on` in a call that the others have begun before.
         """
         if self.folder is None:
-            return
+            return False
         path = os.path.abspath(self.folder.folder)
         known = program.current().checkpoint_folders
-        if not joined and not goes_on and path not in known:
-            self._restore(self.folder)
+        resumed = not joined and not goes_on and path not in known and self._restore(self.folder)
         # Also at a joiner that comes to a call which the others have begun before: they have read it.
         known.add(path)
+        return resumed
 
-    def _restore(self, folder: CheckpointFolder) -> None:
+    def _restore(self, folder: CheckpointFolder) -> bool:
         """The lowest rank reads it: where there are several machines the others may not see its folder."""
         now, rank = self._now(), runtime.current_rank()
 
@@ -395,14 +396,14 @@ class Checkpointing:
         mine.job = answer["job"]
         host = answer["host"]
         if host is None:
-            return
+            return False
         # A worker that the checkpoint has nothing of goes on as a joiner does.
         beyond = rank >= len(host["own"])
         own = host["own"][0 if beyond else rank]
         found = {**host["components"], **own}
         conditions = self._conditions() or {"shards": None}  # the program's, which the checkpoint may change
         batch = "".join(_other_batch(c.capture(), found.get(c.name)) for c in now.components if c.name == "dataset")
-        differing = resume_components(now.components, found, of_another=beyond)
+        differing = self._resume_components(now, found, answer["path"], of_another=beyond)
         mine.checkpoint, mine.job = None, answer["job"]  # what the file says is of the job that wrote it
         _log.info("resumed from %s on %s", answer["path"], counted(runtime.current_cluster_size(), "worker"))
         if differing and membership.speaks_for_all():
@@ -414,6 +415,22 @@ class Checkpointing:
         if told and membership.speaks_for_all():
             text = "%s was written under other conditions (%s): what follows isn't bit for bit what it would have been"
             _log.warning(text, answer["path"], told)
+        return True
+
+    def _resume_components(
+        self, now: TrainingState, found: Mapping[str, Any], path: str, of_another: bool
+    ) -> list[str]:
+        """Collective: KungFuError, at all workers, if one of them can't go on from the file, as its data differ. If it
+        raised alone, the others would wait for it."""
+        refusal, differing = "", list[str]()
+        try:
+            differing = resume_components(now.components, found, of_another=of_another)
+        except (KungFuError, ValueError) as error:
+            refusal = str(error)
+        for rank, told in gather_json(refusal, "kungfu/resumed").items():
+            if told:
+                raise KungFuError(f"rank {rank} can't resume from {path}: {told}")
+        return differing
 
     def _open(
         self, folder: CheckpointFolder, now: TrainingState, newest: Mapping[int, Sequence[int]]

@@ -20,6 +20,8 @@ import numpy as np
 from ms_kungfu import comm, membership, runtime
 from ms_kungfu.agreement import broadcast_json, gather_json, gather_living, told_by_one
 from ms_kungfu.comm import Array
+from ms_kungfu.dataset import contents
+from ms_kungfu.dataset.shares import Shares
 from ms_kungfu.elastic import randomness, sameness
 from ms_kungfu.elastic.differences import differing
 from ms_kungfu.elastic.inventory import assign, collect_parameters, fingerprint
@@ -166,6 +168,28 @@ def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> 
         if runtime.current_rank() == min(rows):
             _log.info("the workers' parameters differed: training begins from this one's")
     sameness.mark(tensors)
+
+
+def compare_contents(dataset: Shares) -> None:
+    """Collective of workers that begin, or resume, together: KungFuError, at all of them, if a sample number stands for
+    another content at one of them. If one has no contents to compare, none claims that they are the same."""
+    own = dataset.contents
+    row = np.array([own is not None, 0 if own is None else own.word()], dtype=np.int64)
+    rows = gather_living(row, "kungfu/data/contents")
+    if not all(each[0] for each in rows.values()):
+        dataset.leave_out_contents()
+    elif len({int(each[1]) for each in rows.values()}) > 1:
+        told = gather_json([] if own is None else own.state(), "kungfu/data/samples")
+        everyones = {rank: contents.restored(each) for rank, each in told.items()}
+        first = min(everyones)
+        others = [rank for rank, each in everyones.items() if contents.differing([everyones[first], each])]
+        apart = contents.differing(everyones.values())
+        if not apart:  # one of them compares all samples, and another one some
+            return
+        raise KungFuError(
+            f"ElasticDataset: {contents.text_of(apart)} at rank {first} differ from those at rank "
+            f"{', '.join(map(str, others))}; {contents.REMEDY}"
+        )
 
 
 def _tell_of_other_data(everyones: Mapping[int, Mapping[str, Any]]) -> None:

@@ -251,6 +251,8 @@ class ElasticTraining:
         if self._prepare_step is not None and (membership.is_joiner() or self._deals_shards) and not runtime.detached():
             # Before the others have to wait for this worker; with shards for anybody's shape, which may become its own.
             self._prepare_step()
+        if self.dataset is not None and not runtime.detached():
+            self.dataset.read_contents()
         if membership.is_joiner() and not runtime.detached():
             membership.join()  # until here the others have trained on
         if runtime.detached():
@@ -260,7 +262,9 @@ class ElasticTraining:
         if joins:
             handover.share_state(self.training_state)
             chronicle.joined((mine.resume or self._progress())["step"])
-        self._checkpoints.begin(joins, mine.resume is not None and self._call <= mine.resume["call"])
+        resumed = self._checkpoints.begin(joins, mine.resume is not None and self._call <= mine.resume["call"])
+        if resumed and self.dataset is not None and runtime.current_cluster_size() > 1:
+            handover.compare_contents(self.dataset)
         self._scale_rates()
         if not self.asynchronous:
             different = [*self.training_state.averaged, *self.training_state.statistics]
@@ -273,6 +277,8 @@ class ElasticTraining:
         if resume is None or self._call > resume["call"]:
             if runtime.current_cluster_size() > 1:
                 handover.begin_alike(self.training_state, None if self.dataset is None else self.dataset.same_at_all())
+                if self.dataset is not None:
+                    handover.compare_contents(self.dataset)
             self._suspend(False)
             if self.monitor is not None:
                 measuring.begin(self.monitor, self.optimizers, self.step)

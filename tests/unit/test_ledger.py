@@ -202,6 +202,38 @@ def test_a_whole_ledger_is_exact(recorded):
     assert "each of 64 samples once" in audit.to_text(report)
 
 
+def tell_contents(path, contents):
+    header, *records = map(json.loads, path.read_text().splitlines())
+    write(path, [{**header, "contents": contents}, *records])
+
+
+def test_audit_of_equal_contents_proves_numbers_and_contents(recorded):
+    for path in recorded:
+        tell_contents(path, {"samples": 8, "some": "ab"})
+    report = verdict(recorded[0].parent)
+    assert (report.exact, report.proves, report.epochs[0].compared) == (True, "numbers and contents", 8)
+    text = audit.to_text(report)
+    assert "contents: 8 of 64 samples compared, the same at all workers" in text
+    assert text.endswith("2 finished epochs (numbers and contents)")
+
+
+def test_audit_of_contents_that_one_file_lacks_proves_numbers_alone(recorded):
+    tell_contents(recorded[0], {"samples": 8, "some": "ab"})
+    report = verdict(recorded[0].parent)
+    assert (report.exact, report.proves, report.epochs[0].compared) == (True, "numbers", 0)
+
+
+@pytest.mark.parametrize(
+    "other", [{"samples": 8, "some": "cd"}, {"samples": 64, "some": "ab", "all": "cd"}], ids=["some", "all"]
+)
+def test_audit_of_other_contents_behind_the_numbers_is_not_exact(recorded, other):
+    tell_contents(recorded[0], {"samples": 64, "some": "ab", "all": "ab"})
+    tell_contents(recorded[1], other)
+    report = verdict(recorded[0].parent)
+    assert not report.exact
+    assert "the processes had other contents behind the same sample numbers" in report.problems[0]
+
+
 def test_samples_that_were_never_trained_are_named(recorded):
     for path in recorded:
         change(path, lambda line: {**line, "participants": [0]} if line["rank"] == 0 else None, at(0, 1))
@@ -288,7 +320,7 @@ def test_an_unfinished_last_epoch_says_how_far_it_came(recorded):
     report = verdict(recorded[0].parent)
     assert report.exact
     assert "epoch 1: 2 steps so far, 32 of 64 samples, each once" in audit.to_text(report)
-    assert audit.to_text(report).endswith("exact: each sample was trained once in each of 1 finished epoch")
+    assert audit.to_text(report).endswith("exact: each sample was trained once in each of 1 finished epoch (numbers)")
 
 
 def test_an_unfinished_epoch_before_the_last_is_not_exact(recorded):
@@ -334,7 +366,7 @@ def test_the_command_prints_a_verdict_and_exits_by_it(recorded):
         "ledger of 2 workers in 1 job",
         "epoch 0: 4 steps, each of 64 samples once",
         "epoch 1: 4 steps, each of 64 samples once",
-        "exact: each sample was trained once in each of 2 finished epochs",
+        "exact: each sample was trained once in each of 2 finished epochs (numbers)",
     ]
     document = json.loads(run(folder, "--json").stdout)
     assert document["exact"] is True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.conftest import long
@@ -31,6 +33,14 @@ def test_data_that_are_not_everybodys_are_refused_before_the_first_step(run_elas
     assert not reports.of("end")
     assert not reports.by_step("begin")
     assert reports.output.count(f"the workers' data differ: {told}; start all workers with the same data") >= 3
+
+
+@pytest.mark.parametrize("how", ["loop", long("callback")])
+def test_samples_with_other_contents_at_one_worker_are_refused(run_elastic, how):
+    reports = run_elastic("unseeded.py", how, "pynative", "contents", np=2, status=1)
+    assert not reports.of("end")
+    assert not reports.by_step("begin")
+    assert len(re.findall(r"samples 0, [\d, ]+ and 59 at rank 0 differ from those at rank 1;", reports.output)) >= 2
 
 
 @pytest.mark.parametrize("mode", ["graph", long("pynative")])

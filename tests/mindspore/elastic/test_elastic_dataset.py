@@ -344,6 +344,70 @@ def test_who_takes_over_a_position_in_mid_epoch_goes_on_with_the_samples_behind_
     assert [sample_numbers(batch) for batch in behind] == [sample_numbers(batch) for batch in ahead]
 
 
+class Augmented(Samples):
+    """Other bytes at each read."""
+
+    def __getitem__(self, number):
+        return (np.array([number + np.random.rand()]),)
+
+
+class Order(Samples):
+    def __init__(self, numbers):
+        self._numbers = numbers
+
+    def __len__(self):
+        return len(self._numbers)
+
+    def __getitem__(self, number):
+        return (np.array([self._numbers[number]]),)
+
+
+def contents_of(source, **options):
+    if not isinstance(source, ds.Dataset) and not callable(source):
+        source = ds.GeneratorDataset(source, ["x"], shuffle=False)
+    data = ElasticDataset(source, global_batch_size=4, **options)
+    data.read_contents()
+    return data.contents
+
+
+def by_zip(numbers):
+    return ds.zip((ds.GeneratorDataset(Order(numbers), ["x"]), ds.NumpySlicesDataset(numbers, ["y"], shuffle=False)))
+
+
+def test_contents_are_of_the_source_below_its_maps_and_in_the_programs_sampling():
+    numbers = list(range(40))
+    whole = contents_of(Order(numbers))
+    assert len(whole.some) == 8
+    mapped = ds.GeneratorDataset(Order(numbers), ["x"]).map(lambda x: x + np.random.rand(), ["x"]).batch(5)
+    assert contents_of(mapped) == whole, "augmentation is each worker's own"
+    assert contents_of(Order(numbers[::-1])) != whole
+    chosen = ds.GeneratorDataset(Order([*numbers, 99]), ["x"], sampler=ds.SubsetSampler(numbers))
+    assert contents_of(chosen) == whole, "by the numbers of the deal"
+    assert contents_of(by_zip, total=40) == contents_of(by_zip, total=40) != whole
+    assert contents_of(Order(numbers), contents_check="all").samples == 40
+    assert contents_of(Order(numbers), contents_check="none") is None
+
+
+def test_contents_that_change_from_read_to_read_are_left_out_unless_asked_for(monkeypatch):
+    np.random.seed(3)
+    before = np.random.get_state()[1].tolist()
+    assert contents_of(Augmented(40)) is None
+    assert np.random.get_state()[1].tolist() == before, "the program's random numbers stay its own"
+    monkeypatch.setenv("KUNGFU_CONTENTS_CHECK", "all")
+    with pytest.raises(ValueError, match=r"contents_check='all': sample \d+ differs from one read to the next"):
+        contents_of(Augmented(40))
+    with pytest.raises(ValueError, match="contents_check is 'some', 'all' or 'none', got 'few'"):
+        contents_of(Augmented(40), contents_check="few")
+
+
+def test_ledger_header_has_the_contents_that_were_read(cluster, tmp_path):
+    data = ElasticDataset(generator(8), global_batch_size=4, ledger=tmp_path)
+    data.read_contents()
+    collections.deque(data.create_tuple_iterator(num_epochs=1), maxlen=0)
+    report = audit.audit(*audit.read(tmp_path))
+    assert (report.exact, report.proves, report.epochs[0].compared) == (True, "numbers and contents", 8)
+
+
 def test_it_is_the_dataset_of_an_unmodified_model_train(cluster):
     ms.set_context(mode=ms.PYNATIVE_MODE)
     data = ElasticDataset(

@@ -1,6 +1,6 @@
-"""OUT HOW MODE [samples|seed]: training without a seed, so that each worker makes other weights; HOW says what makes
-them the same: "callback", "loop" (ElasticTraining), "sync" (sync_net_parameters), or "nothing". Rank 1 may have other
-data."""
+"""OUT HOW MODE [samples|seed|contents]: training without a seed, so that each worker makes other weights. HOW says what
+makes them the same: "callback", "loop" (ElasticTraining), "sync" (sync_net_parameters), or "nothing". Rank 1 may have
+other data."""
 
 import sys
 
@@ -23,7 +23,10 @@ net = layers(nn.BatchNorm1d(8))
 optimizer = KungFuMomentum(net.trainable_params(), 0.02, 0.9)
 moments = list(optimizer.moments)
 moments[0].set_data(ms.Tensor(np.full(moments[0].shape, kf.current_rank()), ms.float32))
-data = ElasticDataset(numbered(48 if "samples" in other else 60), global_batch_size=12, seed=int("seed" in other))
+source = numbered(48 if "samples" in other else 60)
+if "contents" in other:
+    source = ms.dataset.NumpySlicesDataset(np.zeros((60, 4), np.float32), ["x"], shuffle=False)
+data = ElasticDataset(source, global_batch_size=12, seed=int("seed" in other))
 weights = [p for p in optimizer.get_parameters() if ".moving_" not in p.name]
 report("before", step=0, weights=digest(weights))
 

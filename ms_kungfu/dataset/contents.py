@@ -1,0 +1,147 @@
+"""Whether a sample number stands for the same content in each process.
+
+A deal hands out numbers. If a program shuffles or splits its files without a seed, or lists a folder unsorted, each
+process has another sample behind a number: some samples are trained twice and others never, and each number still
+exactly once. So each process reads some samples as training begins, and the workers compare their hashes.
+
+What is read is the source's own dataset, below all that it maps: augmentation differs between workers by design. A
+source that augments in ``__getitem__`` gives other bytes at each read, so each sample is read several times, and
+contents that aren't stable in one process are not compared between processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+CHECKS = ("some", "all", "none")
+READS = 4
+"""Of each sample in `chosen`: a source that changes one read in a hundred looks stable in one case of 10**8."""
+_CHOSEN = 8
+_BLOCKS = 1024  # hashes of "all" that travel and that a checkpoint keeps; beyond it one hash is of several samples
+_SHOWN = 20
+_HASH_BYTES = 6
+
+Digest = tuple[int, int, str]
+"""The samples ``[first, last)`` and their hash."""
+
+
+class UnstableError(ValueError):
+    """Contents can't be compared: the source yields others at each read, or something that has no bytes."""
+
+
+def chosen(total: int) -> list[int]:
+    """The samples that are compared by default: the first, the last, and others at places that follow from `total`."""
+    between = np.random.default_rng(total).integers(total, size=4 * _CHOSEN).tolist()
+    return sorted(list(dict.fromkeys([0, total - 1, *between]))[:_CHOSEN])
+
+
+def hash_of(row: Iterable[Any]) -> bytes:
+    """Of a sample's columns: their bytes, shapes and dtypes."""
+    digest = hashlib.blake2b(digest_size=_HASH_BYTES)
+    _add(digest, list(row))
+    return digest.digest()
+
+
+def _add(digest: Any, value: Any) -> None:
+    if isinstance(value, Mapping):
+        value = [part for item in sorted(value.items(), key=lambda item: str(item[0])) for part in item]
+    if isinstance(value, (list, tuple)):
+        digest.update(b"[%d" % len(value))
+        for part in value:
+            _add(digest, part)
+        return
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise UnstableError(f"a column of type {type(value).__name__} has no bytes that could be compared")
+    digest.update(f"{array.dtype.str}{array.shape}".encode())
+    digest.update(np.ascontiguousarray(array).tobytes())
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The hashes of a source's samples in one process."""
+
+    samples: int
+    """How many of them are hashed."""
+    some: tuple[Digest, ...]
+    """Of each sample in `chosen`."""
+    all: tuple[Digest, ...] = ()
+    """Of all samples, in blocks of consecutive ones, if the program asks for it."""
+
+    def words(self) -> dict[str, Any]:
+        """For a ledger's header: two hashes that differ if those of a sample do; JSON."""
+        found = {"samples": self.samples, "some": _word(self.some)}
+        return {**found, "all": _word(self.all)} if self.all else found
+
+    def word(self) -> int:
+        """A number below 2**48 that differs if a hash does."""
+        return int(_word((*self.some, *self.all)), 16)
+
+    def state(self) -> list[Any]:
+        """For a checkpoint, and for a joining worker; JSON."""
+        return [self.samples, [list(each) for each in self.some], [list(each) for each in self.all]]
+
+
+def restored(state: Sequence[Any]) -> Contents:
+    """What `Contents.state` was of."""
+    samples, *parts = state
+    some, of_all = (tuple((int(a), int(b), str(text)) for a, b, text in part) for part in parts)
+    return Contents(samples, some, of_all)
+
+
+def made_of(total: int, hashes: Mapping[int, bytes]) -> Contents:
+    """Of the hashes of the samples in `chosen`, or of all samples."""
+    some = tuple((number, number + 1, hashes[number].hex()) for number in chosen(total))
+    if len(hashes) < total:
+        return Contents(len(some), some)
+    edges = [total * part // min(total, _BLOCKS) for part in range(min(total, _BLOCKS) + 1)]
+    blocks = []
+    for first, last in zip(edges, edges[1:]):
+        one = hashes[first].hex()  # as in `some`
+        several = b"".join(hashes[number] for number in range(first, last))
+        blocks.append((first, last, one if last - first == 1 else _word_of(several)))
+    return Contents(total, some, tuple(blocks))
+
+
+def differing(everyones: Iterable[Contents]) -> list[tuple[int, int]]:
+    """The samples, as ranges, of which not all have the same hash, among those that several have hashed."""
+    found: dict[tuple[int, int], set[str]] = {}
+    for contents in everyones:
+        for first, last, text in (*contents.some, *contents.all):
+            found.setdefault((first, last), set()).add(text)
+    return sorted(each for each, texts in found.items() if len(texts) > 1 and not _is_known(each, found))
+
+
+def _is_known(which: tuple[int, int], found: Mapping[tuple[int, int], set[str]]) -> bool:
+    """Whether a range is told already by a smaller one in it."""
+    if which[1] - which[0] == 1:
+        return False
+    return any(len(texts) > 1 for (a, b), texts in found.items() if b - a == 1 and which[0] <= a < which[1])
+
+
+def text_of(ranges: Sequence[tuple[int, int]]) -> str:
+    """``samples 3, 17 and 24-31``."""
+    names = [str(first) if last - first == 1 else f"{first}-{last - 1}" for first, last in ranges[:_SHOWN]]
+    if len(ranges) > _SHOWN:
+        names.append(f"{len(ranges) - _SHOWN} more")
+    one = len(ranges) == 1 and ranges[0][1] - ranges[0][0] == 1
+    return f"sample{'' if one else 's'} " + " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+REMEDY = (
+    "a number must stand for the same sample in each process: sort the listing of a folder, and seed what shuffles or "
+    "splits (contents_check='none' leaves contents out, if each worker is meant to have its own)"
+)
+
+
+def _word(digests: Iterable[Digest]) -> str:
+    return _word_of(repr([list(each) for each in digests]).encode())
+
+
+def _word_of(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=_HASH_BYTES).hexdigest()
