@@ -2,6 +2,7 @@
 
 from ms_kungfu.ops import _compile_cache as _compile_cache
 from ms_kungfu.ops import _grad as _grad
+from ms_kungfu.ops import _saving
 from ms_kungfu.ops._place import barrier, cluster_size, rank
 from ms_kungfu.ops._store import RequestModel, SaveModel
 from ms_kungfu.ops._sync import wait_for_queue
@@ -12,6 +13,8 @@ from ms_kungfu.ops.broadcast import KungFuBroadcast
 from ms_kungfu.ops.reduce_op import ReduceOp
 from ms_kungfu.ops.reduce_scatter import KungFuReduceScatter
 from ms_kungfu.ops.resize import KungFuResize
+
+_saving.install()
 
 __all__ = [
     "KungFuAllGather",
