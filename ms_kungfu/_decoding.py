@@ -22,7 +22,7 @@ class MalformedError(ValueError):
     """The data are no JSON that this package accepts. The message says why."""
 
 
-def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, any_number: bool = False) -> Any:
+def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool = False) -> Any:
     """Decode a JSON document.
 
     Args:
@@ -30,22 +30,22 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, any_number
         limit: The most bytes (or characters of a text) that are decoded.
         raw_bytes: Accept U+DC80 to U+DCFF, by which Python keeps bytes of the system that aren't UTF-8. Set it only for
             what comes from a process of this job: an environment, a command, a path.
-        any_number: Accept NaN, infinities, and integers over 64 bits. Set it only for a file of this user.
+        own: Accept all that `json.dumps` writes: NaN, infinities, integers over 64 bits, a name twice, more nesting.
+            Set it only for a file that this package has written.
 
     Returns:
-        Only dict, list, str, int, float, bool and None. At most `MAX_DEPTH` containers lie in one another. Each text
-        can be encoded, unless `raw_bytes`. Each integer has at most 64 bits and each float is finite, unless
-        `any_number`.
+        Only dict, list, str, int, float, bool and None. Each text can be encoded, unless `raw_bytes`. Unless `own`, at
+        most `MAX_DEPTH` containers lie in one another, each integer has at most 64 bits, and each float is finite.
 
     Raises:
         MalformedError: For all other data. Nothing else is raised.
     """
     if len(data) > limit:
-        raise MalformedError(f"the document has {len(data)} bytes; at most {limit} are read")
+        raise MalformedError(f"it has {len(data)} bytes; at most {limit} are read")
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
-        if any_number:
-            value = json.loads(text, object_pairs_hook=_object)
+        if own:
+            value = json.loads(text)
         else:
             value = json.loads(
                 text, object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant
@@ -55,27 +55,25 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, any_number
     except RecursionError:
         raise _too_deep() from None
     except UnicodeDecodeError:
-        raise MalformedError("the document is not UTF-8") from None
+        raise MalformedError("it is not UTF-8") from None
     except ValueError as error:
-        raise MalformedError(f"the document is not JSON: {error}") from None
-    if _opens_more_than(MAX_DEPTH, text):
+        raise MalformedError(f"it is not JSON: {error}") from None
+    if not own and _opens_more_than(MAX_DEPTH, text):
         _check_depth(value)
     # UTF-8 has no surrogates, so that a lone one can only come of an escape.
-    if _SURROGATE.search(text) or isinstance(data, str):
+    if _SURROGATE.search(text) or not (isinstance(data, bytes) or text.isascii()):
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape" if raw_bytes else "strict")
-        except UnicodeEncodeError:
+        except (UnicodeEncodeError, RecursionError):
             raise MalformedError("a text has half of a surrogate pair") from None
     return value
 
 
-def decode_object(
-    data: bytes | str, limit: int, *, raw_bytes: bool = False, any_number: bool = False
-) -> dict[str, Any]:
+def decode_object(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool = False) -> dict[str, Any]:
     """Decode a JSON object: `decode`, for what has to be a dict."""
-    value = decode(data, limit, raw_bytes=raw_bytes, any_number=any_number)
+    value = decode(data, limit, raw_bytes=raw_bytes, own=own)
     if not isinstance(value, dict):
-        raise MalformedError("the document is not a JSON object")
+        raise MalformedError("it is not a JSON object")
     return value
 
 
@@ -123,4 +121,4 @@ def _check_depth(value: Any) -> None:
 
 
 def _too_deep() -> MalformedError:
-    return MalformedError(f"the document is nested over {MAX_DEPTH} deep")
+    return MalformedError(f"it is nested over {MAX_DEPTH} deep")

@@ -197,13 +197,3 @@ def writer_at_rest(job: str) -> str:
 def is_at_rest(cluster: Cluster) -> bool:
     """Whether it was the last of a job, which waits for the next one."""
     return cluster.writer.endswith("rests")
-
-
-def parse_json(body: bytes) -> object:
-    """JSON from the network; ValueError for whatever is not JSON."""
-    try:
-        return json.loads(body.decode("utf-8"))
-    except RecursionError:
-        raise ValueError("the document is nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"the document is not JSON: {error}") from None

@@ -89,6 +89,19 @@ def message(lots: random.Random, proper: dict[str, object], depth: int = 0) -> b
     return b"{" + b",".join(_written(lots, name) + b":" + value for name, value in fields) + b"}"
 
 
+def mutated(lots: random.Random, value: object, rate: float = 0.05) -> bytes:
+    """`value` in JSON, of which any part is something else now and then."""
+    if lots.random() < rate:
+        return document(lots, 1)
+    if isinstance(value, dict):
+        fields = [(name, mutated(lots, each, rate)) for name, each in value.items() if lots.random() < 1 - rate / 2]
+        fields += [(lots.choice(NAMES), document(lots, 2))] * (lots.random() < rate)
+        return b"{" + b",".join(_written(lots, name) + b":" + each for name, each in fields) + b"}"
+    if isinstance(value, (list, tuple)):
+        return b"[" + b",".join(mutated(lots, each, rate) for each in value) + b"]"
+    return json.dumps(value).encode()
+
+
 def _written(lots: random.Random, text: str) -> bytes:
     """With escapes, or in UTF-8 as it is, surrogates, too."""
     return json.dumps(text, ensure_ascii=lots.random() < 0.5).encode("utf-8", "surrogatepass")

@@ -27,10 +27,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from ms_kungfu.cluster import Cluster, parse_json
+from ms_kungfu._decoding import decode_object
+from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store.etcd_members import EtcdMembers, encoded, number
 from ms_kungfu.cluster_store.etcd_seat import HOLDER
-from ms_kungfu.cluster_store.exchange import FAILURES, begin
+from ms_kungfu.cluster_store.exchange import FAILURES, MAX_ANSWER_BYTES, begin
 from ms_kungfu.cluster_store.seat import SeatLostError
 from ms_kungfu.cluster_store.store import StaleVersionError, StoreUnreachableError, next_cluster
 from ms_kungfu.errors import ConfigServerError
@@ -107,19 +108,21 @@ class EtcdClusterStore(EtcdMembers):
 
     def _held(self, answer: Mapping[str, Any], seen: int) -> _Held:
         """Of what a range tells."""
-        if not answer.get("kvs"):
-            return _Held(0, seen)
         try:
+            if not answer.get("kvs"):
+                return _Held(0, seen)
             found = answer["kvs"][0]
-            document: Any = parse_json(base64.b64decode(found["value"]))
+            document = decode_object(base64.b64decode(found["value"]), MAX_ANSWER_BYTES)
             version, writer, mark = document["Version"], document["Writer"], document["Mark"]
             cluster = document["Cluster"]
+            if not isinstance(writer, str) or not isinstance(mark, str):
+                raise ValueError("Writer and Mark are texts")
             if cluster is not None:
                 cluster = Cluster.from_json(cluster, writer=writer)
             if type(version) is not int or (cluster is not None and cluster.version != version):
                 raise ValueError(f"it has no version, but {version!r}")
             return _Held(number(found, "mod_revision"), seen, version, cluster, mark)
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ConfigServerError(
                 f"{self.url}: the key {self._key} holds no cluster of ms_kungfu's ({error!r}); give another name than "
                 "the job's, or delete the key"
@@ -150,7 +153,7 @@ class EtcdClusterStore(EtcdMembers):
             return None
         try:
             instead = answer["responses"][0]["response_range"]
-        except (KeyError, IndexError, TypeError):
+        except (LookupError, TypeError):
             raise ConfigServerError(f"{self.url} doesn't answer as etcd's v3 API does: {answer!r:.200}") from None
         kept = self._held(instead, number(answer.get("header"), "revision"))
         if kept.mark == mark:
@@ -193,8 +196,8 @@ def _lines(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
     for piece in pieces:
         *whole, left = (left + piece).split(b"\n")
         for line in whole:
-            message = json.loads(line) if line.strip() else {}
-            if not isinstance(message, dict):
-                raise ValueError("it is no object")
+            message = decode_object(line, MAX_ANSWER_BYTES) if line.strip() else {}
             if message:
                 yield message
+        if len(left) > MAX_ANSWER_BYTES:
+            raise ValueError(f"a line has over {MAX_ANSWER_BYTES} bytes")

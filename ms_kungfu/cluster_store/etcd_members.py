@@ -18,14 +18,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ms_kungfu import env
-from ms_kungfu.cluster_store.exchange import FAILURES, TooLongError, exchange
+from ms_kungfu._decoding import MalformedError, decode_object
+from ms_kungfu._words import printable
+from ms_kungfu.cluster_store.exchange import FAILURES, MAX_ANSWER_BYTES, TooLongError, exchange, speaks_tls
 from ms_kungfu.cluster_store.store import StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 
 _PORT = 2379
 _AWAY = (4, 8, 10, 14)  # gRPC's codes for what may be well at another member, or later
 _OK, _DENIED, _NOT_SO, _STRANGER = 0, 7, 9, 16
-_NO_TLS = ("UNEXPECTED_EOF_WHILE_READING", "WRONG_VERSION_NUMBER")  # OpenSSL's reasons
 _FULL = "database space exceeded"
 _EXAMPLE = "etcd://10.0.0.1:2379,10.0.0.2:2379/job"
 
@@ -120,7 +121,7 @@ class EtcdMembers:
 
     def _remedy(self, error: Exception) -> str:
         """Where one end speaks TLS and the other doesn't, as it seems. Who is killed just now hangs up, too."""
-        if self._tls is not None and isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+        if self._tls is not None and speaks_tls(error) is False:
             return "it doesn't answer by TLS; if it speaks none, write etcd://"
         if self._tls is None and isinstance(error, http.client.RemoteDisconnected):
             return "it hangs up without an answer; if it speaks TLS, write etcds://"
@@ -187,16 +188,14 @@ def _tls_of(environ: Mapping[str, str]) -> ssl.SSLContext:
 
 def _outcome(name: str, status: int, body: bytes) -> tuple[int, dict[str, Any]]:
     try:
-        answer = json.loads(body)
-        if not isinstance(answer, dict):
-            raise ValueError("it is no object")
-    except ValueError:
+        answer = decode_object(body, MAX_ANSWER_BYTES)
+    except MalformedError:
         if status >= 500:
             raise _AwayError(f"{name}: {status} {_text(body)}") from None
         raise _no_etcd(name, status, body) from None
     if status == 200:
         return _OK, answer
-    code, text = answer.get("code"), str(answer.get("error") or answer.get("message") or "")
+    code, text = answer.get("code"), printable(str(answer.get("error") or answer.get("message") or ""))
     if type(code) is not int:
         raise _no_etcd(name, status, body)
     if code in _AWAY and _FULL not in text:
@@ -212,7 +211,7 @@ def _no_etcd(name: str, status: int, body: bytes) -> ConfigServerError:
 
 
 def _text(body: bytes) -> str:
-    return " ".join(body[:200].decode("utf-8", "replace").split())
+    return printable(" ".join(body[:200].decode("utf-8", "replace").split()))
 
 
 def reason(error: BaseException) -> str:

@@ -8,7 +8,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ms_kungfu._decoding import decode_object
 from ms_kungfu.cluster_store.etcd_members import EtcdMembers, encoded, number
+from ms_kungfu.cluster_store.exchange import MAX_ANSWER_BYTES
 from ms_kungfu.cluster_store.seat import Sitting
 from ms_kungfu.errors import ConfigServerError
 
@@ -59,20 +61,18 @@ class EtcdSeatKeys(EtcdMembers):
             found = [each["response_range"].get("kvs") for each in answer["responses"] if "response_range" in each]
             record, holder = (None if not kvs else kvs[0] for kvs in found)
             return Sitting(
-                None if record is None else _object(base64.b64decode(record["value"])),
+                None if record is None else _record_in(base64.b64decode(record["value"])),
                 number(record, "mod_revision"),
                 "" if holder is None else base64.b64decode(holder["value"]).decode(),
                 number(holder, "create_revision"),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ConfigServerError(
                 f"{self.url}: the keys below {self._folder} hold no seat of ms_kungfu's ({error!r}); give another name "
                 "than the job's, or delete them"
             ) from None
 
 
-def _object(text: bytes) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise ValueError("a record is an object")
-    return found
+def _record_in(text: bytes) -> dict[str, Any]:
+    """A head has written it: the reasons that it tells of may have paths."""
+    return decode_object(text, MAX_ANSWER_BYTES, raw_bytes=True)

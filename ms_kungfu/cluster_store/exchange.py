@@ -9,12 +9,25 @@ from __future__ import annotations
 import http.client
 import io
 import socket
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable
 
 MAX_ANSWER_BYTES = 1024 * 1024
 FAILURES = (OSError, http.client.HTTPException)  # nobody answers, or not in time, or not by HTTP
+
+
+def speaks_tls(error: Exception) -> bool | None:
+    """Whether the other end does, by the error of a call with TLS; None where that can't be told.
+
+    Only by types, which Python keeps, and by OpenSSL's word for an alert. Texts and other reasons differ: that of an
+    end that hangs up at a handshake has been EOF, ZERO_RETURN and UNEXPECTED_EOF_WHILE_READING, by the patch release.
+    """
+    if not isinstance(error, ssl.SSLError):
+        return None
+    # Else it has hung up, or what came is no record of TLS. A version that is too old is told by an alert, most often.
+    return isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in (error.reason or "")
 
 
 class TooLongError(Exception):
@@ -38,6 +51,8 @@ def exchange(
             if len(received) > MAX_ANSWER_BYTES:
                 raise TooLongError(f"answered more than {MAX_ANSWER_BYTES} bytes")
         return response, bytes(received)
+    except socket.timeout:  # also of one wait, which has a text of Python's
+        raise socket.timeout(f"no complete answer within {timeout_s:g} s") from None
     finally:
         connection.close()
 

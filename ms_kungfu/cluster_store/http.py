@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import http.client
-import json
 import ssl
 from typing import Any
 from urllib.parse import urlsplit
 
 from ms_kungfu import env
+from ms_kungfu._decoding import MalformedError, decode, decode_object
 from ms_kungfu._tls import from_environment
 from ms_kungfu._words import printable
-from ms_kungfu.cluster import Cluster, parse_json
-from ms_kungfu.cluster_store.exchange import FAILURES, TooLongError, exchange
+from ms_kungfu.cluster import Cluster
+from ms_kungfu.cluster_store.exchange import FAILURES, MAX_ANSWER_BYTES, TooLongError, exchange, speaks_tls
 from ms_kungfu.cluster_store.store import StaleVersionError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 
@@ -68,8 +68,9 @@ class HttpClusterStore:
         path = f"{self._path.rstrip('/')}/status"
         status, body, _ = self._request("GET", path, None, self._timeout_s, needs_secret=True)
         try:
-            return None if status == 404 else parse_json(body)
-        except ValueError as error:
+            # Of a job of this user, to be shown: it has paths and commands.
+            return None if status == 404 else decode(body, MAX_ANSWER_BYTES, raw_bytes=True)
+        except MalformedError as error:
             raise ConfigServerError(f"{self.url} did not answer with a job's status: {error}") from None
 
     def delete(self) -> None:
@@ -79,7 +80,7 @@ class HttpClusterStore:
         if status in (304, 404):
             return None
         try:
-            return Cluster.from_json(parse_json(body), writer=writer)
+            return Cluster.from_json(decode(body, MAX_ANSWER_BYTES), writer=writer)
         except ValueError as error:
             raise ConfigServerError(f"{self.url} did not answer with a cluster: {error}") from None
 
@@ -121,9 +122,12 @@ def _tls_for(scheme: str) -> ssl.SSLContext | None:
 def _text_of_error(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate isn't accepted ({error.verify_message}); {env.TLS_CA.name} names the CA's"
-    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
-        return "it speaks no TLS; write http://, or set KUNGFU_TLS_CERT, KUNGFU_TLS_KEY and KUNGFU_TLS_CA there, too"
-    if isinstance(error, ssl.SSLError) and "CERTIFICATE" in (error.reason or ""):
+    if speaks_tls(error) is False:
+        return (
+            "it doesn't answer by TLS; if it speaks none, write http://, or set KUNGFU_TLS_CERT, KUNGFU_TLS_KEY and "
+            "KUNGFU_TLS_CA there, too"
+        )
+    if isinstance(error, ssl.SSLError) and any(word in (error.reason or "") for word in ("CERTIFICATE", "UNKNOWN_CA")):
         return (
             f"it doesn't accept this end's certificate, or wants one ({error.reason}); set {env.TLS_CERT.name} and "
             f"{env.TLS_KEY.name}"
@@ -134,6 +138,6 @@ def _text_of_error(error: Exception) -> str:
 def _text_of(body: bytes) -> str:
     """The sentence of an error's body."""
     try:
-        return printable(str(json.loads(body)["error"]))
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return printable(str(decode_object(body, MAX_ANSWER_BYTES)["error"]))
+    except (MalformedError, KeyError):
         return printable(body[:200].decode("utf-8", "replace").strip())

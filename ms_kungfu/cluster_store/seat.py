@@ -124,7 +124,7 @@ class Seat:
     def _is_own(self, found: Sitting) -> bool:
         """Whether this head has written what is there."""
         mark = None if found.record is None else found.record.get(_MARK)
-        return mark is not None and (found.revision == self._held.revision or mark in self._tried)
+        return isinstance(mark, str) and (found.revision == self._held.revision or mark in self._tried)
 
     def _swap(self, seen: Sitting, record: Mapping[str, Any], lease: int = 0) -> None:
         mark = secrets.token_hex(8)

@@ -12,15 +12,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ms_kungfu._decoding import decode
 from ms_kungfu._flags import FlagParser, UsageError, duration, failed, integer
 from ms_kungfu._processes import raise_descriptor_limit
 from ms_kungfu._tls import from_environment
-from ms_kungfu.cluster import Cluster, parse_json
+from ms_kungfu.cluster import Cluster
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, read_secret, write_secret
 from ms_kungfu.config_server.server import ConfigServer
 from ms_kungfu.config_server.store import ConfigStore
 
 PROGRAM = "kungfu-config-server"
+_MAX_BYTES = 1024 * 1024  # of a file with a cluster
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +62,7 @@ def _tls_of(host: str) -> ssl.SSLContext | None:
 
 def _read_cluster(path: Path) -> Cluster:
     try:
-        return Cluster.from_json(parse_json(path.read_bytes()))
+        return Cluster.from_json(decode(path.read_bytes(), _MAX_BYTES))
     except (OSError, ValueError) as error:
         raise UsageError(f"-init: {path}: {error.strerror if isinstance(error, OSError) else error}") from None
 

@@ -43,7 +43,8 @@ from typing import Any, Callable, TypeVar
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from ms_kungfu.cluster import Cluster, parse_json
+from ms_kungfu._decoding import MalformedError, decode
+from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import StaleVersionError
 from ms_kungfu.cluster_store.http import WRITER_HEADER
 from ms_kungfu.config_server.store import ConfigStore
@@ -121,7 +122,13 @@ class ConfigServer:
 
     def put(self, document: object, writer: str = "") -> Cluster:
         """Stores on behalf of this process, as a PUT does, and tells everyone who waits."""
-        cluster = self.store.put(document, writer)
+        try:
+            cluster = self.store.put(document, writer)
+        except (ValueError, StaleVersionError):
+            raise
+        except Exception as error:  # of this document: it is refused, and nothing has changed
+            _log.error("internal error: a cluster is refused by %r", error, exc_info=error)
+            raise ValueError(f"internal error: {error!r}") from error
         self._changed(cluster)
         return cluster
 
@@ -151,7 +158,10 @@ class ConfigServer:
 
     async def write(self, body: bytes, writer: str) -> Cluster:
         """`put` on behalf of a client."""
-        document = parse_json(body)
+        try:
+            document = decode(body, _MAX_BODY_BYTES)
+        except MalformedError as error:
+            raise ValueError(f"the body can't be a cluster: {error}") from None
         if not _WRITER.fullmatch(writer):
             raise ValueError(f"{WRITER_HEADER} is at most 64 letters and digits")
         return await self._in_owner(lambda: self.put(document, writer))

@@ -54,6 +54,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ms_kungfu import env, runtime
+from ms_kungfu._decoding import decode_object
 from ms_kungfu._version import VERSION
 from ms_kungfu.dataset.contents import Contents
 from ms_kungfu.dataset.sharding import EpochCursor, Range, Step
@@ -64,6 +65,8 @@ _WITHOUT_SHARDS = 2
 ERRORS = ("raise", "warn")
 _HEADER_BYTES = 1024  # whatever it comes to say: a disk that is full has no room for a longer one
 _REASON_CHARS = 80
+_MAX_LINE = 64 * 1024 * 1024
+_WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # of a line that is no record
 _PLACE = ("epoch", "step", "steps", "rank", "version")
 _log = logging.getLogger(__name__)
 _process = secrets.token_hex(6)
@@ -389,7 +392,7 @@ def _read_file(path: Path, problems: list[str], notes: list[str]) -> list[Record
                 problems.append(f"{where}: the header was altered")
             continue
         try:
-            line = json.loads(content)
+            line = decode_object(content, _MAX_LINE, raw_bytes=True, own=True)
             if header is None and "crc" in line:
                 raise ValueError("the header is missing")
             if header is not None:
@@ -398,7 +401,7 @@ def _read_file(path: Path, problems: list[str], notes: list[str]) -> list[Record
                     problems.append(f"{where}: isn't what was written after the line before it; not counted")
                     continue
             records.append(replace(_parse(line, where), contents=contents))
-        except (ValueError, KeyError, TypeError):
+        except _WRONG:
             lost = " (nor has the file the header of one that has them)" if b'"crc":' in content and not header else ""
             problems.append(f"{where}: not a record of a step{lost}")
     stopped = None if header is None else header.get("stopped")
@@ -408,7 +411,7 @@ def _read_file(path: Path, problems: list[str], notes: list[str]) -> list[Record
             step = stopped["steps" if "steps" in stopped else "step"]
             own = header["job"], float(header["time"]), header["data"], stopped["epoch"], step, stopped["rank"]
             records.append(Record(path.name, *own, (), claim))
-        except (ValueError, KeyError, TypeError):
+        except _WRONG:
             problems.append(f"{path.name}, line 1: not a header")
     return records
 
@@ -422,7 +425,7 @@ def _contents(header: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 def _header_in(name: str, line: bytes) -> dict[str, Any] | None:
     """What the first line says if it is a header; None in a file of the first format."""
     try:
-        header = json.loads(line)
+        header = decode_object(line, _MAX_LINE, raw_bytes=True, own=True)
         number = header["ledger"]
     except (ValueError, KeyError, TypeError):
         return None

@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from ms_kungfu import env
+from ms_kungfu._decoding import MalformedError, decode
 
 VERSION = "1.0"
 _LONGEST_SERVER_ID = 63
+_MAX_BYTES = 16 * 1024 * 1024
 
 
 class RankTableError(ValueError):
@@ -73,10 +75,10 @@ def path_from(environ: Mapping[str, str]) -> Path | None:
 def parse(text: str, where: str = "rank table") -> RankTable:
     """The table that `text` holds; RankTableError with every mistake in it, after the words `where`."""
     try:
-        document = json.loads(text)
-    except ValueError as error:
+        document = decode(text, _MAX_BYTES)
+    except MalformedError as error:
         hint = "; JSON has no comments" if "//" in text else ""
-        raise RankTableError([f"it is not JSON: {error}{hint}"], where) from None
+        raise RankTableError([f"{error}{hint}"], where) from None
     document = from_first_version(document)
     mistakes = list(find_mistakes(document))
     if mistakes:

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ms_kungfu import membership, runtime
+from ms_kungfu._decoding import decode_object
 from ms_kungfu._version import VERSION
 from ms_kungfu._words import counted
 from ms_kungfu.agreement import broadcast_json, gather_json
@@ -50,6 +51,7 @@ _log = logging.getLogger(__name__)
 
 FORMAT = 2
 _ENTRY = "kungfu"
+_MAX_ENTRY = 1 << 30
 _FILE = re.compile(r"step-(\d{8,})(?:\.job(\d+))?\.ckpt")
 _JOB = re.compile(r"\.job-(\d+)")
 _UNFINISHED = ".unfinished-"
@@ -231,7 +233,7 @@ class CheckpointFolder:
         for place, path in reversed(list(enumerate(paths))):
             try:
                 entries = dict(ms.load_checkpoint(str(path), crc_check=True))
-                host = json.loads(entries.pop(_ENTRY))
+                host = decode_object(entries.pop(_ENTRY), _MAX_ENTRY, raw_bytes=True, own=True)
                 number, writer = host.pop("format", 1), host.pop("written_by", "of an unknown version")
                 if number <= FORMAT:
                     return path, entries, host
@@ -240,7 +242,7 @@ class CheckpointFolder:
                     f"{VERSION} reads formats 1 to {FORMAT}: resume with the version that wrote it, or a "
                     "newer one"
                 )
-            except (ValueError, KeyError, OSError) as error:
+            except (ValueError, KeyError, TypeError, OSError) as error:
                 damaged = path.with_name(path.name + ".damaged")
                 os.replace(path, damaged)
                 what = (

@@ -116,7 +116,7 @@ async def _ask(request: JoinRequest) -> Options:
     head, own, answer = await _answer(request, store, cluster)
     try:
         options = options_from(answer["terms"], request, own)
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, ProtocolError) as error:
         raise RefusedError(f"the head of the job, {head}, says wrongly what the job is: {error!r}") from None
     try:
         check_program(options.command)

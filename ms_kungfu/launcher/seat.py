@@ -70,17 +70,17 @@ class Record:
                 str(fields["job"]),
                 str(fields["head"]),
                 Cluster.from_json(fields["first"]),
-                tuple(Host(name, slots) for name, slots in fields["hosts"]),
+                tuple(_host(*each) for each in fields["hosts"]),
                 ClusterVersions.from_json(fields["versions"]),
                 bool(fields["finishing"]),
-                None if fields["end"] is None else (int(fields["end"][0]), fields["end"][1]),
+                None if fields["end"] is None else _end(*fields["end"]),
                 tuple(map(str, fields["before"])),
                 _failures(*fields.get("failures", (None, None))),
                 dict(fields["told"]),
             )
         except KeyError as error:
             raise ProtocolError(f"the seat's record isn't one: there is no {error} in it") from None
-        except (TypeError, ValueError, IndexError, AttributeError) as error:
+        except (TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise ProtocolError(f"the seat's record isn't one: {error}") from None
 
     def taken_by(self, host: str) -> Record:
@@ -111,6 +111,18 @@ class Record:
         return Hosts(
             self.hosts, own.self_name, own.self_name, own.most, own.placement, own.ports, lost=self.lost, joinable=True
         )
+
+
+def _host(name: Any, slots: Any) -> Host:
+    if not isinstance(name, str) or not (slots is None or type(slots) is int):
+        raise ValueError(f"{name!r} with {slots!r} slots is no host")
+    return Host(name, slots)
+
+
+def _end(code: Any, words: Any) -> End:
+    if not (words is None or isinstance(words, str)):
+        raise ValueError(f"{words!r} are no last words")
+    return int(code), words
 
 
 def _failures(first: Any, programs: Any) -> tuple[Failure | None, Failure | None]:

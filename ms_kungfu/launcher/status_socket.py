@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable
 
+from ms_kungfu._decoding import MalformedError, decode
 from ms_kungfu.broker_protocol import Connection, ProtocolError
 from ms_kungfu.config_server.secret_file import SecretFileError, made, opened, own_directories
 from ms_kungfu.launcher.within import within
@@ -168,8 +169,8 @@ def _ask(folder: int, name: str, timeout_s: float) -> dict[str, Any] | None:
         except ProtocolError:  # not this user's
             return None
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):  # it has hung up in the midst
+        document = decode(text, _MAX_ANSWER_BYTES, raw_bytes=True)
+    except MalformedError:  # it has hung up in the midst
         return {"error": f"the job of process {pid} is just ending"}
     return document if isinstance(document, dict) else None
 

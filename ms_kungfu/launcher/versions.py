@@ -104,9 +104,15 @@ class ClusterVersions:
     def from_json(cls, fields: Any) -> ClusterVersions:
         """KeyError, TypeError or ValueError where it can't be that."""
         each = [Cluster.from_json(cluster) for cluster in fields["clusters"]]
+        chosen = fields["chosen"]
+        numbers = [*(v for versions in fields["excluded"].values() for v in versions), *(n for _, n in fields["lost"])]
+        if not all(number is None or type(number) is int for number in (chosen, *numbers)):
+            raise ValueError("a version is a number")
+        if chosen is not None and chosen not in [cluster.version for cluster in each]:
+            raise ValueError(f"version {chosen} is chosen and not among the clusters")
         return cls(
             {cluster.version: cluster for cluster in each},
-            fields["chosen"],
+            chosen,
             excluded={PeerID.parse(peer): list(versions) for peer, versions in fields["excluded"].items()},
             ended={PeerID.parse(peer): [range(*ends) for ends in known] for peer, known in fields["ended"].items()},
             lost_hosts={host: math.inf if last is None else last for host, last in fields["lost"]},

@@ -1,6 +1,6 @@
 import pytest
 
-from ms_kungfu.cluster import Cluster, PeerID, parse_json
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import StaleVersionError
 from ms_kungfu.config_server.store import ConfigStore
 
@@ -90,9 +90,3 @@ def test_check_can_refuse_a_cluster():
     with pytest.raises(ValueError, match="too many"):
         store.put(document(3))
     assert store.version == 0
-
-
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"1" * 10_000])
-def test_bytes_that_are_not_json_are_a_value_error(body):
-    with pytest.raises(ValueError, match="the document is"):
-        parse_json(body)

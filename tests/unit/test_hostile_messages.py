@@ -1,0 +1,309 @@
+"""What a host, a store, a file or another program says at random is refused by the exception that its reader expects.
+
+``KUNGFU_FUZZ`` says how many messages are tried at each, ``KUNGFU_FUZZ_SEED`` which.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from ms_kungfu._decoding import MalformedError, decode
+from ms_kungfu.broker_protocol import ProtocolError
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster_store import etcd_members, open_seat, open_store
+from ms_kungfu.dataset import ledger
+from ms_kungfu.errors import ConfigServerError, KungFuError
+from ms_kungfu.launcher import links, status_socket
+from ms_kungfu.launcher.broker import _request_from
+from ms_kungfu.launcher.devices import Devices
+from ms_kungfu.launcher.hello import Hello
+from ms_kungfu.launcher.hosts import Host, Hosts, parse_hosts
+from ms_kungfu.launcher.joining import options_from, terms_of
+from ms_kungfu.launcher.options import JoinRequest, parse_options
+from ms_kungfu.launcher.remote import RemoteSite
+from ms_kungfu.launcher.seat import Record, Report, Worker
+from ms_kungfu.launcher.versions import ClusterVersions
+from tests import hostile
+
+TRIES = int(os.environ.get("KUNGFU_FUZZ", 300))
+A, B = PeerID("127.0.0.1", 10000), PeerID("127.0.0.2", 10000)
+CLUSTER = Cluster((A, B), (PeerID("127.0.0.1", 38080),), 3, slots={"127.0.0.1": 2, "127.0.0.2": 2})
+HELLO = Hello("127.0.0.2", "1", "2", {"-np": "2"}, [0, 1], Devices(None, ()), "logs")
+VERSIONS = ClusterVersions(
+    {3: CLUSTER}, 3, excluded={B: [2]}, ended={B: [range(1, 3)]}, lost_hosts={"c": float("inf"), "d": 2}
+)
+RECORD = Record("job", "127.0.0.1", CLUSTER, (Host("127.0.0.1", 2),), VERSIONS, end=(1, "failed"), told={"past": []})
+REPORT = Report([Worker(1, str(B), 3, 1, "log", 0, 17)], {3: [(0, "died", True, True)]}, [str(B)], [(B, 3)], 2)
+TERMS = terms_of(parse_options(["-port", "4000", "sh"]), Hosts(parse_hosts("127.0.0.1:2,127.0.0.2:2"), "127.0.0.1"))
+LINK = {"job": "job", "version": 3, "attempt": 1, "from": "127.0.0.2", "number": 0}
+REQUEST = {"peer": str(B), "incarnation": 3, "member_of": 2, "version": 3, "step": 7, "software": {}}
+
+
+@pytest.fixture
+def lots():
+    return random.Random(int(os.environ.get("KUNGFU_FUZZ_SEED", 32)))
+
+
+def joining(terms):
+    return options_from(terms, JoinRequest("http://h/config", None, None, None, {}), Host("127.0.0.3", 2))
+
+
+def named(fields):
+    return links._named(fields, "job")
+
+
+def requested(message):
+    return _request_from(message if isinstance(message, dict) else {})  # as it comes from a connection
+
+
+@pytest.mark.parametrize(
+    ("parse", "proper", "refusals"),
+    [
+        (Cluster.from_json, CLUSTER.to_json(), ValueError),
+        (Hello.from_json, HELLO.to_json(), ProtocolError),
+        (Record.from_json, RECORD.to_json(), ProtocolError),
+        (Report.from_json, REPORT.to_json(), ProtocolError),
+        (joining, TERMS, (LookupError, TypeError, ValueError, AttributeError, OverflowError, ProtocolError)),
+        (named, LINK, ProtocolError),
+        (requested, REQUEST, (ProtocolError, ValueError)),
+    ],
+    ids=["cluster", "hello", "record", "report", "terms", "link", "request"],
+)
+def test_messages_at_random_are_refused_as_expected(parse, proper, refusals, lots):
+    parse(decode(json.dumps(proper), 1 << 20))
+    refused = taken = 0
+    for _ in range(TRIES):
+        try:
+            document = decode(hostile.mutated(lots, proper), 1 << 20, raw_bytes=True)
+        except MalformedError:
+            continue
+        try:
+            found = parse(document)
+        except refusals as error:
+            refused += 1
+            str(error)
+        else:
+            taken += 1
+            hash(getattr(found, "host", None)), repr(found)
+            if hasattr(found, "to_json"):  # goes on to others, and comes back the same
+                text = json.dumps(found.to_json())
+                assert json.dumps(parse(json.loads(text)).to_json()) == text
+    assert refused > TRIES // 50
+    assert taken > TRIES // 50
+
+
+# ---- etcd ----
+
+
+def answers_at_random(lots):
+    """HTTP statuses and bodies of a member: an etcd's, of which any part is something else now and then."""
+    held = {"Version": 3, "Writer": "w", "Mark": "m", "Cluster": CLUSTER.to_json()}
+
+    def key(document):
+        body = hostile.mutated(lots, document) if lots.random() < 0.8 else hostile.document(lots)
+        return {"value": base64.b64encode(body).decode(), "mod_revision": "7", "create_revision": "5"}
+
+    while True:
+        ranges = [{"response_range": {"kvs": [key(each)]}} for each in (RECORD.to_json(), "127.0.0.1")]
+        answer = {
+            "header": {"revision": "9"}, "kvs": [key(held)], "succeeded": lots.random() < 0.5, "responses": ranges,
+            "ID": "7", "TTL": "5", "result": {"TTL": "5"}, "token": "t", "error": "e", "code": 5,
+        }  # fmt: skip
+        body = hostile.mutated(lots, answer)
+        body = hostile.spoiled(lots, body) if lots.random() < 0.1 else body
+        yield lots.choice((200, 200, 200, 200, 400, 500)), body
+
+
+def test_etcds_answers_at_random_are_a_store_error(lots, monkeypatch):
+    answers = answers_at_random(lots)
+
+    def exchange(*_):
+        status, body = next(answers)
+        return SimpleNamespace(status=status), body
+
+    monkeypatch.setattr(etcd_members, "exchange", exchange)
+    store, seat = open_store("etcd://127.0.0.1:1/job"), open_seat("etcd://127.0.0.1:1/job")
+    found, told = [0, 0], set()
+    for _ in range(TRIES):
+        for ask in (
+            store.get, lambda: store.put(CLUSTER.following(CLUSTER.workers)), seat.look, lambda: seat.grant(5),
+            lambda: seat.renew(7), lambda: seat.swap(seat.look(), {}, "h", 7),
+        ):  # fmt: skip
+            try:
+                ask()
+                found[0] += 1
+            except ConfigServerError as error:
+                found[1] += 1
+                told.add(str(error))
+    assert min(found) > TRIES // 4, found
+    assert all(text.isprintable() for text in told)
+
+
+def test_a_watch_of_etcd_at_random_is_lost_or_news(lots, monkeypatch):
+    from ms_kungfu.cluster_store import etcd
+
+    store = open_store("etcd://127.0.0.1:1/job")
+
+    def begin(*_):
+        lines = [hostile.mutated(lots, {"result": {"events": [{}]}}), hostile.document(lots)]
+        return None, iter([b"\n".join([*lines, b""])])
+
+    monkeypatch.setattr(etcd, "begin", begin)
+    assert {store._waits_for_news(1, 60) for _ in range(TRIES)} == {True, False}
+    monkeypatch.setattr(etcd, "begin", lambda *_: (None, (b"x" * (1 << 16) for _ in range(1000))))
+    assert store._waits_for_news(1, 60) is False
+
+
+# ---- what a host says that was let in ----
+
+
+def serve(asker, pid):
+    with contextlib.suppress(ValueError, ProtocolError):  # which the broker answers
+        asker.receive()
+
+
+class Owner:
+    """Hears what a site has understood."""
+
+    def __init__(self):
+        self.options = SimpleNamespace(peer_timeout_s=5)
+        self.workers = SimpleNamespace(done=lambda: True, result=lambda: self)
+        self.resumes = False
+        self.reports = self
+        self.machine = SimpleNamespace(start_thread=lambda name, function: function())
+        self.broker = SimpleNamespace(serve=serve)
+        self.name, self.heard = "127.0.0.1", []
+
+    def __getattr__(self, name):
+        return lambda *what, **more: self.heard.append(name)
+
+
+SAID = [
+    {"started": {"key": 1, "pid": 17}},
+    {"exited": {"key": 1, "code": 0, "error": "", "gave_up": {"3": {"1": "why"}}}},
+    {"looked": {"now": 1.5, "beats": {"3": {"1": 5}}, "gave_up": {}, "stopped": [1], "starved": [],
+                "progress": {"3": {"1": [5, 0.5, 2.0]}}}},
+    {"ask": {"number": 1, "message": REQUEST}},
+    {"hung_up": 1}, {"made": {"version": 3, "attempt": 1, "error": ""}}, {"unlinked": {"version": 3, "why": "w"}},
+    {"syncs": {"version": 3, "number": 4}}, {"unreachable": {"version": 3, "host": "h", "why": "w"}},
+    {"guardless": True}, {"beat": True}, {"interrupted": 15}, {"leave": True}, {"ends": "why"}, {"status": 5},
+]  # fmt: skip
+
+
+class Channel:
+    """Says each message, and then that nothing more comes."""
+
+    heard = 0.0
+
+    def __init__(self, *messages):
+        self._messages = list(messages)
+
+    async def receive(self):
+        if not self._messages:
+            raise ConnectionError("the connection was closed")
+        return self._messages.pop(0)
+
+    def send(self, message):
+        json.dumps(message).encode()
+
+
+def listened(*messages, owner=None):
+    site = RemoteSite(owner or Owner(), Channel(*messages), HELLO, None)
+    site.segments[3] = SimpleNamespace(
+        words={}, beats={}, attempt=1, was_made=lambda *_: None, pass_on_sync_points=lambda _: None,
+        note_progress=lambda *_: None,
+    )  # fmt: skip
+    listening = site.listen()
+    try:
+        while True:
+            listening.send(None)
+    except StopIteration as ended:
+        return ended.value
+
+
+def test_what_a_host_says_at_random_ends_its_connection_only(lots, caplog):
+    heard = []
+    for _ in range(TRIES):
+        try:
+            message = decode(hostile.mutated(lots, lots.choice(SAID), 0.15), 1 << 20, raw_bytes=True)
+        except MalformedError:
+            continue
+        if isinstance(message, dict):
+            heard.append(listened(message))
+    assert "internal error" not in caplog.text
+    assert any("says what isn't understood" in why for why in heard)
+    assert any("is gone" in why for why in heard)
+
+
+def test_a_signal_that_is_none_ends_the_hosts_connection():
+    for number in (0, -1, 65, 1 << 40, True, "15", None):
+        assert "says what isn't understood" in listened({"interrupted": number})
+
+
+def test_a_bug_in_hearing_a_host_is_the_loss_of_the_host(caplog):
+    owner = Owner()
+    owner.reports = SimpleNamespace(host_leaves=lambda name: 1 // 0)
+    assert "ZeroDivisionError" in listened({"leave": True}, owner=owner)
+    assert "internal error" in caplog.text
+
+
+def test_a_thread_that_cant_be_started_is_an_asking_worker_without_an_answer(caplog):
+    owner, told = Owner(), []
+
+    def start_thread(name, function):
+        raise RuntimeError("can't start new thread")
+
+    owner.machine = SimpleNamespace(start_thread=start_thread)
+    channel = Channel()
+    channel.send = told.append
+    site = RemoteSite(owner, channel, HELLO, None)
+    site.hear(owner, "ask", {"number": 4, "message": {}})
+    assert told == [{"answer": {"number": 4, "message": None}}]
+    assert site._asking == {}
+    assert "can't start new thread" in caplog.text
+
+
+# ---- files and sockets of this user ----
+
+
+@pytest.mark.parametrize("text", [b"[" * 5000, b'{"job": "\\ud800"}', b"[]", b'{"job": 1e999}', b"\xff"])
+def test_a_launcher_that_tells_nonsense_has_no_status(text, tmp_path):
+    import socket
+    import threading
+
+    name = f"{os.getpid()}.x.status"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / name))
+        listener.listen()
+
+        def tell():
+            with listener.accept()[0] as client:
+                client.sendall(text)
+
+        thread = threading.Thread(target=tell)
+        thread.start()
+        folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+        found = status_socket._ask(folder, name, 10)
+        os.close(folder)
+        thread.join()
+    assert found is None or "is just ending" in found["error"]
+
+
+def test_a_ledger_of_nonsense_has_problems(lots, tmp_path):
+    header = {"ledger": ledger.FORMAT, "job": "j", "time": 1.0, "data": 0}
+    for _ in range(TRIES // 10):
+        lines = [hostile.mutated(lots, header), *(hostile.document(lots) for _ in range(3))]
+        (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+        try:
+            records, problems, _ = ledger.read(tmp_path)
+        except KungFuError:  # of a newer format
+            continue
+        assert problems
+        assert not [record for each in records.values() for record in each if not isinstance(record.where, str)]
