@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ms_kungfu import env
+from ms_kungfu._files import open_regular
 
 _VARIABLES = (env.TLS_CERT, env.TLS_KEY, env.TLS_CA)
 
@@ -31,8 +32,7 @@ class Tls:
         context.verify_mode = ssl.CERT_REQUIRED  # of a client, that means: host names are checked
         for variable, path in zip(_VARIABLES, (self.certificate, self.key, self.ca)):
             try:
-                with open(path, "rb"):
-                    pass
+                os.close(open_regular(path))  # OpenSSL would wait at a FIFO
             except OSError as error:
                 raise ValueError(f"{variable.name}: {path} can't be read: {error.strerror}") from None
         try:

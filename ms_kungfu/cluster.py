@@ -153,10 +153,12 @@ class Cluster:
             listed = document.get(key, [] if key == "Runners" else None)
             if not isinstance(listed, list):
                 raise ValueError(f"{key} must be a list of 'host:port', got {listed!r}")
+            if key == "Workers" and len(listed) > MAX_WORKERS_OF_HOSTS:
+                raise ValueError(f"Workers names {len(listed)}; a job has at most {MAX_WORKERS_OF_HOSTS}")
             peers[key] = tuple(PeerID.parse(p) for p in listed)
-            twice = [str(p) for p in peers[key] if peers[key].count(p) > 1]
-            if twice:
-                raise ValueError(f"{key} names {twice[0]} twice")
+            if len(set(peers[key])) < len(listed):
+                twice = next(peer for peer, count in Counter(peers[key]).items() if count > 1)
+                raise ValueError(f"{key} names {twice} twice")
         if not peers["Workers"]:
             raise ValueError("Workers is empty; a cluster has at least 1 worker")
         given = document.get("Version", 0)

@@ -10,11 +10,12 @@ import contextlib
 import ipaddress
 import os
 import secrets
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
+
+from ms_kungfu._files import open_regular
 
 _SUFFIX = ".secret"
 _EVERYBODYS = ("/tmp", "/var/tmp")
@@ -67,10 +68,10 @@ def read_secret(url: str) -> str | None:
     for directory in own_directories():
         try:
             with opened(directory) as folder:
-                fd = os.open(_name(url), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                fd = open_regular(_name(url), os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
                 with os.fdopen(fd) as file:
                     info = os.fstat(fd)
-                    if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o077:
+                    if info.st_uid == os.geteuid() and not info.st_mode & 0o077:
                         return file.read(4096).strip()
         except (OSError, SecretFileError):
             continue

@@ -55,6 +55,7 @@ from typing import Any, Callable
 
 from ms_kungfu import env, runtime
 from ms_kungfu._decoding import decode_object
+from ms_kungfu._files import open_regular, read_regular
 from ms_kungfu._version import VERSION
 from ms_kungfu.dataset.contents import Contents
 from ms_kungfu.dataset.sharding import EpochCursor, Range, Step
@@ -369,14 +370,21 @@ def read(folder: Path) -> tuple[dict[str, list[Record]], list[str], list[str]]:
 def headers(folder: Path) -> Iterator[dict[str, Any]]:
     """What the files of the ledger say of themselves, those that have a header."""
     for path in sorted(folder.glob("*.jsonl")):
-        with path.open("rb") as file:
-            header = _header_in(path.name, file.readline())
+        try:
+            with os.fdopen(open_regular(path), "rb") as file:
+                header = _header_in(path.name, file.readline())
+        except OSError:  # `read` says why
+            continue
         if header is not None:
             yield header
 
 
 def _read_file(path: Path, problems: list[str], notes: list[str]) -> list[Record]:
-    *lines, torn = path.read_bytes().split(b"\n")
+    try:
+        *lines, torn = read_regular(path).split(b"\n")
+    except OSError as error:
+        problems.append(f"{path.name}: can't be read: {error.strerror}")
+        return []
     if torn:
         notes.append(f"{path.name}, line {len(lines) + 1}: torn, not counted (its worker was killed while it wrote)")
     elif not lines:

@@ -23,6 +23,7 @@ from typing import Any
 
 from ms_kungfu import env
 from ms_kungfu._decoding import MalformedError, decode
+from ms_kungfu._files import read_regular
 
 VERSION = "1.0"
 _LONGEST_SERVER_ID = 63
@@ -124,7 +125,7 @@ def read(path: str | os.PathLike[str]) -> RankTable:
     """The table in a file; RankTableError, with the file's name, where it can't be read or has mistakes."""
     where = f"rank table {os.fspath(path)}"
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_regular(path).decode("utf-8")
     except OSError as error:
         raise RankTableError([f"it can't be read: {error.strerror}"], where) from None
     except UnicodeDecodeError:

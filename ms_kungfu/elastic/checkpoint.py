@@ -35,6 +35,7 @@ from typing import Any, Callable
 
 from ms_kungfu import membership, runtime
 from ms_kungfu._decoding import decode_object
+from ms_kungfu._files import open_regular
 from ms_kungfu._version import VERSION
 from ms_kungfu._words import counted
 from ms_kungfu.agreement import broadcast_json, gather_json
@@ -232,6 +233,7 @@ class CheckpointFolder:
         paths = self.paths()
         for place, path in reversed(list(enumerate(paths))):
             try:
+                os.close(open_regular(path))  # MindSpore would wait at a FIFO
                 entries = dict(ms.load_checkpoint(str(path), crc_check=True))
                 host = decode_object(entries.pop(_ENTRY), _MAX_ENTRY, raw_bytes=True, own=True)
                 number, writer = host.pop("format", 1), host.pop("written_by", "of an unknown version")
@@ -282,7 +284,7 @@ def restore_tensors(state: TrainingState, entries: Mapping[str, Any], path: Path
 
 
 def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

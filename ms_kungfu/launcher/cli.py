@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import resource
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ms_kungfu._files import open_regular
 from ms_kungfu._flags import UsageError, failed
 from ms_kungfu._processes import raise_descriptor_limit
 from ms_kungfu._words import counted
@@ -109,6 +111,10 @@ class _ToFile(logging.FileHandler):
     def __init__(self, path: Path, output: Output) -> None:
         super().__init__(path, mode="w", encoding="utf-8")
         self._path, self._output = path, output
+
+    def _open(self) -> io.TextIOWrapper:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        return os.fdopen(open_regular(self.baseFilename, flags, devices=True), "w", encoding="utf-8")
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]

@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable
 
+from ms_kungfu._files import open_regular
+
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _MAX_LINE_BYTES = 64 * 1024
 _PARTIAL_LINE_S = 0.3  # how long the beginning of a line, a prompt perhaps, is held back
@@ -192,9 +194,8 @@ class Output:
         self._logs_begun.add(path)
         if path in self._logs_given_up:
             return None
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND | (0 if begun else os.O_TRUNC)
         try:
-            return os.open(path, flags, 0o666)
+            return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if begun else os.O_TRUNC))
         except OSError as error:
             self._give_up(path, error)
             return None

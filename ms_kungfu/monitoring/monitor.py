@@ -16,6 +16,7 @@ import numpy as np
 
 from ms_kungfu import _core, env, runtime
 from ms_kungfu._checks import at_least
+from ms_kungfu._files import open_regular
 from ms_kungfu._words import counted
 from ms_kungfu.agreement import gather_living
 from ms_kungfu.monitoring.endpoint import MetricsEndpoint
@@ -309,7 +310,11 @@ class Monitor:
             self._endpoint = MetricsEndpoint(lambda: self.last, port)
         if self._jsonl is not None and self._file is None and self.step == 0 and runtime.current_rank() == 0:
             self._jsonl.parent.mkdir(parents=True, exist_ok=True)
-            self._jsonl.write_text("")  # whoever is rank 0 later goes on with what is there
+            os.close(self._open_jsonl(os.O_TRUNC))  # whoever is rank 0 later goes on with what is there
+
+    def _open_jsonl(self, flag: int) -> int:
+        assert self._jsonl is not None
+        return open_regular(self._jsonl, os.O_WRONLY | os.O_CREAT | flag, devices=True)
 
     def _hand_out(self, record: StepRecord) -> None:
         self._records += 1
@@ -317,7 +322,7 @@ class Monitor:
             if self._jsonl is not None:
                 if self._file is None:
                     self._jsonl.parent.mkdir(parents=True, exist_ok=True)
-                    self._file = self._jsonl.open("a", buffering=1)
+                    self._file = os.fdopen(self._open_jsonl(os.O_APPEND), "a", buffering=1)
                 self._file.write(json.dumps(record.to_json()) + "\n")
             if self._records % self._log_interval == 0 and _log.isEnabledFor(logging.INFO):
                 _log.info("%s", describe(record))

@@ -362,17 +362,22 @@ def test_the_launchers_lines_have_the_time(kungfu_run):
 def test_logs_that_cannot_be_written_are_given_up_once_and_end_nobody(kungfu_run, tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
-    (logs / "127.0.0.1.10000.stdout.log").symlink_to("/dev/full")  # as a full disk: each write fails
+    os.mkfifo(logs / "127.0.0.1.10000.stdout.log")  # no process ever reads it
     (logs / "127.0.0.1.10001.stdout.log").mkdir()  # can't be opened
-    job = kungfu_run("-np", 2, "-logdir", "logs", "sh", "-c", "for i in 1 2 3; do echo line $i; sleep 0.05; done")
+    (logs / "127.0.0.1.10002.stdout.log").symlink_to(tmp_path / "of somebody else")
+    (tmp_path / "of somebody else").write_text("kept")
+    job = kungfu_run("-np", 3, "-logdir", "logs", "sh", "-c", "for i in 1 2 3; do echo line $i; sleep 0.05; done")
     job.assert_exit(0)
-    assert sorted(job.stdout) == sorted(f"line {i}" for i in (1, 2, 3) for _ in range(2))
+    assert sorted(job.stdout) == sorted(f"line {i}" for i in (1, 2, 3) for _ in range(3))
+    assert (tmp_path / "of somebody else").read_text() == "kept"
     told = sorted(line for line in job.stderr if "given up" in line)
     assert told == [
-        "kungfu-run: the log file logs/127.0.0.1.10000.stdout.log is given up, the job goes on without it: No space "
-        "left on device",
+        "kungfu-run: the log file logs/127.0.0.1.10000.stdout.log is given up, the job goes on without it: it is a "
+        "FIFO or a socket, not a regular file",
         "kungfu-run: the log file logs/127.0.0.1.10001.stdout.log is given up, the job goes on without it: Is a "
         "directory",
+        "kungfu-run: the log file logs/127.0.0.1.10002.stdout.log is given up, the job goes on without it: it is a "
+        "symbolic link, not a regular file",
     ]
 
 

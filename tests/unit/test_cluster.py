@@ -184,3 +184,21 @@ def test_when_resized_the_dead_go_first():
     dead = [PeerID("127.0.0.1", 1)]
     assert [w.port for w in cluster.resized(2, range(1, 9), without=dead).workers] == [2, 3]
     assert [w.port for w in cluster.resized(3, range(1, 9), without=dead).workers] == [2, 3, 4]
+
+
+def test_written_cluster_is_checked_in_linear_time(monkeypatch):
+    compared = []
+    real = PeerID.__eq__
+    monkeypatch.setattr(PeerID, "__eq__", lambda one, other: compared.append(1) or real(one, other))
+    names = [f"10.0.{n // 250}.{n % 250}:10000" for n in range(1024)]
+    assert Cluster.from_json({"Workers": names, "Runners": names}).size == 1024
+    assert len(compared) < 10_000
+    with pytest.raises(ValueError, match=r"Workers names 10\.0\.0\.7:10000 twice"):
+        Cluster.from_json({"Workers": [*names[:-1], names[7]]})
+    assert len(compared) < 20_000
+
+
+def test_written_cluster_has_no_more_workers_than_a_job():
+    names = [f"127.0.0.1:{1 + n}" for n in range(8000)]
+    with pytest.raises(ValueError, match="Workers names 8000; a job has at most 1024"):
+        Cluster.from_json({"Workers": names})
