@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from traceback import walk_stack
@@ -20,6 +20,7 @@ from ms_kungfu import membership, runtime
 from ms_kungfu._checks import at_least
 from ms_kungfu.agreement import broadcast_json
 from ms_kungfu.callbacks import evaluation
+from ms_kungfu.callbacks.codec import pack, unpack
 from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
 from ms_kungfu.callbacks.others import Others, agree_on_outputs, replace_attribute
 from ms_kungfu.callbacks.sharded import ShardedTraining
@@ -120,6 +121,7 @@ class KungFuElasticCallback(Callback):
         self._others: Others | None = None
         self._bound: list[ExitStack] = []  # what gives the models whose calls are under way their own methods back
         self._sharded: ShardedTraining | None = None
+        self._outputs: Any = None  # packed: those of the epoch at whose end a checkpoint was written
         self.training: ElasticTraining | None = None
         """What this callback drives, once training began."""
 
@@ -187,6 +189,7 @@ class KungFuElasticCallback(Callback):
                 "reduces the gradients itself, each worker trains a model of its own",
                 ", ".join(type(optimizer).__name__ for optimizer in training.optimizers) or "no optimizer",
             )
+        training.before_checkpoint = partial(self._keep_outputs, params)
         training.step = before.step if before is not None else 0
         self._steps = params.batch_num if elastic_data or training.asynchronous else _agreed(params.batch_num)
         self._last_step = training.step + self._steps * params.epoch_num
@@ -227,6 +230,8 @@ class KungFuElasticCallback(Callback):
         params = run_context.original_args()
         params.cur_epoch_num += self._epochs_before
         self._steps_of_epoch(params)
+        if self._others is not None:
+            self._others.has_stepped = False
         if self.training is not None:
             self.training.epoch_begin()
 
@@ -240,6 +245,8 @@ class KungFuElasticCallback(Callback):
         params = run_context.original_args()
         samples = None if self._elastic_data(run_context) else batch_rows(params)
         step, epoch = training.step + 1, training.epoch
+        if self._others is not None:
+            self._others.has_stepped = True
         change = training.step_end(params.net_outputs if training.monitor is not None else None, samples)
         if change.detached:
             _log.warning(
@@ -290,6 +297,9 @@ class KungFuElasticCallback(Callback):
         """After the last step of an epoch."""
         training = self.training
         takes_part = training is not None and not runtime.detached() and not is_behind()
+        if takes_part and params.get("net_outputs") is None and self._outputs is not None:
+            params.net_outputs = unpack(self._outputs)  # resumed where the epoch's last step was done
+        self._outputs = None
         if training is not None and takes_part and not training.asynchronous:
             agree_on_outputs(params, batch_rows(params))
         params.setdefault("net_outputs", None)
@@ -351,7 +361,8 @@ class KungFuElasticCallback(Callback):
 
     def _capture(self) -> dict[str, Any]:
         assert self._others is not None
-        return {"last_step": self._last_step, "steps": self._steps, "callbacks": self._others.capture()}
+        kept = {"last_step": self._last_step, "steps": self._steps, "callbacks": self._others.capture()}
+        return kept if self._outputs is None else {**kept, "outputs": self._outputs}
 
     def _receive(self, captured: Any) -> None:
         if isinstance(captured, int):  # a checkpoint of an earlier version
@@ -359,6 +370,23 @@ class KungFuElasticCallback(Callback):
             return
         self._last_step, self._steps = captured["last_step"], captured["steps"]
         Others.received, Others.resumed = captured["callbacks"], not membership.is_joiner()
+        # A joiner gets them at the epoch's end, from those that had the step.
+        self._outputs = captured.get("outputs") if Others.resumed else None
+
+    def _keep_outputs(self, params: Any) -> None:
+        """Collective, before a checkpoint: after an epoch's last step it keeps the outputs that the epoch ends with. A
+        worker that resumes there has no step of the epoch, and its callbacks get them all the same."""
+        training, data = self.training, params.train_dataset
+        self._outputs = None
+        if training is None or training.asynchronous or not isinstance(data, ElasticDataset):
+            return
+        if data.steps < data.get_dataset_size():
+            return
+        own = params.get("net_outputs")
+        agree_on_outputs(params, batch_rows(params))
+        agreed, params.net_outputs = params.get("net_outputs"), own  # the step isn't over for the other callbacks
+        with suppress(TypeError):  # such as a sparse tensor; then no epoch ends for a worker that resumes there
+            self._outputs = pack(agreed)
 
     @staticmethod
     def _elastic_data(run_context: Any) -> bool:

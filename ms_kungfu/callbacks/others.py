@@ -9,6 +9,8 @@ The rule, which docs/elastic-training.md has as a table:
 - Where the program is run again by `ms_kungfu.replay`, nobody writes, so that what the first run has written stays.
 - At a worker that has left, or that hasn't come to where the others are, no epoch ends for any of them, as it isn't
   over and there is no evaluation of it; for MindSpore's the training doesn't end, either.
+- No epoch ends for them at a worker that had no step of it if nothing is known of its last step's outputs: those that
+  had it have all died, or the checkpoint is of an older version.
 
 What a joiner receives: of MindSpore's own callbacks all attributes that are values; of the program's own what
 ``state_dict()`` returns, which it gives to ``load_state_dict(state)``. A job that resumes from a checkpoint
@@ -83,6 +85,8 @@ class Others:
         self._restored: dict[str, Any] = {}
         self._traces = {key: _trace(c) for key, c in self._callbacks.items() if not is_carried(c)}
         self._warned = False
+        self.has_stepped = True
+        """Whether this worker had a step of the present epoch."""
         self._new: set[str] = set()  # those that have never been used before
         for key, callback in self._callbacks.items():
             if is_carried(callback) and not _has_state_dict(callback) and _AT_FIRST not in vars(callback):
@@ -110,12 +114,20 @@ class Others:
                 for hook, how in wrappers.items():
                     self._replace(callback, hook, how)
             elif is_mindspores(callback):
-                for hook in _ENDS:
-                    self._replace(callback, hook, _where_training_is)
+                self._replace(callback, "on_train_epoch_end", self._where_outputs_are)
+                self._replace(callback, "on_train_end", _where_training_is)
             if is_carried(callback):
                 self._replace(callback, "on_train_begin", self._then_restore(key))
         for callback in self._programs:
-            self._replace(callback, "on_train_epoch_end", _where_training_is)
+            self._replace(callback, "on_train_epoch_end", self._where_outputs_are)
+
+    def _where_outputs_are(self, callback: Any, call: Hook) -> Hook:
+        def end(run_context: Any) -> None:
+            known = self.has_stepped or run_context.original_args().get("net_outputs") is not None
+            if _takes_part() and known:
+                call(run_context)
+
+        return end
 
     def undone(self, step: int) -> None:
         """The step is done again: what was written of it is written anew."""

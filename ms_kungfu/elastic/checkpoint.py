@@ -305,10 +305,14 @@ def _other_batch(mine: Mapping[str, Any], saved: Mapping[str, Any] | None) -> st
 
 class Checkpointing:
     """Of one training. Everything but `is_due` is collective. `conditions`: what its bits depend on, nothing where that
-    is the cluster."""
+    is the cluster. `prepare`: collective, called before the state is taken for a checkpoint."""
 
     def __init__(
-        self, options: Options, now: Callable[[], TrainingState], conditions: Callable[[], Mapping[str, Any]]
+        self,
+        options: Options,
+        now: Callable[[], TrainingState],
+        conditions: Callable[[], Mapping[str, Any]],
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
         folder = options.checkpoint_dir
         if folder is not None and not isinstance(folder, CheckpointFolder):
@@ -318,7 +322,7 @@ class Checkpointing:
         self._every = options.checkpoint_every
         self._resume = options.resume
         self._now = now
-        self._conditions = conditions
+        self._conditions, self._prepare = conditions, prepare
 
     def is_due(self, step: int) -> bool:
         return self._every is not None and step % self._every == 0
@@ -330,6 +334,7 @@ class Checkpointing:
             return
         if self.folder is None:
             raise ValueError("there is nowhere to write a checkpoint to; give checkpoint_dir")
+        self._prepare()
         now, mine = self._now(), program.current()
         handover.average(now.averaged)
         own = gather_json({c.name: c.capture() for c in now.components if c.own}, "kungfu/checkpoint")

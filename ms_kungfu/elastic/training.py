@@ -135,7 +135,11 @@ class ElasticTraining:
         self._lr_factor = parse_lr_rule(lr_rule)
         self._rates: LearningRates | None = None  # once training began, where there is a rule
         conditions = dict if dataset is None else dataset.conditions
-        self._checkpoints = Checkpointing(options, lambda: self.training_state, conditions)
+        self.before_checkpoint: Callable[[], None] = lambda: None
+        """Collective; for who drives the training and has something to agree on that a checkpoint keeps."""
+        self._checkpoints = Checkpointing(
+            options, lambda: self.training_state, conditions, lambda: self.before_checkpoint()
+        )
         self._prepare_step = prepare
         self._trained = trained
         self.dataset = dataset

@@ -370,6 +370,35 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, new_process, calls):
     assert train(seed=2, **options) == whole[12:]
 
 
+class Losses(Callback):
+    """Of each epoch, as a program prints them."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_epoch_end(self, run_context):
+        params = run_context.original_args()
+        self.seen.append((params.cur_epoch_num, float(params.net_outputs.asnumpy())))
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("is_older", [False, True], ids=["", "older"])
+def test_resume_at_the_end_of_an_epoch_ends_it_with_its_outputs(tmp_path, new_process, monkeypatch, calls, is_older):
+    whole, losses, history = Losses(), Losses(), History()
+    if is_older:  # a checkpoint without the outputs
+        monkeypatch.setattr(KungFuElasticCallback, "_keep_outputs", lambda *_: None)
+    options = {"checkpoint_dir": tmp_path, "checkpoint_every": 5, "resume": True, "calls": calls}
+    train(before=[whole], **options)
+    assert len(whole.seen) == 4
+    for newer in (path for path in tmp_path.glob("step-*.ckpt") if "00015" in path.name or "00020" in path.name):
+        newer.unlink()
+    new_process()
+    train(before=[losses], after=[history], **options)
+    assert losses.seen == whole.seen[2 if is_older else 1 :], "as if it had never been interrupted"
+    assert None not in history.history["net_output"]
+
+
 @pytest.mark.parametrize("calls", [1, 4])
 @pytest.mark.parametrize("first", [True, False], ids=["they stand first", "they stand last"])
 def test_a_resume_takes_on_what_mindspores_callbacks_have_learnt_not_what_the_program_gave_them(
