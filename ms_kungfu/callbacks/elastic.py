@@ -189,6 +189,7 @@ class KungFuElasticCallback(Callback):
                 "reduces the gradients itself, each worker trains a model of its own",
                 ", ".join(type(optimizer).__name__ for optimizer in training.optimizers) or "no optimizer",
             )
+        training.carries_more = bool(self._options.components) or others.carries_the_programs
         training.before_checkpoint = partial(self._keep_outputs, params)
         training.step = before.step if before is not None else 0
         self._steps = params.batch_num if elastic_data or training.asynchronous else _agreed(params.batch_num)

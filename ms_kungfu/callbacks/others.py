@@ -160,6 +160,11 @@ class Others:
 
         return wrapper
 
+    @property
+    def carries_the_programs(self) -> bool:
+        """Whether a callback of the program's has state that is carried."""
+        return any(map(_has_state_dict, self._programs))
+
     # -- what they keep -----------------------------------------------------------------------------------------------
 
     def capture(self) -> Any:

@@ -16,6 +16,7 @@ from ms_kungfu.dataset import replaying
 from ms_kungfu.elastic import chronicle, handover, inventory, measuring, program, randomness, state
 from ms_kungfu.elastic.ahead import Ahead
 from ms_kungfu.elastic.asynchronous import AsynchronousSteps, is_asynchronous
+from ms_kungfu.elastic.beside import Beside
 from ms_kungfu.elastic.checkpoint import Checkpointing
 from ms_kungfu.elastic.doubts import Doubts
 from ms_kungfu.elastic.eviction import Evict
@@ -158,7 +159,9 @@ class ElasticTraining:
         self._stopped = False  # all know of it
         self._steps_here = 0  # since the cluster changed, or the call began
         self._last_step = LastStep(lambda: self.training_state)
-        self._doubts = Doubts()
+        self._doubts, self._beside = Doubts(), Beside()
+        self.carries_more = bool(components)
+        """Whether the program has named state of its own, so that it needs no warning of what isn't carried."""
         self._is_covered = False  # what depends on the cluster, by ShardedSteps
         self._told_of_steps = False  # by who knows when a step begins
         if dataset is not None:
@@ -298,6 +301,8 @@ class ElasticTraining:
                 measuring.begin(self.monitor, self.optimizers, self.step)
         if not self.asynchronous:
             self._last_step.watch(self._trained)
+        if not self.carries_more:
+            self._beside.look(self._trained, self.optimizers, self.parameters)
         self._step_follows()
 
     def step_end(self, loss: Any = None, samples: int | None = None) -> Change:
@@ -331,6 +336,7 @@ class ElasticTraining:
             inventory.check_sharded(self._trained)
             self._is_covered = True
         self._ahead.look(self.step)
+        self._beside.step_end()
         if self.asynchronous:
             return self._asynchronous.step_end()
         if not self._last_step.ended(self.step):
@@ -524,6 +530,7 @@ class ElasticTraining:
             chronicle.changed(self.step, change)
             self._suspend(True)
         elif change.changed:
+            self._beside.warn_of_changed()
             self._steps_here = 0
             if self._policies is not None:
                 self._policies.on_resized(change.new_size, self.dataset)

@@ -1,0 +1,94 @@
+"""Cells that look like copies of what is trained (a moving average of the weights, a target network), and that nothing
+carries: a worker that joins makes them anew, and a checkpoint has none of them. Training can't know what they are for,
+so it warns."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ms_kungfu import env, membership
+from ms_kungfu.elastic import inventory, sameness
+
+_log = logging.getLogger(__name__)
+_LOOKS = (1, 10, 100)  # steps after which it looks whether they have changed: a teacher that doesn't is no state
+_NAMES = 3
+
+
+class Beside:
+    """Of one training. It warns once in a process."""
+
+    _told = False
+
+    def __init__(self) -> None:
+        self._found: list[tuple[weakref.ref[Any], int]] = []  # and their content as training began
+        self._steps = 0
+
+    def look(self, trained: Iterable[Any], optimizers: Iterable[Any], carried: Iterable[Any]) -> None:
+        """As training begins."""
+        if Beside._told or not _in_a_job():
+            return
+        copies = copies_of([list(optimizer.parameters) for optimizer in optimizers], trained, carried)
+        self._found = [(weakref.ref(cell), sameness.content(cell.get_parameters())) for cell in copies]
+
+    def step_end(self) -> None:
+        """After a step of this worker's."""
+        if not self._found:
+            return
+        self._steps += 1
+        if self._steps in _LOOKS:
+            self.warn_of_changed()
+
+    def warn_of_changed(self) -> None:
+        """Also before a change of the cluster: who joins has none of them."""
+        if Beside._told or not self._found or not membership.speaks_for_all():
+            return
+        cells = [(known(), content) for known, content in self._found]
+        changed = [c for c, was in cells if c is not None and sameness.content(c.get_parameters()) != was]
+        if not changed:
+            return
+        Beside._told = True
+        _log.warning(
+            "training changes %s beside the network, and nothing carries it: its parameters are named like the "
+            "network's, a worker that joins makes it anew, and a checkpoint has none of it; give it to "
+            "ElasticTraining(net, optimizer, ...), or its state as components= (docs/elastic-training.md, "
+            '"State beside the network")',
+            ", ".join(map(_described, changed)),
+        )
+
+
+def _in_a_job() -> bool:
+    return env.BROKER.get() is not None
+
+
+def _described(cell: Any) -> str:
+    names = [parameter.name for parameter in cell.get_parameters()]
+    more = f", and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    return f"a {type(cell).__name__} ({', '.join(names[:_NAMES])}{more})"
+
+
+def copies_of(networks: Sequence[Sequence[Any]], trained: Iterable[Any], carried: Iterable[Any]) -> list[Any]:
+    """The outermost living cells that have, for the Parameters of one of `networks`, others of the same names and
+    shapes; the names may have a prefix in common. Not those in `trained`, and not whose Parameters are `carried`."""
+    import mindspore as ms
+
+    known = {id(cell) for cell in inventory.collect_cells(trained).values()}
+    ours = {id(parameter) for parameter in carried}
+    found = []
+    for cell in gc.get_objects():
+        if not issubclass(type(cell), ms.nn.Cell) or issubclass(type(cell), ms.nn.Optimizer) or id(cell) in known:
+            continue
+        shapes = {p.name: tuple(p.shape) for p in cell.get_parameters() if id(p) not in ours}
+        if any(network and _has_all(shapes, network) for network in networks):
+            found.append(cell)
+    inner = {id(cell) for outer in found for _, cell in outer.cells_and_names() if cell is not outer}
+    return [cell for cell in found if id(cell) not in inner]
+
+
+def _has_all(shapes: dict[str, tuple[int, ...]], network: Sequence[Any]) -> bool:
+    first = network[0].name
+    prefixes = [name[: -len(first)] for name in shapes if name.endswith(first)]
+    return any(all(shapes.get(prefix + p.name) == tuple(p.shape) for p in network) for prefix in prefixes)
