@@ -222,7 +222,7 @@ def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> 
 
 
 def barrier() -> None:
-    """Waits until every rank that lives is here."""
+    """Wait until every rank that lives is here. A joining worker passes, as in `ms_kungfu.run_barrier`."""
     runtime.run_barrier()
 
 

@@ -168,9 +168,15 @@ def keep_waiting() -> Iterator[None]:
 
 
 def run_barrier() -> None:
-    """Waits until every rank that lives is here."""
+    """Wait until every rank that lives is here.
+
+    A worker that is started for a job that is running already passes: the members have this barrier of a program's
+    preparation behind them ("rank 0 downloads, the others wait"). From the moment it joins, when it begins to train or
+    at its first collective that moves data, it waits like any other.
+    """
     init()
-    membership.current().core.barrier("kungfu/barrier")
+    if not membership.is_deferred():
+        membership.current().core.barrier("kungfu/barrier")
 
 
 def resize(size: int) -> tuple[bool, bool]:

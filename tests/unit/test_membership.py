@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from ms_kungfu import membership
+from ms_kungfu import comm, membership, runtime
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.membership import Member, Ports
@@ -109,6 +109,25 @@ def test_until_it_joins_a_worker_has_the_local_rank_it_was_started_for():
     thread.start()
     thread.join()
     assert seen == [5, 1, 8, 4]
+
+
+def test_joining_worker_passes_barriers_until_it_has_joined():
+    class WithBarrier(Core):
+        barriers = 0
+
+        def barrier(self, name):
+            self.barriers += 1
+
+    core = WithBarrier()
+    member = Member(Ports(core=core, environ={}))
+    member.begun = member.deferred = True
+    for barrier in (runtime.run_barrier, comm.barrier):
+        asked_as(member, barrier)
+    assert core.barriers == 0
+    member.deferred = False
+    for barrier in (runtime.run_barrier, comm.barrier):
+        asked_as(member, barrier)
+    assert core.barriers == 2
 
 
 def test_the_rank_is_that_of_the_start_until_this_process_has_joined():
