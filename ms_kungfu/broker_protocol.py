@@ -19,14 +19,16 @@ import struct
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable, TypeVar
 
 from ms_kungfu import env
 from ms_kungfu._decoding import MalformedError, decode_object
+from ms_kungfu._run_time import SLICE_S, run_time
 from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
 
+T = TypeVar("T")
 MAX_MESSAGE_BYTES = 64 * 1024
 _NONCE_BYTES = 16
 _PROOF_BYTES = 32
@@ -259,7 +261,7 @@ def _connected(address: str, secret: bytes, timeout: float | None) -> Connection
     A broker that is crowded by strangers lets a connection wait, or ends it before anything is proved; that isn't the
     launcher's end, after which nobody listens at the address (ECONNREFUSED).
     """
-    deadline = time.monotonic() + (_CROWDED_S if timeout is None else min(timeout, _CROWDED_S))
+    deadline = run_time() + (_CROWDED_S if timeout is None else min(timeout, _CROWDED_S))
     pause = 0.05
     while True:
         connection = Connection(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), timeout)
@@ -270,7 +272,7 @@ def _connected(address: str, secret: bytes, timeout: float | None) -> Connection
             return connection
         except (BlockingIOError, ConnectionError) as error:
             connection.close()
-            if isinstance(error, ConnectionRefusedError) or time.monotonic() + pause > deadline:
+            if isinstance(error, ConnectionRefusedError) or run_time() + pause > deadline:
                 raise
         except BaseException:
             connection.close()
@@ -280,7 +282,7 @@ def _connected(address: str, secret: bytes, timeout: float | None) -> Connection
 
 
 class Connection:
-    """One end of a connection with a deadline over all of it. It owns the socket."""
+    """One end of a connection with a deadline over all of it, by `run_time`. It owns the socket."""
 
     def __init__(self, connection: socket.socket, timeout: float | None) -> None:
         self.socket = connection
@@ -301,7 +303,7 @@ class Connection:
 
     def extend(self, timeout: float | None) -> None:
         """A new deadline, counted from now; None is none."""
-        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._deadline = None if timeout is None else run_time() + timeout
 
     def peer_credentials(self) -> tuple[int, int]:
         """Process and user ID of the other end, as the kernel knows them."""
@@ -317,11 +319,10 @@ class Connection:
         body = json.dumps(message).encode()
         if len(body) > MAX_MESSAGE_BYTES:
             raise ProtocolError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
-        self._arm()
         data = struct.pack(">I", len(body)) + body
-        sent = socket.send_fds(self.socket, [data], list(fds)) if fds else 0
-        if sent < len(data):  # sending nothing fails where the other end has got all and closed
-            self.socket.sendall(data[sent:])
+        sent = self._in_slices(socket.send_fds, self.socket, [data], list(fds)) if fds else 0
+        while sent < len(data):  # sending nothing fails where the other end has got all and closed
+            sent += self._in_slices(self.socket.send, data[sent:])
 
     def receive(self) -> dict[str, Any]:
         message, fds = self.receive_with_fds()
@@ -347,22 +348,25 @@ class Connection:
     def _exactly(self, count: int, fds: list[int]) -> bytes:
         data = b""
         while len(data) < count:
-            self._arm()
-            piece, received = receive_fds(self.socket, count - len(data))
+            piece, received = self._in_slices(receive_fds, self.socket, count - len(data))
             fds += received
             if not piece:
                 raise ConnectionError("the connection was closed")
             data += piece
         return data
 
-    def _arm(self) -> None:
+    def _in_slices(self, call: Callable[..., T], *arguments: Any) -> T:
+        """What the call returns, which waits for the other end; socket.timeout when the deadline has passed."""
         if self._deadline is None:
             self.socket.settimeout(None)
-            return
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise socket.timeout
-        self.socket.settimeout(left)
+            return call(*arguments)
+        while True:
+            left = self._deadline - run_time()
+            if left <= 0:
+                raise socket.timeout
+            self.socket.settimeout(min(left, SLICE_S))
+            with contextlib.suppress(socket.timeout):
+                return call(*arguments)
 
 
 def receive_fds(connection: socket.socket, max_bytes: int, flags: int = 0) -> tuple[bytes, list[int]]:

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from ms_kungfu._decoding import decode_object
+from ms_kungfu._run_time import run_time
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store.etcd_members import EtcdMembers, encoded, number
 from ms_kungfu.cluster_store.etcd_seat import HOLDER
@@ -69,16 +70,16 @@ class EtcdClusterStore(EtcdMembers):
         return self._read().cluster
 
     def watch(self, version: int, timeout_s: float) -> Cluster | None:
-        deadline = time.monotonic() + timeout_s
+        deadline = run_time() + timeout_s
         while True:
             held = self._read()
             if held.cluster is not None and held.version > version:
                 return held.cluster
-            begun = time.monotonic()
+            begun = run_time()
             if begun >= deadline:
                 return None
             if not self._waits_for_news(held.seen + 1, deadline - begun):
-                time.sleep(max(0.0, min(_PAUSE_S, deadline - time.monotonic())))
+                time.sleep(max(0.0, min(_PAUSE_S, deadline - run_time())))
 
     def put(self, cluster: Cluster) -> Cluster:
         writer = cluster.writer or self._writer
@@ -172,7 +173,7 @@ class EtcdClusterStore(EtcdMembers):
         turn = self._turn
         connection, _ = self._connection(turn)
         wanted = {"create_request": {"key": encoded(self._key), "start_revision": str(revision)}}
-        deadline = time.monotonic() + timeout_s
+        deadline = run_time() + timeout_s
         try:
             _, pieces = begin(connection, "POST", "/v3/watch", json.dumps(wanted).encode(), self._headers(), timeout_s)
             for news in _lines(pieces):
@@ -182,7 +183,7 @@ class EtcdClusterStore(EtcdMembers):
                 if result.get("events"):
                     return True
         except (*FAILURES, ValueError):
-            if time.monotonic() >= deadline:
+            if run_time() >= deadline:
                 return True
         finally:
             connection.close()

@@ -12,13 +12,13 @@ import json
 import os
 import re
 import ssl
-import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from ms_kungfu import env
 from ms_kungfu._decoding import MalformedError, decode_object
+from ms_kungfu._run_time import run_time
 from ms_kungfu._words import printable
 from ms_kungfu.cluster_store.exchange import FAILURES, MAX_ANSWER_BYTES, TooLongError, exchange, speaks_tls
 from ms_kungfu.cluster_store.store import StoreUnreachableError
@@ -55,27 +55,27 @@ class EtcdMembers:
 
     def _ask(self, path: str, message: Mapping[str, Any]) -> dict[str, Any]:
         """What the first member says that can."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = run_time() + self._timeout_s
         trouble = ""
         for left in range(len(self._members), 0, -1):
             turn = self._turn
             try:
                 # Who is asked first leaves the others some of the time.
-                return self._ask_member(turn, path, message, (deadline - time.monotonic()) / left)
+                return self._ask_member(turn, path, message, (deadline - run_time()) / left)
             except _AwayError as error:
                 trouble = str(error)
                 self._turn = turn + 1
         raise StoreUnreachableError(f"config server {self.url}: {trouble}")
 
     def _ask_member(self, turn: int, path: str, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
+        deadline = run_time() + timeout_s
         if self._user and not self._token:
             self._log_in(turn, timeout_s)
-        code, answer = self._say(turn, path, message, deadline - time.monotonic())
+        code, answer = self._say(turn, path, message, deadline - run_time())
         # A token lasts for some minutes, and not over a restart.
         if code == _STRANGER and self._user:
-            self._log_in(turn, deadline - time.monotonic())
-            code, answer = self._say(turn, path, message, deadline - time.monotonic())
+            self._log_in(turn, deadline - run_time())
+            code, answer = self._say(turn, path, message, deadline - run_time())
         if code != _OK:
             raise ConfigServerError(f"config server {self.url}: {self._refusal(code, str(answer.get('error')))}")
         return answer

@@ -6,13 +6,15 @@ the job's secret.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import socket
 import ssl
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable
+
+from ms_kungfu._run_time import SLICE_S, run_time
 
 MAX_ANSWER_BYTES = 1024 * 1024
 FAILURES = (OSError, http.client.HTTPException)  # nobody answers, or not in time, or not by HTTP
@@ -66,44 +68,47 @@ def begin(
     timeout_s: float,
 ) -> tuple[http.client.HTTPResponse, Iterator[bytes]]:
     """The answer and its body, as it comes. One of FAILURES, here or from there."""
-    deadline = time.monotonic() + timeout_s
+    deadline = run_time() + timeout_s
     connection.timeout = timeout_s
     connection.connect()
     stream = connection.sock
 
-    def wait_no_longer() -> None:
-        left = deadline - time.monotonic()
+    def wait_no_longer(most_s: float = SLICE_S) -> None:
+        left = deadline - run_time()
         if left <= 0:
             raise socket.timeout(f"no complete answer within {timeout_s:g} s")
-        stream.settimeout(left)
+        stream.settimeout(min(left, most_s))
 
     class Answer(http.client.HTTPResponse):
         def __init__(self, sock: socket.socket, *arguments: Any, **more: Any) -> None:
             super().__init__(sock, *arguments, **more)
-            self.fp = io.BufferedReader(_InTime(sock.makefile("rb", buffering=0), wait_no_longer))
+            self.fp = io.BufferedReader(_InTime(sock, wait_no_longer))
 
     connection.response_class = Answer
-    wait_no_longer()
+    wait_no_longer(timeout_s)  # sent in one go: requests are small, and half a request can't be sent again
     connection.request(method, path, body, dict(headers))
     response = connection.getresponse()
     return response, iter(lambda: response.read1(65536), b"")
 
 
 class _InTime(io.RawIOBase):
-    """What comes by a socket, up to a deadline. The socket's timeout is for one wait, and a server may send a byte now
-    and then, of the header, too."""
+    """What comes by a socket, up to a deadline. The socket's timeout is for one slice of a wait (see `run_time`), and a
+    server may send a byte now and then, of the header, too."""
 
-    def __init__(self, source: io.RawIOBase, wait_no_longer: Callable[[], None]) -> None:
+    def __init__(self, sock: socket.socket, wait_no_longer: Callable[[], None]) -> None:
         super().__init__()
-        self._source, self._wait_no_longer = source, wait_no_longer
+        # A file of the socket would read no more once a slice is over; it keeps the socket open for as long as this.
+        self._sock, self._open, self._wait_no_longer = sock, sock.makefile("rb", buffering=0), wait_no_longer
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        self._wait_no_longer()
-        return self._source.readinto(buffer)
+        while True:
+            self._wait_no_longer()
+            with contextlib.suppress(socket.timeout):
+                return self._sock.recv_into(buffer)
 
     def close(self) -> None:
-        self._source.close()
+        self._open.close()
         super().close()

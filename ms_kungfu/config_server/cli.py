@@ -15,6 +15,7 @@ from pathlib import Path
 from ms_kungfu._decoding import decode
 from ms_kungfu._flags import FlagParser, UsageError, duration, failed, integer
 from ms_kungfu._processes import raise_descriptor_limit
+from ms_kungfu._run_loop import run
 from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, read_secret, write_secret
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cluster = _read_cluster(Path(flags.init)) if flags.init else None
         tls = _tls_of(flags.host)
         raise_descriptor_limit()
-        return asyncio.run(_serve(flags.host, flags.port, flags.endpoint, cluster, flags.ttl or None, tls))
+        return run(_serve(flags.host, flags.port, flags.endpoint, cluster, flags.ttl or None, tls))
     except UsageError as error:
         return failed(PROGRAM, error, 2)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import logging
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 from ms_kungfu._files import open_regular
 from ms_kungfu._flags import UsageError, failed
 from ms_kungfu._processes import raise_descriptor_limit
+from ms_kungfu._run_loop import run
 from ms_kungfu._words import counted
 from ms_kungfu.launcher import signals
 from ms_kungfu.launcher.commands import evict, resize
@@ -83,7 +83,7 @@ def _run(options: Options) -> int:
         _set_up_log(options, output)
         try:
             runs = Job if options.hosts.is_head and not moves(options) else Outpost
-            return asyncio.run(runs(options, supervisor, output).run())
+            return run(runs(options, supervisor, output).run())
         except StartError as error:
             return failed(PROGRAM, error, 1)
         finally:

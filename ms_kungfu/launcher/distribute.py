@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, Callable
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, duration, failed
+from ms_kungfu._run_loop import run
 from ms_kungfu.launcher.hosts import Host, parse_hosts, read_hostfile
 from ms_kungfu.launcher.policy import EXIT_TIMEOUT
 from ms_kungfu.launcher.secret import SecretError, read_secret_file
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         secret = _secret_for(command, flags.secret_file)
     except (UsageError, SecretError) as error:
         return failed(PROGRAM, error, 2)
-    return asyncio.run(_Distribution(flags, command, secret).run())
+    return run(_Distribution(flags, command, secret).run())
 
 
 def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:

@@ -27,6 +27,7 @@ from dataclasses import replace
 from typing import Any, Callable
 
 from ms_kungfu._flags import UsageError
+from ms_kungfu._run_loop import run
 from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu.broker_protocol import ProtocolError
 from ms_kungfu.cluster import PLACEMENTS, Cluster, PeerID
@@ -94,7 +95,7 @@ def joining_host(name: str, slots: object, least: int = 1) -> Host:
 
 def ask(request: JoinRequest) -> Options:
     """How this host takes part in the job. UsageError and RefusedError say in a sentence why it can't."""
-    return asyncio.run(_ask(request))
+    return run(_ask(request))
 
 
 async def _ask(request: JoinRequest) -> Options:

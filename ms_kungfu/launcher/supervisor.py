@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from ms_kungfu._processes import children
+from ms_kungfu._run_time import run_time
 from ms_kungfu.broker_protocol import close_all, receive_fds
 from ms_kungfu.launcher.hangs import waits_for_a_core
 
@@ -135,10 +136,10 @@ class Supervisor:
         self._reaped = True
         self._channel.close()
         # It has no patience for longer; where it hangs itself its workers die with it.
-        deadline = time.monotonic() + 1.5 * _PATIENCE_S
+        deadline = run_time() + 1.5 * _PATIENCE_S
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
-                if time.monotonic() >= deadline:
+                if run_time() >= deadline:
                     os.kill(self._pid, signal.SIGKILL)
                 time.sleep(_POLL_S)
         # Finds something only where the supervisor was killed, or has had no more patience.
@@ -153,7 +154,7 @@ def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:
     Or when none has died for `patience_s`: the rest, which is returned, hangs in the kernel or in a frozen cgroup, or
     gets no core, and dies when it comes back.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = run_time() + patience_s
     while True:
         left = children(os.getpid())
         for pid in left:
@@ -164,8 +165,8 @@ def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:
         except ChildProcessError:
             return []
         if reaped:
-            deadline = time.monotonic() + patience_s
-        elif time.monotonic() >= deadline:
+            deadline = run_time() + patience_s
+        elif run_time() >= deadline:
             return left
         else:
             time.sleep(_POLL_S)

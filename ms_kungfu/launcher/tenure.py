@@ -117,7 +117,7 @@ class Tenure:
         """From now on; `store`, of the cluster, is written to by who has the seat. Returns what ends the keeping."""
         self.term.guard(store)
         self._time = TimeToAsk(self.term.seat.lease_s)
-        self._time.answered(self._loop.time())
+        self._time.answered(self._machine.monotonic())
         self._keeping = asyncio.ensure_future(self._keep())
         self._keeping.add_done_callback(raise_bugs)
         return self._keeping.cancel
@@ -132,9 +132,9 @@ class Tenure:
         asked = self._time
         try:
             await self.act(lambda: self._call(self.term.seat.renew))
-            asked.answered(self._loop.time())
+            asked.answered(self._machine.monotonic())
         except ConfigServerError:  # away; or full, and the lease is over: nobody has the seat
-            asked.failed(self._loop.time())
+            asked.failed(self._machine.monotonic())
             return False
         return True
 
@@ -152,7 +152,7 @@ class Tenure:
     @property
     def has_stood_still(self) -> bool:
         """This host has, a moment ago."""
-        return self._time.has_stood_still(self._loop.time())
+        return self._time.has_stood_still(self._machine.monotonic())
 
     # ---- entries ----
 

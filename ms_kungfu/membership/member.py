@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ms_kungfu import _core
+from ms_kungfu._run_time import run_time
 from ms_kungfu.broker_protocol import BrokerClient
 from ms_kungfu.cluster import MAX_WORKERS, MAX_WORKERS_OF_HOSTS, Cluster, PeerID
 from ms_kungfu.cluster_store import ClusterStore, open_store
@@ -95,7 +96,7 @@ class Ports:
     environ: Mapping[str, str] | None = None  # None: the process's
     broker: Callable[[], BrokerClient] = BrokerClient.from_environment
     store: Callable[[str, str | None, str], ClusterStore] = open_store
-    monotonic: Callable[[], float] = time.monotonic
+    monotonic: Callable[[], float] = run_time  # pauses of this process left out
     sleep: Callable[[float], None] = time.sleep
     event: Callable[[], threading.Event] = threading.Event
     start_thread: Callable[[str, Callable[[], None]], None] = _start_thread

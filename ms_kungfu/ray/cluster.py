@@ -16,6 +16,7 @@ from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from ms_kungfu._run_time import run_time
 from ms_kungfu.ray.agent import Agent
 from ms_kungfu.ray.placing import Node
 
@@ -100,7 +101,7 @@ class Watch:
     def answer(self) -> list[Node] | None:
         """None: not yet; whoever calls again has it in time."""
         if self._asked_at is None:
-            self._asked_at = time.monotonic()
+            self._asked_at = run_time()
             threading.Thread(target=self._ask, daemon=True).start()
         try:
             found = self._answers.get_nowait()
@@ -119,7 +120,7 @@ class Watch:
 
     def silent_s(self) -> float:
         """How long it has been waited for."""
-        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+        return 0.0 if self._asked_at is None else run_time() - self._asked_at
 
 
 def in_time(call: Callable[[], object], limit_s: float) -> bool:
@@ -172,8 +173,8 @@ def give_back(groups: Iterable[PlacementGroup], limit_s: float) -> None:
         with contextlib.suppress(Exception):
             remove_placement_group(group)
     # A group counts as removed before its nodes have it back, and as long they have resources of its name.
-    deadline = time.monotonic() + limit_s
-    while left and time.monotonic() < deadline:
+    deadline = run_time() + limit_s
+    while left and run_time() < deadline:
         held = {name for resources in state.available_resources_per_node().values() for name in resources}
         left = {group for group in left if any(group in name for name in held)}
         time.sleep(_LOOK_S if left else 0)

@@ -27,6 +27,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from ms_kungfu import env
+from ms_kungfu._run_time import run_time
 from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster_store import has_seat, open_seat, open_store
 from ms_kungfu.errors import ConfigServerError
@@ -156,11 +157,11 @@ class Driver:
         return True
 
     def _wait_for_room(self) -> list[Node]:
-        request, begun = self._request, time.monotonic()
+        request, begun = self._request, run_time()
         while True:
             nodes = cluster.nodes()
             room = sum(node.room(request.needs) for node in nodes)
-            waited_s = time.monotonic() - begun
+            waited_s = run_time() - begun
             if room >= request.size or self._signals or (waited_s >= request.wait_s and room >= request.least):
                 return nodes
             if waited_s >= max(request.wait_s, _SETTLE_S):
@@ -191,9 +192,9 @@ class Driver:
     def _ask_all(self, ports: list[int]) -> dict[str, list[int]]:
         """Which ports are free on the nodes of all agents that Ray has started in time; the others are given up."""
         asked = {host.agent.free_ports.remote(_address(host.name), ports): host for host in self._hosts.values()}
-        deadline = time.monotonic() + _AGENT_S
+        deadline = run_time() + _AGENT_S
         waiting, free = list(asked), {}
-        while waiting and time.monotonic() < deadline and not self._signals:
+        while waiting and run_time() < deadline and not self._signals:
             done, waiting = ray.wait(waiting, timeout=_LOOK_S)
             for each in done:
                 with contextlib.suppress(RayActorError):
@@ -238,7 +239,7 @@ class Driver:
     # ---- while it runs ----
 
     def _follow(self) -> int:
-        asked, next_look = 0, time.monotonic() + _LOOK_S
+        asked, next_look = 0, run_time() + _LOOK_S
         while True:
             waiting = {host.output: host for host in self._hosts.values() if host.output is not None}
             done, _ = ray.wait(list(waiting), timeout=_LOOK_S / 2)
@@ -252,11 +253,11 @@ class Driver:
                     return 128 + number
                 self._pass_on(number)
                 asked += 1
-            if time.monotonic() >= next_look and not asked:
+            if run_time() >= next_look and not asked:
                 nodes = self._watch.answer()
                 if nodes is not None:
                     self._look(nodes)
-                    next_look = time.monotonic() + _LOOK_S
+                    next_look = run_time() + _LOOK_S
                 self._mind_silence()
 
     def _pass_on(self, number: int) -> None:
@@ -333,7 +334,7 @@ class Driver:
                 else:
                     self._say(f"Ray is about to take {host.name} away: it leaves the job")
                     host.agent.signal.remote(signal.SIGTERM)
-        now, placed = time.monotonic(), sum(host.slots for host in self._hosts.values())
+        now, placed = run_time(), sum(host.slots for host in self._hosts.values())
         coming = [node for node in nodes if node.id not in self._hosts and self._not_before.get(node.id, 0.0) <= now]
         for node_id, slots in deal(coming, self._request.needs, self._request.most - placed).items():
             self._not_before[node_id] = now + _AGAIN_S
@@ -388,8 +389,8 @@ class Driver:
             code = 128 + self._signals[0]  # for which it may have been told that one
         if self._function is not None:
             self._collect(last)
-        deadline = time.monotonic() + _LAST_WORDS_S
-        while time.monotonic() < deadline:
+        deadline = run_time() + _LAST_WORDS_S
+        while run_time() < deadline:
             waiting = {host.output: host for host in self._hosts.values() if host.output is not None}
             if not waiting:
                 break

@@ -84,7 +84,7 @@ uint64_t Device::Enqueue(JobPtr job) {
     sequence_of_ = job->communicator;
   }
   job->sequence = sequence_[job->key]++;
-  job->since = std::chrono::steady_clock::now();
+  job->waited = RunTime();
   const uint64_t ticket = ++last_ticket_;
   by_ticket_.emplace(ticket, job);
   queue_.push_back(std::move(job));

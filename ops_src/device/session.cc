@@ -75,13 +75,13 @@ bool Session::RunCycle(const std::vector<JobPtr>& mine) {
 }
 
 std::vector<JobPtr> Session::Order(const std::vector<JobPtr>& mine) {
-  const auto now = std::chrono::steady_clock::now();
+  const auto now = RunTime::Clock::now();
   Announcement own{};
   own.count = static_cast<uint32_t>(mine.size());
   for (size_t i = 0; i < mine.size(); i++) {
-    const Job& job = *mine[i];
+    Job& job = *mine[i];
     own.ready[i] = {job.key, job.signature, job.sequence, WeightOf(job.operation),
-                    now - job.since > tools_.options.timeout};
+                    job.waited.Look(now) > tools_.options.timeout};
   }
   const auto all = GatherLiving(*communicator_, "kungfu/device/order", own);
   members_ = all.members.size();
@@ -239,7 +239,7 @@ void Session::BringUp() {
 
 // Until all ranks are `done`, one has failed (`done` throws there) or one has died. The same verdict at all ranks.
 Session::Verdict Session::Rounds(const std::function<bool()>& done, Error* failure) {
-  const auto begin = std::chrono::steady_clock::now();
+  RunTime waited;
   Status own{};
   own.state = kRunning;
   for (;;) {
@@ -253,7 +253,7 @@ Session::Verdict Session::Rounds(const std::function<bool()>& done, Error* failu
         });
         if (finished) {
           own.state = kDone;
-        } else if (std::chrono::steady_clock::now() - begin > tools_.options.timeout) {
+        } else if (waited.Look() > tools_.options.timeout) {
           throw Error(KF_TIMEOUT, Text("not finished within ", tools_.options.timeout.count() / 1000.0, " s"));
         }
       }
@@ -368,10 +368,10 @@ void Session::GiveUp(const std::vector<JobPtr>& jobs) {
   bool drained = false;
   try {
     const Mark last(tools_.driver, tools_.stream);
-    const auto deadline = std::chrono::steady_clock::now() + kDrain;
+    RunTime waited;
     Poll([&] {
       drained = last.Done();
-      return drained || std::chrono::steady_clock::now() > deadline;
+      return drained || waited.Look() > kDrain;
     });
   } catch (const Error&) {  // a device that fails doesn't write any more
     drained = true;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/run_time.h"
 #include "collectives/communicator.h"
 #include "device/driver.h"
 #include "device/staging.h"
@@ -23,7 +24,7 @@ struct Job : KeptOperation {
   uint64_t key = 0;
   uint64_t signature = 0;
   uint32_t sequence = 0;
-  std::chrono::steady_clock::time_point since;
+  RunTime waited;               // since it has been launched here; looked at in each cycle
   Mark ready;                   // on the caller's stream
   std::unique_ptr<Block> kept;  // the inputs of a reduction in place, for doing it again
   bool by_staging = false;

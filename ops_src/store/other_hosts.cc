@@ -13,11 +13,13 @@
 #include "base/error.h"
 #include "base/interrupt.h"
 #include "base/memory.h"
+#include "base/run_time.h"
 
 namespace kungfu::store {
 namespace {
 
 constexpr auto kSlice = std::chrono::milliseconds(20);
+static_assert(kSlice <= RunTime::kLongestSlice);
 constexpr size_t kMostKept = 2;  // a model, and a description
 
 [[noreturn]] void ThrowOver(const std::string& name) {
@@ -124,7 +126,7 @@ void OtherHosts::Send(const Ask& ask, const Parcel& parcel) const {
 }
 
 void OtherHosts::Await(Parcel& parcel, uint32_t rank, const std::string& name) const {
-  const auto began = std::chrono::steady_clock::now();
+  RunTime waited;
   for (;;) {
     const uint32_t armed = parcel.done().Arm();
     if (shm::Counter::Reached(armed, 1)) return;
@@ -135,7 +137,7 @@ void OtherHosts::Await(Parcel& parcel, uint32_t rank, const std::string& name) c
       if (parcel.done().Reached(1)) return;  // the link's last word, before it went
       ThrowOver(name);
     }
-    if (std::chrono::steady_clock::now() - began > timeout_) {
+    if (waited.Look() > timeout_) {
       throw Error(KF_TIMEOUT, Text("request \"", name, "\": no answer from the host of rank ", rank, " within ",
                                    timeout_.count() / 1000.0, " s"));
     }

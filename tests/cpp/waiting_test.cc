@@ -13,6 +13,8 @@
 #include <random>
 
 #include "base/log.h"
+#include "base/run_time.h"
+#include "collectives/host/deadline.h"
 #include "ranks.h"
 #include "runtime/peer.h"
 
@@ -21,6 +23,39 @@ namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
+
+// ---- deadlines ----
+
+TEST(RunTime, APauseCountsAsOneGap) {
+  const Clock::time_point start = Clock::now();
+  RunTime waited(start);
+  EXPECT_EQ(waited.Look(start + 20ms), 20ms);
+  EXPECT_EQ(waited.Look(start + 20ms + RunTime::kMostGap),
+            20ms + RunTime::kMostGap);  // the longest that counts in full
+  EXPECT_EQ(waited.Look(start + 24h), 20ms + 2 * RunTime::kMostGap);
+  EXPECT_EQ(waited.Look(start + 24h + 20ms), 40ms + 2 * RunTime::kMostGap);
+}
+
+TEST(Deadline, DoesNotPassInAPauseButAfterItsLimit) {
+  host::Deadline deadline(5s, 60s);
+  Clock::time_point now = Clock::now();
+  EXPECT_FALSE(deadline.Passed(now += 1s));
+  EXPECT_FALSE(deadline.Passed(now += 1h));
+  int looks = 0;
+  while (!deadline.Passed(now += host::kSlice)) looks++;
+  EXPECT_GT(looks, 3s / host::kSlice);  // two gaps of at most a second have counted
+  EXPECT_LE(looks, 5s / host::kSlice);
+}
+
+TEST(Deadline, CountsAnewFromWhereItIsTold) {
+  host::Deadline deadline(1s, 60s);
+  Clock::time_point now = Clock::now();
+  for (int looks = 0; looks < 40; looks++) EXPECT_FALSE(deadline.Passed(now += host::kSlice));
+  deadline.CountFrom(now);
+  for (int looks = 0; looks < 40; looks++) EXPECT_FALSE(deadline.Passed(now += host::kSlice));
+  for (int looks = 0; looks < 20; looks++) (void)deadline.Passed(now += host::kSlice);
+  EXPECT_TRUE(deadline.Passed(now + host::kSlice));
+}
 
 // ---- words ----
 

@@ -37,8 +37,8 @@ class ChannelTable::Lock {
  public:
   Lock(ChannelTable& table, const Operation& operation) : table_(table), operation_(operation), one_(table.binding_) {
     shm::Header& header = table_.segment_.header();
-    const auto began = std::chrono::steady_clock::now();
-    auto looked = began;
+    auto looked = RunTime::Clock::now();
+    RunTime waited(looked);
     for (;;) {
       uint32_t seen = header.table_lock.load(std::memory_order_relaxed);
       const bool dead = seen != 0 && table_.board_.IsDead(HolderOf(seen));
@@ -57,9 +57,9 @@ class ChannelTable::Lock {
         return;
       }
       std::this_thread::yield();
-      const auto now = std::chrono::steady_clock::now();
+      const auto now = RunTime::Clock::now();
       if (now - looked < kLookEvery) continue;
-      table_.check_wait_(operation_, began);
+      table_.check_wait_(operation_, waited.Look(now));
       std::this_thread::sleep_for(std::chrono::microseconds(200));  // it takes longer than any holder needs that runs
       looked = now;
     }
@@ -86,7 +86,7 @@ class ChannelTable::Lock {
   // It has been taken over because this rank is in the list of deaths, which is what the check finds.
   void Must(bool stepped) {
     if (stepped) return;
-    table_.check_wait_(operation_, std::chrono::steady_clock::now());
+    table_.check_wait_(operation_, RunTime::Clock::duration::zero());
     KUNGFU_CHECK(stepped, "rank ", table_.rank_, " has lost the lock of the table of names and is not expelled");
   }
 

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/run_time.h"
 #include "collectives/operation.h"
 #include "transport/shm/board.h"
 #include "transport/shm/segment.h"
@@ -59,7 +60,7 @@ struct BoundName {
 class ChannelTable {
  public:
   // Called now and then by a thread that waits for the table; throws where that has become pointless.
-  using CheckWait = std::function<void(const Operation& operation, std::chrono::steady_clock::time_point since)>;
+  using CheckWait = std::function<void(const Operation& operation, RunTime::Clock::duration waited)>;
 
   ChannelTable(shm::Segment& segment, const shm::Board& board, uint32_t rank, CheckWait check_wait)
       : segment_(segment), board_(board), rank_(rank), check_wait_(std::move(check_wait)) {}

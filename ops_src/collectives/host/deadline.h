@@ -2,38 +2,51 @@
 #ifndef KUNGFU_COLLECTIVES_HOST_DEADLINE_H_
 #define KUNGFU_COLLECTIVES_HOST_DEADLINE_H_
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/run_time.h"
 
 namespace kungfu::host {
 
 // A waiter sleeps at most this long before it looks again whether its wait still makes sense.
 inline constexpr auto kSlice = std::chrono::milliseconds(20);
+static_assert(kSlice <= RunTime::kLongestSlice);
 
+// Pauses in which this process did not run don't count (see RunTime): Passed is asked after every slice.
 class Deadline {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = RunTime::Clock;
 
   Deadline(std::chrono::milliseconds limit, std::chrono::milliseconds tell_after)
-      : began_(Clock::now()), counts_from_(began_), limit_(limit), tell_after_(tell_after) {}
+      : limit_(limit), tell_after_(tell_after) {}
 
-  bool Passed(Clock::time_point now) const { return now - counts_from_ > limit_; }
-  void CountFrom(Clock::time_point now) { counts_from_ = now; }
+  bool Passed(Clock::time_point now) { return waited_.Look(now) - counts_from_ > limit_; }
+  // What is left is just enough for the launcher to find out which rank is awaited, and to end it. As of the last look.
+  bool IsOverdue() const {
+    const Clock::duration reserve =
+        std::min<Clock::duration>(limit_ / 2, std::max<Clock::duration>(limit_ / 10, kReserve));
+    return waited_.ran() - counts_from_ > limit_ - reserve;
+  }
+  void CountFrom(Clock::time_point now) { counts_from_ = waited_.Look(now); }
   // Logs `what`(seconds) at growing distances.
   template <typename What>
   void Tell(Clock::time_point now, const What& what) {
-    if (now - began_ < tell_after_) return;
+    const Clock::duration waited = waited_.Look(now);
+    if (waited < tell_after_) return;
     tell_after_ *= 2;
-    LogSometimes(what(std::chrono::duration<double>(now - began_).count()));
+    LogSometimes(what(std::chrono::duration<double>(waited).count()));
   }
   std::string Limit() const { return Text("within ", limit_.count() / 1000.0, " s"); }
 
  private:
-  const Clock::time_point began_;
-  Clock::time_point counts_from_;
+  static constexpr auto kReserve = std::chrono::seconds(3);
+
+  RunTime waited_;
+  Clock::duration counts_from_ = Clock::duration::zero();
   const std::chrono::milliseconds limit_;
   std::chrono::milliseconds tell_after_;
 };

@@ -99,11 +99,11 @@ void FailureRules::ThrowIfPointless(const shm::Counter& counter, uint32_t target
   }
 }
 
-void FailureRules::ThrowIfPointless(const Operation& operation, std::chrono::steady_clock::time_point since) const {
+void FailureRules::ThrowIfPointless(const Operation& operation, RunTime::Clock::duration waited) const {
   const std::string title = TitleOf(operation);
   ThrowIfPointless(title);
   const auto limit = self_.options.collective_timeout;
-  if (std::chrono::steady_clock::now() - since > limit) {
+  if (waited > limit) {
     throw Error(KF_TIMEOUT, Text(title, "the table of names was not given back within ", limit.count() / 1000.0,
                                  " s, cluster version ", self_.cluster_version));
   }

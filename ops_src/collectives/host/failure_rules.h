@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/run_time.h"
 #include "collectives/host/endpoint.h"
 #include "collectives/host/flight.h"
 
@@ -45,7 +46,7 @@ class FailureRules {
   // ... and that `peer`, whose `counter` is awaited, has left before it brought its part.
   void ThrowIfPointless(const shm::Counter& counter, uint32_t target, uint32_t peer, const Flight& flight) const;
   // The same for the table of names, in which somebody has it locked `since` then.
-  void ThrowIfPointless(const Operation& operation, std::chrono::steady_clock::time_point since) const;
+  void ThrowIfPointless(const Operation& operation, RunTime::Clock::duration waited) const;
   void ThrowIfLost(const std::string& title) const;
 
  private:

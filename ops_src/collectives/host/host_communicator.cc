@@ -59,7 +59,7 @@ HostCommunicator::HostCommunicator(std::shared_ptr<shm::Segment> segment, uint32
       lanes_(self_, rules_, waiting_),
       exchange_(self_, rules_, waiting_, lanes_),
       channels_(self_.segment, self_.board, rank,
-                [this](const Operation& operation, auto since) { rules_.ThrowIfPointless(operation, since); }) {
+                [this](const Operation& operation, auto waited) { rules_.ThrowIfPointless(operation, waited); }) {
   if (rank >= size_) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size_));
   if (!self_.board.Attach(rank, address, has_state)) {
     throw Error(KF_STALE,

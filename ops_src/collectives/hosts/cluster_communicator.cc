@@ -16,6 +16,7 @@
 #include "base/fault_point.h"
 #include "base/interrupt.h"
 #include "base/memory.h"
+#include "base/run_time.h"
 #include "collectives/dtype.h"
 #include "collectives/gather.h"
 #include "collectives/host/transfer.h"
@@ -479,16 +480,14 @@ void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, 
 
 // Whom this host's link waits for, as it answers. It needn't know, nor have an ear.
 std::string ClusterCommunicator::BehindTheLink(const Operation& part) {
-  using Clock = std::chrono::steady_clock;
   const std::lock_guard<std::mutex> one(asking_);
   hosts::Request request;
   request.asks = true;
   request.count = ++questions_;
   request.name = (part.part_of == nullptr ? part : *part.part_of).name;
   const std::vector<char> bytes = request.Packed();
-  const auto until = Clock::now() + kAnswerLimit;
   bool asked = send(requests_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) > 0;
-  while (asked && Clock::now() < until) {
+  for (RunTime waited; asked && waited.Look() < kAnswerLimit;) {
     pollfd answer{requests_, POLLIN, 0};
     poll(&answer, 1, 20);
     char text[sizeof request.count + hosts::kTextBytes];

@@ -26,6 +26,7 @@
 
 #include "base/error.h"
 #include "base/interrupt.h"
+#include "base/run_time.h"
 #include "base/threads.h"
 #include "transport/tcp/socket.h"
 
@@ -34,6 +35,7 @@ namespace {
 
 // A waiter looks this often whether it still should wait.
 constexpr auto kSlice = std::chrono::milliseconds(20);
+static_assert(kSlice <= RunTime::kLongestSlice);
 constexpr size_t kSinkBytes = 64 << 10;
 
 }  // namespace
@@ -221,12 +223,12 @@ TransferPtr Mesh::NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, con
 void Mesh::Wait(const Ticket& ticket) const {
   KUNGFU_CHECK(ticket.transfer_ != nullptr, "a ticket of nothing");
   Transfer& transfer = *ticket.transfer_;
-  const auto began = Clock::now();
+  RunTime waited;
   while (!transfer.IsDone()) {
     const uint32_t armed = transfer.done.Arm();
     if (shm::Counter::Reached(armed, 1)) break;
     InterruptCheck::Run();
-    if (Clock::now() - began > options_.timeout) {
+    if (waited.Look() > options_.timeout) {
       throw Error(KF_TIMEOUT,
                   Text("no end of a message of ", transfer.total, " bytes ", transfer.from != nullptr ? "to " : "from ",
                        name(transfer.host), " within ", options_.timeout.count() / 1000.0, " s"));

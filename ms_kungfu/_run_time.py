@@ -1,0 +1,51 @@
+"""Deadlines that survive a pause of the whole job: SIGSTOP, a suspended Slurm step, a paused virtual machine.
+
+Every clock goes on while a process is stopped, so a waiter that wakes up behind a pause would find its deadline passed,
+though the process that it waits for was stopped as well and could not answer. `run_time` leaves such pauses out.
+
+1. A thread that waits for a deadline of `run_time` reads it at least every `SLICE_S`: it waits in slices.
+2. So two readings of one process that are further apart than `MOST_GAP_S` have time between them in which no thread of
+   it waited for a deadline, or in which the process did not run. Of that distance only `MOST_GAP_S` counts. The first
+   kind harms nothing: no deadline is running then. (`test_pause_counts_as_one_gap`.)
+3. A pause costs the awaited process at most `MOST_GAP_S` of its time, however long it is.
+4. A wait still ends: each reading counts the time since the last one in full, or `MOST_GAP_S`. A machine that is short
+   of cores makes deadlines longer, never shorter.
+
+What other hosts and leases do while this one is paused is a matter of the real clock: `seat.TimeToAsk` takes that.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Callable
+
+SLICE_S = 0.5
+# More than lost_hosts.Leases takes for a look that comes late, so that a pause that is cut still is one there.
+MOST_GAP_S = 2.0
+
+
+class RunClock:
+    """Seconds, of which only differences mean something. Thread-safe."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._read = monotonic()
+        self._paused = 0.0
+
+    def __call__(self) -> float:
+        with self._lock:
+            now = self._monotonic()
+            self._paused += max(0.0, now - self._read - MOST_GAP_S)
+            self._read = now
+            return now - self._paused
+
+    def after_fork(self) -> None:
+        """In the child: the thread that held the lock may be none of its own."""
+        self._lock = threading.Lock()
+
+
+run_time = RunClock()
+os.register_at_fork(after_in_child=run_time.after_fork)
