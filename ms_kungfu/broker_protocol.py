@@ -30,6 +30,7 @@ from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError,
 
 T = TypeVar("T")
 MAX_MESSAGE_BYTES = 64 * 1024
+WAIT = {"wait": True}  # before an answer: the launcher waits for the job's store, and the limit counts from now
 _NONCE_BYTES = 16
 _PROOF_BYTES = 32
 _MAX_FDS = 4
@@ -158,7 +159,8 @@ class BrokerClient:
         try:
             with contextlib.closing(_connected(self._address, self._secret, timeout)) as connection:
                 connection.send({what: value})
-                answer = connection.receive()
+                answer, fds = _answer_on(connection, timeout)
+                close_all(fds)
             if not isinstance(answer.get(what), int):
                 raise ProtocolError(text_field(answer, "error"))
             return int(answer[what])
@@ -207,7 +209,7 @@ class BrokerClient:
         try:
             connection = self._open(timeout)
             connection.send(request)
-            answer, fds = connection.receive_with_fds()
+            answer, fds = _answer_on(connection, timeout)
             try:
                 if "cluster" in answer:
                     cluster, rank = Cluster.from_json(answer["cluster"]), answer.get("rank")
@@ -242,6 +244,16 @@ class BrokerClient:
         finally:
             if not kept:
                 self.close()
+
+
+def _answer_on(connection: Connection, timeout: float | None) -> tuple[dict[str, Any], list[int]]:
+    """The next message that isn't `WAIT`, and the descriptors that came with it, which the caller owns."""
+    while True:
+        answer, fds = connection.receive_with_fds()
+        if answer != WAIT:
+            return answer, fds
+        close_all(fds)
+        connection.extend(timeout)
 
 
 def _software() -> dict[str, str]:

@@ -94,7 +94,9 @@ class Job:
         self.status = never_raises(self._status)  # what it tells of itself
         if term is not None:
             url, own = options.config_server or "", options.hosts.self_name
-            self._tenure = Tenure(term, self._machine, url, own, self._on_deposed, self._on_seated_anew)
+            self._tenure = Tenure(
+                term, self._machine, url, own, self._on_deposed, self._on_seated_anew, self._on_store_awaited
+            )
             self._enter_the_loop()  # it may be told to end before it runs
 
     async def run(self) -> int:
@@ -188,6 +190,7 @@ class Job:
             self._closers.push_async_callback(remote.close)
             if tenure is not None:
                 remote.seat = tenure.term.seat
+                remote.hold_deadlines(tenure.awaits_store)
             await remote.gather(start.join_timeout_s)
         agent = HostAgent(
             options, machine, self._supervisor, self._output, start, self._coordinator, self, self._remote,
@@ -224,6 +227,11 @@ class Job:
     def _on_seated_anew(self) -> None:
         if self._remote is not None:
             self._remote.tell_seat()
+
+    def _on_store_awaited(self, yes: bool) -> None:
+        """Workers may wait for what waits for the store: that doesn't count against their deadlines."""
+        if self._remote is not None:
+            self._remote.hold_deadlines(yes)
 
     @property
     def is_deposed(self) -> bool:
@@ -336,6 +344,7 @@ class Job:
         self._revisions = Revisions(self, coordinator, start, machine)
         remote = self._remote = RemoteHosts(options, machine, start, self, moves=True, resumes=True)
         remote.seat = term.seat
+        remote.hold_deadlines(tenure.awaits_store)
         self._closers.push_async_callback(remote.close)
         wanted, _ = await asyncio.gather(
             self._wanted(store),

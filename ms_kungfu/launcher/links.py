@@ -113,6 +113,10 @@ class LinkedSegment:
     def announce(self, version: int) -> None:
         self._board.announce(version)
 
+    def hold_deadlines(self, held: bool) -> None:
+        for memory in (self._segment, self._board):  # where its ranks wait, and where they look
+            memory.hold_deadlines(held)
+
     def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
         # The board has the deaths of all hosts in one order. Who learns of one by the segment finds it there.
         self._board.mark_lost(rank, reason, recover, reaped)

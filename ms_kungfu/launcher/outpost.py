@@ -478,9 +478,11 @@ class Outpost:
         """A connection with whoever has the job from now on, which may be this host. None where that is of no use: it
         has ended, or goes on without this host.
 
-        While nobody has the seat, or the store is away, the workers train on as far as they can.
+        While nobody has the seat, or the store is away, the workers train on as far as they can. Their deadlines wait:
+        only a head can say what they wait for.
         """
         _log.warning("%s; the workers here go on with the next one", trouble)
+        self._relay.hold_deadlines(True)
         for _, making in self._making.values():
             making.cancel()
         self._making.clear()
@@ -515,7 +517,10 @@ class Outpost:
                 self._warn_once(f"{error}: nobody can take the job, and the workers here go on as far as they can")
             except (OSError, asyncio.TimeoutError, SeatLostError):
                 pass
-            except (ProtocolError, ConfigServerError) as error:
+            except ConfigServerError as error:  # it is full, say, and takes no new lease: as long as that lasts, too
+                deadline = self._loop.time() + patience_s
+                self._warn_once(f"{error}: nobody can take the job, and the workers here go on as far as they can")
+            except ProtocolError as error:
                 self._warn_once(f"who has the job can't be told: {error}")
             await asyncio.sleep(_SEAT_LOOK_S)
         told = self._interrupted or (signal.SIGTERM if self._is_leaving else 0)
@@ -576,6 +581,7 @@ class Outpost:
         self._unlinked.clear()
         self._sync_points.clear()
         self._apart.clear()
+        self._relay.hold_deadlines(False)  # a head that waits for the store says so
         self._relay.ask_again(channel.send)
         for key, worker in self._workers.items():  # what has come since the report
             pid, code = self._reported.get(key, (None, None))
@@ -649,6 +655,8 @@ class Outpost:
                 segment.lose_host(str(value["host"]))
         elif what == "beat":
             pass
+        elif what == "hold":
+            relay.hold_deadlines(value is True)
         elif what == "seat":
             self._seated = int(value)
         elif what == "status":

@@ -10,7 +10,7 @@ import itertools
 import threading
 from typing import Any, Callable
 
-from ms_kungfu.broker_protocol import Connection, ProtocolError
+from ms_kungfu.broker_protocol import WAIT, Connection, ProtocolError
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.broker import is_alive
 from ms_kungfu.launcher.segments import HostSegment
@@ -42,6 +42,7 @@ class Relay:
         self.cores = 0  # how many each worker has, where one of this host has heard that it is fixed
         self._leaving: list[str] = []  # who was granted to leave because a worker of this host had asked for it
         self._holders: dict[_Process, int] = {}
+        self._held = False  # the workers' deadlines
         self._closed = False
 
     # ---- what the head tells ----
@@ -70,8 +71,17 @@ class Relay:
         with self._changed:
             return list(self._holders)
 
+    def hold_deadlines(self, held: bool) -> None:
+        """While it is `held` no deadline of this host's workers runs: what they wait for waits for the job's store."""
+        with self._changed:
+            self._held = held
+            for segment in self._segments.values():
+                segment.hold_deadlines(held)
+            self._changed.notify_all()
+
     def add(self, version: int, segment: HostSegment) -> None:
         with self._changed:
+            segment.hold_deadlines(self._held)
             self._segments[version] = segment
 
     def segment(self, version: int) -> HostSegment | None:
@@ -162,7 +172,8 @@ class Relay:
                         return self._answers[number]
                     if self._closed:
                         return None
-                if connection.is_closed():
+                    held = self._held
+                if connection.is_closed() or (held and not _hears_to_wait(connection)):
                     self._send({"hung_up": number})
                     return None
         finally:
@@ -184,3 +195,13 @@ class Relay:
     def _is_out(self, peer: PeerID, incarnation: int) -> bool:
         with self._changed:
             return (peer, incarnation) not in self._holders
+
+
+def _hears_to_wait(connection: Connection) -> bool:
+    """Has the worker's limit count from now. Whether the worker is there."""
+    try:
+        connection.extend(_ANSWER_TIMEOUT_S)
+        connection.send(WAIT)
+    except OSError:
+        return False
+    return True

@@ -569,6 +569,7 @@ class RemoteHosts:
         self.resumes = resumes
         self.resumes_no_more = not resumes  # who hasn't come by now is lost
         self.seat: Seat | None = None  # in which this head is
+        self._holds_deadlines = False
         self.told: dict[str, Report] = {}  # by hosts that came to a head which resumes
         self.sites: dict[str, RemoteSite] = {}
         secret = bytes.fromhex(options.secret or "")
@@ -918,6 +919,8 @@ class RemoteHosts:
         channel.set_silence(self.options.host_timeout_s)
         # Without a wait since the look at who is there: of two that come at once under one name the first is let in.
         site = self.sites[hello.host] = RemoteSite(self, channel, hello, per_worker)
+        if self._holds_deadlines:
+            site.send("hold", True)
         _log.info("host %s is there: %s", site.name, counted(len(hello.cores), "core"))
         if warning and warning not in self._warned:
             self._warned.add(warning)
@@ -968,6 +971,12 @@ class RemoteHosts:
         """This head has sat down again. Should it die, who hasn't heard that would take it for another one."""
         for site in self._living():
             site.send("seat", 0 if self.seat is None else self.seat.since)
+
+    def hold_deadlines(self, held: bool) -> None:
+        """While it is `held` no deadline of a worker runs, on any host."""
+        self._holds_deadlines = held
+        for site in self._living():
+            site.send("hold", held)
 
     def _look_for_silence(self, leases: Leases) -> None:
         """And says that this host is there."""

@@ -56,6 +56,10 @@ class HostSegment(Segment, Protocol):
     def failure(self) -> str: ...
     def sync_points(self) -> int: ...
     def request_sync_point(self, number: int) -> None: ...
+
+    def hold_deadlines(self, held: bool) -> None:
+        """While it is `held` no deadline of the host's ranks runs."""
+
     def unreachable(self) -> list[tuple[str, str]]: ...
 
 
@@ -80,6 +84,7 @@ class PlainSegment:
             os.close(self.fd)
             raise
         self.mark_lost, self.announce = control.mark_lost, control.announce
+        self.hold_deadlines = control.hold_deadlines
         self.heartbeat, self.gave_up, self.progress = control.heartbeat, control.gave_up, control.progress
 
     def check_made(self) -> None:

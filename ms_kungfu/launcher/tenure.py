@@ -5,6 +5,9 @@ before it was there. An entry that returns is on record, and only then anybody h
 somebody else has sat down, this head is deposed: nothing that it has not said yet will be said, and this tenure never
 begins again, whatever becomes of the other. Renewals stand in the same queue, since the seat takes one call at a time.
 
+What members wait for may wait for an entry, and so for the store: while a call of the store takes long or has failed,
+and until an entry that has failed is there, no deadline of theirs runs (`on_store_awaited`).
+
 If the head dies between two lines here, the lease ends by itself; what is on record then, the next one carries out, and
 what is not nobody has heard.
 """
@@ -32,19 +35,24 @@ _log = logging.getLogger(__name__)
 _LAST_LEASE_S = 5.0  # for the leases of a job that is over, beyond their length
 RENEW_S = 0.2  # before a store that is away is asked again
 END_S = 2.0
+_LONG_S = 0.3  # for one call of the store, which takes some milliseconds
 
 
 class Tenure:
     """`on_deposed(why)`: another host decides from now on. `on_seated_anew`: the lease was over, and there is another.
-    `url`: of the job's store; `own`: this host's name."""
+    `on_store_awaited(yes)`: what is to be decided waits for the store from now on, or doesn't any more. `url`: of the
+    job's store; `own`: this host's name."""
 
     def __init__(
         self, term: Term, machine: Machine, url: str, own: str,
         on_deposed: Callable[[str], None], on_seated_anew: Callable[[], None],
+        on_store_awaited: Callable[[bool], None] = lambda yes: None,
     ) -> None:  # fmt: skip
         self.term, self.is_deposed = term, False
         self._machine, self._url, self._own = machine, url, own
         self._on_deposed, self._on_seated_anew = on_deposed, on_seated_anew
+        self._on_store_awaited = on_store_awaited
+        self._awaited: set[str] = set()  # of the store: the answer to a call, an entry that it hasn't taken yet
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
         self._under_way: asyncio.Future[None] | None = None  # the last call of the seat
@@ -56,6 +64,11 @@ class Tenure:
     def resumes(self) -> Record | None:
         """What the head before has left, with whose job this one goes on."""
         return self.term.record
+
+    @property
+    def awaits_store(self) -> bool:
+        """What is to be decided waits for the store."""
+        return bool(self._awaited)
 
     @property
     def sits(self) -> bool:
@@ -174,15 +187,36 @@ class Tenure:
     async def _call(self, function: Callable[[], None]) -> None:
         """Of the seat, in a thread, which goes on where who awaits it is cancelled: the next call waits for its end, or
         an older entry might come behind a newer one."""
-        if self._under_way is not None and not self._under_way.done():
-            await asyncio.wait({self._under_way})
-        self._under_way = asyncio.ensure_future(self._machine.in_thread(function))
-        self._under_way.add_done_callback(lambda call: call.cancelled() or call.exception())
-        await asyncio.shield(self._under_way)
+        long = self._loop.call_later(_LONG_S, self._await_store, "answer", True)
+        answered = True
+        try:
+            if self._under_way is not None and not self._under_way.done():
+                await asyncio.wait({self._under_way})
+            self._under_way = asyncio.ensure_future(self._machine.in_thread(function))
+            self._under_way.add_done_callback(lambda call: call.cancelled() or call.exception())
+            await asyncio.shield(self._under_way)
+        except ConfigServerError as error:
+            answered = isinstance(error, SeatLostError)
+            raise
+        finally:
+            long.cancel()
+            self._await_store("answer", not answered)
+
+    def _await_store(self, what: str, yes: bool) -> None:
+        before = bool(self._awaited)
+        (self._awaited.add if yes else self._awaited.discard)(what)
+        if bool(self._awaited) != before:
+            self._on_store_awaited(not before)
 
     async def write(self, record: Callable[[], Record]) -> bool:
         """Until it is there, however long the store is away. Within `act`; SeatLostError as there. False where this
         host leaves the seat meanwhile: then it isn't, as far as this head can tell, and nothing may be said by it."""
+        try:
+            return await self._write(record)
+        finally:
+            self._await_store("entry", False)
+
+    async def _write(self, record: Callable[[], Record]) -> bool:
         seat, told = self.term.seat, False
         while not self.is_deposed:
             document = record().to_json()
@@ -192,6 +226,7 @@ class Tenure:
             except SeatLostError:
                 raise
             except ConfigServerError as error:  # away, or full
+                self._await_store("entry", True)
                 if not told:
                     told = True
                     _log.warning("%s; what is to be decided waits, and who waits for that", error)

@@ -207,6 +207,9 @@ PYBIND11_MODULE(_core, m) {
       "announced_version", [] { return Peer::Get().Current()->announced(); },
       "Newest cluster version that the launcher has announced.");
   m.def(
+      "deadlines_held", [] { return Peer::Get().Current()->deadlines_held(); },
+      "Whether the launcher waits for the job's store: no deadline of a member runs meanwhile.");
+  m.def(
       "sync_points", [] { return Peer::Get().Current()->sync_points(); },
       "How many sync points the members have asked for in this cluster version.");
   m.def(
@@ -454,6 +457,8 @@ PYBIND11_MODULE(_core, m) {
           py::arg("rank"), "(last step that it has told of, seconds of a step or 0, seconds since then), or None.")
       .def("announce", &shm::Board::Announce, py::arg("version"),
            "Tells the members that a newer cluster version is wanted.")
+      .def("hold_deadlines", &shm::Board::HoldDeadlines, py::arg("held"),
+           "Has no deadline of a member run until that is taken back: the launcher waits for the job's store.")
       .def_property_readonly("sync_points", &shm::Board::sync_points)
       .def("request_sync_point", &shm::Board::RequestSyncPoint, py::arg("number"),
            "Passes on what members on another host have asked for. A number that isn't news changes nothing.");

@@ -105,6 +105,7 @@ class Communicator {
 
   void Beat();
   uint64_t announced() const { return is_member() ? board()->announced() : cluster_version_; }
+  bool deadlines_held() const { return is_member() && board()->deadlines_held(); }
   uint64_t sync_points() const { return is_member() ? board()->sync_points() : 0; }
   void RequestSyncPoint(uint64_t number);
   // The training has ended this step, one of which takes so long (0: not known yet).

@@ -32,6 +32,10 @@ class ControlBoard {
   // ---- written by the launcher, from one thread at a time
   virtual void Announce(uint64_t version) = 0;
   virtual uint64_t announced() const = 0;  // newest cluster version that the launcher knows of
+  // While it is held no deadline of a member runs: the launcher waits for the job's store, and can't say yet what the
+  // members wait for (a version's choice, the loss of a host).
+  virtual void HoldDeadlines(bool held) = 0;
+  virtual bool deadlines_held() const = 0;
   // Says that `rank` is out, with the reason that the survivors will read. With `recover` they go on without it (it is
   // entered in the list of deaths), else whoever waits fails. Idempotent; the first word counts. The process may still
   // live (it hangs in the kernel, in a frozen cgroup): whatever it publishes from now on nobody sees. With `reaped` no

@@ -801,6 +801,16 @@ TEST(ClusterEnds, WhoGivesUpOnOneHostEndsTheOthersWaits) {
   EXPECT_EQ(ErrorOf(errors[0]).status(), KF_TIMEOUT) << ErrorOf(errors[0]).what();
 }
 
+// The launcher of a host waits for the job's store, and the other ranks come after its ranks' limit.
+TEST(ClusterEnds, NoDeadlineRunsWhileTheyAreHeld) {
+  Clusters cluster({0, 0, 1}, false, {std::chrono::milliseconds(300), std::chrono::seconds(60)});
+  for (const uint32_t host : {0U, 1U}) cluster.segment(host).header().deadlines_held = 1;
+  cluster.Run([&](uint32_t rank, Communicator& c) {
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(900));
+    Sum(c, "late", 1, 3);
+  });
+}
+
 // By what its caller asked for, and by whom it waits for: the rank where that is on the same host, else the hosts.
 // Returns what the waits that have taken `timeout` have said meanwhile.
 std::string WaitTooLong(bool here, std::chrono::seconds timeout) {

@@ -33,6 +33,8 @@ class PlainBoard final : public ControlBoard {
   bool recovers() const override { return recovers_; }
   void Announce(uint64_t version) override { announced_ = version; }
   uint64_t announced() const override { return announced_; }
+  void HoldDeadlines(bool held) override { held_ = held; }
+  bool deadlines_held() const override { return held_; }
   void MarkLost(uint32_t rank, const std::string& reason, bool, bool) override {
     ranks[rank].state = RankState::kLost;
     ranks[rank].lost_reason = reason;
@@ -73,6 +75,7 @@ class PlainBoard final : public ControlBoard {
  private:
   const bool recovers_;
   uint64_t announced_ = 7, sync_points_ = 0;
+  bool held_ = false;
   std::vector<uint32_t> order_;
 };
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ms_kungfu.launcher.policy import Recover
 from tests.fault.simulator.events import OUTAGES
 from tests.fault.simulator.hosts_world import HOST_TIMEOUT_S, HostsSetup, HostsWorld
-from tests.fault.simulator.setting import MAX_WORKERS, Happening, Setup, Violation
+from tests.fault.simulator.setting import COLLECTIVE_TIMEOUT_S, MAX_WORKERS, Happening, Setup, Violation
 from tests.fault.simulator.world import World
 
 _KINDS = {
@@ -265,7 +265,21 @@ def schedule_of_seats(seed: int) -> Schedule:
         happenings.append(Happening(round(when, 4), kind, rng.randrange(12), round(more, 4)))
     setup = replace(schedule.setup, moves=True)
     happenings.sort(key=lambda happening: happening.at)
-    return Schedule(seed, setup, (*happenings, *_behind_the_seat(seed)))
+    return Schedule(seed, setup, (*happenings, *_behind_the_seat(seed), *_long_outage(seed)))
+
+
+def _long_outage(seed: int) -> Iterator[Happening]:
+    """The store is away, or full, for longer than workers wait for each other, while hosts die and sizes change."""
+    rng = random.Random(f"long outage {seed}")
+    if rng.random() < 0.96:
+        return
+    begin = round(0.5 + 2.0 * rng.random(), 4)
+    kind = rng.choice(("server away", "server away", "fill store"))
+    yield Happening(begin, kind, 0, round(COLLECTIVE_TIMEOUT_S * rng.uniform(1.2, 2.0), 4))
+    struck = ("kill launcher", "kill head", "switch off", "resize", "kill member")
+    for kind in rng.choices(struck, k=rng.choice((1, 1, 2))):
+        later, more = round(begin + rng.choice((-0.1, 0.01, 1.0)) * rng.random(), 4), 3.0 * (kind == "switch off")
+        yield Happening(later, kind, rng.randint(1, 6), more)
 
 
 def _behind_the_seat(seed: int) -> Iterator[Happening]:

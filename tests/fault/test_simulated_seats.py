@@ -27,7 +27,7 @@ from tests.fault.schedules import (
 )
 from tests.fault.simulator import cluster_store
 from tests.fault.simulator.hosts_world import HOST_TIMEOUT_S, HostsSetup
-from tests.fault.simulator.setting import Happening
+from tests.fault.simulator.setting import COLLECTIVE_TIMEOUT_S, Happening
 
 BATCHES = 4
 
@@ -82,6 +82,19 @@ def test_a_sigterm_to_the_head_ends_its_host_and_not_the_job(times: int) -> None
         told: list[str] = []
         assert run(schedule, told).exit_code == 0, "\n".join(told)
         assert "this host has the job from now on" in "\n".join(told)
+
+
+# ---- a store that is away for longer than a worker's deadline ----
+
+
+@pytest.mark.parametrize("struck", ["kill launcher", "kill head"])
+@pytest.mark.parametrize("outage", ["server away", "fill store"])
+def test_an_outage_longer_than_a_deadline_ends_no_wait(struck: str, outage: str) -> None:
+    setup = HostsSetup(size=3, recover=Recover.SHRINK, moves=True, samples=400)
+    happenings = Happening(1.0, outage, 0, 2 * COLLECTIVE_TIMEOUT_S), Happening(1.2, struck, 1)
+    for schedule in variations(setup, happenings, 1, 0.1):
+        told: list[str] = []
+        assert run(schedule, told).exit_code == 0, "\n".join(told)
 
 
 # ---- a protocol that is broken is found out, in few schedules and with a short story ----

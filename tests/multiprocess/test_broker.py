@@ -13,10 +13,10 @@ import pytest
 
 from ms_kungfu import broker_protocol
 from ms_kungfu._version import VERSION
-from ms_kungfu.broker_protocol import BrokerClient, Connection, Detached, Granted
+from ms_kungfu.broker_protocol import BrokerClient, Connection, Detached, Granted, Stay
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
-from ms_kungfu.launcher import broker_server
+from ms_kungfu.launcher import broker_server, relay
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.broker_server import BrokerServer
 from ms_kungfu.launcher.segments import NotMadeYet
@@ -815,3 +815,33 @@ def test_a_store_is_handed_on_until_its_process_is_out_or_has_ended(host):
         about_stores(one, ("get", A), secret=b"x" * 32)
     answer, _ = about_stores(one, ("take", A))
     assert "put with an incarnation, or a get" in answer["error"]
+
+
+def test_no_limit_of_a_worker_runs_while_deadlines_are_held(monkeypatch):
+    """The launcher waits for the job's store, and the answer comes after the worker's limit."""
+    monkeypatch.setattr(relay, "_LOOK_S", 0.05)
+    limit_s, asked, got = 2.0, [], {}
+    passes_on = relay.Relay(asked.append)
+    passes_on.hold_deadlines(True)
+    server = BrokerServer(passes_on, SECRET)
+
+    def ask(what, request):
+        try:
+            got[what] = request(BrokerClient(server.address, SECRET))
+        except KungFuError as error:
+            got[what] = error
+
+    asking = [
+        threading.Thread(target=ask, args=("place", lambda client: client.request_segment(A, 0, 0, 1, limit_s))),
+        threading.Thread(target=ask, args=("cores", lambda client: client.fix_cores(1, limit_s))),
+    ]
+    for thread in asking:
+        thread.start()
+    threading.Event().wait(1.5 * limit_s)
+    for message in asked:
+        is_place = "peer" in message["ask"]["message"]
+        passes_on.answer(message["ask"]["number"], {"stay": True} if is_place else {"cores": 3})
+    for thread in asking:
+        thread.join()
+    server.close()
+    assert got == {"place": Stay(), "cores": 3}

@@ -90,6 +90,7 @@ void HostCommunicator::AwaitMembers() {
       InterruptCheck::Run();
       rules_.ThrowIfPointless(title);
       const auto now = std::chrono::steady_clock::now();
+      if (self_.board.deadlines_held()) deadline.CountFrom(now);
       if (deadline.Passed(now)) {
         throw Error(KF_TIMEOUT, Text("cluster version ", cluster_version_, " has not assembled ", deadline.Limit(),
                                      ": ", self_.board.PeerName(r), " of ", size_, " has not come"));

@@ -74,12 +74,12 @@ void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer,
   }
 }
 
-// Whoever is missing may itself wait for one that is busy.
+// Whoever is missing may itself wait for one that is busy, or for what the launcher can't say without the store.
 bool Waiting::DeadlinePassed(Flight& flight, std::chrono::steady_clock::time_point now) const {
   if (!flight.deadline) flight.deadline.emplace(self_.options.collective_timeout, self_.options.tell_after);
   const bool busy = std::any_of(flight.members.begin(), flight.members.end(),
                                 [&](uint32_t r) { return self_.board.IsBusy(r) && !rules_.IsDead(r); });
-  if (busy) flight.deadline->CountFrom(now);
+  if (busy || self_.board.deadlines_held()) flight.deadline->CountFrom(now);
   return flight.deadline->Passed(now);
 }
 

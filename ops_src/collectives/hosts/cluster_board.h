@@ -31,6 +31,8 @@ class ClusterBoard final : public ControlBoard {
 
   void Announce(uint64_t version) override { all_.Announce(version); }
   uint64_t announced() const override { return all_.announced(); }
+  void HoldDeadlines(bool held) override { all_.HoldDeadlines(held); }
+  bool deadlines_held() const override { return all_.deadlines_held(); }
   void MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped) override {
     all_.MarkLost(rank, reason, recover, reaped);
   }

@@ -30,6 +30,8 @@ class Board final : public ControlBoard {
 
   void Announce(uint64_t version) override { header().announced.store(version); }
   uint64_t announced() const override { return header().announced.load(std::memory_order_acquire); }
+  void HoldDeadlines(bool held) override { header().deadlines_held.store(held ? 1 : 0, std::memory_order_release); }
+  bool deadlines_held() const override { return header().deadlines_held.load(std::memory_order_acquire) != 0; }
   void MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped = false) override;
   std::string LostReason(uint32_t rank) const override { return segment_->status(rank).lost_reason; }
   uint32_t deaths() const override { return header().deaths.load(std::memory_order_acquire); }

@@ -98,6 +98,7 @@ struct alignas(kLine) Header {
       is_board;  // 1: it has the ranks of several hosts, and nothing but what they and the launchers tell each other
 
   alignas(kLine) std::atomic<uint64_t> announced;  // newest cluster version that the launcher knows of
+  std::atomic<uint32_t> deadlines_held;            // 1: the launcher waits for the job's store; no deadline runs
 
   alignas(kLine) std::atomic<uint64_t> sync_points;  // that members have asked for; any of them may raise it
 

@@ -63,6 +63,7 @@ class Connection:
         self._process, self._request = process, request
         self.news = Condition(world)
         self.sent, self.fds = None, ()
+        self.counts_from = world.loop.now
         self.ended = False
 
     def receive(self):
@@ -75,6 +76,9 @@ class Connection:
         pass
 
     def send(self, message, fds=()):
+        if message == broker_protocol.WAIT:
+            self.counts_from = self._process.world.loop.now
+            return
         self.sent, self.fds = message, self._process.world.received(fds, self._process)
         if fds and self._process.alive and self._process.member.received:
             self._process.world.holders.setdefault(message["cluster"]["Version"], []).append(self._process)
@@ -116,11 +120,11 @@ class BrokerClient(broker_protocol.BrokerClient):
                 connection.close()
 
         launcher.start("broker", serve, world.short(world.current.random))
-        deadline = None if timeout is None else world.loop.now + timeout
         while not connection.ended:
-            connection.news.wait(None if deadline is None else deadline - world.loop.now)
-            if deadline is not None and world.loop.now >= deadline:
+            left_s = None if timeout is None else connection.counts_from + timeout - world.loop.now
+            if left_s is not None and left_s <= 0.0:
                 raise CollectiveTimeoutError("no answer from the launcher")
+            connection.news.wait(left_s)
         world.place("is answered")
         if connection.sent is None:
             raise PeerLostError("the launcher is gone")

@@ -36,6 +36,7 @@ class Segment:
         self.words = {}  # (name, generation, number) -> {rank: what it brings}
         self.changed = Condition(world)
         self.waits = {}  # the same keys -> Condition
+        self.holds, self.held_until = False, 0.0  # the members' deadlines
 
     def members(self, generation):
         dead = self.deaths[:generation]
@@ -83,8 +84,27 @@ class Segment:
             raise Violation(f"version {version} is announced after {self.announced}")
         self.announced = version
 
+    def hold_deadlines(self, held):
+        self.holds, self.held_until = held, self.world.loop.now
+
     def close(self):
         pass
+
+
+class Deadline:
+    """Of a wait in a segment: it runs while the launcher doesn't hold it."""
+
+    def __init__(self, world, segment, limit_s, what):
+        self._world, self._segment, self._limit_s, self._what = world, segment, limit_s, what
+        self._began = world.loop.now
+
+    def left_s(self):
+        """CollectiveTimeoutError where nothing is."""
+        now, segment = self._world.loop.now, self._segment
+        since = now if segment.holds else max(self._began, segment.held_until)
+        if now >= since + self._limit_s:
+            raise CollectiveTimeoutError(f"{self._what} within {self._limit_s:g} s, version {segment.version}")
+        return since + self._limit_s - now
 
 
 class Lost(Exception):
@@ -147,12 +167,11 @@ class Core:
         self.has_state = has_state
         segment.changed.notify_all()
         world.say("in", f"{self.process.name} is rank {rank} of {segment.size} in version {segment.version}")
-        deadline = world.loop.now + join_timeout_s
+        self.collective_timeout_s = collective_timeout_s
+        deadline = Deadline(world, segment, join_timeout_s, "join: not all have come")
         while any(r not in segment.attached and r not in segment.deaths for r in range(segment.size)):
             self._check_lost()
-            if world.loop.now >= deadline:
-                raise CollectiveTimeoutError(f"cluster version {segment.version} has not assembled")
-            segment.changed.wait(deadline - world.loop.now)
+            segment.changed.wait(deadline.left_s())
         world.place("joined")
 
     def leave(self, reason):
@@ -169,6 +188,9 @@ class Core:
 
     def announced_version(self):
         return self.segment.announced
+
+    def deadlines_held(self):
+        return self.segment.holds
 
     def sync_points(self):
         return self.segment.sync_points
@@ -291,6 +313,7 @@ class Core:
             wait.notify_all()
         world.place(f"after its word in {key[0]}")
         self.sharded.check_wait(key[0])
+        deadline = Deadline(world, segment, self.collective_timeout_s, f"{key[0]}: not all have come")
         while True:
             missing = [rank for rank in members if rank not in words and (root is None or not self.is_dead(rank, root))]
             if not missing:
@@ -298,7 +321,7 @@ class Core:
             self._check_lost()
             if self.unfinished(missing):
                 raise Lost
-            wait.wait()
+            wait.wait(deadline.left_s())
 
     def is_dead(self, rank, root):
         """Of a broadcast only the root's part is missed."""

@@ -18,7 +18,7 @@ from tests.fault.simulator.cluster_store import SeatKeys
 from tests.fault.simulator.links import Link, Memory
 from tests.fault.simulator.network import Socket
 from tests.fault.simulator.processes import Process
-from tests.fault.simulator.setting import JOIN_TIMEOUT_S, Violation
+from tests.fault.simulator.setting import COLLECTIVE_TIMEOUT_S, JOIN_TIMEOUT_S, Violation
 
 
 class HostLoop(clock.Loop):
@@ -208,6 +208,7 @@ class Guard(one_host.Guard):
     def start(self, key, environment, cores, stdout, stderr):
         environ = {name: value for name, value in environment.items() if value is not None}
         environ[env.JOIN_TIMEOUT.name] = str(JOIN_TIMEOUT_S)
+        environ[env.COLLECTIVE_TIMEOUT.name] = str(COLLECTIVE_TIMEOUT_S)
         world, host = self._world, self._host
         process = Process(world, f"process {key} ({environ['KUNGFU_SELF']})", environ)
         process.key, process.pid, process.host = key, next(world.pids), host

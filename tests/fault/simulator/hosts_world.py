@@ -21,7 +21,7 @@ from tests.fault.simulator.collectives import Segment
 from tests.fault.simulator.host import Host
 from tests.fault.simulator.links import HostsCore
 from tests.fault.simulator.network import Network
-from tests.fault.simulator.setting import PORTS, Outcome, Setup, Violation
+from tests.fault.simulator.setting import COLLECTIVE_TIMEOUT_S, PORTS, Outcome, Setup, Violation
 from tests.fault.simulator.world import World
 
 HOST_TIMEOUT_S = 2.0
@@ -204,6 +204,10 @@ class HostsWorld(World):
             self.disturbed_s[host.name] = self.disturbed_s.get(host.name, 0.0) + weight * seconds
         self.outages.append((self.loop.now, self.loop.now + seconds))
 
+    @property
+    def longest_outage_s(self):
+        return max((until - since for since, until in self.outages), default=0.0)
+
     def _is_disturbed(self, host):
         """Enough to be given up, as who has lost a link to another host may be."""
         return host.had_reset_links or self._is_cut_off(host)
@@ -219,6 +223,8 @@ class HostsWorld(World):
             who = happening.who  # before all hosts are there
             self.outside.start("resize", lambda: self._from_outside(lambda cluster: cluster.resized(who, PORTS)))
         elif happening.kind not in HAPPENINGS:
+            if happening.kind == "server away" and self.setup.moves:
+                self._disturb([], happening.more)
             super()._happen(happening)
         elif self.verdict is None and self.hosts and (not self.head.is_over or (self.setup.moves and self.present)):
             HAPPENINGS[happening.kind](self, happening)
@@ -487,7 +493,7 @@ class HostsWorld(World):
             if host.is_lost and outcome.code == 0 and not host.is_leaving:  # whose workers had left by then
                 raise Violation(f"{host.name} was given up, and ends well")
             waited = "nobody else has it" in outcome.words or "not let this host go" in outcome.words
-            if host.is_leaving and head.code and waited:
+            if host.is_leaving and waited and (head.code or self.longest_outage_s > COLLECTIVE_TIMEOUT_S):
                 continue  # all go, and nobody is left who takes the seat; or the store is away
             if not host.is_lost and not disturbed and outcome.code and outcome.code != head.code:
                 raise Violation(f"{host.name} ends with {outcome.code} ({outcome.words}), the head with {head.code}")

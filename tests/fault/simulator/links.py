@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 
-from ms_kungfu.errors import CollectiveTimeoutError, PeerLostError
+from ms_kungfu.errors import PeerLostError
 from tests.fault.simulator.clock import Condition
-from tests.fault.simulator.collectives import Core, Segment
+from tests.fault.simulator.collectives import Core, Deadline, Segment
 from tests.fault.simulator.setting import Violation
 
 
@@ -317,7 +317,7 @@ class HostsCore(Core):
         board.attached[rank] = self.process
         here = [r for r, place in enumerate(where) if place == where[rank]]
         local.attached[here.index(rank)] = self.process
-        self.has_state = has_state
+        self.has_state, self.collective_timeout_s = has_state, collective_timeout_s
         self.givers = []
         world.say("in", f"{self.process.name} is rank {rank} of {board.size} in version {board.version}")
         self.states, _ = self.run("kungfu/join", has_state, timeout_s=join_timeout_s)
@@ -357,12 +357,10 @@ class HostsCore(Core):
         world.place(f"before its word in {name}", takes_time=True)
         operation = link.bring(self.own_rank, name, number, brings, generation)
         world.place(f"after its word in {name}")
-        deadline = None if timeout_s is None else world.loop.now + timeout_s
+        deadline = Deadline(world, self.segment, timeout_s or self.collective_timeout_s, f"{name}: not all have come")
         while operation.given is None:
             if operation.failed:
                 raise PeerLostError(operation.failed)
-            if deadline is not None and world.loop.now >= deadline:
-                raise CollectiveTimeoutError(f"cluster version {self.segment.version} has not assembled")
-            operation.news.wait(None if deadline is None else deadline - world.loop.now)
+            operation.news.wait(deadline.left_s())
         generation, brought = operation.given
         return {rank: brought.get(rank) for rank in self.segment.members(generation)}, generation

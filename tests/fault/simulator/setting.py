@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ms_kungfu.launcher.policy import Recover
 
 JOIN_TIMEOUT_S = 15.0
+COLLECTIVE_TIMEOUT_S = 20.0
 PEER_TIMEOUT_S = 1.0
 REST_S = 3.0  # in which what is wanted begins
 UNANSWERED_KILL_S = 10.0  # of launcher.agent
