@@ -176,7 +176,7 @@ class Job:
             machine,
             self._closers,
             check=self._check,
-            on_change=lambda cluster: None if cluster is None else self.on_cluster(cluster),
+            on_change=self._on_written,
             on_status=self.status,
             on_secret_left=lambda file: None if supervisor is None else supervisor.remove_at_end(file.path, file.inode),
             before_first=None if tenure is None else self._sit_down,
@@ -779,6 +779,22 @@ class Job:
     def drop_newcomers(self, reason: str) -> None:
         _log.error("no new worker is started: %s", reason)
         self._coordinator.vacant.clear()
+
+    def _on_written(self, cluster: Cluster | None) -> None:
+        """To the config server of this process. None: a client has deleted the cluster, without which nothing can be
+        resized: it is put back."""
+        coordinator, server = self._coordinator, self._begun.server
+        if cluster is not None:
+            self.on_cluster(cluster)
+        elif coordinator.resting:
+            coordinator.newest = replace(coordinator.newest, writer="")  # the store has to say once more that it rests
+            self._revisions.write()
+        elif server is not None and not self.is_over and not coordinator.starts_nobody:
+            wanted = coordinator.newest
+            again = replace(wanted.following(wanted.workers), version=server.store.version + 1)
+            _log.warning("config server: the deleted cluster is put back version=%d", again.version)
+            with contextlib.suppress(HostError):  # all its workers have died: the revision without them follows
+                server.put(again.to_json(), self._begun.writer)
 
     def _check(self, cluster: Cluster) -> None:
         """HostError where nothing good would come of `cluster`, or where nobody can tell: it is a stranger's wish."""

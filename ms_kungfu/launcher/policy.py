@@ -273,7 +273,7 @@ def revised(
         keep = [worker for worker in living if worker not in gone][:1] + keep
     if not any(worker in living for worker in keep):
         return None  # the job is about to fail
-    following = replace(newest, workers=tuple(keep), version=last_version + 1)
+    following = replace(newest.following(keep), version=last_version + 1)  # it is not that one's writer's
     if following.workers != newest.workers or last_version > newest.version or is_stale:
         return following
     return newest.resized(newest.size + newcomers, ports, slots=slots) if newcomers else None

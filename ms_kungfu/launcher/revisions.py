@@ -138,7 +138,7 @@ class StoreWatcher:
                 if found is not None and not self._stopped:
                     self.on_cluster(found)
                 elif self.puts_back and not self._stopped and self.store.get() is None:
-                    self.store.put(known)
+                    self._put_back(known)
                     _log.warning(
                         "the config server %s had lost the job's cluster, which is there again", self.store.url
                     )
@@ -152,11 +152,19 @@ class StoreWatcher:
             if found is None and self.machine.monotonic() - begin < _RETRY_S:
                 self.machine.sleep(_RETRY_S)  # a server that knows no long poll
 
+    def _put_back(self, known: Cluster) -> None:
+        """Into a store that has no cluster. One from which it was deleted takes no version a second time; one that has
+        lost all it knew does, and the workers needn't go over to another one."""
+        try:
+            self.store.put(known)
+        except StaleVersionError:
+            self.store.put(known.following(known.workers))
+
     def _restore(self, known: Cluster) -> None:
         """The store has the newest cluster again, or a newer one."""
         found = self.store.get()
         if found is None:
-            self.store.put(known)
+            self._put_back(known)
         elif found.version < known.version:
             self.store.delete()  # started again with an older cluster
             self.store.put(known)

@@ -266,6 +266,25 @@ def test_a_job_whose_workers_are_all_told_to_end_ends_in_one_way(recover: Recove
         assert "was killed by SIGTERM; " in outcome.reason
 
 
+def test_a_failed_worker_is_replaced_after_growth_by_schedule() -> None:
+    grown = Setup(size=1, schedule=((4, 2),), wait=True, recover=Recover.REPLACE, samples=120)
+    for seed in range(4):
+        told: list[str] = []
+        run(Schedule(seed, grown, (Happening(3.0, "kill member", seed % 2),)), told)
+        _, _, after = "\n".join(told).partition("a new worker is started")
+        assert "has been chosen: 2 workers" in after, "\n".join(told)
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_deleted_cluster_is_put_back_before_anything_fails(external: bool) -> None:
+    later = 22.0 if external else 2.5  # a launcher looks once a long poll whether an external server has its cluster
+    happenings = Happening(0.8, "delete cluster"), Happening(later, "resize", 4)
+    for seed in range(2):
+        told: list[str] = []
+        run(Schedule(seed, Setup(size=2, external=external, samples=120), happenings), told)
+        assert "has been chosen: 4 workers" in "\n".join(told), "\n".join(told)
+
+
 # ---- a protocol that is broken is found out, in few schedules and with a short story ----
 
 

@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID
 from ms_kungfu.launcher.policy import (
     Action,
     Failure,
@@ -214,6 +214,12 @@ def test_first_the_dead_are_left_out_and_then_their_places_are_filled():
     shrunk = revised(newest, 4, {B}, [A, C], 1, PORTS)
     assert shrunk == Cluster((A, C), (), 5)
     assert revised(shrunk, 5, set(), [A, C], 1, PORTS) == Cluster((A, C, B), (), 6)
+
+
+@pytest.mark.parametrize("writer", ["jobworkers", WRITER_WHO_EVICTS])
+def test_a_revision_has_not_the_writer_of_the_version_it_builds_on(writer):
+    shrunk = revised(Cluster((A, B), (), 4, writer=writer), 4, {A}, [B], 1, PORTS)
+    assert (shrunk, shrunk.writer) == (Cluster((B,), (), 5), "")
 
 
 def test_what_was_written_and_cannot_be_run_is_overwritten():

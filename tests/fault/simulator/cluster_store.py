@@ -118,6 +118,13 @@ class Server:
             self._on_change(cluster)
         return cluster
 
+    def delete(self):
+        """As a DELETE does."""
+        self.store.clear()
+        self.changed.notify_all()
+        if self._on_change is not None:
+            self._on_change(None)
+
     def go_away(self, comes_back_with=None):
         """`comes_back_with`: the store that it has then, if not the one it had."""
         self.away += 1
@@ -180,7 +187,7 @@ class Store:
         return server.put(cluster.to_json(), cluster.writer or self._writer)
 
     def delete(self):
-        self.request(lambda server: server.store.clear())
+        self.request(lambda server: server.delete())
 
     def watch(self, version, timeout_s):
         world, server = self._world, self._world.server

@@ -92,6 +92,9 @@ class Events:
         elif kind == "no descriptors":
             self.say("do", f"-- {kind}")
             self.no_descriptors_until = self.loop.now + happening.more
+        elif kind == "delete cluster":
+            self.say("do", f"-- {kind}")
+            self.server.delete()
         elif kind in OUTAGES:
             self.say("do", f"-- {kind}")
             # A server that is started with a file begins with what is in there.
