@@ -29,7 +29,9 @@ samples that the workers have compared: some, or all. The verdict names which of
 What it can't know is what came after the last line of a ledger of which each file was cut at its end.
 
 A job that goes on from a checkpoint of an earlier one writes to the same folder: what the earlier one recorded from
-there on isn't part of the training any more, and isn't counted.
+there on isn't part of the training any more, and isn't counted. Jobs come in the order of their numbers in the folder
+of checkpoints; a job that goes on from a step comes after one with a record of the step before. Clocks count only where
+neither tells, as between two trainings from the beginning without checkpoints.
 """
 
 from __future__ import annotations
@@ -267,7 +269,7 @@ def _end(name: str, records: list[Record], steps: int, report: Report) -> End | 
 
 def history(records: list[Record], report: Report) -> list[Record]:
     """The records that the training consists of: those of the last job, and of earlier ones what came before it."""
-    jobs = list(dict.fromkeys(record.job for record in sorted(records, key=lambda record: record.time)))
+    jobs = in_order(records)
     report.jobs = len(jobs)
     for job in sorted(set(jobs) - {record.job for record in records if isinstance(record.claim, Claim)}):
         report.problems.append(f"job {job}: no step is on record")
@@ -290,6 +292,52 @@ def history(records: list[Record], report: Report) -> list[Record]:
 
 def _name_of(data: int) -> str:
     return f"dataset {data}, " if data else ""
+
+
+@dataclass
+class _Job:
+    name: str
+    time: float
+    training: tuple[str, int] | None
+    first: dict[int, _Place]  # of each dataset
+    places: dict[int, set[_Place]]  # of its records
+
+    def is_before(self, other: _Job) -> bool:
+        """By the numbers that both have in one folder of checkpoints."""
+        mine, its = self.training, other.training
+        return mine is not None and its is not None and mine[0] == its[0] and mine[1] < its[1]
+
+    def follows(self, known: dict[int, set[_Place]]) -> bool:
+        """Whether what it goes on from is on record."""
+        for data, (epoch, step) in self.first.items():
+            places = known[data]
+            if step and (epoch, step - 1) not in places:
+                return False
+            if epoch and not step and not any(before == epoch - 1 for before, _ in places):
+                return False
+        return True
+
+
+def in_order(records: Iterable[Record]) -> list[str]:
+    """The jobs, one after another. Not by their clocks, if anything else tells: each has a number where they share a
+    folder of checkpoints, and a job that goes on from a step comes after one that has recorded the step before."""
+    jobs: dict[str, _Job] = {}
+    for record in records:
+        job = jobs.setdefault(record.job, _Job(record.job, record.time, record.training, {}, defaultdict(set)))
+        job.time = min(job.time, record.time)
+        job.training = max(filter(None, (job.training, record.training)), default=None)
+        job.first[record.data] = min(record.place, job.first.get(record.data, record.place))
+        job.places[record.data].add(record.place)
+    known: dict[int, set[_Place]] = defaultdict(set)
+    order: list[str] = []
+    while jobs:
+        free = [job for job in jobs.values() if not any(other.is_before(job) for other in jobs.values())]
+        following = [job for job in free if job.follows(known)]
+        job = min(following or free, key=lambda each: each.time)
+        for data, places in job.places.items():
+            known[data] |= places
+        order.append(jobs.pop(job.name).name)
+    return order
 
 
 def _name(data: int, epoch: int, step: int | None = None) -> str:

@@ -127,6 +127,7 @@ class Ledger:
         self._fingerprints = fingerprints
         self._file: Any = None
         self._whole = 0  # bytes of it that are whole lines
+        self._synced = False  # its name is on the disk
         self._crc = 0
         self._error: OSError | None = None  # why it has ended
         try:
@@ -146,6 +147,22 @@ class Ledger:
     def end(self, cursor: EpochCursor, rank: int, common: dict[str, Any]) -> None:
         """Appends the line of an epoch that is over."""
         self._write({"epoch": cursor.epoch, "steps": cursor.steps, "rank": rank, "left": cursor.pool, **common})
+
+    def sync(self) -> None:
+        """What is written outlives a crash of the machine. Before a checkpoint from which the training goes on then."""
+        if self._file is None or self._error is not None:
+            return
+        try:
+            os.fsync(self._file.fileno())
+            if not self._synced:
+                folder = os.open(self._folder, os.O_RDONLY)
+                try:
+                    os.fsync(folder)  # the file's name
+                finally:
+                    os.close(folder)
+                self._synced = True
+        except OSError as error:
+            self._stop(error, {})
 
     def _write(self, values: dict[str, Any]) -> None:
         if self._error is not None:
@@ -296,6 +313,8 @@ class Record:
     share: tuple[Range, ...]
     claim: Claim | End | Stop
     fingerprint: Fingerprint | None = field(default=None, compare=False)
+    training: tuple[str, int] | None = None
+    """Which folder has the checkpoints, and the job's number there."""
     contents: Mapping[str, Any] | None = field(default=None, compare=False)
     """What its file's header says of the samples' contents."""
 
@@ -335,7 +354,13 @@ def _parse(line: dict[str, Any], where: str) -> Record:
         dealt = _shards(line, global_batch, len(members)) if "shards" in line else None
         claim = Claim(version, size, members, participants, batch, total, seed, shuffle, dealt)
     found = _fingerprint(line["fingerprint"]) if "fingerprint" in line else None
-    return Record(where, str(line["job"]), float(line["time"]), *own, share, claim, found)
+    training = None
+    if "training" in line:
+        folder, number = line["training"]
+        if type(folder) is not str or type(number) is not int:
+            raise ValueError(line)
+        training = folder, number
+    return Record(where, str(line["job"]), float(line["time"]), *own, share, claim, found, training)
 
 
 def _fingerprint(entry: Any) -> Fingerprint:

@@ -42,6 +42,9 @@ class Record(Protocol):
     def end(self, cursor: sharding.EpochCursor, rank: int, common: dict[str, Any]) -> None:
         """An epoch is over."""
 
+    def sync(self) -> None:
+        """What is on record outlives the machine."""
+
 
 MOST_SHARDS = 4096  # ops_src/shards/tree.h
 
@@ -110,6 +113,8 @@ class Shares:
         self._deals = 0  # how often what was dealt lost its validity, other than by a new cluster version or epoch
         self._weight = 0
         self._ledger = ledger
+        self.training: tuple[str, int] | None = None
+        """For the ledger: which folder has the checkpoints, and the job's number there; None without one."""
         self._as_dealt: dict[str, Any] = {}  # of a step of shards: what may be others for the next one already
         self._delivered: list[tuple[sharding.Range, ...]] = []  # to this worker, of the first of the steps taken
         self._fingerprint: dict[str, Any] | None = None  # of the step that is over
@@ -194,6 +199,11 @@ class Shares:
     def keeps_ledger(self) -> bool:
         """Whether what is trained is recorded."""
         return self._ledger is not None
+
+    def sync_ledger(self) -> None:
+        """What is on record outlives the machine from now on."""
+        if self._ledger is not None:
+            self._ledger.sync()
 
     @contextmanager
     def off_record(self) -> Iterator[None]:
@@ -377,6 +387,7 @@ class Shares:
             "seed": self._seed,
             "shuffle": self._shuffle,
             **({} if self._shards is None else {"shards": self._shards}),
+            **({} if self.training is None else {"training": self.training}),
             **self._as_dealt,
         }
 

@@ -11,6 +11,7 @@ The text also has ``format``, which is 1 where it is missing, and ``written_by``
 What a reader may leave unread is added without a new format. A file of a newer one is refused, and left as it is.
 
 A file is whole or it isn't there: it is written under another name in the same folder, flushed to the disk and renamed.
+The ledgers of all workers are flushed before: what a training goes on from after a crash of the machine is on record.
 
 Jobs that use a folder, one after another, are numbered. A job takes its number by creating ``.job-N``, which of two
 that begin at once only one can; the files of the second and later ones are called ``step-00000120.job2.ckpt``, and any
@@ -27,6 +28,7 @@ import os
 import re
 import threading
 import uuid
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -305,7 +307,8 @@ def _other_batch(mine: Mapping[str, Any], saved: Mapping[str, Any] | None) -> st
 
 class Checkpointing:
     """Of one training. Everything but `is_due` is collective. `conditions`: what its bits depend on, nothing where that
-    is the cluster. `prepare`: collective, called before the state is taken for a checkpoint."""
+    is the cluster. `prepare`: collective, called before the state is taken for a checkpoint. `sync_ledger`:
+    called at each worker before one of them writes."""
 
     def __init__(
         self,
@@ -313,6 +316,7 @@ class Checkpointing:
         now: Callable[[], TrainingState],
         conditions: Callable[[], Mapping[str, Any]],
         prepare: Callable[[], None] = lambda: None,
+        sync_ledger: Callable[[], None] = lambda: None,
     ) -> None:
         folder = options.checkpoint_dir
         if folder is not None and not isinstance(folder, CheckpointFolder):
@@ -322,7 +326,14 @@ class Checkpointing:
         self._every = options.checkpoint_every
         self._resume = options.resume
         self._now = now
-        self._conditions, self._prepare = conditions, prepare
+        self._conditions, self._prepare, self._sync_ledger = conditions, prepare, sync_ledger
+
+    @property
+    def training(self) -> tuple[str, int] | None:
+        """For the ledger: which folder has the checkpoints, and this job's number there; None without one."""
+        if self.folder is None:
+            return None
+        return f"{zlib.crc32(os.fsencode(os.path.abspath(self.folder.folder))):08x}", program.current().job
 
     def is_due(self, step: int) -> bool:
         return self._every is not None and step % self._every == 0
@@ -337,6 +348,7 @@ class Checkpointing:
         self._prepare()
         now, mine = self._now(), program.current()
         handover.average(now.averaged)
+        self._sync_ledger()  # at all, before any of them gathers and one begins to write
         own = gather_json({c.name: c.capture() for c in now.components if c.own}, "kungfu/checkpoint")
         mine.checkpoint, mine.writes_checkpoint = step, runtime.current_rank() == min(own)
         if not mine.writes_checkpoint:

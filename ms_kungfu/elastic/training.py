@@ -138,8 +138,9 @@ class ElasticTraining:
         conditions = dict if dataset is None else dataset.conditions
         self.before_checkpoint: Callable[[], None] = lambda: None
         """Collective; for who drives the training and has something to agree on that a checkpoint keeps."""
+        sync_ledger = (lambda: None) if dataset is None else dataset.sync_ledger
         self._checkpoints = Checkpointing(
-            options, lambda: self.training_state, conditions, lambda: self.before_checkpoint()
+            options, lambda: self.training_state, conditions, lambda: self.before_checkpoint(), sync_ledger
         )
         self._prepare_step = prepare
         self._trained = trained
@@ -348,6 +349,7 @@ class ElasticTraining:
             samples = self.dataset.weight if samples is None else samples
             if self.dataset.wants_fingerprint(self.step):
                 self.dataset.keep_fingerprint(self.step, fingerprint(self.training_state))
+            self.dataset.training = self._checkpoints.training
             trained = self.dataset.commit(self._last_step.take_participants())
         self._measure(loss, samples, trained)
         self._ask("after_step")

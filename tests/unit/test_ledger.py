@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -329,18 +330,84 @@ def test_an_unfinished_epoch_before_the_last_is_not_exact(recorded):
     assert len(verdict(recorded[0].parent).epochs[0].missing) == 32
 
 
-def test_a_job_that_resumes_from_a_checkpoint_replaces_what_came_after_it(recorded):
+@pytest.mark.parametrize("behind_s", [100, -1e6])
+def test_a_job_that_resumes_from_a_checkpoint_replaces_what_came_after_it(recorded, behind_s):
     folder = recorded[0].parent
     # an earlier job came to the end of epoch 1; one that resumed from its second step trained these steps again
     copy = folder / "later.jsonl"
     copy.write_text("".join(path.read_text() for path in recorded[:1]))
-    change(copy, lambda line: {**line, "job": "later", "time": line["time"] + 100, "members": [0], "participants": [0]})
+    change(copy, lambda line: {**line, "job": "later", "time": line["time"] + behind_s})
+    change(copy, lambda line: {**line, "members": [0], "participants": [0]})
     change(copy, lambda line: {**line, "share": line["batch"], "size": 1}, lambda line: "batch" in line)
     change(copy, lambda line: None, lambda line: not behind(1, 1)(line))
     report = verdict(folder)
     assert report.exact
     assert report.jobs == 2
     assert "job later begins with epoch 1, step 2: 6 records of earlier jobs" in report.notes[0]
+
+
+@pytest.mark.parametrize("clocks", [(0, 100, 200), (200, 100, 0), (100, 200, 0)])
+def test_jobs_follow_their_numbers_and_not_their_clocks(tmp_path, monkeypatch, clocks):
+    """The second and the third go on from one checkpoint; the second has come farther when it dies."""
+    for number, (first, last) in enumerate(((0, 3), (2, 4), (2, 4)), 1):
+        monkeypatch.setattr(ledger, "job", lambda number=number: f"job{number}")
+        monkeypatch.setattr(ledger.time, "time", lambda number=number: 1e6 + clocks[number - 1])
+        worker = Worker(tmp_path, 32)
+        common = {"global_batch": 8, "drop_remainder": False, "total": 32, "seed": 3, "shuffle": True}
+        common["training"] = ("folder", number)
+        for step in range(last):
+            worker.walk.take(8, (0,))
+            worker.commit(0, 1, 0, [0], step >= first, common)
+        if number == 3:
+            worker.walk.take(8, (0,))
+            worker.end_epoch(0, 1, 0, common)
+    report = verdict(tmp_path)
+    assert (report.exact, report.jobs, report.epochs[0].finished, report.problems) == (True, 3, True, [])
+    assert [note.split()[1] for note in report.notes] == ["job2", "job3"]
+
+
+def test_a_job_of_another_folder_of_checkpoints_goes_by_its_clock() -> None:
+    def job(name, when, training, first):
+        claim = audit.Claim(0, 1, (0,), (0,), ((0, 8),), 32, 3, True)
+        return audit.Record(name, name, when, 0, *first, 0, (), claim, training=training)
+
+    jobs = [job("b", 2.0, ("new", 1), (0, 0)), job("a", 1.0, ("old", 7), (0, 0)), job("c", 0.0, ("new", 2), (0, 1))]
+    assert audit.in_order(jobs) == ["a", "b", "c"]
+
+
+def test_a_synced_ledger_is_on_the_disk_with_its_name(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(ledger.os, "fsync", lambda fd: synced.append(Path(os.readlink(f"/proc/self/fd/{fd}"))))
+    worker = Worker(tmp_path, 32)
+    worker.ledger.sync()
+    assert synced == []  # nothing is on record yet
+    common = {"global_batch": 8, "drop_remainder": False, "total": 32, "seed": 3, "shuffle": True}
+    worker.walk.take(8, (0,))
+    worker.commit(0, 1, 0, [0], True, common)
+    worker.ledger.sync()
+    (file,) = tmp_path.iterdir()
+    assert synced == [file, tmp_path]
+    worker.ledger.sync()
+    assert synced == [file, tmp_path, file]
+
+
+@pytest.mark.parametrize("errors", ["raise", "warn"])
+def test_a_ledger_that_cannot_be_synced_is_one_that_cannot_be_written(tmp_path, monkeypatch, errors):
+    def fsync(fd):
+        raise OSError(5, "Input/output error")
+
+    worker = Worker(tmp_path, 32, errors=errors)
+    worker.walk.take(8, (0,))
+    worker.commit(
+        0, 1, 0, [0], True, {"global_batch": 8, "drop_remainder": False, "total": 32, "seed": 3, "shuffle": True}
+    )
+    monkeypatch.setattr(ledger.os, "fsync", fsync)
+    if errors == "raise":
+        with pytest.raises(OSError, match="Input/output error: the ledger .* can't be written"):
+            worker.ledger.sync()
+    else:
+        worker.ledger.sync()
+    assert verdict(tmp_path).epochs[0].steps == 1
 
 
 def test_a_worker_of_two_datasets_is_one_worker(recorded):

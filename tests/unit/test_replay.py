@@ -32,10 +32,11 @@ def bits(step, rank=0):
 @pytest.fixture
 def train(tmp_path, monkeypatch):
     """``train(first, last)``: two workers record the steps from `first` to `last`, counted from 1 over all epochs."""
-    made = iter(range(1, 1000))
+    made, numbers = iter(range(1, 1000)), iter(range(1, 1000))
 
     def run(first, last, job="a", had=bits, found=HERE, every=2, shards=True):
         monkeypatch.setenv("KUNGFU_JOB", job)
+        training = ("folder", next(numbers))
         for rank in (0, 1):
             uid = next(made)
             monkeypatch.setattr(ledger.runtime, "uid", lambda uid=uid: uid)
@@ -49,7 +50,7 @@ def train(tmp_path, monkeypatch):
                     walk.end_epoch()
                     dealt = walk.take(SHARDS * UNIT, [0, 1])
                 if step >= first:
-                    told = dict(COMMON)
+                    told = {**COMMON, "training": training}
                     if not shards:
                         told = {key: value for key, value in told.items() if key not in ("shards", "sums", "weights")}
                     elif own.wants_fingerprint(walk.epoch, dealt.number, step):

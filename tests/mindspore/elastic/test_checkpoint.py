@@ -453,6 +453,30 @@ def test_a_resume_under_other_conditions_says_what_differs(tmp_path, new_process
     assert f"(instruction set {found['isa']} there and MMX here, shards 4 there and 2 here)" in told
 
 
+def test_a_checkpoint_begins_after_ledgers_are_on_the_disk(tmp_path, new_process, monkeypatch):
+    order = []
+
+    class Folder(CheckpointFolder):
+        def save(self, snapshot):
+            order.append("checkpoint")
+
+    source = ms.dataset.NumpySlicesDataset([1.0] * 8, ["x"], shuffle=False)
+    data = ElasticDataset(source, global_batch_size=2, ledger=tmp_path / "ledger")
+    net = nn.Dense(1, 1)
+    optimizer, folder = nn.Momentum(net.trainable_params(), 0.1, 0.9), Folder(tmp_path / "checkpoints")
+    elastic = ElasticTraining(net, optimizer, dataset=data, checkpoint_dir=folder, checkpoint_every=2)
+    sync = data._ledger.sync
+    monkeypatch.setattr(data._ledger, "sync", lambda: (order.append("ledger"), sync()))
+    for _ in elastic.epochs(1):
+        for _ in data:
+            elastic.step_end()
+    assert order == ["ledger", "checkpoint"] * 2
+    lines = [json.loads(line) for line in next((tmp_path / "ledger").iterdir()).read_text().splitlines()]
+    folder, number = lines[1]["training"]
+    assert [line["training"] for line in lines[1:]] == [[folder, number]] * 5  # four steps and the epoch's end
+    assert number == 1
+
+
 @pytest.mark.parametrize("there", [{"batch_size": 2}, {"global_batch_size": 4}])
 def test_a_resume_says_whose_batch_goes_on(tmp_path, new_process, caplog, there):
     def training(**batch):
