@@ -87,6 +87,7 @@ class Broker:
         self._told_to_end: set[PeerID] = set()  # members that may leave because they got a SIGTERM
         # Process -> process ID that came with its name; None where its own host sees to that.
         self._holders: dict[tuple[PeerID, int], int | None] = {}
+        self._has_placed = False  # some process, ever
         self._counting: set[tuple[PeerID, int]] = set()  # processes of which a heartbeat has been seen
         self._ready_standbys: set[int] = set()
         self._identities: dict[int, tuple[PeerID, int]] = {}  # of standbys that are needed
@@ -176,6 +177,7 @@ class Broker:
         newer than the chosen one."""
         with self._changed:
             self._holders.update(dict.fromkeys(placed))
+            self._has_placed = True  # in all that the head before has seen, as far as this one can tell
             versions = self._versions
             self._segments.open.update(segments)
             for version, told in losses.items():
@@ -235,6 +237,11 @@ class Broker:
         """The workers of `cluster` whose processes have ended."""
         with self._changed:
             return self._versions.ended_in(cluster)
+
+    def has_placed(self) -> bool:
+        """Whether any process has ever got its place in the cluster."""
+        with self._changed:
+            return self._has_placed
 
     def is_ready(self, peer: PeerID, incarnation: int) -> bool:
         """Whether a newcomer waits for its first version, or has got it."""
@@ -558,6 +565,7 @@ class Broker:
 
     def _grant(self, connection: Asker, request: Request, grant: Grant, pid: int | None) -> None:
         self._holders[(request.peer, request.incarnation)] = pid
+        self._has_placed = True
         message = {
             "cluster": grant.cluster.to_json(),
             "rank": grant.rank,

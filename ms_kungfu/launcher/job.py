@@ -48,6 +48,8 @@ _log = logging.getLogger(__name__)
 _OUTPUT_GRACE_S = 1.0
 # Before another process is tried in the place of one that couldn't even be started: doubled each time.
 _START_PAUSE_S = 0.1
+_MUST_JOIN_S = 60.0  # or else the workers are told of as copies of a training
+_TRAINS_S = 2.0  # MindSpore alone takes that long to import
 _MAX_START_PAUSE_S = 5.0
 # A host tells of a connection that has ended within 0.2 s; who is lost by it is told some seconds later.
 _HOSTS_NEWS_S = 0.5
@@ -87,6 +89,7 @@ class Job:
         self._early: Cluster | None = None  # what somebody wanted before the job had begun
         self._exit_code: int | None = None  # of the first worker that has ended while a host's loss is about to be told
         self._beginning: asyncio.Future[None] | None = None
+        self._workers_since: float | None = None  # when they were started; None where another head has done that
         self._closers = contextlib.AsyncExitStack()
         self._history = History()
         # This host's part in it, and the job.
@@ -201,6 +204,9 @@ class Job:
         self._closers.callback(agent.close)
         self._history.begun(start.first)
         await agent.start(self._note)
+        self._workers_since = self._loop.time()
+        self._warner = self._loop.call_later(_MUST_JOIN_S, self._warn_of_copies)
+        self._closers.callback(self._warner.cancel)
         if options.hosts.is_several:
             machine.tell_of_the_beginning()
         if self._early is not None:
@@ -452,6 +458,8 @@ class Job:
         if self._verdict.done():
             return False
         if verdict.action in (Action.FINISH, Action.FAIL):
+            if verdict.action is Action.FINISH:
+                self._warn_of_copies()
             self._verdict.set_result(verdict)
             _log.info("%s%s", verdict.reason, "; ending the job" if verdict.action is Action.FAIL else "")
         elif verdict.reason:
@@ -462,6 +470,18 @@ class Job:
             self._host.send_everybody_away()
             self._revisions.write()
         return not self._verdict.done()
+
+    def _warn_of_copies(self) -> None:
+        """Warn once of several workers of which none has joined: they are as many separate trainings.
+
+        Not of workers that end too soon to have trained: `kungfu-run -np 4 hostname` is no mistake.
+        """
+        if self.is_over or self._agent is None or self._workers_since is None or self._agent.broker.has_placed():
+            return
+        size, seconds = self._coordinator.newest.size, self._loop.time() - self._workers_since
+        if size > 1 and seconds >= _TRAINS_S:
+            self._workers_since = None
+            _log.warning("%s", policy.copies(size, seconds))
 
     def _decide(self, event: WorkerExited | WorkerWorksOn) -> Verdict:
         return self._coordinator.decide(event, self._host.processes.headcount())

@@ -294,6 +294,16 @@ def how_it_ended(code: int) -> str:
     return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
 
 
+def copies(size: int, seconds: float) -> str:
+    """Of `size` workers, started so many seconds ago, none has joined the job."""
+    return (
+        f"none of the {size} workers has joined the job within {seconds:.0f} s: each trains a model of its "
+        "own. Usual causes: the program doesn't use ms_kungfu (a program for msrun needs "
+        "--msrun); its environment was cleared (env -i, sudo, a container); another Python runs it, without ms_kungfu; "
+        "or it takes long to begin"
+    )
+
+
 def bug(error: BaseException) -> str:
     """For the last words: many have no text."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -11,8 +11,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from ms_kungfu.launcher.job import Job
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -379,6 +382,27 @@ def test_logs_that_cannot_be_written_are_given_up_once_and_end_nobody(kungfu_run
         "kungfu-run: the log file logs/127.0.0.1.10002.stdout.log is given up, the job goes on without it: it is a "
         "symbolic link, not a regular file",
     ]
+
+
+@pytest.mark.parametrize(("count", "lives_s", "is_told"), [(2, 2.2, True), (2, 0, False), (1, 2.2, False)])
+def test_workers_that_never_join_are_told_of_as_copies(kungfu_run, count, lives_s, is_told):
+    job = kungfu_run("-np", count, "sleep", lives_s)
+    job.assert_exit(0)
+    assert job.output.count(f"none of the {count} workers has joined the job within ") == is_told, job.output
+
+
+@pytest.mark.parametrize("has_placed", [False, True])
+def test_workers_that_run_for_a_minute_without_joining_are_told_of_once(has_placed, caplog):
+    now = [100.0]
+    stub = SimpleNamespace(
+        is_over=False, _agent=SimpleNamespace(broker=SimpleNamespace(has_placed=lambda: has_placed)),
+        _workers_since=now[0], _coordinator=SimpleNamespace(newest=SimpleNamespace(size=4)),
+        _loop=SimpleNamespace(time=lambda: now[0]),
+    )  # fmt: skip
+    now[0] += 60
+    for _ in range(2):
+        Job._warn_of_copies(stub)
+    assert caplog.text.count("none of the 4 workers has joined the job within 60 s") == (not has_placed)
 
 
 def test_a_worker_without_descriptors_for_its_output_is_a_death_like_any_other(kungfu_run):
