@@ -395,12 +395,16 @@ class Checkpointing:
         path = os.path.abspath(self.folder.folder)
         known = program.current().checkpoint_folders
         resumed = not joined and not goes_on and path not in known and self._restore(self.folder)
+        if program.is_behind():
+            return False  # the call that the checkpoint is of takes it
         # Also at a joiner that comes to a call which the others have begun before: they have read it.
         known.add(path)
         return resumed
 
     def _restore(self, folder: CheckpointFolder) -> bool:
-        """The lowest rank reads it: where there are several machines the others may not see its folder."""
+        """Whether the state is restored. It isn't if the newest checkpoint is of a later call of training: its state
+        belongs into that call's objects, and this process is behind. The lowest rank reads the file: where there are
+        several machines the others may not see its folder."""
         now, rank = self._now(), runtime.current_rank()
 
         def receive(root: int) -> Any:
@@ -414,6 +418,9 @@ class Checkpointing:
         if answer["error"]:
             raise KungFuError(answer["error"])
         mine = program.current()
+        mine.call_of_state = answer.get("call", 0)
+        if mine.call_of_state > mine.calls:
+            return False
         mine.job = answer["job"]
         host = answer["host"]
         if host is None:
@@ -469,6 +476,9 @@ class Checkpointing:
                     return {"error": text}
                 return {"error": "", "host": None, "job": folder.take_job()}
             found = folder.load()
+            call = found[2]["components"].get("progress", {}).get("call", 0) if found is not None else 0
+            if call > program.current().calls:
+                return {"error": "", "call": call}
             job = folder.take_job() if replaying.current() is None else 1
             if found is None:
                 _log.info("no checkpoint in %s: training starts from the beginning", folder.folder)

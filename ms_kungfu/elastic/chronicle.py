@@ -70,6 +70,19 @@ def joined(step: int) -> None:
     _log.info("step %d: joined as rank %d of %s", step, membership.rank(), workers(membership.size()))
 
 
+def passes(call: int, call_of_state: int) -> None:
+    """This worker makes a call of training without a step, since the state is of a later one. Told once."""
+    own = program.current().told
+    if not own.told_passing:
+        own.told_passing = True
+        _log.warning(
+            "call %d of training is passed without training, since the state is of call %d: until then results of the "
+            "program at this worker are of an untrained model",
+            call,
+            call_of_state,
+        )
+
+
 def changed(step: int, change: Change) -> None:
     """The cluster is another one now, or has left this worker behind."""
     own = program.current().told

@@ -22,7 +22,7 @@ from ms_kungfu.agreement import broadcast_json, gather_json, gather_living, told
 from ms_kungfu.comm import Array
 from ms_kungfu.dataset import contents
 from ms_kungfu.dataset.shares import Shares
-from ms_kungfu.elastic import randomness, sameness
+from ms_kungfu.elastic import program, randomness, sameness
 from ms_kungfu.elastic.differences import differing
 from ms_kungfu.elastic.inventory import assign, collect_parameters, fingerprint
 from ms_kungfu.elastic.state import TrainingState, restore_components
@@ -59,19 +59,29 @@ def from_the_nearest(root: int, content: Callable[[], int] | None) -> Iterator[N
         core.set_givers([])
 
 
-def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any]) -> tuple[bool, bool]:
+def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], call: int = 0) -> tuple[bool, bool]:
     """Agree with all workers on what to share: (this one's turn, somebody lacks the state).
 
-    A joiner runs its program from the start and may come to `sync_net_parameters` while the others are about to hand
-    over the whole state: it then goes on without, as it is about to receive everything.
+    A joiner runs its program from the start and may come to `sync_net_parameters`, or to an earlier call of training,
+    while the others are about to hand over the whole state: it then goes on without, as it is about to receive
+    everything, and the others wait for what it comes to next.
+
+    1. Workers that have the state stay in their call, and at this place in it, until the joiner is there too: they ask
+       again for as long as one has come for less.
+    2. A joiner comes to its calls in the program's order, one after another, so it comes to that call or its program
+       ends. Its end is that of a failed worker, which the next asking does without.
+    3. No state is sent before all have come for the same, so it reaches the objects of the call that it is of. Until
+       then the joiner is behind (`program.is_behind`) and makes no other collective of ours.
     """
-    row = np.array([purpose, lacking, fingerprint(parameters)], dtype=np.int64)
+    row = np.array([purpose, lacking, fingerprint(parameters), call], dtype=np.int64)
     while True:
         rows = gather_living(row, "kungfu/state/purpose")
-        purposes = {int(each[0]) for each in rows.values()}
-        if len(purposes) == 1:
+        come_for = {(int(each[0]), int(each[3])) for each in rows.values()}
+        if len(come_for) == 1:
             break
-        if purpose < max(purposes):
+        if (purpose, call) < max(come_for):
+            if purpose == _FOR_STATE:
+                program.current().call_of_state = max(come_for)[1]
             return False, True
     somebody_lacks = any(each[1] for each in rows.values())
     if somebody_lacks or purpose == _FOR_PARAMETERS:
@@ -215,9 +225,13 @@ def share_state(state: TrainingState) -> bool:
     First the `averaged` tensors become the mean over those workers that have trained. Parameters reach every worker
     (they are the same already at those that stay); where the workers' models are meant to differ (an optimizer that
     averages models), those that stay keep theirs. Components are restored at joiners only.
+
+    At a joiner in an earlier call than the others it returns at once, and the others wait until it comes to theirs.
     """
     joiner = membership.is_joiner()
-    _, lacking = _agree_on_purpose(_FOR_STATE, joiner, state.parameters)
+    turn, lacking = _agree_on_purpose(_FOR_STATE, joiner, state.parameters, state.call)
+    if not turn:
+        return False
     average(state.averaged, counted=not joiner)
     if not lacking:
         return False

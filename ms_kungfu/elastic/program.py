@@ -36,6 +36,7 @@ class Told:
     pending: Entry | None = None  # hasn't come true yet
     told_dead: tuple[int, dict[int, str]] = (-1, {})  # cluster version, rank -> peer
     at_exit: bool = False
+    told_passing: bool = False
 
 
 @dataclass
@@ -66,6 +67,7 @@ class Program:
 
     calls: int = 0  # trainings begun, over all ElasticTraining objects
     resume: dict[str, Any] | None = None  # the progress a joiner received, or a checkpoint had
+    call_of_state: int = 0  # the call that a state is of which this process has come too early for
     resuming: bool = False  # a joiner has begun where the others are and hasn't trained yet
     checkpoint_folders: set[str] = field(default_factory=set)  # those whose content is of this process's training
     job: int = 1  # of those that have used the folder of the checkpoints; the same everywhere
@@ -91,7 +93,7 @@ def use(program: Program) -> None:
 def is_behind() -> bool:
     """Whether this process joined, or resumed, and has not come to the call of training yet that the state is of."""
     program = current()
-    return program.resume is not None and program.calls < program.resume["call"]
+    return program.calls < max(program.call_of_state, program.resume["call"] if program.resume is not None else 0)
 
 
 def is_resuming() -> bool:

@@ -74,6 +74,8 @@ class TrainingState:
     averaged: Sequence[Any] = ()
     statistics: Sequence[Any] = ()
     """Moving statistics, whether averaged or not."""
+    call: int = 0
+    """Of training, in which it is; from 1."""
 
 
 def attributes_component(name: str, owner: Any) -> Component:

@@ -215,7 +215,8 @@ class ElasticTraining:
         """Everything that decides the next step."""
         statistics = inventory.moving_statistics(self._trained)
         buffers = inventory.collect_buffers(self._trained)
-        return TrainingState(self.parameters, self.components, buffers, tuple(self.averaged), tuple(statistics))
+        averaged = tuple(self.averaged)
+        return TrainingState(self.parameters, self.components, buffers, averaged, tuple(statistics), self._call)
 
     @property
     def averaged(self) -> Sequence[Any]:
@@ -234,7 +235,8 @@ class ElasticTraining:
         """Start a call of training; a joiner receives the state here. Collective.
 
         Where the others are already in a later call (``for ...: model.train(1, ...)``), a joiner has `should_stop` set
-        and its dataset suspended until it arrives there.
+        and its dataset suspended until it arrives there. It receives the state in that call's objects; the others wait
+        meanwhile.
         """
         runtime.init()
         inventory.check_reduced(self._trained, None if self.dataset is None else self.dataset.shards)
@@ -269,8 +271,13 @@ class ElasticTraining:
         joins = membership.is_joiner()
         if joins:
             handover.share_state(self.training_state)
-            chronicle.joined((mine.resume or self._progress())["step"])
+            if not is_behind():
+                chronicle.joined((mine.resume or self._progress())["step"])
         resumed = self._checkpoints.begin(joins, mine.resume is not None and self._call <= mine.resume["call"])
+        if is_behind():
+            chronicle.passes(self._call, mine.call_of_state)
+            self._suspend(True)
+            return
         if resumed and self.dataset is not None and runtime.current_cluster_size() > 1:
             handover.compare_contents(self.dataset)
         self._scale_rates()

@@ -339,17 +339,24 @@ class QuickDisk(Callback):
             self.elastic.training._checkpoints.folder.wait()
 
 
-def train(stop_at=None, seed=1, calls=1, before=(), after=(), **options):
-    """Trains 4 epochs of 5 steps, in as many calls, with callbacks before and after the elastic one."""
-    ms.set_context(mode=ms.GRAPH_MODE)
-    ms.set_seed(seed)
+def model_and_data(seed):
     net = nn.SequentialCell(nn.Dense(1, 3), nn.BatchNorm1d(3), nn.Dense(3, 1))
     optimizer = nn.Momentum(net.trainable_params(), [0.1 / (i + 1) for i in range(20)], 0.9)
     x = np.arange(20, dtype=np.float32)[:, None] / 20
     data = ElasticDataset(ms.dataset.NumpySlicesDataset((x, 2 * x), ["x", "y"], shuffle=False), 4, seed=seed)
-    model, stop = Model(net, nn.MSELoss(), optimizer), Stop(stop_at)
+    return Model(net, nn.MSELoss(), optimizer), data
+
+
+def train(stop_at=None, seed=1, calls=1, before=(), after=(), fresh=False, **options):
+    """Trains 4 epochs of 5 steps, in as many calls, with callbacks before and after the elastic one. `fresh`: each call
+    has a network, an optimizer and a dataset of its own."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_seed(seed)
+    (model, data), stop = model_and_data(seed), Stop(stop_at)
     elastic = KungFuElasticCallback(**options)
     for _ in range(calls):
+        if fresh:
+            model, data = model_and_data(seed)
         callbacks = [stop, *before, elastic, QuickDisk(elastic), *after]
         model.train(4 // calls, data, callbacks=callbacks, dataset_sink_mode=False)
     if elastic.training._checkpoints.folder is not None:
@@ -357,10 +364,10 @@ def train(stop_at=None, seed=1, calls=1, before=(), after=(), **options):
     return stop.seen
 
 
-@pytest.mark.parametrize("calls", [1, 2])
-def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, new_process, calls):
-    options = {"checkpoint_dir": tmp_path, "checkpoint_every": 3, "resume": True, "calls": calls}
-    whole = train(calls=calls)
+@pytest.mark.parametrize(("calls", "fresh"), [(1, False), (2, False), (2, True)])
+def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, new_process, calls, fresh):
+    options = {"checkpoint_dir": tmp_path, "checkpoint_every": 3, "resume": True, "calls": calls, "fresh": fresh}
+    whole = train(calls=calls, fresh=fresh)
     assert len(whole) == 20
     new_process()
     assert train(stop_at=14 if calls == 1 else None, **options)[:14] == whole[:14]  # with nothing to resume from

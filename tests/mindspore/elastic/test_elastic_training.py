@@ -58,6 +58,10 @@ def test_model_train_goes_on_through_resizes(run_elastic):
         veteran = steps[begin["step"]][0]
         assert begin["parameters"] == veteran["parameters"]
         assert begin["global_step"] == veteran["global_step"] == begin["step"]
+    # Each worker's generators are its own: no two draw the same number, also after others have joined.
+    for step, rows in steps.items():
+        for drawn in zip(*(row["random"] for row in rows)):
+            assert len(set(drawn)) == len(rows), f"the same random numbers after step {step}"
     # epochs end at the same step at all workers that are in them
     ends = collections.defaultdict(set)
     for row in reports.of("epoch"):
@@ -102,6 +106,18 @@ def test_a_joiner_of_a_later_model_train_arrives_there(run_elastic):
     proof = reports.audit()
     assert proof.exact, audit.to_text(proof)
     assert [epoch.finished for epoch in proof.epochs] == [True] * 3
+
+
+def test_joining_worker_receives_the_state_in_the_objects_of_its_call(run_elastic):
+    """Each call has its own network, optimizer, dataset and callback, as the folds of a cross-validation have."""
+    reports = run_elastic("model_train.py", "4:2", "1", "2", "fresh")
+    seen = samples_by_epoch(reports, key=lambda row: row["call"])
+    assert seen == {call: collections.Counter(range(90)) for call in range(2)}
+    (joined,) = [row for row in reports.of("begin") if row["step"] > 0]
+    (veteran,) = [row for row in reports.of("step") if (row["call"], row["step"]) == (1, 4)]
+    assert (joined["call"], joined["parameters"]) == (1, veteran["parameters"])
+    assert [len({row["parameters"] for row in reports.of("end")}), len(reports.of("end"))] == [1, 2]
+    assert reports.output.count("is passed without training, since the state is of call 2") == 1
 
 
 @pytest.mark.parametrize(

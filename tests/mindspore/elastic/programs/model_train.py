@@ -1,5 +1,5 @@
-"""OUT SCHEDULE EPOCHS CALLS [plain | STEP:RANK ...]: an unmodified Model.train; each worker reports every step and its
-state after. A worker that has this rank kills itself in this step."""
+"""OUT SCHEDULE EPOCHS CALLS [plain | fresh | STEP:RANK ...]: an unmodified Model.train; each worker reports every step
+and its state after. A worker that has this rank kills itself in this step. `fresh`: each call has its own objects."""
 
 import random
 import sys
@@ -63,16 +63,25 @@ class Watch(Callback):
 
 ms.set_seed(7 + kf.current_rank())  # what differs at first, the state makes the same
 random.seed(kf.current_rank())
-net = nn.Dense(4, 2)
-# A mask, as samplers and quantizers keep one; a joiner's own is another.
-mask = ms.Tensor([not membership.is_joiner(), False, True])
-net.insert_param_to_cell("mask", ms.Parameter(mask, name="mask", requires_grad=False))
-rates = [0.05 / (1 + i / 10) for i in range(1000)]
-model = Model(net, Loss(), KungFuMomentum(net.trainable_params(), rates, 0.9))
-plain = sys.argv[5:] == ["plain"]
+plain, fresh = sys.argv[5:] == ["plain"], sys.argv[5:] == ["fresh"]
 deaths = sys.argv[5:]
-data = numbered(40).batch(4) if plain else ElasticDataset(numbered(90), batch_size=4, seed=3)
+
+
+def make():
+    net = nn.Dense(4, 2)
+    # A mask, as samplers and quantizers keep one; a joiner's own is another.
+    mask = ms.Tensor([not membership.is_joiner(), False, True])
+    net.insert_param_to_cell("mask", ms.Parameter(mask, name="mask", requires_grad=False))
+    rates = [0.05 / (1 + i / 10) for i in range(1000)]
+    model = Model(net, Loss(), KungFuMomentum(net.trainable_params(), rates, 0.9))
+    data = numbered(40).batch(4) if plain else ElasticDataset(numbered(90), batch_size=4, seed=3)
+    return net, model, data
+
+
+net, model, data = make()
 for call in range(calls):
+    if fresh:
+        net, model, data = make()
     sync_net_parameters(net)  # a joiner passes by: the whole state is on its way
     elastic = KungFuElasticCallback(schedule if call == calls - 1 else None, wait=True)
     model.train(
