@@ -371,7 +371,7 @@ def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
         seen.add(record.rank)
         if agreed.shards is not None:
             continue  # see `_trained`
-        share = Step(record.step, agreed.batch, agreed.members).share(record.rank)
+        share = Step(record.step, agreed.batch, agreed.members, agreed.ranks).share(record.rank)
         if not _is_delivered(record.share, share, agreed.batch):
             own = f"rank {record.rank} trained {_text(record.share)}, its share is {_text(share)} ({record.where})"
             report.problems.append(f"{name}: {own}")
@@ -392,7 +392,7 @@ _Trained = tuple[list[Range], int]  # in a step: each time that something counts
 
 def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report) -> _Trained:
     """What the participants of a step trained in it."""
-    step = Step(0, claim.batch, claim.members)
+    step = Step(0, claim.batch, claim.members, claim.ranks)
     if claim.shards is None:
         own, back = step.outcome(claim.participants)
         return list(own), sharding.count(back)

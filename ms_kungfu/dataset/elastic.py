@@ -264,8 +264,8 @@ class ElasticDataset(Shares, ds.Dataset):
         if self._shards is not None:
             return self._cursor.unit
         members = self.members
-        first, last = sharding.block(self.global_batch_size, members.index(runtime.current_rank()), len(members))
-        return max(last - first, 1)
+        step = sharding.Step(0, ((0, self.global_batch_size),), members, self._cursor.ranks)
+        return max(sharding.count(step.share(runtime.current_rank())), 1)
 
     def shard_sizes(self) -> list[int]:
         """How many samples the shards of an epoch have: all alike, but for its last one. With `shards` only."""

@@ -18,6 +18,9 @@ workers know of it: the epoch and the step's number in it; cluster version and s
 the worker died before it wrote its own. At the end of an epoch each worker writes a line with ``steps``, how many it
 had, and ``left``, what ``drop_remainder`` leaves out of it. Both have ``job``, ``data`` and ``time`` too.
 
+Under ``kungfu-run --msrun`` it may have ``ranks``, those of the virtual world: a worker's share is then the blocks of
+the ranks that it plays (`ms_kungfu.dataset.sharding`).
+
 A step that is a deal of shards has ``shards``, into how many a ``global_batch`` is cut; ``weights`` of the members, by
 which they are dealt (none: evenly); and ``sums``, how many ShardedSteps were made with its batch. All of its ``batch``
 is in its update, whoever died in it: ``participants`` are those who haven't, and a ``share`` has the shards that were
@@ -263,6 +266,8 @@ class Claim:
     shuffle: bool
     shards: Shards | None = None
     """None: the members' shares are blocks of the batch."""
+    ranks: int = 0
+    """As of a `sharding.Step`."""
 
     @property
     def order(self) -> tuple[int, int, bool]:
@@ -352,7 +357,10 @@ def _parse(line: dict[str, Any], where: str) -> Record:
             raise ValueError(line)
         seed, shuffle = line["seed"], bool(line["shuffle"])
         dealt = _shards(line, global_batch, len(members)) if "shards" in line else None
-        claim = Claim(version, size, members, participants, batch, total, seed, shuffle, dealt)
+        ranks = line.get("ranks", 0)
+        if type(ranks) is not int or 0 < ranks < len(members) or ranks < 0:
+            raise ValueError(line)
+        claim = Claim(version, size, members, participants, batch, total, seed, shuffle, dealt, ranks)
     found = _fingerprint(line["fingerprint"]) if "fingerprint" in line else None
     training = None
     if "training" in line:

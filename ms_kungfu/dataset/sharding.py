@@ -16,6 +16,8 @@ Rules
 - Where a step is a deal of shards, the same holds of shards in the place of samples: a shard has `unit` samples, the
   last one of an epoch what is left.
 - A step's samples are dealt in blocks as even as possible; the first workers have one more where it doesn't divide.
+- A worker may play several ranks of a world of fixed size (``kungfu-run --msrun``). A step's samples are then dealt to
+  the ranks in blocks as even as possible, and a worker's share is the blocks of its ranks, one behind the other.
 - Where a step has fewer samples than there are workers, the last ones have none. They take part all the same: they
   repeat the step's last sample, and what they bring counts with weight 0. Should all die who have a sample of their
   own, the update is that of the repeated one, which is then trained and doesn't go back.
@@ -82,6 +84,14 @@ def block(length: int, place: int, workers: int) -> Range:
     return first, first + each + (1 if place < extra else 0)
 
 
+def blocks(length: int, place: int, workers: int, ranks: int = 0) -> list[Range]:
+    """The parts of a step of `length` samples that the worker at `place` of `workers` trains: those of the ranks that
+    it plays of a world of `ranks`, which are at least `workers`; 0: one part, its own."""
+    if not ranks:
+        return [block(length, place, workers)]
+    return [block(length, r, ranks) for r in range(-(-place * ranks // workers), -(-(place + 1) * ranks // workers))]
+
+
 def count(ranges: Iterable[Range]) -> int:
     """How many positions are in `ranges`."""
     return sum(last - first for first, last in ranges)
@@ -118,10 +128,20 @@ class Step:
     batch: tuple[Range, ...]
     members: tuple[int, ...]
     """Ranks in the order of their blocks."""
+    ranks: int = 0
+    """Of a world of fixed size that the members play; 0: there is none."""
 
     def share(self, rank: int) -> tuple[Range, ...]:
         """What `rank` trains; nothing where there are fewer samples than members."""
-        return part(self.batch, *block(count(self.batch), self.members.index(rank), len(self.members)))
+        own = self._blocks(rank)
+        return part(self.batch, own[0][0], own[-1][1])
+
+    def parts(self, rank: int) -> list[int]:
+        """How many samples of its share each rank has that `rank` plays; those without any are left out."""
+        return [last - first for first, last in self._blocks(rank) if last > first]
+
+    def _blocks(self, rank: int) -> list[Range]:
+        return blocks(count(self.batch), self.members.index(rank), len(self.members), self.ranks)
 
     def outcome(self, participants: Iterable[int]) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
         """(what was trained, what goes back to the pool) when the step was committed with these members."""
@@ -150,6 +170,8 @@ class EpochCursor:
         self.total = total
         self.unit = 1
         """Samples of a shard, where steps are deals of shards."""
+        self.ranks = 0
+        """As of a `Step`."""
         self.drop_remainder = drop_remainder
         self.epoch = 0
         self.steps = 0
@@ -175,7 +197,7 @@ class EpochCursor:
         length = step_length(count(rest), global_batch, self.drop_remainder, self.unit)
         if length == 0:
             return None
-        step = Step(self.steps + len(self.taken), part(rest, 0, length), tuple(members))
+        step = Step(self.steps + len(self.taken), part(rest, 0, length), tuple(members), self.ranks)
         self.taken.append(step)
         return step
 
@@ -202,17 +224,21 @@ class EpochCursor:
         rest = positions(self.rest)
         left, place, workers = rest.size, tuple(members).index(rank), len(members)
         full = count_full(left, global_batch, self.drop_remainder)
-        first, last = block(global_batch, place, workers)
+        first, last = self._share(global_batch, place, workers)
         steps = rest[: full * global_batch].reshape(full, global_batch)
         shares = [(steps[:, first:last] if last > first else steps[:, -1:]).ravel()]
         lengths = [np.full(full, max(last - first, 1), dtype=np.int64)]
         rest = rest[full * global_batch :]
         while length := step_length(rest.size, global_batch, self.drop_remainder):
-            first, last = block(length, place, workers)
+            first, last = self._share(length, place, workers)
             shares.append(rest[first:last] if last > first else rest[length - 1 : length])
             lengths.append(np.array([shares[-1].size], dtype=np.int64))
             rest = rest[length:]
         return np.concatenate(shares), np.concatenate(lengths)
+
+    def _share(self, length: int, place: int, workers: int) -> Range:
+        own = blocks(length, place, workers, self.ranks)
+        return own[0][0], own[-1][1]
 
     def state(self) -> dict[str, Any]:
         """What another worker needs to go on from the committed steps; JSON."""

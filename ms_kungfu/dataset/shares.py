@@ -388,6 +388,7 @@ class Shares:
             "shuffle": self._shuffle,
             **({} if self._shards is None else {"shards": self._shards}),
             **({} if self.training is None else {"training": self.training}),
+            **({"ranks": self._cursor.ranks} if self._cursor.ranks else {}),
             **self._as_dealt,
         }
 

@@ -64,7 +64,15 @@ def give() -> None:
         setattr(model, name, method)
     for name in ("create_tuple_iterator", "create_dict_iterator"):
         setattr(dataset, name, training.answer_for_iterators(getattr(dataset, name)))
+    batches, composite = import_module("ms_kungfu.msrun.rank_batches"), sys.modules["mindspore.ops.composite.base"]
+    for kind in (composite.GradOperation, composite._Grad):
+        kind.__call__ = batches.answer_for_gradients(kind.__call__)
+    jit = batches.answer_for_jit(sys.modules["mindspore"].jit)
+    _put(("mindspore", "mindspore.common", "mindspore.common.api"), {"jit": jit})
+    step = sys.modules["mindspore.nn"].TrainOneStepCell
+    step.__call__ = batches.answer_for_train_cells(step.__call__)
     cell = sys.modules["mindspore.nn"].Cell
+    cell.compile_and_run = batches.answer_for_cells(cell.compile_and_run)
     cell.__init__ = import_module("ms_kungfu.msrun.loops").noting(cell.__init__)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any
 
 import mindspore.dataset as ds
 
-from ms_kungfu.dataset import ElasticDataset, pipelines
-from ms_kungfu.msrun import world
+from ms_kungfu.dataset import ElasticDataset, pipelines, sharding
+from ms_kungfu.msrun import rank_batches, world
 from ms_kungfu.msrun.communication import refused
 
 # What a function of batches calls a rank that it has got from its program, or asks for.
@@ -82,6 +82,26 @@ def whole(dataset: ds.Dataset) -> ds.Dataset:
     return pipelines.batched(parts.samples, parts.batch_size)
 
 
+class OfRanks(ElasticDataset):
+    """One whose steps are dealt to the virtual ranks, and so to the workers that play them."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._cursor.ranks = world.size()
+
+    def _take(self) -> sharding.Step | None:
+        step = super()._take()
+        if step is not None:
+            rank = self._dealt.rank
+            rank_batches.begin(step.parts(rank) or [1], step.members)
+        return step
+
+    def commit(self, participants: Sequence[int] | None = None) -> int:
+        if self._cursor.taken:
+            rank_batches.end()
+        return super().commit(participants)
+
+
 _elastic: weakref.WeakKeyDictionary[ds.Dataset, dict[bool, ElasticDataset]] = weakref.WeakKeyDictionary()
 
 
@@ -92,7 +112,7 @@ def elastic(dataset: ds.Dataset, by_shards: bool) -> ElasticDataset:
     if by_shards not in made:
         parts = take_apart(dataset)
         assert parts.batch_size is not None
-        made[by_shards] = ElasticDataset(
+        made[by_shards] = (ElasticDataset if by_shards else OfRanks)(
             dataset,
             global_batch_size=parts.batch_size * world.size(),
             shuffle=parts.shuffles,

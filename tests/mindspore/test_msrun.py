@@ -20,6 +20,7 @@ from tests.ports import free_port
 PROGRAM = Path(__file__).parents[1] / "programs" / "like_mindcv.py"
 LOOPS = Path(__file__).with_name("programs") / "msrun_loops.py"
 STEPS = 53  # of an epoch: 1280 samples, 3 times 8 a step, what is left is dropped
+GRADIENTS = LOOPS.with_name("msrun_gradients.py")
 LIMIT_S = 240
 pytestmark = pytest.mark.timeout(900)  # several runs a test, each of several processes
 
@@ -251,11 +252,11 @@ def test_what_is_asked_of_mindspore_is_answered_or_refused_by_a_sentence(tmp_pat
 class Looping:
     """A loop of one's own in a world of three."""
 
-    def __init__(self, folder: Path, size: int, *words: object) -> None:
+    def __init__(self, folder: Path, size: int, *words: object, program: Path = LOOPS, world: int = 3) -> None:
         self.port, self.ledger, self.lines = free_port(), folder / "ledger", []
         url = f"http://127.0.0.1:{self.port}/config"
         command = [launcher(), "-w", "-builtin-config-port", self.port, "-config-server", url, "--msrun"]
-        command += ["-msrun-size", 3, "-np", size, sys.executable, LOOPS, *words]
+        command += ["-msrun-size", world, "-np", size, sys.executable, program, *words]
         self.process = subprocess.Popen(
             list(map(str, command)), cwd=folder, env={**os.environ, "KUNGFU_LEDGER_DIR": str(self.ledger)},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -330,6 +331,37 @@ def test_a_broadcast_is_the_next_ones_where_its_player_dies(tmp_path):
 def test_a_loop_that_trains_what_is_not_sharded_is_told_so(kind, tmp_path):
     said = Looping(tmp_path, 1, kind, 1, 0).end(1)
     assert "a loop that trains by a dataset that isn't sharded can't be had under kungfu-run --msrun" in said
+
+
+@pytest.mark.parametrize("cases", ["few", pytest.param("all", marks=pytest.mark.long)])
+def test_gradients_of_any_loss_are_those_of_four_ranks(cases, tmp_path):
+    """Sums and scaled losses too, on 1, 2 and 4 workers: the mean over the ranks' batches, as one process computes it."""
+    looping = Looping(tmp_path, 1, cases, program=GRADIENTS, world=4)
+    looping.until("^16 rows, ")
+    looping.resize(2)
+    looping.until("^8 rows, ")
+    looping.resize(4)
+    said = looping.end()
+    pattern = r"^(16|8|4) rows, (\w+ \w+ \w+): (\S+) (\S+)$"
+    norms: dict[str, dict[int, set[tuple[float, float]]]] = {}
+    for rows, name, norm, alone in re.findall(pattern, said, flags=re.MULTILINE):
+        norms.setdefault(name, {}).setdefault(int(rows), set()).add((float(norm), float(alone)))
+    assert len(norms) == (24 if cases == "all" else 4)
+    assert {name for name, found in norms.items() if set(found) != {4, 8, 16}} == set()
+    wrong = {
+        (name, rows, norm, alone)
+        for name, found in norms.items()
+        for rows, pairs in found.items()
+        for norm, alone in pairs
+        if norm != pytest.approx(alone, rel=1e-4)
+    }
+    assert wrong == set()
+
+
+def test_a_gradient_that_is_not_made_rank_by_rank_is_refused(tmp_path):
+    said = Looping(tmp_path, 1, "vjp", program=GRADIENTS, world=4).end(1)
+    assert "training with fewer workers than ranks by gradients that aren't made rank by rank can't be had" in said
+    assert "start with -np 4, which is -msrun-size" in said
 
 
 def test_an_evaluation_beside_model_train_sees_each_sample_once(tmp_path):

@@ -52,6 +52,28 @@ def test_blocks_are_even_contiguous_and_complete(workers, length):
     assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.parametrize("length", [1, 3, 7, 16, 33])
+@pytest.mark.parametrize(("ranks", "workers"), [(4, 1), (4, 2), (4, 3), (4, 4), (7, 3), (8, 5)])
+def test_share_of_a_worker_is_the_blocks_of_the_ranks_it_plays(ranks, workers, length):
+    step = Step(0, ((10, 10 + length),), tuple(range(workers)), ranks)
+    assert positions([r for rank in range(workers) for r in step.share(rank)]).tolist() == list(range(10, 10 + length))
+    assert [count(step.share(rank)) for rank in range(workers)] == [sum(step.parts(rank)) for rank in range(workers)]
+    sizes = [last - first for first, last in (block(length, rank, ranks) for rank in range(ranks))]
+    assert [size for rank in range(workers) for size in step.parts(rank)] == [size for size in sizes if size]
+    walk = EpochCursor(length + 5 * ranks)
+    walk.ranks = ranks
+    for rank in range(workers):
+        dealt, lengths = walk.deal(5 * ranks, range(workers), rank)
+        again = EpochCursor(length + 5 * ranks)
+        again.ranks, shares = ranks, []
+        while (taken := again.take(5 * ranks, range(workers))) is not None:
+            share = taken.share(rank) or part(taken.batch, count(taken.batch) - 1, count(taken.batch))
+            shares.append(positions(share).tolist())
+            again.commit()
+        assert [len(share) for share in shares] == lengths.tolist()
+        assert dealt.tolist() == [position for share in shares for position in share]
+
+
 def test_a_part_of_ranges_is_that_of_their_positions():
     ranges = ((10, 14), (2, 5), (30, 31))
     everything = positions(ranges).tolist()

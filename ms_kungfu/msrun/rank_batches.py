@@ -1,0 +1,510 @@
+"""The batch of each virtual rank goes through the program's gradient functions by itself.
+
+With fewer workers than V a worker plays several ranks, and its loop is given their batches of a step in one, one behind
+the other. What the program does with it happens once, as it would at one rank, except for gradients: a function of
+``ms.value_and_grad``, ``ms.grad`` or ``ops.GradOperation`` is called once for each rank, with that rank's part of each
+tensor that has as many rows as the batch, and the mean of the gradients comes out. The reducer takes the mean of these
+over the workers, by their samples. So the step is msrun's, also where a loss doesn't follow from samples alone (a sum,
+a factor like ``batch_size * rank_size``), and no graph is compiled again when the cluster changes.
+
+1. A step is *divided* at all workers or at none: where a worker plays several ranks, which follows from the members
+   that the step is dealt to. So all run the program's own collectives in the same way, in Python or in a graph.
+2. In a divided step a jitted function, or a cell in GRAPH mode, that uses a gradient function runs as Python. So the
+   gradient function is called from Python, which is where it can be called once a rank; it is a graph of its own.
+3. Where a gradient was made in another way, the first divided steps say so: an update without a gradient that went
+   rank by rank ends training with an error.
+4. Moving statistics begin each rank's batch with the values of the step's begin, and end with the mean over the ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+from mindspore.ops import composite
+from mindspore.ops.composite.base import GradOperation, _Grad
+from mindspore.ops.function.grad import grad_func
+from numpy.typing import NDArray
+
+from ms_kungfu.callbacks.sharded import _ForwardBackward
+from ms_kungfu.elastic import inventory
+from ms_kungfu.msrun import world
+from ms_kungfu.msrun.communication import refused
+from ms_kungfu.msrun.reducers import DistributedGradReducer
+from ms_kungfu.ops import wait_for_queue
+
+_REMEDY = (
+    "call the function that ms.value_and_grad, ms.grad or ops.GradOperation returns from Python or from the jitted "
+    "step, with tensors whose first dimension is that of the dataset's batch; or start with -np {size}, which is "
+    "-msrun-size, and leave out what changes the cluster"
+)
+
+
+class _Step:
+    """The step at hand."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []  # samples of each rank that this worker plays; []: there is no step
+        self.is_divided = False
+        self.gradients = 0  # calls of gradient functions, rank by rank
+        self.is_inside = False  # of one of these
+        self.graphs = 0  # jitted functions that run as Python
+        self.proven_for: tuple[int, ...] = ()  # the members of a step in which gradients went rank by rank
+        self.members: tuple[int, ...] = ()
+        self.updates = 0  # that there were when it began
+        self.before: list[NDArray[Any]] = []  # moving statistics when it began
+        self.statistics: list[Any] = []
+
+    @property
+    def divides(self) -> bool:
+        """Whether a gradient function that is called now goes rank by rank."""
+        return self.is_divided and not self.is_inside
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """In a gradient function: what it calls in turn is of one rank's batch."""
+        self.is_inside = True
+        try:
+            yield
+        finally:
+            self.is_inside = False
+
+    @contextmanager
+    def as_python(self) -> Iterator[None]:
+        """In a function that would be a graph in another step."""
+        self.graphs += 1
+        try:
+            yield
+        finally:
+            self.graphs -= 1
+
+
+_step = _Step()
+
+
+def begin(sizes: Sequence[int], members: tuple[int, ...]) -> None:
+    """A step's batch is handed out, which has so many samples of each rank that this worker plays."""
+    _step.sizes, _step.members = list(sizes), members
+    _step.is_divided = len(members) < world.size()
+    _step.gradients, _step.is_inside = 0, False
+    if not _step.is_divided:
+        return
+    if _step.proven_for != members:
+        _step.updates = _updates()
+        _step.statistics = inventory.moving_statistics(_cells())
+    if _step.statistics:
+        wait_for_queue()
+        _step.before = [parameter.asnumpy().copy() for parameter in _step.statistics]
+
+
+def end() -> None:
+    """It is over. RuntimeError where its gradients are those of several ranks' batches at once."""
+    sizes, _step.sizes = _step.sizes, []
+    was_divided, _step.is_divided = _step.is_divided, False
+    if not was_divided or not sizes or _step.proven_for == _step.members:
+        return
+    if _step.gradients:
+        _step.proven_for = _step.members
+    elif not _has_optimizers() or _updates() != _step.updates:
+        raise refused(
+            "training with fewer workers than ranks by gradients that aren't made rank by rank",
+            f"this worker plays {len(sizes)} of {world.size()} ranks, and its update was not made by a gradient "
+            "function that could be called once a rank, as msrun does, so its gradients may have another scale; "
+            + _REMEDY.format(size=world.size()),
+        )
+
+
+def _cells() -> list[Any]:
+    from ms_kungfu.msrun import loops
+
+    return [cell for cell in (known() for known in loops._cells) if cell is not None]
+
+
+def _updates() -> int:
+    from ms_kungfu.msrun import loops
+
+    return loops._updates()
+
+
+def _has_optimizers() -> bool:
+    return any(isinstance(cell, nn.Optimizer) for cell in _cells())
+
+
+# -- gradient functions ----------------------------------------------------------------------------------------------
+
+_weighted = composite.MultitypeFuncGraph("weighted")
+_weighted_sum = composite.MultitypeFuncGraph("weighted_sum")
+
+
+@_weighted.register("Tensor", "Tensor")
+def _times(weight, gradient):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+    return gradient * ops.cast(weight, gradient.dtype)
+
+
+@_weighted_sum.register("Tensor", "Tensor", "Tensor")
+def _plus_times(weight, total, gradient):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+    return total + gradient * ops.cast(weight, gradient.dtype)
+
+
+_map = composite.HyperMap()
+
+
+@ms.jit(backend="ms_backend")
+def _begin_sum(weight, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+    return _map(ops.partial(_weighted, weight), gradients)
+
+
+@ms.jit(backend="ms_backend")
+def _go_on_with_sum(weight, total, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+    return _map(ops.partial(_weighted_sum, weight), total, gradients)
+
+
+class _Mean:
+    """The mean of tuples of tensors over the ranks, each by its samples."""
+
+    def __init__(self) -> None:
+        self.value: tuple[Any, ...] = ()
+
+    def add(self, share: float, tensors: tuple[Any, ...]) -> None:
+        weight = ms.Tensor(share, ms.float32)
+        if tensors and self.value:
+            self.value = _go_on_with_sum(weight, ms.mutable(self.value), ms.mutable(tensors))
+        elif tensors:
+            self.value = _begin_sum(weight, ms.mutable(tensors))
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """The tensors in tuples, lists and dictionaries."""
+    if isinstance(tree, ms.Tensor):
+        return [tree]
+    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else ()
+    return [leaf for each in inner for leaf in _leaves(each)]
+
+
+def _replaced(tree: Any, leaves: Iterator[Any]) -> Any:
+    """The same with other tensors."""
+    if isinstance(tree, ms.Tensor):
+        return next(leaves)
+    if isinstance(tree, dict):
+        return {key: _replaced(each, leaves) for key, each in tree.items()}
+    if type(tree) in (tuple, list):
+        return type(tree)(_replaced(each, leaves) for each in tree)
+    return tree
+
+
+def _rows(tensor: Any) -> int:
+    return int(tensor.shape[0]) if tensor.ndim else 0
+
+
+def _cut(tree: Any, sizes: Sequence[int]) -> list[Any]:
+    """What each rank calls the function with. RuntimeError where nothing has as many rows as the batch."""
+    leaves, samples = _leaves(tree), sum(sizes)
+    is_batch = [_rows(leaf) == samples and not isinstance(leaf, ms.Parameter) for leaf in leaves]
+    if not any(is_batch):
+        raise refused(
+            "a gradient function that isn't called with the batch",
+            f"this worker plays {len(sizes)} of {world.size()} ranks, whose batches have {samples} samples together, "
+            f"and of the tensors that it is called with, of shapes {[tuple(leaf.shape) for leaf in leaves]}, none has "
+            "as many rows; " + _REMEDY.format(size=world.size()),
+        )
+    cut, first = [], 0
+    for size in sizes:
+        rows = slice(first, first + size)
+        cut.append(_replaced(tree, iter([leaf[rows] if is_cut else leaf for leaf, is_cut in zip(leaves, is_batch)])))
+        first += size
+    return cut
+
+
+def _joined(found: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """Of what a rank's batch has come out with beside the gradients of weights: rows are put together, floats are
+    averaged by their samples, and integers, which count, added up."""
+    first = found[0]
+    if isinstance(first, ms.Tensor):
+        if all(_rows(each) == size for each, size in zip(found, sizes)):
+            return ops.concat(tuple(found), 0)
+        if first.is_floating_point():
+            mean = _Mean()
+            for each, size in zip(found, sizes):
+                mean.add(size / sum(sizes), (each,))
+            return mean.value[0]
+        if first.dtype != ms.bool_:
+            return functools.reduce(ops.add, found)
+    elif isinstance(first, dict):
+        return {key: _joined([each[key] for each in found], sizes) for key in first}
+    elif type(first) in (tuple, list):
+        return type(first)(_joined(each, sizes) for each in zip(*found))
+    elif all(each == first for each in found):
+        return first
+    raise refused(
+        f"a gradient function that returns {first!r} beside the gradients",
+        f"this worker plays {len(sizes)} ranks, and what {len(sizes)} such values are together isn't known; return "
+        "what has rows of the batch, floats, which are averaged, or integers, which are added up",
+    )
+
+
+def _separate(out: Any, kind: Any) -> tuple[Any, Any]:
+    """(what isn't a gradient of weights, those) of what a gradient function of this `kind` returns."""
+    has_value, has_aux = getattr(kind, "get_value", False), getattr(kind, "has_aux", False)
+    value, gradients = out if has_value else (None, out)
+    if has_aux and not has_value:
+        gradients, value = out
+    if not kind.get_by_list:
+        return (value, gradients), ()
+    if kind.get_all or getattr(kind, "get_by_position", False):
+        return (value, gradients[0]), gradients[1]
+    return (value, None), gradients
+
+
+def _together(out: Any, others: Any, weights: Any, kind: Any) -> Any:
+    """What a gradient function of this kind returns, of parts as of `_separate`."""
+    value, positions = others
+    gradients = positions if not kind.get_by_list else weights if positions is None else (positions, weights)
+    if getattr(kind, "get_value", False):
+        return value, gradients
+    return (gradients, value) if getattr(kind, "has_aux", False) else gradients
+
+
+class _Statistics:
+    """Moving statistics in a call of a gradient function: invariant 4."""
+
+    def __init__(self, has_value: bool) -> None:
+        self._parameters = _step.statistics
+        self._before: list[NDArray[Any]] = []
+        self._sums: list[NDArray[Any]] = []
+        if self._parameters:
+            wait_for_queue()
+            # A cell that computes the loss by itself first (TrainOneStepCell) has moved them once by then.
+            is_first = _step.gradients == 1 and not has_value
+            self._before = _step.before if is_first else [p.asnumpy().copy() for p in self._parameters]
+            self._sums = [np.zeros(array.shape, np.float64) for array in self._before]
+
+    def begin(self) -> None:
+        """A rank's batch."""
+        for parameter, before in zip(self._parameters, self._before):
+            parameter.asnumpy()[...] = before
+
+    def end(self, share: float) -> None:
+        if self._parameters:
+            wait_for_queue()
+        for total, parameter in zip(self._sums, self._parameters):
+            total += share * parameter.asnumpy().astype(np.float64)
+
+    def average(self) -> None:
+        """Over the ranks."""
+        for total, parameter in zip(self._sums, self._parameters):
+            parameter.asnumpy()[...] = total
+
+
+def _rank_by_rank(function: Callable[..., Any], kind: Any, arguments: Any, named: Any) -> Any:
+    _step.gradients += 1
+    sizes = _step.sizes
+    with _step.inside():
+        mean, found, out, weights = _Mean(), [], None, None
+        statistics = _Statistics(getattr(kind, "get_value", False))
+        for size, (own, own_named) in zip(sizes, _cut((arguments, named), sizes)):
+            statistics.begin()
+            out = function(*own, **own_named)
+            others, weights = _separate(out, kind)
+            statistics.end(size / sum(sizes))
+            mean.add(size / sum(sizes), tuple(_leaves(weights)))
+            found.append(others)
+        statistics.average()
+        return _together(out, _joined(found, sizes), _replaced(weights, iter(mean.value)), kind)
+
+
+_stock_jit = ms.jit
+
+
+def answer_for_gradients(method: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in the place of the ``__call__`` of ``GradOperation`` and of what ``ms.grad`` is made of."""
+
+    @functools.wraps(method)
+    def __call__(self: Any, *arguments: Any, **named: Any) -> Any:
+        made = method(self, *arguments, **named)
+        if self.pynative_:  # the one in another one
+            return made
+        known = vars(made).get("kungfu_by_rank")
+        if known is None:
+            known = made.kungfu_by_rank = _by_rank(made, self)
+        return known
+
+    return __call__
+
+
+def _by_rank(made: Callable[..., Any], kind: Any) -> Callable[..., Any]:
+    @functools.cache
+    def as_graph() -> Callable[..., Any]:
+        return made if ms.get_context("mode") == ms.GRAPH_MODE else _stock_jit(made)
+
+    @functools.wraps(made)  # by which MindSpore's parser, in a graph, finds the function that it knows
+    def gradient(*arguments: Any, **named: Any) -> Any:
+        if not _step.divides:
+            return made(*arguments, **named)
+        return _rank_by_rank(as_graph() if _step.graphs else made, kind, arguments, named)
+
+    gradient.kungfu_gradient = True  # type: ignore[attr-defined]
+    return gradient
+
+
+# -- what would be a graph -------------------------------------------------------------------------------------------
+
+
+def answer_for_jit(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in the place of ``ms.jit``."""
+
+    @functools.wraps(stock)
+    def jit(function: Any = None, **options: Any) -> Any:
+        if function is None:
+            return lambda function: jit(function, **options)
+        compiled = stock(function, **options)
+        if not isinstance(function, (FunctionType, MethodType)):
+            return compiled  # a cell, which `answer_for_cells` is for
+
+        @functools.wraps(compiled)
+        def call(*arguments: Any, **named: Any) -> Any:
+            if not _step.divides or not _differentiates(function, *arguments):
+                return compiled(*arguments, **named)
+            with _step.as_python():
+                return function(*arguments, **named)
+
+        return call
+
+    return jit
+
+
+def answer_for_cells(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in the place of ``nn.Cell.compile_and_run``, which is what a call of a cell is in GRAPH mode."""
+
+    @functools.wraps(compile_and_run)
+    def run(self: Any, *arguments: Any, **named: Any) -> Any:
+        if _step.divides and _differentiates(self):
+            with _step.as_python():
+                return self.construct(*arguments, **named)
+        reduces = isinstance(self, DistributedGradReducer)
+        if reduces or (_step.graphs and not _step.is_inside):
+            # A tensor in a tuple is a constant to a graph that is called from Python, and each other value another one.
+            arguments = tuple(map(_changing, arguments))
+            if not reduces and next(iter(self.get_parameters()), None) is None:
+                return self.construct(*arguments, **named)  # many of these are made for one call (clipping)
+        return compile_and_run(self, *arguments, **named)
+
+    return run
+
+
+def _changing(argument: Any) -> Any:
+    """The same, of which a graph knows that its tensors change."""
+    tensors = type(argument) in (tuple, list) and len(argument) > 0
+    if tensors and all(isinstance(each, ms.Tensor) and not isinstance(each, ms.Parameter) for each in argument):
+        return ms.mutable(argument)
+    return argument
+
+
+class _Kind:
+    """Of a function that returns a loss and the gradients of weights."""
+
+    get_value, get_by_list, get_all, has_aux = True, True, False, False
+
+
+_forward_backward: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def answer_for_train_cells(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in the place of the ``__call__`` of ``nn.TrainOneStepCell``. As MindSpore makes it, it computes the
+    loss beside the gradients; its parts are known, and so the loss is of a rank's batch, too."""
+
+    @functools.wraps(stock)
+    def __call__(self: Any, *columns: Any) -> Any:
+        if not _step.divides or type(self) is not nn.TrainOneStepCell or self.return_grad:
+            return stock(self, *columns)
+        if self not in _forward_backward:
+            _forward_backward[self] = _ForwardBackward(self)
+        loss, gradients = _rank_by_rank(_forward_backward[self], _Kind, columns, {})
+        self.optimizer(self.grad_reducer(gradients))
+        return loss
+
+    return __call__
+
+
+# By these names a function of a program asks for a gradient.
+_MAKERS = {id(maker) for maker in (GradOperation, _Grad, grad_func.grad, grad_func.value_and_grad)}
+_NAMES = {"value_and_grad", "GradOperation"}
+_known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def _differentiates(function: Any, *arguments: Any) -> bool:
+    """Whether a function or cell uses a gradient function: by what it holds and names. Where it does by what isn't
+    seen here it is a graph, and invariant 3 holds."""
+    function = getattr(function, "__func__", function)
+    if function not in _known:
+        held = [each for each in arguments if not isinstance(each, (ms.Tensor, int, float, tuple, list, dict))]
+        _known[function] = any(map(_Search().reaches, [function, *held]))
+    return _known[function]
+
+
+class _Search:
+    """For gradient functions, in what a function or cell holds and names."""
+
+    _MOST = 100_000  # objects
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Any] = {}  # held, so that no other object gets the number of one
+
+    def reaches(self, thing: Any) -> bool:
+        if id(thing) in _MAKERS or isinstance(thing, (GradOperation, _Grad)) or self._is_gradient(thing):
+            return True
+        if id(thing) in self._seen or len(self._seen) > self._MOST:
+            return False
+        self._seen[id(thing)] = thing
+        return any(map(self.reaches, self._held_by(thing)))
+
+    @staticmethod
+    def _is_gradient(thing: Any) -> bool:
+        return isinstance(thing, FunctionType) and "kungfu_gradient" in vars(thing)
+
+    def _held_by(self, thing: Any) -> list[Any]:
+        if isinstance(thing, (ms.Tensor, type, str, bytes, int, float, np.ndarray)) or inspect.ismodule(thing):
+            return []
+        if isinstance(thing, functools.partial):
+            return [thing.func, *thing.args, *thing.keywords.values()]
+        if isinstance(thing, MethodType):
+            return [thing.__func__, thing.__self__]
+        if isinstance(thing, FunctionType):
+            return self._named_by(thing)
+        if isinstance(thing, dict):
+            return list(thing.values())
+        if isinstance(thing, (tuple, list)):
+            return list(thing)
+        own = type(thing).__module__.partition(".")[0] not in ("mindspore", "ms_kungfu", "builtins")
+        if isinstance(thing, nn.Cell):
+            return [*vars(thing).values(), *thing.cells(), *([type(thing).construct] if own else [])]
+        return [*getattr(thing, "__dict__", {}).values(), *([type(thing).__call__] if own else [])]
+
+    @staticmethod
+    def _named_by(function: FunctionType) -> list[Any]:
+        function = inspect.unwrap(function)
+        if not isinstance(function, FunctionType) or function.__module__.partition(".")[0] == "mindspore":
+            return []
+        held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        for cell in function.__closure__ or ():
+            try:
+                held.append(cell.cell_contents)
+            except ValueError:  # nothing is in it yet
+                continue
+        names = set(_names(function.__code__))
+        held += [function.__globals__[name] for name in names if name in function.__globals__]
+        return [*held, *([GradOperation] if names & _NAMES else [])]
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
