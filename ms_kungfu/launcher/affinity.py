@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Callable
 
 from ms_kungfu._processes import descendants, pin_threads
 
@@ -20,6 +22,7 @@ def allowed_cores() -> list[int]:
     )
 
 
+@functools.cache
 def _topology(cpu: int, what: str) -> int:
     try:
         return int(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/{what}").read_text())
@@ -63,9 +66,12 @@ class Shares:
 
     cores: Sequence[int]
     each: int | None  # as many for each worker, whatever the size of the cluster; None: all are divided
+    look: Callable[[], Sequence[int]] | None = None  # at the cores of now: a cpuset may be rewritten while the job runs
 
     def of(self, workers: int) -> list[list[int]]:
         """That of each of `workers`."""
+        if self.look is not None:
+            self.cores = self.look()
         return divide(self.cores, workers) if self.each is None else spread(self.cores, workers, self.each)
 
 

@@ -107,7 +107,7 @@ class HostAgent:
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._cores = self.machine.allowed_cores()
-        shares = Shares(self._cores, self.options.cores_per_worker)
+        shares = Shares(self._cores, self.options.cores_per_worker, self.machine.allowed_cores)
         self._keys = itertools.count()
         self._places = itertools.count()
         self._trouble = ""  # the last with a version's shared memory
@@ -686,8 +686,8 @@ class HostAgent:
     def _start_standby(self, process: Process, cluster: Cluster, share: list[int]) -> None:
         # As many threads as its share of the cores will be; until then it may use all of them, unless it is to begin
         # with exactly its number.
-        fixed = self.sites[process.host].shares.each
-        self._launch(process, cluster, True, share if fixed else list(self._cores), len(share))
+        shares = self.sites[process.host].shares
+        self._launch(process, cluster, True, share if shares.each else list(shares.cores), len(share))
 
     def _launch(self, process: Process, cluster: Cluster, joins_later: bool, cores: list[int], threads: int) -> None:
         """The supervisor tells what came of it."""

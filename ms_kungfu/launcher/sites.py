@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.supervisor import Supervisor
 
+_log = logging.getLogger(__name__)
 CANT_RUN = 126  # the code of a process that never ran, as a shell has it
 _SPARE_DESCRIPTORS = 8  # for requests to the config server, the memory of versions, logs
 
@@ -105,9 +107,20 @@ class LocalSite:
         except OSError as error:
             raise OSError(error.errno, f"was not started: no pipe for its output: {error.strerror}") from None
         try:
-            self.supervisor.start(launch.key, environment, launch.cores, stdout, stderr)
+            self.supervisor.start(launch.key, environment, self._allowed(launch), stdout, stderr)
         finally:
             close_all((stdout, stderr))
+
+    def _allowed(self, launch: Launch) -> tuple[int, ...]:
+        """The cores of a worker; none where its host has lost them all, by a cpuset that was rewritten meanwhile."""
+        allowed = self.machine.allowed_cores() if launch.cores else []
+        if launch.cores and not set(launch.cores).intersection(allowed):
+            _log.warning(
+                "worker %d starts unpinned: host=%s cores=%s allowed=%s", launch.rank, self.name,
+                ",".join(map(str, launch.cores)), ",".join(map(str, allowed)),
+            )  # fmt: skip
+            return ()
+        return launch.cores
 
     def _check_descriptors(self) -> None:
         """OSError where another newcomer would take the last descriptors: nobody would hear those who are starting

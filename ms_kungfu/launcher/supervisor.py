@@ -248,7 +248,8 @@ class _SupervisorProcess:
                 os._exit(1)
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's "&" ignores it; the launcher passes it on
             if cores:
-                os.sched_setaffinity(0, cores)
+                with contextlib.suppress(OSError):  # a cpuset was rewritten in this moment: it runs where it may
+                    os.sched_setaffinity(0, cores)
 
         try:
             process = subprocess.Popen(

@@ -26,3 +26,16 @@ def test_who_cannot_be_killed_does_not_hold_up_the_end_for_ever():
     )
     assert done.stdout == "[1]\n[]\n"
     assert supervisor._PATIENCE_S >= 5
+
+
+def test_a_worker_on_cores_that_are_gone_runs_where_it_may():
+    """The cpuset is rewritten between the launcher's look and the start."""
+    told = []
+    guard = supervisor._SupervisorProcess(None, ["true"])
+    guard._tell = lambda kind, event: told.append(kind)
+    null = os.open(os.devnull, os.O_WRONLY)
+    guard._start(7, {}, [4095], [null, null])
+    os.close(null)
+    assert told == ["started"]
+    ((_, process),) = guard._leaders.values()
+    assert process.wait(60) == 0
