@@ -372,11 +372,11 @@ class Cluster {
 
 using Recovery = DeathsOnBoard<Board, board>;
 
-constexpr size_t kMore = 12;  // cases tried after one of each kind of work
+constexpr size_t kMore = 6;  // cases tried after one of each kind of work
 
 // One rank dies, or freezes, is taken for dead and goes on, at each place, which takes long, with
-// KUNGFU_KILL_EVERYWHERE in the environment; else at two places of each kind of work, with one number of ranks and cores
-// each, and at six places of some more. At least two are left, so that two outcomes could differ.
+// KUNGFU_KILL_EVERYWHERE in the environment; else at two places of each kind of work, with one number of ranks and
+// cores each, and at four places of some more. At least two are left, so that two outcomes could differ.
 void ExpectOneOutcomeWhereverOne(bool freezes) {
   struct Case {
     const Work* work;
@@ -412,7 +412,7 @@ void ExpectOneOutcomeWhereverOne(bool freezes) {
     }
     std::shuffle(victims.begin(), victims.end(), random);
     places += int(victims.size());
-    const int enough = first ? 2 : 6;  // a place that it doesn't come to this time doesn't count
+    const int enough = first ? 2 : 4;  // a place that it doesn't come to this time doesn't count
     int here = 0;
     for (size_t i = 0; i < victims.size() && (Everywhere() || here < enough); i++) {
       const unsigned seed = random();

@@ -65,6 +65,7 @@ def test_mnist_of_data_path_and_the_tutorials_lines_beside_the_plan(run_program,
     assert "has no file train-images-idx3-ubyte; give the folder with MNIST's unpacked IDX files" in done.stderr
 
 
+@pytest.mark.long
 def test_the_picture(run_program, tmp_path):
     pytest.importorskip("matplotlib")
     small = ["--blocks", 2, "--width", 64, "--hidden", 64, "--rounds", 2, "--repeats", 1, "--sizes", 1]

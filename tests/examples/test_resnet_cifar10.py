@@ -40,6 +40,7 @@ def run(example, *arguments, np=2):
     return done.stdout, rows
 
 
+@pytest.mark.long
 def test_sharded_by_rank_and_size(example):
     output, rows = run(example, "--steps", 12, "--fusion-mb", 1, "--gradients", "sum", "--learning-rate", 0.02)
     assert [row["step"] for row in rows] == list(range(1, 13))

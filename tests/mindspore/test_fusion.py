@@ -139,10 +139,10 @@ if __name__ == "__main__":
     ("words", "first", "groups"),
     [
         (["a_network.py:network"], "0.weight", [2, 2]),
-        (["a_network:optimizer"], "0.weight", [2, 2]),
-        (["a_network.py:parameters"], "1.bias", [2, 2]),
-        (["--fusion", "none", "a_network.py:network"], "0.weight", [1, 1, 1, 1]),
-        (["a_network.py", "train"], "0.weight", [2, 2]),
+        long(["a_network:optimizer"], "0.weight", [2, 2]),
+        long(["a_network.py:parameters"], "1.bias", [2, 2]),
+        long(["--fusion", "none", "a_network.py:network"], "0.weight", [1, 1, 1, 1]),
+        long(["a_network.py", "train"], "0.weight", [2, 2]),
         (["--fusion", "none", "a_network.py", "train"], "0.weight", [1, 1, 1, 1]),
     ],
 )

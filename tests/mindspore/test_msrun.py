@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ms_kungfu.dataset import audit
-from tests.conftest import launcher
+from tests.conftest import launcher, long
 from tests.ports import free_port
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "like_mindcv.py"
@@ -327,7 +327,7 @@ def test_a_broadcast_is_the_next_ones_where_its_player_dies(tmp_path):
     assert all(len(values) == 1 for values in by_step.values())
 
 
-@pytest.mark.parametrize("kind", ["generator", "zip"])
+@pytest.mark.parametrize("kind", ["generator", long("zip")])
 def test_a_loop_that_trains_what_is_not_sharded_is_told_so(kind, tmp_path):
     said = Looping(tmp_path, 1, kind, 1, 0).end(1)
     assert "a loop that trains by a dataset that isn't sharded can't be had under kungfu-run --msrun" in said

@@ -42,7 +42,7 @@ def test_a_single_worker_trains_as_with_the_plain_optimizer(run_workers, mode):
     run_workers("optimizers.py", 1, mode, "drop_ins")
 
 
-@MODES
+@pytest.mark.parametrize("mode", ["graph", long("pynative")])
 @pytest.mark.parametrize("n", [2, long(1)])
 def test_a_loop_for_the_older_integration(run_workers, mode, n):
     run_workers("older_loop.py", n, mode)
@@ -71,6 +71,7 @@ def weights(output):
     return seen
 
 
+@pytest.mark.long  # the elastic one beside it sums more
 @MODES
 def test_a_training_for_the_older_integration_sums_once(run_workers, mode):
     # Momentum 0, learning rate 1, gradients of 1: each step takes the size off; twice that if the sum is taken twice.

@@ -10,7 +10,7 @@ from tests.conftest import long
 
 
 @pytest.mark.parametrize(
-    ("how", "mode"), [("callback", "graph"), ("loop", "pynative"), long("loop", "graph"), long("sync", "graph")]
+    ("how", "mode"), [("callback", "graph"), long("loop", "pynative"), long("loop", "graph"), long("sync", "graph")]
 )
 def test_training_without_a_seed_begins_from_one_workers_state(run_elastic, how, mode):
     reports = run_elastic("unseeded.py", how, mode, np=3)

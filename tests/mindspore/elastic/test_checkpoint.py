@@ -579,7 +579,7 @@ def test_the_last_checkpoint_is_written_anew_where_its_writer_dies(run_elastic, 
     assert "the checkpoint of step 1 was lost with the worker that wrote it" in reports.output
 
 
-@pytest.mark.parametrize("place", ["texts", long("first"), "write"])
+@pytest.mark.parametrize("place", [long("texts"), long("first"), "write"])
 def test_a_death_during_a_checkpoint_costs_neither_a_worker_nor_the_checkpoint(run_elastic, tmp_path, place):
     folder = tmp_path / "checkpoints"
     reports = run_elastic("deaths.py", place, str(folder), np=3, ledger=False)

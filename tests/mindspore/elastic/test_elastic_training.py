@@ -120,6 +120,7 @@ def test_joining_worker_receives_the_state_in_the_objects_of_its_call(run_elasti
     assert reports.output.count("is passed without training, since the state is of call 2") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "batch", "schedule", "seen"),
     [
@@ -168,6 +169,7 @@ def test_broadcast_callback_and_programs_that_share_parameters_by_hand(run_elast
     assert len({row["parameters"] for row in reports.of("shared")}) == 1
 
 
+@pytest.mark.long
 def test_where_the_root_dies_the_next_one_shares_its_parameters(run_elastic):
     reports = run_elastic("deaths.py", "sync", "-", np=3, ledger=False)
     before = {row["rank"]: row["parameters"] for row in reports.of("before")}
@@ -239,6 +241,7 @@ def test_files_of_a_step_that_is_undone_are_written_anew(run_elastic):
     assert reports.audit().exact
 
 
+@pytest.mark.long
 def test_a_loop_that_can_not_undo_such_a_step_ends_with_the_reason(run_elastic):
     reports = run_elastic("deaths.py", "loop", "-", np=3, status=137)
     assert [row["step"] for row in reports.of("step")].count(3) == 2
@@ -246,6 +249,7 @@ def test_a_loop_that_can_not_undo_such_a_step_ends_with_the_reason(run_elastic):
     assert reports.output.count("KungFuError: rank 2 died between two gradient reductions of a step") == 2
 
 
+@pytest.mark.long
 def test_a_resize_from_outside_is_followed(run_elastic):
     reports = run_elastic("from_outside.py")
     changes = [(row["old"], row["new"]) for row in reports.workers[0] if row["kind"] == "change"]

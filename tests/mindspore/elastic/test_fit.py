@@ -33,10 +33,10 @@ def epochs(reports):
 @pytest.mark.parametrize(
     ("mode", "valid", "np"),
     [
-        ("graph", "same", 2),
+        long("graph", "same", 2),
         long("pynative", "same", 3),
         long("graph", "shuffled", 2),
-        ("graph", "sharded", 3),
+        long("graph", "sharded", 3),
         ("pynative", "elastic", 3),
     ],
 )
@@ -111,6 +111,7 @@ def test_a_joiner_decides_as_the_others_do(fit, last):
     assert "History" not in warned[0]
 
 
+@pytest.mark.long
 def test_stopping_by_the_loss_is_agreed_on(fit):
     reports = fit(2, epochs=30, callbacks=["EarlyStopping on loss"], rate=0.5)
     last = max(epochs(reports))
@@ -134,6 +135,7 @@ def test_one_worker_writes_and_the_next_one_goes_on(fit):
     assert len(records) == 3, records
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("last", [long(False), True], ids=["elastic callback first", "elastic callback last"])
 def test_files_and_steps_are_numbered_within_their_epoch(fit, last):
     """A worker joins in step 4 of 10 and one more in step 11, and rank 0 dies in step 13; an epoch is shorter so."""

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 TIME = r"\d\d:\d\d:\d\d"
 
 
@@ -24,6 +26,7 @@ def test_resizes_deaths_and_checkpoints_are_lines_with_time_step_and_reason(run_
     assert "never reached" not in reports.output
 
 
+@pytest.mark.long
 def test_a_job_that_is_over_before_it_grows_says_so_and_names_the_remedy(run_elastic):
     reports = run_elastic("told.py", "2:3", "-", "4")
     lines = said(reports, 0)

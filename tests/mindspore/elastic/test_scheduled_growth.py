@@ -8,7 +8,7 @@ from conftest import PROGRAMS, Reports
 from tests.conftest import long
 
 
-@pytest.mark.parametrize("kind", [long("parts"), "shards", "loop"])
+@pytest.mark.parametrize("kind", [long("parts"), "shards", long("loop")])
 def test_who_is_new_by_a_schedule_is_ready_before_its_step(run_program, tmp_path, kind):
     log = tmp_path / "launcher.log"
     flags = ("-logfile", str(log))

@@ -101,6 +101,7 @@ def check_evaluations(one, seen):
         assert rows[0]["loss"] == pytest.approx(expected[step], rel=1e-6)
 
 
+@pytest.mark.long
 def test_a_fixed_scale_that_is_a_power_of_two_changes_no_bit(run_elastic, of_one_worker):
     assert history(run_elastic(PROGRAM, "graph", "fixed", "2", "none", np=2)) == history(of_one_worker("plain"))
 

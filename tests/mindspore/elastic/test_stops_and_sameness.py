@@ -19,7 +19,7 @@ from tests.conftest import long
         long("stop", "before", 7, 3),
         ("stop", "after", 8, 2),
         long("epoch-stop", "before", 10, 3),
-        ("epoch-stop", "after", 10, 2),
+        long("epoch-stop", "after", 10, 2),
     ],
 )
 def test_a_stop_that_one_worker_asks_for_is_everyones(run_elastic, what, when, step, np):
@@ -53,7 +53,7 @@ def test_when_training_ends_all_is_compared(run_elastic):
     assert re.search(r"step 10: the weight '0.weight' has to be equal .* rank 0; rank 1", reports.output)
 
 
-@pytest.mark.parametrize("what", ["nothing", "sma"])
+@pytest.mark.parametrize("what", [long("nothing"), "sma"])
 def test_what_differs_by_design_is_no_error(run_elastic, what):
     reports = run_elastic("apart.py", what, "after", np=2, ledger=False)
     ends = reports.of("end")
