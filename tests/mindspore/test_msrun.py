@@ -335,7 +335,7 @@ def test_a_loop_that_trains_what_is_not_sharded_is_told_so(kind, tmp_path):
 
 @pytest.mark.parametrize("cases", ["few", pytest.param("all", marks=pytest.mark.long)])
 def test_gradients_of_any_loss_are_those_of_four_ranks(cases, tmp_path):
-    """Sums and scaled losses too, on 1, 2 and 4 workers: the mean over the ranks' batches, as one process computes it."""
+    """Sums and scaled losses too, on 1, 2 and 4 workers: the mean over the ranks' batches, as in one process."""
     looping = Looping(tmp_path, 1, cases, program=GRADIENTS, world=4)
     looping.until("^16 rows, ")
     looping.resize(2)

@@ -1,7 +1,9 @@
-"""few | all | vjp: loops of one's own whose losses don't all follow from the samples alone, written for msrun: says the norm of the first
-weight's gradient in each pass of one step, by mode, style and loss, and what V batches give in one process. Ends behind
-a pass in which it has the batch of one rank. With "vjp" the gradient comes from something that isn't called rank by
-rank."""
+"""few | all | vjp: loops of the program's own, written for msrun, whose losses don't all follow from the samples alone.
+
+Prints the norm of the first weight's gradient in each pass of one step, by mode, style and loss, and what V batches
+give in one process. Ends after a pass in which it has the batch of one rank. With "vjp" the gradient comes from
+something that isn't called rank by rank.
+"""
 
 import sys
 import time
@@ -108,7 +110,7 @@ if sys.argv[1:] == ["vjp"]:
     for x, y in data:
         _, backward = ops.vjp(loss, x, y, weights=optimizer.parameters)
         optimizer(reducer(backward(ms.Tensor(1.0))[1]))
-    for x, y in data:
+    for _ in data:
         pass
     sys.exit()
 
