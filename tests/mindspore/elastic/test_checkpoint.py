@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import shutil
 import subprocess
@@ -290,6 +291,20 @@ def test_a_damaged_file_gives_way_to_the_one_before(tmp_path, caplog):
     (tmp_path / "step-00000001.ckpt").write_bytes(b"")
     with pytest.raises(KungFuError, match="none of the 1 checkpoints"):
         folder.load()
+
+
+def test_a_fifo_and_a_nested_document_give_way_to_the_one_before(tmp_path, caplog):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(take_snapshot(1, of(parameter([1.0], "w")), {"step": 1}))
+    folder.wait()
+    os.mkfifo(tmp_path / "step-00000002.ckpt")  # MindSpore would wait for its writer
+    ms.save_checkpoint(
+        [{"name": "w", "data": ms.Tensor([1.0])}], str(tmp_path / "step-00000003.ckpt"), crc_check=True,
+        append_dict={"kungfu": "[" * 5000},
+    )  # fmt: skip
+    assert folder.load()[2] == {"step": 1}
+    assert "it is a FIFO, not a regular file" in caplog.text
+    assert "nested" in caplog.text
 
 
 @pytest.mark.parametrize(
