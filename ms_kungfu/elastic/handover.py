@@ -13,6 +13,7 @@ import json
 import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Callable, TypeVar
 
 import numpy as np
@@ -85,7 +86,7 @@ def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], ca
             return False, True
     somebody_lacks = any(each[1] for each in rows.values())
     if somebody_lacks or purpose == _FOR_PARAMETERS:
-        _check_programs({rank: int(each[2]) for rank, each in rows.items()})
+        _check_programs({rank: int(each[2]) for rank, each in rows.items()}, parameters)
     return True, somebody_lacks
 
 
@@ -156,7 +157,7 @@ def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> 
     row = [fingerprint(state.parameters), sameness.content(common), sameness.content(own), unmarked, told]
     rows = gather_living(np.array([*row, *randomness.row()]), "kungfu/state/begin")
     randomness.decide({rank: each[len(row) :] for rank, each in rows.items()})
-    _check_programs({rank: int(each[0]) for rank, each in rows.items()})
+    _check_programs({rank: int(each[0]) for rank, each in rows.items()}, state.parameters)
     if len({int(each[4]) for each in rows.values()}) > 1:
         _tell_of_other_data(gather_json(data or {}, "kungfu/state/data"))
     differ = [len({int(each[column]) for each in rows.values()}) > 1 for column in (1, 2)]
@@ -209,14 +210,30 @@ def _tell_of_other_data(everyones: Mapping[int, Mapping[str, Any]]) -> None:
         raise KungFuError(f"the workers' data differ: {what} {told}; start all workers with the same data")
 
 
-def _check_programs(fingerprints: Mapping[int, int]) -> None:
-    first = min(fingerprints)
-    for rank, each in fingerprints.items():
-        if each != fingerprints[first]:
-            raise KungFuError(
-                f"rank {rank} trains other parameters than rank {first} (their names, shapes or dtypes differ); "
-                "start all workers with the same program and arguments"
-            )
+def _check_programs(fingerprints: Mapping[int, int], parameters: Iterable[Any]) -> None:
+    """Collective if they differ."""
+    if len(set(fingerprints.values())) > 1:
+        raise KungFuError(first_difference(gather_json(described(parameters), "kungfu/state/names")))
+
+
+def described(parameters: Iterable[Any]) -> list[str]:
+    """Names, shapes and dtypes."""
+    return [f"{p.name} {tuple(p.shape)} {p.dtype}" for p in parameters]
+
+
+def first_difference(everyones: Mapping[int, Sequence[str]]) -> str:
+    """That ranks train other Parameters, of which the first that differ are named. Pure."""
+    first = min(everyones)
+    for rank, mine in everyones.items():
+        if list(mine) == list(everyones[first]):
+            continue
+        pairs = zip_longest(everyones[first], mine, fillvalue="none")
+        theirs, own = next((a, b) for a, b in pairs if a != b)
+        return (
+            f"rank {rank} trains other parameters than rank {first}: the first that differ are {own!r} at rank {rank} "
+            f"and {theirs!r} at rank {first}; have all workers train the same ones, in one order"
+        )
+    raise AssertionError(f"no difference between {everyones}")
 
 
 def share_state(state: TrainingState) -> bool:

@@ -269,6 +269,7 @@ class ElasticTraining:
             self._suspend(True)
             return
         joins = membership.is_joiner()
+        self._agree_on_trained(joins)
         if joins:
             handover.share_state(self.training_state)
             if not is_behind():
@@ -420,6 +421,9 @@ class ElasticTraining:
             self._suspend(True)
         return stops
 
+    def _agree_on_trained(self, joins: bool) -> None:
+        """Collective where all begin, and after each change of the cluster: what of `trained` all workers have."""
+
     def _may_change(self) -> bool:
         """Whether a change of the cluster that is ready is followed behind this step; the same at all workers."""
         return True
@@ -543,6 +547,7 @@ class ElasticTraining:
             self._steps_here = 0
             if self._policies is not None:
                 self._policies.on_resized(change.new_size, self.dataset)
+            self._agree_on_trained(False)
             handover.share_state(self.training_state)
             self._scale_rates()
             self._checkpoints.make_up(self.step)

@@ -34,6 +34,7 @@ from ms_kungfu.elastic.state import Component
 from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.msrun import pipelines, reducers, world
 from ms_kungfu.msrun.communication import refused
+from ms_kungfu.msrun.rest import Rest
 from ms_kungfu.ops import wait_for_queue
 
 _log = logging.getLogger(__name__)
@@ -81,6 +82,15 @@ class _OfPasses(ElasticTraining):
     """One whose cluster changes between the passes over its data."""
 
     is_broken_off = False  # the pass, at the step that ends
+    rest: Rest
+
+    def _agree_on_trained(self, joins: bool) -> None:
+        self._trained = tuple(self.rest.agree(joins))
+
+    def _change_to(self, *arguments: Any) -> Any:
+        if self._may_change():
+            self.rest.copy()
+        return super()._change_to(*arguments)
 
     def _may_change(self) -> bool:
         data = self.dataset
@@ -102,7 +112,9 @@ class _Training:
         self.data = pipelines.elastic(source, by_shards=False)
         self._passes, self._passes_of_others = 0, 0
         told = Component("passes", lambda: [self._passes, self._elastic.is_broken_off], self._hear)
-        self._elastic = _OfPasses(*_outermost(), dataset=self.data, components=[told])
+        cells = _outermost()
+        self._elastic = _OfPasses(*cells, dataset=self.data, components=[told])
+        self._elastic.rest = Rest(cells)
         self.taken = False  # a batch whose step hasn't ended
         self.in_pass = False
         self._batches = 0  # of this pass, that were taken

@@ -288,7 +288,7 @@ class Looping:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["plain", "break", "limit", "queued"])
+@pytest.mark.parametrize("kind", ["plain", "break", "limit", "queued", "rank0"])
 def test_a_loop_that_counts_its_batches_grows_between_its_passes(kind, tmp_path):
     """It reduces something every fifth batch, where who came within a pass would wait alone."""
     looping = Looping(tmp_path, 1, kind, 12, 0.15)

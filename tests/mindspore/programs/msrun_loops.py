@@ -77,7 +77,18 @@ if kind in ("fit", "model"):
         print("evaluated", evaluated(valid), flush=True)
     sys.exit()
 
+
+class Average(nn.Cell):
+    def __init__(self, net):
+        super().__init__()
+        self.new = ms.ParameterTuple(net.trainable_params())
+        self.mean = self.new.clone("average.")
+        self.updates = ms.Parameter(ms.Tensor(0, ms.int32), "updates")
+
+
 step = Step()
+if kind == "rank0" and get_rank() == 0:
+    average = Average(step.net)
 all_reduce = ops.AllReduce()
 for epoch in range(epochs):
     count, loss = 0, None

@@ -1,0 +1,138 @@
+"""Cells that not all workers have: ``if get_rank() == 0: average = Average(net)``.
+
+What all have is kept alike. The rest is carried by itself: it stays with the workers that have it, and a worker that
+joins and has it gets its values from one of those.
+
+1. Which cells are common follows from what all living workers say of theirs, anew whenever a worker joins, so all come
+   to the same (`agree`).
+2. Left out of what is kept alike may only be what no optimizer trains: otherwise the workers train other programs, and
+   all raise.
+3. The cluster changes behind the last step of a pass. Before that all take a copy of the rest (`copy`), so that it
+   survives the removal of its only owner there; after a failure within a pass the copy is of the pass before, which a
+   warning says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from mindspore import nn
+
+from ms_kungfu import membership
+from ms_kungfu.agreement import broadcast_json, gather_json
+from ms_kungfu.callbacks.codec import pack, unpack
+from ms_kungfu.elastic import handover, inventory
+from ms_kungfu.errors import KungFuError
+
+_log = logging.getLogger(__name__)
+_SHOWN = 3
+
+
+def named(cells: Iterable[Any]) -> dict[str, Any]:
+    """The cells by what tells them apart at all workers alike: class, parameters, and which of several such it is."""
+    found: dict[str, Any] = {}
+    for cell in cells:
+        word = f"{type(cell).__name__} {inventory.fingerprint(cell.get_parameters()):x}"
+        found[f"{word} {sum(key.startswith(word) for key in found)}"] = cell
+    return found
+
+
+def apart(everyones: Mapping[int, Iterable[str]]) -> dict[str, list[int]]:
+    """The names that not all ranks have, in the order of the lowest rank that has them, and who has them. Pure."""
+    having: dict[str, list[int]] = {}
+    for rank, names in sorted(everyones.items()):
+        for name in names:
+            having.setdefault(name, []).append(rank)
+    return {name: ranks for name, ranks in having.items() if len(ranks) < len(everyones)}
+
+
+class Rest:
+    """Of this worker's program, whose outermost cells these are."""
+
+    def __init__(self, cells: Iterable[Any]) -> None:
+        self._cells = named(cells)
+        self._apart: dict[str, list[int]] = {}
+        self._copies: dict[str, Any] = {}  # packed values of cells that not all have, as of the last `copy`
+        self._told = False
+
+    def agree(self, joins: bool) -> list[Any]:
+        """Collective: the cells that all workers have. A worker that `joins` gets the values of its others here.
+        KungFuError, at all workers, if an optimizer trains what not all have."""
+        row = {"cells": list(self._cells), "copies": list(self._copies), "joins": joins}
+        everyones = gather_json(row, "kungfu/msrun/cells")
+        self._apart = apart({rank: each["cells"] for rank, each in everyones.items()})
+        common = [cell for name, cell in self._cells.items() if name not in self._apart]
+        if self._apart:
+            self._check(common)
+            self._tell()
+        for name, ranks in self._apart.items():
+            if any(everyones[rank]["joins"] for rank in ranks):
+                self._hand_over(name, everyones, joins)
+        return common
+
+    def _check(self, common: list[Any]) -> None:
+        kept = _ids(common)
+        optimizers = [c for c in inventory.collect_cells(self._cells.values()).values() if isinstance(c, nn.Optimizer)]
+        trained = _ids(optimizers) - kept
+        own = [p for name in self._apart if name in self._cells for p in self._cells[name].get_parameters()]
+        told = gather_json(handover.described(p for p in own if id(p) in trained), "kungfu/msrun/trained")
+        if any(told.values()):
+            raise KungFuError(handover.first_difference(told))
+
+    def _tell(self) -> None:
+        if self._told or not membership.speaks_for_all():
+            return
+        self._told = True
+        told = [f"{name.split()[0]} at rank {', '.join(map(str, ranks))}" for name, ranks in self._apart.items()]
+        more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+        _log.info("--msrun: only some workers have %s%s; the rest is kept alike", ", ".join(told[:_SHOWN]), more)
+
+    def _hand_over(self, name: str, everyones: Mapping[int, Mapping[str, Any]], joins: bool) -> None:
+        """Collective: from a worker that has the cell, or a copy of its values, to those that join and have it."""
+        live = [rank for rank in self._apart[name] if not everyones[rank]["joins"]]
+        copies = [rank for rank, each in everyones.items() if name in each["copies"] and not each["joins"]]
+        packed = None
+        if live or copies:
+            able = not joins and (name in self._cells or name in self._copies)
+            packed = self._received(name, able, live[0] if live else None)
+        if packed is not None:
+            self._copies[name] = packed
+        if not joins or name not in self._cells:
+            return
+        what = type(self._cells[name]).__name__
+        if packed is None:
+            _log.warning("--msrun: %s, which only some workers have, begins anew: all that had it have failed", what)
+            return
+        if not live:
+            _log.warning("--msrun: %s, which only some workers have, goes on from the end of the last pass", what)
+        kept = _ids(cell for other, cell in self._cells.items() if other not in self._apart)
+        for parameter, values in zip(self._cells[name].get_parameters(), unpack(packed)):
+            if id(parameter) not in kept:  # which comes with the rest of the state
+                inventory.assign(parameter, values)
+
+    def copy(self) -> None:
+        """Collective, before a change of the cluster: each worker has the values of what only some have."""
+        for name, ranks in self._apart.items():
+            packed = self._received(name, name in self._cells or name in self._copies, ranks[0])
+            if packed is not None:
+                self._copies[name] = packed
+
+    def _received(self, name: str, able: bool, preferred: int | None) -> Any:
+        """Collective: the packed values of a cell; None if all that are `able` to tell them have failed."""
+
+        def values() -> Any:
+            if name in self._cells:
+                return pack([parameter.asnumpy() for parameter in self._cells[name].get_parameters()])
+            return self._copies[name]
+
+        try:
+            return handover.from_lowest_rank(partial(broadcast_json, values), able=able, preferred=preferred)
+        except handover.StateLostError:
+            return None
+
+
+def _ids(cells: Iterable[Any]) -> set[int]:
+    return {id(parameter) for cell in cells for parameter in cell.get_parameters()}
