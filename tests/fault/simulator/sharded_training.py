@@ -93,6 +93,11 @@ class Scalar:
 class Pipeline:
     """MindSpore's, of one column, which has the samples' numbers."""
 
+    children = ()
+
+    def __deepcopy__(self, memory):
+        return Pipeline(self._program, self._numbers)
+
     def __init__(self, program, numbers):
         self._program, self._numbers = program, numbers
         self._size = None
@@ -114,6 +119,9 @@ class Pipeline:
     def __next__(self):
         if self._at >= len(self._numbers):
             raise StopIteration
+        if self._size is None:  # a sample that the workers compare
+            self._at += 1
+            return [np.array(self._numbers[self._at - 1])]
         self._program.world.place("reads a batch")
         size = self._size(self) if callable(self._size) else self._size
         batch = self._numbers[self._at : self._at + size]
