@@ -73,7 +73,7 @@ def give() -> None:
     step.__call__ = batches.answer_for_train_cells(step.__call__)
     cell = sys.modules["mindspore.nn"].Cell
     cell.compile_and_run = batches.answer_for_cells(cell.compile_and_run)
-    cell.__init__ = import_module("ms_kungfu.msrun.loops").noting(cell.__init__)
+    cell.__init__ = import_module("ms_kungfu.msrun.cells").noting(cell.__init__)
 
 
 def _functions(communication: ModuleType) -> dict[str, Any]:

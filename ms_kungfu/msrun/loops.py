@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
@@ -32,31 +31,18 @@ from mindspore import nn
 from ms_kungfu.elastic import program
 from ms_kungfu.elastic.state import Component
 from ms_kungfu.elastic.training import ElasticTraining
-from ms_kungfu.msrun import pipelines, reducers, world
+from ms_kungfu.msrun import cells, pipelines, reducers, world
 from ms_kungfu.msrun.communication import refused
 from ms_kungfu.msrun.rest import Rest
 from ms_kungfu.ops import wait_for_queue
 
 _log = logging.getLogger(__name__)
-_cells: list[weakref.ref[Any]] = []  # that the program has made, in its order, which is that of all workers
-
-
-def noting(init: Callable[..., None]) -> Callable[..., None]:
-    """What stands in the place of ``nn.Cell.__init__``."""
-
-    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
-        init(self, *arguments, **named)
-        if len(_cells) % 1024 == 1023:  # a program may make some in each step
-            _cells[:] = [known for known in _cells if known() is not None]
-        _cells.append(weakref.ref(self))
-
-    return __init__
 
 
 def _outermost() -> list[Any]:
     """The cells that live, but for those in another one."""
     gc.collect()  # what nobody has any more is gone at a veteran and at who joins
-    found = list({id(cell): cell for cell in (known() for known in _cells) if cell is not None}.values())
+    found = list({id(cell): cell for cell in cells.living()}.values())
     inner = {id(cell) for outer in found for _, cell in outer.cells_and_names() if cell is not outer}
     known = {id(cell) for cell in found} | inner
     for each in gc.get_objects():
@@ -66,16 +52,6 @@ def _outermost() -> list[Any]:
                 "who joins couldn't tell which it is; make it by its class, or keep it in another cell",
             )
     return [cell for cell in found if id(cell) not in inner]
-
-
-def _updates() -> int:
-    """By all of the program's optimizers so far."""
-    found = (known() for known in _cells)
-    return sum(
-        int(cell.global_step.asnumpy()[0])
-        for cell in found
-        if isinstance(cell, nn.Optimizer) and hasattr(cell, "global_step")
-    )
 
 
 class _OfPasses(ElasticTraining):
@@ -132,7 +108,7 @@ class _Training:
         wait_for_queue()
         if self._passes == 1:
             self._elastic.begin()
-        self._batches, self._updates = 0, _updates()
+        self._batches, self._updates = 0, cells.updates()
         world.pass_by(self._passes < self._passes_of_others)
         self.in_pass = not world.passes_by()
         if self.in_pass and self._elastic.is_broken_off:  # they do so now, in `break_off`
@@ -151,7 +127,7 @@ class _Training:
     def break_off(self) -> None:
         """The program has left the loop before its end and begins another one, which in MindSpore is another epoch. All
         workers have done so at the same batch."""
-        updates = _updates() - self._updates
+        updates = cells.updates() - self._updates
         self._elastic.is_broken_off = True
         # That batch isn't trained where all before it have made updates, each as many, and it has made none.
         if self._batches > 1 and updates % self._batches and updates % (self._batches - 1) == 0:
@@ -169,7 +145,7 @@ class _Training:
 
     def epoch_end(self) -> None:
         self.in_pass = False
-        if self._passes == 1 and not self._passes_of_others and self._updates == _updates():
+        if self._passes == 1 and not self._passes_of_others and self._updates == cells.updates():
             _log.warning(
                 "--msrun: no optimizer has made a step in the first loop over a sharded dataset, which is dealt as the "
                 "training data, once there is a reducer; evaluate behind it"
@@ -197,7 +173,7 @@ class Unsharded:
 
     def __next__(self) -> Any:
         if self._looks < self._LOOKS and program.current().calls == 0 and reducers.made():
-            updates = _updates()
+            updates = cells.updates()
             if self._looks > 0 and updates != self._updates:
                 raise refused(
                     "a loop that trains by a dataset that isn't sharded",
@@ -275,7 +251,7 @@ class Loop:
         return batch
 
     def _next_to_evaluate(self) -> Any:
-        updates = _updates()
+        updates = cells.updates()
         if self._in_pass and updates != self._updates and _training is None:
             raise refused(
                 "a loop that trains, beside Model.train",

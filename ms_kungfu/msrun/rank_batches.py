@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from ms_kungfu.callbacks.sharded import _ForwardBackward
 from ms_kungfu.elastic import inventory
-from ms_kungfu.msrun import world
+from ms_kungfu.msrun import cells, world
 from ms_kungfu.msrun.communication import refused
 from ms_kungfu.msrun.reducers import DistributedGradReducer
 from ms_kungfu.ops import wait_for_queue
@@ -98,8 +98,8 @@ def begin(sizes: Sequence[int], members: tuple[int, ...]) -> None:
     if not _step.is_divided:
         return
     if _step.proven_for != members:
-        _step.updates = _updates()
-        _step.statistics = inventory.moving_statistics(_cells())
+        _step.updates = cells.updates()
+        _step.statistics = inventory.moving_statistics(cells.living())
     if _step.statistics:
         wait_for_queue()
         _step.before = [parameter.asnumpy().copy() for parameter in _step.statistics]
@@ -113,7 +113,7 @@ def end() -> None:
         return
     if _step.gradients:
         _step.proven_for = _step.members
-    elif not _has_optimizers() or _updates() != _step.updates:
+    elif not _has_optimizers() or cells.updates() != _step.updates:
         raise refused(
             "training with fewer workers than ranks by gradients that aren't made rank by rank",
             f"this worker plays {len(sizes)} of {world.size()} ranks, and its update was not made by a gradient "
@@ -122,20 +122,8 @@ def end() -> None:
         )
 
 
-def _cells() -> list[Any]:
-    from ms_kungfu.msrun import loops
-
-    return [cell for cell in (known() for known in loops._cells) if cell is not None]
-
-
-def _updates() -> int:
-    from ms_kungfu.msrun import loops
-
-    return loops._updates()
-
-
 def _has_optimizers() -> bool:
-    return any(isinstance(cell, nn.Optimizer) for cell in _cells())
+    return any(isinstance(cell, nn.Optimizer) for cell in cells.living())
 
 
 # -- gradient functions ----------------------------------------------------------------------------------------------
