@@ -135,6 +135,7 @@ for mode, style, kind in CASES[sys.argv[1]]:
     alone, steps = steps_of(kind)
     name = f"{'graph' if mode == GRAPH else 'pynative'} {style} {kind}"
     trained.append((mode, name, alone, steps[style]))
+rows = samples  # of a worker that joins, whose first passes are over and without a batch
 for _ in range(10_000):
     for x, y in data:
         rows = x.shape[0]
