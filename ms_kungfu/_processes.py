@@ -4,6 +4,7 @@ whoever starts them."""
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import glob
 import os
 import resource
@@ -17,6 +18,8 @@ from types import FrameType
 from typing import Any
 
 _GRACE_S = 10.0
+# For a worker to write the Python stacks of its threads to stderr. Of those for real time, which programs hardly use.
+STACK_SIGNAL = signal.SIGRTMIN + 13
 
 
 def raise_descriptor_limit() -> None:
@@ -74,6 +77,26 @@ def children(pid: int) -> list[int]:
 def descendants(pid: int) -> list[int]:
     below = children(pid)
     return below + [each for child in below for each in descendants(child)]
+
+
+def show_stacks_when_asked() -> None:
+    """From now on STACK_SIGNAL has this process write its threads' stacks, whatever they do; unless the program has a
+    use of its own for it."""
+    if signal.getsignal(STACK_SIGNAL) is signal.SIG_DFL:
+        faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
+
+
+def ask_for_stack(pid: int) -> bool:
+    """Has a worker write its stacks. Whether it will: one that hasn't joined yet doesn't know the signal, and would end
+    by it. `pid` may be a script's, with the worker below it."""
+    for each in (pid, *descendants(pid)):
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{each}/status").read_text()
+            caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+            if int(caught, 16) >> (STACK_SIGNAL - 1) & 1:
+                os.kill(each, STACK_SIGNAL)
+                return True
+    return False
 
 
 @contextlib.contextmanager

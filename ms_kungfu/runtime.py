@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from . import _device, _logging, env, errors, membership
+from ._processes import show_stacks_when_asked
 from .membership import model_store
 
 _lock = threading.Lock()
@@ -47,6 +48,7 @@ def init(device: str | None = None) -> None:
         if using_kungfu():
             if member.ports.owns_process:
                 _logging.set_up(membership.rank)
+                show_stacks_when_asked()
             membership.begin()
             member.core.set_resize_handler(membership.change_size)
             model_store.connect()

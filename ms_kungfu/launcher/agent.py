@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, Protocol, TypeVar
 
+from ms_kungfu import env
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.affinity import Shares
@@ -38,6 +39,7 @@ from ms_kungfu.launcher.segments import NotMadeYet
 from ms_kungfu.launcher.sites import CANT_RUN, AbsentSite, Launch, LocalSite, Site, told_of_the_host
 from ms_kungfu.launcher.standbys import StandbyKeeper
 from ms_kungfu.launcher.startup import Start, StartError
+from ms_kungfu.launcher.stuck import StuckWatch
 from ms_kungfu.launcher.supervisor import Exited, Started, Supervisor
 from ms_kungfu.launcher.versions import ClusterVersions
 
@@ -47,6 +49,8 @@ _log = logging.getLogger(__name__)
 GRACE_S = 1.0
 _RETRY_S = 0.2
 _FIX_CORES_S = 8.0  # for moving all threads of all workers; a worker waits longer
+_SURE_S = 1.2  # for which a worker is stuck before anything is done; longer than a host's words are old
+_STACK_S = 1.0  # for a worker to write its stack
 _OUT_GRACE_S = 10.0  # for whoever can't go on, to end by itself
 _UNFOLLOWED_S = 30.0  # for members to look for a change; their first step may take that long
 _UNANSWERED_KILL_S = 10.0  # whoever doesn't run for so long, not even to die, is gone without
@@ -116,6 +120,8 @@ class HostAgent:
         self._unfollowed: asyncio.TimerHandle | None = None  # once a job, where they don't
         self._retry: asyncio.TimerHandle | None = None  # of what it has kept from being announced
         self.emptied = asyncio.Event()  # no process is left
+        patience_s = env.COLLECTIVE_TIMEOUT.get(self.machine.environ)
+        self._stuck_watch: StuckWatch[tuple[PeerID, int]] = StuckWatch(min(_SURE_S, patience_s / 8))
         self._made = asyncio.Event()  # a segment over several hosts, or it can't be
         reports, from_thread = self.reports, self.from_thread
         segments: dict[str, Any] = {} if self.remote is None else {"make_segment": self.remote.make_segment}
@@ -545,7 +551,8 @@ class HostAgent:
             self._here, watch, self._loop.time(), stopped,
             is_starved=lambda key: key in pids and self.machine.is_starved(pids[key]),
         )  # fmt: skip
-        self._loop.call_later(watch.period_s, self._look_for_hangs, watch)
+        period_s = min(watch.period_s, env.COLLECTIVE_TIMEOUT.get(self.machine.environ) / 8)
+        self._loop.call_later(period_s, self._look_for_hangs, watch)
 
     def _heartbeat(self, process: Process) -> tuple[int, ...]:
         return () if process.peer is None else self.broker.heartbeat(process.peer, process.incarnation)
@@ -567,6 +574,7 @@ class HostAgent:
             )
         for process in watched.values():
             self._look_whether_it_is_out(process)
+        self._look_for_the_stuck()
 
     def is_stopped(self, process: Process) -> bool:
         """Whether it is stopped by a signal, or was when its host told of it last."""
@@ -588,6 +596,46 @@ class HostAgent:
     def _end_one_that_is_out(self, process: Process, reason: str) -> None:
         if not self._is_gone(process) and not process.killed_because and not self.reports.is_over:
             self._kill(process, f"could not go on ({reason}), had not ended after {_OUT_GRACE_S:g} s, and was killed")
+
+    # ---- who keeps the others waiting ----
+
+    def _look_for_the_stuck(self) -> None:
+        """Of workers that live and never come to the collective in which the others wait, their Python stacks are
+        logged. Where the others can go on without such a worker (-recover) it is ended before they give up; else they
+        raise CollectiveTimeoutError, and their end is the job's."""
+        found = self._stuck()
+        for peer, incarnation in self._stuck_watch.look(self._loop.time(), found):
+            for process in self.processes:
+                is_it = (process.peer, process.incarnation) == (peer, incarnation)
+                if not is_it or process.is_stuck or process.killed_because or process.pid is None:
+                    continue
+                process.is_stuck = True
+                ends = self.options.recover is not Recover.FAIL
+                has_stack = self.sites[process.host].ask_for_stack(process.key, process.pid)
+                _log.warning(
+                    "stuck worker: %s awaited_by=%s %s=%s stack=%s action=%s", process.who,
+                    ",".join(f"rank {rank}" for rank in found[peer, incarnation]), env.COLLECTIVE_TIMEOUT.name,
+                    f"{env.COLLECTIVE_TIMEOUT.get(self.machine.environ):g}",
+                    "in its output" if has_stack else "unknown", "end it" if ends else "none",
+                )  # fmt: skip
+                if ends:
+                    self.broker.set_ending(peer, incarnation, True)
+                    self._loop.call_later(_STACK_S, self._end_one_that_is_stuck, process)
+
+    def _stuck(self) -> dict[tuple[PeerID, int], list[int]]:
+        alive = [(p.peer, p.incarnation) for p in self.processes if p.peer is not None and not p.given_up]
+        return self.broker.stuck(alive)
+
+    def _end_one_that_is_stuck(self, process: Process) -> None:
+        """Its stack has been written. One that has come meanwhile goes on."""
+        if self._is_gone(process) or process.killed_because or process.peer is None or self.reports.is_over:
+            return
+        if (process.peer, process.incarnation) in self._stuck():
+            self._kill(process, "kept the others waiting in a collective, was stuck elsewhere, and was killed")
+        else:
+            process.is_stuck = False
+            self.broker.set_ending(process.peer, process.incarnation, False)
+            _log.info("stuck worker: %s goes on", process.who)
 
     # ---- ending processes ----
 

@@ -24,6 +24,7 @@ from ms_kungfu.launcher.seat import Loss
 from ms_kungfu.launcher.segments import Asker, MakeSegment, NotMadeYet, PlainSegment, Progress, Segment, Segments
 from ms_kungfu.launcher.software import JobsSoftware
 from ms_kungfu.launcher.stores import Stores
+from ms_kungfu.launcher.stuck import stuck_among
 from ms_kungfu.launcher.versions import ClusterVersions, Grant, LeaveRequest, Refuse, Request, StandbyRequest, Wait
 
 _ANSWER_TIMEOUT_S = 10.0
@@ -322,6 +323,33 @@ class Broker:
         with self._changed:
             places = self._segments.places_of(peer, incarnation)
             return next(filter(None, (segment.gave_up(rank) for segment, rank in places)), "")
+
+    def stuck(self, alive: Collection[tuple[PeerID, int]]) -> dict[tuple[PeerID, int], list[int]]:
+        """Of the processes that live those that keep others waiting for longer than these can (`stuck`), with the ranks
+        of these."""
+        with self._changed:
+            rank_of: dict[tuple[PeerID, int], int] = {}
+            waits: list[tuple[Any, Any, bool]] = []
+            for version, segment in self._segments.open.items():
+                told = segment.awaited()
+                if not told:
+                    continue
+                cluster = self._versions.clusters[version]
+                known: dict[int, tuple[PeerID, int]] = {}
+                for process in alive:
+                    rank = cluster.rank_of(process[0])
+                    if rank is not None and self._versions.belongs(*process, version):
+                        known[rank], rank_of[process] = process, rank
+                for *ends, is_overdue in told:
+                    sleeper, awaited = (known.get(end, end) if isinstance(end, int) else (version, end) for end in ends)
+                    waits.append((sleeper, awaited, bool(is_overdue)))
+            return {who: sorted(rank_of[each] for each in by) for who, by in stuck_among(alive, waits).items()}
+
+    def set_ending(self, peer: PeerID, incarnation: int, ending: bool) -> None:
+        """The process is about to be ended, or isn't after all."""
+        with self._changed:
+            for segment, rank in self._segments.places_of(peer, incarnation):
+                segment.set_ending(rank, ending)
 
     def end(self) -> None:
         """The job is about to end: nobody may leave any more, or become somebody."""

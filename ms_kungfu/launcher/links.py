@@ -141,6 +141,14 @@ class LinkedSegment:
     def progress(self, rank: int) -> Progress | None:
         return self._segment.progress(self._local[rank])
 
+    def awaited(self) -> list[tuple[int, int, bool]]:
+        rank_of = [*self._local, -1]  # the link has the last place
+        return [(rank_of[a], rank_of[b], is_overdue) for a, b, is_overdue in self._segment.awaited()]
+
+    def set_ending(self, rank: int, ending: bool) -> None:
+        """One of another host is behind the link."""
+        self._segment.set_ending(self._local.get(rank, len(self._local)), ending)
+
     def ranks(self) -> list[int]:
         """Of this host."""
         return list(self._local)

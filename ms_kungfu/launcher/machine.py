@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 from ms_kungfu import env
-from ms_kungfu._processes import is_above
+from ms_kungfu._processes import ask_for_stack, is_above
 from ms_kungfu._tls import from_environment
 from ms_kungfu.cluster_store import open_seat, open_store
 from ms_kungfu.config_server.secret_file import read_secret, write_secret
@@ -75,6 +75,7 @@ class Machine:
     pin = staticmethod(affinity.pin)
     is_stopped = staticmethod(is_stopped)
     is_starved = staticmethod(is_starved)
+    ask_for_stack = staticmethod(ask_for_stack)
     waits_for_a_core = staticmethod(waits_for_a_core)
     free_bytes = staticmethod(memory.free_bytes)
     taken_bytes = staticmethod(memory.taken_bytes)

@@ -681,6 +681,14 @@ class Outpost:
             pid = self._pids.get(int(value["key"]))
             if pid is not None:
                 self._site.pin(int(value["key"]), pid, [int(core) for core in value["cores"]])
+        elif what == "ending":
+            segment = relay.segment(int(value["version"]))
+            if segment is not None:
+                segment.set_ending(int(value["rank"]), bool(value["ending"]))
+        elif what == "stack":
+            pid = self._pids.get(int(value))
+            if pid is not None:
+                self._site.ask_for_stack(int(value), pid)
         elif what == "release":
             self._site.release(str(value))
         elif what == "make":
@@ -828,6 +836,7 @@ class Outpost:
             version: {rank: told for rank in segment.ranks() if (told := segment.progress(rank)) is not None}
             for version, segment in self._relay.segments().items()
         }
+        awaited = {version: segment.awaited() for version, segment in self._relay.segments().items()}
         stopped = [key for key, pid in self._pids.items() if self._machine.is_stopped(pid)]
         # Where all count nobody is asked about: a process has many threads.
         stands = any(
@@ -839,6 +848,6 @@ class Outpost:
         self._beats = beats
         self._send("looked", {
             "now": self._loop.time(), "beats": beats, "gave_up": self._new_words(), "stopped": stopped,
-            "starved": starved, "progress": progress,
+            "starved": starved, "progress": progress, "awaited": awaited,
         })  # fmt: skip
         self._later(self._look_s, self._look)

@@ -34,6 +34,7 @@ class Process:
     leave_timer: asyncio.TimerHandle | None = None
     killed_because: str = ""
     is_out: bool = False  # it has said that it can't go on
+    is_stuck: bool = False  # the others wait for it in vain, and it has been asked for its stack
     told_again: bool = False  # it got a SIGTERM, was granted to leave, and can't: another one has been sent
     given_up: bool = False  # it did not even answer SIGKILL
     works_on: bool = False  # it has left, and its grace is over

@@ -41,6 +41,7 @@ from ms_kungfu.launcher.seat import Report
 from ms_kungfu.launcher.segments import Asker, HostSegment, NotMadeYet, PlainSegment, Progress, Segment
 from ms_kungfu.launcher.sites import Launch, Site
 from ms_kungfu.launcher.startup import Start, StartError
+from ms_kungfu.launcher.stuck import waits_between_hosts
 from ms_kungfu.launcher.supervisor import Exited, Started
 from ms_kungfu.launcher.within import within
 
@@ -142,6 +143,10 @@ class RemoteSite:
     def pin(self, key: int, pid: int, cores: Sequence[int]) -> None:
         self.send("pin", {"key": key, "cores": list(cores)})
 
+    def ask_for_stack(self, key: int, pid: int) -> bool:
+        self.send("stack", key)
+        return True  # it isn't known yet
+
     def release(self, log_name: str) -> None:
         self.send("release", log_name)
 
@@ -228,6 +233,7 @@ class RemoteSite:
                 self._note_words(value["gave_up"])
                 self._note_beats(value["beats"])
                 self._note_progress(value["progress"])
+                self._note_waits(value["awaited"])
                 stopped, starved = ({int(key) for key in value[name]} for name in ("stopped", "starved"))
                 workers.look_at(self.name, self._watch, float(value["now"]), stopped, starved.__contains__)
             elif what == "ask":
@@ -277,6 +283,12 @@ class RemoteSite:
             if int(version) in self.segments:
                 for rank, (step, each_s, ago_s) in told.items():
                     self.segments[int(version)].note_progress(int(rank), (int(step), float(each_s), float(ago_s)))
+
+    def _note_waits(self, awaited: dict[str, list[Any]]) -> None:
+        for version, waits in awaited.items():
+            if int(version) in self.segments:
+                told = [(int(sleeper), int(other), bool(is_overdue)) for sleeper, other, is_overdue in waits]
+                self.segments[int(version)].waits[self.name] = told
 
     def _serve(self, broker: Broker, number: int, message: object) -> None:
         if not isinstance(message, dict) or number in self._asking:
@@ -354,6 +366,7 @@ class SpreadSegment:
         self.cluster, self.attempt = cluster, attempt
         self.words: dict[int, str] = {}  # why ranks of other hosts can't go on
         self.beats: dict[int, int] = {}
+        self.waits: dict[str, list[tuple[int, int, bool]]] = {}  # what other hosts have told of theirs
         self._progress: dict[int, tuple[Progress, float]] = {}  # of ranks of other hosts, and when it was told
         self._owner = owner
         self._recovers = recovers
@@ -519,6 +532,18 @@ class SpreadSegment:
     def gave_up(self, rank: int) -> str:
         here = self._local is not None and self._is_here(rank)
         return self._local.gave_up(rank) if here and self._local else self.words.get(rank, "")
+
+    def awaited(self) -> list[tuple[int | str, int | str, bool]]:
+        told = {site.name: self.waits.get(site.name, []) for site in self._remote if not site.lost}
+        if self._local is not None and self._owner.own is not None:
+            told[self._owner.own] = self._local.awaited()
+        ranks = {host: [r for r, peer in enumerate(self.cluster.workers) if peer.host == host] for host in told}
+        return waits_between_hosts(told, ranks)
+
+    def set_ending(self, rank: int, ending: bool) -> None:
+        self._tell("ending", {"version": self.cluster.version, "rank": rank, "ending": ending})
+        if self._local is not None:
+            self._local.set_ending(rank, ending)
 
     def note_progress(self, rank: int, progress: Progress) -> None:
         self._progress[rank] = (progress, self._owner.machine.monotonic())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Protocol
 
@@ -46,11 +46,21 @@ class Segment(Protocol):
     def gave_up(self, rank: int) -> str: ...
     def progress(self, rank: int) -> Progress | None: ...
 
+    def awaited(self) -> Sequence[tuple[int | str, int | str, bool]]:
+        """(rank, rank that it sleeps for, whether it is about to give up). Over several hosts the name of one stands
+        for its link."""
+
+    def set_ending(self, rank: int, ending: bool) -> None:
+        """`rank` is about to be ended, or isn't after all: meanwhile those that wait for it don't give up."""
+
     def close(self) -> None: ...
 
 
 class HostSegment(Segment, Protocol):
     """One host's, plain or linked (`links`)."""
+
+    def awaited(self) -> list[tuple[int, int, bool]]:
+        """Of this host's ranks; -1 is its link."""
 
     def ranks(self) -> list[int]: ...
     def failure(self) -> str: ...
@@ -86,6 +96,7 @@ class PlainSegment:
         self.mark_lost, self.announce = control.mark_lost, control.announce
         self.hold_deadlines = control.hold_deadlines
         self.heartbeat, self.gave_up, self.progress = control.heartbeat, control.gave_up, control.progress
+        self.awaited, self.set_ending = control.awaited, control.set_ending
 
     def check_made(self) -> None:
         pass

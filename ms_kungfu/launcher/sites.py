@@ -73,6 +73,9 @@ class Site(Protocol):
 
     def pin(self, key: int, pid: int, cores: Sequence[int]) -> None: ...
 
+    def ask_for_stack(self, key: int, pid: int) -> bool:
+        """Has it write its Python stacks to its output. Whether it will, as far as that is known here."""
+
     def release(self, log_name: str) -> None:
         """From now on what it prints is shown."""
 
@@ -134,6 +137,9 @@ class LocalSite:
     def pin(self, key: int, pid: int, cores: Sequence[int]) -> None:
         self.machine.pin(pid, cores)
 
+    def ask_for_stack(self, key: int, pid: int) -> bool:
+        return self.machine.ask_for_stack(pid)
+
     def release(self, log_name: str) -> None:
         self.output.release(log_name)
 
@@ -157,6 +163,9 @@ class AbsentSite:
 
     def pin(self, key: int, pid: int, cores: Sequence[int]) -> None:
         pass
+
+    def ask_for_stack(self, key: int, pid: int) -> bool:
+        return False
 
     def release(self, log_name: str) -> None:
         pass

@@ -444,6 +444,18 @@ PYBIND11_MODULE(_core, m) {
            "process may still live; once it is `reaped`, which may be said later, what it has bound is free.")
       .def("gave_up", &shm::Board::GaveUpAlone, py::arg("rank"),
            "Why `rank` can't go on and has to be ended, its process being alive; '' where it isn't so.")
+      .def(
+          "awaited",
+          [](const shm::Board& board) {
+            std::vector<std::tuple<uint32_t, uint32_t, bool>> waits;
+            for (uint32_t r = 0; r < board.size(); r++) {
+              if (const auto found = board.AwaitedBy(r)) waits.emplace_back(r, found->peer, found->overdue);
+            }
+            return waits;
+          },
+          "(rank, rank that it sleeps for, whether it is about to give up), for each rank that waits at present.")
+      .def("set_ending", &shm::Board::SetEnding, py::arg("rank"), py::arg("ending"),
+           "`rank` is about to be ended: until then the others don't give up. Taken back where it isn't ended.")
       .def("heartbeat", &shm::Board::Heartbeat, py::arg("rank"),
            "A number that grows while the rank's process runs; 0 before it has joined and after it left.")
       .def(

@@ -246,6 +246,31 @@ def late_wishes(seed: int) -> Schedule:
     return Schedule(seed, setup, tuple(sorted(happenings, key=lambda h: h.at)))
 
 
+# ---- a worker that loops for ever, or for long ----
+
+
+@pytest.mark.parametrize("recover", [Recover.SHRINK, Recover.REPLACE])
+def test_stuck_worker_is_ended_before_the_others_give_up(recover: Recover) -> None:
+    for seed, (who, at) in enumerate(itertools.product(range(3), (0.9, 1.13, 1.37))):
+        schedule = Schedule(seed, Setup(size=3, recover=recover, samples=240), (Happening(at, "loop", who),))
+        outcome = run(schedule)
+        assert (outcome.exit_code, outcome.deaths) == (0, 1), story(schedule)
+
+
+def test_worker_that_arrives_late_is_ended_or_goes_on() -> None:
+    """Never do the others fail, whenever it comes: also between the decision to end it and its end."""
+    outcomes, spared = set(), 0
+    for tenths in range(270, 312, 2):
+        schedule = Schedule(tenths, Setup(size=2, samples=240), (Happening(0.9, "loop", 1, tenths / 10),))
+        told: list[str] = []
+        outcome = run(schedule, told)
+        assert outcome.exit_code == 0, story(schedule)
+        outcomes.add(outcome.deaths)
+        spared += outcome.deaths == 0 and any("goes on" in line for line in told)
+    assert outcomes == {0, 1}
+    assert spared > 0
+
+
 def test_what_came_too_late_for_the_workers_begins_after_them() -> None:
     for seed in range(150):
         violation = violation_of(late_wishes(seed))

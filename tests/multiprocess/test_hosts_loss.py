@@ -64,6 +64,24 @@ def test_the_others_go_on_in_the_same_processes(hosts, head, lost):  # noqa: F81
     assert len(end(job)) == 4
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_stuck_worker_of_any_host_is_ended(hosts, rank):  # noqa: F811
+    """The only one of its host, so that none there waits for it; at the head's host and at another one."""
+    job = start(hosts, 3, slots=1, SURVIVOR_LOOPS=str(rank), KUNGFU_COLLECTIVE_TIMEOUT="8")
+    before = all_in_version(job, 0, {A: 1, B: 1, C: 1})
+    stuck = {0: A, 2: C}[rank]
+    others = ",".join(f"rank {each}" for each in range(3) if each != rank)
+    job[A].wait_for(rf"stuck worker: worker {rank} .* awaited_by={others} .* action=end it", timeout=60)
+    job[stuck].wait_for(r"File .*survivor.py\"?, line \d+ in <module>")
+    job[A].wait_for(rf"worker {rank} .* was stuck elsewhere, and was killed; the others go on without it")
+    left = {A: 1, B: 1, C: 1}
+    left[stuck] = 0
+    after = all_in_version(job, 1, left)
+    assert set(after.values()) == {pid for each, pid in before.items() if each != rank}
+    job[B].signal(signal.SIGUSR1)
+    job.assert_exit(0)
+
+
 @pytest.mark.parametrize("stops", [False, True])
 def test_models_are_read_on_while_a_host_is_lost(hosts, stops):  # noqa: F811
     flags = ["-host-timeout", 2] if stops else []

@@ -12,6 +12,7 @@ import pytest
 from launching import IN_VERSION, RECOVERY_PROGRAM, Job
 from test_watch import ExternalServer
 
+from ms_kungfu._processes import descendants
 from ms_kungfu.broker_protocol import BrokerClient
 from ms_kungfu.errors import KungFuError
 from tests.ports import free_port
@@ -269,6 +270,47 @@ def test_a_stopped_worker_is_killed_and_gone_without(job, rank):
     one.wait_for(rf"worker {rank} .* stood still for 1 s \(-peer-timeout\) and was killed; the others go on without it")
     assert one.in_version(1, 1) == {0: pids[1 - rank]}
     assert one.finish(1) == {pids[1 - rank]}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_stuck_worker_is_ended_and_its_stack_is_shown(job, tmp_path, rank):
+    """Its heart beats; the others don't give up meanwhile."""
+    one = job("-np", 3, program=[f"loop=5:{rank}:{tmp_path / 'never'}"], environment={"KUNGFU_COLLECTIVE_TIMEOUT": "4"})
+    pids = one.in_version(0, 3)
+    one.wait_for(rf"stuck worker: worker {rank} .* awaited_by=rank \d,rank \d .* stack=in its output action=end it")
+    one.wait_for(r"File .*recovery.py\"?, line \d+ in loop_alone")
+    one.wait_for(rf"worker {rank} .* was stuck elsewhere, and was killed; the others go on without it")
+    assert one.finish(2) == {pid for each, pid in pids.items() if each != rank}
+    assert "CollectiveTimeoutError" not in one.program.output
+
+
+def test_stuck_worker_without_watch_ends_the_job_with_its_stack(job, tmp_path):
+    one = job(
+        "-np", 2, watch=False, program=[f"loop=5:1:{tmp_path / 'never'}"],
+        environment={"KUNGFU_COLLECTIVE_TIMEOUT": "4"},
+    )  # fmt: skip
+    one.wait_for(r"stuck worker: worker 1 .* stack=in its output action=none")
+    one.wait_for(r"File .*recovery.py\"?, line \d+ in loop_alone")
+    one.program.assert_exit(1)
+    one.program.assert_gone(time.monotonic())
+    assert re.search(r"CollectiveTimeoutError: .*no data from rank 1 ", one.program.output)
+
+
+def test_job_that_is_frozen_goes_on_as_if_nothing_had_been(job, tmp_path):
+    """All of its processes, for longer than any of its deadlines, while one rank waits for the other."""
+    told = tmp_path / "go on"
+    limits = {"KUNGFU_COLLECTIVE_TIMEOUT": "6", "KUNGFU_JOIN_TIMEOUT": "6"}
+    one = job("-np", 2, "-peer-timeout", "5s", program=[f"loop=5:1:{told}"], environment=limits)
+    pids = one.in_version(0, 2)
+    one.wait_for("^loops")
+    everybody = [one.program.process.pid, *descendants(one.program.process.pid)]
+    for pid in everybody:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(8)
+    for pid in everybody:
+        os.kill(pid, signal.SIGCONT)
+    told.touch()
+    assert one.finish(2) == set(pids.values())
 
 
 def test_a_newcomer_and_a_standby_that_are_stopped_before_they_count_are_killed(job):

@@ -82,6 +82,7 @@ void HostCommunicator::AwaitMembers() {
   const std::string title = "barrier \"join\": ";
   host::Deadline deadline(self_.options.join_timeout, self_.options.tell_after);
   const auto attached = static_cast<uint32_t>(RankState::kAttached);
+  host::Awaiting awaiting(self_);
   for (uint32_t r = 0; r < size_; r++) {
     shm::Counter& state = self_.segment.status(r).state;
     while (!state.Reached(attached)) {
@@ -91,7 +92,7 @@ void HostCommunicator::AwaitMembers() {
       rules_.ThrowIfPointless(title);
       const auto now = std::chrono::steady_clock::now();
       if (self_.board.deadlines_held()) deadline.CountFrom(now);
-      if (deadline.Passed(now)) {
+      if (deadline.Passed(now) && !self_.board.IsEnding(r)) {
         throw Error(KF_TIMEOUT, Text("cluster version ", cluster_version_, " has not assembled ", deadline.Limit(),
                                      ": ", self_.board.PeerName(r), " of ", size_, " has not come"));
       }
@@ -99,6 +100,7 @@ void HostCommunicator::AwaitMembers() {
         return Text(self_.board.PeerName(rank_), " has waited ", static_cast<int>(seconds), " s for ",
                     self_.board.PeerName(r), " of ", size_, " to join cluster version ", cluster_version_);
       });
+      awaiting.Note(r, deadline.IsOverdue());
       state.Sleep(armed, host::kSlice);
     }
   }

@@ -53,7 +53,8 @@ bool Waiting::Spin(const shm::Counter& counter, uint32_t target, const Flight& f
 
 void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_dead) const {
   if (Spin(counter, target, flight)) return;
-  for (;;) {
+  Awaiting awaiting(self_);
+  for (bool slept = false;; slept = true) {
     const uint32_t armed = counter.Arm();
     if (shm::Counter::Reached(armed, target)) return;
     // After it has said that it sleeps (see Counter), and in one order with who marks the dead: see Board::MarkLost.
@@ -69,6 +70,7 @@ void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer,
       return Text(flight.Title(), self_.board.PeerName(self_.rank), " has waited ", static_cast<int>(seconds),
                   " s for ", Awaited(peer, flight), ", cluster version ", self_.cluster_version);
     });
+    if (slept) awaiting.Note(peer, flight.deadline->IsOverdue());
     counter.Sleep(armed, kSlice);
     if (counter.Reached(target)) return;
   }
@@ -80,7 +82,9 @@ bool Waiting::DeadlinePassed(Flight& flight, std::chrono::steady_clock::time_poi
   const bool busy = std::any_of(flight.members.begin(), flight.members.end(),
                                 [&](uint32_t r) { return self_.board.IsBusy(r) && !rules_.IsDead(r); });
   if (busy || self_.board.deadlines_held()) flight.deadline->CountFrom(now);
-  return flight.deadline->Passed(now);
+  const bool passed = flight.deadline->Passed(now);
+  return passed && std::none_of(flight.members.begin(), flight.members.end(),
+                                [&](uint32_t r) { return self_.board.IsEnding(r) && !rules_.IsDead(r); });
 }
 
 std::string Waiting::NameOf(uint32_t peer, const Flight& flight) const {

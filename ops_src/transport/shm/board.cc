@@ -124,6 +124,12 @@ void Board::NoteStep(uint32_t rank, uint64_t step, std::chrono::nanoseconds each
   mine.stepped_ns.store(static_cast<uint64_t>(Now().count()), std::memory_order_release);
 }
 
+std::optional<Board::Awaited> Board::AwaitedBy(uint32_t rank) const {
+  const uint32_t word = segment_->status(rank).awaits.load(std::memory_order_relaxed);
+  if (word == 0) return std::nullopt;
+  return Awaited{(word & ~kOverdue) - 1, (word & kOverdue) != 0};
+}
+
 std::optional<Board::Progress> Board::ProgressOf(uint32_t rank) const {
   if (rank >= size()) throw Error(KF_INVALID, Text("no rank ", rank, " in a cluster of ", size()));
   const RankStatus& its = segment_->status(rank);

@@ -64,6 +64,31 @@ class Board final : public ControlBoard {
   };
   std::optional<Progress> ProgressOf(uint32_t rank) const;
 
+  // ---- which rank keeps the others waiting. Hints: read by the launcher, which looks twice before it acts.
+
+  // That `rank` sleeps in a wait for `peer`; with `overdue` it is about to give up. Written by the rank, and taken back
+  // at the wait's end: what one of its threads has noted it passes to ForgetAwaited. Of several threads that wait the
+  // one that has looked last, or one that is overdue.
+  uint32_t NoteAwaited(uint32_t rank, uint32_t peer, bool overdue) const {
+    std::atomic<uint32_t>& word = segment_->status(rank).awaits;
+    const uint32_t own = (peer + 1) | (overdue ? kOverdue : 0);
+    if (overdue || (word.load(std::memory_order_relaxed) & kOverdue) == 0) word.store(own, std::memory_order_relaxed);
+    return own;
+  }
+  void ForgetAwaited(uint32_t rank, uint32_t noted) const {
+    segment_->status(rank).awaits.compare_exchange_strong(noted, 0, std::memory_order_relaxed);
+  }
+  struct Awaited {
+    uint32_t peer;
+    bool overdue;
+  };
+  std::optional<Awaited> AwaitedBy(uint32_t rank) const;
+  // The launcher is about to end `rank`, or has thought better of it: meanwhile the others don't give up.
+  void SetEnding(uint32_t rank, bool ending) {
+    segment_->status(rank).is_ending.store(ending ? 1 : 0, std::memory_order_release);
+  }
+  bool IsEnding(uint32_t rank) const { return segment_->status(rank).is_ending.load(std::memory_order_acquire) != 0; }
+
   bool IsWorker(uint32_t rank) const { return numbers_.empty() || rank < numbers_.size(); }
   uint32_t NumberOf(uint32_t rank) const { return rank < numbers_.size() ? numbers_[rank] : rank; }
   std::string PeerName(uint32_t rank) const override;
@@ -81,6 +106,8 @@ class Board final : public ControlBoard {
   std::optional<Error> GaveUpForAll() const;
 
  private:
+  static constexpr uint32_t kOverdue = 0x80000000u;
+
   Header& header() const { return segment_->header(); }
 
   const std::shared_ptr<Segment> segment_;

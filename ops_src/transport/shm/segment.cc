@@ -13,7 +13,7 @@ namespace kungfu::shm {
 namespace {
 
 constexpr uint64_t kMagic = 0x6b756e6766755348;  // "kungfuSH"
-constexpr uint32_t kLayoutVersion = 8;
+constexpr uint32_t kLayoutVersion = 9;
 constexpr size_t kPage = 4096;
 
 }  // namespace

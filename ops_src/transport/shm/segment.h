@@ -38,9 +38,11 @@ struct alignas(kLine) RankStatus {
   alignas(kLine) std::atomic<uint32_t> heartbeat;  // counted up by a thread of its own, however busy the others are
   std::atomic<int32_t> core;                       // on which it was when it last waited; a hint
   std::atomic<uint32_t> busy;                      // it has said that the others' deadlines are to wait for it
+  std::atomic<uint32_t> awaits;                    // a Wait: for which rank it has slept longest just now; a hint
   std::atomic<uint64_t> step;                      // that its training has ended; for those who look from outside
   std::atomic<uint64_t> step_ns;                   // what such a step takes; 0: that isn't known yet
   std::atomic<uint64_t> stepped_ns;                // of the host's monotonic clock, when `step` was told; 0: never
+  std::atomic<uint32_t> is_ending;                 // written by the launcher: it is about to end this rank
   alignas(kLine) Counter gave_up;                  // a GaveUp, set once; what follows is written before it
   uint32_t gave_up_status;
   char gave_up_text[8 * kLine - 8];

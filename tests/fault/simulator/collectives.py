@@ -37,6 +37,8 @@ class Segment:
         self.changed = Condition(world)
         self.waits = {}  # the same keys -> Condition
         self.holds, self.held_until = False, 0.0  # the members' deadlines
+        self.sleeping = {}  # rank -> the one that it waits for, and its deadline
+        self.ending = set()  # ranks that the launcher is about to end
 
     def members(self, generation):
         dead = self.deaths[:generation]
@@ -68,6 +70,12 @@ class Segment:
 
     def gave_up(self, rank):
         return ""
+
+    def awaited(self):
+        return [(own, peer, deadline.is_overdue()) for own, (peer, deadline) in self.sleeping.items()]
+
+    def set_ending(self, rank, ending):
+        (self.ending.add if ending else self.ending.discard)(rank)
 
     def heartbeat(self, rank):
         process = self.attached.get(rank)
@@ -105,6 +113,10 @@ class Deadline:
         if now >= since + self._limit_s:
             raise CollectiveTimeoutError(f"{self._what} within {self._limit_s:g} s, version {segment.version}")
         return since + self._limit_s - now
+
+    def is_overdue(self):
+        segment = self._segment
+        return not segment.holds and self._world.loop.now - max(self._began, segment.held_until) > 0.9 * self._limit_s
 
 
 class Lost(Exception):
@@ -321,7 +333,17 @@ class Core:
             self._check_lost()
             if self.unfinished(missing):
                 raise Lost
-            wait.wait(deadline.left_s())
+            self._sleep(wait, missing[0], deadline)
+
+    def _sleep(self, wait, peer, deadline):
+        """For `peer`; CollectiveTimeoutError when the time is over, unless the launcher is about to end that one."""
+        segment, own = self.segment, self.own_rank
+        left_s = max(deadline.left_s(), 0.1) if peer not in segment.ending else 0.1
+        segment.sleeping[own] = peer, deadline
+        try:
+            wait.wait(left_s)
+        finally:
+            segment.sleeping.pop(own, None)
 
     def is_dead(self, rank, root):
         """Of a broadcast only the root's part is missed."""

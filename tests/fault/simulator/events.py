@@ -44,7 +44,17 @@ class Events:
         members, kind, who = self.members(), happening.kind, happening.who
         if self.rested_after is not None and kind != "resize" and kind not in OUTAGES:
             return
-        if kind in ("kill newcomer", "kill member", "kill lone", "stop", "freeze", "pause", "slow", "terminate"):
+        if kind in (
+            "kill newcomer",
+            "kill member",
+            "kill lone",
+            "stop",
+            "freeze",
+            "pause",
+            "slow",
+            "terminate",
+            "loop",
+        ):
             others = [p for p in self.processes.values() if p.alive and p not in members]
             crowd = others if kind == "kill newcomer" else members
             if kind in ("stop", "freeze"):
@@ -56,7 +66,7 @@ class Events:
             if not crowd:
                 return
             target = crowd[who % len(crowd)]
-            if kind in ("kill member", "kill lone", "terminate", "freeze") and len(members) == 1 and who != 7:
+            if kind in ("kill member", "kill lone", "terminate", "freeze", "loop") and len(members) == 1 and who != 7:
                 return  # the job's end, of which there are enough
             self.say("do", f"-- {kind}: {target.name}")
             if kind.startswith("kill"):
@@ -64,6 +74,10 @@ class Events:
             elif kind == "slow":
                 target.slow *= 20
                 self.loop.at(happening.more, self._hurry, target)
+            elif kind == "loop":
+                target.loops = True
+                if happening.more:
+                    self.loop.at(happening.more, self._loop_no_more, target)
             elif kind == "terminate":
                 target.terminated = True
                 target.start("leave", lambda: self._leave_or_die(target))
@@ -103,6 +117,12 @@ class Events:
             self.loop.at(happening.more, self.server.come_back)
         else:
             raise ValueError(kind)
+
+    def _loop_no_more(self, process):
+        process.loops = False
+        held, process.held = process.held, []
+        for thread, turn in held:
+            self.resume(thread, turn)
 
     @staticmethod
     def _hurry(process):

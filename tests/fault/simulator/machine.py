@@ -15,7 +15,7 @@ from ms_kungfu.launcher.supervisor import Started
 from tests.fault.simulator.broker import Broker, BrokerServer
 from tests.fault.simulator.cluster_store import Store
 from tests.fault.simulator.processes import Process
-from tests.fault.simulator.setting import COLLECTIVE_TIMEOUT_S, JOIN_TIMEOUT_S, Violation
+from tests.fault.simulator.setting import JOIN_TIMEOUT_S, Violation
 
 
 class Machine(machine.Machine):
@@ -57,6 +57,10 @@ class Machine(machine.Machine):
 
     def waits_for_a_core(self, pid):
         return False
+
+    def ask_for_stack(self, pid):
+        self._world.say("do", f"process {pid} is asked for its stack")
+        return True
 
     def make_broker(self, cores, **options):
         self._world.broker = Broker(self._world, cores, **options)
@@ -141,7 +145,7 @@ class Guard:
     def start(self, key, environment, cores, stdout, stderr):
         environ = {name: value for name, value in environment.items() if value is not None}
         environ[env.JOIN_TIMEOUT.name] = str(JOIN_TIMEOUT_S)
-        environ[env.COLLECTIVE_TIMEOUT.name] = str(COLLECTIVE_TIMEOUT_S)
+        environ[env.COLLECTIVE_TIMEOUT.name] = str(self._world.collective_timeout_s)
         who = environ.get("KUNGFU_SELF", f"standby {environ.get('KUNGFU_STANDBY')}").rpartition(":")[2]
         process = Process(self._world, f"process {key} ({who})", environ)
         process.key, process.pid = key, next(self._pids)

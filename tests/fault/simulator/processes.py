@@ -22,6 +22,7 @@ class Process:
         self.alive = True
         self.killed = False
         self.stopped_at = None  # when SIGSTOP came
+        self.loops = False  # its program does, for ever; its heart beats
         self.frozen = False  # it doesn't run, and SIGKILL has to wait until it does
         self.fatal = None  # the signal that waits
         self.held = []  # threads that would run if it was not stopped

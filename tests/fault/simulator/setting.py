@@ -9,6 +9,7 @@ from ms_kungfu.launcher.policy import Recover
 JOIN_TIMEOUT_S = 15.0
 COLLECTIVE_TIMEOUT_S = 20.0
 PEER_TIMEOUT_S = 1.0
+LOOP_TIMEOUT_S = 30.0  # of a collective, where a worker loops for ever
 REST_S = 3.0  # in which what is wanted begins
 UNANSWERED_KILL_S = 10.0  # of launcher.agent
 MAX_WORKERS = 8  # a segment has no room for more

@@ -22,7 +22,9 @@ from tests.fault.simulator.machine import Guard, Launcher, Machine, Output
 from tests.fault.simulator.processes import Process
 from tests.fault.simulator.promises import Promises
 from tests.fault.simulator.setting import (
+    COLLECTIVE_TIMEOUT_S,
     JOIN_TIMEOUT_S,
+    LOOP_TIMEOUT_S,
     MAX_WORKERS,
     PEER_TIMEOUT_S,
     PORTS,
@@ -67,10 +69,14 @@ class World(Events, Promises):
         self.trapped = set()
         last = max((h.at + self._lasts(h) for h in happenings), default=0.0)
         self.hangs = any(h.kind in ("stop", "freeze", "stop at") for h in happenings)
+        loops = any(h.kind == "loop" for h in happenings)
+        self.collective_timeout_s = LOOP_TIMEOUT_S if loops else COLLECTIVE_TIMEOUT_S
         self.calm_from = last + (2.5 * PEER_TIMEOUT_S if self.hangs else 0.5)
         self.slow_from = self.calm_from + 1.0
         if any(h.kind == "freeze" for h in happenings):
             self.calm_from += JOIN_TIMEOUT_S + UNANSWERED_KILL_S
+        if loops:
+            self.calm_from += 1.5 * self.collective_timeout_s
         self.quiet_from = self.calm_from + 4.0 + (2 * setup.prepare_s)
         if setup.ends_at is not None:
             self.quiet_from = setup.ends_at
@@ -78,6 +84,7 @@ class World(Events, Promises):
         self.launcher = Process(
             self, "launcher", {"KUNGFU_JOB_SECRET": "00", "KUNGFU_JOIN_TIMEOUT": str(JOIN_TIMEOUT_S)}
         )
+        self.launcher.environ["KUNGFU_COLLECTIVE_TIMEOUT"] = str(self.collective_timeout_s)
         self.outside = Process(self, "outside", {"KUNGFU_JOB_SECRET": "00"})
         self.server = Server(self)
         self.broker = None
@@ -97,7 +104,9 @@ class World(Events, Promises):
         process = thread.process
         if thread.turns != turn or thread.finished or not process.alive:
             return
-        if process.stopped_at is not None:
+        segment = process.core.segment
+        is_in_a_wait = segment is not None and process.core.own_rank in segment.sleeping
+        if process.stopped_at is not None or (process.loops and not is_in_a_wait):
             process.held.append((thread, turn))
             return
         thread.turns += 1

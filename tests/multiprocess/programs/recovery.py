@@ -3,7 +3,8 @@
 The weights after a step do not depend on who took part in it, so each survivor knows what they have to be. Arguments:
 ``schedule=STEP:SIZE,...``, ``evict=STEP:RANK``, ``wait`` (for a size of the schedule), ``slow=SECONDS`` (a newcomer
 takes so long to get ready), ``fail=RANK`` (a newcomer that is this rank fails at once), ``ahead`` (the launcher hears
-of the schedule's next entry), ``hold=STEP:FILE`` (there it waits until there is such a file).
+of the schedule's next entry), ``hold=STEP:FILE`` (there it waits until there is such a file), ``loop=STEP:RANK:FILE``
+(there this rank loops alone, until there is such a file).
 """
 
 import os
@@ -22,6 +23,7 @@ options = dict(word.partition("=")[::2] for word in sys.argv[1:])
 size_after = parse_schedule(options.get("schedule"))
 ahead = Ahead(options.get("schedule") if "ahead" in options else None)
 hold_step, _, hold_file = options.get("hold", "-1:").partition(":")
+loop_step, loop_rank, loop_file = options.get("loop", "-1:-1:").split(":")
 evict_step, _, evict_rank = options.get("evict", "-1:0").partition(":")
 step, weights, stop = 0, np.zeros(5), False
 
@@ -57,6 +59,12 @@ def tell():
     )
 
 
+def loop_alone():
+    print(f"loops pid {os.getpid()}", flush=True)
+    while not os.path.exists(loop_file):
+        time.sleep(0.01)
+
+
 kf.init()
 if membership.is_deferred():
     print(f"parked pid {os.getpid()} rank {kf.current_rank()} of {kf.current_cluster_size()}", flush=True)
@@ -86,6 +94,8 @@ while True:
     ahead.look(step)
     while step == int(hold_step) and not os.path.exists(hold_file) and not stop:
         time.sleep(0.01)
+    if step == int(loop_step) and kf.current_rank() == int(loop_rank):
+        loop_alone()
     membership.note_step(step)
     change = membership.step(size_after(step), wait="wait" in options)
     if change.detached:

@@ -5,6 +5,8 @@ came to all: how many brought something, and that these were at the same step.
 
 With SURVIVOR_MODEL=N each saves N numbers a step, and reads those of some other rank: whole ones, that never go back.
 It says when it has read the first from another host in a version.
+
+With SURVIVOR_LOOPS=RANK this rank of the first version loops for ever behind step 5.
 """
 
 import os
@@ -87,6 +89,8 @@ while True:
     assert (total[3:] == present * (step % 97)).all(), (total, step)
     digest = (digest * 31 + present * (step + 1)) % (2**31)
     step += 1
+    while step == 5 and kf.cluster_version() == 0 and str(kf.current_rank()) == os.environ.get("SURVIVOR_LOOPS"):
+        time.sleep(0.01)
     if total[2]:
         break
     if model_size:
