@@ -765,5 +765,6 @@ class HostAgent:
         if process.dismissed or process.killed_because:
             return
         if process.peer is not None and not self.broker.is_ready(process.peer, process.incarnation):
+            process.is_late = True
             limit = f"{self.begun.join_timeout_s:g} s (KUNGFU_JOIN_TIMEOUT)"
             self._kill(process, f"was not ready to join cluster version {version} within {limit} and was killed")

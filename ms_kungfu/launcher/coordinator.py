@@ -35,6 +35,7 @@ class Coordinator:
         self.vacant: list[int] = []  # places that a new worker is to take
         self.pausing: list[int] = []  # places that are vacant after a pause, for all of them the same
         self._filled: dict[int, list[float]] = {}  # place -> when it was filled anew
+        self._late: dict[int, int] = {}  # place -> newcomers in a row that weren't ready in time
         self._state = JobState(
             keep=options.keep, recover=options.recover, min_size=options.min_size, max_restarts=options.max_restarts
         )
@@ -99,6 +100,11 @@ class Coordinator:
         recent = [when for when in self._filled.get(place, ()) if now - when < _RESTART_WINDOW_S]
         self._filled[place] = recent
         return len(recent)
+
+    def count_late(self, place: int, is_late: bool) -> int:
+        """A process in this place has ended: how many in a row, with it, weren't ready to join in time."""
+        self._late[place] = self._late.get(place, 0) + 1 if is_late else 0
+        return self._late[place]
 
     def count_restart(self, place: int, now: float) -> None:
         self._filled.setdefault(place, []).append(now)

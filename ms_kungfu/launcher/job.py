@@ -688,7 +688,8 @@ class Job:
             self._host.standbys.expect_nobody()
         logs = self._host.logs_of(process)
         restarts = coordinator.restarts_of(process.place, self._loop.time())
-        verdict = self._decide(WorkerExited(who, standing, code, error, logs=logs, restarts=restarts))
+        late = coordinator.count_late(process.place, process.is_late)
+        verdict = self._decide(WorkerExited(who, standing, code, error, logs=logs, restarts=restarts, late=late))
         if verdict.action is Action.FAIL and self._may_be_of_the_hosts(verdict):
             return
         if not self._settle(verdict):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 
+MOST_LATE = 2  # newcomers in a row in one place
 EXIT_TIMEOUT = 124  # as timeout(1) has it
 
 
@@ -34,7 +35,8 @@ class Recover(enum.Enum):
 class WorkerExited:
     """`code` is negative for a signal. `who` names the worker to a person, `error` says why it never ran or was killed.
 
-    `logs` names its log files, "" without -logdir. `restarts`: how often its place was filled anew lately.
+    `logs` names its log files, "" without -logdir. `restarts`: how often its place was filled anew lately. `late`: how
+    many newcomers in a row, with this one, weren't ready to join in time there.
     """
 
     who: str
@@ -43,6 +45,7 @@ class WorkerExited:
     error: str = ""
     logs: str = ""
     restarts: int = 0
+    late: int = 0
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,12 @@ def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verd
         reason = f"{failure.reason}; {would_be_left(state.members - terminated, state.min_size)}"
         return Verdict(Action.FAIL, reason, first.exit_code)
     if state.recover is Recover.REPLACE and not state.finished:  # a newcomer would find nobody any more
+        if event.late >= MOST_LATE:  # the next would be as slow
+            return Verdict(
+                Action.SHRINK,
+                f"{failure.reason}, like the one before it; the others go on without it: set KUNGFU_JOIN_TIMEOUT to "
+                "more seconds than a worker needs until it trains, and ask for the size again",
+            )
         if event.restarts < state.max_restarts:
             return Verdict(Action.REPLACE, f"{failure.reason}; the others go on, and a new worker is started")
         named = f", see {event.logs}" if event.logs else ""

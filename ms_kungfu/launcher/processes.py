@@ -33,6 +33,7 @@ class Process:
     join_timer: asyncio.TimerHandle | None = None
     leave_timer: asyncio.TimerHandle | None = None
     killed_because: str = ""
+    is_late: bool = False  # that is why: it wasn't ready to join in time
     is_out: bool = False  # it has said that it can't go on
     is_stuck: bool = False  # the others wait for it in vain, and it has been asked for its stack
     told_again: bool = False  # it got a SIGTERM, was granted to leave, and can't: another one has been sent

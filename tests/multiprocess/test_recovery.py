@@ -106,6 +106,15 @@ def test_a_newcomer_that_does_not_get_ready_is_given_up(job):
     one.finish(1)
 
 
+def test_a_place_is_not_filled_after_two_late_newcomers(job):
+    one = job("-np", 1, "-recover", "replace", program=["slow=1000"], environment={"KUNGFU_JOIN_TIMEOUT": "1"})
+    one.in_version(0, 1)
+    one.command("resize", "2")
+    one.wait_for(r"was killed, like the one before it; the others go on without it: set KUNGFU_JOIN_TIMEOUT to more")
+    one.in_version(4, 1)
+    one.finish(1)
+
+
 def test_the_job_ends_below_its_smallest_size(job):
     one = job("-np", 3, "-min-np", 2)
     pids = one.in_version(0, 3)

@@ -83,6 +83,12 @@ def test_a_version_that_somebody_else_has_written_meanwhile_is_counted():
     assert job.revision(7, ended=[B], living=[A], taken_ports=()).version == 8
 
 
+def test_late_newcomers_in_a_row_are_counted_by_their_place():
+    job = coordinator(A, B)
+    assert [job.count_late(place, True) for place in (0, 0, 1)] == [1, 2, 1]
+    assert [job.count_late(0, is_late) for is_late in (False, True)] == [0, 1]  # one of them got ready between
+
+
 def test_restarts_are_counted_for_five_minutes():
     job = coordinator(A)
     job.count_restart(0, 10.0)

@@ -126,6 +126,14 @@ def test_a_place_is_filled_anew_only_so_often():
     assert "filled 3 times lately (-max-restarts 3), see a.stdout.log, a.stderr.log" in verdict.reason
 
 
+@pytest.mark.parametrize(("late", "action"), [(1, Action.REPLACE), (2, Action.SHRINK), (3, Action.SHRINK)])
+def test_a_place_is_not_filled_after_two_late_newcomers(late, action):
+    ended = WorkerExited("worker 1", Standing.JOINING, -9, "was not ready to join in time", late=late)
+    verdict = decide(ended, surviving(Recover.REPLACE))
+    assert verdict.action is action
+    assert ("set KUNGFU_JOIN_TIMEOUT to more seconds" in verdict.reason) == (action is Action.SHRINK)
+
+
 @pytest.mark.parametrize("recover", [Recover.SHRINK, Recover.REPLACE])
 def test_when_all_have_died_the_first_failure_is_named_and_gives_the_exit_code(recover):
     first = Failure("worker 0 exited with code 7", 7)
