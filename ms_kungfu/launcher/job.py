@@ -506,6 +506,8 @@ class Job:
 
     def _lose_host(self, name: str, reason: str) -> None:
         self._forget_host(name, reason)
+        if self._remote is not None:
+            self._remote.tell_lost(name)
         self._revisions.write()
         self._let_hosts_go()
 

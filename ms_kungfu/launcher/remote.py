@@ -120,6 +120,7 @@ class RemoteSite:
         self.segments: dict[int, SpreadSegment] = {}  # those that it has, or is making
         self.lost = ""  # why
         self._farewell = ""  # why it ends by itself
+        self._last_words: dict[str, Any] | None = None  # of one that is given up, until it has been told
         self.apart: dict[tuple[int, str], str] = {}  # version, host that it can't reach any more -> why
         self.early: list[tuple[str, Any]] = []  # what it has said before anybody listened
         self._owner = owner
@@ -158,8 +159,9 @@ class RemoteSite:
         """When something came from it."""
         return self._channel.heard
 
-    def give_up(self, why: str, has_left: bool = False) -> None:
-        """It is lost, or has left: whatever it says from now on nobody hears. If it can, it hears why."""
+    def give_up(self, why: str, has_left: bool = False, tells: bool = True) -> None:
+        """It is lost, or has left: whatever it says from now on nobody hears. If it can, it hears why: now, or where
+        this isn't on record yet (`tells`), by `tell_end`."""
         if self.lost:
             return
         self.lost = why
@@ -170,8 +172,16 @@ class RemoteSite:
         goes_on = self._owner.workers.done() and self._owner.options.recover is not Recover.FAIL
         text = "the job goes on without this host" if goes_on else f"host {self.name} is lost"
         words = None if has_left else f"{PROGRAM}: {text}: {why}"
-        self.send("end", {"code": 0 if has_left else 1, "words": words, "left": has_left})
-        asyncio.get_running_loop().call_later(_PARTING_S, self._channel.end)
+        self._last_words = {"code": 0 if has_left else 1, "words": words, "left": has_left}
+        if tells:
+            self.tell_end()
+
+    def tell_end(self) -> None:
+        """Once."""
+        words, self._last_words = self._last_words, None
+        if words is not None:
+            self.send("end", words)
+            asyncio.get_running_loop().call_later(_PARTING_S, self._channel.end)
 
     def drop(self) -> None:
         """Neither end hears any more of the other one."""
@@ -827,8 +837,9 @@ class RemoteHosts:
         """The other launchers end with this exit code, also one that comes meanwhile."""
         self._last_words = {"code": code, "words": words, "left": False}
         for site in self.sites.values():
-            if not site.lost:  # that has been told something else
+            if not site.lost:
                 site.send("end", self._last_words)
+            site.tell_end()  # something else, to one that was given up a moment ago
         parting = [asyncio.ensure_future(site.part()) for site in self.sites.values() if not site.lost]
         if parting:
             _, late = await asyncio.wait(parting, timeout=_PARTING_S)
@@ -980,7 +991,10 @@ class RemoteHosts:
     def lose(self, site: RemoteSite, why: str) -> None:
         if site.lost:
             return
-        site.give_up(why)
+        # A host that hears of its loss ends. Where the head moves that comes after the entry in the record: a head that
+        # is deposed by now, or dies before, has ended no host with which the next one would go on. Until then the host
+        # hears nothing, and looks at the record by itself after -host-timeout.
+        site.give_up(why, tells=self.seat is None or not self.workers.done())
         if self.workers.done():
             self.reports.host_lost(site.name, why)
         else:  # it may come again
@@ -988,6 +1002,11 @@ class RemoteHosts:
             del self.sites[site.name]
             self.told.pop(site.name, None)
             self._news.set()
+
+    def tell_lost(self, name: str) -> None:
+        """That the job goes on without it is on record."""
+        if name in self.sites:
+            self.sites[name].tell_end()
 
     def _living(self) -> list[RemoteSite]:
         return [site for site in self.sites.values() if not site.lost]

@@ -17,6 +17,7 @@ pytest.importorskip("mindspore", reason="MindSpore is not installed")
 from ms_kungfu.launcher import agent, job, relay, remote
 from ms_kungfu.launcher.policy import Recover
 from tests.fault.schedules import (
+    Schedule,
     broken_in,
     first_violation,
     run,
@@ -82,6 +83,15 @@ def test_a_sigterm_to_the_head_ends_its_host_and_not_the_job(times: int) -> None
         told: list[str] = []
         assert run(schedule, told).exit_code == 0, "\n".join(told)
         assert "this host has the job from now on" in "\n".join(told)
+
+
+def test_a_host_that_is_given_up_hears_of_it_when_it_is_on_record() -> None:
+    """Two hosts don't reach each other; the head reaches both, and tells the one that has to go."""
+    setup = HostsSetup(size=3, recover=Recover.SHRINK, moves=True, samples=100)
+    told: list[str] = []
+    outcome = run(Schedule(0, setup, (Happening(1.1, "cut", 3, 8.0, "both ways"),)), told)
+    assert outcome.exit_code == 0, "\n".join(told)
+    assert "host 10.0.0.3 is lost: it and 10.0.0.2 don't reach each other" in "\n".join(told)
 
 
 # ---- a store that is away for longer than a worker's deadline ----

@@ -275,6 +275,8 @@ class Outpost(outpost.Outpost):
         goes_on = what == "end" and (value["left"] or "the job goes on" in str(value["words"]))
         if (what == "signal" and value["key"] is None) or (what == "end" and not goes_on):
             self._machine._world.end_is_heard(self._options.host.name)
+        if goes_on and not value["left"]:
+            self._machine._world.loss_is_heard(self._options.host.name)
         super()._obey(what, value)
 
     def _has_led(self, leading):

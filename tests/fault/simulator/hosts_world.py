@@ -194,6 +194,12 @@ class HostsWorld(World):
         if self.setup.moves and self._has_begun() and not away and not self.server.seat.now.record["end"]:
             raise Violation(f"{name} hears of the end, and that isn't on record")
 
+    def loss_is_heard(self, name):
+        """By the host that is given up. The head that says so may be deposed, or die before it is on record."""
+        records = self.server.seat.history
+        if self.setup.moves and all(name not in dict(record["versions"]["lost"]) for record in records):
+            raise Violation(f"{name} hears that the job goes on without it, and that isn't on record")
+
     def committed(self, program, *step):
         self.commits.append(self.loop.now)
         super().committed(program, *step)
