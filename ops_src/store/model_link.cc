@@ -21,6 +21,7 @@ namespace {
 constexpr uint64_t kEpoch = 1;
 // The deadlines are the askers'.
 constexpr auto kNever = std::chrono::milliseconds(std::chrono::hours(24 * 3650));
+constexpr auto kMoment = std::chrono::milliseconds(10);
 constexpr uint32_t kMostAnswering = 2;  // asks of one host at a time
 constexpr size_t kMostWaiting = 4096;   // asks of this host's workers for one host: their threads, far fewer
 enum : uint64_t { kAsk = 0, kAnswer = 1, kTensors = 2 };  // of the messages of an ask
@@ -68,6 +69,18 @@ ssize_t ReceiveAsk(int socket, Ask& ask, int& fd) {
   }
   return n;
 }
+
+// The worker's ask isn't kept. One that doesn't take the word waits until its deadline.
+void Refuse(int socket, const Ask& ask, bool again, const std::string& text) {
+  Refusal refusal;
+  refusal.number = ask.number;
+  refusal.again = again ? 1 : 0;
+  CopyText(refusal.text, text);
+  (void)!send(socket, &refusal, sizeof refusal, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+// What this process lacks for a moment.
+bool IsScarce(int error) { return error == ENOMEM || error == ENOBUFS || error == EMFILE || error == ENFILE; }
 
 }  // namespace
 
@@ -191,7 +204,8 @@ void ModelLink::Serve() {
   }
 }
 
-// All that a process has asked. One that says something else isn't listened to any more.
+// All that a process has asked. One whose parcel can't be taken is told so; one that says something else isn't listened
+// to any more.
 void ModelLink::HearWorker(int socket) {
   for (;;) {
     Ask ask;
@@ -199,13 +213,26 @@ void ModelLink::HearWorker(int socket) {
     const ssize_t n = ReceiveAsk(socket, ask, fd);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (n < 0 && IsScarce(errno)) {
+      std::this_thread::sleep_for(kMoment);  // the socket stays readable
+      return;
+    }
     std::unique_ptr<Parcel> parcel;
+    const bool is_ask = n == sizeof ask && IsAsk(ask);
+    if (is_ask && fd < 0) {
+      // The kernel drops a descriptor that there is no room for.
+      Refuse(socket, ask, /*again=*/true, "its launcher got no descriptor with the request; raise its RLIMIT_NOFILE");
+      continue;
+    }
     try {
-      if (n == sizeof ask && fd >= 0 && IsAsk(ask)) parcel = Parcel::Open(fd, ask.padded);
-    } catch (const Error&) {
-      // no parcel
+      if (is_ask) parcel = Parcel::Open(fd, ask.padded);
+    } catch (const Error& error) {
+      Refuse(socket, ask, /*again=*/error.status() != KF_INVALID, error.what());
+    } catch (const std::exception& error) {
+      Refuse(socket, ask, /*again=*/true, error.what());
     }
     if (fd >= 0) close(fd);
+    if (is_ask && parcel == nullptr) continue;
     std::lock_guard<std::mutex> guard(mutex_);
     if (parcel == nullptr) {
       epoll_ctl(epoll_, EPOLL_CTL_DEL, socket, nullptr);

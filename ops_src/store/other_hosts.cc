@@ -20,6 +20,7 @@ namespace {
 
 constexpr auto kSlice = std::chrono::milliseconds(20);
 static_assert(kSlice <= RunTime::kLongestSlice);
+constexpr size_t kMostRefusals = 4096;
 constexpr size_t kMostKept = 2;  // a model, and a description
 
 [[noreturn]] void ThrowOver(const std::string& name) {
@@ -85,8 +86,12 @@ Answer OtherHosts::Fetch(Ask ask, const std::string& name, const Take& take) {
   if (name.empty() || name.size() >= kNameBytes) return {};  // nobody has saved under such a one
   CopyText(ask.name, name);
   auto parcel = ParcelOf(ask.padded);
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    ask.number = ++asks_;
+  }
   Send(ask, *parcel);
-  Await(*parcel, ask.rank, name);  // where it throws the parcel is left to the link
+  Await(*parcel, ask, name);  // where it throws the parcel is left to the link
   const Answer answer = parcel->answer();
   if (answer.status == KF_STALE) ThrowOver(name);
   if (answer.status != KF_OK) throw Error(static_cast<kf_status>(answer.status), TextOf(answer.text));
@@ -125,23 +130,46 @@ void OtherHosts::Send(const Ask& ask, const Parcel& parcel) const {
   }
 }
 
-void OtherHosts::Await(Parcel& parcel, uint32_t rank, const std::string& name) const {
+// What the link says by the socket is whosever it is: each thread that waits reads all of it.
+std::optional<Refusal> OtherHosts::RefusalOf(uint32_t number) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  Refusal refusal;
+  while (recv(link_, &refusal, sizeof refusal, MSG_DONTWAIT) == static_cast<ssize_t>(sizeof refusal)) {
+    if (refusal.magic != Refusal::kMagic) continue;
+    if (refusals_.size() >= kMostRefusals) refusals_.erase(refusals_.begin());  // of one that waits no more
+    refusals_[refusal.number] = refusal;
+  }
+  const auto found = refusals_.find(number);
+  if (found == refusals_.end()) return std::nullopt;
+  refusal = found->second;
+  refusals_.erase(found);
+  return refusal;
+}
+
+void OtherHosts::Await(Parcel& parcel, const Ask& ask, const std::string& name) {
   RunTime waited;
+  std::string refused;
   for (;;) {
     const uint32_t armed = parcel.done().Arm();
     if (shm::Counter::Reached(armed, 1)) return;
     InterruptCheck::Run();
     if (closed_.load(std::memory_order_acquire)) ThrowOver(name);
-    pollfd end{link_, 0, 0};
-    if (poll(&end, 1, 0) > 0 && (end.revents & (POLLHUP | POLLERR)) != 0) {
+    pollfd socket{link_, POLLIN, 0};
+    if (poll(&socket, 1, 0) > 0 && (socket.revents & (POLLHUP | POLLERR)) != 0) {
       if (parcel.done().Reached(1)) return;  // the link's last word, before it went
       ThrowOver(name);
     }
+    const auto refusal = RefusalOf(ask.number);
+    if (refusal) {
+      refused = TextOf(refusal->text);
+      if (refusal->again == 0) throw Error(KF_INTERNAL, Text("request \"", name, "\": ", refused));
+    }
     if (waited.Look() > timeout_) {
-      throw Error(KF_TIMEOUT, Text("request \"", name, "\": no answer from the host of rank ", rank, " within ",
-                                   timeout_.count() / 1000.0, " s"));
+      throw Error(KF_TIMEOUT, Text("request \"", name, "\": no answer from the host of rank ", ask.rank, " within ",
+                                   timeout_.count() / 1000.0, " s", refused.empty() ? "" : ": ", refused));
     }
     parcel.done().Sleep(armed, kSlice);
+    if (refusal) Send(ask, parcel);
   }
 }
 

@@ -5,8 +5,10 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,8 +42,9 @@ class OtherHosts {
   Answer Fetch(Ask ask, const std::string& name, const Take& take);
   std::unique_ptr<Parcel> ParcelOf(uint64_t padded);
   void Keep(std::unique_ptr<Parcel> parcel);
-  void Await(Parcel& parcel, uint32_t rank, const std::string& name) const;
+  void Await(Parcel& parcel, const Ask& ask, const std::string& name);
   void Send(const Ask& ask, const Parcel& parcel) const;
+  std::optional<Refusal> RefusalOf(uint32_t number);
 
   const hosts::Places places_;
   const uint32_t host_;
@@ -49,7 +52,10 @@ class OtherHosts {
   int link_ = -1;
   std::atomic<bool> closed_{false};
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Parcel>> kept_;  // guarded by mutex_
+  // Guarded by mutex_:
+  std::vector<std::unique_ptr<Parcel>> kept_;
+  uint32_t asks_ = 0;
+  std::map<uint32_t, Refusal> refusals_;  // that another thread has read for the one whose ask it is
 };
 
 }  // namespace kungfu::store

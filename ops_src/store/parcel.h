@@ -9,6 +9,10 @@
 //                                                  the Answer
 //     done == 1? reads the Answer and the room <-  done = 1, wakes
 //
+// A link that couldn't take the parcel (it has no descriptor or memory left for a moment, or what came is none) sends a
+// Refusal instead, by the socket that the Ask came by, and keeps nothing of it. So the worker may ask again, which it
+// does up to its deadline if the link says that it is for a moment.
+//
 // Who writes what. All but `done = 0` is the link's from the Ask on, and it writes nothing after `done = 1`; the worker
 // touches nothing in between. `done` is advanced with a release and looked at with an acquire, so who sees it sees the
 // answer and, where the answer has a version, the whole model: the link says it when the last byte is there, and
@@ -43,8 +47,8 @@ struct Ask {
 
   uint32_t magic = kMagic;
   uint32_t kind = kDescription;
-  uint32_t rank = 0;  // whose
-  uint32_t reserved = 0;
+  uint32_t rank = 0;    // whose
+  uint32_t number = 0;  // of the worker's asks; to tell a refusal by
   uint64_t bytes = 0;   // of a model: of its tensors,
   uint64_t padded = 0;  // and in a record (PaddedBytes)
   char name[kNameBytes] = {};
@@ -61,6 +65,16 @@ struct Answer {
   char text[512] = {};  // of a failure
 };
 
+// Instead of the second, one message of the same socket.
+struct Refusal {
+  static constexpr uint32_t kMagic = 0x524d464b;  // "KFMR"
+
+  uint32_t magic = kMagic;
+  uint32_t number = 0;  // of the ask
+  uint32_t again = 0;   // 1: asking again may help
+  char text[256] = {};
+};
+
 // Sends a message with a descriptor, or without one (-1). As sendmsg answers.
 ssize_t SendWith(int socket, const void* data, size_t bytes, int fd);
 
@@ -69,7 +83,8 @@ class Parcel {
  public:
   // The worker's, with room for `padded` bytes.
   static std::unique_ptr<Parcel> Make(uint64_t padded);
-  // The link's; the descriptor stays the caller's. Throws InternalError where it is none, or has less room.
+  // The link's; the descriptor stays the caller's. Throws ValueError where it is none, or has less room, and
+  // InternalError where it can't be mapped.
   static std::unique_ptr<Parcel> Open(int fd, uint64_t padded);
   ~Parcel();
   Parcel(const Parcel&) = delete;

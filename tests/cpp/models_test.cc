@@ -417,38 +417,120 @@ TEST(ModelsOfOtherHosts, AnOwnerThatIsKilledHasNoModelsAnyMore) {
   close(store);
 }
 
+store::Ask AskFor(uint32_t rank, uint64_t padded) {
+  store::Ask one;
+  one.kind = store::Ask::kModel;
+  one.rank = rank;
+  one.padded = padded;
+  return one;
+}
+
 TEST(ModelsOfOtherHosts, WhoSaysSomethingElseIsNotListenedTo) {
   Models models({0, 1});
   Save(models.store(1), "m", kSmall, 1, 1);
   const auto ask = [](const auto& change) {
-    store::Ask one;
-    one.kind = store::Ask::kModel;
-    one.rank = 1;
-    one.padded = 4096;
+    store::Ask one = AskFor(1, 4096);
     change(one);
     return one;
   };
-  const int no_parcel = memfd_create("test", MFD_CLOEXEC);  // it could shrink under the link's feet
-  ASSERT_EQ(ftruncate(no_parcel, 1 << 20), 0);
   const auto parcel = store::Parcel::Make(4096);
-  std::vector<std::pair<store::Ask, int>> said;
-  said.emplace_back(ask([](auto&) {}), no_parcel);
-  said.emplace_back(ask([](auto&) {}), -1);
-  said.emplace_back(ask([](auto& one) { one.magic++; }), parcel->fd());
-  said.emplace_back(ask([](auto& one) { one.kind = 2; }), parcel->fd());
-  said.emplace_back(ask([](auto& one) { one.padded = 8192; }), parcel->fd());
-  said.emplace_back(ask([](auto& one) { one.padded = UINT64_MAX; }), parcel->fd());
-  said.emplace_back(ask([](auto& one) { std::memset(one.name, 'x', sizeof one.name); }), parcel->fd());
-  for (auto& [one, with] : said) {
+  std::vector<store::Ask> said;
+  said.push_back(ask([](auto& one) { one.magic++; }));
+  said.push_back(ask([](auto& one) { one.kind = 2; }));
+  said.push_back(ask([](auto& one) { std::memset(one.name, 'x', sizeof one.name); }));
+  for (const store::Ask& one : said) {
     const int socket = models.link(0).Connect();
-    ASSERT_EQ(store::SendWith(socket, &one, sizeof one, with), ssize_t(sizeof one));
+    ASSERT_EQ(store::SendWith(socket, &one, sizeof one, parcel->fd()), ssize_t(sizeof one));
     char byte;
     EXPECT_EQ(recv(socket, &byte, 1, 0), 0) << "the link listens on";
     close(socket);
   }
-  close(no_parcel);
   Model got(kSmall);
   EXPECT_EQ(Request(*models.View(0, 1), "m", got), 1u);
+}
+
+// A launcher without descriptors gets the message alone. What is no parcel may shrink under its feet.
+TEST(ModelsOfOtherHosts, AnAskWhoseParcelIsNotTakenIsRefusedAndTheNextIsHeard) {
+  Models models({0, 1});
+  Save(models.store(1), "m", kSmall, 1, 1);
+  const int no_parcel = memfd_create("test", MFD_CLOEXEC);
+  ASSERT_EQ(ftruncate(no_parcel, 1 << 20), 0);
+  const auto parcel = store::Parcel::Make(4096);
+  struct {
+    uint64_t padded;
+    int fd;
+    uint32_t again;
+  } const said[] = {{4096, -1, 1}, {4096, no_parcel, 0}, {8192, parcel->fd(), 0}, {UINT64_MAX, parcel->fd(), 0}};
+  const int socket = models.link(0).Connect();
+  uint32_t number = 7;
+  for (const auto& [padded, fd, again] : said) {
+    store::Ask one = AskFor(1, padded);
+    one.number = ++number;
+    ASSERT_EQ(store::SendWith(socket, &one, sizeof one, fd), ssize_t(sizeof one));
+    store::Refusal refusal;
+    ASSERT_EQ(recv(socket, &refusal, sizeof refusal, 0), ssize_t(sizeof refusal));
+    EXPECT_EQ(refusal.magic, store::Refusal::kMagic);
+    EXPECT_EQ(refusal.number, number);
+    EXPECT_EQ(refusal.again, again) << refusal.text;
+  }
+  store::Ask good = AskFor(1, 4096);
+  CopyText(good.name, "unknown");
+  ASSERT_EQ(store::SendWith(socket, &good, sizeof good, parcel->fd()), ssize_t(sizeof good));
+  Await([&] { return parcel->done().Reached(1); });
+  EXPECT_EQ(parcel->answer().status, KF_OK);
+  close(no_parcel);
+  close(socket);
+}
+
+// A launcher of the test's own: it refuses so many asks of a worker before it answers.
+TEST(ModelsOfOtherHosts, AWorkerAsksAgainWhereItsLauncherLackedSomethingForAMoment) {
+  for (const uint32_t again : {1, 0}) {
+    int pair[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+    const auto others = std::make_shared<OtherHosts>(pair[1], hosts::Places({0, 1}), 0, kTimeout);
+    close(pair[1]);
+    int asked = 0;
+    std::thread launcher([&, link = pair[0]] {
+      for (;;) {
+        store::Ask ask;
+        int fd = -1;
+        iovec part{&ask, sizeof ask};
+        alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))];
+        msghdr message{};
+        message.msg_iov = &part;
+        message.msg_iovlen = 1;
+        message.msg_control = room;
+        message.msg_controllen = sizeof room;
+        if (recvmsg(link, &message, MSG_CMSG_CLOEXEC) <= 0) return;
+        std::memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+        if (++asked < 3) {
+          store::Refusal refusal;
+          refusal.number = ask.number;
+          refusal.again = again;
+          CopyText(refusal.text, "no descriptors");
+          EXPECT_EQ(send(link, &refusal, sizeof refusal, 0), ssize_t(sizeof refusal));
+        } else {
+          store::Answer answer;
+          answer.version = 5;
+          store::Parcel::Open(fd, ask.padded)->Finish(answer);
+        }
+        close(fd);
+      }
+    });
+    uint64_t version = 0;
+    const Error error = ErrorOf([&] { version = OtherHosts::ViewOf(others, 1)->Describe("m").version; });
+    shutdown(pair[0], SHUT_RDWR);
+    launcher.join();
+    close(pair[0]);
+    if (again == 1) {
+      EXPECT_EQ(error.status(), KF_OK) << error.what();
+      EXPECT_EQ(version, 5u);
+      EXPECT_EQ(asked, 3);
+    } else {
+      EXPECT_EQ(error.status(), KF_INTERNAL);
+      EXPECT_NE(std::string(error.what()).find("no descriptors"), std::string::npos) << error.what();
+    }
+  }
 }
 
 // A host that asks and asks, and takes nothing.
