@@ -14,7 +14,7 @@ from types import TracebackType
 
 from . import _device, _logging, env, errors, membership
 from ._processes import show_stacks_when_asked
-from .membership import model_store
+from .membership import deadlocks, model_store
 
 _lock = threading.Lock()
 _alone = 0  # blocks of keep_waiting that this process is in
@@ -52,6 +52,8 @@ def init(device: str | None = None) -> None:
             membership.begin()
             member.core.set_resize_handler(membership.change_size)
             model_store.connect()
+            if member.ports.owns_process:
+                deadlocks.start(member.core, member.ports.start_thread)
         member.core.set_delay_for_tests(member.get(env.TEST_COMM_DELAY_MS))
         # Nothing at exit: a process that fails would tell the others that it has left before the launcher can see how
         # it ended, and they would fail first and be blamed. The launcher marks whoever ends within milliseconds.

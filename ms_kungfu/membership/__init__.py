@@ -11,6 +11,7 @@ of this process is under way. :func:`ms_kungfu.runtime.init` comes before them. 
 - `requested_size`: how a size that is wanted gets into the config server
 - `sync_points`: where asynchronous trainings come together instead
 - `reductions`: who took part in what was reduced
+- `deadlocks`: ranks that wait for each other
 - `model_store`: the way to other workers' latest models
 """
 

@@ -13,11 +13,13 @@
 #include "bindings/waiting.h"
 #include "c_api/failure.h"
 #include "collectives/dtype.h"
+#include "collectives/host/deadlock.h"
 #include "collectives/reduce.h"
 #include "collectives/traffic.h"
 #include "kungfu/device.h"
 #include "monitoring/gradient_norms.h"
 #include "runtime/peer.h"
+#include "runtime/stillness.h"
 #include "shards/step.h"
 #include "transport/shm/board.h"
 
@@ -361,6 +363,27 @@ PYBIND11_MODULE(_core, m) {
         Waiting([&] { communicator->Run({Kind::kBarrier, name}); });
       },
       py::arg("name"));
+
+  m.def(
+      "await_slow_wait",
+      [] {
+        py::gil_scoped_release release;
+        host::SlowThreads::Get().AwaitOne();
+      },
+      "Returns when a thread of this process has waited in a collective for 0.1 s, at once where one does. Signals "
+      "don't end it.");
+  m.def(
+      "look_for_deadlock",
+      [](bool alone, bool main_waits, const std::string& place) {
+        static Stillness* const stillness = new Stillness;  // its caller's thread may outlive static destructors
+        py::gil_scoped_release release;
+        const bool still = stillness->Look(host::SlowThreads::Get().All(), main_waits) && alone;
+        Peer::Get().Current()->LookForDeadlock(still, place);
+      },
+      py::arg("alone"), py::arg("main_waits"), py::arg("place"),
+      "Ends the communicator where all ranks wait for each other; to be called some times a second, by one thread, "
+      "while there are slow waits. `alone`: no thread of Python's but the main one begins collectives; `main_waits`: "
+      "that one is in a call of MindSpore's, if in no collective.");
 
   m.def(
       "device_open",

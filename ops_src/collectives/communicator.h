@@ -28,6 +28,9 @@ struct CommunicatorOptions {
   bool tells{true};
   // Of a member of the segment that stands for others: whom it waits for in this operation, in words.
   std::function<std::string(const Operation&)> behind_it{};
+  // A wait that has slept so often (20 ms each) is entered in the watch for deadlocks (host/deadlock.h): none does as a
+  // rule where a step goes well, and one that is entered pays for a mutex.
+  int watched_after{5};
   // What goes at a time of a large all-reduce over several hosts; the same at all ranks.
   size_t slice_bytes{1 << 20};
 };
@@ -113,6 +116,10 @@ class Communicator {
   // Between two operations: this rank does something alone. If it dies, the others learn of that as ever; one that
   // hangs is waited for until the launcher finds it.
   void SetBusy(bool busy);
+
+  // Called now and then while this process has slow waits (host/deadlock.h): whether it stands still, and where in the
+  // program, in words. Ends the communicator where the ranks wait for each other. Ranks of one host alone look.
+  virtual void LookForDeadlock(bool stands_still, const std::string& place) { (void)stands_still, (void)place; }
 
   // Ends the communicator: callers inside and later ones get `status` with `reason`. Idempotent; the first reason
   // stays.

@@ -42,6 +42,7 @@ class Traffic {
   // The program waited for that thread from `began` until now.
   void CountWait(uint64_t began) { waited_.fetch_add(Ticks() - began, std::memory_order_relaxed); }
 
+  uint64_t operations() const { return operations_.load(std::memory_order_relaxed); }
   TrafficTotals Read() const;
 
  private:

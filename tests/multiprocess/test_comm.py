@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,19 @@ def test_a_newcomer_with_another_mindspore_is_refused_and_the_others_go_on(run_p
 @pytest.mark.parametrize("np", [2, 3])
 def test_wrong_calls_raise_where_they_should_and_break_nothing(run_program: Run, np: int) -> None:
     assert run_program(PROGRAMS / "misuse.py", np=np).count("fine") == np
+
+
+def test_ranks_that_wait_for_each_other_learn_it_at_once(run_program: Run) -> None:
+    began = time.monotonic()
+    output = run_program(PROGRAMS / "other_order.py", "mismatch", np=2, status=1)
+    assert time.monotonic() - began < 60  # not the 600 s of a collective's deadline
+    for rank, name in ((0, "first"), (1, "second")):
+        assert re.search(rf'CollectiveMismatchError: .*rank {rank}: all_reduce "{name}" \(other_order.py:20\)', output)
+
+
+@pytest.mark.parametrize("manner", ["late", "thread"])
+def test_ranks_that_are_late_are_waited_for(run_program: Run, manner: str) -> None:
+    assert run_program(PROGRAMS / "other_order.py", manner, np=2).count("fine") == 2
 
 
 @pytest.mark.timing

@@ -137,6 +137,11 @@ void HostCommunicator::GiveUp(const Error& error) {
   }
 }
 
+void HostCommunicator::LookForDeadlock(bool stands_still, const std::string& place) {
+  if (process_.IsCopy()) return;
+  if (const auto mismatch = waiting_.deadlocks().Look(stands_still, place)) GiveUp(Error(KF_MISMATCH, *mismatch));
+}
+
 // ---- operations
 
 void HostCommunicator::Check(const Operation& operation) const {

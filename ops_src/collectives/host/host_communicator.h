@@ -83,6 +83,7 @@ class HostCommunicator final : public Communicator {
   uint32_t Settle(const Operation* operations, uint32_t* generations, size_t num_operations) override;
   std::optional<uint32_t> RunRenewable(Renewable& operation, uint32_t from_generation) override;
   void GiveUp(const Error& error) override;
+  void LookForDeadlock(bool stands_still, const std::string& place) override;
 
   // For what is built of these operations (collectives/hosts): as Run, but from this generation on, and nobody observes
   // it or takes note of it.

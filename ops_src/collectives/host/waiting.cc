@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <optional>
 
 namespace kungfu::host {
 namespace {
@@ -54,7 +55,8 @@ bool Waiting::Spin(const shm::Counter& counter, uint32_t target, const Flight& f
 void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_dead) const {
   if (Spin(counter, target, flight)) return;
   Awaiting awaiting(self_);
-  for (bool slept = false;; slept = true) {
+  std::optional<DeadlockWatch::Wait> slow;
+  for (int slices = 0;; slices++) {
     const uint32_t armed = counter.Arm();
     if (shm::Counter::Reached(armed, target)) return;
     // After it has said that it sleeps (see Counter), and in one order with who marks the dead: see Board::MarkLost.
@@ -70,7 +72,8 @@ void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer,
       return Text(flight.Title(), self_.board.PeerName(self_.rank), " has waited ", static_cast<int>(seconds),
                   " s for ", Awaited(peer, flight), ", cluster version ", self_.cluster_version);
     });
-    if (slept) awaiting.Note(peer, flight.deadline->IsOverdue());
+    if (slices > 0) awaiting.Note(peer, flight.deadline->IsOverdue());
+    if (slices == self_.options.watched_after) slow.emplace(deadlocks_, flight);
     counter.Sleep(armed, kSlice);
     if (counter.Reached(target)) return;
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "collectives/host/deadlock.h"
 #include "collectives/host/endpoint.h"
 #include "collectives/host/failure_rules.h"
 #include "collectives/host/flight.h"
@@ -34,7 +35,7 @@ class Awaiting {
 // Thread-safe.
 class Waiting {
  public:
-  Waiting(const Endpoint& self, const FailureRules& rules) : self_(self), rules_(rules) {}
+  Waiting(const Endpoint& self, const FailureRules& rules) : self_(self), rules_(rules), deadlocks_(self) {}
 
   // Waits until `counter` of `peer` has reached `target`; with `or_dead`, or `peer` is dead. Throws what FailureRules
   // throws, and CollectiveTimeoutError.
@@ -43,6 +44,7 @@ class Waiting {
   }
   // Whether the deadline of `flight` has passed, which waits for whoever is busy.
   bool DeadlinePassed(Flight& flight, std::chrono::steady_clock::time_point now) const;
+  DeadlockWatch& deadlocks() const { return deadlocks_; }
 
  private:
   void AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_dead) const;
@@ -53,6 +55,7 @@ class Waiting {
 
   const Endpoint& self_;
   const FailureRules& rules_;
+  mutable DeadlockWatch deadlocks_;
 };
 
 }  // namespace kungfu::host

@@ -29,6 +29,24 @@ inline constexpr uint32_t kBuffers = 4;        // chunks that a rank stages ahea
 inline constexpr size_t kBufferBytes = 256 << 10;
 inline constexpr size_t kInlineBytes = 40;  // an operation of this size travels in the mailbox's own cache line
 
+// What a rank says of the operations that its threads wait in; see collectives/host/deadlock.h. Written by the rank's
+// own process, one thread at a time.
+struct alignas(kLine) WaitReport {
+  static constexpr uint32_t kMostWaits = 8;
+  static constexpr size_t kTextWords = 40;
+  struct Wait {
+    std::atomic<uint64_t> place;  // (channel << 32) | sequence
+    std::atomic<uint64_t> generation;
+  };
+
+  std::atomic<uint64_t> version;           // odd while the rest is written
+  std::atomic<uint64_t> since_ns, now_ns;  // of the host's monotonic clock: its process stood still from, and until
+  std::atomic<uint64_t> deaths;            // that it knew of
+  std::atomic<uint64_t> num_waits;         // 0: it says nothing
+  Wait waits[kMostWaits];
+  std::atomic<uint64_t> text[kTextWords];  // the operations, and where the program is; ends with a NUL
+};
+
 // Written by the rank itself, except for the move to kLost, which only the launcher makes.
 struct alignas(kLine) RankStatus {
   Counter state;       // a RankState; it only grows, and is fenced at kLost
@@ -46,6 +64,7 @@ struct alignas(kLine) RankStatus {
   alignas(kLine) Counter gave_up;                  // a GaveUp, set once; what follows is written before it
   uint32_t gave_up_status;
   char gave_up_text[8 * kLine - 8];
+  WaitReport wait_report;
 };
 
 // What a rank brings to operation number `sequence` of a channel. Two of them alternate: what is posted for operation

@@ -1,0 +1,90 @@
+"""The worker's watch for ranks that wait for each other in different operations.
+
+A thread sleeps until one of this process's threads has waited in a collective for 0.1 s. While one does, the thread
+looks every 0.1 s whether the process stands still. ``ops_src/collectives/host/deadlock.h`` has the argument, and
+decides. What Python alone knows of point 1 there is here:
+
+- whether only the main thread begins collectives. A user's thread may begin the missing one at any time;
+- whether the main thread, if it isn't in a collective itself, is in a call of MindSpore's that waits for kernels;
+- where in the program it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+from ms_kungfu.errors import KungFuError
+
+_LOOK_EVERY_S = 0.1
+_WAITS_FOR_KERNELS = ("mindspore.graph.api", "mindspore.common.api")
+_BEGIN_NOTHING = ("ms_kungfu", "mindspore", "multiprocessing")  # packages whose threads begin no collectives
+_NOT_THE_PROGRAM = ("ms_kungfu", "mindspore")
+
+
+_watched: set[int] = set()  # processes: this one, and that which it was forked from
+
+
+def start(core: Any, start_thread: Callable[[str, Callable[[], None]], None]) -> None:
+    """Start the watch, once a process."""
+    if os.getpid() in _watched:
+        return
+    _watched.add(os.getpid())
+    start_thread("kungfu-deadlocks", lambda: watch(core))
+
+
+def watch(core: Any) -> None:
+    """Look until the process ends. On a thread of its own."""
+    while True:
+        core.await_slow_wait()
+        frames = sys._current_frames()
+        main = threading.main_thread().ident
+        frame = frames.pop(main, None) if main is not None else None
+        frames.pop(threading.get_ident(), None)
+        alone = core.device_engine() == "none" and begin_nothing(frames)
+        with contextlib.suppress(KungFuError):  # it leaves the cluster
+            core.look_for_deadlock(alone, waits_for_kernels(frame), place_in_program(frame))
+        del frames, frame  # they keep what their functions have
+        time.sleep(_LOOK_EVERY_S)
+
+
+def begin_nothing(frames: Mapping[int, FrameType]) -> bool:
+    """Whether no thread with one of these frames begins collectives, as far as can be known."""
+    for frame in frames.values():
+        # A worker of an executor's that is idle gets its next task from a thread that runs.
+        if _module(frame) == "concurrent.futures.thread":
+            continue
+        first = "threading"
+        at: FrameType | None = frame
+        while at is not None:  # outwards, to the function that the thread was started with
+            first = _module(at) if _module(at) != "threading" else first
+            at = at.f_back
+        if _package(first) not in _BEGIN_NOTHING:
+            return False
+    return True
+
+
+def waits_for_kernels(main: FrameType | None) -> bool:
+    """Whether the main thread is in a call of MindSpore's that runs kernels or waits for them."""
+    return main is not None and _module(main) in _WAITS_FOR_KERNELS
+
+
+def place_in_program(frame: FrameType | None) -> str:
+    """``train.py:12``: the innermost line that is the program's; empty if there is none."""
+    while frame is not None and _package(_module(frame)) in _NOT_THE_PROGRAM:
+        frame = frame.f_back
+    return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]

@@ -1,0 +1,115 @@
+"""What Python knows of a process that stands still: `ms_kungfu.membership.deadlocks`."""
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ms_kungfu.membership.deadlocks import begin_nothing, place_in_program, waits_for_kernels, watch
+
+
+def calls(module, inner, file="somewhere.py"):
+    """A function of that module that calls `inner`."""
+    names = {"__name__": module, "inner": inner}
+    exec(compile("def function():\n    return inner()", file, "exec"), names)
+    return names["function"]
+
+
+@pytest.fixture
+def frames_of():
+    """The frames of a thread that has been started with a function of that module, and is in the last of `modules`."""
+    end = threading.Event()
+    threads = []
+
+    def start(*modules):
+        inside = threading.Event()
+
+        def wait():
+            inside.set()
+            end.wait(60)
+
+        function = wait
+        for module in reversed(modules):
+            function = calls(module, function)
+        threads.append(threading.Thread(target=function))
+        threads[-1].start()
+        assert inside.wait(60)
+        return {threads[-1].ident: sys._current_frames()[threads[-1].ident]}
+
+    yield start
+    end.set()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("modules", [("ms_kungfu.membership.x",), ("mindspore.dataset.engine", "users")])
+def test_threads_of_the_packages_begin_nothing(frames_of, modules):
+    assert begin_nothing(frames_of(*modules))
+
+
+@pytest.mark.parametrize("modules", [("users",), ("users", "ms_kungfu.comm")])
+def test_threads_of_the_user_may_begin_collectives(frames_of, modules):
+    assert not begin_nothing(frames_of(*modules))
+
+
+def test_idle_worker_of_an_executor_begins_nothing():
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(int).result()
+        (thread,) = executor._threads
+        for _ in range(1000):  # it may be on its way back to the queue
+            if begin_nothing({thread.ident: sys._current_frames()[thread.ident]}):
+                break
+        else:
+            pytest.fail("an idle worker is taken for one that begins collectives")
+
+
+def frame_in(*modules):
+    function = sys._getframe
+    for number, module in enumerate(reversed(modules)):
+        function = calls(module, function, f"/home/user/file{len(modules) - number}.py")
+    return function()
+
+
+def test_main_thread_waits_for_kernels_in_calls_of_graphs_and_of_pynative():
+    assert waits_for_kernels(frame_in("__main__", "mindspore.graph.api"))
+    assert not waits_for_kernels(frame_in("mindspore.graph.api", "mindspore.dataset.engine.iterators"))
+    assert not waits_for_kernels(frame_in("__main__"))
+    assert not waits_for_kernels(None)
+
+
+def test_place_is_the_innermost_line_of_the_program():
+    assert place_in_program(frame_in("__main__", "users", "ms_kungfu.elastic.x", "mindspore.graph.api")) == "file2.py:2"
+    assert place_in_program(None) == ""
+
+
+class Core:
+    """`_core`, whose third look ends the test."""
+
+    def __init__(self, engine="none"):
+        self.engine, self.looks, self.waits = engine, [], 0
+
+    def await_slow_wait(self):
+        self.waits += 1
+        if self.waits > 2:
+            raise InterruptedError
+
+    def device_engine(self):
+        return self.engine
+
+    def look_for_deadlock(self, alone, main_waits, place):
+        self.looks.append((alone, main_waits, place))
+
+
+def test_watch_looks_as_long_as_a_thread_waits_slowly():
+    core = Core()
+    with pytest.raises(InterruptedError):
+        watch(core)
+    assert len(core.looks) == 2
+
+
+def test_process_that_computes_on_a_device_is_never_alone():
+    core = Core("vendor")
+    with pytest.raises(InterruptedError):
+        watch(core)
+    assert [alone for alone, _, _ in core.looks] == [False, False]
