@@ -132,6 +132,7 @@ class ElasticTraining:
         ).as_run()  # fmt: skip
         self._options = options
         self._size_after = parse_schedule(options.schedule)
+        self._changes_between_epochs = False  # rather than behind any step
         self._ahead = Ahead(options.schedule)
         self._lr_factor = parse_lr_rule(lr_rule)
         self._rates: LearningRates | None = None  # once training began, where there is a rule
@@ -426,7 +427,7 @@ class ElasticTraining:
 
     def _may_change(self) -> bool:
         """Whether a change of the cluster that is ready is followed behind this step; the same at all workers."""
-        return True
+        return not self._changes_between_epochs
 
     def _settle(self, sameness: Sameness, same: bool) -> bool:
         """In the step's agreement: whether training stops, and DivergenceError where the workers are not the same.
@@ -492,14 +493,25 @@ class ElasticTraining:
 
         An epoch whose steps are all trained, and whose end isn't told yet, is one of them: a worker that joins or is
         resumed there gets no batch of it, and does with the others what the program does after an epoch.
+
+        Without a dataset the cluster changes between epochs: which steps of an epoch a joining worker would have to
+        leave out, only the program knows.
         """
+        self._changes_between_epochs = self.dataset is None and not self.asynchronous
         if self._policies is not None and self._policies.total_samples is None and self.dataset is not None:
             self._policies.total_samples = count * self.dataset.total_samples
+        joins = membership.is_joiner()
         self.begin()
+        if joins and self._changes_between_epochs:
+            program.current().resuming = False  # it begins its first epoch with the others
         while self.epoch < count and not self.should_stop:
             self.epoch_begin()
             yield self.epoch
             self.epoch_end()
+            if self._changes_between_epochs and self.epoch < count and not self.should_stop:
+                self._change_to(None)
+                self._step_follows()
+        self._changes_between_epochs = False
         self.end()
 
     def _ask(self, hook: str) -> None:
