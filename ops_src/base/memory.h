@@ -28,6 +28,7 @@ class Memory {
     bytes_ = bytes;
     return data_.get();
   }
+  size_t bytes() const { return bytes_; }
 
  private:
   std::unique_ptr<char, FreeDeleter> data_;

@@ -44,6 +44,7 @@ Link::Link(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm
       local_(std::make_unique<HostCommunicator>(local, self_, "", false,
                                                 CommunicatorOptions{kNever, kNever, kNever, false},
                                                 places_.RanksOn(host < places_.hosts() ? host : 0))),
+      scratches_(std::make_unique<ScratchPool>()),
       epoch_(kFirstEpoch),
       lost_(places_.hosts()),
       unreachable_(places_.hosts()),
@@ -327,7 +328,12 @@ void Link::Answer(int fd, const Request& question) const {
     std::lock_guard<std::mutex> guard(mutex_);
     const auto found = names_.find(question.name);
     if (found != names_.end()) {
-      for (const uint32_t host : found->second->awaited) {
+      // A host whose connection has ended is what the others wait for, until the job knows that it is lost.
+      std::vector<uint32_t> unreachable;
+      for (uint32_t h = 0; h < places_.hosts(); h++) {
+        if (!unreachable_[h].empty() && !lost_[h] && !ends_[h]) unreachable.push_back(h);
+      }
+      for (const uint32_t host : unreachable.empty() ? found->second->awaited : unreachable) {
         std::string ranks;
         uint32_t living = 0;
         for (const uint32_t rank : places_.RanksOn(host)) {

@@ -108,6 +108,9 @@
 
 namespace kungfu::hosts {
 
+struct Scratch;
+class ScratchPool;
+
 // Thread-safe. For one cluster version.
 class Link {
  public:
@@ -137,7 +140,6 @@ class Link {
  private:
   struct Header;
   struct Ending;
-  struct Scratch;
   // A name, and what this host's ranks do under it. It is never forgotten: all hosts have to go on counting alike.
   struct Name {
     std::string name;
@@ -246,6 +248,7 @@ class Link {
   tcp::Mesh mesh_;
   mutable Meter meter_;  // has a lock of its own
   const std::unique_ptr<HostCommunicator> local_;
+  const std::unique_ptr<ScratchPool> scratches_;
   int epoll_ = -1, wake_ = -1;
 
   std::mutex losing_;  // epochs begin one after another

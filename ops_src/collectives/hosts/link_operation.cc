@@ -43,9 +43,11 @@ void Link::LookWhileWaiting() {
 
 void Link::Run(Name& name, const Request& request, uint64_t number) {
   const DefaultFloatEnvironment environment;
-  thread_local Scratch scratch;
   try {
-    RunOrThrow(name, request, number, scratch);
+    const size_t parts = std::max<size_t>(request.has_planes ? request.planes.count() : places_.ranks(), 1);
+    const bool whole = request.has_planes || GoesInRows(request.kind, request.dtype, request.op);
+    const ScratchPool::Use scratch(*scratches_, request.count * SizeOf(request.dtype) * (whole ? parts : 1));
+    RunOrThrow(name, request, number, *scratch);
   } catch (const Closed&) {  // by Close or Fail
   } catch (const Error& error) {
     Fail(error.status(), error.what());
@@ -333,7 +335,17 @@ void Link::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std
     }
   }
   KUNGFU_FAULT_POINT("when it has said its word");
-  bool noted = false;
+  // Also where a loss ends it: nobody is to be blamed by what the wait before it has noted.
+  struct Noted {
+    ~Noted() {
+      if (!any) return;
+      std::lock_guard<std::mutex> guard(link.mutex_);
+      name.awaited.clear();
+    }
+    const Link& link;
+    Name& name;
+    bool any = false;
+  } noted{*this, place.name};
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (!met[h]) continue;
     try {
@@ -344,16 +356,13 @@ void Link::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std
         for (uint32_t other = 0; other < places_.hosts(); other++) {
           if (!hearing[other].IsDone()) place.name.awaited.push_back(other);
         }
-        noted = true;
+        noted.any = true;
       });
     } catch (const AbsentHost& is) {
       hearing[h] = {};  // withdrawn
       absent(h, is.gave);
     }
   }
-  if (!noted) return;
-  std::lock_guard<std::mutex> guard(mutex_);
-  place.name.awaited.clear();
 }
 
 // `look` is called before it sleeps, and now and then.

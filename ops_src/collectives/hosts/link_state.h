@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/interrupt.h"
-#include "base/memory.h"
 #include "collectives/hosts/link.h"
+#include "collectives/hosts/scratch.h"
 
 namespace kungfu::hosts {
 
@@ -39,16 +39,6 @@ struct Link::Ending {
   uint32_t status = KF_OK;
   uint64_t names = 0;
   char text[kTextBytes] = {};
-};
-
-// Of one operation at a time.
-struct Link::Scratch {
-  Memory part, result, other;
-  char* data = nullptr;    // what its ranks brought, as long as it may be needed again; here or in Part's lane
-  char* out = nullptr;     // the result, here or there
-  uint64_t elements = 0;   // of that
-  uint64_t signature = 0;  // of what they brought
-  Planes planes;           // likewise
 };
 
 // The other host's link has no part in this operation (any more): `gave` its ranks the outcome, or else they are dead.

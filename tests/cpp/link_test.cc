@@ -1,0 +1,100 @@
+// What a host's link keeps of operations: its memory, and whom it names while a loss waits to be recorded.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "clusters.h"
+#include "collectives/hosts/scratch.h"
+#include "ranks.h"
+
+namespace kungfu::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using hosts::ScratchPool;
+
+// An operation of so many bytes that brings, exchanges and gives as many.
+void Fill(hosts::Scratch& scratch, size_t bytes) {
+  scratch.part.Get(bytes);
+  scratch.result.Get(bytes);
+  scratch.other.Get(bytes);
+}
+
+TEST(ScratchPool, GivesAnOperationTheMemoryOfTheOneBefore) {
+  ScratchPool pool;
+  char* first = nullptr;
+  for (int i = 0; i < 3; i++) {
+    const ScratchPool::Use use(pool, 100 << 20);
+    char* const memory = (*use).part.Get(100 << 20);
+    if (first == nullptr) first = memory;
+    EXPECT_EQ(memory, first);
+  }
+  EXPECT_EQ(pool.idle_bytes(), size_t{100} << 20);  // what was used last is kept, however large
+}
+
+TEST(ScratchPool, KeepsLittleOfManyOperationsAtATime) {
+  ScratchPool pool;
+  constexpr size_t kLarge = 32 << 20;
+  {
+    std::vector<std::unique_ptr<ScratchPool::Use>> uses;
+    for (int i = 0; i < 16; i++) {
+      uses.push_back(std::make_unique<ScratchPool::Use>(pool, kLarge));
+      (**uses.back()).part.Get(kLarge);
+    }
+  }
+  EXPECT_LE(pool.idle_bytes(), ScratchPool::kMostIdle + kLarge);
+}
+
+// Sixteen names at a time, and large operations one after another: no small one holds what a large one has taken.
+TEST(ScratchPool, GivesNoLargeMemoryToASmallOperation) {
+  ScratchPool pool;
+  constexpr size_t kLarge = 16 << 20;
+  std::minstd_rand random(1);
+  for (int round = 0; round < 50; round++) {
+    std::vector<std::unique_ptr<ScratchPool::Use>> uses;
+    size_t held = 0;
+    const int large = static_cast<int>(random() % 16);
+    for (int i = 0; i < 16; i++) {
+      const size_t bytes = i == large ? kLarge : 1000;
+      uses.push_back(std::make_unique<ScratchPool::Use>(pool, bytes));
+      Fill(**uses.back(), bytes);
+      held += (**uses.back()).bytes();
+    }
+    ASSERT_LT(held, 4 * kLarge);
+    ASSERT_LT(held + pool.idle_bytes(), ScratchPool::kMostIdle + 4 * kLarge);
+  }
+}
+
+// Rank 0 waits for rank 1, the host of rank 2 is lost, and rank 1 comes: both wait until the job knows of the loss.
+TEST(LinkWhoIsAwaited, IsTheLostHostWhileItsLossWaitsToBeRecorded) {
+  Clusters cluster({0, 1, 2}, /*recovers=*/true, {3s, 60s});
+  std::vector<Error> ends(2, Error(KF_OK, ""));
+  const auto reduce = [&](uint32_t rank) {
+    try {
+      Sum(cluster.at(rank), "x", 1, 2);
+    } catch (const Error& error) {
+      ends[rank] = error;
+    }
+  };
+  std::thread zero([&] { reduce(0); });
+  std::this_thread::sleep_for(100ms);  // its link has noted that it waits for host 1
+  cluster.End(2);
+  for (const uint32_t h : {0, 1}) ASSERT_TRUE(Soon([&] { return !cluster.link(h).Unreachable().empty(); }));
+  std::thread one([&] { reduce(1); });
+  zero.join();
+  one.join();
+  for (const Error& end : ends) {
+    const std::string text = end.what();
+    EXPECT_EQ(end.status(), KF_TIMEOUT) << text;
+    EXPECT_NE(text.find("no data from host 10.0.0.3 (rank 2)"), std::string::npos) << text;
+  }
+}
+
+}  // namespace
+}  // namespace kungfu::testing
