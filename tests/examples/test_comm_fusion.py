@@ -49,6 +49,7 @@ def write_mnist(folder, count=640):
         (folder / name).write_bytes(header + array.tobytes())
 
 
+@pytest.mark.long
 def test_mnist_of_data_path_and_the_tutorials_lines_beside_the_plan(run_program, tmp_path, monkeypatch):
     write_mnist(tmp_path / "mnist" / "train")
     monkeypatch.setenv("DATA_PATH", str(tmp_path / "mnist"))

@@ -160,6 +160,7 @@ def absent(tmp_path):
     return tmp_path / "absent"
 
 
+@pytest.mark.long
 def test_without_the_extras_it_trains_and_says_that_no_picture_can_be_drawn(folder, absent):
     needs("mindspore")
     done = run(folder, sys.executable, "train.py", "--schedule", "none", "--epochs", "3", PYTHONPATH=str(absent))

@@ -70,6 +70,7 @@ def test_the_tutorials_loss_is_the_cross_entropy(monkeypatch):
         np.testing.assert_allclose(found.asnumpy(), gradient.asnumpy(), rtol=40 * 2**-23, atol=20 * 2**-23 / 6)
 
 
+@pytest.mark.long
 def test_elastic_by_one_flag(example):
     _, rows = run(example, "--steps", 9, "--elastic", "3:2,6:1", "--loss", "expanded", np=1)
     assert [row["cluster_size"] for row in rows] == [1] * 3 + [2] * 3 + [1] * 3

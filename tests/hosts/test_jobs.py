@@ -202,7 +202,7 @@ def test_a_host_that_is_cut_off_ends_a_job_that_does_not_change(jobs, network):
             launcher.assert_gone(time.monotonic(), within=5)
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_ctrl_c_on_any_host_ends_the_job_on_all(number, jobs, network):
     job = jobs.over(network(2), 4)
     job.in_version(0, 4)

@@ -37,7 +37,7 @@ def finish(job, lost):
     assert len(job.finish(among=among)) == 4
 
 
-@pytest.mark.parametrize("how", ["cut", "unplugged"])
+@pytest.mark.parametrize("how", ["cut", pytest.param("unplugged", marks=pytest.mark.long)])
 def test_a_host_that_is_cut_off_is_gone_without_and_ends_itself(how, jobs, network):
     job = jobs.over(network(3), 6, *FLAGS)
     before = job.in_version(0, 6)
@@ -60,7 +60,7 @@ def test_one_direction_is_enough(deaf, jobs, network):
     finish(job, 2)
 
 
-@pytest.mark.parametrize(("cut_s", "timeout_s"), [(1, TIMEOUT_S), (3, 5)])
+@pytest.mark.parametrize(("cut_s", "timeout_s"), [(1, TIMEOUT_S), pytest.param(3, 5, marks=pytest.mark.long)])
 def test_a_moment_without_a_cable_costs_nobody(cut_s, timeout_s, jobs, network):
     with socket.socket() as probe:
         try:
@@ -133,7 +133,9 @@ def test_a_head_that_is_paused_for_too_long_is_left_by_all(jobs, network):
     assert len(job.finish(among=[0])) == 2
 
 
-@pytest.mark.parametrize("how", ["reset", "cut", "paused"])
+@pytest.mark.parametrize(
+    "how", ["reset", pytest.param("cut", marks=pytest.mark.long), pytest.param("paused", marks=pytest.mark.long)]
+)
 def test_without_watch_mode_the_last_line_names_the_host(how, jobs, network):
     job = jobs.over(network(3), 6, *FLAGS, watch=False)
     job.in_version(0, 6)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(900)  # two runs each, of several processes one
 NEAR = {"dcgan": 0.2}  # what is random in a GAN is another one on two workers
 
 
-@pytest.mark.parametrize("name", ["own-loop", long("own-step"), long("lstm"), long("dcgan")])
+@pytest.mark.parametrize("name", [long("own-loop"), long("own-step"), long("lstm"), long("dcgan")])
 def test_a_program_trains_as_on_one_device_while_workers_join_and_die(name, tmp_path):
     found = try_one(name, 1, tmp_path)
     assert found.equal, "the workers' weights differ"

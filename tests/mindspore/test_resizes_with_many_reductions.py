@@ -10,6 +10,7 @@ import pytest
 PROGRAM = Path(__file__).with_name("programs") / "map_resizes.py"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_resizes_with_a_map_of_all_reduces_neither_hang_nor_sum_wrongly(run_program, everything) -> None:
     pytest.importorskip("mindspore", reason="MindSpore is not installed")

@@ -445,7 +445,7 @@ def end(job):
     job.assert_exit(0)
 
 
-@pytest.mark.parametrize("head", [A, B])
+@pytest.mark.parametrize("head", [pytest.param(A, marks=pytest.mark.long), B])
 def test_sizes_up_and_down_over_three_hosts(hosts, start_module, head):
     flags, url = embedded(head)
     job = hosts([sys.executable, PROGRAMS / "places.py"], *flags, "-np", 1, slots={A: 2, B: 2, C: 2})
@@ -544,8 +544,15 @@ def test_a_training_grows_and_shrinks_over_three_hosts(hosts, start_module):
     finish(job, counts)
 
 
-@pytest.mark.parametrize("recover", ["shrink", "replace"])
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize(
+    ("recover", "rank"),
+    [
+        ("shrink", 0),
+        ("replace", 3),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("shrink", 1), ("shrink", 3))),
+        *(pytest.param("replace", rank, marks=pytest.mark.long) for rank in (0, 1)),
+    ],
+)
 def test_survivors_on_all_hosts_go_on_when_a_rank_is_killed(hosts, recover, rank):
     flags, url = embedded(A)
     job = hosts([sys.executable, RECOVERY_PROGRAM], *flags, "-np", 4, "-recover", recover)

@@ -259,7 +259,10 @@ def test_a_host_leaves_while_the_job_rests_and_another_joins(hosts, start_module
 # ---- joining ----
 
 
-@pytest.mark.parametrize("flags", [(), pytest.param(("-strategy", "BINARY_TREE"), id="as-the-others-reduce")])
+@pytest.mark.parametrize(
+    "flags",
+    [pytest.param((), marks=pytest.mark.long), pytest.param(("-strategy", "BINARY_TREE"), id="as-the-others-reduce")],
+)
 def test_a_host_joins_and_is_given_workers(hosts, start_module, flags):  # noqa: F811
     job = start(hosts, 4, *flags, slots={A: 2, B: 2})
     before = all_in_version(job, 0, {A: 2, B: 2})

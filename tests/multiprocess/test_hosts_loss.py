@@ -48,7 +48,7 @@ def end(job):
     return ends
 
 
-@pytest.mark.parametrize(("head", "lost"), [(A, B), (A, C), (B, A)])
+@pytest.mark.parametrize(("head", "lost"), [(A, B), pytest.param(A, C, marks=pytest.mark.long), (B, A)])
 def test_the_others_go_on_in_the_same_processes(hosts, head, lost):  # noqa: F811
     job = start(hosts, head=head)
     before = all_in_version(job, 0, {A: 2, B: 2, C: 2})
@@ -82,7 +82,7 @@ def test_stuck_worker_of_any_host_is_ended(hosts, rank):  # noqa: F811
     job.assert_exit(0)
 
 
-@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("stops", [pytest.param(False, marks=pytest.mark.long), True])
 def test_models_are_read_on_while_a_host_is_lost(hosts, stops):  # noqa: F811
     flags = ["-host-timeout", 2] if stops else []
     job = start(hosts, 6, *flags, SURVIVOR_MODEL="300000")
