@@ -110,8 +110,9 @@ def answer_behind_a_pause(clock: Clock, there: socket.socket, answer: bytes) -> 
     """Both ends are stopped for long, then this one answers."""
 
     def run() -> None:
+        time.sleep(SLICE_S / 2)  # its deadline has begun
         clock.ahead += PAUSE_S
-        time.sleep(2 * SLICE_S)  # the waiting end comes to look first
+        time.sleep(2 * SLICE_S)  # the waiting end looks again before the answer is there
         there.sendall(answer)
 
     thread = threading.Thread(target=run)
