@@ -93,8 +93,9 @@ void HostCommunicator::AwaitMembers() {
       const auto now = std::chrono::steady_clock::now();
       if (self_.board.deadlines_held()) deadline.CountFrom(now);
       if (deadline.Passed(now) && !self_.board.IsEnding(r)) {
-        throw Error(KF_TIMEOUT, Text("cluster version ", cluster_version_, " has not assembled ", deadline.Limit(),
-                                     " (KUNGFU_JOIN_TIMEOUT): ", self_.board.PeerName(r), " of ", size_, " has not come"));
+        throw Error(KF_TIMEOUT,
+                    Text("cluster version ", cluster_version_, " has not assembled ", deadline.Limit(),
+                         " (KUNGFU_JOIN_TIMEOUT): ", self_.board.PeerName(r), " of ", size_, " has not come"));
       }
       deadline.Tell(now, [&](double seconds) {
         return Text(self_.board.PeerName(rank_), " has waited ", static_cast<int>(seconds), " s for ",
