@@ -76,10 +76,12 @@ def test_a_run_that_grows_and_shrinks(folder, tmp_path, arguments, epochs, learn
     assert len(accuracy) == 1
     assert float(accuracy[0]) >= learnt
     assert (tmp_path / "training.png").stat().st_size > 20_000
-    ledger = done.stdout.splitlines()[-2 - epochs :]
+    ledger = done.stdout.splitlines()[-3 - epochs :]
     assert ledger[0] == "ledger of 4 workers in 1 job"
-    assert ledger[1:-1] == [f"epoch {epoch}: 47 steps, each of 1500 samples once" for epoch in range(epochs)]
-    assert ledger[-1] == f"exact: each sample was trained once in each of {epochs} finished epochs"
+    assert ledger[1:-2] == [f"epoch {epoch}: 47 steps, each of 1500 samples once" for epoch in range(epochs)]
+    assert ledger[-2] == "contents: 8 of 1500 samples compared, the same at all workers"
+    proven = f"exact: each sample was trained once in each of {epochs} finished epochs"
+    assert ledger[-1] == f"{proven} (numbers and contents)"
 
 
 BAD_INPUT = [
