@@ -405,11 +405,15 @@ def _contents_of(
         for numbers in passes:
             iterators = [leaf.create_tuple_iterator(num_epochs=1, output_numpy=True) for leaf in leaves(numbers)]
             rows = 0
-            for number, parts in zip(numbers, zip(*iterators)):
-                rows += 1
-                found = contents.hash_of(part for columns in parts for part in columns)
-                if hashes.setdefault(number, found) != found:
-                    raise contents.UnstableError(f"sample {number} differs from one read to the next")
+            try:
+                for number, parts in zip(numbers, zip(*iterators)):
+                    rows += 1
+                    found = contents.hash_of(part for columns in parts for part in columns)
+                    if hashes.setdefault(number, found) != found:
+                        raise contents.UnstableError(f"sample {number} differs from one read to the next")
+            finally:
+                for iterator in iterators:
+                    iterator.stop()  # its threads read ahead, and draw from the generators meanwhile
             if rows < len(numbers):
                 raise contents.UnstableError(f"the source yielded {rows} of {len(numbers)} samples")
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import random
 import struct
+import time
 
 import mindspore as ms
 import mindspore.dataset as ds
@@ -345,9 +346,10 @@ def test_who_takes_over_a_position_in_mid_epoch_goes_on_with_the_samples_behind_
 
 
 class Augmented(Samples):
-    """Other bytes at each read."""
+    """Other bytes at each read, and slow enough for threads of a pipeline to be behind."""
 
     def __getitem__(self, number):
+        time.sleep(0.02)
         return (np.array([number + np.random.rand()]),)
 
 
@@ -392,6 +394,7 @@ def test_contents_that_change_from_read_to_read_are_left_out_unless_asked_for(mo
     np.random.seed(3)
     before = np.random.get_state()[1].tolist()
     assert contents_of(Augmented(40)) is None
+    time.sleep(0.2)  # in which a thread that still read ahead would draw
     assert np.random.get_state()[1].tolist() == before, "the program's random numbers stay its own"
     monkeypatch.setenv("KUNGFU_CONTENTS_CHECK", "all")
     with pytest.raises(ValueError, match=r"contents_check='all': sample \d+ differs from one read to the next"):
