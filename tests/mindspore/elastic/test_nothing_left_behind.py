@@ -34,6 +34,8 @@ ALLOWED = {
             ("membership.outcomes.of_nobody", "_commits"),
         )
     },
+    "membership.ports.monotonic._read": "the clock of deadlines, each process's own",
+    "membership.ports.monotonic._paused": "likewise",
     "membership.training_step": "for the launcher's lines, noted anew at each step's end",
     "membership.ended_steps._times": "when the last steps ended, for kungfu-run status",
     "membership.ended_steps.last": "likewise, their number",
