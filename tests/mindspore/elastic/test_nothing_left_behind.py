@@ -34,8 +34,6 @@ ALLOWED = {
             ("membership.outcomes.of_nobody", "_commits"),
         )
     },
-    "membership.ports.monotonic._read": "the clock of deadlines, each process's own",
-    "membership.ports.monotonic._paused": "likewise",
     "membership.training_step": "for the launcher's lines, noted anew at each step's end",
     "membership.ended_steps._times": "when the last steps ended, for kungfu-run status",
     "membership.ended_steps.last": "likewise, their number",
@@ -154,8 +152,11 @@ class Job:
     def look(self, params):
         roots = {"process": vars(program.current()), "membership": vars(membership.current()), "dataset": self.data}
         roots |= {"elastic": dict(vars(self.elastic)), "model": self.model, "params": dict(params)}
-        # This test's own callbacks and MindSpore's profiler; the model, which has its own root.
-        for owner, others in (("params", "list_callback"), ("elastic", "_others"), ("elastic", "_bound")):
+        roots["membership"] = dict(roots["membership"])
+        # This test's own callbacks and MindSpore's profiler; the model, which has its own root; the process's clock.
+        for owner, others in (
+            ("params", "list_callback"), ("elastic", "_others"), ("elastic", "_bound"), ("membership", "ports")
+        ):  # fmt: skip
             roots[owner].pop(others)
         return leaves(roots)
 
