@@ -4,7 +4,8 @@ A thread sleeps until one of this process's threads has waited in a collective f
 looks every 0.1 s whether the process stands still. ``ops_src/collectives/host/deadlock.h`` has the argument, and
 decides. What Python alone knows of point 1 there is here:
 
-- whether only the main thread begins collectives. A user's thread may begin the missing one at any time;
+- whether only the main thread begins collectives. A user's thread may begin the missing one at any time, and so may
+  the handler of a timer's signal;
 - whether the main thread, if it isn't in a collective itself, is in a call of MindSpore's that waits for kernels;
 - where in the program it is.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -24,7 +26,9 @@ from ms_kungfu.errors import KungFuError
 
 _LOOK_EVERY_S = 0.1
 _WAITS_FOR_KERNELS = ("mindspore.graph.api", "mindspore.common.api")
-_BEGIN_NOTHING = ("ms_kungfu", "mindspore", "multiprocessing")  # packages whose threads begin no collectives
+_BEGIN_NOTHING = ("ms_kungfu", "mindspore")  # packages whose threads begin no collectives
+_FEEDERS = "multiprocessing.queues"  # whose threads only write; those of multiprocessing.pool run functions of the user
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _NOT_THE_PROGRAM = ("ms_kungfu", "mindspore")
 
 
@@ -47,7 +51,7 @@ def watch(core: Any) -> None:
         main = threading.main_thread().ident
         frame = frames.pop(main, None) if main is not None else None
         frames.pop(threading.get_ident(), None)
-        alone = core.device_engine() == "none" and begin_nothing(frames)
+        alone = core.device_engine() == "none" and begin_nothing(frames) and not awaits_timer()
         with contextlib.suppress(KungFuError):  # it leaves the cluster
             core.look_for_deadlock(alone, waits_for_kernels(frame), place_in_program(frame))
         del frames, frame  # they keep what their functions have
@@ -57,17 +61,23 @@ def watch(core: Any) -> None:
 def begin_nothing(frames: Mapping[int, FrameType]) -> bool:
     """Whether no thread with one of these frames begins collectives, as far as can be known."""
     for frame in frames.values():
-        # A worker of an executor's that is idle gets its next task from a thread that runs.
-        if _module(frame) == "concurrent.futures.thread":
+        # An executor's worker that is idle, in `_worker` itself, gets its next task from a thread that runs. One that
+        # runs a function written in C is in another function of the same module.
+        if (_module(frame), frame.f_code.co_name) == ("concurrent.futures.thread", "_worker"):
             continue
         first = "threading"
         at: FrameType | None = frame
         while at is not None:  # outwards, to the function that the thread was started with
             first = _module(at) if _module(at) != "threading" else first
             at = at.f_back
-        if _package(first) not in _BEGIN_NOTHING:
+        if _package(first) not in _BEGIN_NOTHING and first != _FEEDERS:
             return False
     return True
+
+
+def awaits_timer() -> bool:
+    """Whether a signal is due, whose handler may begin a collective in the main thread."""
+    return any(any(signal.getitimer(timer)) for timer in _TIMERS)
 
 
 def waits_for_kernels(main: FrameType | None) -> bool:

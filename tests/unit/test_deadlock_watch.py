@@ -1,12 +1,15 @@
 """What Python knows of a process that stands still: `ms_kungfu.membership.deadlocks`."""
 
+import signal
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 
 import pytest
 
-from ms_kungfu.membership.deadlocks import begin_nothing, place_in_program, waits_for_kernels, watch
+from ms_kungfu.membership.deadlocks import awaits_timer, begin_nothing, place_in_program, waits_for_kernels, watch
 
 
 def calls(module, inner, file="somewhere.py"):
@@ -43,7 +46,9 @@ def frames_of():
         thread.join()
 
 
-@pytest.mark.parametrize("modules", [("ms_kungfu.membership.x",), ("mindspore.dataset.engine", "users")])
+@pytest.mark.parametrize(
+    "modules", [("ms_kungfu.membership.x",), ("mindspore.dataset.engine", "users"), ("multiprocessing.queues",)]
+)
 def test_threads_of_the_packages_begin_nothing(frames_of, modules):
     assert begin_nothing(frames_of(*modules))
 
@@ -62,6 +67,38 @@ def test_idle_worker_of_an_executor_begins_nothing():
                 break
         else:
             pytest.fail("an idle worker is taken for one that begins collectives")
+
+
+@pytest.mark.parametrize("pool", [ThreadPoolExecutor, ThreadPool])
+def test_pool_that_runs_a_function_written_in_c_may_begin_collectives(pool):
+    """Behind it, by the next task."""
+    begun, end = threading.Event(), threading.Lock()
+    end.acquire()
+    before = set(threading.enumerate())
+    with pool(1) as threads:
+        start = threads.submit if pool is ThreadPoolExecutor else lambda f, *a: threads.apply_async(f, a)
+        start(begun.set)
+        task = start(end.acquire)
+        try:
+            assert begun.wait(60)
+            new = {thread.ident for thread in set(threading.enumerate()) - before}
+            for _ in range(60_000):  # the thread may be on its way from the one to the other
+                if not begin_nothing({i: frame for i, frame in sys._current_frames().items() if i in new}):
+                    break
+                time.sleep(0.001)
+            else:
+                pytest.fail("a pool's thread is taken for one that begins nothing")
+        finally:
+            end.release()
+        task.result(60) if pool is ThreadPoolExecutor else task.get(60)
+
+
+def test_timer_that_runs_may_begin_collectives_by_its_handler(monkeypatch):
+    running = {}
+    monkeypatch.setattr(signal, "getitimer", lambda timer: running.get(timer, (0.0, 0.0)))
+    assert not awaits_timer()
+    running[signal.ITIMER_REAL] = (5.0, 0.0)
+    assert awaits_timer()
 
 
 def frame_in(*modules):
