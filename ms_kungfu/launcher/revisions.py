@@ -158,6 +158,8 @@ class StoreWatcher:
         try:
             self.store.put(known)
         except StaleVersionError:
+            if self.store.get() is not None:
+                raise  # the workers have written one meanwhile
             self.store.put(known.following(known.workers))
 
     def _restore(self, known: Cluster) -> None:
