@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections import Counter
@@ -70,7 +71,12 @@ class Cluster:
         return [place[worker.host] for worker in self.workers]
 
     def rank_of(self, peer: PeerID) -> int | None:
-        return self.workers.index(peer) if peer in self.workers else None
+        return self._ranks.get(peer)
+
+    @functools.cached_property
+    def _ranks(self) -> dict[PeerID, int]:
+        """Looked up for each worker of a job once a second: a search of the workers would be quadratic."""
+        return {peer: rank for rank, peer in enumerate(self.workers)}
 
     def resized(
         self,

@@ -39,7 +39,7 @@ from ms_kungfu.launcher.segments import NotMadeYet
 from ms_kungfu.launcher.sites import CANT_RUN, AbsentSite, Launch, LocalSite, Site, told_of_the_host
 from ms_kungfu.launcher.standbys import StandbyKeeper
 from ms_kungfu.launcher.startup import Start, StartError
-from ms_kungfu.launcher.stuck import StuckWatch
+from ms_kungfu.launcher.stuck import StuckWatch, stuck_sure_s
 from ms_kungfu.launcher.supervisor import Exited, Started, Supervisor
 from ms_kungfu.launcher.versions import ClusterVersions
 
@@ -49,7 +49,6 @@ _log = logging.getLogger(__name__)
 GRACE_S = 1.0
 _RETRY_S = 0.2
 _FIX_CORES_S = 8.0  # for moving all threads of all workers; a worker waits longer
-_SURE_S = 1.2  # for which a worker is stuck before anything is done; longer than a host's words are old
 _STACK_S = 1.0  # for a worker to write its stack
 _OUT_GRACE_S = 10.0  # for whoever can't go on, to end by itself
 _UNFOLLOWED_S = 30.0  # for members to look for a change; their first step may take that long
@@ -120,8 +119,9 @@ class HostAgent:
         self._unfollowed: asyncio.TimerHandle | None = None  # once a job, where they don't
         self._retry: asyncio.TimerHandle | None = None  # of what it has kept from being announced
         self.emptied = asyncio.Event()  # no process is left
-        patience_s = env.COLLECTIVE_TIMEOUT.get(self.machine.environ)
-        self._stuck_watch: StuckWatch[tuple[PeerID, int]] = StuckWatch(min(_SURE_S, patience_s / 8))
+        sure_s = stuck_sure_s(env.COLLECTIVE_TIMEOUT.get(self.machine.environ))
+        self._stuck_watch: StuckWatch[tuple[PeerID, int]] = StuckWatch(sure_s)
+        self._stuck_look_s = sure_s / 2
         self._made = asyncio.Event()  # a segment over several hosts, or it can't be
         reports, from_thread = self.reports, self.from_thread
         segments: dict[str, Any] = {} if self.remote is None else {"make_segment": self.remote.make_segment}
@@ -178,6 +178,7 @@ class HostAgent:
         if self.supervisor is not None:
             self._loop.add_reader(self.supervisor.fileno(), functools.partial(self._on_supervisor, self.supervisor))
             self._look_for_hangs(self._new_watch())
+        self._keep_looking_for_the_stuck()
 
     def resume(self, reports: Mapping[str, Report], wanted: Cluster | None) -> None:
         """Goes on where another head has stopped, with what the hosts report and the cluster that is `wanted`."""
@@ -237,6 +238,7 @@ class HostAgent:
             process.leave_timer = self._loop.call_later(
                 self.options.leave_grace_s, self._on_grace_over, process, current.version
             )
+        self._keep_looking_for_the_stuck()
 
     def _has(self, peer: PeerID, version: int) -> bool:
         """Whether the process is known that `version` means by this peer."""
@@ -551,8 +553,7 @@ class HostAgent:
             self._here, watch, self._loop.time(), stopped,
             is_starved=lambda key: key in pids and self.machine.is_starved(pids[key]),
         )  # fmt: skip
-        period_s = min(watch.period_s, env.COLLECTIVE_TIMEOUT.get(self.machine.environ) / 8)
-        self._loop.call_later(period_s, self._look_for_hangs, watch)
+        self._loop.call_later(watch.period_s, self._look_for_hangs, watch)
 
     def _heartbeat(self, process: Process) -> tuple[int, ...]:
         return () if process.peer is None else self.broker.heartbeat(process.peer, process.incarnation)
@@ -574,7 +575,6 @@ class HostAgent:
             )
         for process in watched.values():
             self._look_whether_it_is_out(process)
-        self._look_for_the_stuck()
 
     def is_stopped(self, process: Process) -> bool:
         """Whether it is stopped by a signal, or was when its host told of it last."""
@@ -599,11 +599,21 @@ class HostAgent:
 
     # ---- who keeps the others waiting ----
 
+    def _keep_looking_for_the_stuck(self) -> None:
+        """At all hosts together, by what each has told last: a look for each host would be quadratic."""
+        if not self.reports.is_over:
+            self._look_for_the_stuck()
+            self._loop.call_later(self._stuck_look_s, self._keep_looking_for_the_stuck)
+
     def _look_for_the_stuck(self) -> None:
         """Of workers that live and never come to the collective in which the others wait, their Python stacks are
         logged. Where the others can go on without such a worker (-recover) it is ended before they give up; else they
         raise CollectiveTimeoutError, and their end is the job's."""
         found = self._stuck()
+        if self.options.recover is Recover.FAIL:  # else `_end_one_that_is_stuck` sees to it
+            for process in self.processes:
+                if process.is_stuck and (process.peer, process.incarnation) not in found:
+                    self._note_unstuck(process)
         for peer, incarnation in self._stuck_watch.look(self._loop.time(), found):
             for process in self.processes:
                 is_it = (process.peer, process.incarnation) == (peer, incarnation)
@@ -633,9 +643,13 @@ class HostAgent:
         if (process.peer, process.incarnation) in self._stuck():
             self._kill(process, "kept the others waiting in a collective, was stuck elsewhere, and was killed")
         else:
-            process.is_stuck = False
             self.broker.set_ending(process.peer, process.incarnation, False)
-            _log.info("stuck worker: %s goes on", process.who)
+            self._note_unstuck(process)
+
+    def _note_unstuck(self, process: Process) -> None:
+        """It has come to the collective."""
+        process.is_stuck = False
+        _log.info("stuck worker: %s goes on", process.who)
 
     # ---- ending processes ----
 

@@ -328,12 +328,12 @@ class Broker:
         """Of the processes that live those that keep others waiting for longer than these can (`stuck`), with the ranks
         of these."""
         with self._changed:
+            awaited = {version: segment.awaited() for version, segment in self._segments.open.items()}
+            if not any(is_overdue for told in awaited.values() for *_, is_overdue in told):
+                return {}  # as long as a job is healthy
             rank_of: dict[tuple[PeerID, int], int] = {}
             waits: list[tuple[Any, Any, bool]] = []
-            for version, segment in self._segments.open.items():
-                told = segment.awaited()
-                if not told:
-                    continue
+            for version, told in awaited.items():
                 cluster = self._versions.clusters[version]
                 known: dict[int, tuple[PeerID, int]] = {}
                 for process in alive:
@@ -341,9 +341,10 @@ class Broker:
                     if rank is not None and self._versions.belongs(*process, version):
                         known[rank], rank_of[process] = process, rank
                 for *ends, is_overdue in told:
-                    sleeper, awaited = (known.get(end, end) if isinstance(end, int) else (version, end) for end in ends)
-                    waits.append((sleeper, awaited, bool(is_overdue)))
-            return {who: sorted(rank_of[each] for each in by) for who, by in stuck_among(alive, waits).items()}
+                    sleeper, other = (known.get(end, end) if isinstance(end, int) else (version, end) for end in ends)
+                    waits.append((sleeper, other, bool(is_overdue)))
+            found = stuck_among(set(alive), waits)
+            return {process: sorted(rank_of[each] for each in by) for process, by in found.items()}
 
     def set_ending(self, peer: PeerID, incarnation: int, ending: bool) -> None:
         """The process is about to be ended, or isn't after all."""

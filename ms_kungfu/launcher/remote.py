@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Protocol
 
+from ms_kungfu import env
 from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu._words import counted
 from ms_kungfu.broker_protocol import ProtocolError, text_field
@@ -41,7 +42,7 @@ from ms_kungfu.launcher.seat import Report
 from ms_kungfu.launcher.segments import Asker, HostSegment, NotMadeYet, PlainSegment, Progress, Segment
 from ms_kungfu.launcher.sites import Launch, Site
 from ms_kungfu.launcher.startup import Start, StartError
-from ms_kungfu.launcher.stuck import waits_between_hosts
+from ms_kungfu.launcher.stuck import told_each_s, waits_between_hosts
 from ms_kungfu.launcher.supervisor import Exited, Started
 from ms_kungfu.launcher.within import within
 
@@ -547,7 +548,10 @@ class SpreadSegment:
         told = {site.name: self.waits.get(site.name, []) for site in self._remote if not site.lost}
         if self._local is not None and self._owner.own is not None:
             told[self._owner.own] = self._local.awaited()
-        ranks = {host: [r for r, peer in enumerate(self.cluster.workers) if peer.host == host] for host in told}
+        ranks: dict[str, list[int]] = {host: [] for host in told}
+        for rank, peer in enumerate(self.cluster.workers):
+            if peer.host in ranks:
+                ranks[peer.host].append(rank)
         return waits_between_hosts(told, ranks)
 
     def set_ending(self, rank: int, ending: bool) -> None:
@@ -944,7 +948,8 @@ class RemoteHosts:
             await channel.flushed()
             return False
         watch = HangWatch(self.options.peer_timeout_s or math.inf)
-        welcome: dict[str, Any] = {"job": self._start.writer, "secret": self._start.secret, "look_s": watch.period_s}
+        look_s = told_each_s(watch.period_s, env.COLLECTIVE_TIMEOUT.get(self.machine.environ))
+        welcome: dict[str, Any] = {"job": self._start.writer, "secret": self._start.secret, "look_s": look_s}
         if self.seat is not None:
             welcome["seat"] = self.seat.since
         if self.options.secret:

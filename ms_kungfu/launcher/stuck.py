@@ -21,32 +21,49 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+_ALL_LINKS = ""  # no host has this name
+_SURE_S = 1.2
+_FRESH = 0.8  # of the time in which a rank must stay stuck: how often each host tells of its ranks, at least
+
+
+def stuck_sure_s(timeout_s: float) -> float:
+    """For how long each look has to find a rank stuck. `timeout_s`: of a collective."""
+    return min(_SURE_S, timeout_s / 8)
+
+
+def told_each_s(period_s: float, timeout_s: float) -> float:
+    """How often a host tells of its ranks, which it would do each `period_s`: often enough that a rank is never
+    confirmed as stuck by one report, read twice."""
+    return min(period_s, _FRESH * stuck_sure_s(timeout_s))
 
 
 def stuck_among(alive: Collection[K], waits: Iterable[tuple[K, K, bool]]) -> dict[K, list[K]]:
-    """The stuck ones, each with those that are overdue because of it.
+    """The stuck ones, each with those that are overdue because of it. Linear in the waits if one process is stuck.
 
     Args:
-        alive: the processes that nobody has declared dead.
+        alive: the processes that the launcher has not declared dead.
         waits: (sleeper, the one that it sleeps for, whether it is overdue); links are among them, and never alive.
     """
-    awaits: dict[K, list[K]] = {}
-    overdue: list[K] = []
+    sleepers: dict[K, list[K]] = {}  # of each that is awaited
+    asleep: set[K] = set()
+    overdue: dict[K, None] = {}
     for sleeper, awaited, is_overdue in waits:
-        awaits.setdefault(sleeper, []).append(awaited)
-        if is_overdue and sleeper in alive and sleeper not in overdue:
-            overdue.append(sleeper)
+        sleepers.setdefault(awaited, []).append(sleeper)
+        asleep.add(sleeper)
+        if is_overdue and sleeper in alive:
+            overdue[sleeper] = None
     stuck: dict[K, list[K]] = {}
-    for sleeper in overdue:
-        passed, left = {sleeper}, list(awaits[sleeper])
+    for awaited in sleepers:
+        if awaited in asleep or awaited not in alive or not overdue:
+            continue
+        passed, left = {awaited}, [awaited]
         while left:
-            at = left.pop()
-            if at in passed:
-                continue
-            passed.add(at)
-            left += awaits.get(at, ())
-            if at in alive and at not in awaits:
-                stuck.setdefault(at, []).append(sleeper)
+            for sleeper in sleepers.get(left.pop(), ()):
+                if sleeper not in passed:
+                    passed.add(sleeper)
+                    left.append(sleeper)
+        if because_of_it := [each for each in overdue if each in passed]:
+            stuck[awaited] = because_of_it
     return stuck
 
 
@@ -54,15 +71,16 @@ def waits_between_hosts(
     told: Mapping[str, Sequence[tuple[int, int, bool]]], ranks: Mapping[str, Collection[int]]
 ) -> list[tuple[int | str, int | str, bool]]:
     """Of a version over several hosts. `told`: what each has of its own ranks, with -1 for its link; a link has the
-    name of its host then. `ranks`: those of each host."""
-    waits: list[tuple[int | str, int | str, bool]] = []
+    name of its host then. `ranks`: those of each host. A link that waits for the others waits for `_ALL_LINKS`, which
+    waits for each: one pair a host, not one for each two."""
+    waits: list[tuple[int | str, int | str, bool]] = [(_ALL_LINKS, host, False) for host in told]
     for host, own in told.items():
         waits += [(host if a < 0 else a, host if b < 0 else b, is_overdue) for a, b, is_overdue in own]
         if any(sleeper < 0 for sleeper, *_ in own):
             continue
         # It has nothing to exchange before a rank of its host comes, which waits for it then.
         is_idle = not any(awaited < 0 for _, awaited, _ in own)
-        waits += [(host, other, False) for other in (ranks[host] if is_idle else told) if other != host]
+        waits += [(host, other, False) for other in (ranks[host] if is_idle else (_ALL_LINKS,))]
     return waits
 
 

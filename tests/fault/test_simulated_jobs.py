@@ -271,6 +271,15 @@ def test_worker_that_arrives_late_is_ended_or_goes_on() -> None:
     assert spared > 0
 
 
+def test_worker_that_is_stuck_a_second_time_is_logged_again() -> None:
+    happenings = Happening(0.9, "loop", 1, 29.0), Happening(31.0, "loop", 1, 29.0)
+    schedule = Schedule(0, Setup(size=2, recover=Recover.FAIL, samples=240), happenings)
+    told: list[str] = []
+    assert run(schedule, told).exit_code == 0, story(schedule)
+    lines = [line.partition("stuck worker: ")[2].split()[-1] for line in told if "stuck worker: " in line]
+    assert lines == ["action=none", "on"] * 2, "\n".join(told)
+
+
 def test_what_came_too_late_for_the_workers_begins_after_them() -> None:
     for seed in range(150):
         violation = violation_of(late_wishes(seed))

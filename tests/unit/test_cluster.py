@@ -202,3 +202,19 @@ def test_written_cluster_has_no_more_workers_than_a_job():
     names = [f"127.0.0.1:{1 + n}" for n in range(8000)]
     with pytest.raises(ValueError, match="Workers names 8000; a job has at most 1024"):
         Cluster.from_json({"Workers": names})
+
+
+def test_rank_is_found_without_a_search_of_the_workers():
+    compared = []
+
+    class Worker(PeerID):
+        def __eq__(self, other):
+            compared.append(1)
+            return super().__eq__(other)
+
+        __hash__ = PeerID.__hash__
+
+    cluster = Cluster(tuple(Worker("a", 10000 + i) for i in range(1000)))
+    assert cluster.rank_of(Worker("a", 10999)) == 999
+    assert cluster.rank_of(Worker("b", 10999)) is None
+    assert len(compared) < 100

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from ms_kungfu.launcher.stuck import StuckWatch, stuck_among, waits_between_hosts
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ms_kungfu import env
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.launcher.agent import HostAgent
+from ms_kungfu.launcher.broker import Broker
+from ms_kungfu.launcher.hangs import HangWatch
+from ms_kungfu.launcher.remote import RemoteHosts
+from ms_kungfu.launcher.stuck import StuckWatch, stuck_among, stuck_sure_s, told_each_s, waits_between_hosts
 
 
 def test_rank_that_an_overdue_one_waits_for_is_stuck() -> None:
@@ -59,3 +71,79 @@ def test_rank_that_arrives_is_not_confirmed() -> None:
     watch.look(10.0, {1})
     assert watch.look(10.5, set()) == []
     assert watch.look(11.5, {1}) == []
+
+
+def test_waits_between_hosts_grow_linearly() -> None:
+    hosts = [f"host{i}" for i in range(100)]
+    told = {host: [(rank, -1, True)] for rank, host in enumerate(hosts)}
+    assert len(waits_between_hosts(told, {host: [rank] for rank, host in enumerate(hosts)})) <= 3 * len(hosts)
+
+
+# ---- what the launcher does with it ----
+
+WORKERS = tuple(PeerID("a", 10000 + i) for i in range(3))
+
+
+def broker(waits: list[tuple[int, int, bool]]) -> Broker:
+    """Of one version, in which the ranks tell these."""
+    unused: Any = None
+    found = Broker(1, unused, unused, unused, unused, None)
+    found._versions.admit(Cluster(WORKERS, (), 0))
+    found._versions.choose(0)
+    segment: Any = SimpleNamespace(awaited=lambda: waits)
+    found._segments.open[0] = segment
+    return found
+
+
+def test_broker_names_stuck_process_and_the_ranks_that_wait() -> None:
+    alive = [(worker, 0) for worker in WORKERS]
+    assert broker([(0, 1, True), (2, 1, True)]).stuck(alive) == {(WORKERS[1], 0): [0, 2]}
+
+
+def test_broker_looks_at_no_process_while_no_wait_is_overdue() -> None:
+    looked: list[int] = []
+
+    class Alive(list[tuple[PeerID, int]]):
+        def __iter__(self) -> Any:
+            looked.append(1)
+            return super().__iter__()
+
+    assert broker([(0, 1, False), (2, 1, False)]).stuck(Alive((worker, 0) for worker in WORKERS)) == {}
+    assert looked == []
+
+
+def test_report_of_a_host_is_no_look_for_stuck_workers() -> None:
+    """The launcher looks at all hosts together: a look for each report would be quadratic in the hosts."""
+    later: list[tuple[float, Any]] = []
+    agent: Any = SimpleNamespace(
+        reports=SimpleNamespace(is_over=False), _stopped={}, processes=[], _stuck_look_s=0.5,
+        _loop=SimpleNamespace(call_later=lambda seconds, what: later.append((seconds, what))),
+    )  # fmt: skip
+    looks: list[int] = []
+    agent._look_for_the_stuck = lambda: looks.append(1)
+    agent._keep_looking_for_the_stuck = "again"
+    for host in ("a", "b", "c"):
+        HostAgent.look_at(agent, host, HangWatch(10.0), 1.0, [], lambda key: False)
+    assert looks == []
+    HostAgent._keep_looking_for_the_stuck(agent)
+    assert (looks, later) == ([1], [(0.5, "again")])
+
+
+@pytest.mark.parametrize("timeout_s", [0.5, 4.0, 9.6, 600.0])
+def test_host_tells_of_its_ranks_twice_before_one_is_confirmed(timeout_s: float) -> None:
+    class WelcomedError(Exception):
+        pass
+
+    def send(message: dict[str, Any]) -> None:
+        raise WelcomedError(message["welcome"]["look_s"])
+
+    hosts: Any = SimpleNamespace(
+        options=SimpleNamespace(cores_per_worker=None, peer_timeout_s=10.0, secret=""), seat=None,
+        _start=SimpleNamespace(writer="job", secret=""),
+        machine=SimpleNamespace(environ={env.COLLECTIVE_TIMEOUT.name: str(timeout_s)}),
+    )  # fmt: skip
+    channel: Any = SimpleNamespace(send=send)
+    hello: Any = None
+    with pytest.raises(WelcomedError) as welcomed:
+        asyncio.run(RemoteHosts._let_in(hosts, channel, hello, ""))
+    assert welcomed.value.args[0] == told_each_s(1.0, timeout_s) < stuck_sure_s(timeout_s)
