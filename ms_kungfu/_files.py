@@ -24,8 +24,8 @@ def open_regular(
         path: What is read may be behind symbolic links (mounted secrets are); what is written may not.
         flags: As of `os.open`.
         dir_fd: As of `os.open`.
-        devices: Accept character devices (``/dev/null``), and symbolic links also for writing: for a path that the user
-            has named.
+        devices: Accept character devices (``/dev/null``), and for writing also symbolic links and a FIFO that another
+            process reads (``/dev/stderr`` before ``| tee``): for a path that the user has named.
 
     Returns:
         The descriptor, closed on exec, which the caller owns.
@@ -42,13 +42,16 @@ def open_regular(
         if error.errno == errno.ELOOP and wanted & os.O_NOFOLLOW:
             raise OSError(errno.ELOOP, "it is a symbolic link, not a regular file", name) from None
         if error.errno == errno.ENXIO:  # of a FIFO that no process reads, and of a socket
-            raise OSError(errno.ENXIO, "it is a FIFO or a socket, not a regular file", name) from None
+            reader = " that no process reads," if devices else ""
+            raise OSError(errno.ENXIO, f"it is a FIFO{reader} or a socket, not a regular file", name) from None
         raise
     try:
         kind = stat.S_IFMT(os.fstat(fd).st_mode)
-        if kind != stat.S_IFREG and not (devices and kind == stat.S_IFCHR):
+        # Without waiting, a FIFO is opened for writing alone only if another process reads it.
+        has_reader = kind == stat.S_IFIFO and flags & os.O_ACCMODE == os.O_WRONLY
+        if kind != stat.S_IFREG and not (devices and (kind == stat.S_IFCHR or has_reader)):
             raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a regular file", name)
-        os.set_blocking(fd, True)  # a device's
+        os.set_blocking(fd, True)  # of a device or a FIFO
         return fd
     except BaseException:
         os.close(fd)

@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import signal
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,7 +107,8 @@ class _ToOutput(logging.Handler):
 
 
 class _ToFile(logging.FileHandler):
-    """-logfile. Where it can't be written (a full disk) the job goes on without it, which is told once."""
+    """-logfile. If a write fails (a full disk, a pipe whose reader falls behind), the launcher logs that once, and the
+    job goes on without the file."""
 
     def __init__(self, path: Path, output: Output) -> None:
         super().__init__(path, mode="w", encoding="utf-8")
@@ -114,7 +116,10 @@ class _ToFile(logging.FileHandler):
 
     def _open(self) -> io.TextIOWrapper:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        return os.fdopen(open_regular(self.baseFilename, flags, devices=True), "w", encoding="utf-8")
+        fd = open_regular(self.baseFilename, flags, devices=True)
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):
+            os.set_blocking(fd, False)  # the launcher never waits for a reader
+        return os.fdopen(fd, "w", encoding="utf-8")
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]

@@ -47,7 +47,8 @@ class Monitor:
     """Measures training; give it to `MonitorCallback`, `KungFuElasticCallback` or `ElasticTraining`.
 
     Args:
-        jsonl: a file to which rank 0 writes each record as a line of JSON.
+        jsonl: a file to which rank 0 writes each record as a line of JSON; or a FIFO that another process reads. A step
+            waits while that process falls behind.
         interval: measure each so many steps; times and bytes are then the mean of these.
         half_life: measured steps after which one counts half in the moving averages of the gradient noise scale.
         update_ratio_interval: steps between two measurements of the update-to-weight ratio, which copy the weights; 0
@@ -309,20 +310,21 @@ class Monitor:
         if port is not None and self._endpoint is None:
             self._endpoint = MetricsEndpoint(lambda: self.last, port)
         if self._jsonl is not None and self._file is None and self.step == 0 and runtime.current_rank() == 0:
-            self._jsonl.parent.mkdir(parents=True, exist_ok=True)
-            os.close(self._open_jsonl(os.O_TRUNC))  # whoever is rank 0 later goes on with what is there
+            # A later rank 0 appends. It stays open: the reader of a FIFO would take a close for the end of the file.
+            self._file = self._open_jsonl(os.O_TRUNC)
 
-    def _open_jsonl(self, flag: int) -> int:
+    def _open_jsonl(self, flag: int = 0) -> Any:
         assert self._jsonl is not None
-        return open_regular(self._jsonl, os.O_WRONLY | os.O_CREAT | flag, devices=True)
+        self._jsonl.parent.mkdir(parents=True, exist_ok=True)
+        fd = open_regular(self._jsonl, os.O_WRONLY | os.O_CREAT | os.O_APPEND | flag, devices=True)
+        return os.fdopen(fd, "a", buffering=1)
 
     def _hand_out(self, record: StepRecord) -> None:
         self._records += 1
         if runtime.current_rank() == 0:
             if self._jsonl is not None:
                 if self._file is None:
-                    self._jsonl.parent.mkdir(parents=True, exist_ok=True)
-                    self._file = os.fdopen(self._open_jsonl(os.O_APPEND), "a", buffering=1)
+                    self._file = self._open_jsonl()
                 self._file.write(json.dumps(record.to_json()) + "\n")
             if self._records % self._log_interval == 0 and _log.isEnabledFor(logging.INFO):
                 _log.info("%s", describe(record))

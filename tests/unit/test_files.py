@@ -1,9 +1,11 @@
 """Files in folders that other programs can write to: opened without waiting, if they are what they should be."""
 
 import errno
+import logging
 import os
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +56,20 @@ def test_fifo_with_a_reader_is_refused(fifo):
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(OSError, match=FIFO):
         open_regular(fifo, WRITE)
+    os.close(reader)
+
+
+@pytest.mark.parametrize("flags", [WRITE, os.O_WRONLY | os.O_APPEND])
+def test_fifo_with_a_reader_is_opened_where_the_user_names_it(fifo, flags):
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    fd = open_regular(fifo, flags, devices=True)
+    assert os.get_blocking(fd)
+    os.write(fd, b"text")
+    os.close(fd)
+    assert os.read(reader, 10) == b"text"
+    for others in (os.O_RDONLY, os.O_RDWR):  # they open without another process
+        with pytest.raises(OSError, match=FIFO):
+            open_regular(fifo, others, devices=True)
     os.close(reader)
 
 
@@ -120,6 +136,29 @@ def test_log_that_fails_later_is_given_up_once(tmp_path, monkeypatch):
 def test_log_file_of_the_launcher_that_is_a_fifo_is_refused(fifo):
     with pytest.raises(OSError, match=FIFO):
         cli._ToFile(fifo, None)
+
+
+def test_log_file_of_the_launcher_that_is_a_pipe_never_waits_for_its_reader():
+    reader, writer = os.pipe()
+    told = []
+    handler = cli._ToFile(f"/dev/fd/{writer}", SimpleNamespace(say=told.append))
+    os.close(writer)
+    record = logging.LogRecord("ms_kungfu", logging.INFO, "", 0, "%s", ("x" * 1000,), None)
+    handler.handle(record)
+    assert os.read(reader, 2000) == b"x" * 1000 + b"\n"
+    for _ in range(200):  # more than a pipe holds
+        if record.levelno >= handler.level:
+            handler.handle(record)
+    (line,) = told
+    assert "is given up, the job goes on without it" in line
+    os.set_blocking(reader, False)
+    while True:
+        try:
+            os.read(reader, 1 << 20)
+        except BlockingIOError:
+            break
+    handler.close()
+    os.close(reader)
 
 
 def test_secret_that_is_a_fifo_is_none(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import urllib.request
 
 import numpy as np
@@ -88,6 +89,20 @@ def test_a_monitor_by_hand(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "sub" / "training.jsonl").read_text().splitlines()]
     assert lines == [record.to_json() for record in seen]
     assert monitor.cpu_seconds > 0
+
+
+def test_monitor_writes_to_a_fifo_that_stays_open_from_begin(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    monitor = Monitor(tmp_path / "fifo")
+    monitor.begin()
+    with pytest.raises(BlockingIOError):  # no end of the file
+        os.read(reader, 1)
+    record = monitor.step_end(8)
+    monitor.end()
+    assert json.loads(os.read(reader, 1 << 16)) == record.to_json()
+    assert os.read(reader, 1) == b""
+    os.close(reader)
 
 
 def test_a_replay_leaves_the_file_of_the_run_that_it_repeats(tmp_path, monkeypatch):
