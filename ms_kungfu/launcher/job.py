@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 _OUTPUT_GRACE_S = 1.0
 # Before another process is tried in the place of one that couldn't even be started: doubled each time.
 _START_PAUSE_S = 0.1
-_MUST_JOIN_S = 60.0  # or else the workers are told of as copies of a training
+_MUST_JOIN_S = 60.0  # before a warning that the workers may be copies of one training
 _TRAINS_S = 2.0  # MindSpore alone takes that long to import
 _MAX_START_PAUSE_S = 5.0
 # A host tells of a connection that has ended within 0.2 s; who is lost by it is told some seconds later.
@@ -459,7 +459,7 @@ class Job:
             return False
         if verdict.action in (Action.FINISH, Action.FAIL):
             if verdict.action is Action.FINISH:
-                self._warn_of_copies()
+                self._warn_of_copies(ended=True)
             self._verdict.set_result(verdict)
             _log.info("%s%s", verdict.reason, "; ending the job" if verdict.action is Action.FAIL else "")
         elif verdict.reason:
@@ -471,8 +471,8 @@ class Job:
             self._revisions.write()
         return not self._verdict.done()
 
-    def _warn_of_copies(self) -> None:
-        """Warn once of several workers of which none has joined: they are as many separate trainings.
+    def _warn_of_copies(self, ended: bool = False) -> None:
+        """Warn once of several workers of which none has joined: they are as many separate trainings, or prepare.
 
         Not of workers that end too soon to have trained: `kungfu-run -np 4 hostname` is no mistake.
         """
@@ -481,7 +481,7 @@ class Job:
         size, seconds = self._coordinator.newest.size, self._loop.time() - self._workers_since
         if size > 1 and seconds >= _TRAINS_S:
             self._workers_since = None
-            _log.warning("%s", policy.copies(size, seconds))
+            _log.warning("%s", policy.copies(size, seconds, ended))
 
     def _decide(self, event: WorkerExited | WorkerWorksOn) -> Verdict:
         return self._coordinator.decide(event, self._host.processes.headcount())

@@ -303,13 +303,18 @@ def how_it_ended(code: int) -> str:
     return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
 
 
-def copies(size: int, seconds: float) -> str:
-    """Of `size` workers, started so many seconds ago, none has joined the job."""
+def copies(size: int, seconds: float, ended: bool) -> str:
+    """Of `size` workers, started so many seconds ago, none has joined the job. `ended`: all have, without an error."""
+    causes = (
+        "Usual causes: the program doesn't use ms_kungfu (a program for msrun needs --msrun); its environment was "
+        "cleared (env -i, sudo, a container); another Python runs it, without ms_kungfu"
+    )
+    none = f"none of the {size} workers has joined the job within {seconds:.0f} s"
+    if ended:
+        return f"{none}, and all have ended: if they have trained, each has trained a model of its own. {causes}"
     return (
-        f"none of the {size} workers has joined the job within {seconds:.0f} s: each trains a model of its "
-        "own. Usual causes: the program doesn't use ms_kungfu (a program for msrun needs "
-        "--msrun); its environment was cleared (env -i, sudo, a container); another Python runs it, without ms_kungfu; "
-        "or it takes long to begin"
+        f"{none}. If the program is still preparing (a download, a data set to list), ignore this line; else each "
+        f"worker trains a model of its own. {causes}"
     )
 
 

@@ -389,6 +389,7 @@ def test_workers_that_never_join_are_told_of_as_copies(kungfu_run, count, lives_
     job = kungfu_run("-np", count, "sleep", lives_s)
     job.assert_exit(0)
     assert job.output.count(f"none of the {count} workers has joined the job within ") == is_told, job.output
+    assert job.output.count(", and all have ended: if they have trained, each has trained a model") == is_told
 
 
 @pytest.mark.parametrize("has_placed", [False, True])
@@ -402,7 +403,8 @@ def test_workers_that_run_for_a_minute_without_joining_are_told_of_once(has_plac
     now[0] += 60
     for _ in range(2):
         Job._warn_of_copies(stub)
-    assert caplog.text.count("none of the 4 workers has joined the job within 60 s") == (not has_placed)
+    told = "none of the 4 workers has joined the job within 60 s. If the program is still preparing"
+    assert caplog.text.count(told) == (not has_placed)
 
 
 def test_a_worker_without_descriptors_for_its_output_is_a_death_like_any_other(kungfu_run):
