@@ -39,7 +39,7 @@ from ms_kungfu.launcher.segments import NotMadeYet
 from ms_kungfu.launcher.sites import CANT_RUN, AbsentSite, Launch, LocalSite, Site, told_of_the_host
 from ms_kungfu.launcher.standbys import StandbyKeeper
 from ms_kungfu.launcher.startup import Start, StartError
-from ms_kungfu.launcher.stuck import StuckWatch, stuck_sure_s
+from ms_kungfu.launcher.stuck import StuckWatch, stuck_reason, stuck_sure_s
 from ms_kungfu.launcher.supervisor import Exited, Started, Supervisor
 from ms_kungfu.launcher.versions import ClusterVersions
 
@@ -597,7 +597,7 @@ class HostAgent:
         if not self._is_gone(process) and not process.killed_because and not self.reports.is_over:
             self._kill(process, f"could not go on ({reason}), had not ended after {_OUT_GRACE_S:g} s, and was killed")
 
-    # ---- who keeps the others waiting ----
+    # ---- stuck workers ----
 
     def _keep_looking_for_the_stuck(self) -> None:
         """At all hosts together, by what each has told last: a look for each host would be quadratic."""
@@ -640,8 +640,9 @@ class HostAgent:
         """Its stack has been written. One that has come meanwhile goes on."""
         if self._is_gone(process) or process.killed_because or process.peer is None or self.reports.is_over:
             return
-        if (process.peer, process.incarnation) in self._stuck():
-            self._kill(process, "kept the others waiting in a collective, was stuck elsewhere, and was killed")
+        waiting = self._stuck().get((process.peer, process.incarnation))
+        if waiting:
+            self._kill(process, stuck_reason(waiting, env.COLLECTIVE_TIMEOUT.get(self.machine.environ)))
         else:
             self.broker.set_ending(process.peer, process.incarnation, False)
             self._note_unstuck(process)

@@ -135,7 +135,7 @@ class BrokerServer:
                 while self._broker.serve(connection, pid):
                     connection.extend(None)  # the next one may come after hours of training
         except Exception as error:  # ends this connection, never the job
-            _log.error("internal error: a connection of a worker has ended by %r", error, exc_info=error)
+            _log.error("internal error: connection of a worker: %r; the launcher closes it", error, exc_info=error)
         finally:
             # In this order: who sees no connections any more counts on their descriptors being closed.
             connection.close()

@@ -154,7 +154,7 @@ class Channel:
         except (OSError, ValueError):  # the socket, TLS
             self.end()
         except Exception as error:  # this is a callback of the loop's, where it would end the job
-            _log.error("internal error: a connection has ended by %r", error, exc_info=error)
+            _log.error("internal error: sending: %r; the launcher closes the connection", error, exc_info=error)
             self.end()
 
     def _has_more_to_send(self) -> bool:
@@ -382,7 +382,13 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
             raise
         except Exception as error:  # whatever the other end has said: it is refused, as what isn't understood is
             channel.close()
-            _log.error("internal error: a call to %s:%d has ended by %r", host, port, error, exc_info=error)
+            _log.error(
+                "internal error: call to %s:%d: %r; the launcher closes the connection",
+                host,
+                port,
+                error,
+                exc_info=error,
+            )
             raise ProtocolError(f"internal error: {error!r}") from error
         except BaseException:
             channel.close()
@@ -528,7 +534,7 @@ class ControlServer:
         elif isinstance(error, (OSError, asyncio.TimeoutError)):
             why = "it didn't say who it is"
         else:
-            _log.error("internal error: a connection from %s has ended by %r", source, error, exc_info=error)
+            _log.error("internal error: connection from %s: %r; the launcher closes it", source, error, exc_info=error)
         _log.warning(
             "a connection from %s has been refused: %s; others from there are, too%s", source, why, self._then()
         )
@@ -555,7 +561,7 @@ class ControlServer:
         except (OSError, ProtocolError, asyncio.TimeoutError) as error:
             _log.warning("a connection from %s has ended: %s", source, error)
         except Exception as error:
-            _log.error("internal error: a connection from %s has ended by %r", source, error, exc_info=error)
+            _log.error("internal error: connection from %s: %r; the launcher closes it", source, error, exc_info=error)
         finally:
             if not given_away:
                 channel.close()

@@ -468,8 +468,10 @@ class Outpost:
         except StartError:
             raise
         except Exception as error:  # the connection to this head has ended, as by any other mistake in what it says
-            _log.error("internal error: a message of %s has ended by %r", head, error, exc_info=error)
-            return f"internal error: what {head} says has ended by {error!r}"
+            _log.error(
+                "internal error: message from %s: %r; the launcher closes the connection", head, error, exc_info=error
+            )
+            return f"internal error: message from {head}: {error!r}"
         return ""
 
     # ---- another head ----

@@ -227,8 +227,8 @@ def _after_death(event: WorkerExited, failure: Failure, state: JobState) -> Verd
         if event.late >= MOST_LATE:  # the next would be as slow
             return Verdict(
                 Action.SHRINK,
-                f"{failure.reason}, like the one before it; the others go on without it: set KUNGFU_JOIN_TIMEOUT to "
-                "more seconds than a worker needs until it trains, and ask for the size again",
+                f"{failure.reason}, like the one before it; the others go on without it: raise KUNGFU_JOIN_TIMEOUT "
+                "above the time that a worker takes to start and compile, then request the size again",
             )
         if event.restarts < state.max_restarts:
             return Verdict(Action.REPLACE, f"{failure.reason}; the others go on, and a new worker is started")

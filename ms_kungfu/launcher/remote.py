@@ -229,8 +229,11 @@ class RemoteSite:
             self.give_up("the job is over")
             raise
         except Exception as error:  # this host is lost by it, never the job
-            _log.error("internal error: a message of host %s has ended by %r", self.name, error, exc_info=error)
-            return f"internal error: what {PROGRAM} on host {self.name} says has ended by {error!r}"
+            _log.error(
+                "internal error: message from host %s: %r; the launcher closes the connection",
+                self.name, error, exc_info=error,
+            )  # fmt: skip
+            return f"internal error: message from {PROGRAM} on host {self.name}: {error!r}"
 
     def hear(self, workers: Workers, what: str, value: Any) -> None:
         try:

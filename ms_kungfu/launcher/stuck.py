@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from ms_kungfu import env
+
 K = TypeVar("K", bound=Hashable)
 _ALL_LINKS = ""  # no host has this name
 _SURE_S = 1.2
@@ -94,3 +96,11 @@ class StuckWatch(Generic[K]):
     def look(self, now: float, found: Collection[K]) -> list[K]:
         self._since = {each: self._since.get(each, now) for each in found}
         return [each for each, since in self._since.items() if now - since >= self._sure_s]
+
+
+def stuck_reason(waiting: Sequence[int], timeout_s: float) -> str:
+    """Why a worker was killed for which these ranks wait. `timeout_s`: of a collective."""
+    ranks = ", ".join(map(str, waiting))
+    wait = f"rank {ranks} waits" if len(waiting) == 1 else f"ranks {ranks} wait"
+    limit = f"{env.COLLECTIVE_TIMEOUT.name} {timeout_s:g} s"
+    return f"did not come to the collective in which {wait} ({limit}) and was killed"

@@ -55,7 +55,7 @@ class Rest:
     def __init__(self, cells: Iterable[Any]) -> None:
         self._cells = named(cells)
         self._apart: dict[str, list[int]] = {}
-        self._copies: dict[str, Any] = {}  # packed values of cells that not all have, as of the last `copy`
+        self._copies: dict[str, Any] = {}  # packed values of cells that only some workers have, as of the last `copy`
         self._told = False
 
     def agree(self, joins: bool) -> list[Any]:
@@ -104,7 +104,9 @@ class Rest:
             return
         what = type(self._cells[name]).__name__
         if packed is None:
-            _log.warning("--msrun: %s, which only some workers have, begins anew: all that had it have failed", what)
+            _log.warning(
+                "--msrun: %s, which only some workers have, begins anew: each worker that had it has failed", what
+            )
             return
         if not live:
             _log.warning("--msrun: %s, which only some workers have, goes on from the end of the last pass", what)

@@ -110,7 +110,7 @@ def test_a_place_is_not_filled_after_two_late_newcomers(job):
     one = job("-np", 1, "-recover", "replace", program=["slow=1000"], environment={"KUNGFU_JOIN_TIMEOUT": "1"})
     one.in_version(0, 1)
     one.command("resize", "2")
-    one.wait_for(r"was killed, like the one before it; the others go on without it: set KUNGFU_JOIN_TIMEOUT to more")
+    one.wait_for(r"was killed, like the one before it; the others go on without it: raise KUNGFU_JOIN_TIMEOUT above")
     one.in_version(4, 1)
     one.finish(1)
 
@@ -288,7 +288,10 @@ def test_stuck_worker_is_ended_and_its_stack_is_shown(job, tmp_path, rank):
     pids = one.in_version(0, 3)
     one.wait_for(rf"stuck worker: worker {rank} .* awaited_by=rank \d,rank \d .* stack=in its output action=end it")
     one.wait_for(r"File .*recovery.py\"?, line \d+ in loop_alone")
-    one.wait_for(rf"worker {rank} .* was stuck elsewhere, and was killed; the others go on without it")
+    one.wait_for(
+        rf"worker {rank} .* did not come to the collective in which ranks \d, \d wait .* and was killed; "
+        "the others go on without it"
+    )
     assert one.finish(2) == {pid for each, pid in pids.items() if each != rank}
     assert "CollectiveTimeoutError" not in one.program.output
 

@@ -131,7 +131,7 @@ def test_a_place_is_not_filled_after_two_late_newcomers(late, action):
     ended = WorkerExited("worker 1", Standing.JOINING, -9, "was not ready to join in time", late=late)
     verdict = decide(ended, surviving(Recover.REPLACE))
     assert verdict.action is action
-    assert ("set KUNGFU_JOIN_TIMEOUT to more seconds" in verdict.reason) == (action is Action.SHRINK)
+    assert ("raise KUNGFU_JOIN_TIMEOUT above" in verdict.reason) == (action is Action.SHRINK)
 
 
 @pytest.mark.parametrize("recover", [Recover.SHRINK, Recover.REPLACE])

@@ -1,4 +1,4 @@
-"""Which process keeps the others waiting, from who sleeps for whom. Pure."""
+"""Which process keeps the others waiting, and how the launcher finds it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from ms_kungfu.launcher.agent import HostAgent
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.hangs import HangWatch
 from ms_kungfu.launcher.remote import RemoteHosts
-from ms_kungfu.launcher.stuck import StuckWatch, stuck_among, stuck_sure_s, told_each_s, waits_between_hosts
+from ms_kungfu.launcher.stuck import (
+    StuckWatch,
+    stuck_among,
+    stuck_reason,
+    stuck_sure_s,
+    told_each_s,
+    waits_between_hosts,
+)
 
 
 def test_rank_that_an_overdue_one_waits_for_is_stuck() -> None:
@@ -147,3 +154,9 @@ def test_host_tells_of_its_ranks_twice_before_one_is_confirmed(timeout_s: float)
     with pytest.raises(WelcomedError) as welcomed:
         asyncio.run(RemoteHosts._let_in(hosts, channel, hello, ""))
     assert welcomed.value.args[0] == told_each_s(1.0, timeout_s) < stuck_sure_s(timeout_s)
+
+
+@pytest.mark.parametrize(("waiting", "named"), [([0], "rank 0 waits"), ([0, 2], "ranks 0, 2 wait")])
+def test_reason_names_the_ranks_that_wait_and_the_limit(waiting: list[int], named: str) -> None:
+    limit = "KUNGFU_COLLECTIVE_TIMEOUT 600 s"
+    assert stuck_reason(waiting, 600.0) == f"did not come to the collective in which {named} ({limit}) and was killed"

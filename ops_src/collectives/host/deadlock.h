@@ -7,16 +7,16 @@
 //
 //  1. *Still*. A process stands still if each of its threads either waits in an operation (a Wait here) or sleeps in
 //     the kernel, and the program's main thread is in such a wait, or in a call of MindSpore's that waits for kernels.
-//     Whoever calls Look judges that (runtime/stillness.h, ms_kungfu/membership/deadlocks.py): a thread that is
+//     The caller of Look judges that (runtime/stillness.h, ms_kungfu/membership/deadlocks.py): a thread that is
 //     runnable and gets no core, that is in a page fault, stopped or traced, doesn't sleep; a process with threads of
 //     the user's own, which may bring anything at any time, never stands still; nor does one that computes on a device,
 //     whose work isn't seen here.
 //  2. A report says that its process stood still in all of kLooks looks or more, one after another, from `since` to
 //     `now`, in the same waits, with the same deaths, and ended no operation meanwhile. So it did at every moment
 //     between, up to what no look saw.
-//  3. Whoever concludes has read a report of each living rank, all of them with the number of deaths that it knows
-//     itself, and the latest `since` isn't after the earliest `now`. At that moment T all processes stood still at
-//     once.
+//  3. A process that concludes has read a report of each living rank, all of them with the number of deaths that it
+//     knows itself, and the latest `since` isn't after the earliest `now`. At that moment T all processes stood still
+//     at once.
 //  4. A Wait takes its process's report back before its thread leaves the operation. So where a report is unchanged
 //     after the posts have been looked at, its waits were still open then, and the channels still those of their names.
 //  5. Each reported operation lacks the post of a living member. Posts are only added: it lacked it at T as well. No
@@ -99,7 +99,7 @@ class DeadlockWatch {
   uint64_t since_ns_ = 0;
 };
 
-// The threads of this process that wait in operations slowly, whatever the communicator; so that somebody may sleep
+// The threads of this process that wait in operations slowly, whatever the communicator; so that a thread may sleep
 // until there is one. Thread-safe, and never destroyed: a thread may be inside until the process ends.
 class SlowThreads {
  public:
