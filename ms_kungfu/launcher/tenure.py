@@ -188,7 +188,7 @@ class Tenure:
         """Of the seat, in a thread, which goes on where who awaits it is cancelled: the next call waits for its end, or
         an older entry might come behind a newer one."""
         long = self._loop.call_later(_LONG_S, self._await_store, "answer", True)
-        answered = True
+        answered, goes_on = True, False
         try:
             if self._under_way is not None and not self._under_way.done():
                 await asyncio.wait({self._under_way})
@@ -198,9 +198,13 @@ class Tenure:
         except ConfigServerError as error:
             answered = isinstance(error, SeatLostError)
             raise
+        except asyncio.CancelledError:
+            goes_on = True  # and what it holds, until the end of the next call
+            raise
         finally:
             long.cancel()
-            self._await_store("answer", not answered)
+            if not goes_on:
+                self._await_store("answer", not answered)
 
     def _await_store(self, what: str, yes: bool) -> None:
         before = bool(self._awaited)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from ms_kungfu.cluster_store import Seat, SeatLostError, Sitting, StoreUnreachableError
+from ms_kungfu.launcher import tenure
 
 LEASE_S = 8.0
 MOST_OF_A_LEASE_S = 5.0  # two of them are more than one lease
@@ -214,3 +217,32 @@ def test_a_lease_lasts_as_long_as_the_store_says(keys, monkeypatch):
     monkeypatch.setattr(keys, "grant", lambda seconds: (1, seconds + 2))
     monkeypatch.setattr(keys, "_leases", {1: LEASE_S + 2})
     assert seated(keys).lease_s == LEASE_S + 2
+
+
+def test_cancelled_call_holds_deadlines_until_the_store_answers(monkeypatch):
+    """The call goes on in its thread."""
+    monkeypatch.setattr(tenure, "_LONG_S", 0.001)
+    holds = []
+
+    async def run():
+        answer, held = asyncio.Event(), asyncio.Event()
+
+        def on_store_awaited(yes):
+            holds.append(yes)
+            held.set()
+
+        machine = SimpleNamespace(in_thread=lambda function: answer.wait())
+        term = SimpleNamespace(seat=SimpleNamespace(lease_s=0.002))
+        head = tenure.Tenure(term, machine, "", "a", lambda why: None, lambda: None, on_store_awaited)
+        call = asyncio.ensure_future(head._call(lambda: None))
+        await held.wait()
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled()
+        assert holds == [True]
+        answer.set()
+        await head._call(lambda: None)
+        assert holds == [True, False]
+        assert not head.awaits_store
+
+    asyncio.run(run())
