@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import weakref
+import zlib
 from typing import Any, Callable
 
+import mindspore as ms
 from mindspore import nn
+
+from ms_kungfu.elastic import inventory
 
 _cells: list[weakref.ref[Any]] = []
 
@@ -27,10 +31,33 @@ def living() -> list[Any]:
     return [cell for cell in (known() for known in _cells) if cell is not None]
 
 
+def has_optimizers() -> bool:
+    """Whether one of the program's cells is an optimizer."""
+    return any(isinstance(cell, nn.Optimizer) or inventory.is_grouped(cell) for cell in living())
+
+
 def updates() -> int:
-    """By all of the program's optimizers so far."""
-    return sum(
-        int(cell.global_step.asnumpy()[0])
-        for cell in living()
-        if isinstance(cell, nn.Optimizer) and hasattr(cell, "global_step")
-    )
+    """By all of the program's optimizers so far that count them."""
+    counts = [_count_of(cell) for cell in living()]
+    return sum(int(count.asnumpy().reshape(-1)[0]) for count in counts if count is not None)
+
+
+def trained_by_groups() -> int:
+    """A number of the weights that optimizers with ``param_groups`` train, which an update changes: not all of those
+    count their updates (``experimental.optim.SGD``). 0 where there are none."""
+    groups = [group for cell in living() if inventory.is_grouped(cell) for group in cell.param_groups]
+    found = 0
+    for parameter in (parameter for group in groups for parameter in group["params"]):
+        # NumPy has no bfloat16, and float32 has all of its values.
+        values = parameter.astype(ms.float32) if parameter.dtype == ms.bfloat16 else parameter
+        found = zlib.crc32(values.asnumpy().tobytes(), found)
+    return found
+
+
+def _count_of(cell: Any) -> Any:
+    """The Parameter in which an optimizer counts its updates. None of another cell, and where it counts none."""
+    if isinstance(cell, nn.Optimizer):
+        return getattr(cell, "global_step", None)
+    if inventory.is_grouped(cell):
+        return getattr(cell, "state_step", getattr(cell, "step_t", None))
+    return None

@@ -59,7 +59,7 @@ class _Step:
         self.graphs = 0  # jitted functions that run as Python
         self.proven_for: tuple[int, ...] = ()  # the members of a step in which gradients went rank by rank
         self.members: tuple[int, ...] = ()
-        self.updates = 0  # that there were when it began
+        self.updates = (0, 0)  # `cells.updates` and `cells.trained_by_groups` when it began
         self.before: list[NDArray[Any]] = []  # moving statistics when it began
         self.statistics: list[Any] = []
 
@@ -98,7 +98,7 @@ def begin(sizes: Sequence[int], members: tuple[int, ...]) -> None:
     if not _step.is_divided:
         return
     if _step.proven_for != members:
-        _step.updates = cells.updates()
+        _step.updates = cells.updates(), cells.trained_by_groups()
         _step.statistics = inventory.moving_statistics(cells.living())
     if _step.statistics:
         wait_for_queue()
@@ -113,17 +113,13 @@ def end() -> None:
         return
     if _step.gradients:
         _step.proven_for = _step.members
-    elif not _has_optimizers() or cells.updates() != _step.updates:
+    elif not cells.has_optimizers() or (cells.updates(), cells.trained_by_groups()) != _step.updates:
         raise refused(
             "training with fewer workers than ranks by gradients that aren't made rank by rank",
             f"this worker plays {len(sizes)} of {world.size()} ranks, and its update was not made by a gradient "
             "function that could be called once a rank, as msrun does, so its gradients may have another scale; "
             + _REMEDY.format(size=world.size()),
         )
-
-
-def _has_optimizers() -> bool:
-    return any(isinstance(cell, nn.Optimizer) for cell in cells.living())
 
 
 # -- gradient functions ----------------------------------------------------------------------------------------------
