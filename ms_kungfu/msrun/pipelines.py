@@ -11,6 +11,7 @@ from typing import Any
 import mindspore.dataset as ds
 
 from ms_kungfu.dataset import ElasticDataset, pipelines, sharding
+from ms_kungfu.dataset.elastic import _Batches
 from ms_kungfu.msrun import rank_batches, world
 from ms_kungfu.msrun.communication import refused
 
@@ -82,12 +83,24 @@ def whole(dataset: ds.Dataset) -> ds.Dataset:
     return pipelines.batched(parts.samples, parts.batch_size)
 
 
+class _BatchesOfRanks(_Batches):
+    """Of which the gradient functions know the tensors."""
+
+    def _first(self, step: sharding.Step) -> Any:
+        batch = super()._first(step)
+        rank_batches.hand_out(batch)
+        return batch
+
+
 class OfRanks(ElasticDataset):
     """One whose steps are dealt to the virtual ranks, and so to the workers that play them."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._cursor.ranks = world.size()
+
+    def _batches(self, *arguments: Any) -> _Batches:
+        return _BatchesOfRanks(self, *arguments)
 
     def _take(self) -> sharding.Step | None:
         step = super()._take()

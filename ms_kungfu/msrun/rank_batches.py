@@ -14,12 +14,18 @@ a factor like ``batch_size * rank_size``), and no graph is compiled again when t
 3. Where a gradient was made in another way, the first divided steps say so: an update without a gradient that went
    rank by rank ends training with an error.
 4. Moving statistics begin each rank's batch with the values of the step's begin, and end with the mean over the ranks.
+5. Of the tensors with as many rows as the batch those are cut that the step's iterator has handed out, and those that
+   the program has made since. One that existed before the step holds nothing of its batch, unless the program copied
+   it there: it is whole for each rank. Which of the tensors made since follow from the batch can't be known, so each
+   decision about a tensor that is no column of the batch is a WARNING, once for its shapes.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +47,7 @@ from ms_kungfu.msrun.communication import refused
 from ms_kungfu.msrun.reducers import DistributedGradReducer
 from ms_kungfu.ops import wait_for_queue
 
+_log = logging.getLogger(__name__)
 _REMEDY = (
     "call the function that ms.value_and_grad, ms.grad or ops.GradOperation returns from Python or from the jitted "
     "step, with tensors whose first dimension is that of the dataset's batch; or start with -np {size}, which is "
@@ -60,6 +67,11 @@ class _Step:
         self.proven_for: tuple[int, ...] = ()  # the members of a step in which gradients went rank by rank
         self.members: tuple[int, ...] = ()
         self.updates = (0, 0)  # `cells.updates` and `cells.trained_by_groups` when it began
+        self.columns: list[Any] = []  # tensors that its iterator has handed out
+        self.made: list[Any] = []  # other tensors that its gradient functions were called with
+        self.older: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # from before it, by id
+        self.looked_with: tuple[int, ...] = ()  # the members when all tensors of the process were looked for
+        self.told: set[tuple[str, Any]] = set()
         self.before: list[NDArray[Any]] = []  # moving statistics when it began
         self.statistics: list[Any] = []
 
@@ -95,6 +107,7 @@ def begin(sizes: Sequence[int], members: tuple[int, ...]) -> None:
     _step.sizes, _step.members = list(sizes), members
     _step.is_divided = len(members) < world.size()
     _step.gradients, _step.is_inside = 0, False
+    _note_older()
     if not _step.is_divided:
         return
     if _step.proven_for != members:
@@ -103,6 +116,25 @@ def begin(sizes: Sequence[int], members: tuple[int, ...]) -> None:
     if _step.statistics:
         wait_for_queue()
         _step.before = [parameter.asnumpy().copy() for parameter in _step.statistics]
+
+
+def _note_older() -> None:
+    """The tensors that exist before a divided step: all of the process where it is the first with these members, and
+    what the gradient functions have met since."""
+    met, _step.columns, _step.made = [*_step.columns, *_step.made], [], []
+    if not _step.is_divided:
+        _step.looked_with = ()
+        return
+    if _step.looked_with != _step.members:
+        _step.looked_with = _step.members
+        met += [each for each in gc.get_objects() if issubclass(type(each), ms.Tensor)]
+    _step.older.update((id(each), each) for each in met)
+
+
+def hand_out(batch: Any) -> None:
+    """The step's batch, as the program gets it."""
+    if _step.is_divided:
+        _step.columns = _leaves(batch)
 
 
 def end() -> None:
@@ -191,13 +223,13 @@ def _rows(tensor: Any) -> int:
 def _cut(tree: Any, sizes: Sequence[int]) -> list[Any]:
     """What each rank calls the function with. RuntimeError where nothing has as many rows as the batch."""
     leaves, samples = _leaves(tree), sum(sizes)
-    is_batch = [_rows(leaf) == samples and not isinstance(leaf, ms.Parameter) for leaf in leaves]
+    is_batch = _are_batch(leaves, samples, len(sizes))
     if not any(is_batch):
         raise refused(
             "a gradient function that isn't called with the batch",
             f"this worker plays {len(sizes)} of {world.size()} ranks, whose batches have {samples} samples together, "
-            f"and of the tensors that it is called with, of shapes {[tuple(leaf.shape) for leaf in leaves]}, none has "
-            "as many rows; " + _REMEDY.format(size=world.size()),
+            f"and of the tensors that it is called with, of shapes {[tuple(leaf.shape) for leaf in leaves]}, none "
+            "of this step has as many rows; " + _REMEDY.format(size=world.size()),
         )
     cut, first = [], 0
     for size in sizes:
@@ -205,6 +237,48 @@ def _cut(tree: Any, sizes: Sequence[int]) -> list[Any]:
         cut.append(_replaced(tree, iter([leaf[rows] if is_cut else leaf for leaf, is_cut in zip(leaves, is_batch)])))
         first += size
     return cut
+
+
+def _are_batch(leaves: Sequence[Any], samples: int, ranks: int) -> list[bool]:
+    """Which of the tensors hold the batch by rows: invariant 5."""
+    columns = set(map(id, _step.columns))
+    free = [leaf for leaf in leaves if id(leaf) not in columns and not isinstance(leaf, ms.Parameter)]
+    older = [leaf for leaf in free if _step.older.get(id(leaf)) is leaf]
+    is_older = set(map(id, older))
+    made = [leaf for leaf in free if id(leaf) not in is_older]
+    _step.made += made
+    _tell(
+        "existed before the step and have as many rows as this worker's batch: each of its ranks gets all of them; "
+        "make a tensor that holds the batch anew in each step",
+        [leaf for leaf in older if _rows(leaf) == samples], samples, ranks,
+    )  # fmt: skip
+    _tell(
+        "were made in the step and have as many rows as this worker's batch: they are divided among its ranks; if one "
+        "isn't made of the batch's rows, its gradients are wrong: make that one before the loop",
+        [leaf for leaf in made if _rows(leaf) == samples], samples, ranks,
+    )  # fmt: skip
+    _tell(
+        "were made in the step and have the batch's samples in another dimension than the first: each of its ranks "
+        "gets all of them; where they hold the batch, give it as the first dimension",
+        [leaf for leaf in made if _rows(leaf) != samples and samples in leaf.shape[1:]], samples, ranks,
+    )  # fmt: skip
+    batch = columns | set(map(id, made))
+    return [_rows(leaf) == samples and id(leaf) in batch for leaf in leaves]
+
+
+def _tell(what: str, tensors: Sequence[Any], samples: int, ranks: int) -> None:
+    """Once for these shapes, whatever the batch is."""
+    if not tensors:
+        return
+    shapes = [tuple(each.shape) for each in tensors]
+    key = what, tuple(tuple("batch" if n == samples else n for n in shape) for shape in shapes)
+    if key not in _step.told:
+        _step.told.add(key)
+        _log.warning(
+            "--msrun: a gradient function is called with tensors of shapes %s, no columns of the dataset, which %s "
+            "(this worker's batch: %d rows of %d ranks)",
+            shapes, what, samples, ranks,
+        )  # fmt: skip
 
 
 def _joined(found: Sequence[Any], sizes: Sequence[int]) -> Any:
