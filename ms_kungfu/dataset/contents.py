@@ -47,6 +47,20 @@ def hash_of(row: Iterable[Any]) -> bytes:
     return digest.digest()
 
 
+class Columns:
+    """Hashes of a source's columns, each over the samples in `chosen`, which come in ascending order."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._digests = {name: hashlib.blake2b(digest_size=_HASH_BYTES) for name in names}
+
+    def add(self, row: Sequence[Any]) -> None:
+        for digest, value in zip(self._digests.values(), row):
+            _add(digest, value)
+
+    def hashes(self) -> tuple[tuple[str, str], ...]:
+        return tuple((name, digest.hexdigest()) for name, digest in self._digests.items())
+
+
 def _add(digest: Any, value: Any) -> None:
     if isinstance(value, Mapping):
         value = [part for item in sorted(value.items(), key=lambda item: str(item[0])) for part in item]
@@ -72,6 +86,8 @@ class Contents:
     """Of each sample in `chosen`."""
     all: tuple[Digest, ...] = ()
     """Of all samples, in blocks of consecutive ones, if the program asks for it."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """Names and hashes of the columns, over the samples in `chosen`: they say only which column differs."""
 
     def words(self) -> dict[str, Any]:
         """For a ledger's header: two hashes that differ if those of a sample do; JSON."""
@@ -84,28 +100,29 @@ class Contents:
 
     def state(self) -> list[Any]:
         """For a checkpoint, and for a joining worker; JSON."""
-        return [self.samples, [list(each) for each in self.some], [list(each) for each in self.all]]
+        return [self.samples, *([list(each) for each in part] for part in (self.some, self.all, self.columns))]
 
 
 def restored(state: Sequence[Any]) -> Contents:
     """What `Contents.state` was of."""
     samples, *parts = state
-    some, of_all = (tuple((int(a), int(b), str(text)) for a, b, text in part) for part in parts)
-    return Contents(samples, some, of_all)
+    some, of_all = (tuple((int(a), int(b), str(text)) for a, b, text in part) for part in parts[:2])
+    columns = parts[2] if len(parts) > 2 else ()
+    return Contents(samples, some, of_all, tuple((str(name), str(text)) for name, text in columns))
 
 
-def made_of(total: int, hashes: Mapping[int, bytes]) -> Contents:
+def made_of(total: int, hashes: Mapping[int, bytes], columns: tuple[tuple[str, str], ...] = ()) -> Contents:
     """Of the hashes of the samples in `chosen`, or of all samples."""
     some = tuple((number, number + 1, hashes[number].hex()) for number in chosen(total))
     if len(hashes) < total:
-        return Contents(len(some), some)
+        return Contents(len(some), some, columns=columns)
     edges = [total * part // min(total, _BLOCKS) for part in range(min(total, _BLOCKS) + 1)]
     blocks = []
     for first, last in zip(edges, edges[1:]):
         one = hashes[first].hex()  # as in `some`
         several = b"".join(hashes[number] for number in range(first, last))
         blocks.append((first, last, one if last - first == 1 else _word_of(several)))
-    return Contents(total, some, tuple(blocks))
+    return Contents(total, some, tuple(blocks), columns)
 
 
 def differing(everyones: Iterable[Contents]) -> list[tuple[int, int]]:
@@ -122,6 +139,19 @@ def _is_known(which: tuple[int, int], found: Mapping[tuple[int, int], set[str]])
     if which[1] - which[0] == 1:
         return False
     return any(len(texts) > 1 for (a, b), texts in found.items() if b - a == 1 and which[0] <= a < which[1])
+
+
+def difference(everyones: Iterable[Contents]) -> str:
+    """``samples 3 and 24-31 (column "path")``; empty if no two of them differ."""
+    everyones = list(everyones)
+    apart = differing(everyones)
+    if not apart:
+        return ""
+    found: dict[str, set[str | None]] = {}
+    for name in dict.fromkeys(name for contents in everyones for name, _ in contents.columns):
+        found[name] = {dict(contents.columns).get(name) for contents in everyones if contents.columns}
+    names = ", ".join(f'"{name}"' for name, texts in found.items() if len(texts) > 1)
+    return f"{text_of(apart)}{f' (column {names})' if names else ''}"
 
 
 def text_of(ranges: Sequence[tuple[int, int]]) -> str:

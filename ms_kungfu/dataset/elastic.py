@@ -401,14 +401,22 @@ def _contents_of(
     # A source may draw its augmentation from the process's generators, which belong to the program.
     states = random.getstate(), np.random.get_state()
     hashes: dict[int, bytes] = {}
+    columns: contents.Columns | None = None
     try:
         for numbers in passes:
-            iterators = [leaf.create_tuple_iterator(num_epochs=1, output_numpy=True) for leaf in leaves(numbers)]
+            read = leaves(numbers)
+            is_first = columns is None
+            if columns is None:
+                columns = contents.Columns([name for leaf in read for name in leaf.get_col_names()])
+            iterators = [leaf.create_tuple_iterator(num_epochs=1, output_numpy=True) for leaf in read]
             rows = 0
             try:
                 for number, parts in zip(numbers, zip(*iterators)):
                     rows += 1
-                    found = contents.hash_of(part for columns in parts for part in columns)
+                    row = [part for of_leaf in parts for part in of_leaf]
+                    found = contents.hash_of(row)
+                    if is_first and number in some:
+                        columns.add(row)
                     if hashes.setdefault(number, found) != found:
                         raise contents.UnstableError(f"sample {number} differs from one read to the next")
             finally:
@@ -419,7 +427,7 @@ def _contents_of(
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-    return contents.made_of(total, hashes)
+    return contents.made_of(total, hashes, () if columns is None else columns.hashes())
 
 
 class _Batches:

@@ -62,13 +62,16 @@ def nodes_of(pipeline: ds.Dataset) -> list[ds.Dataset]:
 
 
 def leaves_of(pipeline: ds.Dataset) -> list[Any]:
-    """Copies of the datasets that it reads, by themselves."""
+    """Copies of the datasets that it reads, by themselves. A source of the program's own is read in this process: each
+    read by forked workers would begin with this process's random generators as they are, and augment alike."""
     if pipeline.children:
         return [leaf for child in pipeline.children for leaf in leaves_of(child)]
     leaf = copy.deepcopy(pipeline)
     leaf.parent = []
     if getattr(leaf, "decode", False):
         leaf.decode = False  # the file's bytes say as much
+    if isinstance(leaf, ds.GeneratorDataset):
+        leaf.num_parallel_workers = 1
     return [leaf]
 
 

@@ -446,9 +446,9 @@ class Shares:
         if self._contents is None or of_others is None:
             self._contents = None  # nothing is known of theirs
             return
-        if apart := contents.differing([self._contents, contents.restored(of_others)]):
+        if apart := contents.difference([self._contents, contents.restored(of_others)]):
             raise ValueError(
-                f"ElasticDataset: {contents.text_of(apart)} of {self._total} at this worker differ from those that "
+                f"ElasticDataset: {apart} of {self._total} at this worker differ from those that "
                 f"training began with; {contents.REMEDY}"
             )
 

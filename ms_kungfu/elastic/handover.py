@@ -194,11 +194,11 @@ def compare_contents(dataset: Shares) -> None:
         everyones = {rank: contents.restored(each) for rank, each in told.items()}
         first = min(everyones)
         others = [rank for rank, each in everyones.items() if contents.differing([everyones[first], each])]
-        apart = contents.differing(everyones.values())
+        apart = contents.difference(everyones.values())
         if not apart:  # one of them compares all samples, and another one some
             return
         raise KungFuError(
-            f"ElasticDataset: {contents.text_of(apart)} at rank {first} differ from those at rank "
+            f"ElasticDataset: {apart} at rank {first} differ from those at rank "
             f"{', '.join(map(str, others))}; {contents.REMEDY}"
         )
 

@@ -111,6 +111,20 @@ def test_workers_that_compare_other_numbers_of_samples_compare_what_both_have(mo
         handover.compare_contents(dataset)
 
 
+def test_difference_names_the_columns_that_differ():
+    def of_columns(paths):
+        columns = contents.Columns(["image", "path"])
+        for number in contents.chosen(9):
+            columns.add([number, paths[number]])
+        hashes = {n: contents.hash_of([n, paths[n]]) for n in contents.chosen(9)}
+        return contents.restored(json.loads(json.dumps(contents.made_of(9, hashes, columns.hashes()).state())))
+
+    here, there = of_columns([f"/here/{n}" for n in range(9)]), of_columns([f"/there/{n}" for n in range(9)])
+    assert contents.difference([here, here]) == ""
+    assert contents.difference([here, there]).endswith(' and 8 (column "path")')
+    assert contents.difference([here, of(np.arange(9))]).endswith(" and 8"), "of an older checkpoint: no columns"
+
+
 def test_state_of_other_contents_is_refused_by_number():
     state = json.loads(json.dumps(data(of(np.arange(9)), 9).state()))
     data(of(np.arange(9)), 9).restore(state)

@@ -403,6 +403,14 @@ def test_contents_that_change_from_read_to_read_are_left_out_unless_asked_for(mo
         contents_of(Augmented(40), contents_check="few")
 
 
+def test_contents_with_parallel_readers_are_read_in_this_process():
+    for of_program in (lambda source: source, lambda source: lambda numbers: source):
+        source = ds.GeneratorDataset(Augmented(40), ["x"], shuffle=False, num_parallel_workers=2)
+        total = {} if of_program(source) is source else {"total": 40}
+        assert contents_of(of_program(source), **total) is None, "forked readers would augment each read alike"
+        assert source.num_parallel_workers == 2
+
+
 def test_ledger_header_has_the_contents_that_were_read(cluster, tmp_path):
     data = ElasticDataset(generator(8), global_batch_size=4, ledger=tmp_path)
     data.read_contents()
