@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import runtime
 from .errors import InternalError
-from .membership import current
+from .membership import check_caught_up, current
 
 Array = NDArray[Any]
 
@@ -48,6 +48,14 @@ def _op(op: str) -> int:
         return OPS[op]
     except KeyError:
         raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}") from None
+
+
+def _begin(name: str) -> None:
+    """Before a collective. KungFuError at a joining worker whose collective the other workers don't come to; those of
+    ms_kungfu itself bring it to them."""
+    runtime.init()
+    if not name.startswith("kungfu/"):
+        check_caught_up(f'collective "{name}"')
 
 
 def _input(value: ArrayLike) -> Array:
@@ -108,7 +116,7 @@ def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Ar
         ValueError, TypeError: for an op, dtype or `out` that doesn't fit, or an `out` that overlaps `array` in part.
         KungFuError: see :mod:`ms_kungfu.errors`. PeerLostError where a rank dies and nobody goes on (``-recover``).
     """
-    runtime.init()
+    _begin(name)
     array = _input(array)
     source, dtype = _reducible(array)
     result = _output(array, out)
@@ -155,7 +163,7 @@ def all_reduce_async(array: ArrayLike, op: str = "sum", name: str | None = None)
         ValueError: while another one of that name hasn't been waited for, or for an op that doesn't fit.
         TypeError: for a dtype that doesn't fit.
     """
-    runtime.init()
+    _begin(name or "unnamed")
     array, number = _input(array), _op(op)
     source, dtype = _reducible(array)
     if name is None:
@@ -176,7 +184,7 @@ def broadcast(array: ArrayLike, root: int = 0, name: str = "unnamed", out: Array
         PeerLostError: at every survivor, where the root dies before all of its data is there. An `out` then holds what
             has come of it; the next collective works. `ms_kungfu.agreement.told_by_one` asks another root.
     """
-    runtime.init()
+    _begin(name)
     if root < 0:
         raise ValueError(f"root must be a rank, got {root}")
     array = _input(array)
@@ -192,7 +200,7 @@ def all_gather(array: ArrayLike, name: str = "unnamed") -> Array:
     In the place of a rank that has died, and counts until the next cluster version, are zeros: the same at every
     survivor, and not to be told from zeros that were brought. `ms_kungfu.agreement.gather_living` tells who took part.
     """
-    runtime.init()
+    _begin(name)
     array = _input(array)
     source, dtype, kind = _movable(array)
     result = np.empty((current().core.size(), *array.shape), array.dtype)
@@ -211,7 +219,7 @@ def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> 
         ValueError, TypeError: for an op or dtype that doesn't fit, or a first axis that can't be scattered evenly.
         KungFuError: see :func:`all_reduce`.
     """
-    runtime.init()
+    _begin(name)
     array, size = _input(array), current().core.size()
     source, dtype = _reducible(array)
     if array.ndim == 0 or array.shape[0] % size:

@@ -176,10 +176,11 @@ def run_barrier() -> None:
 
     A worker that is started for a job that is running already passes: the members have this barrier of a program's
     preparation behind them ("rank 0 downloads, the others wait"). From the moment it joins, when it begins to train or
-    at its first collective that moves data, it waits like any other.
+    at its first collective that moves data, it waits like any other; if the members are in a later call of training,
+    from the moment at which it comes to that call.
     """
     init()
-    if not membership.is_deferred():
+    if not membership.is_deferred() and not membership.is_catching_up():
         membership.current().core.barrier("kungfu/barrier")
 
 

@@ -73,6 +73,9 @@ def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], ca
        ends. Its end is that of a failed worker, which the next asking does without.
     3. No state is sent before all have come for the same, so it reaches the objects of the call that it is of. Until
        then the joiner is behind (`program.is_behind`) and makes no other collective of ours.
+    4. Until then all that have the state are in this loop, and none comes to a collective of the program's. So the
+       joiner passes the program's barriers and refuses its other collectives (`membership.is_catching_up`). It takes
+       part in them again once it has come for the same.
     """
     row = np.array([purpose, lacking, fingerprint(parameters), call], dtype=np.int64)
     while True:
@@ -83,7 +86,9 @@ def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], ca
         if (purpose, call) < max(come_for):
             if purpose == _FOR_STATE:
                 program.current().call_of_state = max(come_for)[1]
+            membership.set_catching_up(True)
             return False, True
+    membership.set_catching_up(False)
     somebody_lacks = any(each[1] for each in rows.values())
     if somebody_lacks or purpose == _FOR_PARAMETERS:
         _check_programs({rank: int(each[2]) for rank, each in rows.items()}, parameters)

@@ -23,9 +23,11 @@ from __future__ import annotations
 
 from ms_kungfu.membership.cores import core_count, fix_cores, fixed_core_count, let_wakers_go_on
 from ms_kungfu.membership.identity import (
+    check_caught_up,
     cluster_version,
     host_of_rank,
     identity,
+    is_catching_up,
     is_deferred,
     is_detached,
     is_first_cluster,
@@ -35,6 +37,7 @@ from ms_kungfu.membership.identity import (
     lost_ranks,
     peer_of,
     rank,
+    set_catching_up,
     size,
     speaks_for_all,
     state_received,

@@ -58,6 +58,26 @@ def is_joiner() -> bool:
     return not current().received
 
 
+def is_catching_up() -> bool:
+    """Whether this process joined, and the others wait until it comes to their call of training."""
+    return current().catching_up
+
+
+def set_catching_up(catching_up: bool) -> None:
+    """Of this process: see `is_catching_up`."""
+    current().catching_up = catching_up
+
+
+def check_caught_up(what: str) -> None:
+    """KungFuError if this process is catching up: the other workers don't come to this collective."""
+    if current().catching_up:
+        raise KungFuError(
+            f"{what} at a joining worker: the other workers are in a later call of training and wait for this one "
+            "there; between calls of training call no collective but kf.run_barrier() and sync_net_parameters, or "
+            "keep the result of each call in a file"
+        )
+
+
 def state_received() -> None:
     """Tells that this process now has the training state."""
     current().received = True

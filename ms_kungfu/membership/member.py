@@ -133,6 +133,7 @@ class Member:
         self.detached = False
         self.evicted = False  # and that by name
         self.received = True  # the training state
+        self.catching_up = False  # it joined, and the others wait for it in a later call of training
         self.requested_size: int | None = None  # which all ranks want and nobody has written to the store yet
         self.pending: tuple[int, int] | None = None  # the last requested size that was written, and its version
         self.request: Any = None  # requested_size.SizeRequest at the rank that writes it

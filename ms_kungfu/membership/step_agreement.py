@@ -15,7 +15,7 @@ from typing import Callable
 from ms_kungfu import env
 from ms_kungfu.broker_protocol import Detached, Stay
 from ms_kungfu.errors import ResizeError
-from ms_kungfu.membership.identity import lost_ranks
+from ms_kungfu.membership.identity import check_caught_up, lost_ranks
 from ms_kungfu.membership.joining import detach, enter, join, request_segment
 from ms_kungfu.membership.member import Change, Member, current
 from ms_kungfu.membership.requested_size import LATER, PENDING, REFUSED, drop, pursue, refusal_of, unpack, want
@@ -63,6 +63,7 @@ def step(size: int | None = None, wait: bool = False, word: int = 0, settle: Set
 def resize(size: int) -> Change:
     """Collective: changes the cluster to `size` ranks; see :func:`ms_kungfu.runtime.resize`."""
     join()
+    check_caught_up("kf.resize")
     if size < 1:
         raise ValueError(f"a cluster has at least 1 rank, got size {size}")
     core = current().core

@@ -1,11 +1,14 @@
 """What a member of a cluster knows, without a cluster."""
 
 import threading
+from functools import partial
 
+import numpy as np
 import pytest
 
 from ms_kungfu import comm, membership, runtime
 from ms_kungfu.cluster import PeerID
+from ms_kungfu.elastic import handover, program
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.membership import Member, Ports
 from ms_kungfu.membership.reductions import Outcomes, Reductions
@@ -128,6 +131,64 @@ def test_joining_worker_passes_barriers_until_it_has_joined():
     for barrier in (runtime.run_barrier, comm.barrier):
         asked_as(member, barrier)
     assert core.barriers == 2
+
+
+def test_worker_that_joined_too_early_passes_barriers_and_refuses_others(monkeypatch):
+    class Called(Core):
+        made = 0
+
+        def barrier(self, *arguments):
+            self.made += 1
+
+        all_reduce = broadcast = all_gather = reduce_scatter = start_all_reduce = resize = barrier
+
+        def size(self):
+            return 2
+
+    rows = {0: [2, 0, 0, 3], 1: [2, 1, 0, 1]}  # the others hand over the state in their third call
+
+    def gather(row, name):
+        return {rank: np.array(each) for rank, each in rows.items()}
+
+    monkeypatch.setattr(handover, "gather_living", gather)
+    core = Called()
+    member = Member(Ports(core=core, environ={}))
+    member.begun = True
+
+    def purpose(call):
+        program.use(own)
+        return handover._agree_on_purpose(2, True, [], call)
+
+    own = program.Program()
+    assert asked_as(member, lambda: purpose(1)) == (False, True)
+    for barrier in (runtime.run_barrier, comm.barrier):
+        asked_as(member, barrier)
+    collectives = {
+        "score": lambda: comm.all_reduce(1.0, name="score"),
+        "b": lambda: comm.broadcast(1.0, name="b"),
+        "g": lambda: comm.all_gather(1.0, name="g"),
+        "s": lambda: comm.reduce_scatter([1.0, 2.0], name="s"),
+        "unnamed": lambda: comm.all_reduce_async(1.0),
+        "kf.resize": lambda: runtime.resize(3),
+    }
+
+    def refusal(collective):
+        with pytest.raises(KungFuError) as caught:
+            collective()
+        return str(caught.value)
+
+    for name, collective in collectives.items():
+        told = asked_as(member, partial(refusal, collective))
+        assert name in told
+        assert "are in a later call of training" in told
+    assert core.made == 0
+    asked_as(member, lambda: comm.all_gather(1.0, name="kungfu/state/purpose"))
+    assert core.made == 1, "by which it comes to the others' call"
+    rows[1] = rows[0]
+    assert asked_as(member, lambda: purpose(3)) == (True, False)
+    asked_as(member, runtime.run_barrier)
+    asked_as(member, collectives["score"])
+    assert core.made == 3
 
 
 def test_the_rank_is_that_of_the_start_until_this_process_has_joined():
