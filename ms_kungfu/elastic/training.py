@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 
 from ms_kungfu import comm, membership, runtime
+from ms_kungfu._words import counted
 from ms_kungfu.agreement import gather_json
 from ms_kungfu.dataset import replaying
 from ms_kungfu.elastic import chronicle, handover, inventory, measuring, program, randomness, state
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
     from ms_kungfu.dataset import ElasticDataset
     from ms_kungfu.elastic.learning_rates import LearningRates
+
+_log = logging.getLogger(__name__)
 
 
 class ElasticTraining:
@@ -494,25 +498,39 @@ class ElasticTraining:
         An epoch whose steps are all trained, and whose end isn't told yet, is one of them: a worker that joins or is
         resumed there gets no batch of it, and does with the others what the program does after an epoch.
 
-        Without a dataset the cluster changes between epochs: which steps of an epoch a joining worker would have to
-        leave out, only the program knows.
+        Without a dataset the cluster changes between epochs, and not in the last one: which steps of an epoch a joining
+        worker would have to leave out, only the program knows.
         """
         self._changes_between_epochs = self.dataset is None and not self.asynchronous
         if self._policies is not None and self._policies.total_samples is None and self.dataset is not None:
             self._policies.total_samples = count * self.dataset.total_samples
         joins = membership.is_joiner()
-        self.begin()
-        if joins and self._changes_between_epochs:
-            program.current().resuming = False  # it begins its first epoch with the others
-        while self.epoch < count and not self.should_stop:
-            self.epoch_begin()
-            yield self.epoch
-            self.epoch_end()
-            if self._changes_between_epochs and self.epoch < count and not self.should_stop:
-                self._change_to(None)
-                self._step_follows()
-        self._changes_between_epochs = False
+        try:
+            self.begin()
+            if self._changes_between_epochs:
+                if joins:
+                    program.current().resuming = False  # it begins its first epoch with the others
+                self._warn_of_one_epoch(count)
+            while self.epoch < count and not self.should_stop:
+                self.epoch_begin()
+                yield self.epoch
+                self.epoch_end()
+                if self._changes_between_epochs and self.epoch < count and not self.should_stop:
+                    self._change_to(None)
+                    self._step_follows()
+        finally:  # the program may leave its loop by `break`, and go on with one of another form
+            self._changes_between_epochs = False
         self.end()
+
+    def _warn_of_one_epoch(self, count: int) -> None:
+        options = self._options
+        asked = [name for name in ("schedule", "policy") if getattr(options, name)]
+        if count == 1 and asked and not self.should_stop and membership.speaks_for_all():
+            _log.warning(
+                "ElasticTraining.epochs(1) without dataset=: the cluster changes between epochs only, so it stays at "
+                "%s in this call of training, whatever %s asks for; give dataset=, or divide the steps into epochs",
+                counted(runtime.current_cluster_size(), "worker"), " and ".join(asked),
+            )  # fmt: skip
 
     def _ask(self, hook: str) -> None:
         if self._policies is not None:

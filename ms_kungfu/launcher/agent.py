@@ -496,6 +496,13 @@ class HostAgent:
             )  # fmt: skip
         if absent:  # nobody can look for a change before all are there
             self._unfollowed = self._loop.call_later(_UNFOLLOWED_S, self._tell_unfollowed, version, told | absent)
+        elif steps := self._steps_of_members():
+            _log.warning(
+                "cluster version %d waits: for %g s the workers, which are at step %d, have not followed it. They "
+                "follow a change at the end of a step; with ElasticTraining.epochs() and no dataset= at the end of an "
+                "epoch, but the last one; in a loop under --msrun at the end of a pass: see docs/elastic-training.md",
+                version, _UNFOLLOWED_S, max(steps),
+            )  # fmt: skip
         else:
             _log.warning(
                 "cluster version %d waits: for %g s no worker has looked for it. A program follows changes that has "
@@ -503,6 +510,12 @@ class HostAgent:
                 "new workers wait until the job ends, or `kungfu-run resize` wants the present size again: see "
                 "docs/change-a-program.md", version, _UNFOLLOWED_S,
             )  # fmt: skip
+
+    def _steps_of_members(self) -> list[int]:
+        """The last steps of those members that count any."""
+        members = [p for p in self.processes.of_standing(Standing.MEMBER) if p.peer is not None]
+        told = [self.broker.progress(p.peer, p.incarnation) for p in members if p.peer is not None]
+        return [progress[0] for progress in told if progress is not None]
 
     def _members_yet_to_join(self) -> list[Process]:
         members = self.processes.of_standing(Standing.MEMBER)

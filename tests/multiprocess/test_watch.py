@@ -593,25 +593,36 @@ def test_waiting_for_a_config_server_can_be_interrupted(kungfu_run):
         job.assert_gone(begin)
 
 
-def test_a_program_that_never_looks_for_changes_is_told_of(start_module, script):
+@pytest.mark.parametrize(
+    ("in_step", "said"),
+    [
+        ("pass", r"no worker has looked for it\..*KungFuElasticCallback or ElasticTraining"),
+        (
+            "kf.membership.step_ended(i)",
+            r"the workers, which are at step \d+, have not followed it\. .*epochs\(\) and no dataset= at the end of an",
+        ),
+    ],
+    ids=["counts no steps", "counts steps"],
+)
+def test_a_program_that_never_looks_for_changes_is_told_of(start_module, script, in_step, said):
     port = free_port()
     run = start_module(
         "tests.multiprocess.programs.impatient_launcher", "-np", 1, "-w", "-builtin-config-port", port,
         *script("import itertools\nimport ms_kungfu as kf\n"
                 "for i in itertools.count():\n    kf.comm.all_reduce(1)\n"
+                f"    {in_step}\n"
                 "    if i == 1: print('reduces', flush=True)\n"),
         environment={"PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
     run.wait_for("^reduces")
     resize = start_module("ms_kungfu.launcher", "resize", 2, "-config-server", f"http://127.0.0.1:{port}/config")
     resize.assert_exit(0)
-    told = (
-        r"cluster version 1 waits: for 0\.5 s no worker has looked for it\..*KungFuElasticCallback or ElasticTraining"
-    )
+    told = r"cluster version 1 waits: for 0\.5 s " + said
     run.wait_for(told)
     run.signal(signal.SIGTERM)
     run.assert_exit(143)
     assert len(run.wait_for(told)) == 1
+    assert len([line for line in run.lines if "cluster version 1 waits" in line]) == 1
 
 
 def test_while_a_worker_has_yet_to_join_the_change_is_said_to_wait_for_it(start_module, script):

@@ -135,6 +135,35 @@ def test_an_eviction_that_fails_does_not_end_the_training(caplog):
     assert "can't evict the ranks [0]: RuntimeError: not now" in caplog.text
 
 
+def test_epochs_without_a_dataset_follow_changes_again_once_left():
+    net = make_net()
+    elastic = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9))
+    for _ in elastic.epochs(3):
+        assert not elastic._may_change()
+        break
+    assert elastic._may_change(), "a loop by begin() and step_end() may follow"
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "asked"),
+    [
+        (1, {"schedule": "5:2"}, "schedule"),
+        (1, {"policy": Once()}, "policy"),
+        (1, {}, ""),
+        (2, {"schedule": "5:2"}, ""),
+    ],
+    ids=["schedule", "policy", "neither", "two epochs"],
+)
+def test_one_epoch_without_a_dataset_says_that_nothing_changes_in_it(caplog, count, options, asked):
+    net = make_net()
+    elastic = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9), **options)
+    for _ in elastic.epochs(count):
+        pass
+    told = [record.message for record in caplog.records if "changes between epochs only" in record.message]
+    assert len(told) == bool(asked)
+    assert all(f"stays at 1 worker in this call of training, whatever {asked} asks for" in each for each in told)
+
+
 def test_every_hook_is_called_at_its_time():
     calls = []
 
