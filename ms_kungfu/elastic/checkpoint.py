@@ -404,8 +404,13 @@ class Checkpointing:
     def _restore(self, folder: CheckpointFolder) -> bool:
         """Whether the state is restored. It isn't if the newest checkpoint is of a later call of training: its state
         belongs into that call's objects, and this process is behind. The lowest rank reads the file: where there are
-        several machines the others may not see its folder."""
-        now, rank = self._now(), runtime.current_rank()
+        several machines the others may not see its folder. The calls until then don't read the file again."""
+        now, rank, mine = self._now(), runtime.current_rank(), program.current()
+        path = os.path.abspath(folder.folder)
+        known = mine.call_of_checkpoint.get(path, 0)  # all were told alike
+        if known > mine.calls:
+            mine.call_of_state = known
+            return False
 
         def receive(root: int) -> Any:
             newest = gather_json(folder.newest(), "kungfu/newest") if self._resume else {}
@@ -417,9 +422,9 @@ class Checkpointing:
         answer = handover.from_lowest_rank(receive)
         if answer["error"]:
             raise KungFuError(answer["error"])
-        mine = program.current()
         mine.call_of_state = answer.get("call", 0)
         if mine.call_of_state > mine.calls:
+            mine.call_of_checkpoint[path] = mine.call_of_state
             return False
         mine.job = answer["job"]
         host = answer["host"]

@@ -70,6 +70,7 @@ class Program:
     call_of_state: int = 0  # the call that a state is of which this process has come too early for
     resuming: bool = False  # a joiner has begun where the others are and hasn't trained yet
     checkpoint_folders: set[str] = field(default_factory=set)  # those whose content is of this process's training
+    call_of_checkpoint: dict[str, int] = field(default_factory=dict)  # by folder: the newest one's, if later
     job: int = 1  # of those that have used the folder of the checkpoints; the same everywhere
     checkpoint: int | None = None  # the step of the last one, until it is known to be on the disk; the same everywhere
     writes_checkpoint: bool = False  # and it is this process that writes it

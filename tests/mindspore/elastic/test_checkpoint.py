@@ -610,3 +610,26 @@ def test_a_death_during_a_checkpoint_costs_neither_a_worker_nor_the_checkpoint(r
         assert written[-1:] == [f"step-{int(lost[1]):08}.ckpt"]
     else:
         assert written == ["step-00000004.ckpt"]
+
+
+def test_checkpoint_of_a_later_call_is_read_at_first_and_in_that_call(tmp_path, new_process, monkeypatch):
+    def call():
+        net = nn.Dense(1, 1)
+        optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+        training = ElasticTraining(net, optimizer, checkpoint_dir=tmp_path, resume=True)
+        training.begin()
+        return training
+
+    for _ in range(4):
+        training = call()
+    training.checkpoint()
+    training._checkpoints.folder.wait()
+    new_process()
+    loads, load = [], CheckpointFolder.load
+    monkeypatch.setattr(CheckpointFolder, "load", lambda folder: (loads.append(folder), load(folder))[1])
+    behind, read = [], []
+    for _ in range(5):
+        behind.append(call().should_stop)
+        read.append(len(loads))
+    assert behind == [True] * 3 + [False] * 2
+    assert read == [1, 1, 1, 2, 2]
