@@ -9,11 +9,11 @@ from ms_kungfu.cluster_store.etcd import EtcdClusterStore
 from ms_kungfu.cluster_store.etcd_seat import EtcdSeatKeys
 from ms_kungfu.cluster_store.http import HttpClusterStore
 from ms_kungfu.cluster_store.seat import Seat, SeatGoneError, SeatKeys, SeatLostError, Sitting
-from ms_kungfu.cluster_store.store import ClusterStore, StaleVersionError, StoreUnreachableError
+from ms_kungfu.cluster_store.store import ClusterStore, StaleVersionError, StoreFullError, StoreUnreachableError
 
 __all__ = [
     "ClusterStore", "Seat", "SeatGoneError", "SeatKeys", "SeatLostError", "Sitting", "StaleVersionError",
-    "StoreUnreachableError", "has_seat", "open_seat", "open_store",
+    "StoreFullError", "StoreUnreachableError", "has_seat", "open_seat", "open_store",
 ]  # fmt: skip
 
 _KINDS: dict[str, type[HttpClusterStore] | type[EtcdClusterStore]] = {

@@ -21,7 +21,7 @@ from ms_kungfu._decoding import MalformedError, decode_object
 from ms_kungfu._run_time import run_time
 from ms_kungfu._words import printable
 from ms_kungfu.cluster_store.exchange import FAILURES, MAX_ANSWER_BYTES, TooLongError, exchange, speaks_tls
-from ms_kungfu.cluster_store.store import StoreUnreachableError
+from ms_kungfu.cluster_store.store import StoreFullError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 
 _PORT = 2379
@@ -77,7 +77,7 @@ class EtcdMembers:
             self._log_in(turn, deadline - run_time())
             code, answer = self._say(turn, path, message, deadline - run_time())
         if code != _OK:
-            raise ConfigServerError(f"config server {self.url}: {self._refusal(code, str(answer.get('error')))}")
+            raise self._refused(code, str(answer.get("error")))
         return answer
 
     def _log_in(self, turn: int, timeout_s: float) -> None:
@@ -88,8 +88,12 @@ class EtcdMembers:
         if code == _NOT_SO and "not enabled" in text:  # then everybody may do all
             return
         if code != _OK:
-            raise ConfigServerError(f"config server {self.url}: {self._refusal(code, text)}")
+            raise self._refused(code, text)
         self._token = str(answer.get("token", ""))
+
+    def _refused(self, code: int, text: str) -> ConfigServerError:
+        kind = StoreFullError if _FULL in text else ConfigServerError
+        return kind(f"config server {self.url}: {self._refusal(code, text)}")
 
     def _refusal(self, code: int, text: str) -> str:
         """etcd's own words, with a remedy."""

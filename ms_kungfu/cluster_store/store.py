@@ -18,6 +18,10 @@ class StoreUnreachableError(ConfigServerError):
         return f"{self}; is it running?"
 
 
+class StoreFullError(ConfigServerError):
+    """The store takes no write before an operator has made room. What is in it can be read."""
+
+
 class StaleVersionError(ConfigServerError):
     """The compare-and-swap failed: somebody else has written since. Read again, then decide."""
 

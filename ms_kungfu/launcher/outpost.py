@@ -26,7 +26,15 @@ from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu._words import printable
 from ms_kungfu.broker_protocol import ProtocolError, text_field
 from ms_kungfu.cluster import Cluster
-from ms_kungfu.cluster_store import Seat, SeatGoneError, SeatKeys, SeatLostError, Sitting, StoreUnreachableError
+from ms_kungfu.cluster_store import (
+    Seat,
+    SeatGoneError,
+    SeatKeys,
+    SeatLostError,
+    Sitting,
+    StoreFullError,
+    StoreUnreachableError,
+)
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import signals
 from ms_kungfu.launcher.affinity import Shares
@@ -491,10 +499,11 @@ class Outpost:
         machine, own, url = self._machine, self._options.host.name, self._options.config_server
         keys = machine.open_seat(str(url), timeout_s=self._lease_s / 2)
         patience_s = env.JOIN_TIMEOUT.get(machine.environ)
-        deadline = self._loop.time() + patience_s
+        deadline, refused = self._loop.time() + patience_s, ""
         while self._loop.time() < deadline and not self._ended.done():
             try:
                 found = await machine.in_thread(keys.look)
+                refused = ""
                 if found.record is None:
                     self._end(1, f"{PROGRAM}: {SeatGoneError()}; the workers here are ended")
                     return None
@@ -514,20 +523,24 @@ class Outpost:
                 is_free = not found.holder or (found.holder == own and found.since != self._seated)
                 if is_free and self._head is None:  # else that head sits down again
                     await self._take_the_seat(keys, found, record)
-            except StoreUnreachableError as error:  # for as long as that lasts
+            except (StoreFullError, StoreUnreachableError) as error:  # a full one takes no new lease: while that lasts
                 deadline = self._loop.time() + patience_s
                 self._warn_once(f"{error}: nobody can take the job, and the workers here go on as far as they can")
             except (OSError, asyncio.TimeoutError, SeatLostError):
                 pass
-            except ConfigServerError as error:  # it is full, say, and takes no new lease: as long as that lasts, too
-                deadline = self._loop.time() + patience_s
-                self._warn_once(f"{error}: nobody can take the job, and the workers here go on as far as they can")
+            except ConfigServerError as error:  # a refusal doesn't mend itself
+                refused = str(error)
+                self._warn_once(
+                    f"{error}: this host can't take the job, and its workers are ended if that lasts for "
+                    f"{patience_s:g} s ({env.JOIN_TIMEOUT.name})"
+                )
             except ProtocolError as error:
                 self._warn_once(f"who has the job can't be told: {error}")
             await asyncio.sleep(_SEAT_LOOK_S)
         told = self._interrupted or (signal.SIGTERM if self._is_leaving else 0)
         code = 128 + told if told else 1
-        self._end(code, f"{PROGRAM}: {trouble}, and nobody else has it; the workers here are ended")
+        why = f" ({refused})" if refused else ""
+        self._end(code, f"{PROGRAM}: {trouble}, and nobody else has it{why}; the workers here are ended")
         return None
 
     def _is_over_for(self, record: Record) -> tuple[int, str] | None:

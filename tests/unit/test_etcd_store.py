@@ -15,6 +15,7 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import (
     SeatLostError,
     StaleVersionError,
+    StoreFullError,
     StoreUnreachableError,
     etcd_members,
     open_seat,
@@ -266,7 +267,7 @@ def test_each_member_has_its_share_of_the_time(user, silent, shares, monkeypatch
         now_s += timeout_s if connection.host in silent else 0.0
         raise OSError("nobody answers")
 
-    monkeypatch.setattr(etcd_members, "time", types.SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(etcd_members, "run_time", lambda: now_s)
     monkeypatch.setattr(etcd_members, "exchange", exchange)
     if user:
         monkeypatch.setenv("ETCDCTL_USER", user)
@@ -311,4 +312,5 @@ def test_what_is_answered_otherwise_is_told_in_a_sentence(member, status, answer
         open_store(f"etcd://{one.member}/job").get()
     assert told in str(caught.value)
     assert not isinstance(caught.value, StoreUnreachableError)
+    assert isinstance(caught.value, StoreFullError) == ("is full" in told)
     assert len(str(caught.value)) < 600

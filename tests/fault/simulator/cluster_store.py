@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from ms_kungfu.cluster_store import SeatLostError, Sitting, StoreUnreachableError
+from ms_kungfu.cluster_store import SeatLostError, Sitting, StoreFullError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 from tests.fault.simulator.clock import Condition
 
@@ -58,7 +58,7 @@ class SeatLog:
     def _has_room(self):
         """As etcd has it, whose leases need room, too."""
         if self._world.server.full:
-            raise ConfigServerError("its database is full")
+            raise StoreFullError("its database is full")
 
 
 class SeatKeys:
@@ -181,7 +181,7 @@ class Store:
 
     def _put(self, server, cluster):
         if server.full:
-            raise ConfigServerError("its database is full")
+            raise StoreFullError("its database is full")
         if self.seated is not None and self.seated() != server.seat.look().since:
             raise SeatLostError("another host decides for the job")
         return server.put(cluster.to_json(), cluster.writer or self._writer)
