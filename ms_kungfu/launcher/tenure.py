@@ -5,8 +5,9 @@ before it was there. An entry that returns is on record, and only then anybody h
 somebody else has sat down, this head is deposed: nothing that it has not said yet will be said, and this tenure never
 begins again, whatever becomes of the other. Renewals stand in the same queue, since the seat takes one call at a time.
 
-What members wait for may wait for an entry, and so for the store: while a call of the store takes long or has failed,
-and until an entry that has failed is there, no deadline of theirs runs (`on_store_awaited`).
+What members wait for may wait for an entry, and so for the store: while an entry takes long, while a renewal has failed
+or takes half a lease, and until an entry that has failed is there, no deadline of theirs runs (`on_store_awaited`).
+A renewal that is merely slow holds nothing: there is always one, and the members seldom wait for what it tells.
 
 If the head dies between two lines here, the lease ends by itself; what is on record then, the next one carries out, and
 what is not nobody has heard.
@@ -22,6 +23,7 @@ import math
 from collections.abc import Awaitable
 from typing import Any, Callable
 
+from ms_kungfu._run_time import MOST_GAP_S
 from ms_kungfu.cluster_store import SeatGoneError, SeatLostError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.machine import Machine
@@ -35,7 +37,8 @@ _log = logging.getLogger(__name__)
 _LAST_LEASE_S = 5.0  # for the leases of a job that is over, beyond their length
 RENEW_S = 0.2  # before a store that is away is asked again
 END_S = 2.0
-_LONG_S = 0.3  # for one call of the store, which takes some milliseconds
+_LONG_S = 0.3  # for one entry, which takes some milliseconds
+_LOOK_S = MOST_GAP_S / 2  # at the real clock, by timers of the run-time clock: each is due at once behind a pause
 
 
 class Tenure:
@@ -137,8 +140,15 @@ class Tenure:
 
     async def _keep(self) -> None:
         while not self.is_deposed:
-            await asyncio.sleep(self.term.seat.lease_s / 4)
+            await self._until_it_is_time()
             await self._renew()
+
+    async def _until_it_is_time(self) -> None:
+        """For a quarter of the lease. That runs on in the store while this host stands still, so this is a matter of
+        the real clock: behind a pause the lease is renewed at once."""
+        end = self._machine.monotonic() + self.term.seat.lease_s / 4
+        while (left_s := end - self._machine.monotonic()) > 0 and not self.is_deposed:
+            await asyncio.sleep(min(left_s, _LOOK_S))
 
     async def _renew(self) -> bool:
         """Whether the store has answered."""
@@ -184,10 +194,11 @@ class Tenure:
         except SeatLostError as error:
             self._depose(f"{error}: another host decides for the job from now on")
 
-    async def _call(self, function: Callable[[], None]) -> None:
+    async def _call(self, function: Callable[[], None], long_s: float | None = None) -> None:
         """Of the seat, in a thread, which goes on where who awaits it is cancelled: the next call waits for its end, or
-        an older entry might come behind a newer one."""
-        long = self._loop.call_later(_LONG_S, self._await_store, "answer", True)
+        an older entry might come behind a newer one. Deadlines are held after `long_s`, half a lease by default."""
+        long_s = self.term.seat.lease_s / 2 if long_s is None else long_s
+        long = self._loop.call_later(long_s, self._await_store, "answer", True)
         answered, goes_on = True, False
         try:
             if self._under_way is not None and not self._under_way.done():
@@ -225,7 +236,7 @@ class Tenure:
         while not self.is_deposed:
             document = record().to_json()
             try:
-                await self._call(functools.partial(seat.write, document))
+                await self._call(functools.partial(seat.write, document), _LONG_S)
                 return True
             except SeatLostError:
                 raise

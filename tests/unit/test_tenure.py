@@ -1,0 +1,117 @@
+"""What a head does with its seat, on an event loop. The store is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any, Callable
+
+import pytest
+
+from ms_kungfu import _run_loop
+from ms_kungfu._run_time import MOST_GAP_S, run_time
+from ms_kungfu.cluster_store import StoreUnreachableError
+from ms_kungfu.errors import ConfigServerError
+from ms_kungfu.launcher.lost_hosts import Leases
+from ms_kungfu.launcher.tenure import Tenure
+
+SLOW_S = 0.6  # more than an entry takes without a hold
+
+
+class Seat:
+    since = 1
+
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self.renewed = asyncio.Event()
+        self.trouble: ConfigServerError | None = None
+
+    def renew(self) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        self.renewed.set()
+
+    def write(self, document: object) -> None:
+        self.renew()
+
+
+class Machine:
+    def __init__(self, takes_s: float = 0.0, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.takes_s, self.monotonic = takes_s, monotonic
+
+    async def in_thread(self, function: Callable[[], Any]) -> Any:
+        await asyncio.sleep(self.takes_s)
+        return function()
+
+
+def tenure(seat: Seat, machine: Machine, holds: list[bool]) -> Tenure:
+    term: Any = SimpleNamespace(seat=seat, guard=lambda store: None)
+    return Tenure(term, machine, "etcd://e/job", "a", lambda why: None, lambda: None, holds.append)  # type: ignore[arg-type]
+
+
+RECORD: Any = SimpleNamespace(to_json=dict)
+
+
+def test_slow_renewal_holds_no_deadline_and_slow_entry_does() -> None:
+    async def main() -> None:
+        holds: list[bool] = []
+        own = tenure(Seat(lease_s=3600.0), Machine(SLOW_S), holds)
+        assert not await own.time_to_ask()
+        assert holds == []
+        assert await own.write(lambda: RECORD)
+        assert holds == [True, False]
+
+    asyncio.run(main())
+
+
+def test_renewal_of_over_half_a_lease_holds_the_deadlines() -> None:
+    async def main() -> None:
+        holds: list[bool] = []
+        await tenure(Seat(lease_s=SLOW_S / 4), Machine(SLOW_S), holds).time_to_ask()
+        assert holds == [True, False]
+
+    asyncio.run(main())
+
+
+def test_failed_renewal_holds_the_deadlines_until_one_succeeds() -> None:
+    async def main() -> None:
+        holds: list[bool] = []
+        seat = Seat(lease_s=3600.0)
+        own = tenure(seat, Machine(), holds)
+        seat.trouble = StoreUnreachableError("it is away")
+        await own.time_to_ask()
+        await own.time_to_ask()
+        assert holds == [True]
+        seat.trouble = None
+        await own.time_to_ask()
+        assert holds == [True, False]
+
+    asyncio.run(main())
+
+
+def test_lease_is_renewed_at_once_behind_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs on in the store while this host stands still."""
+    ahead = 0.0
+
+    def clock() -> float:
+        return time.monotonic() + ahead
+
+    monkeypatch.setattr(run_time, "_monotonic", clock)
+    run_time()
+
+    async def main() -> None:
+        nonlocal ahead
+        seat = Seat(lease_s=4 * 3600.0)
+        end = tenure(seat, Machine(monotonic=clock), []).keep(None)
+        await asyncio.sleep(0)
+        ahead += 3601.0
+        await asyncio.wait_for(seat.renewed.wait(), 60.0)
+        end()
+
+    _run_loop.run(main())
+
+
+def test_beats_are_due_at_once_behind_a_pause() -> None:
+    """A pause counts as `MOST_GAP_S`."""
+    assert Leases(1e6).period_s < MOST_GAP_S
