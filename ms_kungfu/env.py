@@ -167,7 +167,8 @@ COLLECTIVE_TIMEOUT = Variable(
     "KUNGFU_COLLECTIVE_TIMEOUT",
     SECONDS,
     600.0,
-    "How long a collective waits for a rank that is alive but doesn't come.",
+    "How long a collective waits for a rank that is alive but doesn't come. In the last 5 s, at most the last half, "
+    "the launcher looks for a rank that is stuck: it logs that rank's stack, and with `-w` ends it.",
     set_by="user",
 )
 JOIN_TIMEOUT = Variable(
@@ -175,7 +176,8 @@ JOIN_TIMEOUT = Variable(
     SECONDS,
     300.0,
     "How long a new cluster version may take to assemble, a new worker to become ready to join it, and the hosts of a "
-    "job to meet before it begins.",
+    "job to meet before it begins. In the last 5 s of the first, at most the last half, the launcher ends a rank that "
+    "is stuck, as with KUNGFU_COLLECTIVE_TIMEOUT.",
     set_by="user",
 )
 DISTRIBUTE_HOSTS = _optional(

@@ -164,12 +164,15 @@ def _patience_s(member: Member) -> float:
 
 
 def _await_announcement(member: Member, version: int) -> bool:
-    deadline = member.ports.monotonic() + _patience_s(member)
+    looked = member.ports.monotonic()
+    deadline = looked + _patience_s(member)
     while int(member.core.announced_version()) < version:
+        now = member.ports.monotonic()
         if member.core.deadlines_held():  # the launcher announces it once the store has answered
-            deadline = member.ports.monotonic() + _patience_s(member)
-        if member.ports.monotonic() > deadline:
+            deadline += now - looked
+        if now > deadline:
             return False
+        looked = now
         member.ports.sleep(member.ports.poll_s)
     return True
 

@@ -57,6 +57,31 @@ TEST(Deadline, CountsAnewFromWhereItIsTold) {
   EXPECT_TRUE(deadline.Passed(now + host::kSlice));
 }
 
+TEST(Deadline, LeavesOutShortHoldsAndNoMore) {
+  host::Deadline deadline(2s, 60s);
+  Clock::time_point now = Clock::now();
+  int looks = 0;
+  for (bool passed = false; !passed && looks < 1000; looks++) {
+    now += host::kSlice;
+    if (looks % 50 < 3) deadline.LeaveOut(now);  // held for 60 ms in each second
+    passed = deadline.Passed(now);
+  }
+  EXPECT_EQ(looks, 2s / host::kSlice + 1 + 3 * 3);  // it has met three holds
+}
+
+TEST(Deadline, IsOverdueFiveSecondsBeforeItsEndOrAtHalfOfIt) {
+  const auto overdue_after = [](std::chrono::seconds limit) {
+    host::Deadline deadline(limit, 3600s);
+    Clock::time_point now = Clock::now();
+    int looks = 0;
+    for (; !deadline.IsOverdue(); looks++) (void)deadline.Passed(now += 100ms);
+    return std::chrono::duration_cast<std::chrono::seconds>(looks * 100ms + 50ms);
+  };
+  EXPECT_EQ(overdue_after(600s), 595s);
+  EXPECT_EQ(overdue_after(12s), 7s);
+  EXPECT_EQ(overdue_after(4s), 2s);
+}
+
 // ---- words ----
 
 // Several waiters, each for other counts of one word, whose sleeps would end by themselves only after a minute.
@@ -129,6 +154,27 @@ TEST(Counter, WrapsAndStaysFenced) {
 }
 
 // ---- who waits, and how ----
+
+// The launcher holds the deadlines for 60 ms, again and again.
+TEST(WaitingTime, EndsThoughItIsHeldNowAndThen) {
+  Ranks ranks(2, {500ms, 60s});
+  std::atomic<bool> over{false};
+  std::thread holds([&] {
+    for (int times = 0; times < 80 && !over; times++) {
+      for (const bool held : {true, false}) {
+        ranks.board().HoldDeadlines(held);
+        std::this_thread::sleep_for(held ? 60ms : 140ms);
+      }
+    }
+    over = true;
+  });
+  const auto errors = ranks.Collect([&](uint32_t rank, Communicator& communicator) {
+    if (rank == 0) Sum(communicator, "x", 1, 2);
+  });
+  EXPECT_FALSE(over.exchange(true)) << "no sooner than the holds";
+  holds.join();
+  EXPECT_EQ(ErrorOf(errors[0]).status(), KF_TIMEOUT) << ErrorOf(errors[0]).what();
+}
 
 // Rank 1 is one that the scheduler never prefers: yields of rank 0, on the same core, come right back.
 TEST(WaitingTime, SleepsAtOnceWhereYieldsDoNotPassTheCoreOn) {

@@ -1,7 +1,9 @@
 """What a member of a cluster knows, without a cluster."""
 
+import math
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from ms_kungfu import comm, membership, runtime
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.elastic import handover, program
 from ms_kungfu.errors import KungFuError
-from ms_kungfu.membership import Member, Ports
+from ms_kungfu.membership import Member, Ports, step_agreement
 from ms_kungfu.membership.reductions import Outcomes, Reductions
 
 
@@ -189,6 +191,24 @@ def test_worker_that_joined_too_early_passes_barriers_and_refuses_others(monkeyp
     asked_as(member, runtime.run_barrier)
     asked_as(member, collectives["score"])
     assert core.made == 3
+
+
+@pytest.mark.parametrize(("held_s", "takes_s"), [(0.0, 100), (0.5, 105), (math.inf, None)])
+def test_hold_leaves_its_time_out_of_the_wait_for_an_announcement(monkeypatch, held_s, takes_s):
+    """Held for as much of each ten seconds; until the store answers at 1000 s."""
+    now = 0.0
+
+    def sleep(seconds):
+        nonlocal now
+        now += seconds
+
+    core = SimpleNamespace(
+        deadlines_held=lambda: 0 < now % 10 <= held_s, announced_version=lambda: 7 if now > 1000 else 6
+    )
+    ports = SimpleNamespace(monotonic=lambda: now, sleep=sleep, poll_s=0.125)
+    monkeypatch.setattr(step_agreement, "_patience_s", lambda member: 100.0)
+    assert step_agreement._await_announcement(SimpleNamespace(core=core, ports=ports), 7) is (takes_s is None)
+    assert takes_s is None or takes_s <= now <= takes_s + 1
 
 
 def test_the_rank_is_that_of_the_start_until_this_process_has_joined():

@@ -27,11 +27,15 @@ class Deadline {
   bool Passed(Clock::time_point now) { return waited_.Look(now) - counts_from_ > limit_; }
   // What is left is just enough for the launcher to find out which rank is awaited, and to end it. As of the last look.
   bool IsOverdue() const {
-    const Clock::duration reserve =
-        std::min<Clock::duration>(limit_ / 2, std::max<Clock::duration>(limit_ / 10, kReserve));
-    return waited_.ran() - counts_from_ > limit_ - reserve;
+    return waited_.ran() - counts_from_ > limit_ - std::min<Clock::duration>(limit_ / 2, kReserve);
   }
   void CountFrom(Clock::time_point now) { counts_from_ = waited_.Look(now); }
+  // The time since the last look doesn't count. Unlike CountFrom it leaves what has counted before, so that short holds
+  // which come again and again don't keep a deadline from passing.
+  void LeaveOut(Clock::time_point now) {
+    const Clock::duration before = waited_.ran();
+    counts_from_ += waited_.Look(now) - before;
+  }
   // Logs `what`(seconds) at growing distances.
   template <typename What>
   void Tell(Clock::time_point now, const What& what) {
@@ -43,7 +47,9 @@ class Deadline {
   std::string Limit() const { return Text("within ", limit_.count() / 1000.0, " s"); }
 
  private:
-  static constexpr auto kReserve = std::chrono::seconds(3);
+  // The launcher looks once a second, is sure after 1.2 s of looks, hears of other hosts a second late, and has to tell
+  // them. docs/recovery.md and the texts of the variables name this number.
+  static constexpr auto kReserve = std::chrono::seconds(5);
 
   RunTime waited_;
   Clock::duration counts_from_ = Clock::duration::zero();

@@ -91,7 +91,7 @@ void HostCommunicator::AwaitMembers() {
       InterruptCheck::Run();
       rules_.ThrowIfPointless(title);
       const auto now = std::chrono::steady_clock::now();
-      if (self_.board.deadlines_held()) deadline.CountFrom(now);
+      if (self_.board.deadlines_held()) deadline.LeaveOut(now);
       if (deadline.Passed(now) && !self_.board.IsEnding(r)) {
         throw Error(KF_TIMEOUT,
                     Text("cluster version ", cluster_version_, " has not assembled ", deadline.Limit(),

@@ -84,7 +84,8 @@ bool Waiting::DeadlinePassed(Flight& flight, std::chrono::steady_clock::time_poi
   if (!flight.deadline) flight.deadline.emplace(self_.options.collective_timeout, self_.options.tell_after);
   const bool busy = std::any_of(flight.members.begin(), flight.members.end(),
                                 [&](uint32_t r) { return self_.board.IsBusy(r) && !rules_.IsDead(r); });
-  if (busy || self_.board.deadlines_held()) flight.deadline->CountFrom(now);
+  if (busy) flight.deadline->CountFrom(now);
+  if (self_.board.deadlines_held()) flight.deadline->LeaveOut(now);
   const bool passed = flight.deadline->Passed(now);
   return passed && std::none_of(flight.members.begin(), flight.members.end(),
                                 [&](uint32_t r) { return self_.board.IsEnding(r) && !rules_.IsDead(r); });

@@ -16,6 +16,8 @@ from tests.fault.simulator.clock import Condition
 from tests.fault.simulator.setting import MAX_WORKERS, Violation
 from tests.fault.simulator.shards import Step
 
+_RESERVE_S = 5.0  # of a deadline, for the launcher (deadline.h)
+
 
 class Segment:
     """The shared memory of a cluster version: final words of operations, and the list of deaths."""
@@ -36,7 +38,7 @@ class Segment:
         self.words = {}  # (name, generation, number) -> {rank: what it brings}
         self.changed = Condition(world)
         self.waits = {}  # the same keys -> Condition
-        self.holds, self.held_until = False, 0.0  # the members' deadlines
+        self.holds, self.held_at, self.held_s = False, 0.0, 0.0  # the members' deadlines; in all, before `held_at`
         self.sleeping = {}  # rank -> the one that it waits for, and its deadline
         self.ending = set()  # ranks that the launcher is about to end
 
@@ -93,7 +95,11 @@ class Segment:
         self.announced = version
 
     def hold_deadlines(self, held):
-        self.holds, self.held_until = held, self.world.loop.now
+        self.held_s, self.holds, self.held_at = self.held_for_s(), held, self.world.loop.now
+
+    def held_for_s(self):
+        """In all."""
+        return self.held_s + (self.world.loop.now - self.held_at if self.holds else 0.0)
 
     def close(self):
         pass
@@ -104,19 +110,22 @@ class Deadline:
 
     def __init__(self, world, segment, limit_s, what):
         self._world, self._segment, self._limit_s, self._what = world, segment, limit_s, what
-        self._began = world.loop.now
+        self._began = world.loop.now - segment.held_for_s()
+
+    def _ran_s(self):
+        return self._world.loop.now - self._segment.held_for_s() - self._began
 
     def left_s(self):
         """CollectiveTimeoutError where nothing is."""
-        now, segment = self._world.loop.now, self._segment
-        since = now if segment.holds else max(self._began, segment.held_until)
-        if now >= since + self._limit_s:
+        left_s, segment = self._limit_s - self._ran_s(), self._segment
+        if segment.holds:
+            return max(left_s, 1.0)  # it is looked at again
+        if left_s <= 0:
             raise CollectiveTimeoutError(f"{self._what} within {self._limit_s:g} s, version {segment.version}")
-        return since + self._limit_s - now
+        return left_s
 
     def is_overdue(self):
-        segment = self._segment
-        return not segment.holds and self._world.loop.now - max(self._began, segment.held_until) > 0.9 * self._limit_s
+        return not self._segment.holds and self._ran_s() > self._limit_s - min(self._limit_s / 2, _RESERVE_S)
 
 
 class Lost(Exception):
