@@ -476,7 +476,9 @@ PYBIND11_MODULE(_core, m) {
             }
             return waits;
           },
-          "(rank, rank that it sleeps for, whether it is about to give up), for each rank that waits at present.")
+          "(rank, rank that it sleeps for, whether it is about to give up), for each rank that waits at present. A "
+          "rank "
+          "that sleeps for itself waits for no rank in particular.")
       .def("set_ending", &shm::Board::SetEnding, py::arg("rank"), py::arg("ending"),
            "`rank` is about to be ended: until then the others don't give up. Taken back where it isn't ended.")
       .def("heartbeat", &shm::Board::Heartbeat, py::arg("rank"),

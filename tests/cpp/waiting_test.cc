@@ -176,6 +176,31 @@ TEST(WaitingTime, EndsThoughItIsHeldNowAndThen) {
   EXPECT_EQ(ErrorOf(errors[0]).status(), KF_TIMEOUT) << ErrorOf(errors[0]).what();
 }
 
+// Else the launcher takes it for a process that waits for no rank, and so for stuck.
+TEST(WaitingTime, SaysThatItWaitsWhereThatIsForNoRank) {
+  Ranks ranks(2);
+  const auto waits_for_no_rank = [&](uint32_t rank) {
+    const auto found = ranks.board().AwaitedBy(rank);
+    return found.has_value() && found->peer == rank && !found->overdue;
+  };
+  std::atomic<uint32_t>& lock = ranks.segment().header().table_lock;
+  lock = 2;  // rank 1's
+  ranks.segment().header().lanes = ~uint64_t{0};
+  ranks.Run([&](uint32_t rank, Communicator& communicator) {
+    if (rank == 0) return Sum(communicator, "x", 1, 2, 40000);
+    EXPECT_TRUE(Soon([&] { return waits_for_no_rank(0); })) << "the lock";
+    lock = 0;
+    std::thread frees([&] {
+      EXPECT_TRUE(Soon([&] { return waits_for_no_rank(0) && waits_for_no_rank(1); })) << "a lane";
+      ranks.segment().header().lanes = 0;
+    });
+    Sum(communicator, "x", 1, 2, 40000);
+    frees.join();
+  });
+  EXPECT_FALSE(ranks.board().AwaitedBy(0).has_value());
+  EXPECT_FALSE(ranks.board().AwaitedBy(1).has_value());
+}
+
 // Rank 1 is one that the scheduler never prefers: yields of rank 0, on the same core, come right back.
 TEST(WaitingTime, SleepsAtOnceWhereYieldsDoNotPassTheCoreOn) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)

@@ -160,3 +160,10 @@ def test_host_tells_of_its_ranks_twice_before_one_is_confirmed(timeout_s: float)
 def test_reason_names_the_ranks_that_wait_and_the_limit(waiting: list[int], named: str) -> None:
     limit = "KUNGFU_COLLECTIVE_TIMEOUT 600 s"
     assert stuck_reason(waiting, 600.0) == f"did not come to the collective in which {named} ({limit}) and was killed"
+
+
+def test_rank_that_waits_for_no_rank_in_particular_is_not_stuck() -> None:
+    """For a staging buffer, say: it names itself."""
+    assert stuck_among({0, 1}, [(0, 1, True), (1, 1, False)]) == {}
+    told = {"a": [(0, -1, True)], "b": [(1, 1, False)]}
+    assert stuck_among({0, 1}, waits_between_hosts(told, {"a": [0], "b": [1]})) == {}

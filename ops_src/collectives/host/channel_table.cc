@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/fault_point.h"
 #include "base/hash.h"
+#include "collectives/host/awaiting.h"
 
 namespace kungfu::host {
 namespace {
@@ -39,6 +40,7 @@ class ChannelTable::Lock {
     shm::Header& header = table_.segment_.header();
     auto looked = RunTime::Clock::now();
     RunTime waited(looked);
+    Awaiting awaiting(table_.board_, table_.rank_);
     for (;;) {
       uint32_t seen = header.table_lock.load(std::memory_order_relaxed);
       const bool dead = seen != 0 && table_.board_.IsDead(HolderOf(seen));
@@ -60,6 +62,7 @@ class ChannelTable::Lock {
       const auto now = RunTime::Clock::now();
       if (now - looked < kLookEvery) continue;
       table_.check_wait_(operation_, waited.Look(now));
+      awaiting.NoteNoPeer();
       std::this_thread::sleep_for(std::chrono::microseconds(200));  // it takes longer than any holder needs that runs
       looked = now;
     }

@@ -82,7 +82,7 @@ void HostCommunicator::AwaitMembers() {
   const std::string title = "barrier \"join\": ";
   host::Deadline deadline(self_.options.join_timeout, self_.options.tell_after);
   const auto attached = static_cast<uint32_t>(RankState::kAttached);
-  host::Awaiting awaiting(self_);
+  host::Awaiting awaiting(self_.board, rank_);
   for (uint32_t r = 0; r < size_; r++) {
     shm::Counter& state = self_.segment.status(r).state;
     while (!state.Reached(attached)) {

@@ -42,6 +42,7 @@ uint32_t Lanes::Pick(Flight& flight) const {
   shm::Counter& waiters = self_.segment.header().lane_waiters;
   uint64_t seen = word.load(std::memory_order_acquire);
   std::optional<uint32_t> lane;
+  Awaiting awaiting(self_.board, self_.rank);
   for (bool armed_before = false;;) {
     if (seen >> 32 == flight.sequence) return static_cast<uint32_t>(seen) - 1;
     if (Keeps(flight)) lane = Take(kKept);
@@ -63,6 +64,7 @@ uint32_t Lanes::Pick(Flight& flight) const {
       return Text(flight.Title(), self_.board.PeerName(self_.rank), " has waited ", static_cast<int>(seconds),
                   " s for room, ", in_flight());
     });
+    awaiting.NoteNoPeer();
     waiters.Sleep(armed, kSlice);
     armed_before = false;
   }

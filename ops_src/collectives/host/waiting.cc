@@ -54,7 +54,7 @@ bool Waiting::Spin(const shm::Counter& counter, uint32_t target, const Flight& f
 
 void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_dead) const {
   if (Spin(counter, target, flight)) return;
-  Awaiting awaiting(self_);
+  Awaiting awaiting(self_.board, self_.rank);
   std::optional<DeadlockWatch::Wait> slow;
   for (int slices = 0;; slices++) {
     const uint32_t armed = counter.Arm();

@@ -7,30 +7,13 @@
 #include <string>
 #include <utility>
 
+#include "collectives/host/awaiting.h"
 #include "collectives/host/deadlock.h"
 #include "collectives/host/endpoint.h"
 #include "collectives/host/failure_rules.h"
 #include "collectives/host/flight.h"
 
 namespace kungfu::host {
-
-// Says which rank this one waits for, until the wait is over, whichever way.
-class Awaiting {
- public:
-  explicit Awaiting(const Endpoint& self) : board_(self.board), rank_(self.rank) {}
-  ~Awaiting() {
-    if (noted_ != 0) board_.ForgetAwaited(rank_, noted_);
-  }
-  Awaiting(const Awaiting&) = delete;
-  Awaiting& operator=(const Awaiting&) = delete;
-
-  void Note(uint32_t peer, bool overdue) { noted_ = board_.NoteAwaited(rank_, peer, overdue); }
-
- private:
-  const shm::Board& board_;
-  const uint32_t rank_;
-  uint32_t noted_ = 0;
-};
 
 // Thread-safe.
 class Waiting {

@@ -66,9 +66,9 @@ class Board final : public ControlBoard {
 
   // ---- which rank keeps the others waiting. Hints: read by the launcher, which looks twice before it acts.
 
-  // That `rank` sleeps in a wait for `peer`; with `overdue` it is about to give up. Written by the rank, and taken back
-  // at the wait's end: what one of its threads has noted it passes to ForgetAwaited. Of several threads that wait the
-  // one that has looked last, or one that is overdue.
+  // That `rank` sleeps in a wait for `peer` (itself: for no rank in particular); with `overdue` it is about to give up.
+  // Written by the rank, and taken back at the wait's end: what one of its threads has noted it passes to
+  // ForgetAwaited. Of several threads that wait the one that has looked last, or one that is overdue.
   uint32_t NoteAwaited(uint32_t rank, uint32_t peer, bool overdue) const {
     std::atomic<uint32_t>& word = segment_->status(rank).awaits;
     const uint32_t own = (peer + 1) | (overdue ? kOverdue : 0);

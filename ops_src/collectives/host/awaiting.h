@@ -1,0 +1,34 @@
+// What a rank that waits says to the launcher.
+#ifndef KUNGFU_COLLECTIVES_HOST_AWAITING_H_
+#define KUNGFU_COLLECTIVES_HOST_AWAITING_H_
+
+#include <cstdint>
+
+#include "transport/shm/board.h"
+
+namespace kungfu::host {
+
+// Says which rank this one waits for, until the wait is over, whichever way.
+class Awaiting {
+ public:
+  Awaiting(const shm::Board& board, uint32_t rank) : board_(board), rank_(rank) {}
+  ~Awaiting() {
+    if (noted_ != 0) board_.ForgetAwaited(rank_, noted_);
+  }
+  Awaiting(const Awaiting&) = delete;
+  Awaiting& operator=(const Awaiting&) = delete;
+
+  void Note(uint32_t peer, bool overdue) { noted_ = board_.NoteAwaited(rank_, peer, overdue); }
+  // It waits for what any rank may have (a lane, the lock of the table). The launcher takes no rank that waits for
+  // stuck, and from here it follows the wait to no other one.
+  void NoteNoPeer() { Note(rank_, /*overdue=*/false); }
+
+ private:
+  const shm::Board& board_;
+  const uint32_t rank_;
+  uint32_t noted_ = 0;
+};
+
+}  // namespace kungfu::host
+
+#endif  // KUNGFU_COLLECTIVES_HOST_AWAITING_H_
