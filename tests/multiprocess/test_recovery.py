@@ -284,7 +284,8 @@ def test_a_stopped_worker_is_killed_and_gone_without(job, rank):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_stuck_worker_is_ended_and_its_stack_is_shown(job, tmp_path, rank):
     """Its heart beats; the others don't give up meanwhile."""
-    one = job("-np", 3, program=[f"loop=5:{rank}:{tmp_path / 'never'}"], environment={"KUNGFU_COLLECTIVE_TIMEOUT": "4"})
+    limits = {"KUNGFU_COLLECTIVE_TIMEOUT": "12"}  # of which the launcher has 5 s, enough on a busy machine, too
+    one = job("-np", 3, program=[f"loop=5:{rank}:{tmp_path / 'never'}"], environment=limits)
     pids = one.in_version(0, 3)
     one.wait_for(rf"stuck worker: worker {rank} .* awaited_by=rank \d,rank \d .* stack=in its output action=end it")
     one.wait_for(r"File .*recovery.py\"?, line \d+ in loop_alone")
