@@ -539,8 +539,8 @@ class Outpost:
             await asyncio.sleep(_SEAT_LOOK_S)
         told = self._interrupted or (signal.SIGTERM if self._is_leaving else 0)
         code = 128 + told if told else 1
-        why = f" ({refused})" if refused else ""
-        self._end(code, f"{PROGRAM}: {trouble}, and nobody else has it{why}; the workers here are ended")
+        reason = f" ({refused})" if refused else ""
+        self._end(code, f"{PROGRAM}: {trouble}, and nobody else has it{reason}; the workers here are ended")
         return None
 
     def _is_over_for(self, record: Record) -> tuple[int, str] | None:
