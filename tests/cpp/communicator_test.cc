@@ -333,7 +333,8 @@ TEST(Assembling, TellsWhoIsMissing) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.status(), KF_TIMEOUT);
-    EXPECT_STREQ(error.what(), "cluster version 3 has not assembled within 0.1 s (KUNGFU_JOIN_TIMEOUT): rank 1 of 2 has not come");
+    EXPECT_STREQ(error.what(),
+                 "cluster version 3 has not assembled within 0.1 s (KUNGFU_JOIN_TIMEOUT): rank 1 of 2 has not come");
   }
 }
 
