@@ -43,7 +43,7 @@ class Agent:
 
 def record(end=None, port=PORT):
     first = Cluster(runners=(PeerID("a", port), PeerID("b", port)), workers=(PeerID("a", 1), PeerID("b", 1)))
-    versions = ClusterVersions(chosen=0)
+    versions = ClusterVersions({0: first}, 0)
     return Record("job", "a", first, (Host("a", 1), Host("b", 1)), versions, end=end).to_json()
 
 
