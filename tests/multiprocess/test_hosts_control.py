@@ -569,7 +569,7 @@ def test_exception_while_serving_ends_that_connection(caplog):
             await server.close()
 
     run(test())
-    assert caplog.text.count("internal error: a connection from") == 2
+    assert caplog.text.count("internal error: connection from") == 2
 
 
 def test_exception_while_accepting_ends_that_connection(monkeypatch):
