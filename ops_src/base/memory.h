@@ -12,6 +12,8 @@ namespace kungfu {
 
 inline constexpr size_t kAlign = 64;  // a cache line: what the reductions like best
 
+inline size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
 struct FreeDeleter {
   void operator()(void* memory) const { std::free(memory); }
 };
@@ -23,7 +25,7 @@ class Memory {
     if (bytes <= bytes_) return data_.get();
     data_.reset();
     bytes_ = 0;
-    data_.reset(static_cast<char*>(std::aligned_alloc(kAlign, bytes)));
+    data_.reset(static_cast<char*>(std::aligned_alloc(kAlign, Aligned(bytes))));
     if (data_ == nullptr) throw Error(KF_INTERNAL, Text("no memory for ", bytes, " bytes"));
     bytes_ = bytes;
     return data_.get();
@@ -34,8 +36,6 @@ class Memory {
   std::unique_ptr<char, FreeDeleter> data_;
   size_t bytes_ = 0;
 };
-
-inline size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 }  // namespace kungfu
 
