@@ -505,12 +505,15 @@ import signal
 import ms_kungfu as kf
 if kf.current_rank() == 0:
     kf.resize(1)
-signal.pause()  # its own wait would end at the same deadline, and who says so first is heard by all
+while True:  # its own wait would end at the same deadline, and the first rank to say so is heard by all
+    signal.pause()
 """
 
 
-def test_who_resizes_alone_is_told_that_all_have_to(kungfu_run, script):
-    job = kungfu_run("-np", 2, "-w", *script(ALONE), environment={"KUNGFU_COLLECTIVE_TIMEOUT": "2"})
+def test_worker_that_resizes_alone_is_told_that_all_have_to(kungfu_run, script):
+    """Without recovery: with it the launcher ends the rank that doesn't come."""
+    flags = ["-np", 2, "-w", "-recover", "fail"]
+    job = kungfu_run(*flags, *script(ALONE), environment={"KUNGFU_COLLECTIVE_TIMEOUT": "2"})
     job.wait_for(r"CollectiveTimeoutError: .*kungfu/resize \(all ranks have to call it\)")
     job.signal(signal.SIGTERM)
     assert job.wait() != 0
