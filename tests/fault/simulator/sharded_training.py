@@ -110,6 +110,9 @@ class Pipeline:
     def get_batch_num(self):
         return self._given
 
+    def get_col_names(self):
+        return ["number"]
+
     def create_tuple_iterator(self, **options):
         return self
 
