@@ -79,7 +79,7 @@ void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer,
   }
 }
 
-// Whoever is missing may itself wait for one that is busy, or for what the launcher can't say without the store.
+// A missing rank may itself wait for a busy one, or for what the launcher can't say without the store.
 bool Waiting::DeadlinePassed(Flight& flight, std::chrono::steady_clock::time_point now) const {
   if (!flight.deadline) flight.deadline.emplace(self_.options.collective_timeout, self_.options.tell_after);
   const bool busy = std::any_of(flight.members.begin(), flight.members.end(),

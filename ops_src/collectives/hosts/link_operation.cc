@@ -335,7 +335,7 @@ void Link::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std
     }
   }
   KUNGFU_FAULT_POINT("when it has said its word");
-  // Also where a loss ends it: nobody is to be blamed by what the wait before it has noted.
+  // Also if a loss ends it: what the wait before it has noted must not name a rank any more.
   struct Noted {
     ~Noted() {
       if (!any) return;
