@@ -10,12 +10,16 @@ from __future__ import annotations
 import json
 import math
 import re
+from itertools import islice
 from typing import Any
 
 MAX_DEPTH = 64
+_MAX_OWN_DEPTH = 256
 _MAX_SHOWN = 80
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _OPENING = re.compile(r"[\[{]")
+# A string, or a bracket outside of strings. The closing quote is optional, so that each text is passed once.
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
 
 
 class MalformedError(ValueError):
@@ -30,8 +34,8 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool 
         limit: The most bytes (or characters of a text) that are decoded.
         raw_bytes: Accept U+DC80 to U+DCFF, by which Python keeps bytes of the system that aren't UTF-8. Set it only for
             what comes from a process of this job: an environment, a command, a path.
-        own: Accept all that `json.dumps` writes: NaN, infinities, integers over 64 bits, a name twice, more nesting.
-            Set it only for a file that this package has written.
+        own: Accept all that `json.dumps` writes: NaN, infinities, integers over 64 bits, a name twice, four times the
+            nesting. Set it only for a file that this package has written.
 
     Returns:
         Only dict, list, str, int, float, bool and None. Each text can be encoded, unless `raw_bytes`. Unless `own`, at
@@ -44,6 +48,8 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool 
         raise MalformedError(f"it has {len(data)} bytes; at most {limit} are read")
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
+        # Before json.loads: where a program has raised Python's recursion limit, deep nesting ends the process.
+        _check_depth(text, _MAX_OWN_DEPTH if own else MAX_DEPTH)
         if own:
             value = json.loads(text)
         else:
@@ -52,14 +58,12 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool 
             )
     except MalformedError:
         raise
-    except RecursionError:
-        raise _too_deep() from None
+    except RecursionError:  # the caller's own calls left too little of the limit
+        raise MalformedError("it is nested too deep") from None
     except UnicodeDecodeError:
         raise MalformedError("it is not UTF-8") from None
     except ValueError as error:
         raise MalformedError(f"it is not JSON: {error}") from None
-    if not own and _opens_more_than(MAX_DEPTH, text):
-        _check_depth(value)
     # UTF-8 has no surrogates, so that a lone one can only come of an escape.
     if _SURROGATE.search(text) or not (isinstance(data, bytes) or text.isascii()):
         try:
@@ -105,20 +109,14 @@ def _constant(text: str) -> float:
     raise MalformedError(f"{text} is not JSON")
 
 
-def _opens_more_than(count: int, text: str) -> bool:
-    """Whether the nesting can be deeper than `count`; few documents open as many objects and arrays."""
-    return any(number >= count for number, _ in enumerate(_OPENING.finditer(text)))
-
-
-def _check_depth(value: Any) -> None:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        children = [child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent)]
-        level = [child for child in children if isinstance(child, (dict, list))]
-        if not level:
-            return
-    raise _too_deep()
-
-
-def _too_deep() -> MalformedError:
-    return MalformedError(f"it is nested over {MAX_DEPTH} deep")
+def _check_depth(text: str, limit: int) -> None:
+    if sum(1 for _ in islice(_OPENING.finditer(text), limit + 1)) <= limit:
+        return  # few documents open as many objects and arrays
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        if token[0] in "[{":
+            depth += 1
+            if depth > limit:
+                raise MalformedError(f"it is nested over {limit} deep")
+        elif token[0] in "]}":
+            depth -= 1

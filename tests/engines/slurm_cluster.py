@@ -81,7 +81,9 @@ class Slurm:
         key.write_bytes(os.urandom(1024))
         key.chmod(0o600)
         (folder / "slurm.conf").write_text(_CONFIGURATION.format(host=os.uname().nodename, folder=folder))
-        self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
+        (folder / "run").mkdir(mode=0o700)
+        # A job's secret lies there by the job's URL, and the Slurm of a test beside this one has the same URLs.
+        self.environment = {"SLURM_CONF": str(folder / "slurm.conf"), "XDG_RUNTIME_DIR": str(folder / "run")}
         with (folder / "daemons.log").open("wb") as log:
             self._process = subprocess.Popen(
                 ["setpriv", "--pdeathsig=KILL",  # whoever has started it may be killed

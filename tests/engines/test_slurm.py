@@ -34,8 +34,8 @@ def run(slurm, *words, secret=SECRET):
     """srun, and what it printed."""
     done = subprocess.run(
         [*slurm.within(), "srun", *map(str, words)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
-        env={"PATH": "/usr/bin:/bin", "SLURM_CONF": slurm.environment["SLURM_CONF"],
-             **({"KUNGFU_JOB_SECRET": secret} if secret else {})}, timeout=120,
+        env={"PATH": "/usr/bin:/bin", **slurm.environment, **({"KUNGFU_JOB_SECRET": secret} if secret else {})},
+        timeout=120,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 

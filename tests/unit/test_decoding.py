@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 
 import pytest
 
@@ -73,8 +74,24 @@ def test_own_accepts_what_json_dumps_writes():
     assert decode("[" * 100 + "]" * 100, 1000, own=True)
     with pytest.raises(MalformedError, match="not JSON"):
         decode(b"9" * 5000, 10_000, own=True)
-    with pytest.raises(MalformedError, match="nested"):
-        decode(b"[" * 5000, 10_000, own=True)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_deep_nesting_is_refused_whatever_the_recursion_limit(own):
+    limit = sys.getrecursionlimit()
+    try:
+        for chosen in (limit, 1_000_000):
+            sys.setrecursionlimit(chosen)
+            for text in (b"[" * 300_000, b'{"a":' * 300_000, b'["\\"[", ' * 300_000):
+                with pytest.raises(MalformedError, match="nested over"):
+                    decode(text, 5_000_000, own=own)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def test_brackets_in_texts_are_no_nesting():
+    value = ["[" * 1000, {'"[' * 100: '\\"[{' * 100}]
+    assert decode(json.dumps(value), 10_000) == value
 
 
 def test_decode_object_refuses_other_values():
