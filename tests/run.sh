@@ -30,7 +30,7 @@ if "$venv/bin/python" -m tests.narrow_convolutions; then
 fi
 if command -v ccache >/dev/null; then export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER-ccache}; fi
 pytest=("$venv/bin/python" -m pytest)
-all=() marks="not timing and not long"
+all=() marks="not timing and not long and not site"
 if [ "${1:-}" = --all ]; then all=(--all) marks="not timing" && shift; fi
 if [ $# -gt 0 ]; then exec "${pytest[@]}" "${all[@]}" "$@"; fi
 

@@ -120,6 +120,7 @@ def test_a_cluster_that_is_too_small_is_refused_by_a_sentence(ray_of, kungfu_run
     assert "give a smaller -min-np, add nodes, or let it wait" in line
 
 
+@pytest.mark.long
 def test_with_an_etcd_others_go_on_without_the_head_and_a_sigterm_ends_them_all(ray_of, etcd_of, kungfu_run, tmp_path):
     """No host just leaves by it, while the others go on."""
     program = tmp_path / "steady.py"

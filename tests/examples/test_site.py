@@ -120,7 +120,9 @@ QUESTIONS = {
 
 @pytest.fixture(scope="module")
 def html(tmp_path_factory):
-    """The site, as docs/build.sh makes it."""
+    """The site, as docs/build.sh makes it; .ci/run has built it and says where."""
+    if "KUNGFU_SITE" in os.environ:
+        return Path(os.environ["KUNGFU_SITE"])
     folder = tmp_path_factory.mktemp("site") / "html"
     with one_at_a_time("site"):
         done = subprocess.run([str(DOCS / "build.sh"), str(folder)], env=own_python(), capture_output=True, text=True)
@@ -142,6 +144,7 @@ def answered(site, question):
     return found[0].page if found else None
 
 
+@pytest.mark.site
 @SPHINX_9
 def test_a_new_users_questions_are_answered_by_the_page_that_the_search_names_first(site):
     assert len(QUESTIONS) >= 80
@@ -153,6 +156,7 @@ def test_a_new_users_questions_are_answered_by_the_page_that_the_search_names_fi
     assert wrong == {}
 
 
+@pytest.mark.site
 @SPHINX_9
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node, to run Sphinx's own search")
 def test_the_ranking_is_that_of_the_sites_own_search(html, site):
@@ -192,6 +196,7 @@ console.log(JSON.stringify(answers));
         assert sorted(map(tuple, theirs)) == sorted((found.page, found.title, found.score) for found in ours), question
 
 
+@pytest.mark.site
 def test_every_public_name_is_on_a_page_of_the_api(html):
     inventory = (html / "objects.inv").read_bytes()
     listing = zlib.decompress(inventory[inventory.index(b"zlib.\n") + 6 :]).decode()
@@ -237,6 +242,7 @@ def test_every_page_is_in_the_list_that_a_code_host_shows():
     assert [page.name for page in DOCS.glob("*.md") if page.name not in own and f"]({page.name})" not in listed] == []
 
 
+@pytest.mark.site
 def test_every_entry_of_the_index_leads_to_a_place_of_its_page(site, html):
     """Which search and index link to: Sphinx drops the anchor of an entry that stands before a comment."""
     pages = {name: (html / f"{name}.html").read_text(encoding="utf-8") for name in site.names}

@@ -34,7 +34,7 @@ BATCHES = 4
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_no_course_of_events_breaks_a_promise(batch: int, everything: bool) -> None:
-    broken = broken_in(batch, BATCHES, 600 if everything else 100, schedule_of_hosts)
+    broken = broken_in(batch, BATCHES, 600 if everything else 60, schedule_of_hosts)
     if broken is not None:
         pytest.fail(broken, pytrace=False)
 

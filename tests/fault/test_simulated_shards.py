@@ -58,9 +58,11 @@ def deaths_at_each_place(seed: int) -> Iterator[tuple[str, Schedule]]:
 
 
 def test_a_death_anywhere_in_a_step_takes_nothing_from_it(everything: bool) -> None:
-    struck = set()
-    for seed in range(40 if everything else 10):
+    struck: set[str] = set()
+    for seed in range(40):
         for place, schedule in deaths_at_each_place(seed):
+            if seed >= 4 and not everything and place in struck:  # more seeds only for places that weren't reached yet
+                continue
             world = World(schedule.seed, schedule.setup, schedule.happenings)
             try:
                 world.run()

@@ -17,6 +17,7 @@ from ms_kungfu.cluster_store import StoreUnreachableError
 from ms_kungfu.launcher import startup
 from ms_kungfu.launcher.policy import Recover, Standing
 from ms_kungfu.launcher.seat import TimeToAsk
+from tests.conftest import long
 from tests.fault.schedules import Schedule, story, variations, violation_of
 from tests.fault.simulator import cluster_store
 from tests.fault.simulator.hosts_world import HOST_TIMEOUT_S, HostsSetup, HostsWorld
@@ -41,7 +42,7 @@ def longest_gap(world: HostsWorld) -> float:
     return max(after - before for before, after in zip(world.commits, world.commits[1:]))
 
 
-@pytest.mark.parametrize("seconds", [0.95, 1.02, 1.1, 1.3])  # host-timeouts
+@pytest.mark.parametrize("seconds", [long(0.95), 1.02, long(1.1), long(1.3)])  # host-timeouts
 def test_a_new_head_that_stands_still_gives_up_nobody_for_it(seconds: float) -> None:
     """Its hosts have called it meanwhile, and wait."""
     pause = Happening(0.0, "pause head", 0, seconds * HOST_TIMEOUT_S, seat=2)
@@ -66,7 +67,7 @@ def test_a_second_head_that_is_lost_takes_nobody_with_it(seconds: float) -> None
         assert longest_gap(world) < 3.2 * HOST_TIMEOUT_S, story(schedule)
 
 
-@pytest.mark.parametrize(("every_s", "away_s"), [(1.0, 0.3), (1.9, 0.6)])
+@pytest.mark.parametrize(("every_s", "away_s"), [long(1.0, 0.3), (1.9, 0.6)])
 def test_a_dead_host_is_given_up_while_the_store_comes_and_goes(every_s: float, away_s: float) -> None:
     flaps = tuple(Happening(2.2 + every_s * n, "server away", 0, away_s) for n in range(30))
     deaths = (KILL, Happening(0.91, "switch off", 1, 500.0))
@@ -128,7 +129,7 @@ def test_the_next_head_tells_of_all_of_the_jobs_past() -> None:
 
 
 @pytest.mark.parametrize("who", ["worker", "guard"])
-@pytest.mark.parametrize("later_s", [0.0, 0.003, 0.01])
+@pytest.mark.parametrize("later_s", [0.0, long(0.003), long(0.01)])
 def test_who_dies_behind_its_hosts_report_is_heard_of(who: str, later_s: float) -> None:
     """The next head has the report, and the host hasn't its welcome."""
     for number in range(3):

@@ -13,6 +13,7 @@ from tests.hosts.jobs import PORT
 PROGRAM = Path(__file__).with_name("programs") / "overlapping.py"
 
 
+@pytest.mark.long
 @pytest.mark.alone  # MindSpore's threads spin: beside another test's it takes minutes
 @pytest.mark.timeout(600)
 def test_joiners_overlap_as_those_do_with_whom_the_job_began(jobs, network):

@@ -16,7 +16,7 @@ from tests.ports import free_port
 PROGRAMS = Path(__file__).with_name("programs")
 
 
-@pytest.mark.parametrize("np", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("np", [1, 2, 3, 4, long(7)])
 def test_collectives_agree_with_numpy(run_program: Run, np: int) -> None:
     assert run_program(PROGRAMS / "collectives.py", np=np).count("fine") == np
 
