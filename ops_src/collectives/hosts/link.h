@@ -10,7 +10,7 @@
 //
 // Between up and verdict the links tell each other what they have (Header), and then exchange it (operations.h). The
 // k-th operation under a name at one host meets the k-th at every other. A large all-reduce is several operations, its
-// slices, which go side by side under names of their own (slices.h).
+// slices, which go side by side on tracks, each of which counts as a name (slices.h).
 //
 // Deaths. *Generation* g of the cluster are all ranks but the first g dead, in the order that the board has, the same
 // on all hosts. Each host also has the order of its own dead, which is the same order: launchers enter a death in the
@@ -142,7 +142,8 @@ class Link {
   struct Ending;
   // A name, and what this host's ranks do under it. It is never forgotten: all hosts have to go on counting alike.
   struct Name {
-    std::string name;
+    std::string key, name;  // the former: KeyOf, of name and track
+    uint8_t track = 0;
     std::vector<uint64_t> asked;  // by rank: how many it has begun
     uint64_t begun = 0;           // the number of the one that runs, or ran last
     uint64_t given = 0;           // of the last whose outcome its ranks got, or are about to get
@@ -267,10 +268,11 @@ class Link {
   std::optional<Error> failed_;
   bool closing_ = false;
   bool begins_nothing_ = false;  // this host's end is said, or about to be
-  // Of the other hosts, what they have said of their end: by hash of the name, how many they had begun.
+  // Of the other hosts, what they have said of their end: by hash of the name's key, how many they had begun.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> ends_;
   std::vector<std::string> end_reasons_;
-  // Of the other hosts, in this epoch: by hash of the name, how many they have given; none: they haven't said yet.
+  // Of the other hosts, in this epoch: by hash of the name's key, how many they have given; none: they haven't said
+  // yet.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> given_;
 
   std::deque<std::pair<Ending, std::vector<uint64_t>>> said_;  // the dispatcher's
