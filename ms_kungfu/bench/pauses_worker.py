@@ -23,7 +23,8 @@ from ms_kungfu import comm, membership, runtime
 from ms_kungfu.agreement import broadcast_json
 from ms_kungfu.dataset import sharding
 from ms_kungfu.dataset.ledger import Ledger
-from ms_kungfu.elastic import handover, sameness
+from ms_kungfu.elastic import handover
+from ms_kungfu.trained import claims
 
 ROW = struct.Struct("=qddd")
 """A step's number, its begin, the end of its gradients' reduction, and its end, in seconds of CLOCK_MONOTONIC."""
@@ -149,7 +150,7 @@ class _Synthetic:
 
     def _share(self) -> None:
         joiner = membership.is_joiner()
-        content = None if joiner else lambda: sameness.content_of(self.weights.tobytes())
+        content = None if joiner else lambda: claims.content_of(self.weights.tobytes())
 
         def receive(root: int) -> Any:
             received = broadcast_json(lambda: {"step": self.step, "walk": self._walk.state()}, root)
