@@ -10,7 +10,7 @@ from typing import Any
 
 import ms_kungfu
 from ms_kungfu import _core
-from ms_kungfu.doctor.system import System
+from ms_kungfu.tools.doctor.system import System
 
 
 def commit() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.pauses import Moment, analyse, summary
-from ms_kungfu.chaos import Sample, launcher_leaks, leaks, settled
+from ms_kungfu.tools.chaos import Sample, launcher_leaks, leaks, settled
 
 MIB = 1 << 20
 

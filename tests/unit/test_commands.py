@@ -17,7 +17,7 @@ from ms_kungfu.launcher import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 # Started by other commands, not by people.
-INTERNAL = re.compile(r"ms_kungfu(\.(launcher|config_server)(\..*)?|\.ray(\._function)?|\._smoke|)$")
+INTERNAL = re.compile(r"ms_kungfu(\.(launcher|config_server)(\..*)?|\.ray(\._function)?|\.tools\.smoke|)$")
 
 
 def modules_to_run():

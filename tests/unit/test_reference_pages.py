@@ -40,7 +40,7 @@ PROGRAMS = {
     "kungfu-run status": [("ms_kungfu.launcher.cli", ["status", "-help"])],
     "kungfu-distribute": [("ms_kungfu.launcher.distribute", ["-help"])],
     "kungfu-config-server": [("ms_kungfu.config_server.cli", ["-help"])],
-    "python -m ms_kungfu.doctor": [("ms_kungfu.doctor.__main__", ["--help"])],
+    "python -m ms_kungfu.doctor": [("ms_kungfu.doctor", ["--help"])],
     "python -m ms_kungfu.dataset.audit LOGDIR": [("ms_kungfu.dataset.audit", ["--help"])],
     "python -m ms_kungfu.replay LEDGER -- program": [("ms_kungfu.replay", ["--help"])],
     "python -m ms_kungfu.chaos -- program": [("ms_kungfu.chaos", ["--help"])],

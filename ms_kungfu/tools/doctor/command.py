@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Callable
 
 from ms_kungfu._processes import printing
-from ms_kungfu.doctor import devices, machine, software
-from ms_kungfu.doctor.finding import Finding, Status, wrong
-from ms_kungfu.doctor.system import System
+from ms_kungfu.tools.doctor import devices, machine, software
+from ms_kungfu.tools.doctor.finding import Finding, Status, wrong
+from ms_kungfu.tools.doctor.system import System
 
 Check = Callable[[System], Iterable[Finding]]
 CHECKS: tuple[tuple[str, Check], ...] = (
@@ -77,7 +76,3 @@ def _is_good(findings: Iterable[Finding]) -> bool:
 def _to_json(findings: Sequence[Finding]) -> str:
     listed = [{**vars(f), "status": f.status.value, "remedy": f.remedy or None} for f in findings]
     return json.dumps({"ok": _is_good(findings), "findings": listed}, indent=2)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ms_kungfu.doctor.finding import Finding, missing, ok, wrong
-from ms_kungfu.doctor.system import LOAD_RUNTIME, System
+from ms_kungfu.tools.doctor.finding import Finding, missing, ok, wrong
+from ms_kungfu.tools.doctor.system import LOAD_RUNTIME, System
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
 # The shared memory of a cluster of as many workers as argument 1 says, made, mapped and touched as the launcher and the

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ms_kungfu.doctor.finding import Finding, missing, ok, wrong
-from ms_kungfu.doctor.system import LOAD_RUNTIME, System
 from ms_kungfu.launcher.devices import ASCEND, GPU
+from ms_kungfu.tools.doctor.finding import Finding, missing, ok, wrong
+from ms_kungfu.tools.doctor.system import LOAD_RUNTIME, System
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

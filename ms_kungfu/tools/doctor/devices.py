@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from ms_kungfu import env
 from ms_kungfu.devices import rank_table
 from ms_kungfu.devices.libraries import ACL, CUDA_DRIVER, HCCL, MINDSPORE_GPU, NCCL, Library, candidates
-from ms_kungfu.doctor.finding import Finding, missing, ok, wrong
-from ms_kungfu.doctor.system import Outcome, System
 from ms_kungfu.launcher.devices import ASCEND, GPU, DeviceListError, names_listed
+from ms_kungfu.tools.doctor.finding import Finding, missing, ok, wrong
+from ms_kungfu.tools.doctor.system import Outcome, System
 
 _TOOLKIT = "/usr/local/Ascend/ascend-toolkit/latest"
 _DRIVER_INFO = "/usr/local/Ascend/driver/version.info"
