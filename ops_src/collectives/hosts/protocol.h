@@ -1,4 +1,4 @@
-// What the ranks of a host and their link say to each other besides data. The words: link.h.
+// What the ranks of a host and their link say to each other besides data. The terms: link.h.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_PROTOCOL_H_
 #define KUNGFU_COLLECTIVES_HOSTS_PROTOCOL_H_
 
