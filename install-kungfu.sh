@@ -328,7 +328,7 @@ pip_install --no-build-isolation "mindspore==$mindspore" "${editable[@]}" ".${al
 
 say "Testing: two workers sum a tensor through MindSpore ..."
 # Not from the checkout: it is the installed package that is tested.
-(cd / && kungfu-run -q -timeout 5m -np 2 "$venv/bin/python" -m ms_kungfu._smoke </dev/null) ||
+(cd / && kungfu-run -q -timeout 5m -np 2 "$venv/bin/python" -m ms_kungfu.tools.smoke </dev/null) ||
   die "ms_kungfu is installed, but two workers could not sum a tensor; the message is above"
 
 read -r _ _ _ record < <(inspect)

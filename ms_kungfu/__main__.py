@@ -23,7 +23,7 @@ COMMANDS = {
     "python -m ms_kungfu.fusion": "shows which gradients of a network are reduced together",
     "python -m ms_kungfu.dataset.audit": "proves from its ledger that a training had each sample once an epoch",
     "python -m ms_kungfu.replay": "runs a training with shards again and compares its bits",
-    "python -m ms_kungfu.bench": "times collectives, steps, resizes and recoveries, beside OpenMPI and others",
+    "python -m ms_kungfu.bench": "says where the benchmarks are, which a checkout has",
     "python -m ms_kungfu.chaos": "kills and resizes workers of a job, and checks that it goes on",
     "python -m ms_kungfu.c_api": "tells where the headers of the C ABI are, for C++ of your own",
     "python -m ms_kungfu.env": "lists the environment variables (docs/environment.md)",

@@ -1,12 +1,11 @@
-"""Older names of modules, which go on working: a finder of our own, asked after all others, answers for them.
+"""KungFu's names in MindSpore: a finder of our own, asked after all others, answers for them.
 
 ``mindspore.ops.operations.kungfu_comm_ops`` is where KungFu's source-tree integration of MindSpore had its primitives,
 ``mindspore.nn.optim.kungfu`` and ``mindspore.train.callback._kungfu`` its optimizers and callbacks; ``mindspore.nn``
 had the optimizers, too, and ``mindspore._c_expression`` its bindings. Programs written for it import those
 modules. Nothing of MindSpore is changed: they get modules that hand out the classes and functions of this package, and
-modules that MindSpore has answer for the integration's names besides their own. What has no counterpart is refused by a
-sentence. For a module of ours that has moved they get the module itself, so that there are never two of it, and are
-told once.
+modules that MindSpore has answer for the integration's names besides their own. What has no counterpart is refused
+with what to do instead.
 
 A program that imports the former before this package, or without it, is served by cmake/ms_kungfu_alias.pth and
 ms_kungfu_names.py, which lie beside the installed package: Python runs the first at each start, and that imports the
@@ -30,18 +29,6 @@ _OPTIMIZERS = "mindspore.nn.optim.kungfu"
 _CALLBACKS = "mindspore.train.callback._kungfu"
 MADE = (NAME, _OPTIMIZERS, _CALLBACKS)
 """Modules of the integration."""
-
-MOVED = {
-    "ms_kungfu.bench.shapes": "ms_kungfu.fusion.shapes",
-    "ms_kungfu.dataset.dealing": "ms_kungfu.dataset.sharding",
-    "ms_kungfu.elastic.cluster": "ms_kungfu.cluster",
-    "ms_kungfu.elastic.gathering": "ms_kungfu.agreement",
-    "ms_kungfu.elastic.membership": "ms_kungfu.membership",
-    "ms_kungfu.elastic.model_store": "ms_kungfu.membership.model_store",
-    "ms_kungfu.elastic.steering": "ms_kungfu.elastic.policy_runner",
-    "ms_kungfu.elastic.rendezvous": "ms_kungfu.broker_protocol",
-    "ms_kungfu.monitoring.optimizers": "ms_kungfu.optimizers.monitored",
-}
 
 # What that integration called its bindings.
 _OLD_NAMES = {
@@ -99,10 +86,6 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         old = module.__name__
-        if old in MOVED:
-            warnings.warn(f"{old} is called {MOVED[old]} now", FutureWarning, stacklevel=2)
-            sys.modules[old] = import_module(MOVED[old])  # what an import returns is what it finds here afterwards
-            return
         if old != NAME:
             place = "optimizers" if old == _OPTIMIZERS else "callbacks"
             vars(module).update(__doc__=__doc__, __getattr__=partial(_later, old, places=(place,)))
@@ -124,10 +107,10 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return spec(fullname) if fullname in MADE or fullname in MOVED else None
+        return spec(fullname) if fullname in MADE else None
 
 
 def register() -> None:
-    """Make the older names importable; idempotent, and imports nothing."""
+    """Make KungFu's names importable; idempotent, and imports nothing."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

@@ -7,8 +7,8 @@
     release/matrix.py --next                                    # the MindSpore after those, if there is one
 
 In each environment pip installs both, python -m ms_kungfu.doctor finds nothing wrong, two workers add up a tensor
-through MindSpore (ms_kungfu._smoke), and the tests that TESTS names pass. They are copied, so that the wheel and not
-the checkout is tested. Ends with a table; the exit status is 1 where anything failed.
+through MindSpore (ms_kungfu.tools.smoke), and the tests that TESTS names pass. They are copied, so that the wheel and
+not the checkout is tested. Ends with a table; the exit status is 1 where anything failed.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def tried(cell: Cell, folder: Path) -> str:
     environment.pip_install(*required(environment), *FOR_TESTS)
     installed_s = time.monotonic() - begun
     environment.run("python", "-m", "ms_kungfu.doctor")
-    environment.run("kungfu-run", "-q", "-timeout", "5m", "-np", "2", "python", "-m", "ms_kungfu._smoke")
+    environment.run("kungfu-run", "-q", "-timeout", "5m", "-np", "2", "python", "-m", "ms_kungfu.tools.smoke")
     copy = folder / "copy"
     shutil.copytree(ROOT / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)

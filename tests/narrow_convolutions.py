@@ -3,8 +3,8 @@ hours with it."""
 
 import sys
 
-from ms_kungfu.doctor.machine import check_convolutions
-from ms_kungfu.doctor.system import System
+from ms_kungfu.tools.doctor.machine import check_convolutions
+from ms_kungfu.tools.doctor.system import System
 
 if __name__ == "__main__":
     sys.exit(not any(finding.remedy for finding in check_convolutions(System())))

@@ -17,7 +17,6 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 LISTED = Path(__file__).resolve().parents[2] / "tests" / "unit" / "public_surface.txt"
-OLDER = {"ms_kungfu.elastic.Quantities"}  # goes on working, and says what it is called now
 
 
 @dataclass
@@ -37,8 +36,6 @@ def public_names(text: str) -> dict[str, dict[str, Public]]:
         # What `ms_kungfu` itself offers has no module in between.
         depth = 2 if len(parts) > 2 and is_module(".".join(parts[:2])) else 1
         module, name, members = ".".join(parts[:depth]), parts[depth], parts[depth + 1 :]
-        if f"{module}.{name}" in OLDER:
-            continue
         public = found.setdefault(module, {}).setdefault(name, Public())
         public.members += members
         # Of a class MindSpore's constructors tell (*args, **kwargs), the list what they take.

@@ -5,4 +5,4 @@ set -euo pipefail
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 cd -- "$here/../.."
-exec "${PYTHON:-python}" -m ms_kungfu.bench all --out "${1:-docs/benchmarks/results}"
+exec "${PYTHON:-python}" -m benchmarks all --out "${1:-docs/benchmarks/results}"

@@ -158,7 +158,7 @@ void Groups::Sort(const std::string& kernel, const KernelTensors& inputs, const 
 }
 
 const std::vector<Group>& Groups::Bind(const std::string& kernel, const KernelTensors& inputs,
-                                       const KernelTensors& outputs, bool in_place,
+                                       const KernelTensors& outputs, bool in_place, uint32_t ranks,
                                        const std::function<uint64_t(uint64_t)>& output_count) {
   // The shapes of a gather were inferred for the size that the cluster had then: without this check a graph that was
   // compiled before a resize would write past its buffers.
@@ -166,7 +166,7 @@ const std::vector<Group>& Groups::Bind(const std::string& kernel, const KernelTe
     if (outputs.size() != inputs.size() || output_counts_[i] != output_count(input_counts_[i])) {
       throw std::runtime_error("StaleClusterError: " + kernel + " \"" + name_ + "\" was compiled for an output of " +
                                (outputs.size() == inputs.size() ? std::to_string(output_counts_[i]) : "other") +
-                               " elements, but " + std::to_string(ClusterSize()) + " ranks make " +
+                               " elements, but " + std::to_string(ranks) + " ranks make " +
                                std::to_string(output_count(input_counts_[i])) +
                                " of it: the cluster's size has changed since; build the cell or the jit function anew");
     }

@@ -46,9 +46,9 @@ class Groups {
   void Sort(const std::string& kernel, const KernelTensors& inputs, const KernelTensors& outputs, bool copies,
             const std::function<size_t(size_t)>& part_of);
   // The groups with the memory of this launch. `output_count`: elements that the output has to hold for so many of the
-  // input, at the present size of the cluster.
+  // input, with so many `ranks`.
   const std::vector<Group>& Bind(const std::string& kernel, const KernelTensors& inputs, const KernelTensors& outputs,
-                                 bool in_place, const std::function<uint64_t(uint64_t)>& output_count);
+                                 bool in_place, uint32_t ranks, const std::function<uint64_t(uint64_t)>& output_count);
 
   // Matches the operations with the other ranks'.
   const std::string& name() const { return name_; }

@@ -41,7 +41,8 @@ class CollectiveOn : public Device::Kernel {
   bool Launch(const KernelTensors& inputs, const KernelTensors&, const KernelTensors& outputs, void* stream) override {
     stream_ = stream;
     ranks_ = Ranks();
-    Run(groups_.Bind(this->kernel_name_, inputs, outputs, InPlace(), [this](uint64_t n) { return OutputCount(n); }));
+    Run(groups_.Bind(this->kernel_name_, inputs, outputs, InPlace(), ranks_,
+                     [this](uint64_t n) { return OutputCount(n); }));
     return true;
   }
   std::vector<KernelAttr> GetOpSupport() override {

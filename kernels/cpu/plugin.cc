@@ -367,13 +367,14 @@ class WorldBroadcast : public Broadcast<Host> {
     const std::string who = this->name() + " (who lives)";
     for (;;) {
       // Of a list that all workers have alike: of a death one may know by itself, and another one not yet.
-      std::vector<uint8_t> living(kf_size());
+      const uint32_t ranks = ClusterSize();  // of the list and of the gather: a second call may know another cluster
+      std::vector<uint8_t> living(ranks);
       const uint8_t here = 1;
       const kf_tensor tensor{&here, living.data(), 1};
-      const kf_status known = kf_all_gather(who.c_str(), &tensor, 1, KF_UINT8, nullptr, kf_size());
+      const kf_status known = kf_all_gather(who.c_str(), &tensor, 1, KF_UINT8, nullptr, ranks);
       if (known != KF_OK) return known;
       const int root = static_cast<int>(this->root_);
-      const int player = ask == nullptr ? root : ask(root, living.data(), static_cast<int>(living.size()));
+      const int player = ask == nullptr ? root : ask(root, living.data(), static_cast<int>(ranks));
       const kf_status status = this->Bring(Host::kBroadcast, group, static_cast<uint32_t>(player), this->Layout(group));
       // The player has died meanwhile, of which all others have heard; then it is another one. Where nobody can go on
       // the next list says so.

@@ -9,8 +9,8 @@ from mindspore.train import Callback
 from ms_kungfu import membership, runtime
 from ms_kungfu.callbacks.elastic import KungFuElasticCallback
 from ms_kungfu.elastic.handover import share_parameters
-from ms_kungfu.elastic.inventory import collect_parameters
 from ms_kungfu.elastic.program import is_behind, is_resuming
+from ms_kungfu.trained.inventory import collect_parameters
 
 
 def sync_net_parameters(net: Any, root: int = 0) -> None:

@@ -25,7 +25,7 @@ from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
 from ms_kungfu.callbacks.others import Others, agree_on_outputs, replace_attribute
 from ms_kungfu.callbacks.sharded import ShardedTraining
 from ms_kungfu.dataset.elastic import ElasticDataset
-from ms_kungfu.elastic import handover, inventory
+from ms_kungfu.elastic import handover
 from ms_kungfu.elastic.eviction import Evict
 from ms_kungfu.elastic.lr_rule import LRRule
 from ms_kungfu.elastic.options import Options
@@ -35,6 +35,7 @@ from ms_kungfu.elastic.schedule import Schedule
 from ms_kungfu.elastic.state import Component
 from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.monitoring.monitor import Monitor
+from ms_kungfu.trained import inventory
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from mindspore.train import Callback
 
-from ms_kungfu.elastic.inventory import collect_optimizers
 from ms_kungfu.elastic.learning_rates import learning_rate_of
 from ms_kungfu.monitoring.monitor import Monitor
+from ms_kungfu.trained.inventory import collect_optimizers
 
 
 class MonitorCallback(Callback):

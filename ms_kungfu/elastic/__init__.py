@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ms_kungfu.elastic import policy as _policy
 from ms_kungfu.elastic.policy import Decision, Metrics, Policies, Policy
 
 if TYPE_CHECKING:
@@ -60,8 +59,6 @@ def __getattr__(name: str) -> Any:
         from ms_kungfu.elastic.state import Component
 
         return Component
-    if name == "Quantities":
-        return _policy.quantities(stacklevel=2)
     if name in __all__:
         from ms_kungfu.elastic import policies
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ms_kungfu import env, membership
-from ms_kungfu.elastic import inventory, sameness
+from ms_kungfu.trained import claims, inventory
 
 _log = logging.getLogger(__name__)
 _LOOKS = (1, 10, 100)  # steps after which it looks whether they have changed: a teacher that doesn't is no state
@@ -32,7 +32,7 @@ class Beside:
         if Beside._told or not _in_a_job():
             return
         copies = copies_of([list(optimizer.parameters) for optimizer in optimizers], trained, carried)
-        self._found = [(weakref.ref(cell), sameness.content(cell.get_parameters())) for cell in copies]
+        self._found = [(weakref.ref(cell), claims.content(cell.get_parameters())) for cell in copies]
 
     def step_end(self) -> None:
         """After a step of this worker's."""
@@ -47,7 +47,7 @@ class Beside:
         if Beside._told or not self._found or not membership.speaks_for_all():
             return
         cells = [(known(), content) for known, content in self._found]
-        changed = [c for c, was in cells if c is not None and sameness.content(c.get_parameters()) != was]
+        changed = [c for c, was in cells if c is not None and claims.content(c.get_parameters()) != was]
         if not changed:
             return
         Beside._told = True

@@ -16,8 +16,8 @@ import numpy as np
 from ms_kungfu import membership
 from ms_kungfu.agreement import gather_json, gather_living
 from ms_kungfu.dataset.conditions import differences
-from ms_kungfu.elastic.sameness import content_of
 from ms_kungfu.errors import DivergenceError
+from ms_kungfu.trained.claims import content_of
 
 _log = logging.getLogger(__name__)
 

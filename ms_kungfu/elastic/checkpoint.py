@@ -45,10 +45,10 @@ from ms_kungfu.comm import Array
 from ms_kungfu.dataset import replaying
 from ms_kungfu.dataset.conditions import differences
 from ms_kungfu.elastic import handover, program
-from ms_kungfu.elastic.inventory import assign
 from ms_kungfu.elastic.options import Options
 from ms_kungfu.elastic.state import TrainingState, resume_components
 from ms_kungfu.errors import KungFuError
+from ms_kungfu.trained.inventory import assign
 
 _log = logging.getLogger(__name__)
 

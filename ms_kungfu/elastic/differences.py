@@ -11,7 +11,7 @@ import numpy as np
 
 from ms_kungfu.agreement import gather_json
 from ms_kungfu.comm import Array
-from ms_kungfu.elastic import inventory
+from ms_kungfu.trained import inventory
 
 Value = TypeVar("Value")
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from ms_kungfu.elastic import inventory
+from ms_kungfu.trained import inventory
 
 _log = logging.getLogger(__name__)
 _STEPS = 10  # more than gradients are accumulated over, mostly; workers that differ are found within 100

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Callable, TypeVar
@@ -23,11 +22,12 @@ from ms_kungfu.agreement import broadcast_json, gather_json, gather_living, told
 from ms_kungfu.comm import Array
 from ms_kungfu.dataset import contents
 from ms_kungfu.dataset.shares import Shares
-from ms_kungfu.elastic import program, randomness, sameness
+from ms_kungfu.elastic import program, randomness
 from ms_kungfu.elastic.differences import differing
-from ms_kungfu.elastic.inventory import assign, collect_parameters, fingerprint
 from ms_kungfu.elastic.state import TrainingState, restore_components
 from ms_kungfu.errors import KungFuError
+from ms_kungfu.trained import claims
+from ms_kungfu.trained.inventory import assign, collect_parameters, fingerprint
 
 _log = logging.getLogger(__name__)
 Received = TypeVar("Received")
@@ -95,21 +95,9 @@ def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], ca
     return True, somebody_lacks
 
 
-_differing: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def let_differ(owner: Any) -> None:
-    """The Parameters of this cell may be other ones at each worker, while its `replicas_differ` is true."""
-    _differing.add(owner)
-
-
-def _replicas() -> set[int]:
-    return {id(p) for owner in _differing if owner.replicas_differ for p in owner.get_parameters()}
-
-
 def models_differ(trained: Iterable[Any]) -> bool:
     """Whether each worker trains a model of its own by design, as under an optimizer that averages models."""
-    return not _replicas().isdisjoint(map(id, collect_parameters(trained)))
+    return not claims.replicas().isdisjoint(map(id, collect_parameters(trained)))
 
 
 def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
@@ -126,7 +114,7 @@ def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
                 broadcast_parameters(list(parameters), giver, "kungfu/state/parameters")
 
         from_lowest_rank(receive, preferred=root)
-        sameness.mark(parameters)
+        claims.mark(parameters)
         membership.state_received()  # what such a program calls its state
 
 
@@ -154,12 +142,12 @@ def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> 
     `data` is what has to be the same of everybody's data. KungFuError where that or the program isn't.
     """
     tensors = [*state.parameters, *state.buffers.values()]
-    by_nature = _replicas().union(map(id, (*state.averaged, *state.statistics)))
+    by_nature = claims.replicas().union(map(id, (*state.averaged, *state.statistics)))
     common = [t for t in tensors if id(t) not in by_nature]
     own = [t for t in tensors if id(t) in by_nature]
-    unmarked = not all(map(sameness.is_marked, own))
-    told = sameness.content_of(json.dumps(data).encode())
-    row = [fingerprint(state.parameters), sameness.content(common), sameness.content(own), unmarked, told]
+    unmarked = not all(map(claims.is_marked, own))
+    told = claims.content_of(json.dumps(data).encode())
+    row = [fingerprint(state.parameters), claims.content(common), claims.content(own), unmarked, told]
     rows = gather_living(np.array([*row, *randomness.row()]), "kungfu/state/begin")
     randomness.decide({rank: each[len(row) :] for rank, each in rows.items()})
     _check_programs({rank: int(each[0]) for rank, each in rows.items()}, state.parameters)
@@ -183,7 +171,7 @@ def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> 
         from_lowest_rank(receive)
         if runtime.current_rank() == min(rows):
             _log.info("the workers' parameters differed: training begins from this one's")
-    sameness.mark(tensors)
+    claims.mark(tensors)
 
 
 def compare_contents(dataset: Shares) -> None:
@@ -259,7 +247,7 @@ def share_state(state: TrainingState) -> bool:
         return False
 
     def content() -> int:
-        return sameness.content([*state.parameters, *state.buffers.values()])
+        return claims.content([*state.parameters, *state.buffers.values()])
 
     def receive(root: int) -> Any:
         received = broadcast_json(lambda: {c.name: c.capture() for c in state.components}, root)
@@ -271,7 +259,7 @@ def share_state(state: TrainingState) -> bool:
     received = from_lowest_rank(receive, able=not joiner)
     if joiner:
         restore_components(state.components, received)
-        sameness.mark([*state.parameters, *state.buffers.values()])
+        claims.mark([*state.parameters, *state.buffers.values()])
         membership.state_received()
     return joiner
 

@@ -11,12 +11,12 @@ from typing import Any
 from ms_kungfu._checks import at_least
 from ms_kungfu.dataset import replaying
 from ms_kungfu.elastic.eviction import Evict
-from ms_kungfu.elastic.inventory import check_averaged
 from ms_kungfu.elastic.lr_rule import LRRule, parse_lr_rule
 from ms_kungfu.elastic.policy import Policy, as_policy
 from ms_kungfu.elastic.schedule import Schedule, parse_schedule
 from ms_kungfu.elastic.state import Component
 from ms_kungfu.monitoring.monitor import Monitor
+from ms_kungfu.trained.inventory import check_averaged
 
 
 @dataclass(frozen=True)

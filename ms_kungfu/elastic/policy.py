@@ -7,7 +7,6 @@ decisions out is `ms_kungfu.elastic.policy_runner`. docs/policies.md
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -227,15 +226,3 @@ def as_policy(policy: Policy | Sequence[Policy] | None) -> Policies:
     if not isinstance(policy, (tuple, list)) or not all(isinstance(part, Policy) for part in policy):
         raise TypeError(f"policy is a ms_kungfu.elastic.Policy or a list of them, got {policy!r}")
     return Policies(tuple(policy))
-
-
-def quantities(stacklevel: int) -> type[Metrics]:
-    """`Metrics` by its older name, which is told where the warnings module's `stacklevel` says."""
-    warnings.warn("ms_kungfu.elastic.Quantities is called Metrics now", FutureWarning, stacklevel=stacklevel + 1)
-    return Metrics
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Quantities":
-        return quantities(stacklevel=2)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ from ms_kungfu.elastic.program import Training
 from ms_kungfu.monitoring.monitor import Monitor
 from ms_kungfu.monitoring.record import StepRecord
 
-_log = logging.getLogger("ms_kungfu.elastic.steering")  # its documented name
+_log = logging.getLogger(__name__)
 
 # Workers of one host reduce in shared memory, which has no topology to choose.
 _STRATEGIES = ("AUTO", "SHM")

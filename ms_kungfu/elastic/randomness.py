@@ -31,8 +31,8 @@ import numpy as np
 from ms_kungfu import runtime
 from ms_kungfu.comm import Array
 from ms_kungfu.elastic import program
-from ms_kungfu.elastic.inventory import collect_generators
 from ms_kungfu.elastic.state import Component
+from ms_kungfu.trained.inventory import collect_generators
 
 # What is shared or own by itself: of MindSpore the generator, which `mindspore.manual_seed` sets, and the global seed,
 # which datasets take, too. The others are components each.

@@ -1,112 +1,30 @@
-"""What has to be equal on all workers: what has been made so, and that it stays so.
+"""That what has to be equal on all workers stays so.
 
-What an optimizer is about to train and nothing has made equal is a part of its first reduction (`claim`). Later each
-piece is looked at once in a hundred steps: a step's share of the pieces becomes one word, which travels in the
+Each piece is looked at once in a hundred steps: a step's share of the pieces becomes one word, which travels in the
 agreement that the workers come to after the step anyway (`membership.step`). Only where the words differ do the workers
-tell each other more.
+tell each other more. How they begin: `trained.claims`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import heapq
 import json
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ms_kungfu import comm, membership
+from ms_kungfu import comm
 from ms_kungfu.agreement import gather_json
-from ms_kungfu.comm import Array
-from ms_kungfu.elastic import inventory, state
+from ms_kungfu.elastic import state
 from ms_kungfu.elastic.differences import differing
 from ms_kungfu.errors import DivergenceError
+from ms_kungfu.trained import claims, inventory
+from ms_kungfu.trained.claims import content, content_of
 
-_ROW_BYTES = 2048
 PERIOD = 100  # steps in which all pieces come once
-
-# Short: what differs otherwise comes behind it, in a message with an end.
-_REMEDY = "all begin alike by KungFuElasticCallback, ElasticTraining or sync_net_parameters"
-
-_reducers: weakref.WeakSet[Any] = weakref.WeakSet()  # of this process
-_alike: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_claims: list[tuple[Sequence[Any], int]] = []  # of this process: parameters, and what they were when it began
-
-
-def content(tensors: Iterable[Any]) -> int:
-    """A number below 2**63 that differs, in all likelihood, where one bit of one of the tensors does."""
-    sums = []
-    for tensor in tensors:
-        if getattr(tensor, "has_init", False):
-            tensor.init_data()
-        sums.append(_sums(tensor.asnumpy()))
-    return content_of(b"".join(sums))
-
-
-def content_of(data: bytes) -> int:
-    """The same of these bytes."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
-
-
-def _sums(values: Array) -> bytes:
-    """The bits as a table of 64-bit words, added up by its rows and by its columns, and hashed: at about the memory's
-    speed, which no hash has. Two words that differ by opposite numbers are in another row, or another column."""
-    content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    table = content[: content.size // _ROW_BYTES * _ROW_BYTES].view(np.uint64).reshape(-1, _ROW_BYTES // 8)
-    digest = hashlib.blake2b(digest_size=8)
-    for part in (table.sum(axis=0), table.sum(axis=1), content[table.nbytes :]):
-        digest.update(part.tobytes())
-    return digest.digest()
-
-
-def mark(tensors: Iterable[Any]) -> None:
-    """These have been made the same on all workers, at all of them."""
-    _alike.update((id(tensor), tensor) for tensor in tensors)
-    _claims[:] = [claim for claim in _claims if not all(map(is_marked, claim[0]))]
-    _tell()
-
-
-def is_marked(tensor: Any) -> bool:
-    return _alike.get(id(tensor)) is tensor
-
-
-def claim(parameters: Iterable[Any]) -> None:
-    """An optimizer that keeps these equal is about to train them for the first time.
-
-    Where nothing has made them the same on all workers, their content becomes a part of what the gradient reductions
-    say of themselves. So the first of them fails at every rank, with this as its reason, where the ranks have begun
-    with different parameters; otherwise it costs nothing, and no rank waits for another that doesn't come here.
-    """
-    mine = [p for p in parameters if not is_marked(p)]
-    # Whoever joins later begins in the midst: with those who were there before it has nothing to compare.
-    if mine and membership.size() > 1 and membership.is_first_cluster():
-        _claims.append((mine, content(mine)))
-        _tell()
-
-
-@contextlib.contextmanager
-def claiming(claim: str) -> Iterator[None]:
-    """The reductions in it say this of themselves, too: where ranks say different things, all of them fail."""
-    core = membership.current().core
-    core.set_claim(claim + _claim())
-    try:
-        yield
-    finally:
-        core.set_claim(_claim())
-
-
-def _tell() -> None:
-    membership.current().core.set_claim(_claim())
-
-
-def _claim() -> str:
-    whole = hashlib.blake2b(repr([value for _, value in _claims]).encode(), digest_size=4).hexdigest()
-    return f"on parameters {whole} ({_REMEDY}), " if _claims else ""
 
 
 @dataclass(frozen=True)
@@ -188,17 +106,12 @@ def pieces_of(
     return list(found.values())
 
 
-def serves(reducer: Any) -> None:
-    """This cell reduces gradients over the workers; with Parameters as `planned_parameters` it says of which."""
-    _reducers.add(reducer)
-
-
 def _served(trained: Sequence[Any]) -> list[Any]:
     """Of the Parameters among `trained` those whose gradients a reducer of this process reduces. One that isn't told
     which they are may have any."""
     import mindspore as ms
 
-    serving = [reducer for reducer in _reducers if reducer.begins_alike and not reducer.left_to_shards]
+    serving = [reducer for reducer in claims.reducers if reducer.begins_alike and not reducer.left_to_shards]
     served = {id(p) for reducer in serving for p in reducer.planned_parameters}
     if any(not reducer.planned_parameters for reducer in serving):
         cells = [item for item in trained if isinstance(item, ms.nn.Cell)]

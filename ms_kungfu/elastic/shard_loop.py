@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ms_kungfu import membership, runtime
 from ms_kungfu.comm import Array
-from ms_kungfu.elastic import sameness
 from ms_kungfu.elastic.canary import LOSS, Canary
 from ms_kungfu.elastic.pace import Pace
+from ms_kungfu.trained import claims
 
 if TYPE_CHECKING:
     from ms_kungfu.dataset.elastic import ShardBatches
@@ -55,7 +55,7 @@ class ShardLoop:
         if not self._claimed:
             membership.fix_cores()
             membership.let_wakers_go_on()
-            sameness.claim(self._parameters)
+            claims.claim(self._parameters)
             self._claimed = True
         seed, step = batches.next_key()
         shapes = self._shapes()
@@ -65,7 +65,7 @@ class ShardLoop:
         try:
             batches.check_deal(core.missing_shards())
             self._canary.look(runtime.cluster_version(), batches.check, compute, self._names, batches.conditions)
-            with sameness.claiming(f"{_ON_CORES.format(membership.core_count())}, "):
+            with claims.claiming(f"{_ON_CORES.format(membership.core_count())}, "):
                 loss = self._make(core, batches.first, compute)
         finally:
             core.end_sharded_step()

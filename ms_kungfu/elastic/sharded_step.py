@@ -12,12 +12,13 @@ from mindspore import nn, ops
 from ms_kungfu import membership, runtime
 from ms_kungfu.comm import Array
 from ms_kungfu.dataset.elastic import ElasticDataset, ShardBatches
-from ms_kungfu.elastic import compiled, inventory
+from ms_kungfu.elastic import compiled
 from ms_kungfu.elastic.shard_loop import ShardLoop
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.ops import wait_for_queue
 from ms_kungfu.ops._plugin import compute_undivided, flush_denormals_of_queues
 from ms_kungfu.ops._shards import SumShards
+from ms_kungfu.trained import inventory
 
 Gradients = tuple[Any, ...]
 

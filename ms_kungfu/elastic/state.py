@@ -28,8 +28,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-from ms_kungfu.elastic import inventory
 from ms_kungfu.errors import KungFuError
+from ms_kungfu.trained import inventory
 
 CARRIED = (
     "parameters",

@@ -15,7 +15,7 @@ from ms_kungfu import comm, membership, runtime
 from ms_kungfu._words import counted
 from ms_kungfu.agreement import gather_json
 from ms_kungfu.dataset import replaying
-from ms_kungfu.elastic import chronicle, handover, inventory, measuring, program, randomness, state
+from ms_kungfu.elastic import chronicle, handover, measuring, program, randomness, state
 from ms_kungfu.elastic.ahead import Ahead
 from ms_kungfu.elastic.asynchronous import AsynchronousSteps, is_asynchronous
 from ms_kungfu.elastic.beside import Beside
@@ -34,6 +34,7 @@ from ms_kungfu.elastic.state import TrainingState
 from ms_kungfu.elastic.undo import LastStep
 from ms_kungfu.membership import Change
 from ms_kungfu.monitoring.monitor import Monitor
+from ms_kungfu.trained import inventory
 
 if TYPE_CHECKING:
     import os
@@ -175,7 +176,7 @@ class ElasticTraining:
         self.optimizers = inventory.collect_optimizers(trained)
         """The optimizers of MindSpore among what is trained; of those in one another the outer one."""
         for optimizer in self.optimizers:
-            from ms_kungfu.elastic.learning_rates import hold_last_rate  # loads MindSpore
+            from ms_kungfu.trained.rates import hold_last_rate  # loads MindSpore
 
             hold_last_rate(optimizer)
         self.monitor = monitor or next((o.monitor for o in self.optimizers if hasattr(o, "monitor")), None)

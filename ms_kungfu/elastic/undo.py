@@ -17,9 +17,9 @@ from typing import Any, Callable
 
 from ms_kungfu import membership, runtime
 from ms_kungfu.comm import Array
-from ms_kungfu.elastic import inventory
 from ms_kungfu.elastic.state import TrainingState
 from ms_kungfu.errors import KungFuError
+from ms_kungfu.trained import inventory
 
 _log = logging.getLogger(__name__)
 

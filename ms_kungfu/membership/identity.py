@@ -29,8 +29,8 @@ def peer_of(rank: int) -> PeerID | None:
 def lost_ranks() -> list[int]:
     """The ranks of the present cluster that have died; they count until the next version."""
     core = current().core
-    living = core.living()
-    return [] if len(living) == int(core.size()) else sorted(set(range(int(core.size()))).difference(living))
+    living, ranks = core.living(), int(core.size())
+    return sorted(set(range(ranks)).difference(living))
 
 
 def speaks_for_all() -> bool:

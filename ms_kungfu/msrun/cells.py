@@ -9,7 +9,7 @@ from typing import Any, Callable
 import mindspore as ms
 from mindspore import nn
 
-from ms_kungfu.elastic import inventory
+from ms_kungfu.trained import inventory
 
 _cells: list[weakref.ref[Any]] = []
 

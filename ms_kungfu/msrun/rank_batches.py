@@ -41,11 +41,11 @@ from mindspore.ops.function.grad import grad_func
 from numpy.typing import NDArray
 
 from ms_kungfu.callbacks.sharded import _ForwardBackward
-from ms_kungfu.elastic import inventory
 from ms_kungfu.msrun import cells, world
 from ms_kungfu.msrun.communication import refused
 from ms_kungfu.msrun.reducers import DistributedGradReducer
 from ms_kungfu.ops import wait_for_queue
+from ms_kungfu.trained import inventory
 
 _log = logging.getLogger(__name__)
 _REMEDY = (

@@ -24,8 +24,9 @@ from mindspore import nn
 from ms_kungfu import membership
 from ms_kungfu.agreement import broadcast_json, gather_json
 from ms_kungfu.callbacks.codec import pack, unpack
-from ms_kungfu.elastic import handover, inventory
+from ms_kungfu.elastic import handover
 from ms_kungfu.errors import KungFuError
+from ms_kungfu.trained import inventory
 
 _log = logging.getLogger(__name__)
 _SHOWN = 3

@@ -11,12 +11,12 @@ from mindspore import nn, ops
 from mindspore.ops import composite
 
 from ms_kungfu import runtime
-from ms_kungfu.elastic import handover
-from ms_kungfu.elastic.inventory import is_grouped
-from ms_kungfu.elastic.learning_rates import hold_last_rate
 from ms_kungfu.ops import KungFuAllReduce, ReduceOp, wait_for_queue
 from ms_kungfu.ops._reparse import Mended
 from ms_kungfu.optimizers.grad_reducer import Reducing
+from ms_kungfu.trained import claims
+from ms_kungfu.trained.inventory import is_grouped
+from ms_kungfu.trained.rates import hold_last_rate
 
 move_toward = composite.MultitypeFuncGraph("move_toward")
 
@@ -115,7 +115,7 @@ class Replicas:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        handover.let_differ(self)
+        claims.let_differ(self)
 
     @property
     def replicas_differ(self) -> bool:

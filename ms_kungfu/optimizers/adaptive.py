@@ -11,7 +11,6 @@ from mindspore.ops import composite
 
 from ms_kungfu import runtime
 from ms_kungfu.agreement import gather_living
-from ms_kungfu.elastic.inventory import assign
 from ms_kungfu.errors import CollectiveMismatchError
 from ms_kungfu.fusion import Plan
 from ms_kungfu.ops import wait_for_queue
@@ -19,6 +18,7 @@ from ms_kungfu.optimizers._synchronising import Merge, Synchronising, move_towar
 from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
 from ms_kungfu.optimizers.pair import PairExchange, Pairing, pair_options
 from ms_kungfu.optimizers.synchronous import CentralModel, fraction
+from ms_kungfu.trained.inventory import assign
 
 ALGORITHMS = ("ssgd", "sma", "pair")
 _SSGD, _SMA, _PAIR = range(3)

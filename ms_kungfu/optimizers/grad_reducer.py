@@ -10,14 +10,14 @@ from mindspore import nn
 from mindspore.ops import constexpr
 
 from ms_kungfu import env
-from ms_kungfu.elastic import sameness
-from ms_kungfu.elastic.learning_rates import hold_last_rate
 from ms_kungfu.fusion import Plan, parse
 from ms_kungfu.fusion._mindspore import plan_of
 from ms_kungfu.ops import ReduceOp
 from ms_kungfu.ops._overlap import AllReduceStart, AllReduceWait
 from ms_kungfu.ops._reparse import Mended
 from ms_kungfu.ops.all_reduce import AllReduceGradients
+from ms_kungfu.trained import claims
+from ms_kungfu.trained.rates import hold_last_rate
 
 
 @constexpr
@@ -134,7 +134,7 @@ class KungFuGradReducer(nn.Cell):
         self._fusion = fusion
         self._overlap = overlap
         self.left_to_shards = False  # a ShardedStep has summed them
-        sameness.serves(self)
+        claims.serves(self)
         self.begins_alike = True  # where the parameters differ between the ranks at first, the first reduction fails
 
     def leave_to_shards(self, mean: bool = True) -> None:
@@ -175,7 +175,7 @@ class KungFuGradReducer(nn.Cell):
     @cached_property
     def plan(self) -> Plan:
         if self.begins_alike:
-            sameness.claim(self.planned_parameters)
+            claims.claim(self.planned_parameters)
         return self._make_plan()
 
     @cached_property

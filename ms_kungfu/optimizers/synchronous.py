@@ -8,12 +8,12 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import composite
 
-from ms_kungfu.elastic.inventory import is_grouped
 from ms_kungfu.fusion import Plan
 from ms_kungfu.ops import KungFuAllReduce, ReduceOp
 from ms_kungfu.ops._cluster import Cluster
 from ms_kungfu.optimizers._synchronising import Replicas, Synchronising, move_toward
 from ms_kungfu.optimizers.grad_reducer import KungFuGradReducer
+from ms_kungfu.trained.inventory import is_grouped
 
 
 class SynchronousSGDOptimizer(Synchronising):

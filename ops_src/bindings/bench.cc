@@ -1,4 +1,4 @@
-// Timing loops of `python -m ms_kungfu.bench`: a call from Python costs as much as a small collective, so the clock is
+// Timing loops of `python -m benchmarks`: a call from Python costs as much as a small collective, so the clock is
 // read here. One loop serves the runtime, an MPI library and memcpy, so that what is compared was measured alike.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -29,6 +29,10 @@ const char* NameOf(Kind kind) {
   return kNames[static_cast<uint8_t>(kind)];
 }
 
+std::string KeyOf(const std::string& name, uint8_t track, Stage stage) {
+  return name + static_cast<char>(track) + static_cast<char>(stage);
+}
+
 const Operation& AskedFor(const Operation& operation) {
   const Operation* asked = &operation;
   while (asked->part_of != nullptr) asked = asked->part_of;

@@ -20,7 +20,11 @@ using Members = std::vector<uint32_t>;
 enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier, kReduceTo, kGatherTo };
 inline constexpr uint32_t kNumKinds = 7;
 
-// What a caller asks for; every rank has to bring an equal one under the same name.
+// Of an operation over several hosts, what this one of a host does for it: bring a part, or hear the link's verdict,
+// the result, or the text of a failure.
+enum class Stage : uint8_t { kBring, kVerdict, kResult, kText };
+
+// What a caller asks for; every rank has to bring an equal one under the same key.
 struct Operation {
   Kind kind = Kind::kBarrier;
   const char* name = "";
@@ -40,6 +44,9 @@ struct Operation {
   const Planes* planes = nullptr;
   // Not 0: what SignatureOf has to answer, for a part of a larger operation, whose tensors may be cut otherwise.
   uint64_t signature = 0;
+  // Parts of a larger operation have its name, and are told apart by these; `track`: see hosts/slices.h.
+  Stage stage = Stage::kBring;
+  uint8_t track = 0;
   // The operation that it is a part of, which is the one that messages name.
   const Operation* part_of = nullptr;
   // Who waits in it sleeps at once: others need the core.
@@ -64,6 +71,9 @@ struct KeptOperation {
 };
 
 const char* NameOf(Kind kind);
+// What ranks match operations by: a name, and which part of an operation of that name it is.
+std::string KeyOf(const std::string& name, uint8_t track = 0, Stage stage = Stage::kBring);
+inline std::string KeyOf(const Operation& operation) { return KeyOf(operation.name, operation.track, operation.stage); }
 // What the caller asked for: the operation itself, or that of which it is a part of a part.
 const Operation& AskedFor(const Operation& operation);
 // How messages about it begin: what the caller asked for, with a colon and a space.

@@ -129,7 +129,7 @@ def _check_kungfu_run(rest, folder):
 def _check_module(name, rest, folder):
     found = importlib.util.find_spec(name)
     assert found is not None, f"there is no module {name}"
-    if not name.startswith("ms_kungfu"):
+    if not name.startswith(("ms_kungfu", "benchmarks")):
         if name.startswith("tests"):
             _check_script(Path(found.origin), rest)
         return

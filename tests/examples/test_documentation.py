@@ -117,9 +117,9 @@ def test_no_code_hides_as_an_indented_block():
         "kungfu-config-server -prot 9100",
         "python -m ms_kungfu.doctor --jsn",
         "python -m ms_kungfu.doctor --js",  # argparse takes that, but it is nothing to write down
-        "python -m ms_kungfu.bench all_reduse -np 2",
-        "python -m ms_kungfu.bench all_reduce --nothing",
-        "python -m ms_kungfu.bench all_reduce --pauses kill",  # resize's
+        "python -m benchmarks all_reduse -np 2",
+        "python -m benchmarks all_reduce --nothing",
+        "python -m benchmarks all_reduce --pauses kill",  # resize's
         "python -m ms_kungfu.chaos -fore 120 -- -np 2 python train.py",
         "python -m ms_kungfu.chaos -for 120 -- -nq 2 python train.py",
         "python -m ms_kungfu.env --json",
@@ -151,7 +151,7 @@ def test_a_command_that_is_not_there_is_seen(line):
         "kungfu-run status http://127.0.0.1:9100/config -secret-file x",
         "kungfu-config-server -port 9100 -init first.json",
         "python -m ms_kungfu.doctor --json",
-        "python -m ms_kungfu.bench all_reduce -np 2",
+        "python -m benchmarks all_reduce -np 2",
         "python -m ms_kungfu.replay logs/ledger --until 3 -- python train.py",
         "python -m ms_kungfu.env > docs/environment.md",
         "python -m tests.fault.simulate 45 --story",

@@ -1,8 +1,9 @@
-"""`python -m ms_kungfu.bench resize --pauses` and `python -m ms_kungfu.chaos` on real processes, in small."""
+"""`python -m benchmarks resize --pauses` and `python -m ms_kungfu.chaos` on real processes, in small."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -16,13 +17,15 @@ from tests.multiprocess.launching import Program
 
 pytestmark = pytest.mark.timeout(200)
 WORKER = Path(__file__).with_name("programs") / "adding.py"
+ENVIRON = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 
 
 def test_survivors_go_on_through_kills_and_the_ledger_is_exact(tmp_path: Path) -> None:
     words = ["resize", "--pauses", "kill,shrink", "--count", "4", "--step-ms", "5", "--timeout", "150"]
     done = subprocess.run(
-        [sys.executable, "-m", "ms_kungfu.bench", *words, "--json", str(tmp_path / "out.jsonl")],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=190,
+        [sys.executable, "-m", "benchmarks", *words, "--json", str(tmp_path / "out.jsonl")],
+        cwd=tmp_path, env={**os.environ, **ENVIRON}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=190,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     kill, shrink = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
@@ -57,13 +60,13 @@ def test_chaos_finds_a_job_that_minds_and_one_that_does_not(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("ms_kungfu.bench", ["resize", "--pauses", "kill", "--count", "100000"]),
+        ("benchmarks", ["resize", "--pauses", "kill", "--count", "100000"]),
         ("ms_kungfu.chaos", ["-for", "1000", "--", "-np", "3", sys.executable, WORKER, "job", "good"]),
     ],
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_job_too(tmp_path: Path, module: str, words: list, number: int) -> None:
-    program = Program(module, words, tmp_path)
+    program = Program(module, words, tmp_path, ENVIRON)
     try:
         deadline = time.monotonic() + 60
         # The program, launcher, guard, and three workers or more.

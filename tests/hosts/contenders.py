@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
-from ms_kungfu.bench.contenders.base import CollectiveContender, Loop, Process
-from ms_kungfu.bench.contenders.gloo import Gloo
-from ms_kungfu.bench.contenders.mpi import Mpi
-from ms_kungfu.bench.workload import Workload
+from benchmarks.contenders.base import CollectiveContender, Loop, Process
+from benchmarks.contenders.gloo import Gloo
+from benchmarks.contenders.mpi import Mpi
+from benchmarks.workload import Workload
 from tests.hosts.jobs import SECRET
 from tests.hosts.namespaces import Host
 

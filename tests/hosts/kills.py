@@ -30,9 +30,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ms_kungfu.bench import pauses
-from ms_kungfu.bench.group import GroupError
-from ms_kungfu.bench.pauses_worker import read_steps
+from benchmarks import pauses
+from benchmarks.group import GroupError
+from benchmarks.pauses_worker import read_steps
 from tests.fault.programs.faults import COLLECTIVE_PLACES, PLACES_BETWEEN_HOSTS, PLACES_OF_A_CHANGE
 from tests.fault.programs.gradients import MANNERS
 from tests.hosts.namespaces import Network, why_not

@@ -35,7 +35,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ms_kungfu.bench.group import GroupError
+from benchmarks.group import GroupError
 from tests.fault.programs.faults import PLACES_OF_A_LINK
 from tests.hosts.namespaces import Network, why_not
 from tests.hosts.struck_job import StruckJob, kill, require_hosts

@@ -27,9 +27,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ms_kungfu.bench import report, rounds
-from ms_kungfu.bench.group import running
-from ms_kungfu.bench.workload import DTYPES, Task
+from benchmarks import report, rounds
+from benchmarks.group import running
+from benchmarks.workload import DTYPES, Task
 from tests.hosts.contenders import HOSTS, GlooOverHosts, KungFuOverHosts, MpiOverHosts, launchers
 from tests.hosts.namespaces import Host, Network, why_not
 
@@ -115,7 +115,7 @@ def bound(
                     print(f"  {report.size_text(size):>8}  {seconds * 1e3:9.2f} ms  "
                           f"{least / seconds:5.2f} of the bound, "
                           f"{least / seconds * rate / all_at_once:5.2f} of the ring's streams", flush=True)  # fmt: skip
-                    if file is not None:  # as `python -m ms_kungfu.bench simulate --measured` reads it
+                    if file is not None:  # as `python -m benchmarks simulate --measured` reads it
                         with file.open("a") as lines:
                             lines.write(json.dumps({"hosts": count, "nbytes": size, "seconds": seconds}) + "\n")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ms_kungfu.bench import job
-from ms_kungfu.bench.group import GroupError
+from benchmarks import job
+from benchmarks.group import GroupError
 from ms_kungfu.dataset import audit
 from tests.fault.faulty_jobs import ROOT, build_runtime, weight_of
 from tests.hosts.jobs import LAUNCHER, Jobs

@@ -1,8 +1,9 @@
-"""`python -m ms_kungfu.bench shards` on real processes, in small: that it measures, not how fast."""
+"""`python -m benchmarks shards` on real processes, in small: that it measures, not how fast."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +11,14 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.timeout(600)
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def measured(folder: Path, *words: str) -> list[dict]:
     done = subprocess.run(
-        [sys.executable, "-m", "ms_kungfu.bench", "shards", *words, "--json", str(folder / "out.jsonl")],
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=590,
+        [sys.executable, "-m", "benchmarks", "shards", *words, "--json", str(folder / "out.jsonl")],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, timeout=590,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     return [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]

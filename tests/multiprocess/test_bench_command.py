@@ -1,4 +1,4 @@
-"""`python -m ms_kungfu.bench` as a user starts it: what it writes, what it notices, that it leaves nothing behind."""
+"""`python -m benchmarks` as a user starts it: what it writes, what it notices, that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from test_hosts import A, B, C, hosts  # noqa: F401
 
-from ms_kungfu.bench import contenders
-from ms_kungfu.bench.simulate import fit, read
+from benchmarks import contenders
+from benchmarks.simulate import fit, read
 from tests.conftest import long
 
 PROGRAMS = Path(__file__).parent / "programs"
+ROOT = Path(__file__).resolve().parents[2]
 TINY = ("--rounds", "2", "--samples", "2", "--timeout", "100")
 KEYS = {
     "bench", "contender", "ranks", "transport", "dtype", "op", "bytes", "tensors", "rounds", "samples", "batch",
@@ -41,10 +42,10 @@ def processes_with(marker: str) -> list[str]:
 def bench(*words: object, status: int = 0, cwd: Path) -> tuple[list[dict[str, Any]], str]:
     """The records that were written, and all that was printed."""
     marker = f"BENCH_TEST_{uuid.uuid4().hex}"
-    environ = {**os.environ, marker: "1", "PYTHONPATH": str(PROGRAMS), "TMPDIR": str(cwd)}
+    environ = {**os.environ, marker: "1", "PYTHONPATH": f"{PROGRAMS}{os.pathsep}{ROOT}", "TMPDIR": str(cwd)}
     json_file = cwd / "out.jsonl"
     done = subprocess.run(
-        [sys.executable, "-m", "ms_kungfu.bench", *map(str, words), "--json", str(json_file)],
+        [sys.executable, "-m", "benchmarks", *map(str, words), "--json", str(json_file)],
         cwd=cwd, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == status, done.stdout[-5000:]
@@ -197,9 +198,10 @@ def test_through_the_primitive(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_what_a_few_hosts_take_is_written_for_the_simulation(hosts, tmp_path):  # noqa: F811
     file = tmp_path / "few.jsonl"
-    program = (sys.executable, "-m", "ms_kungfu.bench", "simulate", "--measure", file)
+    program = (sys.executable, "-m", "benchmarks", "simulate", "--measure", file)
     for slots in ({A: 1, B: 1}, {A: 1, B: 1, C: 1}):
-        hosts(program, "-np", len(slots), slots=slots).assert_exit(0)
+        environments = {host: {"PYTHONPATH": str(ROOT)} for host in slots}
+        hosts(program, "-np", len(slots), slots=slots, environments=environments).assert_exit(0)
     measured = read(file)
     assert [m.hosts for m in measured] == [2] * 7 + [3] * 7
     assert all(value >= 0 for value in vars(fit(measured)).values())

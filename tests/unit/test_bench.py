@@ -1,4 +1,4 @@
-"""The parts of `ms_kungfu.bench` that need no second process."""
+"""The parts of `benchmarks` that need no second process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ms_kungfu.bench import __main__ as cli
-from ms_kungfu.bench import collectives, machine, report, rounds
-from ms_kungfu.bench.workload import DTYPES, Task, Workload
+from benchmarks import __main__ as cli
+from benchmarks import collectives, machine, report, rounds
+from benchmarks.workload import DTYPES, Task, Workload
 from ms_kungfu.comm import OPS
 from ms_kungfu.fusion.shapes import GRADIENTS
 
@@ -138,7 +138,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 
 def test_a_missing_peer_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("ms_kungfu.bench.contenders.base.find_spec", lambda name: None)
+    monkeypatch.setattr("benchmarks.contenders.base.find_spec", lambda name: None)
     status, said = run(capsys, "all_reduce", "--vs", "gloo")
     assert (status, said) == (2, 'bench: gloo: torch not installed; pip install "ms_kungfu[bench]"\n')
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ms_kungfu.bench.pauses import Moment, analyse, summary
-from ms_kungfu.chaos import Sample, launcher_leaks, leaks, settled
+from benchmarks.pauses import Moment, analyse, summary
+from ms_kungfu.tools.chaos import Sample, launcher_leaks, leaks, settled
 
 MIB = 1 << 20
 

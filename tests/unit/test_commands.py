@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 
 from ms_kungfu import __main__ as all_commands
-from ms_kungfu import c_api
+from ms_kungfu import bench, c_api
 from ms_kungfu.__main__ import COMMANDS
 from ms_kungfu.launcher import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 # Started by other commands, not by people.
-INTERNAL = re.compile(
-    r"ms_kungfu(\.(launcher|config_server)(\..*)?|\.ray(\._function)?|\._smoke|\.bench\..*_worker|\.bench\.worker|)$"
-)
+INTERNAL = re.compile(r"ms_kungfu(\.(launcher|config_server)(\..*)?|\.ray(\._function)?|\.tools\.smoke|)$")
 
 
 def modules_to_run():
@@ -87,6 +85,14 @@ def test_output_that_goes_nowhere_is_one_sentence(words):
         done = run(shell, *words)
         said = f"python -m {words[0]}: what it has to say can't be written: {why}\n"
         assert (done.returncode, done.stderr) == (1, said)
+
+
+@pytest.mark.parametrize("source", [None, "/nowhere", str(ROOT)])
+def test_bench_of_the_package_says_where_benchmarks_are(source, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "checkout", lambda: source)
+    assert bench.main() == 2
+    where = str(ROOT) if source == str(ROOT) else "a checkout of ms_kungfu"
+    assert capsys.readouterr().err.endswith(f": not part of the package; run python -m benchmarks in {where}\n")
 
 
 def test_flags_of_a_folder_with_spaces_are_words_of_a_shell(monkeypatch, capsys, tmp_path):

@@ -10,10 +10,10 @@ from typing import Any, Callable
 
 import pytest
 
-from ms_kungfu.doctor import __main__ as cli
-from ms_kungfu.doctor import devices, machine, software
-from ms_kungfu.doctor.finding import Finding, Status
-from ms_kungfu.doctor.system import LOAD_RUNTIME, Outcome, System
+from ms_kungfu.tools.doctor import command as cli
+from ms_kungfu.tools.doctor import devices, machine, software
+from ms_kungfu.tools.doctor.finding import Finding, Status
+from ms_kungfu.tools.doctor.system import LOAD_RUNTIME, Outcome, System
 
 OK, MISSING, WRONG = Status.OK, Status.MISSING, Status.WRONG
 EXTRAS = ["bench", "test", "lint", "docs", "release", "dev"]

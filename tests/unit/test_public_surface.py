@@ -9,7 +9,6 @@ and reads the difference: a line that is gone, or that has changed, is somebody'
 
 import importlib
 import inspect
-import warnings
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ MODULES = (
     "ms_kungfu.fusion", "ms_kungfu.monitoring", "ms_kungfu.nn", "ms_kungfu.ops", "ms_kungfu.optimizers",
     "ms_kungfu.ray",
 )  # fmt: skip
-OLDER = {"ms_kungfu.elastic.Quantities": "Metrics"}  # no part of `__all__` any more
 
 
 def signature(function):
@@ -59,28 +57,14 @@ def surface():
         ]
         for name in sorted(names):
             lines.extend(described(f"{path}.{name}", getattr(module, name)))
-    for path in OLDER:
-        module, _, name = path.rpartition(".")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            lines.extend(described(path, getattr(importlib.import_module(module), name)))
     return lines
-
-
-@pytest.mark.parametrize(("path", "newer"), OLDER.items())
-def test_an_older_name_is_the_same_thing_and_says_what_it_is_called_now(path, newer):
-    module, _, name = path.rpartition(".")
-    module = importlib.import_module(module)
-    with pytest.warns(FutureWarning, match=f"{name} is called {newer} now") as told:
-        assert getattr(module, name) is getattr(module, newer)
-    assert [warning.filename for warning in told] == [__file__]
 
 
 def test_public_names_and_their_arguments_stay():
     pytest.importorskip("mindspore")
     present = surface()
     gone = [line for line in LISTED.read_text().splitlines() if line not in present]
-    assert gone == [], "these were public; an old name goes on working, and says once what it is called now"
+    assert gone == [], "these were public"
 
 
 def test_what_is_new_in_public_is_listed():

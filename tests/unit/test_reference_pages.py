@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import __main__ as bench
 from ms_kungfu import cluster, env, errors
 from ms_kungfu._flags import UsageError
 from ms_kungfu._version import VERSION
-from ms_kungfu.bench import __main__ as bench
 from ms_kungfu.elastic.policy import Metrics
 from ms_kungfu.launcher import distribute, host_flags, options
 from ms_kungfu.monitoring import endpoint
@@ -40,14 +40,14 @@ PROGRAMS = {
     "kungfu-run status": [("ms_kungfu.launcher.cli", ["status", "-help"])],
     "kungfu-distribute": [("ms_kungfu.launcher.distribute", ["-help"])],
     "kungfu-config-server": [("ms_kungfu.config_server.cli", ["-help"])],
-    "python -m ms_kungfu.doctor": [("ms_kungfu.doctor.__main__", ["--help"])],
+    "python -m ms_kungfu.doctor": [("ms_kungfu.doctor", ["--help"])],
     "python -m ms_kungfu.dataset.audit LOGDIR": [("ms_kungfu.dataset.audit", ["--help"])],
     "python -m ms_kungfu.replay LEDGER -- program": [("ms_kungfu.replay", ["--help"])],
     "python -m ms_kungfu.chaos -- program": [("ms_kungfu.chaos", ["--help"])],
     "python -m ms_kungfu.fusion TARGET": [("ms_kungfu.fusion.__main__", ["--help"])],
     "python -m ms_kungfu.devices.rank_table FILE": [("ms_kungfu.devices.rank_table", ["--help"])],
     "python -m ms_kungfu.c_api": [("ms_kungfu.c_api", ["--help"])],
-    "python -m ms_kungfu.bench COMMAND": [("ms_kungfu.bench.__main__", [name, "--help"]) for name in BENCH],
+    "python -m benchmarks COMMAND": [("benchmarks.__main__", [name, "--help"]) for name in BENCH],
 }
 FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 
@@ -115,16 +115,14 @@ def test_no_section_of_the_page_is_of_an_unknown_program():
 
 
 def test_the_commands_of_the_bench_are_named():
-    (named,) = re.findall(
-        r"^Commands: (.+?)\. ", sections("flags.md")["python -m ms_kungfu.bench COMMAND"], re.MULTILINE
-    )
+    (named,) = re.findall(r"^Commands: (.+?)\. ", sections("flags.md")["python -m benchmarks COMMAND"], re.MULTILINE)
     assert tuple(re.findall(r"`(\w+)`", named)) == BENCH
 
 
 # Defaults that the page tells and the parser doesn't know: they follow from something else.
 BY_ITSELF = {
-    ("python -m ms_kungfu.bench COMMAND", "--ranks"): lambda command: bench._RANKS.get(command, [2]),
-    ("python -m ms_kungfu.bench COMMAND", "--step-ms"): lambda command: 1.0,
+    ("python -m benchmarks COMMAND", "--ranks"): lambda command: bench._RANKS.get(command, [2]),
+    ("python -m benchmarks COMMAND", "--step-ms"): lambda command: 1.0,
     ("kungfu-run resize, kungfu-run evict", "-port-range"): lambda command: cluster.WORKER_PORTS,
 }
 IN_WORDS = {"never": ("-ttl", 0.0), "this one": ("-dir", os.getcwd())}
@@ -367,9 +365,9 @@ def test_what_is_missing_is_seen(tmp_path, monkeypatch):
         ("flags.md", "| `-port PORT` | 9100 |", "9101", "kungfu-config-server"),
         ("flags.md", "| `-ttl TIME` | never |", "10m", "kungfu-config-server"),
         ("flags.md", "| `-for S` | 120 |", "60", "python -m ms_kungfu.chaos -- program"),
-        ("flags.md", "| `--batch BATCH` | 32 |", "64", "python -m ms_kungfu.bench COMMAND"),
-        ("flags.md", "`step` 1; `shards` 2,4 |", "2; `step` 1", "python -m ms_kungfu.bench COMMAND"),
-        ("flags.md", "| `--rounds ROUNDS` | 5; `resize` 3 |", "5", "python -m ms_kungfu.bench COMMAND"),
+        ("flags.md", "| `--batch BATCH` | 32 |", "64", "python -m benchmarks COMMAND"),
+        ("flags.md", "`step` 1; `shards` 2,4 |", "2; `step` 1", "python -m benchmarks COMMAND"),
+        ("flags.md", "| `--rounds ROUNDS` | 5; `resize` 3 |", "5", "python -m benchmarks COMMAND"),
         ("flags.md", "| `-recover HOW` | `shrink` with `-w`, else `fail` |", "`fail`", "recover"),
         ("flags.md", "| `-strategy NAME` | `AUTO` |", "`RING`", "kungfu-run"),
         ("flags.md", "| `-port-range A-B` | 10000-11000 |", "10000-12000", "kungfu-run"),

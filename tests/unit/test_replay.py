@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ms_kungfu import replay
 from ms_kungfu.dataset import audit, ledger
 from ms_kungfu.dataset.replaying import Orders, Outcome, Recorded, difference
 from ms_kungfu.dataset.sharding import EpochCursor, count, part
 from ms_kungfu.errors import KungFuError
+from ms_kungfu.tools import replay
 from tests.unit.test_ledger import at, change, fake_runtime, verdict  # noqa: F401  # fake_runtime: a fixture
 
 TOTAL, SHARDS, UNIT = 96, 8, 3  # four steps an epoch

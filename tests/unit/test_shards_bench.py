@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ms_kungfu.bench import __main__ as cli
-from ms_kungfu.bench import report, shards
-from ms_kungfu.bench.shards import Run, summary
+from benchmarks import __main__ as cli
+from benchmarks import report, shards
+from benchmarks.shards import Run, summary
 
 
 def test_the_examples_of_ratio_table_and_efficiency_hold() -> None:

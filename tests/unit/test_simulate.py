@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ms_kungfu.bench.__main__ import main
-from ms_kungfu.bench.simulate import DEFAULT, UNHIDDEN_REDUCTION, Measurement, Network, errors, fit
+from benchmarks.__main__ import main
+from benchmarks.simulate import DEFAULT, UNHIDDEN_REDUCTION, Measurement, Network, errors, fit
 
 NETWORK = Network(base_s=40e-6, step_s=25e-6, byte_s=8e-9, work_s=0.5e-9)
 SIZES = (4, 4096, 65536, 1 << 18, 1 << 20, 1 << 24)

@@ -14,8 +14,8 @@ namespace {
 constexpr size_t kMaxBoundNames = shm::kChannels / 4;
 
 // 0 marks a free channel.
-uint64_t KeyOf(const std::string& name, uint32_t generation) {
-  uint64_t hash = Fnv1a(&generation, sizeof generation, Fnv1a(name.data(), name.size()));
+uint64_t HashOf(const std::string& key, uint32_t generation) {
+  uint64_t hash = Fnv1a(&generation, sizeof generation, Fnv1a(key.data(), key.size()));
   hash ^= hash >> 32;
   return hash == 0 ? 1 : hash;
 }
@@ -100,7 +100,7 @@ class ChannelTable::Lock {
 };
 
 ChannelTable::Use ChannelTable::Acquire(const Operation& operation) {
-  const std::string key = operation.name;
+  const std::string key = KeyOf(operation);
   std::shared_ptr<BoundName> name;
   {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -140,7 +140,7 @@ void ChannelTable::EvictOne() {
 }
 
 void ChannelTable::Bind(const Operation& operation, BoundName& name) {
-  const uint64_t key = KeyOf(operation.name, name.generation);
+  const uint64_t key = HashOf(KeyOf(operation), name.generation);
   Lock lock(*this, operation);
   uint32_t index = shm::kChannels, free = shm::kChannels;
   for (uint32_t i = 0; i < shm::kChannels && index == shm::kChannels; i++) {

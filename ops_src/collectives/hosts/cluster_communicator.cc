@@ -42,9 +42,11 @@ size_t BytesWithVerdictOf(const Operation& operation) {
 }
 
 // The link's word, or its result, into `tensors`.
-Operation FromLink(const Operation& operation, const std::string& name, const kf_tensor* tensors, size_t num_tensors,
+Operation FromLink(const Operation& operation, Stage stage, const kf_tensor* tensors, size_t num_tensors,
                    kf_dtype dtype, uint32_t link) {
-  Operation part{Kind::kBroadcast, name.c_str(), tensors, num_tensors, dtype, KF_SUM, link};
+  Operation part{Kind::kBroadcast, operation.name, tensors, num_tensors, dtype, KF_SUM, link};
+  part.stage = stage;
+  part.track = operation.track;
   part.signature = SignatureOf(operation);
   part.part_of = &operation;
   part.patient = IsSlice(operation);
@@ -316,7 +318,7 @@ uint32_t ClusterCommunicator::RunInSlices(const Operation& operation, uint32_t f
   std::vector<Brought> on(hosts::kTracks);  // each track, of the last slice there
   uint32_t latest = from_generation;
   for (bool is_first = true; !open.empty(); is_first = false) {
-    const auto at = [&](size_t place) { return slices.At(open[place], static_cast<uint32_t>(place % hosts::kTracks)); };
+    const auto at = [&](size_t place) { return slices.At(open[place], static_cast<uint8_t>(place % hosts::kTracks)); };
     for (size_t brought = 0, over = 0; over < open.size(); over++) {
       for (; brought < std::min<size_t>(open.size(), over + hosts::kTracks); brought++) {
         const bool leads = is_first && brought == 0;
@@ -449,6 +451,7 @@ void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, 
   request.renewal = renewal;
   request.more_follow = more_follow;
   request.is_slice = IsSlice(operation);
+  request.track = operation.track;
   request.kind = operation.kind;
   request.dtype = operation.dtype;
   request.op = operation.op;
@@ -484,7 +487,9 @@ std::string ClusterCommunicator::BehindTheLink(const Operation& part) {
   hosts::Request request;
   request.asks = true;
   request.count = ++questions_;
-  request.name = (part.part_of == nullptr ? part : *part.part_of).name;
+  const Operation& whole = part.part_of == nullptr ? part : *part.part_of;
+  request.name = whole.name;
+  request.track = whole.track;
   const std::vector<char> bytes = request.Packed();
   bool asked = send(requests_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) > 0;
   for (RunTime waited; asked && waited.Look() < kAnswerLimit;) {
@@ -505,25 +510,22 @@ std::string ClusterCommunicator::BehindTheLink(const Operation& part) {
 hosts::VerdictAndResult ClusterCommunicator::HearVerdict(const Operation& operation) {
   hosts::VerdictAndResult word;
   const kf_tensor tensor{nullptr, &word, sizeof(Verdict) + BytesWithVerdictOf(operation)};
-  const std::string name = hosts::VerdictName(operation.name);
-  local_.RunFrom(FromLink(operation, name, &tensor, 1, KF_UINT8, link_), 0);
+  local_.RunFrom(FromLink(operation, Stage::kVerdict, &tensor, 1, KF_UINT8, link_), 0);
   return word;
 }
 
 void ClusterCommunicator::Fail(const Operation& operation, const Verdict& verdict) {
   char text[hosts::kTextBytes] = {};
   const kf_tensor tensor{nullptr, text, sizeof text};
-  const std::string name = hosts::TextName(operation.name);
-  local_.RunFrom(FromLink(operation, name, &tensor, 1, KF_UINT8, link_), 0);
+  local_.RunFrom(FromLink(operation, Stage::kText, &tensor, 1, KF_UINT8, link_), 0);
   const auto status = static_cast<kf_status>(verdict.status);
   if (verdict.goes_on != 0) throw host::FailedEverywhere(status, TextOf(text));
   throw Error(status, TextOf(text));
 }
 
 void ClusterCommunicator::TakeResult(const Operation& operation) {
-  const std::string name = hosts::ResultName(operation.name);
   const auto take = [&](const kf_tensor* tensors, size_t num_tensors) {
-    local_.RunFrom(FromLink(operation, name, tensors, num_tensors, operation.dtype, link_), 0);
+    local_.RunFrom(FromLink(operation, Stage::kResult, tensors, num_tensors, operation.dtype, link_), 0);
   };
   const size_t unit = SizeOf(operation.dtype);
   const uint64_t count = CountOf(operation);

@@ -265,8 +265,8 @@ void Link::Say(std::vector<Talk>& talks, Ending ending, uint64_t epoch, uint64_t
   auto& [said, names] = *said_.insert(said_.end(), {ending, {}});  // kept: it may be under way for long
   {
     std::lock_guard<std::mutex> guard(mutex_);
-    for (const auto& [text, name] : names_) {
-      names.insert(names.end(), {Fnv1a(text.data(), text.size()), name->begun + name->waiting.size(), name->given});
+    for (const auto& [key, name] : names_) {
+      names.insert(names.end(), {Fnv1a(key.data(), key.size()), name->begun + name->waiting.size(), name->given});
     }
   }
   if (ending.what == Ending::kFailed) names.clear();
@@ -326,7 +326,7 @@ void Link::Answer(int fd, const Request& question) const {
   std::string text;
   {
     std::lock_guard<std::mutex> guard(mutex_);
-    const auto found = names_.find(question.name);
+    const auto found = names_.find(KeyOf(question.name, question.track));
     if (found != names_.end()) {
       // A host whose connection has ended is what the others wait for, until the job knows that it is lost.
       std::vector<uint32_t> unreachable;
@@ -354,10 +354,12 @@ void Link::Answer(int fd, const Request& question) const {
 void Link::Begin(uint32_t local_rank, Request request) {
   std::lock_guard<std::mutex> guard(mutex_);
   if (begins_nothing_) return;  // of a rank that is dead to all others, and runs on
-  std::unique_ptr<Name>& entry = names_[request.name];
+  std::unique_ptr<Name>& entry = names_[KeyOf(request.name, request.track)];
   if (entry == nullptr) {
     entry = std::make_unique<Name>();
+    entry->key = KeyOf(request.name, request.track);
     entry->name = request.name;
+    entry->track = request.track;
     entry->asked.resize(self_);
   }
   Name& name = *entry;
@@ -500,8 +502,8 @@ void Link::ThrowIfAbsent(uint32_t host, const Place& place) const {
   std::lock_guard<std::mutex> guard(mutex_);
   if (failed_) throw *failed_;
   if (lost_[host]) throw AbsentHost(/*has_given=*/false);
-  const std::string& name = place.name.name;
-  const uint64_t hash = Fnv1a(name.data(), name.size());
+  const std::string& key = place.name.key;
+  const uint64_t hash = Fnv1a(key.data(), key.size());
   const auto reaches = [&](const auto& numbers) {
     const auto found = numbers->find(hash);
     return found != numbers->end() && place.number <= found->second;
@@ -509,7 +511,7 @@ void Link::ThrowIfAbsent(uint32_t host, const Place& place) const {
   if (given_[host] && reaches(given_[host])) throw AbsentHost(/*has_given=*/true);
   if (!ends_[host] || reaches(ends_[host])) return;
   if (!end_reasons_[host].empty()) {
-    throw HostLeft(KF_PEER_LOST, Text(NameOf(place.request.kind), " \"", WithoutTrack(name), "\": ", end_reasons_[host],
+    throw HostLeft(KF_PEER_LOST, Text(NameOf(place.request.kind), " \"", place.name.name, "\": ", end_reasons_[host],
                                       ", cluster version ", board_.cluster_version()));
   }
   throw AbsentHost(/*has_given=*/false);

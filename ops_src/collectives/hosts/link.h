@@ -1,88 +1,149 @@
-// A host's part in what the ranks of several hosts do together, in its launcher's process.
+// A host's link: its part in what the ranks of several hosts do together. It runs in the host's
+// launcher.
 //
-// How an operation goes. A link is one more member of its host's segment, the last. A rank says to it what it begins
-// (Request), and then all ranks of the host and the link do, by the host's own collectives (host_communicator.h):
+// The text below is the argument that every operation ends alike at all ranks. The invariants are
+// numbered, and other files refer to the numbers. Each names the tests that cover it (tests/cpp);
+// tests/unit/test_invariants.py looks whether these are there. Terms:
 //
-//   up        the ranks' parts, reduced or one after another, to the link;
-//   verdict   a broadcast of the link's word, when it has heard of all other hosts;
-//   result    a broadcast of what came out; or, where up's lane is kept (Kept), the ranks read it there; few bytes come
-//             with the verdict.
+// Generation g of the cluster is all ranks but the first g failed ones. The control block orders
+// the failures, in the same way on all hosts. Each host also orders the failures of its own ranks,
+// in the same order: its launcher enters a failure into the control block first, and into the
+// segment of its host next.
 //
-// Between up and verdict the links tell each other what they have (Header), and then exchange it (operations.h). The
-// k-th operation under a name at one host meets the k-th at every other. A large all-reduce is several operations, its
-// slices, which go side by side under names of their own (slices.h).
+// An epoch is the time between two losses of hosts. A link counts the epochs.
 //
-// Deaths. *Generation* g of the cluster are all ranks but the first g dead, in the order that the board has, the same
-// on all hosts. Each host also has the order of its own dead, which is the same order: launchers enter a death in the
-// board first, and in the segment of its host next.
+// Course of an operation
 //
-//  1. An up ends without the first i dead of its host, the same i at all its members, or it doesn't end
-//  (failure_rules.cc);
-//     the link is a member and never dies without its host. So what a host brings has one meaning: (i, what is in it).
-//  2. Header says i. What was brought fits generation g of the cluster if the host has just i dead among the first g.
-//     Everybody has all headers, hence the same G: the earliest generation that is late enough for all of them. A host
-//     of which more are dead in G than are missing in its part has its ranks bring it again without them, all others
-//     keep theirs; then headers go once more. Each such round has a later G, so there are as many as deaths.
-//  3. Only when all parts fit G anything is made of them, and from then on no rank's death matters: what they brought
-//     is at the links. So an operation ends in G at every rank of every host that lives to hear it.
-//  4. An operation with planes depends on who takes part: there all hosts bring it again in G.
-//  5. A rank that isn't told in time what the others know: the board of its host may not have heard yet of a death that
-//     another host's header tells of. Whoever needs it waits for the board.
-//  6. A host without living ranks begins nothing more, and nobody could tell the others. Its link does, once: how many
-//     operations of each name its ranks had begun (Ending). Those go on as above, and in all later ones it has no part.
+// A link is the last member of its host's segment. A rank tells its link what it begins (Request).
+// Then the ranks of the host and the link run these operations, by the collectives of one host
+// (host_communicator.h):
 //
-// Where something fails that isn't everybody's, or the members don't go on without the dead, the communicator ends
-// everywhere: a link says so to all others, and gives up in its own segment, which ends all waits of its ranks. Who is
-// in a later epoch already drops that word: there the job's coordinator, which hears of it from this link's launcher,
-// ends the wait.
+// "up" brings the ranks' parts to the link, reduced or one after another. "verdict" broadcasts the
+// link's word, after the link has heard of all other hosts. "result" broadcasts the result. If all
+// members keep the lane of up (Kept), the ranks read the result there instead, and a result of few
+// bytes comes with the verdict.
 //
-// The loss of a host, where the members go on. A link whose connection to a host has ended waits; somebody (the job's
-// coordinator) decides who is out, and says so to the links of all others, the same hosts in the same order
-// (LoseHost), when all ranks of that host are in the board. Each loss begins an *epoch*: whatever was under way between
-// hosts is over (Mesh::Cancel), and what operations had come to is agreed on anew.
+// Between up and verdict the links tell each other what they have (Header). Then they exchange it
+// (operations.h). The k-th operation of a name on one host meets the k-th on every other host. A
+// large all-reduce is several operations, its slices. They run side by side on tracks, and each
+// track counts like a name of its own (slices.h).
 //
-//  7. A result, or a failure that all share, is given to ranks only when all hosts are known to *have* it: after the
-//  exchange
-//     they tell each other so in one more round (Acknowledge), in the epoch in which they got it. Having it is a
-//     promise: to keep it, and to give it if the others have it, until an epoch says otherwise.
-//     (What fails among a host's own ranks they know at once; should that host be lost, nobody has to hear of it.)
-//  8. In a new epoch an operation begins again with headers, which say in which epoch the host got what it has, if it
-//     has anything. Where all have the same, they give it. Else nobody has given it, by 7, nor ever will: all drop what
-//     they have and go on with what their ranks brought, which is kept until then; the lost host's ranks are dead, so G
-//     is one without them.
-//  9. A host that has given an operation's result is in it no more, and can't be asked. So each link begins an epoch by
-//     saying how many operations of each name it has given: who waits for such a host's header knows, by 7, that all
-//     have the result. What is given in an epoch is counted there (Finish): a thread that comes too late finds itself
-//     in the next.
-// 10. Two losses in a row: whoever dropped a result in the first of the new epochs says so in the second, or has got
-//     another since, of a later epoch; who wasn't through with the first says what it had before. So "all have the
-//     same" means what it says, and since it takes all hosts' word in one epoch to give a result (7), none was given
-//     that somebody has dropped.
+// Failures of ranks
 //
-// 11. A broadcast may have several givers, which bring the same. All ranks name the same ones (they are in the
-//     signature), so everybody knows alike which hosts have one, and takes from its own: the part of such a host is
-//     what its giver brings, as at the root's host. Where a giver dies before its host has its part, that host's ranks
-//     have all failed (1); where its host has no ranks any more, all know that by 2 and 6. Either fails the operation
-//     at all ranks. The hosts without a giver are dealt to those with one by their order among those that have ranks
-//     in G, which all know alike. That what they bring is the same is for the caller to know.
+// 1. An up ends without the first i failed ranks of its host, with the same i at all its members,
+// or it doesn't end (failure_rules.cc). The link is a member and doesn't fail without its host. So
+// what a host brings has one meaning: the number i, and the parts of the other ranks.
+// Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneDies
+// Test: ClusterDeaths.SurvivorsOfAllHostsComeToTheSameEnd
 //
-// The way between hosts.
+// 2. A header carries i. A host's part fits generation g if exactly i of the first g failed ranks
+// are on that host. Every link has all headers, hence computes the same generation G: the earliest
+// one that is late enough for all parts. If a host has more failures in G than its part leaves out,
+// its ranks bring the part again without them; the other hosts keep theirs. Then the links send
+// headers once more. Each round has a later G, so the rounds are at most as many as the failures.
+// Test: ClusterDeaths.SurvivorsOfAllHostsComeToTheSameEnd
+// Test: Cluster.FewBytesAreBroughtAgainWithoutTheDead
 //
-// 12. With AUTO the way of an operation is a function (WayOf) of what its members' headers of the last round say that
-// they
-//     have measured, of its size, and of whether it is a slice. By 2 all members have the same headers of each other,
-//     so they go the same way. Each reads its own figures once a round, as it makes its header; that they change
-//     meanwhile is for the next operation. One that is done again, in a later generation or epoch, has new headers;
-//     what it came to before was given to nobody (8).
+// 3. The links combine the parts only if all of them fit G. From then on a failure of a rank
+// changes nothing, because the links hold what the rank brought. So an operation ends in G at every
+// rank that lives to hear of it.
+// Test: ClusterDeaths.SurvivorsOfAllHostsComeToTheSameEnd
 //
-// 13. With AUTO few bytes go with the headers, and when all parts fit G each host adds up all of them by itself, as
-//     recursive doubling would: no host waits for another once more. So that a step is still measured, the first of
-//     each kLongWayEvery operations of a name goes the long way, as do all as long as a host has measured none.
-//     Everybody knows these things alike, by 12.
+// 4. An operation with planes depends on which ranks take part. All hosts bring it again in G.
+// Test: ShardsDeaths.AStepIsWholeWhereverOneDies
+// Test: ShardsStep.IsWholeWithoutWhoStopsInTheMidstOfIt
 //
-// Waiting in a circle. A rank in `up` waits for ranks of its host and the link, the link in its operation's thread for
-// them and the other links' headers of the same operation. Operations have threads of their own, as many as are under
-// way, so that none waits for another's.
+// 5. A host may hear of a failure later than another host, whose header already counts it. A link
+// or rank that needs the failure waits until the control block of its host has it.
+// Test: ClusterDeaths.SurvivorsOfAllHostsComeToTheSameEnd
+//
+// 6. If no rank of a host lives, the host begins nothing more, and none of its ranks can tell the
+// other hosts. Its link tells them once how many operations of each name its ranks had begun
+// (Ending). The host takes part in these, and in no later one.
+// Test: ClusterEnds.AFailureAfterTheEndOfItsRanksIsToldToTheOthers
+// Test: Cluster.FewBytesAreThoseOfHostsWithRanks
+//
+// If something fails that not all ranks share, or if the members don't go on after a failure, the
+// communicator ends on all hosts. The link tells the other links, and gives up in its own segment,
+// which ends all waits of its ranks. A link in a later epoch drops that message. The job's
+// controller hears of the failure from the launcher of the failed link, and ends the wait there.
+// Test: ClusterDeaths.WithoutRecoveryAllFail
+// Test: ClusterEnds.WhoGivesUpOnOneHostEndsTheOthersWaits
+//
+// Losses of hosts
+//
+// If the members go on after failures, a link whose connection to a host has ended waits. The job's
+// controller decides which hosts are lost. It tells the links of all other hosts (LoseHost), the
+// same hosts in the same order, after the control block has all ranks of the lost host. Each loss
+// begins an epoch: it cancels what is under way between hosts (Mesh::Cancel), and the links agree
+// anew on the outcome of each operation.
+//
+// 7. A link gives its ranks a result, or a failure that all hosts share, only after it knows that
+// all hosts have it. After the exchange the links say so in one more round (Acknowledge), in the
+// epoch in which they got the result. To have a result is a promise: to keep it, and to give it if
+// the others have it, until a new epoch says otherwise. A failure among the ranks of one host needs
+// no promise: they know of it, and no other host has to if that host is lost.
+// Test: HostLoss.ALostHostHasPartInASumForAllOrNone
+// Test: HostLoss.ABroadcastFromALostHostIsHadByAllOrNone
+//
+// 8. In a new epoch an operation begins again with headers. They say in which epoch the host got
+// what it has, if it has anything. If all hosts have the same, they give it. Otherwise no host has
+// given it, by 7, and none will. All links drop what they have and go on with their ranks' parts,
+// which they keep until the result is given. The ranks of the lost host have failed, so G is a
+// generation without them.
+// Test: HostLoss.ALostHostHasPartInASumForAllOrNone
+// Test: HostLoss.ALostHostHasPartInASumOfSlicesForAllOrNone
+//
+// 9. A host that has given the result of an operation has left that operation, and answers no
+// question about it. So each link begins an epoch by saying how many operations of each name it has
+// given. A link that waits for the header of such a host knows, by 7, that all hosts have the
+// result. A result counts for the epoch in which it is given (Finish): a thread that comes too late
+// finds itself in the next epoch.
+// Test: HostLoss.ALostHostHasPartInASumForAllOrNone
+// Test: ClusterDeaths.SurvivorsComeToTheSameEndWhereHostsAreLost
+//
+// 10. Two losses in a row: a link that dropped a result in the first new epoch says so in the
+// second one, or has got another result since, of a later epoch. A link that had not finished the
+// first epoch says what it had before. So "all have the same" is true when the links conclude it.
+// To give a result takes the word of all hosts in one epoch (7), so none was given that another
+// host has dropped.
+// Test: ClusterDeaths.SurvivorsComeToTheSameEndWhereHostsAreLost
+//
+// 11. A broadcast may have several source ranks that bring the same. All ranks name the same source
+// ranks, which are in the signature. So every link knows which hosts have one; such a host brings
+// what its own source rank brings, as the root's host does. If a source rank fails before its host
+// has its part, all ranks of that host fail (1). If its host has no ranks left, all links know
+// that, by 2 and 6. Both cases fail the operation at all ranks. The hosts without a source rank are
+// assigned to those with one, by their order among the hosts that have ranks in G, which all links
+// know. The caller answers for the source ranks bringing the same.
+// Test: Cluster.ABroadcastIsTakenFromTheHostsOwnGiver
+// Test: ClusterDeaths.WhereAGiverHasDiedABroadcastFailsEverywhereAndAnotherOneServes
+//
+// Algorithms between hosts
+//
+// 12. With AUTO the algorithm of an operation is a function (WayOf) of three things: the
+// measurements in the headers of the last round, the operation's size, and whether it is a slice.
+// By 2 all links have the same headers, so they choose the same algorithm. A link reads its own
+// measurements once a round, when it makes its header; a later change counts for the next
+// operation. An operation that is done again, in a later generation or epoch, has new headers. Its
+// earlier result was given to no rank (8).
+// Test: Cluster.AllHostsTakeTheWayThatOneOfThemHasMeasured
+// Test: HostsAuto.ChangesOverByWhatWasMeasuredAndByTheNumberOfHosts
+//
+// 13. With AUTO few bytes travel in the headers. When all parts fit G, each link adds up all of
+// them by itself, in the order of recursive doubling, and waits for no other host. To keep the
+// measurements fresh, the first of each kLongWayEvery operations of a name runs the chosen
+// algorithm, and so do all operations as long as one host has no measurement. By 12 all links know
+// alike which operations these are.
+// Test: Cluster.FewBytesGoWithTheHostsWords
+// Test: HostLoss.ALostHostHasPartInASumOfFewBytesForAllOrNone
+//
+// Deadlocks
+//
+// A rank in up waits for ranks of its host and for the link. The link waits, in the operation's own
+// thread, for these ranks and for the headers of the same operation. There are as many threads as
+// operations under way, so no operation waits for the thread of another one.
+// Test: Cluster.OperationsOfSeveralThreadsGoSideBySide
 #ifndef KUNGFU_COLLECTIVES_HOSTS_LINK_H_
 #define KUNGFU_COLLECTIVES_HOSTS_LINK_H_
 
@@ -142,7 +203,8 @@ class Link {
   struct Ending;
   // A name, and what this host's ranks do under it. It is never forgotten: all hosts have to go on counting alike.
   struct Name {
-    std::string name;
+    std::string key, name;  // the former: KeyOf, of name and track
+    uint8_t track = 0;
     std::vector<uint64_t> asked;  // by rank: how many it has begun
     uint64_t begun = 0;           // the number of the one that runs, or ran last
     uint64_t given = 0;           // of the last whose outcome its ranks got, or are about to get
@@ -267,10 +329,11 @@ class Link {
   std::optional<Error> failed_;
   bool closing_ = false;
   bool begins_nothing_ = false;  // this host's end is said, or about to be
-  // Of the other hosts, what they have said of their end: by hash of the name, how many they had begun.
+  // Of the other hosts, what they have said of their end: by hash of the name's key, how many they had begun.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> ends_;
   std::vector<std::string> end_reasons_;
-  // Of the other hosts, in this epoch: by hash of the name, how many they have given; none: they haven't said yet.
+  // Of the other hosts, in this epoch: by hash of the name's key, how many they have given; none: they haven't said
+  // yet.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> given_;
 
   std::deque<std::pair<Ending, std::vector<uint64_t>>> said_;  // the dispatcher's

@@ -137,7 +137,7 @@ bool Link::Agree(Place& place, Part& part, bool& brought, Outcome& outcome, Scra
     for (uint32_t h = 0; h < places_.hosts(); h++) {
       if (const auto rank = headers[h].absent != 0 && IsLost(h) ? FinishedOn(h) : std::nullopt) {
         throw HostLeft(KF_PEER_LOST,
-                       Text("\"", WithoutTrack(place.name.name), "\": ", board_.PeerName(*rank),
+                       Text("\"", place.name.name, "\": ", board_.PeerName(*rank),
                             " has finished, and its host is lost, cluster version ", board_.cluster_version()));
       }
     }
@@ -274,6 +274,7 @@ Link::Part Link::BringUp(const Name& name, const Request& request, uint64_t numb
   scratch.data = scratch.part.Get(Aligned(std::max<size_t>(bytes, 1)));
   const kf_tensor tensor{nullptr, scratch.data, request.count};
   Operation up{Kind::kBarrier, name.name.c_str(), nullptr, 0, request.dtype, request.op, self_};
+  up.track = name.track;
   up.signature = request.signature;
   up.patient = request.is_slice;
   if (const auto giver = GiverOn(host_, request)) {
@@ -302,7 +303,7 @@ Link::Part Link::BringUp(const Name& name, const Request& request, uint64_t numb
 
 // All hosts' headers of this round. In the place of a host that has none any more is what follows from that.
 std::vector<Link::Header> Link::Meet(Place& place, const Header& mine) {
-  const tcp::Tag tag = tcp::Tag::Of(place.name.name + "\x01h", place.number).Step(place.attempt++);
+  const tcp::Tag tag = tcp::Tag::Of(place.name.key + "\x01h", place.number).Step(place.attempt++);
   std::vector<Header> headers(places_.hosts());
   headers[host_] = mine;
   const auto be_absent = [&](uint32_t h, bool gave) {
@@ -383,7 +384,7 @@ void Link::AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& sa
 
 // Returns when all hosts have what came of the operation; see 7.
 void Link::Acknowledge(const Place& place, uint64_t got) {
-  const tcp::Tag tag = tcp::Tag::Of(place.name.name + "\x01a", place.number);
+  const tcp::Tag tag = tcp::Tag::Of(place.name.key + "\x01a", place.number);
   std::vector<uint64_t> theirs(places_.hosts());
   Trade(place, tag, got, theirs, [](uint32_t, bool) {});
 }
@@ -434,7 +435,7 @@ std::optional<std::pair<Verdict, std::string>> Link::VerdictOn(const Name& name,
     equal = equal && header.signature == first->signature && header.count == first->count;
   }
   if (equal) return std::nullopt;
-  std::string text = Text("the hosts brought different operations under the name \"", WithoutTrack(name.name), "\": ");
+  std::string text = Text("the hosts brought different operations under the name \"", name.name, "\": ");
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     text += Text(h == 0 ? "" : "; ", mesh_.name(h), ": ", TextOf(headers[h].text));
   }
@@ -457,7 +458,7 @@ void Link::Exchange(const Place& place, uint32_t generation, const Part& part, c
                     Scratch& scratch) {
   const Request& request = place.request;
   scratch.elements = request.count;
-  const tcp::Tag tag = tcp::Tag::Of(place.name.name, place.number);
+  const tcp::Tag tag = tcp::Tag::Of(place.name.key, place.number);
   if (request.has_planes) return ExchangePlanes(place, tag, generation, scratch);
   if (GoesInRows(request.kind, request.dtype, request.op)) return ExchangeRows(place, tag, generation, scratch);
   scratch.out = scratch.data;
@@ -662,9 +663,11 @@ void Link::ExchangePlanes(const Place& place, const tcp::Tag& tag, uint32_t gene
 
 void Link::Give(const Name& name, const Request& request, const Verdict& verdict, const std::string& text,
                 const Scratch& scratch) {
-  const auto give = [&](const std::string& part, const void* data, size_t bytes) {
+  const auto give = [&](Stage stage, const void* data, size_t bytes) {
     const kf_tensor tensor{data, nullptr, bytes};
-    Operation operation{Kind::kBroadcast, part.c_str(), &tensor, 1, KF_UINT8, KF_SUM, self_};
+    Operation operation{Kind::kBroadcast, name.name.c_str(), &tensor, 1, KF_UINT8, KF_SUM, self_};
+    operation.stage = stage;
+    operation.track = name.track;
     operation.signature = scratch.signature;
     local_->RunFrom(operation, 0);
   };
@@ -672,18 +675,19 @@ void Link::Give(const Name& name, const Request& request, const Verdict& verdict
   word.verdict = verdict;
   const size_t bytes = BytesWithVerdictOf(request);
   if (bytes > 0 && verdict.what == Verdict::kDone) std::memcpy(word.result, scratch.out, bytes);
-  give(VerdictName(name.name), &word, sizeof verdict + bytes);
+  give(Stage::kVerdict, &word, sizeof verdict + bytes);
   if (verdict.what != Verdict::kFailed) return;
   char field[kTextBytes] = {};
   CopyText(field, text);
-  give(TextName(name.name), field, sizeof field);
+  give(Stage::kText, field, sizeof field);
 }
 
 void Link::GiveResult(const Name& name, const Request& request, const Scratch& scratch) {
   if (request.kind == Kind::kBarrier || GiverOn(host_, request)) return;
-  const std::string part = ResultName(name.name);
   const kf_tensor tensor{scratch.out, nullptr, scratch.elements};
-  Operation operation{Kind::kBroadcast, part.c_str(), &tensor, 1, request.dtype, KF_SUM, self_};
+  Operation operation{Kind::kBroadcast, name.name.c_str(), &tensor, 1, request.dtype, KF_SUM, self_};
+  operation.stage = Stage::kResult;
+  operation.track = name.track;
   operation.signature = scratch.signature;
   operation.patient = request.is_slice;
   local_->RunFrom(operation, 0);

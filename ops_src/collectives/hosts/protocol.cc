@@ -11,19 +11,19 @@
 namespace kungfu::hosts {
 namespace {
 
-constexpr uint32_t kMagic = 0x3252464b;  // "KFR2"; its last character is the version of the format
+constexpr uint32_t kMagic = 0x3352464b;  // "KFR3"; its last character is the version of the format
 
 struct Fixed {
   uint32_t magic;
   uint8_t kind, dtype, op, flags;
   uint32_t root, from_generation;
   uint64_t count, signature;
-  uint32_t name_bytes, what_bytes, of_rank, program;  // lengths of what follows
+  uint16_t track, what_bytes;
+  uint32_t name_bytes, of_rank, program;  // these three and `givers`: lengths of what follows
   uint32_t most, givers;
   double divisor;
 };
 enum Flag : uint8_t { kRenewal = 1, kWeighted = 2, kPlanes = 4, kAsks = 8, kMoreFollow = 16, kSlice = 32 };
-constexpr char kTrack[] = " (slices ";
 
 template <typename T>
 void Append(std::vector<char>& bytes, const T* from, size_t count) {
@@ -62,8 +62,9 @@ std::vector<char> Request::Packed() const {
                     from_generation,
                     count,
                     signature,
+                    track,
+                    static_cast<uint16_t>(described.size()),
                     static_cast<uint32_t>(name.size()),
-                    static_cast<uint32_t>(described.size()),
                     static_cast<uint32_t>(planes.of_rank.size()),
                     static_cast<uint32_t>(planes.program.size()),
                     planes.most,
@@ -92,7 +93,7 @@ std::optional<Request> Request::From(const char* bytes, size_t size) {
   const uint64_t expected = sizeof fixed + uint64_t{4} * fixed.of_rank + uint64_t{4} * fixed.program +
                             uint64_t{4} * fixed.givers + fixed.name_bytes + fixed.what_bytes;
   if (fixed.magic != kMagic || size != expected || fixed.kind > static_cast<uint8_t>(Kind::kBarrier) ||
-      !IsDtype(fixed.dtype) || !IsOp(fixed.op)) {
+      !IsDtype(fixed.dtype) || !IsOp(fixed.op) || fixed.track >= kTracks) {
     return std::nullopt;
   }
   Request request;
@@ -102,6 +103,7 @@ std::optional<Request> Request::From(const char* bytes, size_t size) {
   request.more_follow = (fixed.flags & kMoreFollow) != 0;
   request.is_slice = (fixed.flags & kSlice) != 0;
   request.has_planes = (fixed.flags & kPlanes) != 0;
+  request.track = static_cast<uint8_t>(fixed.track);
   request.kind = static_cast<Kind>(fixed.kind);
   request.dtype = static_cast<kf_dtype>(fixed.dtype);
   request.op = static_cast<kf_op>(fixed.op);
@@ -131,12 +133,6 @@ std::optional<Request> Request::From(const char* bytes, size_t size) {
   if (request.has_planes && (request.kind != Kind::kAllReduce || !IsProgram(planes))) return std::nullopt;
   return request;
 }
-
-std::string TrackName(const std::string& name, uint32_t track) {
-  return track == 0 ? name : Text(name, kTrack, track, ")");
-}
-
-std::string WithoutTrack(const std::string& name) { return name.substr(0, name.rfind(kTrack)); }
 
 Places::Places(std::vector<uint32_t> host_of_rank) : host_of_(std::move(host_of_rank)), local_of_(host_of_.size()) {
   if (host_of_.empty()) throw Error(KF_INVALID, "a cluster has at least 1 rank");

@@ -1,4 +1,4 @@
-// What the ranks of a host and their link say to each other besides data. The words: link.h.
+// What the ranks of a host and their link say to each other besides data. The terms: link.h.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_PROTOCOL_H_
 #define KUNGFU_COLLECTIVES_HOSTS_PROTOCOL_H_
 
@@ -15,6 +15,9 @@
 
 namespace kungfu::hosts {
 
+// How many slices of an operation go side by side: slices.h.
+inline constexpr uint32_t kTracks = 4;
+
 // A rank begins an operation, or, with `renewal`, brings it in another generation. One message of a SOCK_SEQPACKET.
 struct Request {
   bool renewal = false;
@@ -28,6 +31,7 @@ struct Request {
   // Its ranks bring more when they are told (Verdict::kMore) that all hosts bring the same here: see slices.h.
   bool more_follow = false;
   bool is_slice = false;         // others of the same whole go beside it
+  uint8_t track = 0;             // the one on which it goes
   uint32_t root = 0;             // in the cluster
   uint32_t from_generation = 0;  // and not in an earlier one
   uint64_t count = 0;            // elements that a rank brings
@@ -93,16 +97,6 @@ inline size_t BytesWithVerdict(Kind kind, kf_dtype dtype, kf_op op, uint64_t cou
   const size_t bytes = SmallBytes(kind, dtype, op, count);
   return bytes <= sizeof(VerdictAndResult::result) ? bytes : 0;
 }
-
-// The operations of which one between hosts consists on each host. The first has its name.
-inline std::string VerdictName(const std::string& name) { return name + " (agreed between hosts)"; }
-inline std::string ResultName(const std::string& name) { return name + " (result from other hosts)"; }
-inline std::string TextName(const std::string& name) { return name + " (why it failed)"; }
-
-// Those under which slices of an operation go. The first is the operation's own.
-std::string TrackName(const std::string& name, uint32_t track);
-// The name of the operation of which the one with this name is a slice; or else this name.
-std::string WithoutTrack(const std::string& name);
 
 // Where a cluster's ranks are, the same at everybody.
 class Places {

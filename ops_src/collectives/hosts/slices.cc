@@ -4,7 +4,6 @@
 
 #include "base/hash.h"
 #include "collectives/dtype.h"
-#include "collectives/hosts/protocol.h"
 
 namespace kungfu::hosts {
 namespace {
@@ -24,7 +23,6 @@ bool Slices::Cuts(const Operation& operation, size_t slice_bytes) {
 }
 
 Slices::Slices(const Operation& operation, size_t slice_bytes) : whole_(operation) {
-  for (uint32_t t = 0; t < kTracks; t++) names_.push_back(TrackName(operation.name, t));
   const size_t unit = SizeOf(operation.dtype);
   const size_t room = slice_bytes / unit;
   size_t left = 0;  // in the last slice
@@ -43,9 +41,9 @@ Slices::Slices(const Operation& operation, size_t slice_bytes) : whole_(operatio
   }
 }
 
-Operation Slices::At(uint32_t k, uint32_t track) const {
+Operation Slices::At(uint32_t k, uint8_t track) const {
   Operation slice = whole_;
-  slice.name = names_[track].c_str();
+  slice.track = track;
   slice.tensors = tensors_[k].data();
   slice.num_tensors = tensors_[k].size();
   const uint64_t what[] = {SignatureOf(whole_), CountOf(whole_), k};

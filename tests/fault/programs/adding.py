@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 
 import ms_kungfu as kf
-from ms_kungfu.bench.pauses_worker import _Synthetic, digest
 from ms_kungfu.dataset.ledger import Ledger
+
+sys.path.append(str(Path(__file__).resolve().parents[3]))  # benchmarks
+from benchmarks.pauses_worker import _Synthetic, digest
 
 folder = Path(sys.argv[1])
 folder.mkdir(exist_ok=True)

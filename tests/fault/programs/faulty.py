@@ -18,13 +18,14 @@ from gradients import MANNERS
 
 folder, steps, runtime_path, wanted, manner = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
 library = load_runtime(runtime_path)
+sys.path.append(str(Path(__file__).resolve().parents[3]))  # benchmarks
 
 import numpy as np  # noqa: E402
 
 import ms_kungfu as kf  # noqa: E402
+from benchmarks.pauses_worker import digest  # noqa: E402
 from ms_kungfu import comm, membership  # noqa: E402
 from ms_kungfu.agreement import broadcast_text  # noqa: E402
-from ms_kungfu.bench.pauses_worker import digest  # noqa: E402
 from ms_kungfu.dataset import sharding  # noqa: E402
 from ms_kungfu.dataset.ledger import Ledger  # noqa: E402
 from ms_kungfu.elastic import handover  # noqa: E402

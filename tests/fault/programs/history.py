@@ -24,7 +24,7 @@ import ms_kungfu as kf
 from ms_kungfu import optimizers
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import ElasticTraining, ShardedStep
-from ms_kungfu.elastic.inventory import assign
+from ms_kungfu.trained.inventory import assign
 
 folder = Path(sys.argv[1])
 pid = os.getpid()

@@ -15,7 +15,7 @@ from mindspore import nn, ops
 
 SEED = 5  # of the order of the samples
 SHARDS = 8
-_NETWORKS = Path(__file__).resolve().parents[3] / "ms_kungfu" / "bench" / "networks.py"
+_NETWORKS = Path(__file__).resolve().parents[3] / "benchmarks" / "networks.py"
 
 
 def _load_networks() -> Any:

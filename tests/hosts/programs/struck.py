@@ -23,7 +23,7 @@ if __name__ == "__main__":
 import numpy as np
 
 import ms_kungfu as kf
-from ms_kungfu.bench.pauses_worker import _Synthetic
+from benchmarks.pauses_worker import _Synthetic
 from ms_kungfu.dataset import sharding
 
 AFTER = struct.Struct("=qL")

@@ -16,11 +16,12 @@ from ms_kungfu.callbacks import elastic as elastic_module
 from ms_kungfu.callbacks.elastic import compile_step
 from ms_kungfu.callbacks.outputs import as_one
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import doubts, inventory
+from ms_kungfu.elastic import doubts
 from ms_kungfu.errors import KungFuError, ResizeError
 from ms_kungfu.ops import KungFuAllReduce
 from ms_kungfu.ops._base import Collective
 from ms_kungfu.optimizers import KungFuGradReducer, KungFuMomentum, PairAveragingOptimizer
+from ms_kungfu.trained import inventory
 
 
 def make_model():

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from ms_kungfu.elastic.inventory import assign
 from ms_kungfu.elastic.learning_rates import LearningRates
 from ms_kungfu.elastic.lr_rule import parse_lr_rule
 from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.errors import KungFuError
 from ms_kungfu.optimizers import KungFuMomentum, SynchronousSGDOptimizer
+from ms_kungfu.trained.inventory import assign
 
 LINEAR = parse_lr_rule("linear")
 

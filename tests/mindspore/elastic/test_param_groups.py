@@ -11,10 +11,11 @@ from mindspore import nn
 from mindspore.experimental import optim
 from mindspore.experimental.optim import lr_scheduler
 
-from ms_kungfu.elastic import inventory, program, sameness
+from ms_kungfu.elastic import program, sameness
 from ms_kungfu.elastic.learning_rates import learning_rate_of, set_learning_rate
 from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.optimizers import KungFuGradReducer, SynchronousAveragingOptimizer, SynchronousSGDOptimizer
+from ms_kungfu.trained import claims, inventory
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 
@@ -22,7 +23,7 @@ X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch):
     program.use(program.Program())
-    monkeypatch.setattr(sameness, "_reducers", type(sameness._reducers)())
+    monkeypatch.setattr(claims, "reducers", type(claims.reducers)())
     ms.set_context(mode=ms.PYNATIVE_MODE)
 
 

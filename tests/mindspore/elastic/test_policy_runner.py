@@ -104,7 +104,7 @@ def test_what_cannot_be_done_is_refused(changes, message):
 
 
 def test_what_can_be_done_is_done_and_logged(caplog):
-    caplog.set_level(logging.INFO, "ms_kungfu.elastic.steering")
+    caplog.set_level(logging.INFO, "ms_kungfu.elastic.policy_runner")
     optimizer, data = Switching(make_net().trainable_params(), 0.1, 0.9), make_data()
     gone = []
     policy = [Once(optimizer="ssgd", evict=(0,), strategy="AUTO"), Once(learning_rate=0.25, local_batch_size=6)]

@@ -14,9 +14,10 @@ from mindspore.amp import DynamicLossScaleManager
 
 from ms_kungfu import agreement
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import handover, inventory, program, state
+from ms_kungfu.elastic import handover, program, state
 from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.errors import KungFuError, PeerLostError
+from ms_kungfu.trained import inventory
 
 
 class Net(nn.Cell):

@@ -8,8 +8,9 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from ms_kungfu.elastic.sameness import PERIOD, Piece, Sameness, check, content
+from ms_kungfu.elastic.sameness import PERIOD, Piece, Sameness, check
 from ms_kungfu.errors import DivergenceError
+from ms_kungfu.trained.claims import content
 from tests.conftest import long
 
 

@@ -14,9 +14,9 @@ from mindspore import Tensor, nn, ops
 
 import ms_kungfu as kf
 from ms_kungfu import comm
-from ms_kungfu.elastic import sameness
 from ms_kungfu.ops import KungFuAllReduce
 from ms_kungfu.optimizers import KungFuAdam, KungFuGradReducer, KungFuMomentum
+from ms_kungfu.trained import claims
 
 ms.set_context(mode=ms.GRAPH_MODE if sys.argv[1] == "graph" else ms.PYNATIVE_MODE)
 ONCE = sys.argv[2:] == ["once"]
@@ -126,7 +126,7 @@ class Reduce(nn.Cell):
     def __init__(self, shapes):
         super().__init__()
         params = [ms.Parameter(np.zeros(shape, np.float32), name=f"p{i}") for i, shape in enumerate(shapes)]
-        sameness.mark(params)  # that they aren't is for the gradients to say
+        claims.mark(params)  # that they aren't is for the gradients to say
         self.reduce = KungFuGradReducer(params, fusion="none", overlap=True)
 
     def construct(self, gradients):

@@ -2,7 +2,7 @@
 
 import os
 
-from ms_kungfu.bench.contenders.kungfu import KungFu
+from benchmarks.contenders.kungfu import KungFu
 
 
 class OffByOne(KungFu):

@@ -30,7 +30,7 @@ class Told(logging.Handler):
     def __init__(self):
         super().__init__()
         self.lines = []
-        logging.getLogger("ms_kungfu.elastic.steering").addHandler(self)
+        logging.getLogger("ms_kungfu.elastic.policy_runner").addHandler(self)
 
     def emit(self, record):
         self.lines.append(record.getMessage())

@@ -26,8 +26,8 @@ import ms_kungfu as kf
 from ms_kungfu.callbacks import KungFuElasticCallback
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import ElasticTraining, NoiseScaleLearningRate, SchedulePolicy, ShardedStep
-from ms_kungfu.elastic.inventory import assign
 from ms_kungfu.optimizers import KungFuMomentum
+from ms_kungfu.trained.inventory import assign
 
 two_cores = sorted(os.sched_getaffinity(os.getppid()))[:2]  # this process may have one already
 mode, kind, shards = sys.argv[2], sys.argv[3], int(sys.argv[4])

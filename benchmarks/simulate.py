@@ -1,0 +1,201 @@
+"""How long an all-reduce between hosts takes where there are more of them than one has: an alpha-beta model, fitted to
+what was measured on a few.
+
+Four numbers make a network. An operation takes `base_s`, whatever its size, for the ranks and their host's link to
+come together; `step_s` (alpha) for each message that waits for another host's; `byte_s` (beta) for each byte that goes
+through a host's cable; `work_s` for each byte that a host's memory and cores have, on its way to the link and back. The
+steps and bytes are those of two ways, chosen as the runtime does it between hosts of like cables that have measured
+these numbers (`ops_src/collectives/hosts/strategy.cc`; what goes in slices is taken for one):
+
+- recursive doubling: log2(n) steps, two more where n is no power of two, each with all the bytes, which are reduced
+  before the next step;
+- a ring: 2 (n - 1) steps, each with 1/n of them.
+
+What it knows nothing of: hosts that compute meanwhile, cables that others use, switches that are oversubscribed (each
+host has all of its cable), a step's jitter, of which 2 (n - 1) of a ring wait for the worst. So with many hosts it says
+what can't be undercut, rather than what will be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import report
+
+UNHIDDEN_REDUCTION = 10  # kUnhiddenReduction of ops_src/collectives/hosts/strategy.cc
+_MEASURED_SIZES = (4, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
+_MEASURED_TIMES = 15
+_MOST_TURNS = 10
+_NAMES = ("base_s", "step_s", "byte_s", "work_s")
+
+
+@dataclass(frozen=True)
+class Network:
+    """See above."""
+
+    base_s: float
+    step_s: float
+    byte_s: float
+    work_s: float
+
+    def seconds(self, hosts: int, nbytes: int, ring: bool | None = None) -> float:
+        """`ring`: whether it goes around a ring; None: as the runtime chooses."""
+        ring = self.takes_ring(hosts, nbytes) if ring is None else ring
+        return float(np.dot(_costs(hosts, nbytes, ring), astuple(self)))
+
+    def takes_ring(self, hosts: int, nbytes: int) -> bool:
+        (_, few, much, _), (_, many, less, _) = (_costs(hosts, nbytes, ring) for ring in (False, True))
+        doubling = few * self.step_s + much * self.byte_s * (1 + 1 / UNHIDDEN_REDUCTION)
+        return hosts > 1 and many * self.step_s + less * self.byte_s <= doubling
+
+
+# Assumed, and not measured: cables of 1 Gbit/s behind one switch, 0.1 ms for a message's way through both kernels and
+# the links' threads, memory of some GB/s. --measured puts facts in their place.
+DEFAULT = Network(base_s=150e-6, step_s=100e-6, byte_s=8e-9, work_s=1e-9)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    hosts: int
+    nbytes: int
+    seconds: float
+
+
+def _costs(hosts: int, nbytes: int, ring: bool) -> tuple[float, float, float, float]:
+    """How often each of a network's numbers counts."""
+    if ring:
+        steps, through = 2 * (hosts - 1), 2 * (hosts - 1) / hosts * nbytes
+    else:
+        steps = hosts.bit_length() - 1 + (0 if hosts & (hosts - 1) == 0 else 2)
+        through = steps * nbytes
+    return 1.0, steps, through, nbytes
+
+
+def fit(measured: Sequence[Measurement]) -> Network:
+    """The network with the least squares of relative errors, none of its numbers below 0. ValueError where that is not
+    enough to tell. Which way each took isn't in the file, and depends on the network: found by turns."""
+    network = DEFAULT
+    for _ in range(_MOST_TURNS):
+        ways = [network.takes_ring(m.hosts, m.nbytes) for m in measured]
+        network = _fit_to(measured, ways)
+        if ways == [network.takes_ring(m.hosts, m.nbytes) for m in measured]:
+            break
+    return network
+
+
+def _fit_to(measured: Sequence[Measurement], ways: Sequence[bool]) -> Network:
+    rows = [np.divide(_costs(m.hosts, m.nbytes, ring), m.seconds) for m, ring in zip(measured, ways)]
+    costs = np.array(rows, float).reshape(-1, 4)
+    if len({m.hosts for m in measured}) < 2 or np.linalg.matrix_rank(costs / np.abs(costs).max(axis=0)) < 4:
+        raise ValueError("to tell a network's numbers apart takes two numbers of hosts, small sizes and large ones")
+    free = [True] * 4
+    while True:
+        # Columns of like size, or the bytes' would decide what is rounded to nothing.
+        scale = np.abs(costs).max(axis=0)
+        found = np.zeros(4)
+        found[free] = np.linalg.lstsq((costs / scale)[:, free], np.ones(len(costs)), rcond=None)[0]
+        if (found >= 0).all():
+            return Network(*map(float, found / scale))
+        free[int(np.argmin(found))] = False
+
+
+def read(path: Path) -> list[Measurement]:
+    """ValueError where a line is none."""
+    measured = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            fields = json.loads(line)
+            one = Measurement(int(fields["hosts"]), int(fields["nbytes"]), float(fields["seconds"]))
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path}:{number} is no measurement") from None
+        if one.hosts < 2 or one.nbytes < 1 or not 0 < one.seconds < math.inf:
+            raise ValueError(f"{path}:{number} is no measurement between hosts")
+        measured.append(one)
+    return measured
+
+
+def errors(network: Network, measured: Iterable[Measurement]) -> list[float]:
+    """Of the prediction, as a part of what was measured."""
+    return [network.seconds(m.hosts, m.nbytes) / m.seconds - 1 for m in measured]
+
+
+# ---- the command ----
+
+
+def run(arguments: argparse.Namespace, out: report.Report) -> None:
+    if arguments.measure is not None:
+        measure(Path(arguments.measure))
+        return
+    network = DEFAULT
+    if arguments.measured is not None:
+        measured = read(Path(arguments.measured))
+        network = fit(measured)
+        _tell_of_fit(network, measured)
+    else:
+        print("nothing was measured: a network of 1 Gbit/s is assumed; --measured FILE takes another's figures")
+    if arguments.megabits is not None:
+        network = Network(network.base_s, network.step_s, 8e-6 / arguments.megabits, network.work_s)
+    print("  ".join(f"{name} {value * 1e6:.4g} us" for name, value in zip(_NAMES, astuple(network))))
+    print(f"{'hosts':>6} {'bytes':>8} {'ms':>10}  {'by':<8} {'MB/s':>8}  the other way, ms")
+    for hosts in arguments.hosts:
+        for nbytes in arguments.sizes:
+            ring = network.takes_ring(hosts, nbytes)
+            seconds, other = network.seconds(hosts, nbytes), network.seconds(hosts, nbytes, not ring)
+            how = "ring" if ring else "doubling"
+            print(f"{hosts:>6} {report.size_text(nbytes):>8} {seconds * 1e3:>10.3f}  {how:<8} "
+                  f"{nbytes / seconds * 1e-6:>8.1f}  {other * 1e3:.3f}")  # fmt: skip
+            out.records.append({"bench": "simulate", "hosts": hosts, "nbytes": nbytes, "seconds": seconds,
+                                "algorithm": how, "other_s": other, **vars(network),
+                                **report.verdict(None)})  # fmt: skip
+
+
+def _tell_of_fit(network: Network, measured: Sequence[Measurement]) -> None:
+    found = [abs(error) for error in errors(network, measured)]
+    print(f"fitted to {len(measured)} measurements: off by {np.median(found):.0%} (median), {max(found):.0%} at most")
+    most = max(m.hosts for m in measured)
+    fewer, last = [m for m in measured if m.hosts < most], [m for m in measured if m.hosts == most]
+    try:
+        told = errors(fit(fewer), last)
+    except ValueError:
+        return  # too few
+    print(f"{most} hosts, foretold from fewer:")
+    for m, error in zip(last, told):
+        print(f"  {report.size_text(m.nbytes):>8}  measured {m.seconds * 1e3:9.3f} ms, foretold {error:+.0%}")
+
+
+def measure(path: Path) -> None:
+    """Within a job over several hosts: each rank runs this, and rank 0 adds what it finds to the file."""
+    import ms_kungfu as kf
+    from ms_kungfu import comm
+
+    kf.init()
+    own = np.frombuffer((os.environ.get("KUNGFU_SELF", "").rpartition(":")[0]).encode().ljust(64, b"\0"), np.uint8)
+    hosts = len({row.tobytes() for row in comm.all_gather(own, name="hosts").reshape(-1, 64)})
+    if hosts < 2:
+        raise ValueError("--measure is for a job over several hosts: kungfu-run -np 4 -H 10.0.0.1:1,... python -m ...")
+    lines = []
+    for nbytes in _MEASURED_SIZES:
+        brought = np.ones(nbytes // 4, np.float32)
+        taken = []
+        for _ in range(_MEASURED_TIMES):
+            comm.barrier()
+            begin = time.perf_counter()
+            comm.all_reduce(brought, name=f"measured {nbytes}", out=np.empty_like(brought))
+            own_s = np.array([time.perf_counter() - begin])
+            taken.append(float(comm.all_reduce(own_s, "max", name="slowest")[0]))
+        found: dict[str, Any] = {"hosts": hosts, "nbytes": nbytes, "seconds": float(np.median(taken[3:]))}
+        lines.append(json.dumps(found) + "\n")
+    if kf.current_rank() == 0:
+        with path.open("a") as file:
+            file.writelines(lines)
+        print("".join(lines), end="")

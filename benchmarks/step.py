@@ -1,0 +1,56 @@
+"""`step`: a training step of LeNet with KungFuMomentum, beside the same with nn.Momentum in the same processes.
+
+On one rank the difference is what the package costs a program that isn't distributed. On several, nn.Momentum reduces
+nothing: its time is that of the computation alone while all ranks compute, and the difference is the communication.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from benchmarks import report, rounds
+from benchmarks.contenders.base import Contender
+from benchmarks.contenders.training import KungFuTraining, MindSporeTraining
+from benchmarks.group import running
+
+_STEPS = 20
+_TOLERANCE = 1e-3  # between sums of weights; MindSpore's threads add up in any order
+
+
+def run(options: argparse.Namespace, ranks: int, out: report.Report) -> None:
+    """The options are the command line's; `vs` may hold "mindspore": its data parallelism over its own collectives."""
+    runs = [("KungFuMomentum", "kungfu", "KungFuMomentum"), ("nn.Momentum", "kungfu", "nn.Momentum")]
+    kinds: dict[str, type[Contender]] = {"kungfu": KungFuTraining}
+    if "mindspore" in options.vs and ranks > 1:
+        kinds["mindspore"] = MindSporeTraining
+        runs.append(("mindspore", "mindspore", "nn.Momentum"))
+    about = {"model": "lenet", "mode": options.mode, "batch": options.batch}
+    task = {"mode": options.mode, "batch": options.batch, "samples": options.samples or _STEPS}
+    with running(kinds, ranks, options.timeout) as groups:
+        entries = [
+            rounds.Entry(
+                label,
+                groups[group],
+                {"optimizer": optimizer, **task},
+                {**about, "transport": "none" if label == "nn.Momentum" else kinds[group].transport},
+            )
+            for label, group, optimizer in runs
+        ]
+        done = rounds.run(entries, options.rounds)
+        _verify(done, ranks)
+    images = f"{options.batch} images a rank"
+    title = f"step of lenet, {options.mode} mode, {images}, {ranks} rank{'s' if ranks > 1 else ''}"
+    out.add(title, report.records("step", done, next(e for e in done if e.label == "nn.Momentum")))
+
+
+def _verify(entries: Sequence[rounds.Entry], ranks: int) -> None:
+    """Everyone who trains on the same data must have the same weights by now."""
+    together = [e for e in entries if ranks == 1 or e.label != "nn.Momentum"]
+    sums = [(e, rank, float(a["checksum"])) for e in together for rank, a in enumerate(e.answers)]
+    expected = sums[0][2]
+    for entry, rank, got in sums:
+        if abs(got - expected) > _TOLERANCE * abs(expected) and entry.wrong is None:
+            entry.wrong = (
+                f"rank {rank}: its weights sum up to {got:.6g}, those of {together[0].label} to {expected:.6g}"
+            )

@@ -1,0 +1,327 @@
+"""Kills and resizes a job of yours while it runs, and says whether it minded: ``python -m ms_kungfu.chaos``.
+
+The job runs under ``kungfu-run -w -recover replace``. Every few seconds a random worker is killed by SIGKILL, or the
+cluster is resized at random; never the last worker that is known to have the training state. After ``-for`` seconds it
+is left alone to finish. Then is checked
+
+- that the program has workers of ms_kungfu, and that something was done to them,
+- that the job finished with exit status 0,
+- that the ledger is exact (``python -m ms_kungfu.dataset.audit``), where the program writes one: KUNGFU_LEDGER_DIR is
+  set for it,
+- that all workers ended with the same parameters, where each prints a line ``parameters CHECKSUM``,
+- that no worker that lived for a while, nor the launcher, gathered descriptors, mappings of shared memory, or memory,
+- that no process and no file in /dev/shm that the job used is left.
+
+Exit status: 0 all is well, 1 something is not (named), 2 wrong command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+from ms_kungfu._processes import children, descendants, end_launcher, ended_by_signals, stat_of
+
+_MEMORY_SLACK = 1.3  # what a process may grow by in the second half of its samples
+_MEMORY_SLACK_BYTES = 64 << 20
+_FD_SLACK = 4
+_PERIOD_S = 0.5
+_START_S = 20.0  # a worker imports and compiles
+_JUDGED_S = 20.0  # a process is looked at for so long at least, after its start
+_SHM = "/dev/shm"
+_KILLS = 0.7  # of what is done; the rest are resizes
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a process holds."""
+
+    memory_bytes: int
+    descriptors: int
+    shared_mappings: int
+
+
+def leaks(samples: Sequence[Sample], typical: Callable[[Iterable[int]], float] = max) -> list[str]:
+    """What the process has gathered: the second half of its samples against the first, by the most or by `typical`."""
+    half = len(samples) // 2
+    if half < 3:
+        return []
+    early, late = samples[:half], samples[half:]
+    found = []
+    memory = [max(s.memory_bytes for s in part) for part in (early, late)]
+    if memory[1] > memory[0] * _MEMORY_SLACK + _MEMORY_SLACK_BYTES:
+        found.append(f"memory grew from {memory[0] >> 20} to {memory[1] >> 20} MiB")
+    for what in ("descriptors", "shared_mappings"):
+        most = [typical(getattr(s, what) for s in part) for part in (early, late)]
+        if most[1] > most[0] + _FD_SLACK:
+            found.append(f"{what.replace('_', ' ')} grew from {most[0]:g} to {most[1]:g}")
+    return found
+
+
+def settled(samples: Sequence[Sample], start_s: float) -> Sequence[Sample]:
+    """Those after the process's start; none where too few are left to be judged."""
+    later = samples[int(start_s / _PERIOD_S) :]
+    return later if len(later) * _PERIOD_S >= _JUDGED_S else []
+
+
+def launcher_leaks(samples: Sequence[tuple[int, Sample]]) -> list[str]:
+    """The same of the launcher, given how many workers it had at each look: what it holds depends on them, and a moment
+    of joining and leaving takes more."""
+    found = []
+    for size in sorted({size for size, _ in samples}):
+        alike = settled([sample for workers, sample in samples if workers == size], 0.0)
+        found += [f"with {size} workers, {text}" for text in leaks(alike, statistics.median)]
+    return found
+
+
+def sample(pid: int) -> Sample | None:
+    """None where the process is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        found = re.search(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)
+        if found is None:
+            return None
+        return Sample(int(found[1]) << 10, len(os.listdir(f"/proc/{pid}/fd")), maps.count("/memfd:kungfu"))
+    except OSError:
+        return None
+
+
+def _started(pid: int) -> str | None:
+    """When the process was started: the ID is used again. None where it is gone, a zombie too."""
+    with contextlib.suppress(OSError):
+        fields = stat_of(pid)
+        return None if fields[0] in "ZX" else fields[19]
+    return None
+
+
+def _shm_files(pid: int) -> set[str]:
+    """Names in /dev/shm that the process has mapped or open."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError):
+        found |= set(re.findall(rf" {_SHM}/([^\s/]+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE))
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                folder, _, name = os.readlink(entry).rpartition("/")
+                if folder == _SHM:
+                    found.add(name)
+    return found
+
+
+class _Job:
+    """A job under kungfu-run, what it says, and who works in it."""
+
+    def __init__(self, arguments: Sequence[str], ledger: Path) -> None:
+        flags = ["-w", "-recover", "replace", "-max-restarts", "1000000"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ms_kungfu.launcher", *flags, *arguments],
+            env={"KUNGFU_LEDGER_DIR": str(ledger), **os.environ},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
+        self.url = ""
+        self.checksums: list[str] = []
+        self.members: set[int] = set()  # processes known to be in the cluster
+        self.has_changed = False  # the launcher has been asked for another cluster
+        self.has_followed = False  # the workers have gone over to one
+        self.samples: dict[int, list[Sample]] = {}
+        self.launcher: list[tuple[int, Sample]] = []  # with the number of workers
+        self._processes: set[tuple[int, str]] = set()  # IDs, and when they were started
+        self._shm_before = {*os.listdir(_SHM)}
+        self._shm_used: set[str] = set()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            print(line, end="", flush=True)
+            if found := re.search(r"config server: (http\S+)", line):
+                self.url = found[1]
+            elif found := re.search(r"\bparameters ([0-9a-f]{8,})\s*$", line):
+                self.checksums.append(found[1])
+            elif re.search(r"cluster version \d+ is wanted", line):
+                self.has_changed = True
+            elif found := re.search(r"cluster version (\d+) has been chosen: (\d+) workers", line):
+                self.has_followed = self.has_followed or int(found[1]) > 0
+                self._note(int(found[2]))
+
+    def _note(self, size: int) -> None:
+        # Where all that run are in it there is no doubt who is.
+        workers = self.workers()
+        if len(workers) == size:
+            self.members |= set(workers)
+
+    def workers(self) -> list[int]:
+        supervisors = children(self.process.pid)
+        return [worker for supervisor in supervisors for worker in children(supervisor)]
+
+    def look(self) -> None:
+        workers = self.workers()
+        if not self.has_changed:
+            self.members |= set(workers)  # of the first cluster
+        own = sample(self.process.pid)
+        if own is not None:
+            self.launcher.append((len(workers), own))
+        for pid in workers:
+            found = sample(pid)
+            if found is not None:
+                self.samples.setdefault(pid, []).append(found)
+        family = [self.process.pid, *descendants(self.process.pid)]
+        self._processes |= {(pid, started) for pid in family if (started := _started(pid)) is not None}
+        for pid in family:
+            self._shm_used |= _shm_files(pid)
+
+    def left(self) -> list[str]:
+        """What there is of the job when it has ended."""
+        files = ({*os.listdir(_SHM)} - self._shm_before) & self._shm_used
+        running = sorted(pid for pid, started in self._processes if _started(pid) == started)
+        return [f"process {pid} is left" for pid in running] + [f"{_SHM}/{name} is left" for name in sorted(files)]
+
+    def wait(self, timeout: float) -> int | None:
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        self._reader.join(10)
+        return code
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m ms_kungfu.chaos",
+        description="Kills and resizes a job while it runs, and checks that it goes on as if nothing had happened.",
+        epilog="Behind -- come kungfu-run's flags and the program: python -m ms_kungfu.chaos -- -np 2 python train.py",
+    )
+    parser.add_argument("-seed", type=int, help="of what is done when (default: random, printed)")
+    parser.add_argument("-every", type=float, default=5.0, metavar="S", help="about every S seconds (default 5)")
+    parser.add_argument("-for", dest="duration", type=float, default=120.0, metavar="S", help="so long (default 120)")
+    parser.add_argument("-resize", default="1:4", metavar="A:B", help="sizes to resize to (default 1:4)")
+    parser.add_argument("-finish", type=float, default=600.0, metavar="S", help="it may take so long to finish then")
+    parser.add_argument("command", nargs="+", metavar="-- [kungfu-run flags] program")
+    args = parser.parse_args(arguments)
+    low, _, high = args.resize.partition(":")
+    if not (low.isdigit() and high.isdigit() and 1 <= int(low) <= int(high)):
+        parser.error(f"-resize {args.resize} is not A:B with 1 <= A <= B")
+    if args.every <= 0 or args.duration <= 0:
+        parser.error("-every and -for are positive numbers of seconds")
+    args.sizes = range(int(low), int(high) + 1)
+    return args
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parse(arguments)
+    seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
+    print(f"chaos: -seed {seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="kungfu-chaos-") as folder:
+        ledger = Path(os.environ.get("KUNGFU_LEDGER_DIR") or folder)
+        with ended_by_signals():
+            job = _Job(args.command, ledger)
+            try:
+                done = _disturb(job, random.Random(seed), args.every, args.duration, args.sizes)
+                code = _finish(job, args.finish)
+            finally:
+                end_launcher(job.process)
+        wrong, is_audited = _check(job, code, ledger)
+    print(f"chaos: {done['kills']} kills, {done['resizes']} resizes, seed {seed}")
+    for text in wrong:
+        print(f"chaos: WRONG: {text}")
+    well = "all is well" if is_audited else "nothing else is wrong; whether samples were lost wasn't looked at"
+    print(f"chaos: {well}" if not wrong else "chaos: NOT well")
+    return 1 if wrong else 0
+
+
+def _disturb(job: _Job, rng: random.Random, every: float, duration: float, sizes: range) -> dict[str, int]:
+    done = {"kills": 0, "resizes": 0}
+    end = time.monotonic() + duration
+    following = time.monotonic() + every
+    while time.monotonic() < end and job.wait(_PERIOD_S) is None:
+        job.look()
+        if time.monotonic() < following or not job.url:
+            continue
+        following = time.monotonic() + every * rng.uniform(0.5, 1.5)
+        if rng.random() < _KILLS:
+            workers = job.workers()
+            victim = rng.choice(sorted(workers)) if workers else None
+            if victim is not None and (job.members & set(workers)) - {victim}:
+                print(f"chaos: kill -9 {victim}", flush=True)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                done["kills"] += 1
+        else:
+            size = rng.choice(sizes)
+            print(f"chaos: resize {size}", flush=True)
+            subprocess.run(
+                [sys.executable, "-m", "ms_kungfu.launcher", "resize", str(size), "-config-server", job.url],
+                stdin=subprocess.DEVNULL, check=False,
+            )  # fmt: skip
+            done["resizes"] += 1
+    return done
+
+
+def _finish(job: _Job, limit_s: float) -> int | None:
+    print("chaos: the job is left alone", flush=True)
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        code = job.wait(_PERIOD_S)
+        if code is not None:
+            return code
+        job.look()
+    return None
+
+
+def _check(job: _Job, code: int | None, ledger: Path) -> tuple[list[str], bool]:
+    """What is wrong, and whether there was a ledger to say so."""
+    from ms_kungfu.dataset import audit
+
+    wrong = []
+    if not job.has_changed:
+        wrong.append(
+            "nothing was done to the job before it ended, so nothing is shown; train for longer, or -every less"
+        )
+    elif not job.has_followed:
+        wrong.append(
+            "the program has no workers: nobody followed a change of the cluster; it has to train by way of ms_kungfu"
+        )
+    if code is None:
+        wrong.append("the job did not finish")
+    elif code != 0:
+        wrong.append(f"the job ended with exit status {code}")
+    files, problems, notes = audit.read(ledger)
+    if any(files.values()):
+        found = audit.audit(files, problems, notes)
+        print(audit.to_text(found))
+        if not found.exact:
+            wrong.append("the ledger is not exact")
+    else:
+        print("chaos: the program writes no ledger here; one that it names itself is for ms_kungfu.dataset.audit")
+    if len(set(job.checksums)) > 1:
+        wrong.append(f"the workers' parameters differ: {', '.join(sorted(set(job.checksums)))}")
+    print(f"chaos: {len(job.checksums)} workers told their parameters")
+    judged = {pid: held for pid, samples in job.samples.items() if (held := settled(samples, _START_S))}
+    wrong += [f"worker process {pid}: {text}" for pid, samples in judged.items() for text in leaks(samples)]
+    wrong += [f"the launcher: {text}" for text in launcher_leaks(job.launcher)]
+    wrong += job.left()
+    print(
+        f"chaos: {len(judged)} of {len(job.samples)} worker processes lived for {_START_S + _JUDGED_S:g} s and were "
+        f"judged by what they hold, and so was the launcher, looked at {len(job.launcher)} times"
+    )
+    for pid, samples in judged.items():
+        print(f"chaos: worker process {pid}: at first {samples[0]}, at last {samples[-1]}")
+    if job.launcher:
+        print(f"chaos: the launcher: at first {job.launcher[0][1]}, at last {job.launcher[-1][1]}")
+    return wrong, any(files.values())

@@ -1,0 +1,159 @@
+"""The checks of the CPU, the cores, shared memory and the limits of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ms_kungfu.tools.doctor.finding import Finding, missing, ok, wrong
+from ms_kungfu.tools.doctor.system import LOAD_RUNTIME, System
+
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+# The shared memory of a cluster of as many workers as argument 1 says, made, mapped and touched as the launcher and the
+# workers do it. Answers its size.
+_MAKE_SEGMENT = """
+import mmap, os
+import ms_kungfu._core as core
+fd = core.create_segment(int(sys.argv[1]), 0, 1)
+size = os.fstat(fd).st_size
+with mmap.mmap(fd, size) as memory:
+    memory[-1] = 1
+answer(size)
+"""
+# Milliseconds of a small convolution, with oneDNN's instructions capped at argument 1 where there is one.
+_CONVOLVE = """
+import os, time
+if sys.argv[1:]:
+    os.environ["ONEDNN_MAX_CPU_ISA"] = sys.argv[1]
+import mindspore as ms
+ms.set_device("CPU")
+x, w = ms.ops.ones((16, 64, 14, 14)), ms.ops.ones((64, 64, 3, 3))
+took = []
+for _ in range(5):
+    begin = time.perf_counter()
+    ms.ops.conv2d(x, w).asnumpy()
+    took.append(time.perf_counter() - begin)
+answer(min(took) * 1e3)
+"""
+_CAP = "AVX2"
+_MUCH_SLOWER = 3  # times: what wider instructions cost elsewhere is far less
+_FEWEST_FILES = 256
+_FILES_PER_WORKER = 8  # in the launcher: pipes, a connection to the broker, what is open for a moment
+
+
+def check_cpu(system: System) -> Iterator[Finding]:
+    """What the CPU can do, and which instructions the reductions use of it."""
+    flags = set((system.search(r"^(?:flags|Features)\s*:\s*(.+)$", "/proc/cpuinfo") or "").split())
+    outcome = system.run(LOAD_RUNTIME)
+    used = "unknown, as the runtime can't be loaded" if outcome.error else str(outcome.value)
+    found = f"{system.cpu()}; instruction set of the reductions: {used}"
+    if system.architecture in ("x86_64", "AMD64") and "avx2" not in flags:
+        remedy = "reductions are slower; in a virtual machine, pass the host's CPU features on to it"
+        yield missing("CPU", f"{found}; no AVX2", remedy)
+        return
+    if used == "avx2" and not flags.issuperset(_AVX512):
+        found += f" (no {', '.join(f for f in _AVX512 if f not in flags)})"
+    yield ok("CPU", found)
+
+
+def check_convolutions(system: System) -> Iterator[Finding]:
+    """Whether MindSpore's are quicker without AVX-512: in some virtual machines oneDNN's preparation of one, at each
+    launch, takes many times as long as the convolution."""
+    flags = set((system.search(r"^flags\s*:\s*(.+)$", "/proc/cpuinfo") or "").split())
+    if system.version("mindspore") is None or not flags.issuperset(_AVX512):
+        return
+    if (cap := system.environ.get("ONEDNN_MAX_CPU_ISA")) is not None:
+        yield ok("convolutions", f"by instructions up to {cap} (ONEDNN_MAX_CPU_ISA)")
+        return
+    wide, narrow = (system.run(_CONVOLVE, *arguments) for arguments in ((), (_CAP,)))
+    if wide.error or narrow.error:
+        yield missing("convolutions", f"not measured: {wide.error or narrow.error}")
+        return
+    found = f"{wide.value:.1f} ms, with {_CAP} at most {narrow.value:.1f} ms"
+    slower = wide.value > _MUCH_SLOWER * narrow.value
+    yield ok("convolutions", found, f"export ONEDNN_MAX_CPU_ISA={_CAP}, for all workers of a job" if slower else "")
+
+
+def check_cores(system: System) -> Iterator[Finding]:
+    """How many there are, may be used, and how much of them the control group pays for."""
+    machine, allowed = system.cores()
+    quota = cpu_quota(system)
+    found = f"{allowed} of {machine} allowed by affinity"
+    if quota is None:
+        yield ok("cores", f"{found}, no quota")
+    else:
+        fit = f"`taskset -c LIST kungfu-run ...` with {max(1, int(quota))} of them"
+        remedy = f"on more cores MindSpore's threads spin the quota away: {fit}"
+        yield ok("cores", f"{found}, a quota of {quota:g} by the control group", remedy if quota < allowed else "")
+
+
+def cpu_quota(system: System) -> float | None:
+    """In cores; the smallest on the way from this process's control group to the root. None: there is none."""
+    quotas: list[float | None] = []
+    for line in (system.read("/proc/self/cgroup") or "").splitlines():
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # Version 1 names controllers. A container often sees its own group as the root of the file system.
+        roots = (f"/{controllers}", "/cpu") if controllers else ("", "/unified")
+        parts = [part for part in path.split("/") if part]
+        groups = ["/".join(["", *parts[:depth]]) for depth in range(len(parts) + 1)]
+        quotas += [_quota(system, f"/sys/fs/cgroup{root}{group}") for root in roots for group in groups]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota(system: System, group: str) -> float | None:
+    texts = (system.read(f"{group}/cpu.max") or "").split()
+    texts = texts or [system.read(f"{group}/cpu.cfs_{what}_us") or "" for what in ("quota", "period")]
+    numbers = [number for text in texts if (number := _number(text)) and number > 0]
+    return numbers[0] / numbers[1] if len(numbers) == 2 else None
+
+
+def check_shared_memory(system: System) -> Iterator[Finding]:
+    """Makes the memory that a job of a worker for each core would share."""
+    workers = min(max(2, system.cores()[1]), 256)
+    outcome = system.run(_MAKE_SEGMENT, str(workers))
+    if not outcome.error:
+        size = outcome.value / (1 << 20)
+        yield ok("shared memory", f"memfd works: {size:.0f} MiB for {workers} workers, taken as they are touched")
+    elif _number(system.read("/proc/sys/vm/memfd_noexec")) == 2:
+        yield wrong("shared memory", f"memfd: {outcome.error}", "as root: sysctl vm.memfd_noexec=1 (it is 2)")
+    else:
+        remedy = (
+            "raise `ulimit -f` and `ulimit -v` where they are set; in a container, its seccomp profile has to allow "
+            "memfd_create"
+        )
+        yield wrong("shared memory", f"memfd: {outcome.error}", remedy)
+
+
+def check_huge_pages(system: System) -> Iterator[Finding]:
+    """Of shared memory. The runtime doesn't ask for them: they come where the system gives them to everybody."""
+    path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+    chosen = system.search(r"\[(\w+)\]", path)
+    if chosen is None:
+        yield missing("huge pages", "not for shared memory on this kernel; ordinary pages are used")
+    elif chosen in ("always", "within_size", "force"):
+        yield ok("huge pages", f"of shared memory: {chosen}")
+    else:
+        remedy = f"nothing needs them; to try: `echo within_size > {path}` as root"
+        yield missing("huge pages", f"of shared memory: {chosen}; ordinary pages are used", remedy)
+
+
+def check_limits(system: System) -> Iterator[Finding]:
+    """RLIMIT_NOFILE, AS and FSIZE: what a launcher with a worker for each core needs."""
+    files, memory, size = (system.limit(name) for name in ("NOFILE", "AS", "FSIZE"))
+    needed = max(_FEWEST_FILES, 64 + _FILES_PER_WORKER * system.cores()[1])
+    shown = [f"{'no limit' if files is None else files} open files"]
+    shown += [
+        f"{what} {limit >> 20} MiB" for what, limit in (("memory", memory), ("file size", size)) if limit is not None
+    ]
+    if files is not None and files < needed:
+        yield wrong("limits", ", ".join(shown), f"ulimit -n {needed}, which a worker for each core needs")
+    else:
+        yield ok("limits", ", ".join(shown))
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        return int(text or "")
+    except ValueError:
+        return None

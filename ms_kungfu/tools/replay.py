@@ -1,0 +1,229 @@
+"""Runs a training with shards again and says where its bits differ: ``python -m ms_kungfu.replay LEDGER --until STEP --
+python train.py ...``.
+
+The bits of such a training are a function of its program and seed, whatever became of its cluster (docs/shards.md). So
+one worker that runs the program again comes to the same ones, unless hardware, or something that the bits must not
+depend on, has changed them: what is compared are the fingerprints that its ledger has every so many steps. The first
+that differs is named, with the parameter, and ends the program.
+
+The program is run as its ledger says, with as many cores as a worker had and oneDNN capped at the same instruction set.
+It asks for no other size and writes no ledger; ms_kungfu's and MindSpore's own callbacks write no checkpoints. What it
+writes by itself it writes again: give it another folder for that.
+
+Exit status: 0 the same bits, 1 they differ, 2 they can't be compared (why is said).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ms_kungfu import env
+from ms_kungfu._flags import failed
+from ms_kungfu._processes import ended_by_signals
+from ms_kungfu.dataset import audit, conditions, ledger
+from ms_kungfu.dataset.ledger import Claim, Record
+from ms_kungfu.dataset.replaying import Orders, Outcome, Recorded
+from ms_kungfu.errors import KungFuError
+
+_PROGRAM = "python -m ms_kungfu.replay"
+_CHECKPOINT = re.compile(r"step-(\d{8,})(?:\.job\d+)?\.ckpt")
+_ISA = "ONEDNN_MAX_CPU_ISA"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if words is None else words)
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    options = _parser().parse_args(arguments[:cut])
+    try:
+        command = arguments[cut + 1 :]
+        if not command:
+            raise KungFuError("give the program to run again: -- python train.py ARGUMENT ...")
+        orders = plan(options.ledger, options.until, options.checkpoint)
+        machine = next(iter(orders.conditions.values()), {})
+        cores = _cores(machine)
+        with tempfile.TemporaryDirectory(prefix="kungfu-replay-") as folder:
+            if options.checkpoint is not None:
+                (Path(folder) / options.checkpoint.name).symlink_to(options.checkpoint.resolve())
+                orders = Orders(orders.recorded, orders.conditions, folder)
+            with ended_by_signals():  # and the program with it
+                status, outcome = _run(command, orders, Path(folder) / "orders.json", cores, machine.get("isa"))
+        return _tell(orders, status, outcome)
+    except (OSError, ValueError, KungFuError) as error:
+        return failed(_PROGRAM, error, 2)
+    except KeyboardInterrupt:
+        return failed(_PROGRAM, "interrupted", 2)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        sys.exit(failed(_PROGRAM, f"{message}; -h shows the arguments", 2))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=_PROGRAM,
+        usage="%(prog)s [-h] LEDGER [--until STEP] [--from CHECKPOINT] -- PROGRAM [ARGUMENT ...]",
+        description="Runs a training with shards again, as one worker, and compares its bits with those on record.",
+        epilog="Exit status: 0 the same bits, 1 they differ (step and parameter are named), 2 they can't be compared.",
+    )
+    parser.add_argument("ledger", metavar="LEDGER", type=Path, help="ledger= or KUNGFU_LEDGER_DIR of the training")
+    parser.add_argument("--until", metavar="STEP", type=int, help="the last step to compare (default: all on record)")
+    parser.add_argument(
+        "--from", metavar="CHECKPOINT", type=Path, dest="checkpoint",
+        help="begin with this file step-N.ckpt of checkpoint_dir (default: from the beginning)",
+    )  # fmt: skip
+    return parser
+
+
+def plan(folder: Path, until: int | None = None, checkpoint: Path | None = None) -> Orders:
+    """What is to be compared: the fingerprints of the ledger in `folder` after the step of `checkpoint`, up to `until`.
+
+    KungFuError, which says why, where nothing can be.
+    """
+    files, problems, _ = ledger.read(folder)
+    if not files:
+        raise KungFuError(f"{folder} has no ledger: there is no file *.jsonl")
+    for problem in problems:
+        print(f"{_PROGRAM}: {problem}", file=sys.stderr)
+    report = audit.Report(len(files), 0, [], [], [])
+    records = audit.history([record for records in files.values() for record in records], report)
+    steps = [record for record in records if isinstance(record.claim, Claim)]
+    if not any(record.claim.shards for record in steps if isinstance(record.claim, Claim)):
+        raise KungFuError(
+            f"the ledger {folder} is of a training without shards, whose bits depend on what became of its cluster: "
+            "only one with ElasticDataset(..., shards=) can be run again"
+        )
+    found = [(record, record.fingerprint.step) for record in steps if record.fingerprint is not None]
+    if not found:
+        raise KungFuError(
+            f"the ledger {folder} has no fingerprints: ElasticTraining and KungFuElasticCallback take them every "
+            "ledger_fingerprints= steps, which is 50 by default"
+        )
+    first, last = min(step for _, step in found), max(step for _, step in found)
+    after = 0
+    if checkpoint is not None:
+        after = _step_of(checkpoint)
+    else:
+        _check_begins(folder, steps, {record.data for record, _ in found})
+    chosen = [record for record, step in found if after < step and (until is None or step <= until)]
+    if not chosen:
+        most = "" if until is None else f" and until step {until}"
+        raise KungFuError(
+            f"the ledger {folder} has no fingerprint after step {after}{most}: it has those of steps {first} to {last}"
+        )
+    return Orders(_group(chosen), _conditions(folder, {record.job for record in chosen}))
+
+
+def _step_of(checkpoint: Path) -> int:
+    name = _CHECKPOINT.fullmatch(checkpoint.name)
+    if name is None or not checkpoint.is_file():
+        raise KungFuError(f"{checkpoint} is no file step-N.ckpt of a checkpoint_dir")
+    return int(name[1])
+
+
+def _check_begins(folder: Path, steps: Sequence[Record], datasets: set[int]) -> None:
+    for data in sorted(datasets):
+        epoch, number = min(record.place for record in steps if record.data == data)
+        if (epoch, number) != (0, 0):
+            raise KungFuError(
+                f"the ledger {folder} begins in epoch {epoch} with step {number}: give --from CHECKPOINT, the one that "
+                "its training went on from, or a later one"
+            )
+
+
+def _group(chosen: Sequence[Record]) -> list[Recorded]:
+    """One for each step, in their order."""
+    steps: dict[tuple[int, int, int], list[Record]] = {}
+    for record in chosen:
+        steps.setdefault((record.data, *record.place), []).append(record)
+    grouped = []
+    for (data, epoch, number), records in sorted(steps.items()):
+        had: dict[tuple[tuple[str, str], ...], list[int]] = {}
+        for record in records:
+            assert record.fingerprint is not None
+            had.setdefault(tuple(record.fingerprint.tensors.items()), []).append(record.rank)
+        claim, fingerprint = records[0].claim, records[0].fingerprint
+        assert isinstance(claim, Claim)
+        assert claim.shards is not None
+        assert fingerprint is not None
+        tensors = tuple((tuple(ranks), dict(names)) for names, ranks in had.items())
+        place = data, epoch, number, fingerprint.step
+        grouped.append(Recorded(*place, claim.order, claim.batch, claim.shards.unit, tensors))
+    return grouped
+
+
+def _conditions(folder: Path, jobs: set[str]) -> dict[str, Mapping[str, Any]]:
+    """The machines' of the jobs that recorded what is compared, by the number of the dataset."""
+    found: dict[str, Mapping[str, Any]] = {}
+    job_of: dict[str, str] = {}
+    for header in sorted(ledger.headers(folder), key=lambda header: header.get("time", 0)):
+        if header.get("job") not in jobs or "conditions" not in header:
+            continue
+        data = str(header["data"])
+        own = {key: value for key, value in header["conditions"].items() if key not in conditions.ARGUMENTS}
+        first, job = found.setdefault(data, own), job_of.setdefault(data, header["job"])
+        told = conditions.differences(first, own, f"in job {job}", f"in job {header['job']}")
+        if told:
+            raise KungFuError(
+                f"the ledger {folder} was recorded under several conditions ({told}): compare what one of them has, by "
+                "--until STEP, or --from CHECKPOINT where the other begins"
+            )
+    return found
+
+
+def _cores(machine: Mapping[str, Any]) -> set[int]:
+    """Those that the program may use: as many as a worker had."""
+    allowed, cores = sorted(os.sched_getaffinity(0)), machine.get("cores", 1)
+    if cores > len(allowed):
+        raise KungFuError(
+            f"each worker had {cores} cores, which decide bits, and this process may use {len(allowed)}: run it on a "
+            "machine with as many"
+        )
+    return set(allowed[:cores])
+
+
+def _run(command: Sequence[str], orders: Orders, path: Path, cores: set[int], isa: str | None) -> tuple[int, Outcome]:
+    """The program's exit status, and what it found."""
+    orders.save(path)
+    own = {env.REPLAY.name: str(path), env.CORES_PER_WORKER.name: str(len(cores))}
+    if isa in conditions.CAPS.values():
+        own[_ISA] = str(isa)
+    count, on = len(orders.recorded), f"{len(cores)} core{'' if len(cores) == 1 else 's'}"
+    if _ISA in own:
+        on += f" with {_ISA}={own[_ISA]}"
+    until = orders.recorded[-1].step
+    print(f"{_PROGRAM}: comparing {count} fingerprints until step {until}, on {on}", file=sys.stderr, flush=True)
+    done = subprocess.run(
+        command, env={**os.environ, **own}, preexec_fn=lambda: os.sched_setaffinity(0, cores), check=False
+    )
+    return done.returncode, Outcome.load(path)
+
+
+def _tell(orders: Orders, status: int, outcome: Outcome) -> int:
+    """Says what has come of it, and returns the exit status."""
+    same = f"{outcome.same} fingerprint{'' if outcome.same == 1 else 's'}"
+    if outcome.wrong:
+        return failed(_PROGRAM, outcome.wrong, 2)
+    if outcome.difference:
+        before = f"the same until step {outcome.step}, in {same}" if outcome.same else "the first that is compared"
+        print(f"{outcome.difference}; {before}", flush=True)
+        return 1
+    if outcome.same == len(orders.recorded):
+        print(f"same bits: {same} until step {outcome.step}", flush=True)
+        return 0
+    until = f", until step {outcome.step}," if outcome.same else ""
+    ended = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
+    return failed(
+        _PROGRAM,
+        f"the program {ended} when {same} of {len(orders.recorded)}{until} had been compared, and were the same; start "
+        "it with the arguments that it had",
+        2,
+    )

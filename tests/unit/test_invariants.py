@@ -1,0 +1,56 @@
+"""Arguments in comments of C++ are numbered invariants, one a paragraph, and the tests that they name are there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINK = ROOT / "ops_src/collectives/hosts/link.h"
+COLUMNS = 100  # below the formatter's limit: it leaves the lines of a comment alone then
+
+
+def head(text):
+    """The paragraphs of the comment that a file begins with."""
+    lines = text[: text.index("#ifndef")].splitlines()
+    assert [line for line in lines if len(line) > COLUMNS] == []
+    return re.split(r"\n\n", "\n".join(line[2:].strip() for line in lines))
+
+
+def wrong(paragraphs, tests):
+    """What isn't as it has to be."""
+    numbered = [(int(found[1]), text) for text in paragraphs if (found := re.match(r"(\d+)\. ", text))]
+    if [number for number, _ in numbered] != list(range(1, len(numbered) + 1)):
+        yield "the numbers have gaps"
+    for number, text in numbered:
+        if not re.search(r"^Test: ", text, re.MULTILINE):
+            yield f"{number} names no test"
+        if re.search(r"^\d+\. ", text.partition("\n")[2], re.MULTILINE):
+            yield f"{number} has another one in its paragraph"
+    for name in re.findall(r"^Test: (.+)$", "\n".join(paragraphs), re.MULTILINE):
+        if name not in tests:
+            yield f"{name} is no test"
+
+
+def cpp_tests():
+    text = "\n".join(path.read_text() for path in (ROOT / "tests/cpp").glob("*_test.cc"))
+    return {".".join(names) for names in re.findall(r"^TEST(?:_F|_P)?\((\w+), (\w+)\)", text, re.MULTILINE)}
+
+
+def test_invariants_of_link_name_tests_that_exist():
+    paragraphs = head(LINK.read_text())
+    assert list(wrong(paragraphs, cpp_tests())) == []
+    assert sum(bool(re.match(r"\d+\. ", text)) for text in paragraphs) == 13
+
+
+@pytest.mark.parametrize(
+    ("paragraphs", "told"),
+    [
+        (["1. A.", "2. B.\nTest: X.Y"], ["1 names no test"]),
+        (["1. A.\nTest: X.Y", "3. B.\nTest: X.Y"], ["the numbers have gaps"]),
+        (["1. A.\n2. B.\nTest: X.Y"], ["1 has another one in its paragraph"]),
+        (["1. A.\nTest: X.Z"], ["X.Z is no test"]),
+    ],
+)
+def test_invariant_that_breaks_a_rule_is_seen(paragraphs, told):
+    assert list(wrong(paragraphs, {"X.Y"})) == told
