@@ -321,6 +321,7 @@ def test_an_interrupt_is_one_for_who_calls_when_the_job_has_ended(start_module, 
     assert not Path("/proc", trains[1]).exists()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(raylets.why_not() is not None, reason=str(raylets.why_not()))
 def test_a_job_whose_ray_loses_its_head_ends_with_what_it_has_returned(start_module, tmp_path, monkeypatch):
     for name, value in raylets.ENVIRONMENT.items():

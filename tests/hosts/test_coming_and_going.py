@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import long
 from tests.hosts.jobs import PORT
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lenet-elastic"
@@ -63,7 +64,7 @@ def test_a_host_that_was_cut_off_comes_back_when_its_cable_does(jobs, network):
     assert len(job.finish()) == 6
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, long(2)])
 def test_the_state_crosses_the_network_only_to_a_host_without_it(size, jobs, network):
     pytest.importorskip("mindspore")
     state = 64

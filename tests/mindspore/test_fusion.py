@@ -35,10 +35,12 @@ def traced(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("mode", ["graph", long("pynative")])
-@pytest.mark.parametrize("n", [2, long(1), long(3)])
-def test_n_workers_train_as_one_with_every_mode_in_one_operation_a_group(run_workers, mode, n):
-    run_workers("fusion.py", n, mode)
+@pytest.mark.parametrize(
+    ("mode", "n", "cases"),
+    [("graph", 2, "few"), *(long(mode, n, "all") for mode in ("graph", "pynative") for n in (1, 2, 3))],
+)
+def test_n_workers_train_as_one_with_every_mode_in_one_operation_a_group(run_workers, mode, n, cases):
+    run_workers("fusion.py", n, mode, cases)
 
 
 def test_joiners_have_the_groups_of_those_they_join(run_program):

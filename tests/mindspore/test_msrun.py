@@ -366,9 +366,7 @@ def test_a_gradient_that_is_not_made_rank_by_rank_is_refused(tmp_path):
     assert "start with -np 4, which is -msrun-size" in said
 
 
-def test_an_evaluation_beside_model_train_sees_each_sample_once(tmp_path):
-    for kind, told in (("model", ["evaluated 7"] * 2), ("fit", ["counted 7"])):
-        folder = tmp_path / kind
-        folder.mkdir()
-        said = Looping(folder, 1, kind, 1, 0).end()
-        assert re.findall(r"^(?:evaluated|counted) .*$", said, flags=re.MULTILINE) == told
+@pytest.mark.parametrize(("kind", "told"), [("model", ["evaluated 7"] * 2), long("fit", ["counted 7"])])
+def test_an_evaluation_beside_model_train_sees_each_sample_once(kind, told, tmp_path):
+    said = Looping(tmp_path, 1, kind, 1, 0).end()
+    assert re.findall(r"^(?:evaluated|counted) .*$", said, flags=re.MULTILINE) == told

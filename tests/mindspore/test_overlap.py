@@ -17,7 +17,9 @@ pytest.importorskip("mindspore", reason="MindSpore is not installed")
 
 
 @pytest.mark.parametrize(
-    "args", [("graph",), long(("pynative",)), long(("graph", "1")), long(("graph", "2"))], ids=" ".join
+    "args",
+    [("graph", "once"), long(("graph",)), long(("pynative",)), long(("graph", "1")), long(("graph", "2"))],
+    ids=" ".join,
 )
 def test_n_workers_train_as_one_and_errors_reach_python(run_workers, args):
     run_workers("overlap.py", 2, *args, timeout_s=280)

@@ -231,7 +231,8 @@ def test_updates_agree_with_numpy(run_program, tmp_path, mode, n):
     agree(tmp_path / "out", [n] * STEPS)
 
 
-@pytest.mark.parametrize("mode", ["graph", long("pynative")])
+@pytest.mark.long  # a death changes the size in the quick suite
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
 def test_updates_agree_with_numpy_across_resizes(run_program, tmp_path, mode):
     (tmp_path / "out").mkdir()
     run_program(PROGRAM, tmp_path / "out", "4:4,8:1", mode, np=2, watch=True)

@@ -39,7 +39,7 @@ def alone(tmp_path_factory):
     ("mode", "net", "np", "schedule", "deaths"),
     [
         long("graph", "norm", 3, "none", ["2:2:1", "4:0:0"]),  # the second is the lowest rank
-        ("graph", "norm", 2, "2:4,4:1", []),
+        long("graph", "norm", 2, "2:4,4:1", []),
         # In the first step, in which the others have looked at its first shard already.
         ("pynative", "norm", 2, "none", ["1:0:3"]),
         long("graph", "model", 2, "2:3,5:1", []),
