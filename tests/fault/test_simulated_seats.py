@@ -182,12 +182,7 @@ BREAKAGES = {
 }
 
 
-# Since workers compare more as they begin, the head no longer fails in the moment in which this job ends.
-UNFOUND = pytest.mark.xfail(strict=True, reason="its schedule has to be moved to the end of the job")
-TRIED = [pytest.param(b, marks=UNFOUND) if b is end_workers_before_the_end_is_on_record else b for b in BREAKAGES]
-
-
-@pytest.mark.parametrize("breakage", TRIED, ids=lambda breakage: breakage.__name__)
+@pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: breakage.__name__)
 def test_a_broken_protocol_is_found_out(breakage, monkeypatch: pytest.MonkeyPatch) -> None:
     breakage(monkeypatch)
     print(f"{breakage.__name__}: {first_violation(variations(*BREAKAGES[breakage]))}")

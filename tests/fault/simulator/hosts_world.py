@@ -158,7 +158,9 @@ class HostsWorld(World):
             there.pop()  # it wants to join in the place of the one before, which is meant
         host = there[-1]
         self.lost_at.setdefault(host, self.loop.now)
-        if not self._is_disturbed(host):
+        # While the store is away that can't be on record.
+        has_left = host.is_leaving and not any(process.alive for process in host.workers())
+        if not self._is_disturbed(host) and not has_left:
             raise Violation(f"{name} is given up, to which nothing has happened: {reason}")
         host.is_lost = True
         self.could_know_at[host] = self.loop.now
@@ -196,6 +198,9 @@ class HostsWorld(World):
 
     def loss_is_heard(self, name):
         """By the host that is given up. The head that says so may be deposed, or die before it is on record."""
+        if self.verdict is not None:
+            self.end_is_heard(name)  # the job ends beside the host
+            return
         records = self.server.seat.history
         if self.setup.moves and all(name not in dict(record["versions"]["lost"]) for record in records):
             raise Violation(f"{name} hears that the job goes on without it, and that isn't on record")
