@@ -8,6 +8,7 @@ Each seed is another job: ``python -m tests.fault.simulate SEED --seat --story``
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import replace
 
@@ -104,9 +105,10 @@ def record_lengths(cycles: int) -> tuple[int, list[int]]:
         begin, goes = 1.0 + 7.0 * cycle, "kill head" if cycle % 2 else "host leaves"
         happenings += Happening(begin, goes, cycle), Happening(begin + 3.5, "new host joins")
         happenings.append(Happening(begin + 5.0, "resize", 6))
-    setup = HostsSetup(size=6, recover=Recover.SHRINK, moves=True, step_s=0.5, samples=66 * cycles)
+    happenings.append(Happening(1.0 + 7.0 * cycles, "interrupt"))
+    setup = HostsSetup(size=6, recover=Recover.SHRINK, moves=True, step_s=0.5, samples=1000 * cycles)
     world = HostsWorld(0, setup, tuple(happenings), [])
-    assert world.run().exit_code == 0
+    assert world.run().exit_code == 128 + signal.SIGINT
     past = [len(json.dumps(record["told"])) for record in world.server.seat.history]
     return len(world.hosts), [len(json.dumps(r)) - told for r, told in zip(world.server.seat.history, past)]
 
