@@ -65,6 +65,11 @@ class Cluster:
         return tuple(dict.fromkeys(worker.host for worker in self.workers))
 
     @property
+    def named_hosts(self) -> set[str]:
+        """Those, and the ones that whoever resizes it takes for the job's."""
+        return {*self.hosts, *(runner.host for runner in self.runners), *(self.slots or ())}
+
+    @property
     def host_of_rank(self) -> list[int]:
         """For each rank the place of its host in `hosts`."""
         place = {host: number for number, host in enumerate(self.hosts)}

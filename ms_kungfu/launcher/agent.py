@@ -634,11 +634,11 @@ class HostAgent:
                     continue
                 process.is_stuck = True
                 ends = self.options.recover is not Recover.FAIL
+                variable, limit_s = self._limit_of_waits_for(process)
                 has_stack = self.sites[process.host].ask_for_stack(process.key, process.pid)
                 _log.warning(
                     "stuck worker: %s awaited_by=%s %s=%s stack=%s action=%s", process.who,
-                    ",".join(f"rank {rank}" for rank in found[peer, incarnation]), env.COLLECTIVE_TIMEOUT.name,
-                    f"{env.COLLECTIVE_TIMEOUT.get(self.machine.environ):g}",
+                    ",".join(f"rank {rank}" for rank in found[peer, incarnation]), variable, f"{limit_s:g}",
                     "in its output" if has_stack else "unknown", "end it" if ends else "none",
                 )  # fmt: skip
                 if ends:
@@ -655,10 +655,16 @@ class HostAgent:
             return
         waiting = self._stuck().get((process.peer, process.incarnation))
         if waiting:
-            self._kill(process, stuck_reason(waiting, env.COLLECTIVE_TIMEOUT.get(self.machine.environ)))
+            self._kill(process, stuck_reason(waiting, *self._limit_of_waits_for(process)))
         else:
             self.broker.set_ending(process.peer, process.incarnation, False)
             self._note_unstuck(process)
+
+    def _limit_of_waits_for(self, process: Process) -> tuple[str, float]:
+        """Return the variable that limits the others' wait for this worker, and its seconds."""
+        if process.peer is not None and not self.broker.is_ready(process.peer, process.incarnation):
+            return env.JOIN_TIMEOUT.name, self.begun.join_timeout_s
+        return env.COLLECTIVE_TIMEOUT.name, env.COLLECTIVE_TIMEOUT.get(self.machine.environ)
 
     def _note_unstuck(self, process: Process) -> None:
         """It has come to the collective."""

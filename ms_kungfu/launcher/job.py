@@ -262,8 +262,10 @@ class Job:
             if self._agent is None and tenure.resumes is not None:  # who is there isn't known yet
                 return replace(tenure.resumes, end=end)
             versions = ClusterVersions() if self._agent is None else self._agent.broker.record(choice, lost)
+            forgotten = coordinator.hosts.lost.difference(versions.lost_hosts)
+            hosts = tuple(host for host in coordinator.hosts.each if host.name not in forgotten)
             return Record(
-                start.writer, own, start.first, coordinator.hosts.each, versions, coordinator.finishing, end,
+                start.writer, own, start.first, hosts, versions, coordinator.finishing, end,
                 failures=coordinator.failures, told=self._past(),
             )  # fmt: skip
 

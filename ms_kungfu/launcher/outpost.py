@@ -550,7 +550,7 @@ class Outpost:
         if record.job != self._links.job or not has_begun:
             return 1, f"{PROGRAM}: {self._head_name}, which had the job, is gone, and the job with it"
         codes = {worker.code for worker in self._workers.values()}
-        if self._is_leaving and own in record.lost and codes == {0}:
+        if self._is_leaving and own not in record.present and codes == {0}:
             return 0, ""  # which the head couldn't say any more
         # Where a head dies before it is on record who has joined, that host has no workers yet, and joins the next one.
         is_new = self._options.joins and not self._workers and own not in [host.name for host in record.hosts]

@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from ms_kungfu import env
-
 K = TypeVar("K", bound=Hashable)
 _ALL_LINKS = ""  # no host has this name
 _SURE_S = 1.2
@@ -98,9 +96,8 @@ class StuckWatch(Generic[K]):
         return [each for each, since in self._since.items() if now - since >= self._sure_s]
 
 
-def stuck_reason(waiting: Sequence[int], timeout_s: float) -> str:
-    """Why a worker was killed for which these ranks wait. `timeout_s`: of a collective."""
+def stuck_reason(waiting: Sequence[int], variable: str, limit_s: float) -> str:
+    """Why a worker was killed for which these ranks wait. `variable`: sets the limit of their wait."""
     ranks = ", ".join(map(str, waiting))
     wait = f"rank {ranks} waits" if len(waiting) == 1 else f"ranks {ranks} wait"
-    limit = f"{env.COLLECTIVE_TIMEOUT.name} {timeout_s:g} s"
-    return f"did not come to the collective in which {wait} ({limit}) and was killed"
+    return f"did not come to the collective in which {wait} ({variable} {limit_s:g} s) and was killed"

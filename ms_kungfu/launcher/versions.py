@@ -77,7 +77,8 @@ class ClusterVersions:
     clusters: dict[int, Cluster] = field(default_factory=dict)
     chosen: int | None = None
     refused: dict[int, str] = field(default_factory=dict)  # versions that the launcher can't run, and why
-    # Versions without the peer, at which its processes that were started before were out for good.
+    # Versions without the peer, at which its processes that were started before were out for good. Each peer that a
+    # known version lists has an entry, if only an empty one (`_forget`).
     excluded: dict[PeerID, list[int]] = field(default_factory=dict)
     # Peers of whom processes have ended: from which incarnation on to which version the peer ID means such a process.
     ended: dict[PeerID, list[range]] = field(default_factory=dict)
@@ -89,13 +90,18 @@ class ClusterVersions:
     # process that ended earlier under the same name isn't meant by those.
     newcomers: dict[PeerID, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for cluster in self.clusters.values():
+            for peer in cluster.workers:
+                self.excluded.setdefault(peer, [])
+
     def to_json(self) -> dict[str, Any]:
         """All of it that the next head has to know: not who is ready, and of what isn't chosen nothing."""
         kept = [cluster.to_json() for version, cluster in self.clusters.items() if version <= (self.chosen or 0)]
         return {
             "clusters": kept if self.chosen is not None else [],
             "chosen": self.chosen,
-            "excluded": {str(peer): versions for peer, versions in self.excluded.items()},
+            "excluded": {str(peer): versions for peer, versions in self.excluded.items() if versions},
             "ended": {str(peer): [[k.start, k.stop] for k in known] for peer, known in self.ended.items()},
             "lost": [[host, None if last == math.inf else last] for host, last in self.lost_hosts.items()],
         }
@@ -152,6 +158,8 @@ class ClusterVersions:
             # One that a version has left out and that is listed again is a newcomer.
             for peer in set(cluster.workers).intersection(self.ended_in(newest)).difference(self.newcomers):
                 self.ended[peer][-1] = range(self.ended[peer][-1].start, cluster.version + 1)
+        for peer in cluster.workers:
+            self.excluded.setdefault(peer, [] if self.chosen is None else [self.chosen])
         self.clusters[cluster.version] = cluster
         self._supersede()
 
@@ -183,11 +191,45 @@ class ClusterVersions:
         self.clusters = {v: c for v, c in self.clusters.items() if v >= version or v == self.chosen}
         self.refused = {v: reason for v, reason in self.refused.items() if v > version}
         self.chosen = version
-        # Of those before all that are known the last says what the others do; else the record grows for ever.
-        oldest = min(self.clusters)
-        for peer, out in self.excluded.items():
-            before = max((v for v in out if v < oldest), default=None)
-            self.excluded[peer] = [*([] if before is None else [before]), *(v for v in out if v >= oldest)]
+        self._forget()
+
+    # The entries of peers and hosts that are gone are bounded by what the known versions list, however long the job
+    # runs. `test_cluster_versions.py` compares the answers with those of an object that forgets nothing.
+    #
+    # 1. A process is started for the newest version, which lists its peer. Its incarnation is that version. So a peer
+    #    that has processes has had an entry in `excluded` since `admit`.
+    # 2. If no known version lists a peer, its processes are out by an entry, or newer than the chosen version. Their
+    #    version was superseded or passed over by a choice, and both exclude the living workers that they drop. The
+    #    newer ones were started by an earlier head, for versions that this head doesn't know.
+    # 3. So once the chosen version has passed all entries of such a peer, one rule says the same: a process is out if
+    #    its incarnation is at most the chosen version. `is_out` applies that rule to a peer without an entry. If a
+    #    version lists the peer again, its entry begins with the chosen version; the new process is newer (1).
+    # 4. `belongs` and `meant_by` are asked about known versions, none of which is before the oldest. Of what is before
+    #    that, only the last matters. An end whose range stops there says what an exclusion one version earlier does.
+    # 5. A lost host is asked about for known versions (`lost_host_of`), and by its name, as one of the job's hosts
+    #    (`Record`). A writer starts from the newest version, by compare-and-swap, and so names only hosts that this
+    #    version names in its workers, runners or slots. Once no known version names the host it is none of the job's:
+    #    `Hosts.check` refuses workers there, and its launcher isn't in the record (`Outpost._is_over_for`).
+    # 6. The entry of a host that came back is needed while a known version means the host as it was before.
+
+    def _forget(self) -> None:
+        """Drop the entries that no known version can ask about any more."""
+        oldest, chosen = min(self.clusters), self.chosen or 0
+        listed = {peer for cluster in self.clusters.values() for peer in cluster.workers}
+        for peer in {**self.excluded, **self.ended}:
+            out, ended = self.excluded.pop(peer, []), self.ended.pop(peer, [])
+            before = [*(v for v in out if v < oldest), *(known.stop - 1 for known in ended if known.stop <= oldest)]
+            out = [*sorted(before)[-1:], *(v for v in out if v >= oldest)]
+            ended = [known for known in ended if known.stop > oldest]
+            if peer in listed or any(last > chosen for last in (*out, *(known.stop - 1 for known in ended))):
+                self.excluded[peer] = out
+                if ended:
+                    self.ended[peer] = ended
+        self.lost_hosts = {
+            host: last
+            for host, last in self.lost_hosts.items()
+            if any(version <= last and host in cluster.named_hosts for version, cluster in self.clusters.items())
+        }
 
     def exclude_everybody(self) -> None:
         """Whoever comes is another process: all members have finished, nobody is left to choose a version that others
@@ -201,11 +243,9 @@ class ClusterVersions:
         """A process has ended: every known version, and those written before their writer knew, means it by `peer`."""
         newest = self.newest
         if newest is not None and not self.is_out(peer, incarnation):
-            oldest = min(self.clusters)
-            before = [known for known in self.ended.get(peer, ()) if oldest < known.stop]
             later = self.newcomers.get(peer, 0)
             stop = later if later > incarnation else newest.version + 1
-            self.ended[peer] = [*before, range(incarnation, stop)]
+            self.ended.setdefault(peer, []).append(range(incarnation, stop))
 
     def ended_in(self, cluster: Cluster) -> list[PeerID]:
         """The workers of `cluster` whose processes have ended."""
@@ -222,7 +262,8 @@ class ClusterVersions:
 
     def is_out(self, peer: PeerID, incarnation: int) -> bool:
         """Whether this process has been excluded, or has ended. It can't come back."""
-        return any(incarnation <= version for version in self.excluded.get(peer, ())) or any(
+        forgotten = () if self.chosen is None else (self.chosen,)
+        return any(incarnation <= version for version in self.excluded.get(peer, forgotten)) or any(
             incarnation < known.stop for known in self.ended.get(peer, ())
         )
 

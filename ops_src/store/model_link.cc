@@ -52,24 +52,6 @@ void Wake(int eventfd) {
   [[maybe_unused]] const auto written = write(eventfd, &one, sizeof one);
 }
 
-// An ask and the descriptor with it, -1 where there is none. Returns recv's result.
-ssize_t ReceiveAsk(int socket, Ask& ask, int& fd) {
-  fd = -1;
-  iovec part{&ask, sizeof ask};
-  alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))];
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = room;
-  message.msg_controllen = sizeof room;
-  const ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  if (n <= 0) return n;
-  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
-    if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) std::memcpy(&fd, CMSG_DATA(c), sizeof fd);
-  }
-  return n;
-}
-
 // The worker's ask isn't kept. One that doesn't take the word waits until its deadline.
 void Refuse(int socket, const Ask& ask, bool again, const std::string& text) {
   Refusal refusal;
@@ -210,7 +192,7 @@ void ModelLink::HearWorker(int socket) {
   for (;;) {
     Ask ask;
     int fd;
-    const ssize_t n = ReceiveAsk(socket, ask, fd);
+    const ssize_t n = ReceiveWith(socket, &ask, sizeof ask, fd);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (n < 0 && IsScarce(errno)) {

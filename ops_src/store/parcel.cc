@@ -35,6 +35,23 @@ ssize_t SendWith(int socket, const void* data, size_t bytes, int fd) {
   return sendmsg(socket, &message, MSG_NOSIGNAL);
 }
 
+ssize_t ReceiveWith(int socket, void* data, size_t bytes, int& fd) {
+  fd = -1;
+  iovec part{data, bytes};
+  alignas(cmsghdr) char room[CMSG_SPACE(sizeof fd)];
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = room;
+  message.msg_controllen = sizeof room;
+  const ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  if (n <= 0) return n;
+  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+    if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) std::memcpy(&fd, CMSG_DATA(c), sizeof fd);
+  }
+  return n;
+}
+
 Parcel::Parcel(int fd, uint64_t room)
     : room_(room), map_(fd, 0, kHead + room, /*writable=*/true, Text("a parcel of ", room, " bytes")) {}
 

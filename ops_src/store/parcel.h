@@ -77,6 +77,8 @@ struct Refusal {
 
 // Sends a message with a descriptor, or without one (-1). As sendmsg answers.
 ssize_t SendWith(int socket, const void* data, size_t bytes, int fd);
+// Receives one, and the descriptor with it (-1 without). As recvmsg answers.
+ssize_t ReceiveWith(int socket, void* data, size_t bytes, int& fd);
 
 // One end's mapping of it.
 class Parcel {

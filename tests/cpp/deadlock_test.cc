@@ -196,9 +196,8 @@ TEST(Deadlock, IsFoundAtAllRanksWhereOneHasAnOperationOfItsOwn) {
   }
 }
 
-// Three ranks, of which the last reports nothing: it may be about to come.
-TEST(Deadlock, IsNotConcludedWithoutARankUntilThatIsDead) {
-  Ranks ranks(3, Watched(), 2, /*recovers=*/true);
+// Ranks 0 and 1 wait in different operations and look for a deadlock, which none finds before `release` has run.
+void ExpectDeadlockAfter(Ranks& ranks, const std::function<void()>& release) {
   std::atomic<bool> over{false};
   std::thread looker([&] {
     while (!over) {
@@ -207,10 +206,10 @@ TEST(Deadlock, IsNotConcludedWithoutARankUntilThatIsDead) {
     }
   });
   std::atomic<int> ended{0};
-  std::thread launcher([&] {
+  std::thread releases([&] {
     std::this_thread::sleep_for(200ms);
     EXPECT_EQ(ended, 0);
-    ranks.board().MarkLost(2, "was killed", /*recover=*/true);
+    release();
   });
   const auto thrown = CollectOf(2, [&](uint32_t r) {
     try {
@@ -220,40 +219,22 @@ TEST(Deadlock, IsNotConcludedWithoutARankUntilThatIsDead) {
       throw;
     }
   });
-  launcher.join();
+  releases.join();
   over = true;
   looker.join();
   for (const auto& one : thrown) EXPECT_EQ(ErrorOf(one).status(), KF_MISMATCH) << ErrorOf(one).what();
 }
 
+// Rank 2 reports nothing: it may be about to come.
+TEST(Deadlock, IsNotConcludedWithoutARankUntilThatIsDead) {
+  Ranks ranks(3, Watched(), 2, /*recovers=*/true);
+  ExpectDeadlockAfter(ranks, [&] { ranks.board().MarkLost(2, "was killed", /*recover=*/true); });
+}
+
 TEST(Deadlock, IsNotConcludedWhileARankIsBusyAlone) {
   Ranks ranks(2, Watched());
-  std::atomic<bool> over{false};
   ranks.at(1).SetBusy(true);
-  std::thread looker([&] {
-    while (!over) {
-      for (const uint32_t r : {0, 1}) ranks.at(r).LookForDeadlock(true, "");
-      std::this_thread::sleep_for(1ms);
-    }
-  });
-  std::atomic<int> ended{0};
-  std::thread other([&] {
-    std::this_thread::sleep_for(200ms);
-    EXPECT_EQ(ended, 0);
-    ranks.at(1).SetBusy(false);
-  });
-  const auto thrown = CollectOf(2, [&](uint32_t r) {
-    try {
-      ranks.at(r).Run({Kind::kBarrier, r == 0 ? "a" : "b"});
-    } catch (...) {
-      ended++;
-      throw;
-    }
-  });
-  other.join();
-  over = true;
-  looker.join();
-  for (const auto& one : thrown) EXPECT_EQ(ErrorOf(one).status(), KF_MISMATCH) << ErrorOf(one).what();
+  ExpectDeadlockAfter(ranks, [&] { ranks.at(1).SetBusy(false); });
 }
 
 // ---- a process

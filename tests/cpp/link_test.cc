@@ -71,6 +71,24 @@ TEST(ScratchPool, GivesNoLargeMemoryToASmallOperation) {
   }
 }
 
+// As many names at a time as a launcher has threads for: what they have worked in stays within the pool's bound.
+TEST(LinkMemory, IsThePoolsWhenOperationsHaveEnded) {
+  Clusters cluster({0, 0, 1, 1});
+  constexpr size_t kBytes = 1 << 20;
+  cluster.Run([&](uint32_t rank, ClusterCommunicator& communicator) {
+    CollectOf(8, [&](uint32_t n) {
+      std::vector<char> model(kBytes, rank == 0 ? 'a' : 'b');
+      const std::string name = "model " + std::to_string(n);
+      communicator.Run(Op(Kind::kBroadcast, name.c_str(), {{model.data(), model.data(), kBytes}}, KF_UINT8, KF_SUM, 0));
+      EXPECT_EQ(model, std::vector<char>(kBytes, 'a'));
+    });
+  });
+  for (const uint32_t h : {0, 1}) {
+    EXPECT_TRUE(Soon([&] { return cluster.link(h).idle_bytes() >= kBytes; })) << h;
+    EXPECT_LE(cluster.link(h).idle_bytes(), ScratchPool::kMostIdle + kBytes) << h;
+  }
+}
+
 // Rank 0 waits for rank 1, the host of rank 2 is lost, and rank 1 comes: both wait until the job knows of the loss.
 TEST(LinkWhoIsAwaited, IsTheLostHostWhileItsLossWaitsToBeRecorded) {
   Clusters cluster({0, 1, 2}, /*recovers=*/true, {3s, 60s});

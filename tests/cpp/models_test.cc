@@ -326,7 +326,7 @@ struct Silent {
 };
 
 TEST(ModelsOfOtherHosts, AHostThatStandsStillIsWaitedForByWhoAsksItAlone) {
-  Silent silent(std::chrono::milliseconds(300));
+  Silent silent(std::chrono::milliseconds(1000));
   Save(silent.stores[2], "m", kLarge, 2, 1);
   Model got(kLarge);
   const auto still = OtherHosts::ViewOf(silent.others[0], 1), lively = OtherHosts::ViewOf(silent.others[0], 2);
@@ -494,15 +494,7 @@ TEST(ModelsOfOtherHosts, AWorkerAsksAgainWhereItsLauncherLackedSomethingForAMome
       for (;;) {
         store::Ask ask;
         int fd = -1;
-        iovec part{&ask, sizeof ask};
-        alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))];
-        msghdr message{};
-        message.msg_iov = &part;
-        message.msg_iovlen = 1;
-        message.msg_control = room;
-        message.msg_controllen = sizeof room;
-        if (recvmsg(link, &message, MSG_CMSG_CLOEXEC) <= 0) return;
-        std::memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+        if (store::ReceiveWith(link, &ask, sizeof ask, fd) <= 0) return;
         if (++asked < 3) {
           store::Refusal refusal;
           refusal.number = ask.number;

@@ -1,5 +1,10 @@
 """What the broker answers, without sockets."""
 
+import json
+import random
+
+import pytest
+
 from ms_kungfu.broker_protocol import Detached, Stay
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.versions import ClusterVersions, Grant, Refuse, Request, Wait
@@ -96,8 +101,8 @@ def test_a_version_that_the_host_cannot_run_is_refused_with_the_reason():
 
 
 def test_who_is_not_a_member_of_the_chosen_version_cannot_choose():
-    versions = started(cluster(0, A), cluster(1, A, B), cluster(2, B))
-    assert isinstance(versions.answer(member(C, 0, 2)), Refuse)
+    versions = started(cluster(0, A), cluster(1, A, B), cluster(2, B, C))
+    assert isinstance(versions.answer(member(C, 0, 2, incarnation=2)), Refuse)
     versions.answer(member(A, 0, 1))
     assert isinstance(versions.answer(member(A, 0, 2)), Refuse)  # it never came to version 1
     assert versions.chosen == 1
@@ -359,3 +364,109 @@ def test_a_version_over_a_lost_host_that_was_chosen_before_is_gone_over_to_by_al
     versions.lose_host(away.host)
     versions.record_end(away, 0)
     assert versions.answer(member(A, 0, 1)) == Grant(cluster(1, A, B, away), 0)
+
+
+class Unforgetting(ClusterVersions):
+    """Keeps an entry for each peer and host that was ever removed."""
+
+    def _forget(self):
+        pass
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_forgetting_departed_peers_changes_no_answer(seed):
+    """Hosts join, leave and come back; now and then the next head goes on with the record."""
+    rng = random.Random(seed)
+    both = [ClusterVersions(), Unforgetting()]
+    hosts, living, every, lost = ["h0", "h1"], {}, set(), set()
+
+    def do(method, *arguments):
+        first, second = (getattr(versions, method)(*arguments) for versions in both)
+        assert first == second
+        return first
+
+    def write(workers):
+        newest = both[0].newest
+        version = 0 if newest is None else newest.version + 1
+        slots = dict.fromkeys([host for host in hosts if host not in lost], 4)
+        written = Cluster(tuple(workers), (), version, slots=slots)
+        do("admit", written)
+        ended = do("ended_in", written)
+        for peer in written.workers:
+            mine = [i for p, i in living if p == peer and do("belongs", peer, i, version)]
+            if not mine and peer not in ended:
+                every.add((peer, version))
+                living[peer, version] = True
+
+    def choose(version):
+        do("choose", version)
+        for process in list(living):
+            if do("is_out", *process):
+                living.pop(process)
+
+    write(PeerID(host, 1) for host in hosts)
+    choose(0)
+    for _ in range(120):
+        newest, present = both[0].newest, [host for host in hosts if host not in lost]
+        members = [process for process in living if both[0].belongs(*process, both[0].chosen)]
+        members = sorted(process for process in members if process[0] in both[0].current.workers)
+        what = rng.choice(("write", "write", "choose", "choose", "end", "lose", "join", "come back", "take over"))
+        if what == "write":
+            stays = rng.choice(members)[0]
+            kept = [p for p in newest.workers if p != stays and rng.random() < 0.7 and p.host in present]
+            free = [PeerID(host, port) for host in present for port in (1, 2)]
+            ended = do("ended_in", both[0].newest)
+            new = [p for p in rng.sample(free, min(2, len(free))) if p not in newest.workers or p in ended]
+            write(dict.fromkeys([stays, *kept, *new]))
+        elif what == "choose":
+            may = [v for v in both[0].clusters if v > both[0].chosen and do("may_be_chosen", v)]
+            if may:
+                choose(rng.choice(may))
+        elif what == "end" and len(members) > 1:
+            process = rng.choice(sorted(living))
+            living.pop(process)
+            do("record_end", *process)
+        elif what == "lose" and len({peer.host for peer, _ in members}) > 1:
+            lost.add(host := rng.choice(present))
+            do("lose_host", host)
+            for process in [process for process in living if process[0].host == host]:
+                living.pop(process)
+                do("record_end", *process)
+        elif what == "join" and len(present) < 4:
+            hosts.append(f"h{len(hosts)}")
+        elif what == "come back" and lost:
+            lost.remove(host := rng.choice(sorted(lost)))
+            do("host_is_back", host)
+        elif what == "take over" and not any(version > both[0].chosen for version in both[0].clusters):
+            both = [type(v).from_json(json.loads(json.dumps(v.to_json()))) for v in both]
+        for version, known in both[0].clusters.items():
+            assert do("lost_host_of", known) in (None, *hosts)
+            do("ended_in", known)
+            for peer, incarnation in every:
+                if peer in known.workers:
+                    do("belongs", peer, incarnation, version)
+        for process in every:
+            do("is_out", *process)
+            do("concerns", *process)
+        do("announceable")
+    assert len(str(both[0].to_json())) < len(str(both[1].to_json()))
+
+
+def test_record_after_many_hosts_is_bounded():
+    """Each host brings a worker; every second host is lost with it, the others leave first."""
+    versions, lengths = started(cluster(0, A)), []
+    for number in range(1, 600):
+        comes = PeerID(f"10.1.{number // 200}.{number % 200}", 10000)
+        slots = {A.host: 2, comes.host: 2}
+        versions.admit(Cluster((A, comes), (), 3 * number, slots=slots))
+        versions.choose(3 * number)
+        if number % 2:
+            versions.lose_host(comes.host)
+            versions.record_end(comes, 3 * number)
+        versions.admit(cluster(3 * number + 1, A))
+        versions.choose(3 * number + 1)
+        versions.lose_host(comes.host)
+        versions = ClusterVersions.from_json(json.loads(json.dumps(versions.to_json())))
+        lengths.append(len(json.dumps(versions.to_json())))
+        assert versions.is_out(comes, 3 * number)
+    assert max(lengths) < lengths[0] + 100

@@ -13,6 +13,7 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.agent import HostAgent
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.hangs import HangWatch
+from ms_kungfu.launcher.processes import Process
 from ms_kungfu.launcher.remote import RemoteHosts
 from ms_kungfu.launcher.stuck import (
     StuckWatch,
@@ -158,8 +159,21 @@ def test_host_tells_of_its_ranks_twice_before_one_is_confirmed(timeout_s: float)
 
 @pytest.mark.parametrize(("waiting", "named"), [([0], "rank 0 waits"), ([0, 2], "ranks 0, 2 wait")])
 def test_reason_names_the_ranks_that_wait_and_the_limit(waiting: list[int], named: str) -> None:
-    limit = "KUNGFU_COLLECTIVE_TIMEOUT 600 s"
-    assert stuck_reason(waiting, 600.0) == f"did not come to the collective in which {named} ({limit}) and was killed"
+    reason = stuck_reason(waiting, "KUNGFU_JOIN_TIMEOUT", 5.0)
+    assert reason == f"did not come to the collective in which {named} (KUNGFU_JOIN_TIMEOUT 5 s) and was killed"
+
+
+@pytest.mark.parametrize(
+    ("has_joined", "limit"), [(True, ("KUNGFU_COLLECTIVE_TIMEOUT", 60.0)), (False, ("KUNGFU_JOIN_TIMEOUT", 5.0))]
+)
+def test_wait_for_worker_names_join_timeout_until_it_joins(has_joined: bool, limit: tuple[str, float]) -> None:
+    agent: Any = SimpleNamespace(
+        broker=SimpleNamespace(is_ready=lambda peer, incarnation: has_joined),
+        begun=SimpleNamespace(join_timeout_s=5.0),
+        machine=SimpleNamespace(environ={env.COLLECTIVE_TIMEOUT.name: "60"}),
+    )
+    process = Process(0, "", "127.0.0.1", PeerID("127.0.0.1", 10000))
+    assert HostAgent._limit_of_waits_for(agent, process) == limit
 
 
 def test_rank_that_waits_for_no_rank_in_particular_is_not_stuck() -> None:

@@ -103,6 +103,8 @@ std::string Link::failure() const {
   return failed_ ? failed_->what() : "";
 }
 
+size_t Link::idle_bytes() const { return scratches_->idle_bytes(); }
+
 std::vector<std::pair<uint32_t, std::string>> Link::Unreachable() const {
   std::lock_guard<std::mutex> guard(mutex_);
   std::vector<std::pair<uint32_t, std::string>> found;

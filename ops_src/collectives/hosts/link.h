@@ -193,6 +193,8 @@ class Link {
   // Whatever is under way here, or begins, fails with that, here and on the other hosts. The first reason stays.
   void Fail(kf_status status, const std::string& text);
   Meter& meter() { return meter_; }
+  // Memory that operations have used and none has.
+  size_t idle_bytes() const;
   // Why it has failed; empty: it hasn't.
   std::string failure() const;
   // Ends all. No rank of the host is to be in an operation any more.

@@ -33,6 +33,10 @@ MOST_HOSTS = 4
 _TAKEN_S = 1.5  # until another host has the seat, after its lease
 
 
+def _name_of(number: int) -> str:
+    return f"10.0.{number // 250}.{number % 250 + 1}"
+
+
 @dataclass(frozen=True)
 class HostsSetup(Setup):
     """A job over several hosts as it starts."""
@@ -101,8 +105,8 @@ class HostsWorld(World):
         return super().members() if self.job is not None and self.job._agent is not None else []
 
     def _options_of(self, number, joins):
-        names = [f"10.0.0.{n + 1}" for n in range(self.setup.hosts)]
-        own = f"10.0.0.{number + 1}"
+        names = [_name_of(number) for number in range(self.setup.hosts)]
+        own = _name_of(number)
         if own not in names:
             names.append(own)
         each = tuple(HostOfJob(name, self.setup.slots) for name in names)
@@ -158,7 +162,9 @@ class HostsWorld(World):
             there.pop()  # it wants to join in the place of the one before, which is meant
         host = there[-1]
         self.lost_at.setdefault(host, self.loop.now)
-        if not self._is_disturbed(host):
+        # While the store is away that can't be on record.
+        has_left = host.is_leaving and not any(process.alive for process in host.workers())
+        if not self._is_disturbed(host) and not has_left:
             raise Violation(f"{name} is given up, to which nothing has happened: {reason}")
         host.is_lost = True
         self.could_know_at[host] = self.loop.now
@@ -196,6 +202,9 @@ class HostsWorld(World):
 
     def loss_is_heard(self, name):
         """By the host that is given up. The head that says so may be deposed, or die before it is on record."""
+        if self.verdict is not None:
+            self.end_is_heard(name)  # the job ends beside the host
+            return
         records = self.server.seat.history
         if self.setup.moves and all(name not in dict(record["versions"]["lost"]) for record in records):
             raise Violation(f"{name} hears that the job goes on without it, and that isn't on record")
@@ -397,8 +406,16 @@ class HostsWorld(World):
             number = free[happening.who % len(free)]
             if any(host.number == number and not host.is_on for host in self.hosts):
                 return
-            self.say("do", f"-- 10.0.0.{number + 1} joins")
-            self._start_host(number, joins=True)
+            self._add_host(number)
+
+    def _join_anew(self, happening):
+        """A host that the job has never had, where there is room."""
+        if len(self.present) < MOST_HOSTS and self._has_begun():
+            self._add_host(max(host.number for host in self.hosts) + 1)
+
+    def _add_host(self, number):
+        self.say("do", f"-- {_name_of(number)} joins")
+        self._start_host(number, joins=True)
 
     def _interrupt(self, happening):
         host = self.present[happening.who % len(self.present)]
@@ -554,6 +571,7 @@ HAPPENINGS = {
     "host leaves": HostsWorld._leave,
     "head leaves": HostsWorld._head_leaves,
     "host joins": HostsWorld._join,
+    "new host joins": HostsWorld._join_anew,
     "interrupt": HostsWorld._interrupt,
     "kill reporter": HostsWorld._set_trap_for_reporter,
     "kill reporter's worker": HostsWorld._set_trap_for_reporter,

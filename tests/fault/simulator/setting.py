@@ -16,8 +16,9 @@ MAX_WORKERS = 8  # a segment has no room for more
 PORTS = range(10000, 10100)
 
 
-class Violation(AssertionError):
-    """The protocol has broken a promise."""
+class Violation(BaseException):
+    """The protocol has broken a promise. No Exception: a launcher catches those that a message from another host leads
+    to, and goes on without that host."""
 
 
 @dataclass(frozen=True)
