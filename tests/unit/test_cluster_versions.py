@@ -121,6 +121,15 @@ def test_versions_are_never_redefined_and_old_ones_are_forgotten():
     assert len(versions.clusters) == 2
 
 
+def test_exclusions_of_versions_long_over_are_forgotten():
+    versions = started(cluster(0, A, B))
+    for version in range(1, 100):
+        versions.admit(cluster(version, A, *([B] if version % 2 == 0 else [])))
+        versions.choose(version)
+    assert len(versions.excluded[B]) <= 3
+    assert versions.meant_by(B, 100) == 100
+
+
 # ---- deaths and newcomers ----
 
 
