@@ -233,6 +233,7 @@ TEST(Background, WhatWasStartedInTwoVersionsIsNotWaitedForTogether) {
     Worker worker(before.at(rank));
     std::vector<float> x(10), y(10), z(10);
     const auto first = worker.Start("x", &x, 0);
+    const auto kept = worker.communicator;  // as another thread of the program may
     worker.communicator.reset(&after.at(rank), [](Communicator*) {});
     const auto second = worker.Start("y", &y, 0);
     const Error error = WaitError(worker, {first, second});
