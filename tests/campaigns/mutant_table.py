@@ -358,7 +358,8 @@ _PYTHON = [
     Mutant(
         "status-needs-no-secret", "ms_kungfu/config_server/server.py",
         'refuse_stranger(request, "the job\'s status")\n        if refused is not None:',
-        'refuse_stranger(request, "the job\'s status")\n        if False:', ("tests/multiprocess/test_status.py",),
+        'refuse_stranger(request, "the job\'s status")\n        if False:',
+        ("tests/multiprocess/test_status.py::test_from_elsewhere_the_secret_shows_it_and_nothing_else_does",),
     ),
     Mutant(
         "any-secret-will-do", "ms_kungfu/config_server/server.py",
@@ -407,8 +408,8 @@ _PYTHON = [
         "                back += self.share(rank)\n", "                pass\n", ("tests/unit/test_sharding.py",),
     ),
     Mutant(
-        "full-steps-are-one-less", "ms_kungfu/dataset/sharding.py",
-        "// (2 * global_batch) + 1)", "// (2 * global_batch))", ("tests/unit/test_sharding.py",),
+        "full-steps-are-one-more", "ms_kungfu/dataset/sharding.py",
+        "// (2 * global_batch) + 1)", "// (2 * global_batch) + 2)", ("tests/unit/test_sharding.py",),
     ),
     Mutant(
         "commit-counts-one-step", "ms_kungfu/dataset/sharding.py",
