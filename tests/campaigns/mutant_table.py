@@ -319,7 +319,7 @@ _PYTHON = [
     Mutant(
         "version-is-told-before-it-is-on-record", f"{_LAUNCHER}/tenure.py",
         "return self._on_record >= version", "return True",
-        ("tests/unit/test_tenure.py", "tests/fault/test_simulated_seats.py", "tests/fault/test_simulated_takeovers.py"),
+        ("tests/unit/test_tenure.py",),
     ),
     Mutant(
         "host-with-another-mindspore-joins", f"{_LAUNCHER}/hello.py",
