@@ -475,12 +475,13 @@ _PYTHON = [
     ),
     Mutant(
         "pair-takes-the-other-model", "ms_kungfu/optimizers/pair.py",
-        "ops.partial(move_toward, 0.5)", "ops.partial(move_toward, 1.0)", ("tests/mindspore/test_updates.py",),
+        "ops.partial(move_toward, 0.5)", "ops.partial(move_toward, 1.0)",
+        ("tests/mindspore/test_updates.py::test_pair_averaging_takes_half_of_each_model",),
     ),
     Mutant(
         "centre-has-no-momentum", "ms_kungfu/optimizers/synchronous.py",
         "ops.select(steady, mean + momentum * velocity, mean)", "ops.select(steady, mean + velocity, mean)",
-        ("tests/mindspore/test_updates.py",),
+        ("tests/mindspore/test_updates.py::test_central_model_is_carried_on_by_its_momentum_when_steady",),
     ),
     Mutant(
         "noise-scale-takes-the-mean-batch", "ms_kungfu/monitoring/noise_scale.py",

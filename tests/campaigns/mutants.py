@@ -27,7 +27,7 @@ FOLDER = ROOT / "build" / "mutants"
 COPY = FOLDER / "checkout"
 BUILD = COPY / "build" / "mutants"
 SITE = FOLDER / "site"
-LIMIT_S = 120  # of a mutant's tests: one that hangs is caught
+LIMIT_S = 120  # of a mutant's tests, beyond what all tests take without it: one that hangs is caught
 # An editable installation finds its own checkout before PYTHONPATH.
 SITECUSTOMIZE = """import sys
 sys.meta_path[:] = [each for each in sys.meta_path if type(each).__name__ != "ScikitBuildRedirectingFinder"]
@@ -147,8 +147,9 @@ def pytest(tests: Sequence[str], *words: str) -> list[str]:
     return [sys.executable, "-m", "pytest", *options, *tests]
 
 
-def check_unbroken(mutants: Sequence[Mutant]) -> None:
-    """That each named test exists, belongs to the quick suite and passes without a mutant."""
+def check_unbroken(mutants: Sequence[Mutant]) -> float:
+    """That each named test exists, belongs to the quick suite and passes without a mutant. Returns the seconds."""
+    start = time.monotonic()
     tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
     passed: set[str] = set()
     for words, pattern in (
@@ -167,26 +168,27 @@ def check_unbroken(mutants: Sequence[Mutant]) -> None:
     for test in of_pytest(tests):
         if not any(each == test or each.startswith((f"{test}::", f"{test}[")) for each in passed):
             raise WrongMutantError(f"{test} selects no test of the quick suite")
+    return time.monotonic() - start
 
 
-def catcher(mutant: Mutant) -> str | None:
+def catcher(mutant: Mutant, limit_s: float) -> str | None:
     """The first test that fails, None if all pass."""
     if patterns := of_cpp(mutant.tests):
-        status, output = run(gtest(patterns, "--gtest_fail_fast"), LIMIT_S)
+        status, output = run(gtest(patterns, "--gtest_fail_fast"), limit_s)
         if status != 0:
             failed = re.findall(r"^\[  FAILED  \] ([\w./]+)", output, re.MULTILINE)
             begun = re.findall(r"^\[ RUN      \] ([\w./]+)", output, re.MULTILINE)
             how = "" if failed else f" ({'hangs' if status is None else 'crashes'})"
             return f"{(failed[:1] or begun[-1:] or ['its start'])[0]}{how}"
     if tests := of_pytest(mutant.tests):
-        status, output = run(pytest(tests, "-x", "-rfE"), LIMIT_S)
+        status, output = run(pytest(tests, "-x", "-rfE"), limit_s)
         if status != 0:
             failed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", output, re.MULTILINE)
             return failed[0] if failed else f"{tests[0]} ({'hangs' if status is None else f'exit status {status}'})"
     return None
 
 
-def play(mutant: Mutant) -> bool:
+def play(mutant: Mutant, limit_s: float) -> bool:
     """Whether it is caught."""
     path = COPY / mutant.file
     compiled = path.suffix in (".cc", ".h")
@@ -196,7 +198,7 @@ def play(mutant: Mutant) -> bool:
     try:
         if compiled:
             build(f"mutant {mutant.name}")
-        caught = catcher(mutant)
+        caught = catcher(mutant, limit_s)
     finally:
         path.write_text(original)
     found = "SURVIVED" if caught is None else f"caught by {caught}"
@@ -221,9 +223,9 @@ def main(words: Sequence[str] | None = None) -> int:
     configure()
     build("the copy")
     link_build()
-    check_unbroken(mutants)
+    limit_s = LIMIT_S + check_unbroken(mutants)
     begun = {path: path.read_bytes() for path in {COPY / mutant.file for mutant in mutants}}
-    caught = sum(play(mutant) for mutant in mutants)
+    caught = sum(play(mutant, limit_s) for mutant in mutants)
     assert begun == {path: path.read_bytes() for path in begun}
     print(f"{len(mutants)} mutants: {caught} caught, {len(mutants) - caught} survived")
     return 0 if caught == len(mutants) else 1
