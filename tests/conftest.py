@@ -152,7 +152,7 @@ def kungfu_run(start_module):
 
 
 @pytest.fixture
-def run_program(tmp_path: Path) -> Run:
+def run_program(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """``run(program, *args, np=2, watch=False, flags=(), status=0)`` runs a Python program under kungfu-run (np=0:
     without) and returns all it printed; another exit status than `status` fails the test."""
 
@@ -173,8 +173,15 @@ def run_program(tmp_path: Path) -> Run:
         if np:
             command = [launcher(), "-q", "-np", str(np), *flags, *command]
         # In a folder of its own: MindSpore writes its analysis of a failed compilation into the current one.
+        # XDG_RUNTIME_DIR: a test beside it that asks for the jobs of this user hears of none of these.
         done = subprocess.run(
-            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path_factory.mktemp("run"))},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
         )
         assert done.returncode == status, f"{' '.join(command)} exited {done.returncode}:\n{done.stdout[-6000:]}"
         return done.stdout

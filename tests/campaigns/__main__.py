@@ -143,6 +143,10 @@ CAMPAIGNS = {
         tests("tests/unit", "-k", "sharding or ledger or placing or shards", "--hypothesis-profile=campaign",
               "--hypothesis-seed={seed}", KUNGFU_EXAMPLES="{count}"),
     ),
+    "mutants": Campaign(
+        "the quick suite's tests against the code with one mistake at a time", "any: all mutants", 1,
+        module("tests.campaigns.mutants"), seeded=False,
+    ),
     "programs": Campaign(
         "other people's programs, on one device and through kills and resizes", "runs of each", 3,
         module("tests.programs", "--seeds", "{count}"), seeded=False,

@@ -226,6 +226,26 @@ TEST(Background, ClosingTheCommunicatorEndsWhatIsQueuedAndANewOneWorks) {
   other.join();
 }
 
+// Both have ended well, in two cluster versions: what survivors have to agree on is of one.
+TEST(Background, WhatWasStartedInTwoVersionsIsNotWaitedForTogether) {
+  Ranks before(2), after(2);
+  const auto run = [&](uint32_t rank) {
+    Worker worker(before.at(rank));
+    std::vector<float> x(10), y(10), z(10);
+    const auto first = worker.Start("x", &x, 0);
+    const auto kept = worker.communicator;  // as another thread of the program may
+    worker.communicator.reset(&after.at(rank), [](Communicator*) {});
+    const auto second = worker.Start("y", &y, 0);
+    const Error error = WaitError(worker, {first, second});
+    EXPECT_EQ(error.status(), KF_STALE) << error.what();
+    worker.Wait({worker.Start("z", &z, 0)});
+    worker.Check(z, 0);
+  };
+  std::thread other([&] { run(1); });
+  run(0);
+  other.join();
+}
+
 TEST(Background, StopEndsTheThreadAndAStartBringsItBack) {
   Ranks ranks(2);
   ranks.Run([](uint32_t, Communicator& communicator) {

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <random>
 
+#include "base/interrupt.h"
 #include "base/log.h"
 #include "ranks.h"
 #include "runtime/peer.h"
@@ -299,6 +300,40 @@ TEST(Leaving, AfterTheLastOperationIsNoLossAndBeforeItIs) {
   EXPECT_STREQ(ErrorOf(errors[0]).what(),
                "all_reduce \"one too many\": rank 1 (127.0.0.1:10001) has finished and left, cluster version 7");
   EXPECT_FALSE(errors[1]);
+}
+
+// Rank 0 looks at rank 1, which has brought its part and left since rank 0 has found it missing.
+TEST(Leaving, RightAfterItsPartIsNoLoss) {
+  static std::atomic<bool> looks, left;
+  looks = left = false;
+  Ranks ranks(2);
+  ranks.Run([&](uint32_t rank, Communicator& communicator) {
+    if (rank == 1) {
+      while (!looks) std::this_thread::yield();
+      Sum(communicator, "last", 1, 2);
+      communicator.Leave();
+      left = true;
+      return;
+    }
+    const InterruptCheck check([] {
+      looks = true;
+      while (!left) std::this_thread::yield();
+    });
+    Sum(communicator, "last", 1, 2);
+  });
+}
+
+// Rank 1 does something alone for longer than rank 0's limit, which counts from its end.
+TEST(Deadline, CountsFromTheEndOfWhatARankDoesAlone) {
+  Ranks ranks(2, {1s, 60s});
+  ranks.Run([&](uint32_t rank, Communicator& communicator) {
+    if (rank == 1) {
+      communicator.SetBusy(true);
+      std::this_thread::sleep_for(1700ms);
+      communicator.SetBusy(false);
+    }
+    Sum(communicator, "late", 1, 2);
+  });
 }
 
 TEST(Closing, EndsAnOperationUnderWayAndLaterOnes) {

@@ -330,6 +330,20 @@ struct FarView : ModelView {
   mutable std::atomic<int> asked{0};
 };
 
+// It was fetched while the cluster before was, and whoever is rank 1 now has another one.
+TEST(Exchange, TakesNothingThatWasFetchedInAnOlderCluster) {
+  const auto before = std::make_shared<FarView>(1), after = std::make_shared<FarView>(2);
+  const auto only = [](std::shared_ptr<ModelView> view) { return [view](uint32_t) { return view; }; };
+  Exchange exchange("m", KF_RANDOM, 3);
+  Model got;
+  const auto blobs = got.Blobs();
+  std::vector<uint64_t> sizes;
+  for (const kf_blob& blob : blobs) sizes.push_back(blob.nbytes);
+  exchange.Begin({1, 0, 2}, only(before), "three", sizes);
+  while (before->asked == 0) std::this_thread::yield();
+  EXPECT_EQ(exchange.Take({2, 0, 2}, only(after), "three", blobs.data(), blobs.size()).version, 2u);
+}
+
 // Rank 0's neighbours: 1 and 4 have no model, 2, 3 and 5 have one; 3 and 4 are on its host.
 struct FarGroup {
   explicit FarGroup(kf_neighbour kind, uint64_t seed) : exchange("m", kind, seed) {

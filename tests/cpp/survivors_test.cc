@@ -90,6 +90,35 @@ TEST(WithoutOne, AnExpelledProcessLearnsItAndPublishesNothing) {
                "this process, rank 1 (127.0.0.1:10001), has been expelled from cluster version 7: it hung for 30 s");
 }
 
+// Not even that the communicator is finished for all.
+TEST(WithoutOne, WhatItSaidCountsNoMore) {
+  Ranks ranks(2, {10s, 10s}, 2, /*recovers=*/true);
+  ranks.board().GiveUp(1, GaveUp::kForAll, KF_TIMEOUT, "too late");
+  EXPECT_TRUE(ranks.board().GaveUpForAll());
+  ranks.board().MarkLost(1, "was killed by SIGKILL", /*recover=*/true);
+  EXPECT_FALSE(ranks.board().GaveUpForAll());
+}
+
+// Who waits for a survivor, which may do the operation again meanwhile.
+TEST(WithoutOne, WhoeverSleepsIsWoken) {
+  Ranks ranks(3, {10s, 10s}, 2, /*recovers=*/true);
+  ranks.Run([](uint32_t, Communicator& communicator) { Sum(communicator, "x", 1, 3); });
+  const auto begin = Clock::now();
+  std::thread waiter([&] {
+    shm::Counter& word = ranks.segment().mailbox(0, 1, 0).sequence;
+    for (;;) {
+      const uint32_t armed = word.Arm();
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      if (ranks.board().IsDead(2)) return;
+      word.Sleep(armed, 30s);
+    }
+  });
+  std::this_thread::sleep_for(20ms);
+  ranks.board().MarkLost(2, "was killed by SIGKILL", /*recover=*/true);
+  waiter.join();
+  EXPECT_LT(Clock::now() - begin, 25s);
+}
+
 #ifdef KUNGFU_FAULT_POINTS
 // Stories in which the ranks are threads: what happens where a rank comes to a place.
 thread_local uint32_t rank_of_thread = 0;
@@ -154,6 +183,31 @@ TEST(WithoutOne, AnExpelledProcessMakesNobodyGiveUp) {
   EXPECT_FALSE(errors[0]) << ErrorOf(errors[0]).what();
   EXPECT_FALSE(errors[2]) << ErrorOf(errors[2]).what();
   EXPECT_EQ(ErrorOf(errors[1]).status(), KF_PEER_LOST);
+}
+
+// Rank 0 has found the lock of the table free, and stands still until rank 1 has it.
+TEST(WithoutOne, TwoNeverHaveTheTable) {
+  Ranks ranks(2);
+  std::atomic<bool> free{false}, first{false}, over{false}, both{false};
+  Story told([&](uint32_t rank, const std::string& place) {
+    if (rank == 0 && place == "before it takes the lock of the table") {
+      free = true;
+      while (!first) std::this_thread::yield();
+    }
+    if (place != "with the lock of the table") return;
+    if (rank == 0 && !over) both = true;
+    if (rank == 1 && !first) {
+      first = true;
+      std::this_thread::sleep_for(50ms);
+      over = true;
+    }
+  });
+  ranks.Run([&](uint32_t rank, Communicator& communicator) {
+    rank_of_thread = rank;
+    while (rank == 1 && !free) std::this_thread::yield();
+    Sum(communicator, "x", 1, 2);
+  });
+  EXPECT_FALSE(both);
 }
 
 // It stands still with the lock of the table, for ever as far as the others know, and goes on when they are through.

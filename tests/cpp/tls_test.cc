@@ -110,6 +110,29 @@ TEST_F(Tls, WhoIsCalledHasToBeWhomTheCallerMeans) {
   }
 }
 
+// A new key is announced by a record of its own: 5 bytes, encrypted with 17 more (RFC 8446, 4.6.3 and 5.2).
+TEST_F(Tls, AKeyIsReplacedAfterItsMostRecords) {
+  constexpr uint64_t kMost = 4;
+  TlsEnd caller(host_, false, "", kMost), called(host_, true, "", kMost);
+  ASSERT_EQ(Meet(caller, called), (std::array<std::string, 2>{}));
+  int keys = 0;
+  for (char sent = 0; sent < 10; sent++) {
+    caller.Write(&sent, 1);
+    const std::vector<char> bytes = caller.Take();
+    for (size_t at = 0; at + 5 <= bytes.size();) {
+      const size_t length =
+          static_cast<unsigned char>(bytes[at + 3]) * 256U + static_cast<unsigned char>(bytes[at + 4]);
+      keys += length == 5 + 17;
+      at += 5 + length;
+    }
+    EXPECT_EQ(keys, sent / static_cast<int>(kMost)) << int{sent};
+    called.Put(bytes.data(), bytes.size());
+    char got = -1;
+    EXPECT_EQ(called.Read(&got, 1), 1U);
+    EXPECT_EQ(got, sent);
+  }
+}
+
 TEST_F(Tls, WhoIsOfAnotherAuthorityIsRefusedWhicheverEndHeIs) {
   TlsEnd caller(Of("other"), false, ""), called(host_, true, "");
   auto said = Meet(caller, called);

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import mindspore as ms
 import numpy as np
 import pytest
+from mindspore.ops import composite
 
+from ms_kungfu.optimizers import pair, synchronous
 from tests.conftest import long
 from tests.mindspore.programs import rounding
 
@@ -243,3 +247,22 @@ def test_updates_agree_with_numpy_when_a_worker_dies(run_program, tmp_path):
     (tmp_path / "out").mkdir()
     run_program(PROGRAM, tmp_path / "out", "none", "graph", "5", np=3, watch=True)
     agree(tmp_path / "out", [3] * 5 + [2] * 7, death=5)
+
+
+def test_pair_averaging_takes_half_of_each_model():
+    own = ms.Parameter(ms.Tensor([1.0, 3.0]), name="w")
+    cell = SimpleNamespace(
+        request=lambda parameters: (ms.Tensor([3.0, 5.0]), ms.Tensor([1, 7], ms.int64)),
+        count=1,
+        map=composite.HyperMap(),
+        exchanged=ms.Parameter(ms.Tensor([-1, 0], ms.int64), name="exchanged"),
+    )
+    pair.PairExchange.construct(cell, (own,))
+    assert own.asnumpy().tolist() == [2.0, 4.0]
+    assert cell.exchanged.asnumpy().tolist() == [1, 7]
+
+
+@pytest.mark.parametrize(("steady", "lead"), [(True, 2.0), (False, 1.0)])
+def test_central_model_is_carried_on_by_its_momentum_when_steady(steady, lead):
+    found = synchronous._lead(0.5, ms.Tensor(steady), ms.Tensor([2.0]), ms.Tensor([1.0]))
+    assert found.asnumpy().tolist() == [lead]

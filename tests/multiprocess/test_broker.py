@@ -223,6 +223,18 @@ def test_the_step_of_who_chooses_a_version_is_told(host):
     assert one.chosen == [(cluster(1, A), 120)]
 
 
+def test_choice_on_record_that_a_death_has_overtaken_is_not_made(host):
+    on_record = []
+    one = host(cluster(0, A, B), cluster(1, A, B, C), recovers=True, on_choice=on_record.append)
+    waiting = one.ask_later(A, 0, 0, 1)
+    one.wait_until(lambda: on_record == [1])
+    one.broker.mark_lost(C, "was killed by SIGKILL", 1, recover=True)
+    assert not one.broker.noted()
+    one.broker.not_noted()
+    assert waiting.result() == Stay()
+    assert one.chosen == []
+
+
 def test_unknown_version_is_looked_for_at_once_and_only_once(host):
     one = host(cluster(0, A))
     one.to_admit[1] = cluster(1, A, B)

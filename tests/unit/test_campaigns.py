@@ -12,6 +12,8 @@ from hypothesis import settings
 
 from tests.campaigns import __main__ as campaigns
 from tests.campaigns.__main__ import CAMPAIGNS, Campaign
+from tests.campaigns.mutant_table import MUTANTS
+from tests.campaigns.mutants import Mutant, WrongMutantError, of_pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -56,6 +58,24 @@ def test_campaign_with_wrong_arguments_is_refused(words):
     with pytest.raises(SystemExit) as refused:
         campaigns.main(words)
     assert refused.value.code == 2
+
+
+def test_mutants_have_names_of_their_own_and_name_tests_that_exist():
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    for mutant in MUTANTS:
+        assert mutant.old != mutant.new, mutant.name
+        assert mutant.tests, mutant.name
+        for test in of_pytest(mutant.tests):
+            path, _, name = test.partition("::")
+            assert f"def {name}(" in (TESTS.parent / path).read_text() if name else (TESTS.parent / path).exists(), test
+
+
+@pytest.mark.parametrize("text", ["a c", "b b"])
+def test_mutant_that_fits_no_or_several_places_is_refused_by_name(text):
+    mutant = Mutant("b-is-c", "file.py", "b", "c", ("tests/unit",))
+    assert mutant.applied_to("a b") == "a c"
+    with pytest.raises(WrongMutantError, match="mutant b-is-c: its old text occurs . times in file.py"):
+        mutant.applied_to(text)
 
 
 def test_no_test_draws_a_seed_from_the_machine():

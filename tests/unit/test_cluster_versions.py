@@ -126,6 +126,23 @@ def test_versions_are_never_redefined_and_old_ones_are_forgotten():
     assert len(versions.clusters) == 2
 
 
+def test_excluded_process_is_not_its_successor():
+    versions = started(cluster(0, A, B), cluster(1, A), cluster(2, A, B))
+    versions.choose(1)
+    assert versions.belongs(B, 0, 0)
+    assert not versions.belongs(B, 0, 2)
+    assert versions.belongs(B, 2, 2)
+
+
+def test_exclusions_of_versions_long_over_are_forgotten():
+    versions = started(cluster(0, A, B))
+    for version in range(1, 100):
+        versions.admit(cluster(version, A, *([B] if version % 2 == 0 else [])))
+        versions.choose(version)
+    assert len(versions.excluded[B]) <= 3
+    assert versions.meant_by(B, 100) == 100
+
+
 # ---- deaths and newcomers ----
 
 

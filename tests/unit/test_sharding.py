@@ -122,6 +122,7 @@ def test_gradients_of_several_batches_are_committed_together():
     walk.take(4, [0, 1])
     assert [step.number for step in walk.commit([0])] == [0, 1]
     assert walk.pool == ((8, 16), (2, 4), (6, 8))
+    assert walk.steps == 2
 
 
 def test_what_was_handed_out_and_not_trained_is_handed_out_again():

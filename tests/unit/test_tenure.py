@@ -74,6 +74,17 @@ def test_renewal_of_over_half_a_lease_holds_the_deadlines() -> None:
     asyncio.run(main())
 
 
+def test_version_is_said_once_a_renewal_has_been_answered() -> None:
+    async def main() -> None:
+        own = tenure(Seat(lease_s=3600.0), Machine(), [])
+        assert not own.may_say(3)
+        assert await own.until_it_may_be_said(3, lambda: False)
+        assert own.may_say(3)
+        assert not own.may_say(4)
+
+    asyncio.run(main())
+
+
 def test_failed_renewal_holds_the_deadlines_until_one_succeeds() -> None:
     async def main() -> None:
         holds: list[bool] = []

@@ -48,6 +48,7 @@ class ChannelTable::Lock {
       // and the word goes on saying it until the channel is retired, should this rank die meanwhile.
       const uint32_t declared = DeclaredBy(seen);
       const uint32_t taken = LockWord(table_.rank_, declared);
+      if (seen == 0 || dead) KUNGFU_FAULT_POINT("before it takes the lock of the table");
       if ((seen == 0 || dead) && header.table_lock.compare_exchange_strong(seen, taken, std::memory_order_seq_cst)) {
         word_ = taken;
         KUNGFU_FAULT_POINT("with the lock of the table");

@@ -334,6 +334,7 @@ void Link::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std
     } catch (const AbsentHost& is) {
       absent(h, is.gave);
     }
+    KUNGFU_FAULT_POINT("when it has said its word to a host");
   }
   KUNGFU_FAULT_POINT("when it has said its word");
   // Also if a loss ends it: what the wait before it has noted must not name a rank any more.

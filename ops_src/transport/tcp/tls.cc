@@ -19,8 +19,6 @@ using openssl::Api;
 constexpr size_t kRecordBytes = 16 << 10;  // what TLS puts into one, at most
 constexpr size_t kBatchBytes = 64 << 10;   // encrypted, then sent: what stays in a core's cache
 constexpr size_t kMostInBytes = 64 << 10;  // received, then decrypted
-// AES-GCM is safe for 2^24.5 records under one key.
-constexpr uint64_t kMostRecords = uint64_t{1} << 23;
 // AES with 128 bits first: it is as safe here, and a third faster.
 constexpr char kCipherSuites[] = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
 
@@ -67,8 +65,8 @@ TlsContext::TlsContext(const std::string& certificate, const std::string& key, c
 
 TlsContext::~TlsContext() { OpenSsl().ContextFree(context_); }
 
-TlsEnd::TlsEnd(std::shared_ptr<TlsContext> context, bool called, const std::string& name)
-    : context_(std::move(context)), called_(called), name_(name) {
+TlsEnd::TlsEnd(std::shared_ptr<TlsContext> context, bool called, const std::string& name, uint64_t most_records)
+    : context_(std::move(context)), called_(called), name_(name), most_records_(most_records) {
   const Api& api = OpenSsl();
   static openssl::BioMethod* const method = [&] {
     openssl::BioMethod* const made = api.BioMethodNew(openssl::kBioSource, "kungfu");
@@ -218,9 +216,10 @@ SocketResult TlsEnd::ReadSome(int fd, iovec* parts, size_t num_parts) {
 bool TlsEnd::Encrypt(const char* from, size_t bytes) {
   const Api& api = OpenSsl();
   api.ClearErrors();
-  records_ += (bytes + kRecordBytes - 1) / kRecordBytes;
-  if (records_ > kMostRecords) {
-    records_ = 0;
+  const uint64_t records = (bytes + kRecordBytes - 1) / kRecordBytes;
+  records_ += records;
+  if (records_ > most_records_) {
+    records_ = records;
     if (api.UpdateKey(session_, openssl::kUpdateOneWay) != 1) return false;
   }
   return bytes == 0 || api.Write(session_, from, static_cast<int>(bytes)) == static_cast<int>(bytes);

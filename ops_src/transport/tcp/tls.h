@@ -46,8 +46,9 @@ class TlsContext {
 class TlsEnd {
  public:
   // `called`: the other end has called this one. `name`: the host name or address that the other's certificate has to
-  // be for; empty: whichever the CA has signed.
-  TlsEnd(std::shared_ptr<TlsContext> context, bool called, const std::string& name);
+  // be for; empty: whichever the CA has signed. `most_records`: what is written under one key.
+  TlsEnd(std::shared_ptr<TlsContext> context, bool called, const std::string& name,
+         uint64_t most_records = kMostRecords);
   ~TlsEnd();
   TlsEnd(const TlsEnd&) = delete;
   TlsEnd& operator=(const TlsEnd&) = delete;
@@ -74,6 +75,9 @@ class TlsEnd {
   bool HasMore() const { return has_more_; }
 
  private:
+  // AES-GCM is safe for 2^24.5 records under one key.
+  static constexpr uint64_t kMostRecords = uint64_t{1} << 23;
+
   static int OnRead(void* bio, char* to, int bytes);
   static int OnWrite(void* bio, const char* from, int bytes);
   static long OnControl(void* bio, int what, long value, void* more);
@@ -87,6 +91,7 @@ class TlsEnd {
   const std::shared_ptr<TlsContext> context_;
   const bool called_;
   const std::string name_;
+  const uint64_t most_records_;
   void* session_ = nullptr;
   std::atomic<bool> holds_{false};
   bool has_more_ = true;  // what came to the launcher, whose end it was, may lie here

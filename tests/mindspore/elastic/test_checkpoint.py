@@ -110,6 +110,18 @@ def test_mindspore_itself_reads_the_file(tmp_path):
     assert (other.weight.asnumpy() == net.weight.asnumpy()).all()
 
 
+def test_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    order = []
+    replace = os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: order.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
+    monkeypatch.setattr(os, "replace", lambda *names: (order.append("renamed"), replace(*names)))
+    folder = CheckpointFolder(tmp_path)
+    folder.save(take_snapshot(5, of(parameter([1.0], "w")), {}))
+    folder.wait()
+    (file,) = files(tmp_path)
+    assert order == [f"{folder._unfinished}{file}", "renamed", tmp_path.name]
+
+
 def test_the_last_ones_are_kept(tmp_path):
     folder = CheckpointFolder(tmp_path, keep=2)
     for step in (5, 10, 15, 20):

@@ -12,7 +12,7 @@ import pytest
 from mindspore import nn
 from mindspore.amp import DynamicLossScaleManager
 
-from ms_kungfu import agreement
+from ms_kungfu import agreement, comm, runtime
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import handover, program, state
 from ms_kungfu.elastic.training import ElasticTraining
@@ -280,3 +280,24 @@ def test_another_failure_is_not_tried_again(meetings):
     meetings([True, True])
     with pytest.raises(RuntimeError, match="disk"):
         handover.from_lowest_rank(lambda root: (_ for _ in ()).throw(RuntimeError("disk")))
+
+
+def test_mean_is_over_the_workers_that_count(monkeypatch):
+    monkeypatch.setattr(runtime, "current_cluster_size", lambda: 3)
+    monkeypatch.setattr(comm, "all_reduce", lambda row, name: row + [5.0, 1.0])  # of one more; the third is a joiner
+    tensor = ms.Parameter(ms.Tensor([1.0]), name="mean")
+    handover.average([tensor])
+    assert tensor.asnumpy().tolist() == [3.0]
+
+
+def test_transfer_that_fails_leaves_what_was_there():
+    tensor = ms.Parameter(ms.Tensor([1.0, 2.0]), name="w")
+
+    def receive():
+        with handover._whole_or_not_at_all([tensor]):
+            inventory.assign(tensor, np.array([5.0, 2.0], np.float32))
+            lost(0)
+
+    with pytest.raises(PeerLostError):
+        receive()
+    assert tensor.asnumpy().tolist() == [1.0, 2.0]
