@@ -42,7 +42,8 @@ COLLECTIVE_PLACES = (
 RARE_PLACES = (
     "before_a_complaint", "after_a_complaint", "before_it_gives_up", "as_the_last_to_leave",
     "before_a_channel_is_declared", "after_a_channel_is_declared", "before_a_channel_has_its_key",
-    "before_it_gives_a_channel_back", "with_the_lock_of_the_table", "before_the_lock_of_the_table_is_given_back",
+    "before_it_gives_a_channel_back", "before_it_takes_the_lock_of_the_table", "with_the_lock_of_the_table",
+    "before_the_lock_of_the_table_is_given_back",
     "between_taking_a_lane_and_binding_it", "between_a_lane's_change_and_the_wake-up",
     "between_a_publish_and_its_wake-up", "when_it_has_closed_its_communicator", "when_it_has_retired_a_channel",
 )  # fmt: skip
@@ -56,7 +57,8 @@ PLACES_BETWEEN_HOSTS = (
     "before_it_reads_in_a_kept_lane", "before_it_lets_go_of_a_lane",
 )  # fmt: skip
 PLACES_OF_A_LINK = (
-    "before_the_hosts_meet", "when_it_has_said_its_word", "when_the_hosts_have_met", "between_two_doublings",
+    "before_the_hosts_meet", "when_it_has_said_its_word_to_a_host", "when_it_has_said_its_word",
+    "when_the_hosts_have_met", "between_two_doublings",
     "between_two_pieces_of_the_ring", "before_a_sum_goes_on_around_the_ring", "before_a_piece_goes_on_in_its_tree",
     "when_it_has_the_hosts'_result", "when_all_hosts_have_the_result", "before_its_ranks_hear_the_verdict",
     "before_its_ranks_get_the_result", "when_its_ranks_have_the_result", "before_its_ranks_bring_their_parts_again",
