@@ -73,6 +73,12 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool 
     return value
 
 
+def check_depth(data: bytes) -> None:
+    """Raise MalformedError if over `MAX_DEPTH` containers lie in one another."""
+    if data.count(b"{") + data.count(b"[") > MAX_DEPTH:
+        _check_depth(data.decode("latin-1"), MAX_DEPTH)  # no byte of a longer character is a bracket or a quote
+
+
 def decode_object(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool = False) -> dict[str, Any]:
     """Decode a JSON object: `decode`, for what has to be a dict."""
     value = decode(data, limit, raw_bytes=raw_bytes, own=own)

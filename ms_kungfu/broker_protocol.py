@@ -27,6 +27,7 @@ from ms_kungfu._run_time import SLICE_S, run_time
 from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.errors import CollectiveTimeoutError, KungFuError, PeerLostError, ResizeError
+from ms_kungfu.launcher.wire.codec import ProtocolError
 
 T = TypeVar("T")
 MAX_MESSAGE_BYTES = 64 * 1024
@@ -61,10 +62,6 @@ class Detached:
 @dataclass(frozen=True)
 class Stay:
     """The agreed version was given up before anybody went over to it: its members stay in theirs."""
-
-
-class ProtocolError(Exception):
-    """The other end does not speak the protocol, or is not who it should be."""
 
 
 class BrokerClient:

@@ -19,7 +19,7 @@ MAX_WORKERS = 256
 MAX_WORKERS_OF_HOSTS = 1024
 MAX_WORKERS_OF_EACH = MAX_WORKERS - 1
 EVEN, FILL = PLACEMENTS = "even", "fill"
-_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")  # a name or an address; nothing that could garble a log
+HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")  # a name or an address; nothing that could garble a log
 
 
 @dataclass(frozen=True, order=True)
@@ -38,7 +38,7 @@ class PeerID:
         if not isinstance(text, str):
             raise ValueError(f"a peer is written as 'host:port', got {text!r}")
         host, _, port = text.rpartition(":")
-        if not _HOST.fullmatch(host) or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        if not HOST.fullmatch(host) or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError(f"a peer is written as 'host:port' with a port from 1 to 65535, got {text!r}")
         return cls(host, int(port))
 
@@ -182,7 +182,7 @@ def _are_slots(slots: object) -> bool:
     return (
         isinstance(slots, dict)
         and bool(slots)
-        and all(_HOST.fullmatch(host) for host in slots)
+        and all(HOST.fullmatch(host) for host in slots)
         and all(type(count) is int and count >= 0 for count in slots.values())
     )
 

@@ -34,14 +34,15 @@ from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import Recover, Standing, how_it_ended, peers_to_start
 from ms_kungfu.launcher.processes import Process, ProcessTable
 from ms_kungfu.launcher.remote import RemoteHosts
-from ms_kungfu.launcher.seat import Report, all_losses
+from ms_kungfu.launcher.seat import all_losses
 from ms_kungfu.launcher.segments import NotMadeYet
-from ms_kungfu.launcher.sites import CANT_RUN, AbsentSite, Launch, LocalSite, Site, told_of_the_host
+from ms_kungfu.launcher.sites import CANT_RUN, AbsentSite, LocalSite, Site, told_of_the_host
 from ms_kungfu.launcher.standbys import StandbyKeeper
 from ms_kungfu.launcher.startup import Start, StartError
 from ms_kungfu.launcher.stuck import StuckWatch, stuck_reason, stuck_sure_s
 from ms_kungfu.launcher.supervisor import Exited, Started, Supervisor
 from ms_kungfu.launcher.versions import ClusterVersions
+from ms_kungfu.launcher.wire import messages as m
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -180,7 +181,7 @@ class HostAgent:
             self._look_for_hangs(self._new_watch())
         self._keep_looking_for_the_stuck()
 
-    def resume(self, reports: Mapping[str, Report], wanted: Cluster | None) -> None:
+    def resume(self, reports: Mapping[str, m.Report], wanted: Cluster | None) -> None:
         """Goes on where another head has stopped, with what the hosts report and the cluster that is `wanted`."""
         assert self.remote is not None
         assert self.versions is not None
@@ -191,7 +192,8 @@ class HostAgent:
         losses = {version: all_losses(list(reports.values()), version) for version in known}
         self.broker.resume(
             {v: self.remote.take_over(versions.clusters[v], self.options.recover is not Recover.FAIL) for v in known},
-            losses, [process for report in reports.values() for process in report.placed], newcomers, wanted,
+            losses, [(PeerID.parse(peer), since) for report in reports.values() for peer, since in report.placed],
+            newcomers, wanted,
         )  # fmt: skip
         self._keys = itertools.count(self.begun.attempts)  # which no head before has used
         self.remote.close_all_but(known, reports)
@@ -775,7 +777,7 @@ class HostAgent:
         """The supervisor tells what came of it."""
         site, pins = self.sites[process.host], self.options.affinity
         process.has_its_cores = site.shares.each is not None
-        launch = Launch(
+        launch = m.Launch(
             process.key,
             process.log_name,
             process.rank,

@@ -16,16 +16,17 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from ms_kungfu._words import counted
-from ms_kungfu.broker_protocol import Detached, ProtocolError, Stay
+from ms_kungfu.broker_protocol import Detached, Stay
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.ahead import Expected
 from ms_kungfu.launcher.policy import would_be_left
-from ms_kungfu.launcher.seat import Loss
 from ms_kungfu.launcher.segments import Asker, MakeSegment, NotMadeYet, PlainSegment, Progress, Segment, Segments
 from ms_kungfu.launcher.software import JobsSoftware
 from ms_kungfu.launcher.stores import Stores
 from ms_kungfu.launcher.stuck import stuck_among
 from ms_kungfu.launcher.versions import ClusterVersions, Grant, LeaveRequest, Refuse, Request, StandbyRequest, Wait
+from ms_kungfu.launcher.wire.codec import ProtocolError
+from ms_kungfu.launcher.wire.messages import Loss
 
 _ANSWER_TIMEOUT_S = 10.0
 

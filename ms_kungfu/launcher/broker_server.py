@@ -13,7 +13,8 @@ import threading
 import time
 from typing import Protocol
 
-from ms_kungfu.broker_protocol import Connection, ProtocolError, has_proof, new_nonce, nonce_in, proof_of
+from ms_kungfu.broker_protocol import Connection, has_proof, new_nonce, nonce_in, proof_of
+from ms_kungfu.launcher.wire.codec import ProtocolError
 
 _log = logging.getLogger(__name__)
 _HANDSHAKE_TIMEOUT_S = 10.0

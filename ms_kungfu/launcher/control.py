@@ -1,6 +1,6 @@
 """Connections between the launchers of a job's hosts: messages, the proof of the secret, who is let in.
 
-A message is a 4-byte big-endian length and that many bytes of UTF-8 JSON, an object. Before anything else both ends
+A message is a 4-byte big-endian length and that many bytes of JSON (`wire.messages`). Before anything else both ends
 prove that they know the job's secret, by the challenge of `broker_protocol`; until then a message may have few bytes,
 takes little time, and there is room for so many connections only. Where there is no secret (-no-secret) its place is
 taken by an empty one, which everybody knows. In the clear, what comes after the proof is neither signed nor hidden: who
@@ -23,26 +23,30 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import json
+import hmac
 import logging
 import os
 import socket
 import struct
 import threading
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
-from ms_kungfu._decoding import MalformedError, decode_object
+import msgspec
+
 from ms_kungfu._words import printable
-from ms_kungfu.broker_protocol import ProtocolError, has_proof, new_nonce, nonce_in, proof_of, text_field
+from ms_kungfu.broker_protocol import new_nonce, proof_of
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM
 from ms_kungfu.launcher.pacing import go_on_by_distance
+from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.wire.codec import ProtocolError, Reads, encode
 from ms_kungfu.launcher.within import within
 
 if TYPE_CHECKING:
     from ms_kungfu._core import TlsContext, TlsEnd
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _MAX_STRANGERS_BYTES = 4 * 1024
 _MAX_BYTES = 8 * 1024 * 1024  # an environment and a cluster of thousands fit
@@ -125,10 +129,10 @@ class Channel:
         if self._socket.fileno() >= 0:
             _notice_the_end(self._socket, seconds)
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """From any thread, and never waits. What is sent arrives in the order of these calls, or the connection ends:
         also where the other end doesn't read for too long."""
-        body = json.dumps(message).encode()
+        body = encode(message)
         with self._lock:
             if self._ended:
                 return
@@ -191,16 +195,12 @@ class Channel:
         while await self._loop.sock_recv(self._socket, _PIECE_BYTES):
             pass
 
-    async def receive(self, limit: int = _MAX_BYTES) -> dict[str, Any]:
-        """The next message. ConnectionError where there is none any more; ProtocolError where it isn't one."""
+    async def receive(self, reads: Reads[T], limit: int = _MAX_BYTES) -> T:
+        """The next message. ConnectionError if there is none any more; ProtocolError unless `reads` accepts it."""
         (length,) = struct.unpack(">I", await self._exactly(4))
         if length > limit:
             raise ProtocolError(f"a message of {length} bytes is over the limit of {limit}")
-        try:
-            # Only a launcher of this job sends more than strangers may: commands, paths and environments.
-            return decode_object(await self._exactly(length), limit, raw_bytes=limit > _MAX_STRANGERS_BYTES)
-        except MalformedError as error:
-            raise ProtocolError(f"a message is malformed: {error}") from None
+        return reads(await self._exactly(length))
 
     async def _exactly(self, count: int) -> bytes:
         data = bytearray()
@@ -233,21 +233,21 @@ class Channel:
 
     async def _check_first(self, piece: bytes) -> None:
         if self.tls is None and piece[0] == _TLS:
-            self.send({"error": f"the launcher there speaks no TLS, and this host does; {_SET_IT}"})
+            self.send(m.Error(f"the launcher there speaks no TLS, and this host does; {_SET_IT}"))
             raise ProtocolError(f"it speaks TLS, and this host doesn't; {_SET_IT}")
         if self.tls is not None and self._called and piece[0] != _TLS:
             self.tls = None
-            self.send({"error": f"the launcher there speaks TLS, and this host doesn't; {_SET_IT}"})
+            self.send(m.Error(f"the launcher there speaks TLS, and this host doesn't; {_SET_IT}"))
             raise ProtocolError(f"it speaks no TLS, and this host does; {_SET_IT}")
         if self.tls is not None and not self._called and piece[0] == _CLEAR:
             said = bytearray(piece)
             while len(said) < 4 or len(said) < 4 + int.from_bytes(said[:4], "big") <= 4 + _MAX_STRANGERS_BYTES:
                 said += await self._received(_MAX_STRANGERS_BYTES)
-            with contextlib.suppress(MalformedError):
-                told = decode_object(bytes(said[4:]), _MAX_STRANGERS_BYTES)
-                if isinstance(told.get("error"), str):
-                    raise ProtocolError(printable(told["error"]))
-            raise ProtocolError(f"it speaks no TLS, and this host does; {_SET_IT}")
+            why = f"it speaks no TLS, and this host does; {_SET_IT}"
+            with contextlib.suppress(ProtocolError):
+                told = m.PROOF(bytes(said[4:]))
+                why = printable(told.error) if isinstance(told, m.Error) else why
+            raise ProtocolError(why)
 
     def end(self) -> None:
         """Whoever receives, here or there, sees the end."""
@@ -407,29 +407,37 @@ def _tls_end(context: TlsContext | None, called: bool, name: str) -> TlsEnd | No
 async def _prove(channel: Channel, secret: bytes) -> None:
     """The caller's end of the handshake."""
     nonce = new_nonce()
-    channel.send({"nonce": nonce})
-    challenge = nonce_in(await _answer(channel))
-    channel.send({"proof": proof_of(secret, "caller", challenge, nonce)})
-    answer = await _answer(channel)
-    if not has_proof(answer, proof_of(secret, "called", challenge, nonce)):
+    channel.send(m.Nonce(nonce, m.PROTOCOL))
+    challenge = await _nonce_on(channel)
+    channel.send(m.Proof(proof_of(secret, "caller", challenge, nonce)))
+    answer = await channel.receive(m.PROOF, _MAX_STRANGERS_BYTES)
+    if isinstance(answer, m.Error):
+        raise ProtocolError(printable(answer.error))
+    if not hmac.compare_digest(answer.proof, proof_of(secret, "called", challenge, nonce)):
         raise ProtocolError("who answers there doesn't know the job's secret (KUNGFU_JOB_SECRET, -secret-file)")
-
-
-async def _answer(channel: Channel) -> dict[str, Any]:
-    answer = await channel.receive(_MAX_STRANGERS_BYTES)
-    if "error" in answer:
-        raise ProtocolError(printable(text_field(answer, "error")))
-    return answer
 
 
 async def _challenge(channel: Channel, secret: bytes) -> None:
     """The other end's."""
-    nonce, challenge = nonce_in(await channel.receive(_MAX_STRANGERS_BYTES)), new_nonce()
-    channel.send({"nonce": challenge})
-    if not has_proof(await channel.receive(_MAX_STRANGERS_BYTES), proof_of(secret, "caller", challenge, nonce)):
-        channel.send({"error": "the launcher there has another secret (KUNGFU_JOB_SECRET, -secret-file, -no-secret)"})
+    nonce, challenge = await _nonce_on(channel), new_nonce()
+    channel.send(m.Nonce(challenge, m.PROTOCOL))
+    proof = await channel.receive(m.PROOF, _MAX_STRANGERS_BYTES)
+    if isinstance(proof, m.Error) or not hmac.compare_digest(proof.proof, proof_of(secret, "caller", challenge, nonce)):
+        channel.send(m.Error("the launcher there has another secret (KUNGFU_JOB_SECRET, -secret-file, -no-secret)"))
         raise ProtocolError("it doesn't know the job's secret")
-    channel.send({"proof": proof_of(secret, "called", challenge, nonce)})
+    channel.send(m.Proof(proof_of(secret, "called", challenge, nonce)))
+
+
+async def _nonce_on(channel: Channel) -> str:
+    """The other end's, or why it wants nothing of this one."""
+    first = await channel.receive(m.NONCE, _MAX_STRANGERS_BYTES)
+    if isinstance(first, m.Error):
+        raise ProtocolError(printable(first.error))
+    if first.protocol != m.PROTOCOL:
+        why = f"it speaks protocol {first.protocol}, this host {m.PROTOCOL}; install the same ms_kungfu on all hosts"
+        channel.send(m.Error(why))
+        raise ProtocolError(why)
+    return first.nonce
 
 
 class ControlServer:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ms_kungfu import env
 from ms_kungfu.devices import rank_table
+from ms_kungfu.launcher.wire.messages import Device
 
 
 class DeviceListError(ValueError):
@@ -39,15 +40,6 @@ GPU = Kind(
 )
 ASCEND = Kind("Ascend device", env.ASCEND_RT_VISIBLE_DEVICES, r"\d+", "is not a number", r"davinci\d+")
 _KINDS = (GPU, ASCEND)
-
-
-@dataclass(frozen=True)
-class Device:
-    """A device as one worker is told of it. `visible` None: the worker sees what the launcher sees."""
-
-    name: str
-    device_id: int
-    visible: str | None
 
 
 @dataclass(frozen=True)

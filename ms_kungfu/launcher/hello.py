@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Callable
 
+from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu._words import printable
-from ms_kungfu.broker_protocol import ProtocolError
-from ms_kungfu.launcher.devices import ASCEND, GPU, Device, Devices
+from ms_kungfu.launcher.devices import ASCEND, GPU, Devices
 from ms_kungfu.launcher.options import PROGRAM, Options
+from ms_kungfu.launcher.wire.messages import Hello
 
 # What each host may have its own way, or only one of them has.
 _OF_EACH_HOST = {"command", "quiet", "show_workers", "logdir", "logfile", "builtin_port", "secret", "delay_s", "hosts"}
@@ -18,45 +19,16 @@ _SHOWN = 160  # characters of a command that differs
 OF_THE_JOB = [each.name for each in fields(Options) if each.metadata and each.name not in _OF_EACH_HOST]
 
 
-@dataclass(frozen=True)
-class Hello:
-    """`flags`: those that have to be the same on all hosts, as text. `mindspore`: its version, "" without."""
-
-    host: str
-    version: str
-    mindspore: str
-    flags: dict[str, str]
-    cores: list[int]
-    devices: Devices
-    logdir: str
-
-    def to_json(self) -> dict[str, Any]:
-        kind = self.devices.kind
-        each = [vars(device) for device in self.devices.each]
-        return {**vars(self), "devices": {"kind": None if kind is None else kind.name, "each": each}}
-
-    @classmethod
-    def from_json(cls, message: Any) -> Hello:
-        """ProtocolError where it can't be that."""
-        try:
-            hello = cls(**{**message, "devices": _devices_from(message["devices"])})
-            texts = [hello.host, hello.version, hello.mindspore, hello.logdir, *hello.flags, *hello.flags.values()]
-            if not all(isinstance(text, str) for text in texts) or not all(type(core) is int for core in hello.cores):
-                raise ValueError("texts and numbers")
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise ProtocolError(f"a host introduces itself wrongly: {error!r}") from None
-        if not hello.cores:
-            raise ProtocolError(f"{hello.host} has no cores")
-        return hello
+def hello_of(options: Options, devices: Devices, cores: list[int], flags: dict[str, str]) -> Hello:
+    """This host."""
+    kind: Any = None if devices.kind is None else devices.kind.name
+    logdir = b"" if options.logdir is None else os.fsencode(options.logdir)
+    return Hello(options.host.name, VERSION, mindspore_version(), flags, cores, kind, devices.each, logdir)
 
 
-def _devices_from(message: Mapping[str, Any]) -> Devices:
+def devices_of(hello: Hello) -> Devices:
     kinds = {kind.name: kind for kind in (GPU, ASCEND)}
-    kind = None if message["kind"] is None else kinds[message["kind"]]
-    each = tuple(Device(**fields) for fields in message["each"])
-    if any(not isinstance(device.device_id, int) for device in each):
-        raise ValueError("a device has a number")
-    return Devices(kind, each)
+    return Devices(None if hello.device_kind is None else kinds[hello.device_kind], hello.devices)
 
 
 def flags_of(options: Options) -> dict[str, str]:

@@ -42,6 +42,7 @@ from ms_kungfu.launcher.status_socket import never_raises
 from ms_kungfu.launcher.supervisor import Supervisor
 from ms_kungfu.launcher.tenure import END_S, RENEW_S, Tenure
 from ms_kungfu.launcher.versions import ClusterVersions
+from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
@@ -320,10 +321,10 @@ class Job:
         task.add_done_callback(self._background.discard)
         task.add_done_callback(raise_bugs)
 
-    async def serve(self, channel: Channel, message: dict[str, Any]) -> bool:
+    async def serve(self, channel: Channel, message: m.FirstWords) -> bool:
         """Who has called its host for the head of the job (`RemoteHosts.serve`). A host that wants to join waits until
         a job that goes on here does."""
-        joins = "ask" in message or "slots" in message
+        joins = isinstance(message, m.Ask) or (isinstance(message, m.Agent) and message.slots is not None)
         while (self._remote is None or (joins and self._resumes())) and not self.is_over:
             await asyncio.sleep(RENEW_S)
         if self._remote is None or self.is_deposed:

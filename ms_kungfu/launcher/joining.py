@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import socket
 from dataclasses import replace
 from typing import Any, Callable
@@ -29,8 +30,7 @@ from typing import Any, Callable
 from ms_kungfu._flags import UsageError
 from ms_kungfu._run_loop import run
 from ms_kungfu._version import VERSION, mindspore_version
-from ms_kungfu.broker_protocol import ProtocolError
-from ms_kungfu.cluster import PLACEMENTS, Cluster, PeerID
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import ClusterStore, StoreUnreachableError, has_seat, open_seat, open_store
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher import network
@@ -42,6 +42,8 @@ from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import JoinRequest, Options, check_program, known_strategy
 from ms_kungfu.launcher.policy import Recover
 from ms_kungfu.launcher.seat import Record, how_it_has_ended, may_go_on
+from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.wire.codec import ProtocolError
 from ms_kungfu.launcher.within import within
 
 _ANSWER_S = 10.0  # the job runs: nothing has to be waited for
@@ -54,7 +56,7 @@ _NOT_FROM_THE_HEAD = {"config_server", "watch", "timeout_s", "init_version"}
 _FROM_THE_HEAD = [name for name in OF_THE_JOB if name not in _NOT_FROM_THE_HEAD]
 # Those that are no numbers: how they are told, and understood.
 _SPELT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "ports": (lambda ports: [ports.start, ports.stop], lambda told: range(*told)),
+    "ports": (lambda ports: f"{ports.start}-{ports.stop}", lambda told: range(*map(int, told.split("-")))),
     "recover": (lambda recover: recover.value, Recover),
     "strategy": (str, known_strategy),
 }
@@ -63,21 +65,18 @@ _SPELT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 # ---- at the head ----
 
 
-def terms_of(options: Options, hosts: Hosts, left_s: float | None = None) -> dict[str, Any]:
+def terms_of(options: Options, hosts: Hosts, left_s: float | None = None) -> m.Terms:
     """What a host has to know of the job to take part in it, and to go on with it as its head. `hosts`: those that are
     there; `left_s`: of -timeout."""
-    each = [[host.name, host.slots] for host in hosts.staying]
     flags = {
         name: _SPELT[name][0](getattr(options, name)) if name in _SPELT else getattr(options, name)
         for name in _FROM_THE_HEAD
     }
-    limits = {
-        "most": hosts.most,
-        "placement": hosts.placement,
-        "ports": hosts.ports and _SPELT["ports"][0](hosts.ports),
-    }
-    told = {"command": list(options.command), "hosts": each, "head": hosts.head.name, "limits": limits, "flags": flags}
-    return {**told, "left_s": left_s}
+    placement: Any = hosts.placement
+    return m.Terms(
+        list(map(os.fsencode, options.command)), [(host.name, host.slots) for host in hosts.staying], hosts.head.name,
+        hosts.most, placement, None if hosts.ports is None else (hosts.ports.start, hosts.ports.stop), flags, left_s,
+    )  # fmt: skip
 
 
 def joining_host(name: str, slots: object, least: int = 1) -> Host:
@@ -114,10 +113,10 @@ async def _ask(request: JoinRequest) -> Options:
             f"the job of {url} was started on one host, and listens to no other; start it with several (-H), or "
             "with -joinable, to have more join"
         )
-    head, own, answer = await _answer(request, store, cluster)
+    head, own, terms = await _terms(request, store, cluster)
     try:
-        options = options_from(answer["terms"], request, own)
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, ProtocolError) as error:
+        options = options_from(terms, request, own)
+    except (LookupError, TypeError, ValueError, OverflowError, ProtocolError) as error:
         raise RefusedError(f"the head of the job, {head}, says wrongly what the job is: {error!r}") from None
     try:
         check_program(options.command)
@@ -130,7 +129,7 @@ class _SilentError(RefusedError):
     """Nobody answers there."""
 
 
-async def _answer(request: JoinRequest, store: ClusterStore, cluster: Cluster) -> tuple[PeerID, Host, dict[str, Any]]:
+async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) -> tuple[PeerID, Host, m.Terms]:
     """Of the head: who that is, this host as it is called, and what the job is.
 
     Where the head moves (`seat`) it may have died just now, and the next one sits down when its lease is over: the seat
@@ -145,9 +144,9 @@ async def _answer(request: JoinRequest, store: ClusterStore, cluster: Cluster) -
         try:
             head = PeerID(holder, cluster.runners[0].port) if holder else _head_of(store, cluster)
             own, answer = await _ask_head(request, cluster, head, _CALL_S if moves else _ANSWER_S)
-            if "refused" not in answer:
+            if isinstance(answer, m.Terms):
                 return head, own, answer
-            raise RefusedError(str(answer["refused"]))
+            raise RefusedError(answer.refused)
         except RefusedError as error:
             # Who has just sat down may not know it yet, and says that he hasn't got the job.
             is_certain = not isinstance(error, _SilentError) and not gone and before in ("", holder)
@@ -181,7 +180,7 @@ def _seated(url: str, cluster: Cluster) -> tuple[str, str]:
 
 async def _ask_head(
     request: JoinRequest, cluster: Cluster, head: PeerID, limit_s: float
-) -> tuple[Host, dict[str, Any]]:
+) -> tuple[Host, m.Terms | m.Refused]:
     machine, own = Machine(), _own_host(request, head)
     others = [Host(runner.host) for runner in cluster.runners if runner.host != own.name]
     try:
@@ -193,9 +192,8 @@ async def _ask_head(
     try:
         channel = await call(machine, own.address, Host(head.host).address, head.port, secret, limit_s)
         try:
-            versions = {"version": VERSION, "mindspore": mindspore_version()}
-            channel.send({"ask": {"host": own.name, "slots": own.slots, **versions}})
-            return own, await within(_ANSWER_S, channel.receive())
+            channel.send(m.Ask(own.name, own.slots or 0, VERSION, mindspore_version()))
+            return own, await within(_ANSWER_S, channel.receive(m.TERMS))
         finally:
             channel.close()
     except (OSError, asyncio.TimeoutError) as error:
@@ -243,28 +241,23 @@ def _address_towards(host: str, port: int) -> str:
     raise _SilentError(f"{host}, the head of the job, can't be reached: {trouble}")
 
 
-def options_from(terms: Any, request: JoinRequest, own: Host) -> Options:
-    """ValueError, TypeError or KeyError where `terms` are none."""
-    listed = [joining_host(name, slots, least=0) for name, slots in terms["hosts"] if name != own.name]
-    command = tuple(terms["command"])
-    if not command or not all(isinstance(word, str) for word in command):
-        raise ValueError("a command is words")
-    flags = {name: terms["flags"][name] for name in _FROM_THE_HEAD}
-    left_s, limits = terms["left_s"], terms["limits"]
-    plain = [left_s, limits["most"], *(value for name, value in flags.items() if name not in _SPELT)]
-    if not all(value is None or isinstance(value, (int, float)) for value in plain):
+def options_from(terms: m.Terms, request: JoinRequest, own: Host) -> Options:
+    """ValueError, TypeError, KeyError or ProtocolError where `terms` are none."""
+    listed = [joining_host(name, slots, least=0) for name, slots in terms.hosts if name != own.name]
+    flags: dict[str, Any] = {name: terms.flags[name] for name in _FROM_THE_HEAD}
+    if any(isinstance(value, str) for name, value in flags.items() if name not in _SPELT):
         raise ValueError("flags are numbers")
     for name, (_, understood) in _SPELT.items():
         try:
             flags[name] = understood(flags[name])
         except (AttributeError, argparse.ArgumentTypeError):
             raise ValueError(f"{name} {flags[name]!r}") from None
-    if limits["placement"] not in PLACEMENTS:
-        raise ValueError(f"placement {limits['placement']!r}")
-    ports = limits["ports"] and _SPELT["ports"][1](limits["ports"])
-    hosts = Hosts((*listed, own), own.name, str(terms["head"]), limits["most"], limits["placement"], ports)
+    ports = terms.ports and range(*terms.ports)
+    hosts = Hosts((*listed, own), own.name, terms.head, terms.most, terms.placement, ports)
     if hosts.head_name not in hosts.names or hosts.is_head:
         raise ValueError("the head is another one")
-    given = {"watch": True, "config_server": request.url, "timeout_s": left_s, "hosts": hosts, "joins": True}
-    options = Options(command, **flags, **given)
+    options = Options(
+        tuple(map(os.fsdecode, terms.command)), watch=True, config_server=request.url, timeout_s=terms.left_s,
+        hosts=hosts, joins=True, **flags,
+    )  # fmt: skip
     return replace(options, **request.own_flags, secret=request.secret)

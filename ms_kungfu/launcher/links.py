@@ -13,17 +13,18 @@ a connection waits for a while, and there is room for so many only.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
-from ms_kungfu.broker_protocol import ProtocolError, close_all
+from ms_kungfu.broker_protocol import close_all
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.control import Channel, call
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.segments import Asker, HostSegment, PlainSegment, Progress, the_runtime
+from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.wire.codec import ProtocolError
 from ms_kungfu.launcher.within import within
 
 if TYPE_CHECKING:
@@ -241,11 +242,8 @@ class LinkMaker:
         channel = await call(self.machine, self.hosts.own.address, Host(host).address, self.port, self.secret, MAKE_S)
         try:
             job, version, attempt, own, number = name
-            channel.send({"link": {
-                "job": job, "version": version, "attempt": attempt, "from": own, "number": number,
-            }})  # fmt: skip
-            if (await channel.receive()).get("linked") is not True:
-                raise ProtocolError(f"{host} doesn't want a link")
+            channel.send(m.Link(job, version, attempt, own, number))
+            await channel.receive(m.LINKED)
             return channel
         except OSError as error:
             channel.close()
@@ -268,9 +266,11 @@ class LinkMaker:
         finally:
             del self._expected[name]
 
-    async def take(self, channel: Channel, fields: Any) -> bool:
-        """Another host has called, for the link that `fields` name. Whether the connection belongs to a link now."""
-        name = _named(fields, self.job)
+    async def take(self, channel: Channel, link: m.Link) -> bool:
+        """Another host has called, for a link. Whether the connection belongs to a link now."""
+        if self.job not in ("", link.job):  # who has heard of the job first may call somebody who hasn't yet
+            raise ProtocolError(f"no link of this job: {link.job[:_MAX_SHOWN]!r}")
+        name = (link.job, link.version, link.attempt, link.host, link.number)
         if name not in self._expected:
             if name in self._waiting or len(self._waiting) >= _MAX_WAITING:
                 raise ProtocolError("too many links")
@@ -284,18 +284,9 @@ class LinkMaker:
         expected = self._expected.get(name)
         if expected is None or expected.done():
             return False
-        channel.send({"linked": True})
+        channel.send(m.Linked())
         await channel.flushed()
         if expected.done():  # given up meanwhile
             return False
         expected.set_result(channel)
         return True
-
-
-def _named(fields: Any, job: str) -> _Named:
-    with contextlib.suppress(KeyError, TypeError):
-        name = (fields["job"], fields["version"], fields["attempt"], fields["from"], fields["number"])
-        # Who has heard of the job first may call somebody who hasn't yet.
-        if [type(part) for part in name] == [str, int, int, str, int] and job in ("", fields["job"]):
-            return name
-    raise ProtocolError(f"no link of this job: {repr(fields)[:_MAX_SHOWN]}")

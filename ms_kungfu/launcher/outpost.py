@@ -17,14 +17,13 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import signal
 from dataclasses import replace
 from typing import Any, Callable
 
 from ms_kungfu import env
-from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu._words import printable
-from ms_kungfu.broker_protocol import ProtocolError, text_field
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import (
     Seat,
@@ -47,7 +46,7 @@ from ms_kungfu.launcher.control import (
     call_once,
     remedy_for,
 )
-from ms_kungfu.launcher.hello import Hello, flags_of
+from ms_kungfu.launcher.hello import flags_of, hello_of
 from ms_kungfu.launcher.hosts import Host
 from ms_kungfu.launcher.job import Job
 from ms_kungfu.launcher.links import LinkMaker
@@ -56,11 +55,14 @@ from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.policy import EXIT_TIMEOUT, bug, not_begun, signal_name
-from ms_kungfu.launcher.seat import Loss, Record, Report, Term, Worker, how_it_has_ended, moves
-from ms_kungfu.launcher.sites import CANT_RUN, Launch, LocalSite, told_of_the_host
+from ms_kungfu.launcher.seat import Record, Term, how_it_has_ended, moves
+from ms_kungfu.launcher.segments import HostSegment
+from ms_kungfu.launcher.sites import CANT_RUN, LocalSite, told_of_the_host
 from ms_kungfu.launcher.startup import StartError, find_devices, serve_status
 from ms_kungfu.launcher.status import outline
-from ms_kungfu.launcher.supervisor import Exited, Started, Supervisor
+from ms_kungfu.launcher.supervisor import Exited, Supervisor
+from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.wire.codec import ProtocolError
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
@@ -119,9 +121,9 @@ class Outpost:
         self._secret = ""  # of the brokers
         self._interrupted = 0  # by this signal
         # For the next head:
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, m.Worker] = {}
         self._reported: dict[int, tuple[int | None, int | None]] = {}  # pid and exit code in the last report
-        self._losses: dict[int, list[Loss]] = {}
+        self._losses: dict[int, list[m.Loss]] = {}
 
     async def run(self) -> int:
         """The job's exit code. StartError where it never started. Nothing of the job is left here when it returns."""
@@ -187,7 +189,7 @@ class Outpost:
             return outline(self._options, "starts", f"waits for {PROGRAM} on {head}", self._started_at)
         answer = self._questions[number] = self._loop.create_future()
         try:
-            self._send("status", number)
+            self._send(m.StatusQuestion(number))
             return await within(_HEAD_STATUS_S, answer)
         except asyncio.TimeoutError:
             why = f"{PROGRAM} on {head}, which has the job, doesn't answer"
@@ -211,27 +213,27 @@ class Outpost:
             return
         if number == signal.SIGTERM and self._options.watch:
             self._is_leaving = True
-            self._tell_the_head("leave", True)
+            self._tell_the_head(m.Leave())
             limit_s = self._options.leave_grace_s
             _log.info("this host leaves the job: its workers do after their step, within %g s (-leave-grace)", limit_s)
             late = f"{PROGRAM}: interrupted by SIGTERM, and the head has not let this host go"
             self._later(limit_s + _LET_GO_S, self._end, 128 + number, late)
             return
         self._is_told, self._interrupted = True, number
-        self._tell_the_head("interrupted", number)
+        self._tell_the_head(m.Interrupted(number))
         late = f"{PROGRAM}: interrupted by {signal_name(number)}, and the head has not ended the job"
         next_s = 0.0 if self._seated is None else _LEASES * self._lease_s
         self._later(_HEAD_S + next_s, self._end, 128 + number, late)
 
-    def _tell_the_head(self, what: str, value: int) -> None:
+    def _tell_the_head(self, message: m.Leave | m.Interrupted) -> None:
         """One that is here may not have heard of this host yet."""
         head, own = self._head, self._options.host.name
-        if head is not None and not head.is_deposed and what == "leave":
+        if head is None or head.is_deposed:
+            self._send(message)
+        elif isinstance(message, m.Leave):
             head.host_leaves(own)
-        elif head is not None and not head.is_deposed:
-            head.interrupted(value, f" on host {own}")
-        elif self._channel is not None:
-            self._channel.send({what: value})
+        else:
+            head.interrupted(message.number, f" on host {own}")
 
     # ---- the head ----
 
@@ -263,9 +265,8 @@ class Outpost:
                 f"{options.host.name}:{port}, where the other hosts call, can't be used: {error.strerror or error}; "
                 f"{remedy}"
             ) from None
-        logdir = "" if options.logdir is None else str(options.logdir)
-        flags = {} if options.joins else flags_of(options)
-        hello = Hello(options.host.name, VERSION, mindspore_version(), flags, cores, devices, logdir)
+        self._devices = devices
+        hello = hello_of(options, devices, cores, {} if options.joins else flags_of(options))
         # -delay is the head's: it listens afterwards.
         wait_s = join_timeout_s + options.delay_s
         self._since = self._loop.time()
@@ -376,44 +377,36 @@ class Outpost:
 
     async def _take(self, channel: Channel) -> bool:
         """Another host has called."""
-        message = await within(_HEAD_S, channel.receive())
-        if self._head is not None and "link" not in message:
-            return await self._head.serve(channel, message)
-        if "head" in message:
-            await self._answer_a_head(channel, message["head"])
-            return False
-        if "report" in message:
-            return False  # the seat is this host's, which hasn't heard of it yet: who comes looks once more
-        if "link" not in message:
-            channel.send({"refused": f"{self._options.host.name} hasn't got the job; give the same flags on all hosts"})
+        said = await within(_HEAD_S, channel.receive(m.FIRST_WORDS))
+        if isinstance(said, m.Link):
+            return await self._links.take(channel, said)
+        if self._head is not None:
+            return await self._head.serve(channel, said)
+        if isinstance(said, m.Head):
+            await self._answer_a_head(channel, said)
+        elif isinstance(said, m.Ask) or said.report is None:
+            channel.send(m.Refused(f"{self._options.host.name} hasn't got the job; give the same flags on all hosts"))
             await channel.flushed()
-            return False
-        return await self._links.take(channel, message["link"])
+        # Else the seat is this host's, which hasn't heard of it yet: who comes looks once more.
+        return False
 
-    async def _answer_a_head(self, channel: Channel, asking: Any) -> None:
+    async def _answer_a_head(self, channel: Channel, asking: m.Head) -> None:
         """Another host has the job, as it thinks, and asks what this one does."""
-        if not isinstance(asking, dict):
-            raise ProtocolError("a head says who it is")
-        name, theirs, own = text_field(asking, "host"), text_field(asking, "hosts"), self._options.hosts
-        is_in_a_job = self._channel is not None
-        channel.send({
-            "hosts": str(own), "calls": own.head.name, "for_s": self._loop.time() - self._since,
-            "in_a_job": is_in_a_job,
-        })  # fmt: skip
+        own, is_in_a_job = self._options.hosts, self._channel is not None
+        calls_for_s = self._loop.time() - self._since
+        channel.send(m.Calls(str(own), own.head.name, calls_for_s, in_a_job=is_in_a_job))
         await channel.flushed()
-        if not is_in_a_job and name != own.head.name:
+        if not is_in_a_job and asking.host != own.head.name:
             self._warn_once(
-                f"{PROGRAM} was told -H {theirs} on {name} and waits there for this host, which calls {own.head.name}; "
-                f"here it is {own}. Give the same -H, in the same order, on all hosts"
+                f"{PROGRAM} was told -H {asking.hosts} on {asking.host} and waits there for this host, which calls "
+                f"{own.head.name}; here it is {own}. Give the same -H, in the same order, on all hosts"
             )
 
-    async def _obey_all(self, channel: Channel | None, hello: Hello) -> None:
+    async def _obey_all(self, channel: Channel | None, hello: m.Hello) -> None:
         options = self._options
-        joining: dict[str, Any] = {"agent": hello.to_json(), "slots": options.host.slots}
-        # A host that joins has the job's command from the head. It is beside the hello, not in it: a head with an older
-        # ms_kungfu refuses a hello that it doesn't know before it finds that the versions differ.
-        first: dict[str, Any] = {"agent": hello.to_json(), "command": list(options.command)}
-        words = joining if options.joins else first
+        joining = m.Agent(hello, slots=options.host.slots)
+        # A host that joins has the job's command from the head.
+        words = joining if options.joins else m.Agent(hello, list(map(os.fsencode, options.command)))
         with contextlib.ExitStack() as begun:
             while channel is not None:
                 try:
@@ -432,45 +425,39 @@ class Outpost:
                     self._end(1, f"{PROGRAM}: {trouble}; the workers here are ended")
                     return
                 channel = await self._next_head(trouble)
-                words = {"agent": hello.to_json(), "report": self._report().to_json()} if self._is_known else joining
+                words = m.Agent(hello, report=self._report()) if self._is_known else joining
                 self._reported = {key: (worker.pid, worker.code) for key, worker in self._workers.items()}
 
-    async def _obey_one(
-        self, channel: Channel, words: dict[str, Any], hello: Hello, begun: contextlib.ExitStack
-    ) -> str:
+    async def _obey_one(self, channel: Channel, words: m.Agent, hello: m.Hello, begun: contextlib.ExitStack) -> str:
         """A head, until the connection ends; why it has, "" where the job has."""
         head = self._head_name
         try:
             channel.send(words)
             # A head that dies, or stands still, just now isn't waited for: the next one waits for this host's report.
-            patience_s = self._lease_s / 2 if "report" in words else None
+            patience_s = None if words.report is None else self._lease_s / 2
             if patience_s is None:  # a head that waits for its hosts may be switched off, or cut off, meanwhile
                 channel.set_silence(self._lease_s)
-            message = await within(patience_s, channel.receive())
-            if "refused" in message:
+            welcome = await within(patience_s, channel.receive(m.WELCOME))
+            if isinstance(welcome, m.Refused):
                 if self._seated is None:
-                    raise StartError(str(message["refused"]))
-                self._end(1, f"{PROGRAM}: {message['refused']}")
+                    raise StartError(welcome.refused)
+                self._end(1, f"{PROGRAM}: {welcome.refused}")
                 return ""
-            welcome = message["welcome"]
             if self._seated is None:
                 begun.enter_context(self._begun(channel, hello, welcome))
             else:
                 self._go_over_to(channel)
-            self._seated = int(welcome["seat"]) if "seat" in welcome else None
+            self._seated = welcome.seat
             _log.info("this host takes part in the job of %s", head)
-            if "warning" in welcome:
-                self._warn_once(printable(str(welcome["warning"])))
+            if welcome.warning:
+                self._warn_once(printable(welcome.warning))
             while not self._ended.done():
-                for what, value in (await channel.receive()).items():
-                    self._obey(what, value)
+                self._obey(await channel.receive(m.FROM_HEAD))
             # The sockets close before the head does: a worker that asks is gone by now, or about to be.
         except asyncio.TimeoutError:
             return f"{PROGRAM} on {head} doesn't answer"
         except ProtocolError as error:
             return f"{head} says what isn't understood: {error}"
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            return f"{head} says something wrongly: {error!r}"
         except OSError as error:
             return f"{PROGRAM} on {head}, which has the job, is gone ({error.strerror or error})"
         except StartError:
@@ -579,13 +566,13 @@ class Outpost:
         term = Term(keys, seat, record, self._secret, self._started_at)
         self._lead(replace(options, hosts=record.hosts_of(options)), term)
 
-    def _report(self) -> Report:
+    def _report(self) -> m.Report:
         relay = self._relay
-        return Report(
+        return m.Report(
             list(self._workers.values()),
             {version: self._losses.get(version, []) for version in relay.segments()},
             relay.leaving(),
-            relay.placed(),
+            [(str(peer), incarnation) for peer, incarnation in relay.placed()],
             relay.cores,
         )
 
@@ -605,12 +592,12 @@ class Outpost:
             if code is None and worker.code is not None:
                 self._tell_exited(worker)
         if self._is_guardless:
-            self._send("guardless", True)
+            self._send(m.Guardless())
         self._listen_for(channel)
         if self._is_leaving:
-            channel.send({"leave": True})
+            channel.send(m.Leave())
         if self._interrupted:
-            channel.send({"interrupted": self._interrupted})
+            channel.send(m.Interrupted(self._interrupted))
 
     def _listen_for(self, channel: Channel) -> None:
         if self._options.host_timeout_s is not None:
@@ -619,17 +606,17 @@ class Outpost:
             self._look_for_the_head(channel, Leases(limit_s, after_pause_s=min(_AFTER_PAUSE_S, limit_s)))
 
     @contextlib.contextmanager
-    def _begun(self, channel: Channel, hello: Hello, welcome: dict[str, Any]) -> Any:
+    def _begun(self, channel: Channel, hello: m.Hello, welcome: m.Welcome) -> Any:
         options, machine = self._options, self._machine
-        secret = self._secret = options.secret or str(welcome["secret"])
-        self._links.job = str(welcome["job"])
-        self._look_s = min(float(welcome["look_s"]), _MAX_LOOK_S)
+        secret = self._secret = options.secret or welcome.secret or ""
+        self._links.job = welcome.job
+        self._look_s = min(welcome.look_s, _MAX_LOOK_S)
         relay = self._relay = machine.make_relay(channel.send)
         self._links.find_store = relay.stores.find
         server = machine.serve_broker(relay, bytes.fromhex(secret))
         try:
             self._site = LocalSite(
-                hello.host, machine, self._supervisor, self._output, hello.devices,
+                hello.host, machine, self._supervisor, self._output, self._devices,
                 Shares(hello.cores, options.cores_per_worker), told_of_the_host(server.address, secret),
                 unheard=lambda: len(self._pids) - server.connections(),
             )  # fmt: skip
@@ -648,78 +635,57 @@ class Outpost:
             server.close()
             relay.close()
 
-    def _send(self, what: str, message: object) -> None:
+    def _send(self, message: m.FromHost) -> None:
         if self._channel is not None:
-            self._channel.send({what: message})
+            self._channel.send(message)
 
-    def _obey(self, what: str, value: Any) -> None:
-        relay = self._relay
-        if what == "answer":
-            relay.answer(int(value["number"]), value["message"])
-        elif what == "lost":
-            segment = relay.segment(int(value["version"]))
+    def _obey(self, said: m.FromHead) -> None:
+        if type(said) in _OF_A_VERSION:
+            segment = self._relay.segment(said.version)  # type: ignore[union-attr]
             if segment is not None:
-                loss = int(value["rank"]), str(value["reason"]), bool(value["recover"]), bool(value["reaped"])
-                segment.mark_lost(*loss)
-                told = self._losses.setdefault(int(value["version"]), [])
-                if loss[0] not in [rank for rank, *_ in told]:
-                    told.append(loss)
-        elif what == "lose_host":
-            segment = relay.segment(int(value["version"]))
-            if segment is not None:
-                segment.lose_host(str(value["host"]))
-        elif what == "beat":
-            pass
-        elif what == "hold":
-            relay.hold_deadlines(value is True)
-        elif what == "seat":
-            self._seated = int(value)
-        elif what == "status":
-            question = self._questions.get(int(value["number"]))
-            if question is not None and not question.done():
-                question.set_result(dict(value["job"]))
-        elif what == "announce":
-            segment = relay.segment(int(value["version"]))
-            if segment is not None:
-                segment.announce(int(value["newer"]))
-        elif what == "sync":
-            version, number = int(value["version"]), int(value["number"])
-            segment = relay.segment(version)
-            if segment is not None and number > self._sync_points.get(version, 0):
-                self._sync_points[version] = number
-                segment.request_sync_point(number)
-        elif what == "start":
-            self._start(Launch.from_json(value))
-        elif what == "signal":
-            self._site.signal(int(value["number"]), None if value["key"] is None else int(value["key"]))
-        elif what == "pin":
-            pid = self._pids.get(int(value["key"]))
-            if pid is not None:
-                self._site.pin(int(value["key"]), pid, [int(core) for core in value["cores"]])
-        elif what == "ending":
-            segment = relay.segment(int(value["version"]))
-            if segment is not None:
-                segment.set_ending(int(value["rank"]), bool(value["ending"]))
-        elif what == "stack":
-            pid = self._pids.get(int(value))
-            if pid is not None:
-                self._site.ask_for_stack(int(value), pid)
-        elif what == "release":
-            self._site.release(str(value))
-        elif what == "make":
-            version, attempt = int(value["version"]), int(value["attempt"])
-            cluster = Cluster.from_json(value["cluster"])
-            self._drop(version)
-            making = asyncio.ensure_future(self._make(cluster, attempt, bool(value["recovers"])))
-            self._making[version] = (attempt, making)
-        elif what == "close":
-            self._drop(int(value["version"]))
-        elif what == "end":
-            if value["left"]:
-                _log.info("this host has left the job")
-            self._end(int(value["code"]), str(value["words"] or ""))
+                _OF_A_VERSION[type(said)](self, segment, said)
         else:
-            raise ProtocolError(f"{what!r} means nothing")
+            _OBEYED[type(said)](self, said)
+
+    def _lose(self, segment: HostSegment, said: m.Lost) -> None:
+        segment.mark_lost(said.rank, said.reason, said.recover, said.reaped)
+        told = self._losses.setdefault(said.version, [])
+        if said.rank not in [rank for rank, *_ in told]:
+            told.append((said.rank, said.reason, said.recover, said.reaped))
+
+    def _sync(self, segment: HostSegment, said: m.Sync) -> None:
+        if said.number > self._sync_points.get(said.version, 0):
+            self._sync_points[said.version] = said.number
+            segment.request_sync_point(said.number)
+
+    def _hear_status(self, said: m.JobStatus) -> None:
+        question = self._questions.get(said.number)
+        if question is not None and not question.done():
+            question.set_result(said.job)
+
+    def _hear_seat(self, said: m.Seat) -> None:
+        self._seated = said.since
+
+    def _pin(self, said: m.Pin) -> None:
+        pid = self._pids.get(said.key)
+        if pid is not None:
+            self._site.pin(said.key, pid, said.cores)
+
+    def _ask_for_stack(self, said: m.Stack) -> None:
+        pid = self._pids.get(said.key)
+        if pid is not None:
+            self._site.ask_for_stack(said.key, pid)
+
+    def _begin_making(self, said: m.Make) -> None:
+        cluster = said.cluster.cluster()
+        self._drop(cluster.version)
+        making = asyncio.ensure_future(self._make(cluster, said.attempt, said.recovers))
+        self._making[cluster.version] = (said.attempt, making)
+
+    def _hear_the_end(self, said: m.End) -> None:
+        if said.left:
+            _log.info("this host has left the job")
+        self._end(said.code, said.words or "")
 
     # ---- segments ----
 
@@ -732,7 +698,7 @@ class Outpost:
             error = str(trouble) or repr(trouble)
         if self._making.get(cluster.version, (None,))[0] == attempt:
             del self._making[cluster.version]
-        self._send("made", {"version": cluster.version, "attempt": attempt, "error": error})
+        self._send(m.Made(cluster.version, attempt, error))
 
     def _drop(self, version: int) -> None:
         if version in self._making:
@@ -748,14 +714,14 @@ class Outpost:
         for version, segment in self._relay.segments().items():
             if segment.sync_points() > self._sync_points.get(version, 0):
                 self._sync_points[version] = segment.sync_points()
-                self._send("syncs", {"version": version, "number": self._sync_points[version]})
+                self._send(m.Syncs(version, self._sync_points[version]))
             if version not in self._unlinked and (why := segment.failure()):
                 self._unlinked.add(version)
-                self._send("unlinked", {"version": version, "why": why})
+                self._send(m.Unlinked(version, why))
             for host, why in segment.unreachable():
                 if (version, host) not in self._apart:
                     self._apart.add((version, host))
-                    self._send("unreachable", {"version": version, "host": host, "why": why})
+                    self._send(m.Unreachable(version, host, why))
         self._timers[:] = [
             timer for timer in self._timers if not timer.cancelled() and timer.when() > self._loop.time()
         ]
@@ -765,7 +731,7 @@ class Outpost:
         """And says that this host is there. A host that the head has given up must not go on for long."""
         if channel is not self._channel:
             return
-        self._send("beat", True)
+        self._send(m.Beat())
         head = self._head_name
         is_silent = bool(leases.run_out(self._loop.time(), {head: channel.heard}))
         if is_silent and self._seated is not None:
@@ -773,7 +739,7 @@ class Outpost:
             return
         if is_silent:
             limit = f"for {self._options.host_timeout_s:g} s (-host-timeout)"
-            self._send("ends", f"nothing came to it from {head} {limit}")  # where the network is whole again
+            self._send(m.Ends(f"nothing came to it from {head} {limit}"))  # where the network is whole again
             self._end(1, f"{PROGRAM}: nothing came from {head}, which has the job, {limit}; the workers here are ended")
         self._later(leases.period_s, self._look_for_the_head, channel, leases)
 
@@ -784,11 +750,11 @@ class Outpost:
 
     # ---- processes ----
 
-    def _start(self, launch: Launch) -> None:
+    def _start(self, launch: m.Launch) -> None:
         told = launch.environment
         for key in [key for key, worker in self._workers.items() if worker.code is not None][:-_MOST_ENDED]:
             del self._workers[key]  # news to nobody any more
-        self._workers[launch.key] = Worker(
+        self._workers[launch.key] = m.Worker(
             launch.key,
             str(told[env.SELF.name]),
             int(str(told[env.INCARNATION.name])),
@@ -806,7 +772,7 @@ class Outpost:
         if event is None:
             self._loop.remove_reader(self._supervisor.fileno())
             self._is_guardless = True
-            self._send("guardless", True)
+            self._send(m.Guardless())
         elif isinstance(event, Exited):
             self._pids.pop(event.key, None)
             self._has_exited(event)
@@ -821,15 +787,13 @@ class Outpost:
         worker.code, worker.error = event.code, event.error
         self._tell_exited(worker)
 
-    def _tell_started(self, worker: Worker) -> None:
+    def _tell_started(self, worker: m.Worker) -> None:
         assert worker.pid is not None
-        self._send("started", vars(Started(worker.key, worker.pid)))
+        self._send(m.Started(worker.key, worker.pid))
 
-    def _tell_exited(self, worker: Worker) -> None:
+    def _tell_exited(self, worker: m.Worker) -> None:
         assert worker.code is not None
-        # What it may have said before it ended comes first.
-        exited = vars(Exited(worker.key, worker.code, worker.error))
-        self._send("exited", {**exited, "gave_up": self._new_words()})
+        self._send(m.Exited(worker.key, worker.code, worker.error, self._new_words()))
 
     def _new_words(self) -> dict[int, dict[int, str]]:
         """Why ranks of this host can't go on, where the head hasn't been told."""
@@ -861,8 +825,30 @@ class Outpost:
         )
         starved = [key for key, pid in self._pids.items() if stands and self._machine.is_starved(pid)]
         self._beats = beats
-        self._send("looked", {
-            "now": self._loop.time(), "beats": beats, "gave_up": self._new_words(), "stopped": stopped,
-            "starved": starved, "progress": progress, "awaited": awaited,
-        })  # fmt: skip
+        self._send(m.Looked(self._loop.time(), beats, self._new_words(), stopped, starved, progress, awaited))
         self._later(self._look_s, self._look)
+
+
+# What the head says, and what does it.
+_OBEYED: dict[type, Callable[[Outpost, Any], None]] = {
+    m.Answer: lambda host, said: host._relay.answer(said.number, said.message),
+    m.Beat: lambda host, said: None,
+    m.Hold: lambda host, said: host._relay.hold_deadlines(said.held),
+    m.Seat: Outpost._hear_seat,
+    m.JobStatus: Outpost._hear_status,
+    m.Launch: lambda host, said: host._start(said),
+    m.Signal: lambda host, said: host._site.signal(said.number, said.key),
+    m.Pin: Outpost._pin,
+    m.Stack: Outpost._ask_for_stack,
+    m.Release: lambda host, said: host._site.release(said.log_name),
+    m.Make: Outpost._begin_making,
+    m.Close: lambda host, said: host._drop(said.version),
+    m.End: Outpost._hear_the_end,
+}
+_OF_A_VERSION: dict[type, Callable[[Outpost, HostSegment, Any], None]] = {
+    m.Lost: Outpost._lose,
+    m.LoseHost: lambda host, segment, said: segment.lose_host(said.host),
+    m.Announce: lambda host, segment, said: segment.announce(said.newer),
+    m.Sync: Outpost._sync,
+    m.Ending: lambda host, segment, said: segment.set_ending(said.rank, said.ending),
+}

@@ -10,11 +10,13 @@ import itertools
 import threading
 from typing import Any, Callable
 
-from ms_kungfu.broker_protocol import WAIT, Connection, ProtocolError
+from ms_kungfu.broker_protocol import WAIT, Connection
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.broker import is_alive
 from ms_kungfu.launcher.segments import HostSegment
 from ms_kungfu.launcher.stores import Stores
+from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.wire.codec import ProtocolError
 
 _LOOK_S = 1.0  # whether who asks has given up
 _ANSWER_TIMEOUT_S = 10.0
@@ -26,7 +28,7 @@ class Relay:
 
     def __init__(
         self,
-        send: Callable[[dict[str, Any]], None],
+        send: Callable[[m.FromHost], None],
         condition: Callable[[], threading.Condition] = threading.Condition,
         is_alive: Callable[[int], bool] = is_alive,
     ) -> None:
@@ -54,13 +56,13 @@ class Relay:
                 self._answers[number] = message
                 self._changed.notify_all()
 
-    def ask_again(self, send: Callable[[dict[str, Any]], None]) -> None:
+    def ask_again(self, send: Callable[[m.FromHost], None]) -> None:
         """Another head has the job: what has no answer yet is asked of it. `send` brings a message there."""
         with self._changed:
             self._send = send
             for number, message in self._asked.items():
                 if number not in self._answers:
-                    send({"ask": {"number": number, "message": message}})
+                    send(m.Asks(number, message))
 
     def leaving(self) -> list[str]:
         with self._changed:
@@ -157,7 +159,7 @@ class Relay:
         with self._changed:
             number = next(self._numbers)
             self._asked[number] = message
-            self._send({"ask": {"number": number, "message": message}})
+            self._send(m.Asks(number, message))
         try:
             while True:
                 with self._changed:
@@ -174,7 +176,7 @@ class Relay:
                         return None
                     held = self._held
                 if connection.is_closed() or (held and not _hears_to_wait(connection)):
-                    self._send({"hung_up": number})
+                    self._send(m.HungUp(number))
                     return None
         finally:
             with self._changed:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import math
-import signal
+import os
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Collection, Mapping, Sequence
@@ -20,16 +20,14 @@ from pathlib import Path
 from typing import Any, Callable, Protocol
 
 from ms_kungfu import env
-from ms_kungfu._version import VERSION, mindspore_version
 from ms_kungfu._words import counted
-from ms_kungfu.broker_protocol import ProtocolError, text_field
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import Seat
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.broker import Broker
 from ms_kungfu.launcher.control import Channel, ControlServer, call_once, reason_of, remedy_for
 from ms_kungfu.launcher.hangs import HangWatch
-from ms_kungfu.launcher.hello import Hello, flags_of, objection, other_command, other_versions
+from ms_kungfu.launcher.hello import devices_of, flags_of, hello_of, objection, other_command, other_versions
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.joining import joining_host, terms_of
 from ms_kungfu.launcher.links import MAKE_S, LinkMaker
@@ -38,12 +36,13 @@ from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.output import log_paths
 from ms_kungfu.launcher.policy import Recover
-from ms_kungfu.launcher.seat import Report
 from ms_kungfu.launcher.segments import Asker, HostSegment, NotMadeYet, PlainSegment, Progress, Segment
-from ms_kungfu.launcher.sites import Launch, Site
+from ms_kungfu.launcher.sites import Site
 from ms_kungfu.launcher.startup import Start, StartError
 from ms_kungfu.launcher.stuck import told_each_s, waits_between_hosts
 from ms_kungfu.launcher.supervisor import Exited, Started
+from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.wire.codec import ProtocolError
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
@@ -114,43 +113,43 @@ class Reports(Protocol):
 class RemoteSite:
     """One of the hosts."""
 
-    def __init__(self, owner: RemoteHosts, channel: Channel, hello: Hello, cores_per_worker: int | None) -> None:
+    def __init__(self, owner: RemoteHosts, channel: Channel, hello: m.Hello, cores_per_worker: int | None) -> None:
         self.name = hello.host
-        self.devices = hello.devices
+        self.devices = devices_of(hello)
         self.shares = Shares(hello.cores, cores_per_worker)
         self.segments: dict[int, SpreadSegment] = {}  # those that it has, or is making
         self.lost = ""  # why
         self._farewell = ""  # why it ends by itself
-        self._last_words: dict[str, Any] | None = None  # of one that is given up, until it has been told
+        self._last_words: m.End | None = None  # of one that is given up, until it has been told
         self.apart: dict[tuple[int, str], str] = {}  # version, host that it can't reach any more -> why
-        self.early: list[tuple[str, Any]] = []  # what it has said before anybody listened
+        self.early: list[m.FromHost] = []  # what it has said before anybody listened
         self._owner = owner
         self._channel = channel
-        self._logdir = Path(hello.logdir) if hello.logdir else None
+        self._logdir = Path(os.fsdecode(hello.logdir)) if hello.logdir else None
         self._asking: dict[int, _RemoteAsker] = {}
         self._watch = HangWatch(owner.options.peer_timeout_s or math.inf)
 
     # ---- what it is asked for ----
 
-    def send(self, what: str, message: object) -> None:
+    def send(self, message: m.FromHead) -> None:
         """From any thread."""
-        self._channel.send({what: message})
+        self._channel.send(message)
 
-    def start(self, launch: Launch) -> None:
-        self.send("start", vars(launch))
+    def start(self, launch: m.Launch) -> None:
+        self.send(launch)
 
     def signal(self, number: int, key: int | None = None) -> None:
-        self.send("signal", {"number": number, "key": key})
+        self.send(m.Signal(number, key))
 
     def pin(self, key: int, pid: int, cores: Sequence[int]) -> None:
-        self.send("pin", {"key": key, "cores": list(cores)})
+        self.send(m.Pin(key, tuple(cores)))
 
     def ask_for_stack(self, key: int, pid: int) -> bool:
-        self.send("stack", key)
+        self.send(m.Stack(key))
         return True  # it isn't known yet
 
     def release(self, log_name: str) -> None:
-        self.send("release", log_name)
+        self.send(m.Release(log_name))
 
     def log_paths(self, log_name: str) -> list[Path]:
         return log_paths(self._logdir, log_name)
@@ -173,7 +172,7 @@ class RemoteSite:
         goes_on = self._owner.workers.done() and self._owner.options.recover is not Recover.FAIL
         text = "the job goes on without this host" if goes_on else f"host {self.name} is lost"
         words = None if has_left else f"{PROGRAM}: {text}: {why}"
-        self._last_words = {"code": 0 if has_left else 1, "words": words, "left": has_left}
+        self._last_words = m.End(0 if has_left else 1, words, has_left)
         if tells:
             self.tell_end()
 
@@ -181,7 +180,7 @@ class RemoteSite:
         """Once."""
         words, self._last_words = self._last_words, None
         if words is not None:
-            self.send("end", words)
+            self.send(words)
             asyncio.get_running_loop().call_later(_PARTING_S, self._channel.end)
 
     def drop(self) -> None:
@@ -200,25 +199,15 @@ class RemoteSite:
         """Until the connection ends. Why it has."""
         try:
             while True:
-                for what, value in (await self._channel.receive()).items():
-                    if self.lost:
-                        continue
-                    if what in ("interrupted", "status") and type(value) is not int:
-                        raise ProtocolError(f"{what!r} with {value!r}")
-                    if what == "interrupted" and not 0 < value < signal.NSIG:
-                        raise ProtocolError(f"{what!r} with {value!r}")
-                    if what == "interrupted":  # at any time
-                        self._owner.reports.interrupted(value, f" on host {self.name}")
-                    elif what == "leave":
-                        self._owner.reports.host_leaves(self.name)
-                    elif what == "ends":
-                        self._farewell = str(value)
-                    elif what == "status":  # somebody asks there
-                        self.send("status", {"number": value, "job": self._owner.reports.status()})
-                    elif self._owner.workers.done():
-                        self.hear(self._owner.workers.result(), what, value)
-                    elif self._owner.resumes:  # else it has nothing to tell of yet
-                        self.early.append((what, value))
+                said = await self._channel.receive(m.FROM_HOST)
+                if self.lost:
+                    continue
+                if type(said) in _AT_ANY_TIME:
+                    _AT_ANY_TIME[type(said)](self, said)
+                elif self._owner.workers.done():
+                    self.hear(self._owner.workers.result(), said)
+                elif self._owner.resumes:  # else it has nothing to tell of yet
+                    self.early.append(said)
         except ProtocolError as error:
             return f"{PROGRAM} on host {self.name} says what isn't understood: {error}"
         except OSError as error:
@@ -235,80 +224,58 @@ class RemoteSite:
             )  # fmt: skip
             return f"internal error: message from {PROGRAM} on host {self.name}: {error!r}"
 
-    def hear(self, workers: Workers, what: str, value: Any) -> None:
-        try:
-            if what == "started":
-                workers.on_event(self.name, Started(int(value["key"]), int(value["pid"])))
-            elif what == "exited":
-                exited = Exited(int(value["key"]), int(value["code"]), str(value["error"]))
-                self._note_words(value["gave_up"])
-                workers.on_event(self.name, exited)
-            elif what == "looked":
-                self._note_words(value["gave_up"])
-                self._note_beats(value["beats"])
-                self._note_progress(value["progress"])
-                self._note_waits(value["awaited"])
-                stopped, starved = ({int(key) for key in value[name]} for name in ("stopped", "starved"))
-                workers.look_at(self.name, self._watch, float(value["now"]), stopped, starved.__contains__)
-            elif what == "ask":
-                self._serve(workers.broker, int(value["number"]), value["message"])
-            elif what == "hung_up":
-                if int(value) in self._asking:
-                    self._asking[int(value)].hung_up = True
-            elif what == "made":
-                segment = self.segments.get(int(value["version"]))
-                if segment is not None and segment.attempt == value["attempt"]:
-                    segment.was_made(self.name, str(value["error"]))
-            elif what == "unlinked":
-                segment = self.segments.get(int(value["version"]))
-                if segment is not None:
-                    self._owner.unlinked(segment, str(value["why"]))
-            elif what == "syncs":
-                segment = self.segments.get(int(value["version"]))
-                if segment is not None:
-                    segment.pass_on_sync_points(int(value["number"]))
-            elif what == "unreachable":
-                version, host = int(value["version"]), str(value["host"])
-                if version in self.segments:
-                    self.apart[version, host] = str(value["why"])
-                    self._owner.note_apart()
-            elif what == "guardless":
-                reason = f"the guard process on host {self.name} was killed, and the workers there with it"
-                self._owner.lose(self, reason)
-            elif what == "beat":
-                pass
-            else:
-                raise ProtocolError(f"{what!r} means nothing")
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise ProtocolError(f"{what} is said wrongly: {error!r}") from None
+    def hear(self, workers: Workers, said: m.FromHost) -> None:
+        """ProtocolError where it can't say that now."""
+        if type(said) in _OF_A_VERSION:
+            segment = self.segments.get(said.version)  # type: ignore[union-attr]
+            if segment is not None:
+                _OF_A_VERSION[type(said)](self, segment, said)
+        else:
+            _OF_WORKERS[type(said)](self, workers, said)
 
-    def _note_words(self, gave_up: dict[str, dict[str, str]]) -> None:
+    def _hear_end(self, said: m.Ends) -> None:
+        self._farewell = said.why
+
+    def _hear_exited(self, workers: Workers, said: m.Exited) -> None:
+        self._note_words(said.gave_up)
+        workers.on_event(self.name, Exited(said.key, said.code, said.error))
+
+    def _hear_looked(self, workers: Workers, said: m.Looked) -> None:
+        self._note_words(said.gave_up)
+        for version, segment in self.segments.items():
+            segment.beats.update(said.beats.get(version, {}))
+            for rank, progress in said.progress.get(version, {}).items():
+                segment.note_progress(rank, progress)
+            if version in said.awaited:
+                segment.waits[self.name] = said.awaited[version]
+        workers.look_at(self.name, self._watch, said.now, set(said.stopped), set(said.starved).__contains__)
+
+    def _note_words(self, gave_up: m.Words) -> None:
         for version, words in gave_up.items():
-            if int(version) in self.segments:
-                self.segments[int(version)].words.update({int(rank): str(why) for rank, why in words.items()})
+            if version in self.segments:
+                self.segments[version].words.update(words)
 
-    def _note_beats(self, beats: dict[str, dict[str, int]]) -> None:
-        for version, counts in beats.items():
-            if int(version) in self.segments:
-                self.segments[int(version)].beats.update({int(rank): int(count) for rank, count in counts.items()})
+    def _hear_hung_up(self, workers: Workers, said: m.HungUp) -> None:
+        if said.number in self._asking:
+            self._asking[said.number].hung_up = True
 
-    def _note_progress(self, progress: dict[str, dict[str, Any]]) -> None:
-        for version, told in progress.items():
-            if int(version) in self.segments:
-                for rank, (step, each_s, ago_s) in told.items():
-                    self.segments[int(version)].note_progress(int(rank), (int(step), float(each_s), float(ago_s)))
+    def _hear_guardless(self, workers: Workers, said: m.Guardless) -> None:
+        self._owner.lose(self, f"the guard process on host {self.name} was killed, and the workers there with it")
 
-    def _note_waits(self, awaited: dict[str, list[Any]]) -> None:
-        for version, waits in awaited.items():
-            if int(version) in self.segments:
-                told = [(int(sleeper), int(other), bool(is_overdue)) for sleeper, other, is_overdue in waits]
-                self.segments[int(version)].waits[self.name] = told
+    def _hear_made(self, segment: SpreadSegment, said: m.Made) -> None:
+        if segment.attempt == said.attempt:
+            segment.was_made(self.name, said.error)
 
-    def _serve(self, broker: Broker, number: int, message: object) -> None:
-        if not isinstance(message, dict) or number in self._asking:
-            raise ProtocolError(f"{message!r} is no request")
+    def _hear_unreachable(self, segment: SpreadSegment, said: m.Unreachable) -> None:
+        self.apart[said.version, said.host] = said.why
+        self._owner.note_apart()
+
+    def _serve(self, workers: Workers, said: m.Asks) -> None:
+        broker, number, message = workers.broker, said.number, said.message
+        if number in self._asking:
+            raise ProtocolError(f"request {number} is there already")
         if len(self._asking) >= _MAX_ASKING:
-            self.send("answer", {"number": number, "message": {"error": "too many workers ask at once"}})
+            self.send(m.Answer(number, {"error": "too many workers ask at once"}))
             return
         asker = self._asking[number] = _RemoteAsker(self, number, message)
 
@@ -353,11 +320,11 @@ class _RemoteAsker:
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         self._answered = True
-        self._site.send("answer", {"number": self._number, "message": message})
+        self._site.send(m.Answer(self._number, message))
 
     def finish(self) -> None:
         if not self._answered:
-            self._site.send("answer", {"number": self._number, "message": None})
+            self._site.send(m.Answer(self._number, None))
 
     def is_closed(self) -> bool:
         return self.hung_up
@@ -417,7 +384,7 @@ class SpreadSegment:
         for site in self._remote:
             site.segments[self.cluster.version] = self
             self._missing[site.name] = loop.create_future()
-            site.send("make", {**self._named(), "cluster": self.cluster.to_json(), "recovers": self._recovers})
+            site.send(m.Make(self.attempt, m.ClusterPart.of(self.cluster), self._recovers))
             if site.lost:
                 self.was_made(site.name, site.lost, is_lost=True)
         waits: list[asyncio.Future[Any]] = [*self._missing.values(), *([] if making is None else [making])]
@@ -464,14 +431,10 @@ class SpreadSegment:
 
     def _undo(self) -> None:
         self._forget()
-        for site in self._remote:
-            site.send("close", self._named())
+        self._tell(m.Close(self.cluster.version))
         if self._local is not None:
             self._local.close()
             self._local = None
-
-    def _named(self) -> dict[str, Any]:
-        return {"version": self.cluster.version, "attempt": self.attempt}
 
     def pass_on_sync_points(self, number: int = 0) -> None:
         """What the workers of one host have asked for, those of all others hear of. `number`: of another host; 0: this
@@ -484,7 +447,7 @@ class SpreadSegment:
             self._sync_points = number
             if local is not None:
                 local.request_sync_point(number)
-        self._tell("sync", {"version": self.cluster.version, "number": number})
+        self._tell(m.Sync(self.cluster.version, number))
 
     def has(self, site: RemoteSite) -> bool:
         return site in self._remote
@@ -515,26 +478,25 @@ class SpreadSegment:
             asker.send(message)  # its host adds what belongs to it
 
     def announce(self, version: int) -> None:
-        self._tell("announce", {"version": self.cluster.version, "newer": version})
+        self._tell(m.Announce(self.cluster.version, version))
         if self._local is not None:
             self._local.announce(version)
 
     def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
-        loss = {"rank": rank, "reason": reason, "recover": recover, "reaped": reaped}
-        self._tell("lost", {"version": self.cluster.version, **loss})
+        self._tell(m.Lost(self.cluster.version, rank, reason, recover, reaped))
         if self._local is not None:
             self._local.mark_lost(rank, reason, recover, reaped)
 
     def lose_host(self, host: str) -> None:
         for site in self._remote:
             if site.name != host:
-                site.send("lose_host", {"version": self.cluster.version, "host": host})
+                site.send(m.LoseHost(self.cluster.version, host))
         if self._local is not None:
             self._local.lose_host(host)
 
-    def _tell(self, what: str, message: object) -> None:
+    def _tell(self, message: m.FromHead) -> None:
         for site in self._remote:
-            site.send(what, message)
+            site.send(message)
 
     def _is_here(self, rank: int) -> bool:
         return self.cluster.workers[rank].host == self._owner.own
@@ -558,7 +520,7 @@ class SpreadSegment:
         return waits_between_hosts(told, ranks)
 
     def set_ending(self, rank: int, ending: bool) -> None:
-        self._tell("ending", {"version": self.cluster.version, "rank": rank, "ending": ending})
+        self._tell(m.Ending(self.cluster.version, rank, ending))
         if self._local is not None:
             self._local.set_ending(rank, ending)
 
@@ -580,8 +542,7 @@ class SpreadSegment:
             self._is_closed = True
             if self._is_made:
                 self._owner.in_loop(self._forget)
-                for site in self._remote:
-                    site.send("close", self._named())
+                self._tell(m.Close(self.cluster.version))
                 if self._local is not None:
                     self._local.close()
                     self._local = None
@@ -612,7 +573,7 @@ class RemoteHosts:
         self.resumes_no_more = not resumes  # who hasn't come by now is lost
         self.seat: Seat | None = None  # in which this head is
         self._holds_deadlines = False
-        self.told: dict[str, Report] = {}  # by hosts that came to a head which resumes
+        self.told: dict[str, m.Report] = {}  # by hosts that came to a head which resumes
         self.sites: dict[str, RemoteSite] = {}
         secret = bytes.fromhex(options.secret or "")
         self._start = start
@@ -622,7 +583,7 @@ class RemoteHosts:
         self.links = None if moves else LinkMaker(
             machine, options.hosts, options.control_port, secret, len(cores), start.writer, silent_s, options.strategy
         )  # fmt: skip
-        self._hello = Hello(self.name, VERSION, mindspore_version(), flags_of(options), cores, start.devices, "")
+        self._hello = hello_of(options, start.devices, cores, flags_of(options))
         self._secret = secret
         try:
             self._server = None if moves else ControlServer(machine, secret, self.take, self._then)
@@ -636,7 +597,7 @@ class RemoteHosts:
         self.workers: asyncio.Future[Workers] = self._loop.create_future()
         self._news = asyncio.Event()
         self._attempts = start.attempts
-        self._last_words: dict[str, Any] | None = None  # once the job ends
+        self._last_words: m.End | None = None  # once the job ends
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._unlinked = False
         self._known_apart: set[tuple[str, str]] = set()  # of this host and others
@@ -766,22 +727,23 @@ class RemoteHosts:
                 self.machine, options.hosts.own.address, host.address, options.control_port, self._secret
             )
             try:
-                channel.send({"head": {"host": self.name, "hosts": str(options.hosts)}})
-                answer = await within(_FIRST_WORDS_S, channel.receive())
+                channel.send(m.Head(self.name, str(options.hosts)))
+                answer = await within(_FIRST_WORDS_S, channel.receive(m.CALLS))
             finally:
                 channel.close()
             self._silent.pop(host.name, None)
-            hosts, calls = text_field(answer, "hosts"), text_field(answer, "calls")
-            if answer.get("waits") is True:
-                self._meet_another_head(host.name, hosts)
-            elif answer.get("in_a_job") is True:
-                why = f"{host.name} takes part in another job, of {calls}; two on one host need another -port each"
-            elif calls != self.name:
+            if answer.waits:
+                self._meet_another_head(host.name, answer.hosts)
+            elif answer.in_a_job:
                 why = (
-                    f"{PROGRAM} was told -H {hosts} on {host.name} and calls {calls}; here it is {options.hosts}. Give "
-                    "the same -H, in the same order, on all hosts"
+                    f"{host.name} takes part in another job, of {answer.calls}; two on one host need another -port each"
                 )
-            elif answer.get("for_s", 0) > _CALLS_IN_VAIN_S:
+            elif answer.calls != self.name:
+                why = (
+                    f"{PROGRAM} was told -H {answer.hosts} on {host.name} and calls {answer.calls}; here it is "
+                    f"{options.hosts}. Give the same -H, in the same order, on all hosts"
+                )
+            elif answer.for_s > _CALLS_IN_VAIN_S:
                 why = (
                     f"{host.name} calls {self.name}:{options.control_port} and doesn't get through; is that port open "
                     "here?"
@@ -792,7 +754,7 @@ class RemoteHosts:
         except (OSError, asyncio.TimeoutError) as error:
             self._silent[host.name] = reason_of(error)
             return
-        except Exception as error:  # of what has been answered there
+        except Exception as error:  # such as one of TLS
             why = f"{host.name}:{options.control_port} answers, but wrongly: {error!r}"
         if why and self._refused.get(host.name) != why:
             self._refused[host.name] = why
@@ -807,16 +769,12 @@ class RemoteHosts:
             )
             self._news.set()
 
-    async def _answer_a_head(self, channel: Channel, asking: Any) -> None:
-        if not isinstance(asking, dict):
-            raise ProtocolError("a head says who it is")
-        name, hosts = text_field(asking, "host"), text_field(asking, "hosts")
-        waits = self._deadline is not None and name in self.options.hosts.names
-        own = {"hosts": str(self.options.hosts), "calls": self.name}
-        channel.send({**own, "waits": waits, "in_a_job": not waits})
+    async def _answer_a_head(self, channel: Channel, asking: m.Head) -> None:
+        waits = self._deadline is not None and asking.host in self.options.hosts.names
+        channel.send(m.Calls(str(self.options.hosts), self.name, waits=waits, in_a_job=not waits))
         await channel.flushed()
         if waits:
-            self._meet_another_head(name, hosts)
+            self._meet_another_head(asking.host, asking.hosts)
 
     def attend(self, workers: Workers) -> None:
         """From now on these hear what the hosts say."""
@@ -827,9 +785,9 @@ class RemoteHosts:
         """On what hosts have said before they were heard."""
         for site in list(self.sites.values()):
             early, site.early = site.early, []
-            for what, value in early:
+            for said in early:
                 try:
-                    site.hear(self.workers.result(), what, value)
+                    site.hear(self.workers.result(), said)
                 except ProtocolError as error:
                     self.lose(site, f"{PROGRAM} on host {site.name} says what isn't understood: {error}")
                     break
@@ -842,10 +800,10 @@ class RemoteHosts:
 
     async def end(self, code: int, words: str | None) -> None:
         """The other launchers end with this exit code, also one that comes meanwhile."""
-        self._last_words = {"code": code, "words": words, "left": False}
+        self._last_words = m.End(code, words)
         for site in self.sites.values():
             if not site.lost:
-                site.send("end", self._last_words)
+                site.send(self._last_words)
             site.tell_end()  # something else, to one that was given up a moment ago
         parting = [asyncio.ensure_future(site.part()) for site in self.sites.values() if not site.lost]
         if parting:
@@ -877,47 +835,47 @@ class RemoteHosts:
         """What the hosts have of this version, which another head has had made there."""
         return SpreadSegment(self, cluster, 0, recovers, is_made=True)
 
-    def close_all_but(self, known: Collection[int], reports: Mapping[str, Report]) -> None:
+    def close_all_but(self, known: Collection[int], reports: Mapping[str, m.Report]) -> None:
         """What the hosts have of other versions, which the head before had them make."""
         for host, report in reports.items():
             for version in set(report.losses).difference(known):
-                self.sites[host].send("close", {"version": version})
+                self.sites[host].send(m.Close(version))
 
     # ---- who comes ----
 
     async def take(self, channel: Channel) -> bool:
         """Somebody has called. Whether the connection is another one's now."""
-        return await self.serve(channel, await within(_FIRST_WORDS_S, channel.receive()))
+        return await self.serve(channel, await within(_FIRST_WORDS_S, channel.receive(m.FIRST_WORDS)))
 
-    async def serve(self, channel: Channel, message: dict[str, Any]) -> bool:
+    async def serve(self, channel: Channel, said: m.FirstWords) -> bool:
         """And has said this."""
-        if "link" in message and self.links is not None:
-            return await self.links.take(channel, message["link"])
-        if "head" in message:
-            await self._answer_a_head(channel, message["head"])
-            return False
-        if "ask" in message:
-            if not isinstance(message["ask"], dict):
-                raise ProtocolError("an ask is an object")
-            asker = {name: text_field(message["ask"], name) for name in ("host", "version", "mindspore")}
-            coming = joining_host(asker["host"], message["ask"].get("slots"))
-            why = other_versions(**asker, own=self._hello) or self.reports.objection_to(coming)
-            if why:
-                channel.send({"refused": why})
-            else:
-                channel.send({"terms": terms_of(self.options, self.reports.hosts, self.reports.left_s())})
-            await channel.flushed()
-            return False
-        hello = Hello.from_json(message.get("agent"))
-        if "report" in message:
-            report = Report.from_json(message["report"])
+        if isinstance(said, m.Agent):
+            return await self._take_in(channel, said)
+        if isinstance(said, m.Head):
+            await self._answer_a_head(channel, said)
+        elif isinstance(said, m.Ask):
+            await self._answer_who_asks(channel, said)
+        elif self.links is not None:
+            return await self.links.take(channel, said)
+        return False
+
+    async def _answer_who_asks(self, channel: Channel, asking: m.Ask) -> None:
+        coming = joining_host(asking.host, asking.slots)
+        why = other_versions(asking.host, asking.version, asking.mindspore, own=self._hello)
+        why = why or self.reports.objection_to(coming)
+        channel.send(m.Refused(why) if why else terms_of(self.options, self.reports.hosts, self.reports.left_s()))
+        await channel.flushed()
+
+    async def _take_in(self, channel: Channel, said: m.Agent) -> bool:
+        hello = said.hello
+        if said.report is not None:
             if hello.host in self.reports.hosts.lost:
                 return await self._let_in(channel, hello, f"the job goes on without {hello.host}")
             if self.resumes_no_more or hello.host not in self.missing():
                 return False  # the next look at the record tells what has become of it
-            self.told[hello.host] = report
+            self.told[hello.host] = said.report
             return await self._let_in(channel, hello, "")
-        joining = joining_host(hello.host, message["slots"]) if "slots" in message else None
+        joining = None if said.slots is None else joining_host(hello.host, said.slots)
         if joining is not None and self.seat is not None and hello.host in self.sites:
             return False  # over a connection whose end hasn't been seen yet: it looks once more who has the job
         if joining is not None:
@@ -928,56 +886,46 @@ class RemoteHosts:
         if not why and per_worker is not None and per_worker > len(hello.cores):
             cores = counted(len(hello.cores), "core")
             why = f"-cores-per-worker {per_worker} is more than the {cores} of {hello.host} for the job"
-        warning = "" if why else self._warning_of(hello, message.get("command"))
+        warning = ""
+        if not why and said.command is not None:  # what its user should know of a host that may take part
+            command = list(map(os.fsdecode, said.command))
+            warning = other_command(hello.host, command, self.name, self.options.command)
         return await self._let_in(channel, hello, why, joining, warning)
 
-    def _warning_of(self, hello: Hello, command: object) -> str:
-        """What its user should know of a host that may take part. `command`: None where it has the head's."""
-        if command is None:
-            return ""
-        if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
-            raise ProtocolError("a command is words")
-        return other_command(hello.host, command, self.name, self.options.command)
-
     async def _let_in(
-        self, channel: Channel, hello: Hello, why: str, joining: Host | None = None, warning: str = ""
+        self, channel: Channel, hello: m.Hello, why: str, joining: Host | None = None, warning: str = ""
     ) -> bool:
         """Where there is no objection (`why`). Until it is lost. `warning`: what is said here and there, once."""
         per_worker = self.options.cores_per_worker
         if why:
             self._refused[hello.host] = why
             _log.warning("%s%s", why, self._then())
-            channel.send({"refused": why})
+            channel.send(m.Refused(why))
             await channel.flushed()
             return False
         watch = HangWatch(self.options.peer_timeout_s or math.inf)
         look_s = told_each_s(watch.period_s, env.COLLECTIVE_TIMEOUT.get(self.machine.environ))
-        welcome: dict[str, Any] = {"job": self._start.writer, "secret": self._start.secret, "look_s": look_s}
-        if self.seat is not None:
-            welcome["seat"] = self.seat.since
-        if self.options.secret:
-            del welcome["secret"]  # it has it
-        if warning:
-            welcome["warning"] = warning
-        channel.send({"welcome": welcome})
+        secret = None if self.options.secret else self._start.secret  # which it has
+        seat = None if self.seat is None else self.seat.since
+        channel.send(m.Welcome(self._start.writer, look_s, secret, seat, warning))
         channel.set_silence(self.options.host_timeout_s)
         # Without a wait since the look at who is there: of two that come at once under one name the first is let in.
         site = self.sites[hello.host] = RemoteSite(self, channel, hello, per_worker)
         if self._holds_deadlines:
-            site.send("hold", True)
+            site.send(m.Hold(True))
         _log.info("host %s is there: %s", site.name, counted(len(hello.cores), "core"))
         if warning and warning not in self._warned:
             self._warned.add(warning)
             _log.warning("%s", warning)
         if self._last_words is not None:
-            site.send("end", self._last_words)
+            site.send(self._last_words)
         if joining is not None:
             self.reports.host_joined(joining, site)
         self._news.set()
         self.lose(site, await site.listen())
         return False
 
-    def _objection_to_one_of_the_first(self, hello: Hello) -> str:
+    def _objection_to_one_of_the_first(self, hello: m.Hello) -> str:
         why = objection(hello, self._hello, {**dict.fromkeys(self._own_names), **self.sites})
         before = self.sites.get(hello.host)
         if why and before is not None and before.lost:
@@ -1022,20 +970,20 @@ class RemoteHosts:
     def tell_seat(self) -> None:
         """This head has sat down again. Should it die, who hasn't heard that would take it for another one."""
         for site in self._living():
-            site.send("seat", 0 if self.seat is None else self.seat.since)
+            site.send(m.Seat(0 if self.seat is None else self.seat.since))
 
     def hold_deadlines(self, held: bool) -> None:
         """While it is `held` no deadline of a worker runs, on any host."""
         self._holds_deadlines = held
         for site in self._living():
-            site.send("hold", held)
+            site.send(m.Hold(held))
 
     def _look_for_silence(self, leases: Leases) -> None:
         """And says that this host is there."""
         for name in leases.run_out(self._loop.time(), {site.name: site.heard for site in self._living()}):
             self.lose(self.sites[name], f"nothing came from it for {self.options.host_timeout_s:g} s (-host-timeout)")
         for site in self._living():
-            site.send("beat", True)
+            site.send(m.Beat())
         self._later("silence", leases.period_s, self._look_for_silence, leases)
 
     def _later(self, what: str, seconds: float, function: Callable[..., None], *arguments: object) -> None:
@@ -1119,3 +1067,27 @@ class RemoteHosts:
         if not self._known_apart <= known:
             self.note_apart()
         self._later("links", _LOOK_S, self._look_at_links)
+
+
+# What a host says, and what hears it.
+_AT_ANY_TIME: dict[type, Callable[[RemoteSite, Any], None]] = {
+    m.Interrupted: lambda site, said: site._owner.reports.interrupted(said.number, f" on host {site.name}"),
+    m.Leave: lambda site, said: site._owner.reports.host_leaves(site.name),
+    m.Ends: RemoteSite._hear_end,
+    m.StatusQuestion: lambda site, said: site.send(m.JobStatus(said.number, site._owner.reports.status())),
+    m.Beat: lambda site, said: None,
+}
+_OF_WORKERS: dict[type, Callable[[RemoteSite, Workers, Any], None]] = {
+    m.Started: lambda site, workers, said: workers.on_event(site.name, Started(said.key, said.pid)),
+    m.Exited: RemoteSite._hear_exited,
+    m.Looked: RemoteSite._hear_looked,
+    m.Asks: RemoteSite._serve,
+    m.HungUp: RemoteSite._hear_hung_up,
+    m.Guardless: RemoteSite._hear_guardless,
+}
+_OF_A_VERSION: dict[type, Callable[[RemoteSite, SpreadSegment, Any], None]] = {
+    m.Made: RemoteSite._hear_made,
+    m.Unlinked: lambda site, segment, said: site._owner.unlinked(segment, said.why),
+    m.Syncs: lambda site, segment, said: segment.pass_on_sync_points(said.number),
+    m.Unreachable: RemoteSite._hear_unreachable,
+}

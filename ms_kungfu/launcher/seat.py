@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
-from ms_kungfu.broker_protocol import ProtocolError
-from ms_kungfu.cluster import Cluster, PeerID, writer_of_workers
+from ms_kungfu.cluster import Cluster, writer_of_workers
 from ms_kungfu.cluster_store import Seat, SeatKeys, Sitting, has_seat
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.policy import Failure, Recover
 from ms_kungfu.launcher.versions import ClusterVersions
+from ms_kungfu.launcher.wire.codec import ProtocolError
+from ms_kungfu.launcher.wire.messages import Loss, Report
 
 
 def moves(options: Options) -> bool:
@@ -198,67 +199,6 @@ class TimeToAsk:
     def _is_late(self, now: float) -> bool:
         """It asks four times in a lease, and has half of one for each."""
         return self._asked is not None and now - self._asked > 0.75 * self._lease_s
-
-
-@dataclass
-class Worker:
-    """A worker process, as its host tells of it. `code`: it has ended with that."""
-
-    key: int
-    peer: str
-    incarnation: int
-    rank: int
-    log_name: str
-    device: int
-    pid: int | None = None
-    code: int | None = None
-    error: str = ""
-
-
-Loss = tuple[int, str, bool, bool]  # rank, reason, whether the others go on, whether it was reaped
-
-
-@dataclass
-class Report:
-    """What a host tells the next head. `losses`: of each version that it has, those that it was told of, in order;
-    `leaving`: whom its workers have asked to go, with success; `placed`: which processes have a place; `cores`: how
-    many each has, where that was fixed."""
-
-    workers: list[Worker]
-    losses: dict[int, list[Loss]]
-    leaving: list[str]
-    placed: list[tuple[PeerID, int]] = field(default_factory=list)
-    cores: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "workers": [vars(worker) for worker in self.workers],
-            "losses": [[version, each] for version, each in self.losses.items()],
-            "leaving": self.leaving,
-            "placed": [[str(peer), incarnation] for peer, incarnation in self.placed],
-            "cores": self.cores,
-        }
-
-    @classmethod
-    def from_json(cls, fields: Any) -> Report:
-        """ProtocolError where it can't be that."""
-        try:
-            workers = [Worker(**worker) for worker in fields["workers"]]
-            for worker in workers:
-                PeerID.parse(worker.peer)
-                numbers = (worker.key, worker.incarnation, worker.rank, worker.device)
-                if not all(type(number) is int for number in numbers):
-                    raise ValueError("key, incarnation, rank and device are numbers")
-            losses = {int(version): [_loss(*each) for each in told] for version, told in fields["losses"]}
-            leaving = [str(PeerID.parse(peer)) for peer in fields["leaving"]]
-            placed = [(PeerID.parse(peer), int(incarnation)) for peer, incarnation in fields["placed"]]
-            return cls(workers, losses, leaving, placed, int(fields["cores"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ProtocolError(f"a host reports wrongly: {error!r}") from None
-
-
-def _loss(rank: Any, reason: Any, recover: Any, reaped: Any) -> Loss:
-    return int(rank), str(reason), bool(recover), bool(reaped)
 
 
 def all_losses(reports: Sequence[Report], version: int) -> list[Loss]:

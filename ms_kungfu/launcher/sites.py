@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Protocol
+from typing import Callable, Protocol
 
 from ms_kungfu import env
 from ms_kungfu.broker_protocol import close_all
@@ -17,45 +17,11 @@ from ms_kungfu.launcher.devices import Devices
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.output import Output
 from ms_kungfu.launcher.supervisor import Supervisor
+from ms_kungfu.launcher.wire.messages import Launch
 
 _log = logging.getLogger(__name__)
 CANT_RUN = 126  # the code of a process that never ran, as a shell has it
 _SPARE_DESCRIPTORS = 8  # for requests to the config server, the memory of versions, logs
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A process that is to be started. `key`: its name between launcher and supervisor, in the whole job."""
-
-    key: int
-    log_name: str
-    rank: int  # for the colour of its lines
-    held: bool  # what it prints is not shown before `Site.release`
-    environment: dict[str, str | None]  # changes to that of the host's kungfu-run; None removes
-    cores: tuple[int, ...]  # all it may run on; (): all
-    threads: int | None  # of OpenMP, where the user says nothing
-    joins_later: bool
-    device: int = 0  # its place among the host's, for the next head
-
-    @classmethod
-    def from_json(cls, fields: Any) -> Launch:
-        """What another host's launcher has sent; ValueError or TypeError where it can't be that."""
-        launch = cls(**{**fields, "cores": tuple(fields["cores"])})
-        texts = [*launch.environment, *(text for text in launch.environment.values() if text is not None)]
-        numbers = [
-            launch.key,
-            launch.rank,
-            launch.device,
-            *launch.cores,
-            *([] if launch.threads is None else [launch.threads]),
-        ]
-        if not all(isinstance(text, str) for text in [launch.log_name, *texts]):
-            raise ValueError("names and environment are text")
-        if not all(isinstance(number, int) for number in numbers):
-            raise ValueError("key, rank, device, cores and threads are numbers")
-        if os.sep in launch.log_name:
-            raise ValueError(f"{launch.log_name!r} is no name of a log")
-        return launch
 
 
 class Site(Protocol):

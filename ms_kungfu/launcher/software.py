@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ms_kungfu._version import VERSION
-from ms_kungfu.broker_protocol import ProtocolError
+from ms_kungfu.launcher.wire.codec import ProtocolError
 
 
 @dataclass

@@ -7,9 +7,10 @@ import os
 import threading
 from typing import Any, Callable
 
-from ms_kungfu.broker_protocol import ProtocolError, close_all
+from ms_kungfu.broker_protocol import close_all
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.launcher.segments import Asker
+from ms_kungfu.launcher.wire.codec import ProtocolError
 
 _Process = tuple[PeerID, int]  # a peer ID and the version that the process was started for
 

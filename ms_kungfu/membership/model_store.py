@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ms_kungfu.broker_protocol import BrokerClient, ProtocolError
+from ms_kungfu.broker_protocol import BrokerClient
 from ms_kungfu.errors import KungFuError
+from ms_kungfu.launcher.wire.codec import ProtocolError
 from ms_kungfu.membership.identity import identity, peer_of
 from ms_kungfu.membership.member import current
 

@@ -851,8 +851,8 @@ def test_no_limit_of_a_worker_runs_while_deadlines_are_held(monkeypatch):
         thread.start()
     threading.Event().wait(1.5 * limit_s)
     for message in asked:
-        is_place = "peer" in message["ask"]["message"]
-        passes_on.answer(message["ask"]["number"], {"stay": True} if is_place else {"cores": 3})
+        is_place = "peer" in message.message
+        passes_on.answer(message.number, {"stay": True} if is_place else {"cores": 3})
     for thread in asking:
         thread.join()
     server.close()

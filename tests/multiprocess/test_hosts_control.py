@@ -11,9 +11,10 @@ import struct
 import threading
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
-from ms_kungfu.broker_protocol import ProtocolError, new_nonce, proof_of
+from ms_kungfu.broker_protocol import new_nonce, proof_of
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher import control, links, network
 from ms_kungfu.launcher.control import Channel, ControlServer, RefusedError, call
@@ -21,11 +22,24 @@ from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.links import LinkedSegment, LinkMaker
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.segments import PlainSegment
+from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.wire.codec import ProtocolError, Reads
 from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = b"s" * 16
 A, B, C = (f"127.0.0.{number}" for number in (1, 2, 3))
+
+
+class Said(msgspec.Struct):
+    """What these tests have launchers say."""
+
+    text: str
+    number: int = 0
+
+
+SAID = Reads(Said)
+HELLO = Said("hello")
 
 
 class Link:
@@ -70,7 +84,7 @@ class Launcher:
         return self.made[-1]
 
     async def serve(self, channel):
-        return await self.links.take(channel, (await channel.receive())["link"])
+        return await self.links.take(channel, await channel.receive(m.FIRST_WORDS))
 
     async def __aenter__(self):
         await self.server.start(self.name, self.port)
@@ -281,7 +295,7 @@ def test_a_death_is_on_the_board_with_its_rank_in_the_job_and_in_the_segment_of_
 
 async def first_of(channel):
     try:
-        return await channel.receive()
+        return await channel.receive(SAID)
     except ConnectionError:
         return None
 
@@ -291,8 +305,8 @@ async def serving(secret=SECRET, host=A):
     served = []
 
     async def serve(channel):
-        served.append(await channel.receive())
-        channel.send({"you": served[-1]})
+        served.append(await channel.receive(SAID))
+        channel.send(served[-1])
         await channel.flushed()
         return False
 
@@ -312,9 +326,9 @@ def test_who_knows_the_secret_is_served(caller, called):
     async def test():
         async with serving(host=called) as (port, served):
             channel = await call(Machine(), caller, called, port, SECRET, 10)
-            channel.send({"hello": 1})
-            assert await channel.receive() == {"you": {"hello": 1}}
-            assert served == [{"hello": 1}]
+            channel.send(HELLO)
+            assert await channel.receive(SAID) == HELLO
+            assert served == [HELLO]
             channel.close()
 
     run(test())
@@ -398,18 +412,18 @@ def test_a_proof_that_was_heard_is_worth_nothing_in_another_connection():
             nonce = new_nonce()
             with socket.create_connection((A, port)) as stranger:
                 channel = Channel(stranger.dup())
-                channel.send({"nonce": nonce})
-                challenge = (await channel.receive())["nonce"]
-                heard = {"proof": proof_of(SECRET, "caller", challenge, nonce)}
+                channel.send(m.Nonce(nonce, m.PROTOCOL))
+                challenge = (await channel.receive(m.NONCE)).nonce
+                heard = m.Proof(proof_of(SECRET, "caller", challenge, nonce))
                 channel.send(heard)
-                assert "proof" in await channel.receive()
+                assert isinstance(await channel.receive(m.PROOF), m.Proof)
                 channel.close()
             with socket.create_connection((A, port)) as stranger:
                 channel = Channel(stranger.dup())
-                channel.send({"nonce": nonce})
-                await channel.receive()
+                channel.send(m.Nonce(nonce, m.PROTOCOL))
+                await channel.receive(m.NONCE)
                 channel.send(heard)
-                assert "error" in await channel.receive()
+                assert isinstance(await channel.receive(m.PROOF), m.Error)
                 channel.close()
             assert served == []
 
@@ -424,8 +438,8 @@ def test_silent_strangers_make_room_for_who_comes_after_them():
                 strangers.append(socket.create_connection((A, port)))
                 await asyncio.sleep(0)
             channel = await call(Machine(), B, A, port, SECRET, 20)
-            channel.send({"hello": 1})
-            assert await channel.receive() == {"you": {"hello": 1}}
+            channel.send(HELLO)
+            assert await channel.receive(SAID) == HELLO
             channel.close()
             for stranger in strangers:
                 stranger.close()
@@ -454,18 +468,18 @@ def test_what_several_threads_send_arrives_whole_and_in_the_order_of_the_calls()
         def send(name):
             for number in range(200):
                 with lock:  # the order is the callers' to make
-                    sent.append([name, number])
-                    one.send({"what": [name, number], "more": "x" * 3000})
+                    sent.append((name + "x" * 3000, number))
+                    one.send(Said(*sent[-1]))
 
         threads = [threading.Thread(target=send, args=(name,)) for name in "ab"]
         for thread in threads:
             thread.start()
         for number in range(200):
             with lock:
-                sent.append(["loop", number])
-                one.send({"what": ["loop", number]})
+                sent.append(("loop", number))
+                one.send(Said(*sent[-1]))
             await asyncio.sleep(0)
-        assert [(await other.receive())["what"] for _ in range(600)] == sent
+        assert [msgspec.structs.astuple(await other.receive(SAID)) for _ in range(600)] == sent
         for thread in threads:
             thread.join()
         one.close()
@@ -480,9 +494,9 @@ def test_an_end_that_does_not_read_is_given_up_before_memory_is(monkeypatch):
     async def test():
         one, other = pair()
         for _ in range(1000):
-            one.send({"more": "x" * 10000})
+            one.send(Said("x" * 10000))
         with pytest.raises(ConnectionError):
-            await one.receive()
+            await one.receive(SAID)
         assert one._queued <= 1 << 20
         one.close()
         other.close()
@@ -493,9 +507,9 @@ def test_an_end_that_does_not_read_is_given_up_before_memory_is(monkeypatch):
 def test_a_message_over_the_limit_is_not_read():
     async def test():
         one, other = pair()
-        one.send({"more": "x" * 5000})
+        one.send(Said("x" * 5000))
         with pytest.raises(ProtocolError, match="over the limit of 4096"):
-            await other.receive(4096)
+            await other.receive(SAID, 4096)
         one.close()
         other.close()
 
@@ -521,19 +535,21 @@ def framed(*bodies):
 
 HALF = b'"\\ud800"'
 GOOD = b'"' + b"0" * 32 + b'"'
+NONCE, PROOF = (b'{"type": "nonce", "protocol": 2, "nonce": ', b'{"type": "proof", "proof": ')
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        framed(b'{"nonce": ' + HALF + b"}", b'{"proof": "x"}'),
-        framed(b'{"nonce": ' + GOOD + b"}", b'{"proof": ' + HALF + b"}"),
-        framed(b'{"nonce": ' + GOOD + b"}", b'{"proof": "\xc3\xa9"}'),
-        framed(b'{"nonce": ' + GOOD + b"}", b'{"proof": "' + b"\xe0\xa5\xa6" * 64 + b'"}'),  # digits, and not hex
-        framed(b'{"nonce": ' + b"9" * 4000 + b"}"),
-        framed(b'{"nonce": [' + b"[" * 4000 + b"}"),
+        framed(NONCE + HALF + b"}", PROOF + b'"x"}'),
+        framed(NONCE + GOOD + b"}", PROOF + HALF + b"}"),
+        framed(NONCE + GOOD + b"}", PROOF + b'"\xc3\xa9"}'),
+        framed(NONCE + GOOD + b"}", PROOF + b'"' + b"\xe0\xa5\xa6" * 64 + b'"}'),  # digits, and not hex
+        framed(NONCE + GOOD + b', "protocol": 99}', b""),
+        framed(NONCE + b"9" * 4000 + b"}"),
+        framed(NONCE + b"[" * 4000 + b"}"),
     ],
-    ids=["nonce", "proof", "no-ascii", "no-hex", "number", "nesting"],
+    ids=["nonce", "proof", "no-ascii", "no-hex", "protocol", "number", "nesting"],
 )
 def test_malformed_text_before_the_proof_is_refused(words, caplog):
     async def test():
@@ -554,7 +570,7 @@ def test_malformed_text_before_the_proof_is_refused(words, caplog):
 
 def test_exception_while_serving_ends_that_connection(caplog):
     async def serve(channel):
-        raise RecursionError(await channel.receive())
+        raise RecursionError(await channel.receive(SAID))
 
     async def test():
         server, port = ControlServer(Machine(), SECRET, serve), free_port()
@@ -562,9 +578,9 @@ def test_exception_while_serving_ends_that_connection(caplog):
         with no_bug():
             for _ in range(2):
                 channel = await call(Machine(), B, A, port, SECRET, 10)
-                channel.send({"hello": 1})
+                channel.send(HELLO)
                 with pytest.raises(ConnectionError):
-                    await channel.receive()
+                    await channel.receive(SAID)
                 channel.close()
             await server.close()
 
@@ -595,10 +611,10 @@ def test_exception_while_accepting_ends_that_connection(monkeypatch):
 @pytest.mark.parametrize(
     "answers",
     [
-        [b'{"nonce": ' + HALF + b"}"],
-        [b'{"nonce": ' + GOOD + b"}", b'{"proof": ' + HALF + b"}"],
-        [b'{"error": ' + HALF + b"}"],
-        [b'{"error": "\\u001b[2J"}'],
+        [NONCE + HALF + b"}"],
+        [NONCE + GOOD + b"}", PROOF + HALF + b"}"],
+        [b'{"type": "error", "error": ' + HALF + b"}"],
+        [b'{"type": "error", "error": "\\u001b[2J"}'],
         [b"[" * 4000],
     ],
     ids=["nonce", "proof", "error", "terminal", "nesting"],

@@ -19,6 +19,7 @@ from test_hosts import ENDS, SECRET, A, B, C, all_in_version, embedded, finish, 
 
 from ms_kungfu.launcher.control import ControlServer
 from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.wire import messages as m
 
 D = "127.0.0.4"
 pytestmark = pytest.mark.timeout(120)
@@ -103,8 +104,8 @@ def test_the_head_says_what_it_hears_of_a_host_that_does_not_come(launch, answer
 
     async def host_b():
         async def serve(channel):
-            assert (await channel.receive())["head"] == {"host": A, "hosts": f"{A}:1,{B}:1"}
-            channel.send({"hosts": f"{A}:1,{B}:1", **answer})
+            assert await channel.receive(m.FIRST_WORDS) == m.Head(A, f"{A}:1,{B}:1")
+            channel.send(m.Calls(f"{A}:1,{B}:1", **answer))
             await channel.flushed()
             return False
 

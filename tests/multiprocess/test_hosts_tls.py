@@ -13,7 +13,7 @@ import time
 import pytest
 from test_hosts import PROGRAMS, A, B, embedded, hosts  # noqa: F401
 from test_hosts import SECRET as JOB_SECRET
-from test_hosts_control import SECRET, cluster, launchers, run
+from test_hosts_control import SAID, SECRET, Said, cluster, launchers, run
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import StoreUnreachableError, open_store
@@ -48,8 +48,8 @@ async def serving(environ):
     served = []
 
     async def serve(channel):
-        served.append(await channel.receive())
-        channel.send({"you": served[-1]})
+        served.append(await channel.receive(SAID))
+        channel.send(served[-1])
         await channel.flushed()
         return False
 
@@ -86,9 +86,9 @@ def test_launchers_speak_through_it_whatever_they_say(host):
     async def test():
         async with serving(host) as (port, served):
             channel = await call(machine(host), B, A, port, SECRET, 10)
-            long = {"hello": "x" * 3_000_000}
+            long = Said("x" * 3_000_000)
             channel.send(long)
-            assert await channel.receive() == {"you": long}
+            assert await channel.receive(SAID) == long
             assert served == [long]
             channel.close()
 

@@ -19,17 +19,21 @@ import socket
 import ssl
 import struct
 
+import msgspec
 import pytest
 from test_hosts import SECRET as JOBS_SECRET
 from test_hosts import A, B, embedded, hosts  # noqa: F401
+from test_hosts_control import HELLO, SAID
 
-from ms_kungfu.broker_protocol import ProtocolError, new_nonce, proof_of
+from ms_kungfu.broker_protocol import new_nonce, proof_of
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import open_store
 from ms_kungfu.config_server.server import ConfigServer
 from ms_kungfu.config_server.store import ConfigStore
 from ms_kungfu.launcher.control import Channel, ControlServer, call
 from ms_kungfu.launcher.machine import Machine
+from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.wire.codec import ProtocolError, encode
 from tests import hostile
 from tests.hostile import spoiled
 
@@ -110,8 +114,8 @@ def message(body):
 
 def conversation(lots, heard):
     """What a stranger says. `heard`: the words of one who knew the secret."""
-    nonce = {"nonce": new_nonce()}
-    proof = {"proof": proof_of(b"t" * 16, "caller", new_nonce(), nonce["nonce"])}
+    nonce = {"type": "nonce", "nonce": new_nonce(), "protocol": m.PROTOCOL}
+    proof = {"type": "proof", "proof": proof_of(b"t" * 16, "caller", new_nonce(), nonce["nonce"])}
     kind = lots.randrange(12)
     if kind > 8:  # a challenge of which any part is something else
         return [message(hostile.message(lots, nonce)), message(hostile.message(lots, proof))]
@@ -149,8 +153,8 @@ class Overheard:
         real = Channel.send
 
         def send(channel, what):
-            if "nonce" in what or "proof" in what:
-                self.words.append((id(channel), message(json.dumps(what).encode())))
+            if isinstance(what, (m.Nonce, m.Proof)):
+                self.words.append((id(channel), message(encode(what))))
             real(channel, what)
 
         monkeypatch.setattr(Channel, "send", send)
@@ -163,8 +167,8 @@ def test_launchers_let_nobody_in_for_what_he_says_at_random(lots, caplog, monkey
     served, overheard, growth = [], Overheard(monkeypatch), Growth()
 
     async def serve(channel):
-        served.append(await channel.receive())
-        channel.send({"you": served[-1]})
+        served.append(await channel.receive(SAID))
+        channel.send(served[-1])
         await channel.flushed()
         return False
 
@@ -177,8 +181,8 @@ def test_launchers_let_nobody_in_for_what_he_says_at_random(lots, caplog, monkey
 
         async def honest():
             channel = await call(Machine(), B, A, port, SECRET, 30)
-            channel.send({"hello": 1})
-            assert await asyncio.wait_for(channel.receive(), 30) == {"you": {"hello": 1}}
+            channel.send(HELLO)
+            assert await asyncio.wait_for(channel.receive(SAID), 30) == HELLO
             words = overheard.of(channel)
             overheard.words.clear()
             channel.close()
@@ -197,7 +201,7 @@ def test_launchers_let_nobody_in_for_what_he_says_at_random(lots, caplog, monkey
 
         await in_turns(TRIES, one_stranger)
         await honest()
-        assert served == [{"hello": 1}] * (2 + TRIES // 100)
+        assert served == [HELLO] * (2 + TRIES // 100)
         assert len(os.listdir("/proc/self/fd")) <= before + 2
         await server.close()
 
@@ -321,18 +325,17 @@ PROVEN = "127.0.0.14"  # knows the secret
 async def say_proven(host, port, lots):
     """What no launcher says, over a connection that has proved itself."""
     first = lots.choice((
-        {"link": {"job": "j", "version": 0, "attempt": 1, "from": host, "number": 0}}, {"report": {"workers": []}},
-        {"agent": {"host": host, "version": "1", "mindspore": "", "flags": {}, "cores": [0], "logdir": "",
-                   "devices": {"kind": None, "each": []}}},
-        {"ask": {"host": PROVEN, "version": "1", "mindspore": "", "slots": 1}}, {"head": {"host": "h", "hosts": "h:1"}},
+        m.Link("j", 0, 1, host, 0), m.Ask(PROVEN, 1, "1", ""), m.Head("h", "h:1"),
+        m.Agent(m.Hello(host, "1", "", {}, [0])),
+        m.Agent(m.Hello(host, "1", "", {}, [0]), report=m.Report([], {}, [])),
     ))  # fmt: skip
-    said = hostile.mutated(lots, first, 0.1) if lots.random() < 0.8 else hostile.document(lots)
+    said = hostile.mutated(lots, msgspec.to_builtins(first), 0.1) if lots.random() < 0.8 else hostile.document(lots)
     channel = await call(Machine(), PROVEN, host, port, bytes.fromhex(JOBS_SECRET), 30)
     try:
         await channel.flushed()
         await asyncio.get_running_loop().sock_sendall(channel._socket, message(said))
         while True:
-            await asyncio.wait_for(channel.receive(), _PATIENCE_S)
+            await asyncio.wait_for(channel.receive(m.FROM_HEAD), _PATIENCE_S)
     except (OSError, ProtocolError, asyncio.TimeoutError):
         pass
     finally:

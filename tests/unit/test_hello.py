@@ -1,37 +1,40 @@
 """What a host says of itself when it comes to the head, and what is told to it: checked before it is believed."""
 
-from dataclasses import replace
-
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from ms_kungfu.broker_protocol import ProtocolError
 from ms_kungfu.launcher.devices import GPU, Device, Devices
-from ms_kungfu.launcher.hello import Hello, flags_of, objection, other_command
+from ms_kungfu.launcher.hello import devices_of, flags_of, hello_of, objection, other_command
 from ms_kungfu.launcher.options import parse_options
-from ms_kungfu.launcher.sites import Launch
+from ms_kungfu.launcher.wire.codec import ProtocolError, Reads
+from ms_kungfu.launcher.wire.messages import Hello, Launch
 
 GPUS = Devices(GPU, (Device("0", 0, "0"), Device("GPU-1", 0, "GPU-1")))
-HEAD = Hello("a", "1.0", "2.10.0", {"-np": "2", "-H": "a:1,b:1"}, [0, 1], Devices(), "")
-OTHER = Hello("b", "1.0", "2.10.0", {"-np": "2", "-H": "a:1,b:1"}, [4], GPUS, "logs")
+HEAD = Hello("a", "1.0", "2.10.0", {"-np": "2", "-H": "a:1,b:1"}, [0, 1])
+OTHER = Hello("b", "1.0", "2.10.0", {"-np": "2", "-H": "a:1,b:1"}, [4], "GPU", GPUS.each, b"logs")
 
 
-def test_what_a_host_says_arrives_as_it_is():
-    for hello in (HEAD, OTHER):
-        assert Hello.from_json(hello.to_json()) == hello
+def test_hello_of_host_names_its_devices_and_folder(tmp_path):
+    for logdir, devices in ((tmp_path / "l\udcff", GPUS), (None, Devices())):
+        options = parse_options([*([] if logdir is None else ["-logdir", str(logdir)]), "true"])
+        hello = Reads(Hello)(msgspec.json.encode(hello_of(options, devices, [0, 1], {"-np": "2"})))
+        assert devices_of(hello) == devices
+        assert hello.logdir == (b"" if logdir is None else bytes(tmp_path) + b"/l\xff")
 
 
 @pytest.mark.parametrize(
     "change",
     [{"host": 1}, {"cores": []}, {"cores": 5}, {"cores": ["0"]}, {"flags": []}, {"flags": 5}, {"flags": {"-np": 2}},
-     {"devices": {}}, {"devices": {"kind": None, "each": 5}}, {"more": 1},
-     {"logdir": None},
-     {"devices": {"kind": "toaster", "each": []}}, {"devices": {"kind": "GPU", "each": [{"name": "0"}]}}],
+     {"devices": {}}, {"devices": 5}, {"more": 1}, {"logdir": None}, {"logdir": "%"},
+     {"device_kind": "toaster"}, {"devices": [{"name": "0"}]}],
 )  # fmt: skip
 def test_what_cannot_be_a_hosts_words_is_refused(change):
-    with pytest.raises(ProtocolError, match="a host introduces itself wrongly|has no cores"):
-        Hello.from_json({**OTHER.to_json(), **change})
+    Reads(Hello).convert(msgspec.to_builtins(OTHER))
     with pytest.raises(ProtocolError):
-        Hello.from_json("hello")
+        Reads(Hello).convert({**msgspec.to_builtins(OTHER), **change})
+    with pytest.raises(ProtocolError):
+        Reads(Hello).convert("hello")
 
 
 def test_a_host_like_the_head_may_take_part():
@@ -71,17 +74,13 @@ def test_flags_that_only_a_host_has_may_differ(monkeypatch, tmp_path):
 LAUNCH = Launch(3, "b.10000", 1, False, {"RANK_ID": "1", "KUNGFU_STANDBY": None}, (0, 1), 2, True)
 
 
-def test_a_process_to_start_arrives_as_it_is():
-    assert Launch.from_json({**vars(LAUNCH), "cores": [0, 1]}) == LAUNCH
-
-
 @pytest.mark.parametrize(
     "change",
     [{"log_name": "../../etc/passwd"}, {"environment": {"X": 1}}, {"cores": ["0"]}, {"key": "3"}, {"more": 1}],
 )
 def test_what_is_no_process_is_not_started(change):
-    with pytest.raises((ValueError, TypeError)):
-        Launch.from_json({**vars(LAUNCH), **change})
+    with pytest.raises(ProtocolError):
+        Reads(Launch).convert({**msgspec.to_builtins(LAUNCH), **change})
 
 
 HEADS = ["python", "/opt/a.py", "--epochs", "1", "--data=/opt/set.csv"]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from test_cluster_versions import A, B, cluster, member, newcomer, started
 from test_launcher_coordinator import AWAY, over_hosts
 
 from ms_kungfu._flags import UsageError
-from ms_kungfu.broker_protocol import ProtocolError
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import Sitting, StoreUnreachableError
 from ms_kungfu.launcher import joining, outpost
@@ -24,6 +23,8 @@ from ms_kungfu.launcher.options import JoinRequest, parse_command_line, parse_op
 from ms_kungfu.launcher.policy import Action, hosts_leave
 from ms_kungfu.launcher.seat import Record
 from ms_kungfu.launcher.versions import ClusterVersions, Grant, Stay
+from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.wire.codec import ProtocolError, encode
 
 URL = "http://10.0.0.1:9100/config"
 SECRET = "ab" * 16
@@ -85,9 +86,9 @@ def test_a_host_is_told_what_the_job_is_and_of_those_who_are_there():
     options = parse_options(["-port", "4000", "-cores-per-worker", "1", "sh", "-c", "true"])
     hosts = Hosts(parse_hosts("a:1,b:2,c:3"), "a").without("b").joined_by(joining_host("d", 4))
     terms = terms_of(options, hosts)
-    assert (terms["command"], terms["head"]) == (["sh", "-c", "true"], "a")
-    assert terms["hosts"] == [["a", 1], ["c", 3], ["d", 4]]
-    assert (terms["flags"]["control_port"], terms["flags"]["cores_per_worker"]) == (4000, 1)
+    assert (terms.command, terms.head) == ([b"sh", b"-c", b"true"], "a")
+    assert terms.hosts == [("a", 1), ("c", 3), ("d", 4)]
+    assert (terms.flags["control_port"], terms.flags["cores_per_worker"]) == (4000, 1)
 
 
 def test_a_host_that_joins_goes_by_the_flags_that_the_others_have():
@@ -98,7 +99,7 @@ def test_a_host_that_joins_goes_by_the_flags_that_the_others_have():
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("options", "self._options")
     }
-    own = {"host", "hosts", "secret", "logdir", "in_slurm", "joins", "delay_s", "timeout_s"}
+    own = {"host", "hosts", "secret", "in_slurm", "joins", "delay_s", "timeout_s"}
     own |= {"config_server"}  # which it was told, and may reach by another name
     given = parse_options(
         ["-np", "3", "-port", "4000", "-cores-per-worker", "2", "-allow-nvlink", "-leave-grace", "7s", "-w",
@@ -109,7 +110,7 @@ def test_a_host_that_joins_goes_by_the_flags_that_the_others_have():
         Hosts(parse_hosts("10.0.0.1:2,10.0.0.2:2"), "10.0.0.1"), most=5, placement="fill", ports=range(5, 9)
     )
     request, own_host = JoinRequest(URL, None, None, None, {}), Host("10.0.0.3", 4)
-    told = json.loads(json.dumps(terms_of(given, hosts, 60.0)))
+    told = m.TERMS(encode(terms_of(given, hosts, 60.0)))
     options = options_from(told, request, own_host)
     assert {name: getattr(options, name) for name in used - own} == {name: getattr(given, name) for name in used - own}
     assert used > own
@@ -122,7 +123,7 @@ def test_a_host_that_joins_goes_by_the_flags_that_the_others_have():
         ("strategy", "FASTEST"), ("strategy", 1), ("leave_grace_s", "7s"), ("recover", "x"), ("ports", 3),
     ]:  # fmt: skip
         with pytest.raises((ValueError, TypeError)):
-            options_from({**told, "flags": {**told["flags"], name: value}}, request, own_host)
+            options_from(msgspec.structs.replace(told, flags={**told.flags, name: value}), request, own_host)
 
 
 def test_hosts_come_and_go():
@@ -227,6 +228,7 @@ def test_a_host_that_is_lost_again_is_in_no_version():
 # ---- who is asked, where the head moves ----
 
 ETCD = "etcd://e:2379/job"
+TERMS = m.Terms([b"sh"], [], "127.0.0.2", None, "even", None, {}, None)
 RUNS = Cluster((PeerID("127.0.0.1", 10000),), (PeerID("127.0.0.1", 38080), PeerID("127.0.0.2", 38080)), 0, "j",
                slots={"127.0.0.1": 2, "127.0.0.2": 2})  # fmt: skip
 
@@ -263,7 +265,7 @@ def asked(monkeypatch, sittings, answers, url=ETCD):
     monkeypatch.setattr(joining.asyncio, "get_running_loop", lambda: SimpleNamespace(time=lambda: now[0]))
     store = SimpleNamespace(url=url, servers=("e",), get=lambda: RUNS)
     try:
-        asking = joining._answer(JoinRequest(url, None, None, None, {}), store, RUNS)
+        asking = joining._terms(JoinRequest(url, None, None, None, {}), store, RUNS)
         with pytest.raises(StopIteration) as done:
             asking.send(None)
         return done.value.value[2], calls
@@ -272,17 +274,17 @@ def asked(monkeypatch, sittings, answers, url=ETCD):
 
 
 def test_who_joins_while_nobody_has_the_job_waits_for_the_next_head(monkeypatch):
-    terms, gone = {"terms": {}}, ["127.0.0.1", "", "", "127.0.0.2"]
+    terms, gone = TERMS, ["127.0.0.1", "", "", "127.0.0.2"]
     assert asked(monkeypatch, gone, {"127.0.0.2": [terms]}) == (terms, ["127.0.0.1"] * 3 + ["127.0.0.2"])
     # Who has just sat down may not know it yet.
-    answers = {"127.0.0.2": [{"refused": "127.0.0.2 hasn't got the job"}, terms]}
+    answers = {"127.0.0.2": [m.Refused("127.0.0.2 hasn't got the job"), terms]}
     assert asked(monkeypatch, gone, answers)[0] == terms
     # A leader of etcd that has died with the head.
     assert asked(monkeypatch, [StoreUnreachableError("no leader"), "127.0.0.2"], {"127.0.0.2": [terms]})[0] == terms
 
 
 def test_who_joins_is_told_that_nobody_has_the_job_after_some_leases(monkeypatch):
-    told, calls = asked(monkeypatch, [""], {"127.0.0.1": [{"refused": "127.0.0.1 hasn't got the job"}]})
+    told, calls = asked(monkeypatch, [""], {"127.0.0.1": [m.Refused("127.0.0.1 hasn't got the job")]})
     assert told.startswith(f"nobody has the job of {ETCD} at the moment: 127.0.0.1, which had it, is gone, and no")
     assert len(calls) > 8
     told, calls = asked(monkeypatch, ["127.0.0.2"], {})
@@ -290,7 +292,7 @@ def test_who_joins_is_told_that_nobody_has_the_job_after_some_leases(monkeypatch
 
 
 def test_the_head_of_a_job_that_runs_is_asked_once(monkeypatch):
-    refused = {"127.0.0.1": [{"refused": "the job is about to end"}]}
+    refused = {"127.0.0.1": [m.Refused("the job is about to end")]}
     assert asked(monkeypatch, ["127.0.0.1"], refused) == ("the job is about to end", ["127.0.0.1"])
     assert asked(monkeypatch, [""], {}, URL) == ("127.0.0.1:38080 doesn't answer", ["127.0.0.1"])
 

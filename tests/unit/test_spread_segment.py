@@ -10,6 +10,7 @@ import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.remote import SpreadSegment
+from ms_kungfu.launcher.wire import messages as m
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"
 CLUSTER = Cluster(tuple(PeerID(host, 10000) for host in (HERE, THERE)), (), 5)
@@ -20,10 +21,10 @@ class Site:
         self.name, self.lost = name, ""
         self.segments: dict[int, Any] = {}
         self.apart: dict[Any, str] = {}
-        self.sent: list[str] = []
+        self.sent: list[type] = []
 
-    def send(self, what: str, _: object) -> None:
-        self.sent.append(what)
+    def send(self, message: object) -> None:
+        self.sent.append(type(message))
 
 
 class Local:
@@ -54,8 +55,8 @@ def test_nothing_is_left_of_a_version_that_is_closed_while_it_is_made(turns: int
             await asyncio.sleep(0)
         segment.close()
         await asyncio.sleep(0.01)
-        assert site.sent[0] == "make"
-        assert site.sent[-1] == "close"
+        assert site.sent[0] is m.Make
+        assert site.sent[-1] is m.Close
         assert site.segments == {}
         assert local.is_closed
         assert len(asyncio.all_tasks()) == 1

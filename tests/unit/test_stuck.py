@@ -23,6 +23,7 @@ from ms_kungfu.launcher.stuck import (
     told_each_s,
     waits_between_hosts,
 )
+from ms_kungfu.launcher.wire.messages import Welcome
 
 
 def test_rank_that_an_overdue_one_waits_for_is_stuck() -> None:
@@ -142,8 +143,8 @@ def test_host_tells_of_its_ranks_twice_before_one_is_confirmed(timeout_s: float)
     class WelcomedError(Exception):
         pass
 
-    def send(message: dict[str, Any]) -> None:
-        raise WelcomedError(message["welcome"]["look_s"])
+    def send(message: Welcome) -> None:
+        raise WelcomedError(message.look_s)
 
     hosts: Any = SimpleNamespace(
         options=SimpleNamespace(cores_per_worker=None, peer_timeout_s=10.0, secret=""), seat=None,

@@ -11,6 +11,7 @@ from ms_kungfu import env
 from ms_kungfu.launcher import job, outpost
 from ms_kungfu.launcher.relay import Relay
 from ms_kungfu.launcher.supervisor import Exited, Started
+from ms_kungfu.launcher.wire import messages as m
 from tests.fault.simulator import clock
 from tests.fault.simulator import machine as one_host
 from tests.fault.simulator.broker import Broker
@@ -271,13 +272,14 @@ class Outpost(outpost.Outpost):
         self._machine._world.reports(self._machine._host)
         return super()._report()
 
-    def _obey(self, what, value):
-        goes_on = what == "end" and (value["left"] or "the job goes on" in str(value["words"]))
-        if (what == "signal" and value["key"] is None) or (what == "end" and not goes_on):
+    def _obey(self, said):
+        is_end = isinstance(said, m.End)
+        goes_on = is_end and (said.left or "the job goes on" in str(said.words))
+        if (isinstance(said, m.Signal) and said.key is None) or (is_end and not goes_on):
             self._machine._world.end_is_heard(self._options.host.name)
-        if goes_on and not value["left"]:
+        if goes_on and not said.left:
             self._machine._world.loss_is_heard(self._options.host.name)
-        super()._obey(what, value)
+        super()._obey(said)
 
     def _has_led(self, leading):
         if not leading.cancelled() and isinstance(leading.exception(), Violation):

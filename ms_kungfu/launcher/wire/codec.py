@@ -1,0 +1,74 @@
+"""Messages as UTF-8 JSON, which `msgspec` decodes and validates by their classes (`messages`).
+
+All that is wrong with what another process sends raises `ProtocolError`. `msgspec` itself raises three exceptions. It
+refuses NaN, infinities, integers over 64 bits and half of a surrogate pair. If an object has a name twice, the last
+value counts. The nesting is checked before it starts: in a program that has raised Python's recursion limit, deep
+nesting would end the process.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from ms_kungfu._decoding import MalformedError, check_depth
+from ms_kungfu._words import printable
+
+T = TypeVar("T")
+_MAX_SHOWN = 200
+
+
+class ProtocolError(Exception):
+    """The other end does not speak the protocol, or is not who it should be."""
+
+
+class Reads(Generic[T]):
+    """Decodes what is expected at one place of a protocol: a message, or one of several kinds."""
+
+    def __init__(self, kinds: Any) -> None:
+        self.kinds = kinds
+
+    @functools.cached_property
+    def _decoder(self) -> msgspec.json.Decoder[T]:
+        return msgspec.json.Decoder(self.kinds)
+
+    def __call__(self, data: bytes) -> T:
+        """Decode a message. Raises ProtocolError, and nothing else."""
+        try:
+            check_depth(data)
+            return self._decoder.decode(data)
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"a message is malformed: {_words_of(error)}") from None
+
+    def convert(self, value: object) -> T:
+        """The same for JSON that is decoded already."""
+        try:
+            return msgspec.convert(value, self.kinds)
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(_words_of(error)) from None
+
+
+def _words_of(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    if isinstance(error, (MalformedError, msgspec.MsgspecError)):
+        return printable(str(error)[:_MAX_SHOWN])
+    return "it is nested too deep" if isinstance(error, RecursionError) else printable(repr(error)[:_MAX_SHOWN])
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """JSON. A character that UTF-8 hasn't, from a name of the system's in the text of an error, becomes "?"."""
+    try:
+        return msgspec.json.encode(message)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_encodable(msgspec.to_builtins(message)))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(each) for name, each in value.items()}
+    return [_encodable(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,504 @@
+"""Every message between the processes of a job. `python -m ms_kungfu.launcher.wire.page` writes docs/messages.md of it.
+
+A message is an object whose ``type`` names its class. Nothing else is accepted than what is described here, within its
+limits. `PROTOCOL` changes with each change here that another version can't read.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Optional, Union
+
+from msgspec import Meta, Struct
+
+from ms_kungfu.cluster import HOST, MAX_WORKERS_OF_HOSTS, Cluster, PeerID
+from ms_kungfu.launcher.wire.codec import Reads
+
+PROTOCOL = 2  # 1 had no types
+
+_PORT = "0*([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_MOST_HOSTS = 4096
+_MOST_PROCESSES = 8192  # of a host, with those that have ended lately
+
+Nonce16 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+Proof32 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Word = Annotated[str, Meta(max_length=255)]
+HostName = Annotated[str, Meta(pattern=rf"\A{HOST.pattern}\Z")]
+Peer = Annotated[str, Meta(pattern=rf"\A{HOST.pattern}:{_PORT}\Z")]
+LogName = Annotated[str, Meta(pattern=r"\A[^/\x00]{1,255}\Z")]
+Sentence = Annotated[str, Meta(max_length=1 << 20)]
+RawWord = Annotated[bytes, Meta(max_length=1 << 20)]
+Count = Annotated[int, Meta(ge=0)]
+Number = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Code = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+Pid = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+SignalNumber = Annotated[int, Meta(ge=1, le=64)]
+Rank = Annotated[int, Meta(ge=0, lt=MAX_WORKERS_OF_HOSTS)]
+Cores = Annotated[tuple[Number, ...], Meta(max_length=1 << 16)]
+Command = Annotated[list[RawWord], Meta(min_length=1, max_length=1 << 16)]
+Slots = Annotated[int, Meta(ge=0, le=99_999_999)]
+Words = dict[Count, dict[Rank, Sentence]]
+Loss = tuple[Rank, Sentence, bool, bool]
+
+
+def _tag(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Part(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A part of messages."""
+
+
+class Message(Part, tag=_tag, tag_field="type"):
+    """A message."""
+
+
+# ---- parts ----
+
+
+class ClusterPart(Part, rename="pascal"):
+    """A cluster version, in KungFu's JSON: its workers in the order of their ranks."""
+
+    workers: Annotated[tuple[Peer, ...], Meta(min_length=1, max_length=MAX_WORKERS_OF_HOSTS)]
+    runners: Annotated[tuple[Peer, ...], Meta(max_length=_MOST_HOSTS)] = ()
+    version: Count = 0
+    slots: Optional[Annotated[dict[HostName, Slots], Meta(min_length=1, max_length=_MOST_HOSTS)]] = None
+    placement: Literal["even", "fill"] = "even"
+
+    def __post_init__(self) -> None:
+        for peers in (self.workers, self.runners):
+            if len(set(peers)) < len(peers):
+                raise ValueError("a peer is listed twice")
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> "ClusterPart":
+        slots = None if cluster.slots is None else dict(cluster.slots)
+        placement: Any = cluster.placement
+        return cls(_texts(cluster.workers), _texts(cluster.runners), cluster.version, slots, placement)
+
+    def cluster(self) -> Cluster:
+        workers, runners = (tuple(map(PeerID.parse, peers)) for peers in (self.workers, self.runners))
+        return Cluster(workers, runners, self.version, slots=self.slots, placement=self.placement)
+
+
+def _texts(peers: Sequence[PeerID]) -> tuple[str, ...]:
+    return tuple(map(str, peers))
+
+
+class Device(Part, frozen=True):  # type: ignore[misc]
+    """A device as one worker is told of it. `visible` null: the worker sees what its launcher sees."""
+
+    name: Word
+    device_id: Number
+    visible: Optional[Sentence] = None
+
+
+class Hello(Part):
+    """A host. `flags`: those that have to be the same on all hosts, as text. `mindspore`: its version, "" without.
+    `logdir`: the path's bytes, in base 64."""
+
+    host: Word
+    version: Word
+    mindspore: Word
+    flags: Annotated[dict[Word, Sentence], Meta(max_length=1024)]
+    cores: Annotated[list[Number], Meta(min_length=1, max_length=1 << 16)]
+    device_kind: Optional[Literal["GPU", "Ascend device"]] = None
+    devices: Annotated[tuple[Device, ...], Meta(max_length=1024)] = ()
+    logdir: RawWord = b""
+
+
+class Worker(Part):
+    """A worker process, as its host reports it. `code`: it has ended with that."""
+
+    key: Count
+    peer: Peer
+    incarnation: Count
+    rank: Rank
+    log_name: LogName
+    device: Number
+    pid: Optional[Pid] = None
+    code: Optional[Code] = None
+    error: Sentence = ""
+
+
+class Report(Part):
+    """What a host tells the next head. `losses`: of each version that it has, the failures of which it was notified, in
+    order: rank, reason, whether the others go on, whether the process was reaped. `leaving`: the workers that its
+    workers have asked to go, with success. `placed`: which processes have a place. `cores`: how many each has, 0 unless
+    that was fixed."""
+
+    workers: Annotated[list[Worker], Meta(max_length=_MOST_PROCESSES)]
+    losses: dict[Count, Annotated[list[Loss], Meta(max_length=MAX_WORKERS_OF_HOSTS)]]
+    leaving: Annotated[list[Peer], Meta(max_length=_MOST_PROCESSES)]
+    placed: Annotated[list[tuple[Peer, Count]], Meta(max_length=_MOST_PROCESSES)] = []
+    cores: Number = 0
+
+
+# ---- handshake ----
+
+
+class Nonce(Message, forbid_unknown_fields=False):
+    """The first message of each end: 16 random bytes in hex, and the version of all other messages. Another version may
+    have more fields."""
+
+    nonce: Nonce16
+    protocol: Count
+
+
+class Proof(Message):
+    """HMAC-SHA256 of the job's secret over a word for the role and both nonces, in hex."""
+
+    proof: Proof32
+
+
+class Error(Message):
+    """Why the request, or the connection, is refused."""
+
+    error: Sentence
+
+
+# ---- the first message of a connection between hosts, and its answer ----
+
+
+class Agent(Message):
+    """A host takes part in the job. `command`: what it is to run, unless it joins. `slots`: of a host that joins a job
+    that runs. `report`: to the next head of a job that runs."""
+
+    hello: Hello
+    command: Optional[Command] = None
+    slots: Optional[Slots] = None
+    report: Optional[Report] = None
+
+
+class Ask(Message):
+    """What is the job? From a host that is about to join it."""
+
+    host: Word
+    slots: Slots
+    version: Word
+    mindspore: Word
+
+
+class Head(Message):
+    """A host that waits as the head for the others asks one of them what it does. `hosts`: its -H."""
+
+    host: Word
+    hosts: Sentence
+
+
+class Link(Message):
+    """This connection is for the link of a version: connection `number` of `host`, for this `attempt` to make it."""
+
+    job: Word
+    version: Count
+    attempt: Count
+    host: Word
+    number: Number
+
+
+class Welcome(Message):
+    """The host takes part. `secret`: of the job's brokers and config server, under -no-secret. `look_s`: how often the
+    host reports its heartbeats. `seat`: the revision at which the head has taken the seat, if the head moves.
+    `warning`: what the user should know."""
+
+    job: Word
+    look_s: float
+    secret: Optional[Word] = None
+    seat: Optional[Count] = None
+    warning: Sentence = ""
+
+
+class Refused(Message):
+    """Why the host can't take part, or join."""
+
+    refused: Sentence
+
+
+class Terms(Message):
+    """What the job is, for a host that joins it. `flags`: by the names of their options; `left_s`: of -timeout."""
+
+    command: Command
+    hosts: Annotated[list[tuple[Word, Optional[Slots]]], Meta(max_length=_MOST_HOSTS)]
+    head: Word
+    most: Optional[Number]
+    placement: Literal["even", "fill"]
+    ports: Optional[tuple[Number, Number]]
+    # No fixed tuple beside types with limits in a union: msgspec 0.20 to 0.22 crash at the next garbage collection.
+    flags: Annotated[dict[Word, Union[None, bool, int, float, Word]], Meta(max_length=1024)]
+    left_s: Optional[float]
+
+
+class Calls(Message):
+    """What the host does that a head asks. `hosts`: its -H; `calls`: the head that it calls; `for_s`: for how long by
+    now; `waits`: it waits itself, as the head; `in_a_job`: it takes part in one."""
+
+    hosts: Sentence
+    calls: Word
+    for_s: float = 0.0
+    waits: bool = False
+    in_a_job: bool = False
+
+
+class Linked(Message):
+    """The connection belongs to the link from now on."""
+
+
+# ---- the head says ----
+
+
+class Launch(Message, frozen=True):  # type: ignore[misc]
+    """Start a process. `key`: its name between launcher and supervisor, in the whole job. `rank`: for the colour of its
+    lines. `held`: what it prints is not shown before `release`. `environment`: changes to that of the host's launcher;
+    null removes. `cores`: those that it may run on, none: all. `threads`: of OpenMP, unless the user says. `device`:
+    its place among the host's."""
+
+    key: Count
+    log_name: LogName
+    rank: Rank
+    held: bool
+    environment: Annotated[dict[Word, Optional[Sentence]], Meta(max_length=1024)]
+    cores: Cores
+    threads: Optional[Number]
+    joins_later: bool
+    device: Number = 0
+
+
+class Signal(Message):
+    """Send a signal to the process group of a worker; null: of each worker of the host."""
+
+    number: SignalNumber
+    key: Optional[Count] = None
+
+
+class Pin(Message):
+    """Move a worker to these cores."""
+
+    key: Count
+    cores: Cores
+
+
+class Release(Message):
+    """Show what a standby prints from now on."""
+
+    log_name: LogName
+
+
+class Stack(Message):
+    """Have a worker write its Python stacks to its output."""
+
+    key: Count
+
+
+class Make(Message):
+    """Make this host's part of a version. `recovers`: members go on without those that fail."""
+
+    attempt: Count
+    cluster: ClusterPart
+    recovers: bool
+
+
+class Close(Message):
+    """Close this host's part of a version."""
+
+    version: Count
+
+
+class Lost(Message):
+    """A rank has failed: into the board of the version, and if it is of this host into its segment."""
+
+    version: Count
+    rank: Rank
+    reason: Sentence
+    recover: bool
+    reaped: bool
+
+
+class Announce(Message):
+    """The members of the version may go over to a newer one."""
+
+    version: Count
+    newer: Count
+
+
+class Sync(Message):
+    """So many sync points have been requested by the workers of all hosts."""
+
+    version: Count
+    number: Count
+
+
+class Ending(Message):
+    """A rank is stuck and about to be ended, or is not after all: the others don't give up meanwhile."""
+
+    version: Count
+    rank: Rank
+    ending: bool
+
+
+class LoseHost(Message):
+    """The link of the version goes on without that host."""
+
+    version: Count
+    host: Word
+
+
+class Answer(Message):
+    """To what a worker of the host has asked; null: there is none. The host adds the descriptors."""
+
+    number: Count
+    message: Optional[dict[str, Any]]
+
+
+class JobStatus(Message):
+    """The job's status, for who asks on that host."""
+
+    number: Count
+    job: dict[str, Any]
+
+
+class Seat(Message):
+    """The head has taken the seat again, its lease having been over, at this revision."""
+
+    since: Count
+
+
+class Hold(Message):
+    """While it is `held` no deadline of a worker runs."""
+
+    held: bool
+
+
+class End(Message):
+    """The job has ended, or this host has `left` it: exit code and last words."""
+
+    code: Code
+    words: Optional[Sentence] = None
+    left: bool = False
+
+
+class Beat(Message):
+    """The sender runs. Both ends say so."""
+
+
+# ---- a host says ----
+
+
+class Started(Message):
+    """A process runs."""
+
+    key: Count
+    pid: Pid
+
+
+class Exited(Message):
+    """A process has ended. `code` is negative for a signal; `error`: it never ran. `gave_up`: as in `looked`."""
+
+    key: Count
+    code: Code
+    error: Sentence = ""
+    gave_up: Words = {}
+
+
+class Guardless(Message):
+    """The host's supervisor is gone, and with it its workers."""
+
+
+class Made(Message):
+    """The host has its part of a version, or why it can't."""
+
+    version: Count
+    attempt: Count
+    error: Sentence = ""
+
+
+class Asks(Message):
+    """A worker's request."""
+
+    number: Count
+    message: dict[str, Any]
+
+
+class HungUp(Message):
+    """The worker that had asked this has gone."""
+
+    number: Count
+
+
+class Looked(Message):
+    """What the host sees of its workers, by version and rank: heartbeats; why ranks can't go on; step, seconds of a
+    step, and seconds since then; which rank sleeps for which (-1: the link), and whether that is overdue. By keys:
+    which are stopped, and which get no core. `now`: the host's clock."""
+
+    now: float
+    beats: dict[Count, dict[Rank, Count]]
+    gave_up: Words = {}
+    stopped: Annotated[list[Count], Meta(max_length=_MOST_PROCESSES)] = []
+    starved: Annotated[list[Count], Meta(max_length=_MOST_PROCESSES)] = []
+    progress: dict[Count, dict[Rank, tuple[Count, float, float]]] = {}
+    awaited: dict[Count, Annotated[list[tuple[Code, Code, bool]], Meta(max_length=_MOST_PROCESSES)]] = {}
+
+
+class StatusQuestion(Message):
+    """Somebody on that host wants the job's status."""
+
+    number: Count
+
+
+class Syncs(Message):
+    """The workers of that host have asked for so many sync points."""
+
+    version: Count
+    number: Count
+
+
+class Unreachable(Message):
+    """The link of the version doesn't reach that host any more, and why."""
+
+    version: Count
+    host: Word
+    why: Sentence
+
+
+class Unlinked(Message):
+    """Why the link of the version has failed."""
+
+    version: Count
+    why: Sentence
+
+
+class Interrupted(Message):
+    """The host's launcher got a signal that ends the job."""
+
+    number: SignalNumber
+
+
+class Leave(Message):
+    """The host's launcher got a SIGTERM, and the job watches: the host leaves."""
+
+
+class Ends(Message):
+    """The host ends by itself, and why: it has heard nothing for -host-timeout."""
+
+    why: Sentence
+
+
+# ---- what is expected where ----
+
+FirstWords = Union[Agent, Ask, Head, Link]
+FromHead = Union[
+    Launch, Signal, Pin, Release, Stack, Make, Close, Lost, Announce, Sync, Ending, LoseHost, Answer, JobStatus, Seat,
+    Hold, End, Beat,
+]  # fmt: skip
+FromHost = Union[
+    Started, Exited, Guardless, Made, Asks, HungUp, Looked, StatusQuestion, Syncs, Unreachable, Unlinked, Interrupted,
+    Leave, Ends, Beat,
+]  # fmt: skip
+
+NONCE: Reads[Union[Nonce, Error]] = Reads(Union[Nonce, Error])
+PROOF: Reads[Union[Proof, Error]] = Reads(Union[Proof, Error])
+FIRST_WORDS: Reads[FirstWords] = Reads(FirstWords)
+WELCOME: Reads[Union[Welcome, Refused]] = Reads(Union[Welcome, Refused])
+TERMS: Reads[Union[Terms, Refused]] = Reads(Union[Terms, Refused])
+CALLS: Reads[Calls] = Reads(Calls)
+LINKED: Reads[Linked] = Reads(Linked)
+FROM_HEAD: Reads[FromHead] = Reads(FromHead)
+FROM_HOST: Reads[FromHost] = Reads(FromHost)
