@@ -43,6 +43,13 @@ class TrainingLog(Callback):
         self._size = 0
         self._last = 0.0
 
+    def state_dict(self):
+        """Nothing: a clock, and what was shown last, are of one process, so a worker that joins needs neither."""
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
     def on_train_begin(self, run_context):
         self._last = time.perf_counter()
 

@@ -250,13 +250,8 @@ class KungFuElasticCallback(Callback):
         if self._others is not None:
             self._others.has_stepped = True
         change = training.step_end(params.net_outputs if training.monitor is not None else None, samples)
-        if change.detached:
-            _log.warning(
-                "this worker has left the cluster after step %d: Model.train returns, and nobody waits for what the "
-                "program does then; let it ask ms_kungfu.detached() before it evaluates or saves at its end",
-                training.step,
-            )
-        elif change.changed and change.new_size > change.old_size - len(change.lost) and self._others is not None:
+        joined = change.changed and change.new_size > change.old_size - len(change.lost)
+        if joined and not change.detached and self._others is not None:
             self._others.warn_of_what_is_not_carried()
         if change.undone and self._others is not None:
             self._others.undone(params.cur_step_num)

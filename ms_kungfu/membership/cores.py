@@ -34,11 +34,8 @@ def fix_cores() -> None:
             for _ in range(_MAX_PASSES):  # until there is no thread left that may have started another one meanwhile
                 if not pin_threads("self", {core}):
                     break
-        _log.info(
-            "training with shards has %d core%s a worker, here %s: their number decides bits; "
-            "kungfu-run -cores-per-worker gives more", core_count(), "" if core_count() == 1 else "s",
-            ",".join(map(str, sorted(os.sched_getaffinity(0)))),
-        )  # fmt: skip
+        # How a step of shards is computed anyway (docs/shards.md), and each worker would repeat it.
+        _log.debug("shards: cores=%d cpus=%s", core_count(), ",".join(map(str, sorted(os.sched_getaffinity(0)))))
     member.cores_fixed = True
 
 

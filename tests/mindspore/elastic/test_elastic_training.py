@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import json
-import re
 
 import numpy as np
 import pytest
@@ -37,8 +36,7 @@ def sizes(reports, kind="step"):
 
 def test_model_train_goes_on_through_resizes(run_elastic):
     reports = run_elastic("model_train.py", "5:2,9:4,15:1,26:2", "4", "1")
-    told = "this worker has left the cluster after step 15: .*let it ask ms_kungfu.detached"
-    assert len(re.findall(told, reports.output)) == 3
+    assert reports.output.count("INFO: step 15: left the cluster of 4 workers, as the schedule has it") == 3
     steps = reports.by_step("step")
     # every sample once an epoch, dealt to all
     assert samples_by_epoch(reports) == {epoch: collections.Counter(range(90)) for epoch in (1, 2, 3, 4)}
