@@ -29,6 +29,7 @@ class Tls:
     def context(self, *, called: bool) -> ssl.SSLContext:
         """Of Python's, for who is called or calls. ValueError says what is wrong with the files."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if called else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2  # not each Python's default, nor each distribution's
         context.verify_mode = ssl.CERT_REQUIRED  # of a client, that means: host names are checked
         for variable, path in zip(_VARIABLES, (self.certificate, self.key, self.ca)):
             try:

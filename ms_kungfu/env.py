@@ -408,8 +408,9 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
     ("OMP_NUM_THREADS", "user, else launcher", "Threads of a worker. Set, `kungfu-run` leaves it alone, as it does"
      " `PYTHONUNBUFFERED`; unset, it is the worker's share of the cores."),
     ("PYTHONUNBUFFERED", "user, else launcher", "Unset: 1 in a worker, so that its lines come as they are printed."),
-    ("XDG_RUNTIME_DIR", "the system", "In its folder `ms_kungfu` a job's secret and its socket for"
-     " `kungfu-run status` are. Unset: `/run/user/UID`; where that isn't there `/tmp/ms_kungfu-UID`."),
+    ("XDG_RUNTIME_DIR", "the system", "Its folder `ms_kungfu` holds a job's secret and its socket for"
+     " `kungfu-run status`. Unset: `/run/user/UID`. If that can't be used: `/tmp/ms_kungfu-UID`, then"
+     " `/var/tmp/ms_kungfu-UID`, then `$TMPDIR/ms_kungfu-UID`."),
     ("TMPDIR", "user", "The folder for temporary files; in its folder `ms_kungfu-UID` the same where it can't be in"
      " `/tmp` and `/var/tmp`."),
     ("SLURM_CPU_BIND_TYPE", "Slurm", "Whether Slurm has bound tasks to cores (`mask_cpu`)."),

@@ -19,7 +19,11 @@ class CollectiveMismatchError(KungFuError, ValueError):
 
 
 class PeerLostError(KungFuError):
-    """A peer that the operation needs has died or left. The communicator is finished."""
+    """A peer that the operation needs has failed or left.
+
+    The communicator is finished, unless the operation is a broadcast whose root failed: every other rank raises this
+    error then, and later operations go on.
+    """
 
 
 class CollectiveTimeoutError(KungFuError, TimeoutError):

@@ -311,6 +311,10 @@ def test_every_variable_that_the_code_reads_is_in_a_table():
     assert others <= set(named)
 
 
+def test_readme_has_at_most_700_words():
+    assert len((DOCS.parent / "README.md").read_text(encoding="utf-8").split()) <= 700
+
+
 def test_pages_tell_the_pythons_and_mindspores_that_the_package_takes():
     project = (DOCS.parent / "pyproject.toml").read_text(encoding="utf-8")
     (least, beyond) = map(int, re.search(r'requires-python = ">=3\.(\d+),<3\.(\d+)"', project).groups())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,3 +73,15 @@ def test_files_that_are_something_else_are_named(authority, tmp_path):
     command = ["openssl", "pkey", "-in", good["KUNGFU_TLS_KEY"], "-aes256", "-passout", "pass:x", "-out", locked]
     subprocess.run(command, check=True)
     assert "without a password" in why_not({**good, "KUNGFU_TLS_KEY": str(locked)})
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_minimum_version_is_tls_1_2_whatever_the_default(authority, monkeypatch, called):
+    def lenient(protocol):
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+        return context
+
+    tls = from_environment(authority.sign("10.0.0.1"))
+    monkeypatch.setattr("ms_kungfu._tls.ssl", SimpleNamespace(**{**vars(ssl), "SSLContext": lenient}))
+    assert tls.context(called=called).minimum_version == ssl.TLSVersion.TLSv1_2
