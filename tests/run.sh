@@ -5,7 +5,7 @@
 #   tests/run.sh --all       the rest, too: long jobs and sweeps, compilations for each device, limits on time
 #   tests/run.sh ARGUMENTS   what pytest's arguments select (README.md beside this file)
 #
-# Without arguments two tests more than there are cores run at a time, since many of them wait; then those that need the
+# Without arguments one test more than there are cores runs at a time, since many of them wait; then those that need the
 # machine for themselves, one after the other. Uses the active virtual environment if ms_kungfu is installed in it, else .venv in the checkout.
 # TESTS_EXTRAS: more of the package's extras to install there.
 set -euo pipefail
@@ -49,7 +49,7 @@ part() { # NAME PYTEST ARGUMENTS...
     *) failed=$status ;; # more than tests that fail
   esac
 }
-part "side by side" -n "$((cores < 7 ? cores + 2 : 8))" --dist load --maxschedchunk 1 -m "$marks and not alone"
+part "side by side" -n "$((cores < 8 ? cores + 1 : 8))" --dist load --maxschedchunk 1 -m "$marks and not alone"
 part "one at a time" -m "$marks and alone"
 if [ ${#all[@]} -gt 0 ]; then part "timing" -m timing; fi
 exit $failed

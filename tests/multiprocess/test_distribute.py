@@ -26,7 +26,8 @@ if host == "down":
     sys.exit(255)
 environment = {{k: v for k, v in os.environ.items() if k != "KUNGFU_JOB_SECRET"}}
 read, write = os.pipe()
-shell = subprocess.Popen(["sh", "-c", command], stdin=read, env={{**environment, "AT": host}}, start_new_session=True)
+environment.update(AT=host, SSH=str(os.getpid()))
+shell = subprocess.Popen(["sh", "-c", command], stdin=read, env=environment, start_new_session=True)
 os.close(read)
 import threading
 def pump():
@@ -129,10 +130,17 @@ def test_a_host_that_cannot_be_reached_ends_all(distribute):
 # ---- a job that goes on ----
 
 # As kungfu-run does it on the head, which is a; b fails then, and a ends with its argument once b has.
+# The head ends once kungfu-distribute has waited for the other host's ssh.
 GOES_ON = """
-if [ $AT = a ]; then kill -USR1 $KUNGFU_DISTRIBUTE_SHELL; echo begun; touch begun; until [ -e failed ]; do sleep 0.05; done; exit $1; fi
-until [ -e begun ]; do sleep 0.05; done; sleep 0.3; touch failed; exit 7
-"""  # noqa: E501
+if [ $AT = a ]; then
+  kill -USR1 $KUNGFU_DISTRIBUTE_SHELL; echo begun; touch begun
+  until [ -e failed ]; do sleep 0.05; done
+  while kill -0 $(cat failed) 2>/dev/null; do sleep 0.05; done
+  exit $1
+fi
+until [ -e begun ]; do sleep 0.05; done
+sleep 1; echo $SSH >failing; mv failing failed; exit 7
+"""
 
 
 @pytest.mark.parametrize("code", [0, 3])
