@@ -66,7 +66,7 @@ class Cluster:
 
     @property
     def named_hosts(self) -> set[str]:
-        """Those, and the ones that whoever resizes it takes for the job's."""
+        """`hosts`, and those that the writer of the next version takes for the job's."""
         return {*self.hosts, *(runner.host for runner in self.runners), *(self.slots or ())}
 
     @property

@@ -85,7 +85,7 @@ def _texts(peers: Sequence[PeerID]) -> tuple[str, ...]:
 
 
 class Device(Part, frozen=True):  # type: ignore[misc]
-    """A device as one worker is told of it. `visible` null: the worker sees what its launcher sees."""
+    """A device, as described to one worker. `visible` null: the worker sees what its launcher sees."""
 
     name: Word
     device_id: Number
@@ -438,7 +438,7 @@ class Looked(Message):
 
 
 class StatusQuestion(Message):
-    """Somebody on that host wants the job's status."""
+    """A process on that host asks for the job's status."""
 
     number: Count
 
