@@ -91,12 +91,7 @@ class Slurm:
                  str(folder)], env={**os.environ, **self.environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-        deadline = time.monotonic() + 30
-        while (
-            "idle" not in (told := self.run("sinfo", "-h", "-p", "low", "-o", "%t %D", check=False)) or "2" not in told
-        ):
-            assert time.monotonic() < deadline, (folder / "daemons.log").read_text()[-3000:]
-            time.sleep(0.1)
+        self.wait_until_idle()
 
     def within(self) -> list[str]:
         """The words before a command that is to run there."""
@@ -112,6 +107,18 @@ class Slurm:
         )  # fmt: skip
         assert not check or done.returncode == 0, done.stderr
         return done.stdout
+
+    def wait_until_idle(self) -> None:
+        """Until both nodes are there and have nothing to do."""
+        deadline = time.monotonic() + 90
+        while self.run("sinfo", "-h", "-p", "low", "-o", "%t %D", check=False).split() != ["idle", "2"]:
+            assert time.monotonic() < deadline, (self._folder / "daemons.log").read_text()[-3000:]
+            time.sleep(0.1)
+
+    def cancel_all(self) -> None:
+        """Ends all jobs, and waits until they have left their nodes."""
+        self.run("scancel", "--user=root")
+        self.wait_until_idle()
 
     def close(self) -> None:
         self._process.kill()  # and with it all processes there
