@@ -54,7 +54,7 @@ def _begin(name: str) -> None:
     """Before a collective. KungFuError at a joining worker whose collective the other workers don't come to; those of
     ms_kungfu itself bring it to them."""
     runtime.init()
-    if not name.startswith("kungfu/"):
+    if current().catching_up and not name.startswith("kungfu/"):
         check_caught_up(f'collective "{name}"')
 
 

@@ -29,8 +29,12 @@ const char* NameOf(Kind kind) {
   return kNames[static_cast<uint8_t>(kind)];
 }
 
-std::string KeyOf(const std::string& name, uint8_t track, Stage stage) {
-  return name + static_cast<char>(track) + static_cast<char>(stage);
+std::string KeyOf(std::string_view name, uint8_t track, Stage stage) {
+  std::string key;
+  key.reserve(name.size() + 2);
+  key.append(name).push_back(static_cast<char>(track));
+  key.push_back(static_cast<char>(stage));
+  return key;
 }
 
 const Operation& AskedFor(const Operation& operation) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "collectives/planes.h"
@@ -72,7 +73,7 @@ struct KeptOperation {
 
 const char* NameOf(Kind kind);
 // What ranks match operations by: a name, and which part of an operation of that name it is.
-std::string KeyOf(const std::string& name, uint8_t track = 0, Stage stage = Stage::kBring);
+std::string KeyOf(std::string_view name, uint8_t track = 0, Stage stage = Stage::kBring);
 inline std::string KeyOf(const Operation& operation) { return KeyOf(operation.name, operation.track, operation.stage); }
 // What the caller asked for: the operation itself, or that of which it is a part of a part.
 const Operation& AskedFor(const Operation& operation);
