@@ -84,7 +84,11 @@ def _run(options: Options) -> int:
         _set_up_log(options, output)
         try:
             runs = Job if options.hosts.is_head and not moves(options) else Outpost
-            return run(runs(options, supervisor, output).run())
+
+            async def main() -> int:
+                return await runs(options, supervisor, output).run()
+
+            return run(main())
         except StartError as error:
             return failed(PROGRAM, error, 1)
         finally:

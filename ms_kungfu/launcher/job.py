@@ -26,6 +26,7 @@ from ms_kungfu.launcher.control import Channel
 from ms_kungfu.launcher.coordinator import Coordinator
 from ms_kungfu.launcher.devices import Devices
 from ms_kungfu.launcher.hosts import Host, HostError, Hosts
+from ms_kungfu.launcher.leadership import Leadership, NoElection
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options, what_is_done_instead
 from ms_kungfu.launcher.output import Output
@@ -71,7 +72,7 @@ class Job:
         self, options: Options, supervisor: Supervisor | None, output: Output | None, machine: Machine | None = None,
         term: Term | None = None,
     ) -> None:  # fmt: skip
-        self._tenure: Tenure | None = None
+        self._leadership: Leadership = NoElection()
         self._noted_end: End | None = None  # whatever else is noted behind it
         self.has_left = False  # its host leaves, and another one has the job from then on
         self.last_words: str | None = None
@@ -96,17 +97,18 @@ class Job:
         # This host's part in it, and the job.
         self._started_at = self._began_at = self._machine.time() if term is None else term.since
         self.status = never_raises(self._status)  # what it tells of itself
+        self._term = term
         if term is not None:
             url, own = options.config_server or "", options.hosts.self_name
-            self._tenure = Tenure(
+            self._leadership = Tenure(
                 term, self._machine, url, own, self._on_deposed, self._on_seated_anew, self._on_store_awaited
             )
-            self._enter_the_loop()  # it may be told to end before it runs
+        self._loop = asyncio.get_running_loop()
+        self._verdict: asyncio.Future[Verdict] = self._loop.create_future()
+        self._hurry = asyncio.Event()
 
     async def run(self) -> int:
         """The job's exit code. StartError where it never started. Nothing of the job is left when it returns."""
-        if self._tenure is None:
-            self._enter_the_loop()
         loop = self._loop
         if self._supervisor is not None:
             in_slurm, catch = self._options.in_slurm, self._machine.catch_signal
@@ -133,11 +135,6 @@ class Job:
                 await self._end(verdict)
             finally:
                 asked.close()
-
-    def _enter_the_loop(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._verdict: asyncio.Future[Verdict] = self._loop.create_future()
-        self._hurry = asyncio.Event()
 
     # ---- what it tells of itself ----
 
@@ -169,12 +166,11 @@ class Job:
                 self._verdict.set_exception(error)
 
     async def _start(self) -> None:
-        options, machine, supervisor, tenure = self._options, self._machine, self._supervisor, self._tenure
-        if tenure is not None and tenure.resumes is not None:
-            await self._go_on(tenure, tenure.resumes)
+        options, machine, supervisor, leadership = self._options, self._machine, self._supervisor, self._leadership
+        if leadership.resumes is not None:
+            await self._go_on(leadership.resumes)
             return
-        if tenure is not None:
-            await tenure.await_turn()
+        await leadership.await_turn()
         start = self._begun = await prepare(
             options,
             machine,
@@ -183,23 +179,22 @@ class Job:
             on_change=self._on_written,
             on_status=self.status,
             on_secret_left=lambda file: None if supervisor is None else supervisor.remove_at_end(file.path, file.inode),
-            before_first=None if tenure is None else self._sit_down,
+            before_first=self._sit_down,
         )
         if instead := what_is_done_instead(options.strategy, options.hosts.is_several):
             _log.warning("%s", instead)
         self._coordinator = Coordinator(options, start.first, start.writer)
         self._revisions = Revisions(self, self._coordinator, start, machine)
         if options.hosts.is_several:
-            remote = self._remote = RemoteHosts(options, machine, start, self, moves=tenure is not None)
+            remote = self._remote = RemoteHosts(options, machine, start, self, leadership.moves)
             self._closers.push_async_callback(remote.close)
-            if tenure is not None:
-                remote.seat = tenure.term.seat
-                remote.hold_deadlines(tenure.awaits_store)
+            remote.seat = leadership.seat
+            remote.hold_deadlines(leadership.awaits_store)
             await remote.gather(start.join_timeout_s)
         agent = HostAgent(
             options, machine, self._supervisor, self._output, start, self._coordinator, self, self._remote,
-            on_choice=None if tenure is None else self._on_choice,
-            may_announce=None if tenure is None else self._may_announce,
+            on_choice=self._on_choice if leadership.moves else None,
+            may_announce=self._may_announce if leadership.moves else None,
         )  # fmt: skip
         self._agent = agent
         self._closers.callback(agent.close)
@@ -221,7 +216,7 @@ class Job:
                 lambda: replace(self._coordinator.newest, version=self._coordinator.last_version),
                 lambda cluster: agent.from_thread(self.on_cluster, cluster),
                 self._machine,
-                puts_back=self._tenure is None,
+                puts_back=not self._leadership.moves,
             )
             self._closers.callback(self._watcher.stop)
 
@@ -242,26 +237,24 @@ class Job:
 
     @property
     def is_deposed(self) -> bool:
-        return self._tenure is not None and self._tenure.is_deposed
+        return self._leadership.is_deposed
 
-    async def _sit_down(self, writer: str, store: ClusterStore, first: Cluster) -> MayWrite:
+    async def _sit_down(self, writer: str, store: ClusterStore, first: Callable[[], Cluster]) -> MayWrite:
         """Before anything of this job is written: of two of one name that begin together one is refused."""
-        tenure, hosts = self._tenure, self._options.hosts
-        assert tenure is not None
-        await tenure.sit_down(Record(writer, hosts.self_name, first, hosts.each))
-        self._closers.callback(tenure.keep(store))
-        return tenure.has_it_again
+        leadership, hosts = self._leadership, self._options.hosts
+        await leadership.sit_down(lambda: Record(writer, hosts.self_name, first(), hosts.each))
+        self._closers.callback(leadership.keep(store))
+        return leadership.has_it_again
 
     async def _write_record(self, choice: int | None = None, lost: str | None = None, end: End | None = None) -> bool:
         """Whether it is there now."""
-        tenure = self._tenure
-        assert tenure is not None
+        leadership = self._leadership
         self._noted_end = end = end or self._noted_end
 
         def record() -> Record:
             start, coordinator, own = self._begun, self._coordinator, self._options.hosts.self_name
-            if self._agent is None and tenure.resumes is not None:  # who is there isn't known yet
-                return replace(tenure.resumes, end=end)
+            if self._agent is None and leadership.resumes is not None:  # who is there isn't known yet
+                return replace(leadership.resumes, end=end)
             versions = ClusterVersions() if self._agent is None else self._agent.broker.record(choice, lost)
             forgotten = coordinator.hosts.lost.difference(versions.lost_hosts)
             hosts = tuple(host for host in coordinator.hosts.each if host.name not in forgotten)
@@ -270,7 +263,7 @@ class Job:
                 failures=coordinator.failures, told=self._past(),
             )  # fmt: skip
 
-        return await tenure.write(record)
+        return await leadership.write(record)
 
     def _past(self) -> dict[str, Any]:
         """For the next head."""
@@ -285,27 +278,23 @@ class Job:
 
     async def _note(self, lost: str | None = None, end: End | None = None) -> bool:
         """What is decided, on record. False where this is the head no more."""
-        if self._tenure is not None:
-            await self._tenure.act(lambda: self._write_record(lost=lost, end=end))
+        await self._leadership.act(lambda: self._write_record(lost=lost, end=end))
         return not self.is_deposed
 
     def _may_announce(self, version: int) -> bool:
         """From any thread."""
-        assert self._tenure is not None
-        if self._tenure.may_say(version):
+        if self._leadership.may_say(version):
             return True
         self._host.from_thread(lambda it: self._in_background(self._announce_once_it_may(it)), version)
         return False
 
     async def _announce_once_it_may(self, version: int) -> None:
-        assert self._tenure is not None
-        if await self._tenure.until_it_may_be_said(version, lambda: self.is_over):
+        if await self._leadership.until_it_may_be_said(version, lambda: self.is_over):
             self._host.broker.announce()
 
     def _on_choice(self, version: int) -> None:
         """From the broker's threads."""
-        assert self._tenure is not None
-        act = self._tenure.act
+        act = self._leadership.act
         self._host.from_thread(lambda it: self._in_background(act(lambda: self._choose(it))), version)
 
     async def _choose(self, version: int) -> None:
@@ -333,18 +322,18 @@ class Job:
 
     def _resumes(self) -> bool:
         """The job runs, and this head doesn't know yet who of it is there."""
-        resumes = self._tenure is not None and self._tenure.resumes is not None
-        return resumes and not self._has_begun and not self.is_over
+        return self._leadership.resumes is not None and not self._has_begun and not self.is_over
 
-    async def _go_on(self, tenure: Tenure, record: Record) -> None:
+    async def _go_on(self, record: Record) -> None:
         """Where the head before has stopped. The seat is this one's already."""
-        options, machine, term = self._options, self._machine, tenure.term
+        options, machine, leadership, term = self._options, self._machine, self._leadership, self._term
+        assert term is not None
         store = machine.open_store(options.config_server or "", term.secret, writer=record.job)
         start = self._begun = Start(
             Devices(), env.JOIN_TIMEOUT.get(machine.environ), term.secret, record.first, record.job,
             options.config_server, store=store, attempts=term.seat.since * _ATTEMPTS,
         )  # fmt: skip
-        self._closers.callback(tenure.keep(store))
+        self._closers.callback(leadership.keep(store))
         current = record.versions.current
         assert current is not None
         coordinator = self._coordinator = Coordinator(options, current, start.writer)
@@ -352,12 +341,12 @@ class Job:
         coordinator.resume_failures(*record.failures)
         self._revisions = Revisions(self, coordinator, start, machine)
         remote = self._remote = RemoteHosts(options, machine, start, self, moves=True, resumes=True)
-        remote.seat = term.seat
-        remote.hold_deadlines(tenure.awaits_store)
+        remote.seat = leadership.seat
+        remote.hold_deadlines(leadership.awaits_store)
         self._closers.push_async_callback(remote.close)
         wanted, _ = await asyncio.gather(
             self._wanted(store),
-            remote.gather_again(options.host_timeout_s or _GATHER_S, frozenset(record.before), tenure.time_to_ask),
+            remote.gather_again(options.host_timeout_s or _GATHER_S, frozenset(record.before), leadership.time_to_ask),
         )
         missing = remote.missing()
         agent = HostAgent(
@@ -516,16 +505,15 @@ class Job:
 
     def _once_it_is_noted(self, lost: str, act: Callable[[], None]) -> None:
         """That a host has gone the others don't hear before it is on record."""
-        if self._tenure is None:
+        if not self._leadership.moves:
             act()
         elif lost not in self._going:
             self._going.add(lost)
             self._in_background(self._note_and(lost, act))
 
     async def _note_and(self, lost: str, act: Callable[[], None]) -> None:
-        assert self._tenure is not None
-        if self._tenure.has_stood_still:
-            await self._tenure.stand_up()
+        if self._leadership.has_stood_still:
+            await self._leadership.stand_up()
         noted = await self._note(lost=lost)
         self._going.discard(lost)
         if noted and not self.is_over and lost not in self._coordinator.hosts.lost:
@@ -611,7 +599,7 @@ class Job:
     def _let_host_go(self, name: str) -> None:
         _log.info("host %s has left the job", name)
         self._forget_host(name, "it has left the job")
-        if self._tenure is not None and name == self._options.hosts.self_name:
+        if name == self._options.hosts.self_name:
             self._in_background(self.leave())
             return
         if self._remote is not None:
@@ -620,11 +608,11 @@ class Job:
 
     async def leave(self) -> None:
         """Its host goes, with which a job that has begun doesn't end."""
-        tenure = self._tenure
-        if tenure is None or tenure.is_deposed or self.is_over or (tenure.resumes is None and not self._has_begun):
+        leadership = self._leadership
+        if leadership.is_deposed or self.is_over or (leadership.resumes is None and not self._has_begun):
             return
         self.has_left = True
-        await tenure.leave()
+        await leadership.leave()
         self._on_deposed("another host has the job")
 
     def version_followed(self) -> None:
@@ -656,8 +644,7 @@ class Job:
         how = "come back to" if host.name in coordinator.hosts.names else "joined"
         coordinator.hosts = coordinator.hosts.joined_by(host)
         self._host.add_site(site)
-        if self._tenure is not None:
-            self._in_background(self._tenure.act(self._write_record))
+        self._in_background(self._leadership.act(self._write_record))
         _log.info("host %s has %s the job, with %s", host.name, how, counted(host.slots or 0, "slot"))
         self._history.note(f"host {host.name} has {how} the job")
         self._revisions.write()  # the store tells of its slots: whoever resizes fills them
@@ -939,8 +926,8 @@ class Job:
     async def _end(self, verdict: Verdict | None) -> None:
         """Whatever the state: ends the workers, waits for their last words, closes everything."""
         failed = verdict is None or verdict.action is Action.FAIL
-        if verdict is None and self._tenure is not None and self._tenure.resumes is not None:
-            await self._tenure.leave()  # a job that runs isn't this head's to end: another one may go on with it
+        if verdict is None and self._leadership.resumes is not None:
+            await self._leadership.leave()  # a job that runs isn't this head's to end: another one may go on with it
         if self._supervisor is not None:
             self._supervisor.wake()
         agent = self._agent
@@ -963,8 +950,8 @@ class Job:
                 await self._remote.end(1, f"kungfu-run: the job has not started: {last or 'it was ended'}")
             else:
                 await self._remote.end(verdict.exit_code, self.last_words)
-        if self._tenure is not None and is_noted:
-            await self._tenure.give_back()
+        if is_noted:
+            await self._leadership.give_back()
         await self._closers.aclose()
         if self._supervisor is not None:
             self._supervisor.close()
@@ -976,7 +963,7 @@ class Job:
     async def _note_the_end(self, verdict: Verdict | None) -> bool:
         """Before anybody hears of it, a worker too: who dies of it would be taken for dead by the next head. False
         where the store is away, for which nobody waits: a write may be under way, and the seat is left to its lease."""
-        if self._tenure is None or not self._tenure.sits or verdict is None:
+        if not self._leadership.sits or verdict is None:
             return True
         try:
             return await within(END_S, self._note(end=(verdict.exit_code, self.last_words)))

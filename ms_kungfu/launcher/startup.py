@@ -67,7 +67,7 @@ async def prepare(
     on_change: OnChange,
     on_status: Callable[[], dict[str, Any]],
     on_secret_left: Callable[[SecretFile], None],
-    before_first: Callable[[str, ClusterStore, Cluster], Awaitable[MayWrite]] | None = None,
+    before_first: Callable[[str, ClusterStore, Callable[[], Cluster]], Awaitable[MayWrite]],
 ) -> Start:
     """Where a config server is embedded, it asks `check` before it takes a cluster, and calls `on_change` then;
     `on_status`, which never raises, tells what the job tells of itself. A store that isn't this job's own is written to
@@ -97,9 +97,7 @@ async def prepare(
     if options.builtin_port is None and url is not None:
         secret = secret or (_secret_of(url, machine) if open_store(url).needs_secret else secrets.token_hex(32))
         store = machine.open_store(url, secret, writer=writer)
-        may_write = None
-        if before_first is not None:
-            may_write = await before_first(writer, store, _first_cluster(options, 0))
+        may_write = await before_first(writer, store, lambda: _first_cluster(options, 0))
         first = await _first_from(options, machine, store, may_write)
         _log.info("config server: %s%s", url, "" if options.watch else ", which the job doesn't follow without -w")
         return Start(devices, join_timeout_s, secret, first, writer, url, store=store)
@@ -184,7 +182,7 @@ def _secret_of(url: str, machine: Machine) -> str:
     return secret
 
 
-async def _first_from(options: Options, machine: Machine, store: ClusterStore, may_write: MayWrite | None) -> Cluster:
+async def _first_from(options: Options, machine: Machine, store: ClusterStore, may_write: MayWrite) -> Cluster:
     """The first cluster, once the store holds it."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONFIG_SERVER_START_S
@@ -204,7 +202,7 @@ async def _first_from(options: Options, machine: Machine, store: ClusterStore, m
         except StaleVersionError:
             continue
         except SeatLostError as error:
-            if may_write is None or not await may_write():
+            if not await may_write():
                 raise StartError(str(error)) from None
         except (ConfigServerError, HostError) as error:
             raise StartError(str(error)) from None

@@ -42,16 +42,21 @@ _LOOK_S = MOST_GAP_S / 2  # at the real clock, by timers of the run-time clock: 
 
 
 class Tenure:
-    """`on_deposed(why)`: another host decides from now on. `on_seated_anew`: the lease was over, and there is another.
-    `on_store_awaited(yes)`: what is to be decided waits for the store from now on, or doesn't any more. `url`: of the
-    job's store; `own`: this host's name."""
+    """`Leadership` by a lease in etcd.
+
+    `on_deposed(why)`: another host decides from now on. `on_seated_anew`: the lease was over, and there is another one.
+    `on_store_awaited(yes)`: a decision waits for the store from now on, or doesn't any more. `url`: of the job's store;
+    `own`: this host's name.
+    """
+
+    moves = True
 
     def __init__(
         self, term: Term, machine: Machine, url: str, own: str,
         on_deposed: Callable[[str], None], on_seated_anew: Callable[[], None],
         on_store_awaited: Callable[[bool], None] = lambda yes: None,
     ) -> None:  # fmt: skip
-        self.term, self.is_deposed = term, False
+        self.term, self.seat, self.is_deposed = term, term.seat, False
         self._machine, self._url, self._own = machine, url, own
         self._on_deposed, self._on_seated_anew = on_deposed, on_seated_anew
         self._on_store_awaited = on_store_awaited
@@ -59,7 +64,7 @@ class Tenure:
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
         self._under_way: asyncio.Future[None] | None = None  # the last call of the seat
-        self._time = TimeToAsk(term.seat.lease_s)
+        self._time = TimeToAsk(self.seat.lease_s)
         self._keeping: asyncio.Future[None] | None = None
         self._on_record = self._to_ask = -1  # the newest version that the members may hear of, or will
 
@@ -76,7 +81,7 @@ class Tenure:
     @property
     def sits(self) -> bool:
         """It has sat down, be it deposed by now."""
-        return self.term.seat.since != 0
+        return self.seat.since != 0
 
     # ---- sitting down ----
 
@@ -84,14 +89,14 @@ class Tenure:
         """Until the last job of this name is over: nothing of this one is written before. Where it has lost its head
         its other hosts go on with it, and have the time of a lease for that."""
         term, told, empty_since = self.term, False, math.inf
-        patience_s = 3 * term.seat.lease_s + _LAST_LEASE_S
+        patience_s = 3 * self.seat.lease_s + _LAST_LEASE_S
         deadline = self._loop.time() + CONFIG_SERVER_START_S
         while True:
             try:
                 found = await self._machine.in_thread(term.keys.look)
                 now = self._loop.time()
                 empty_since = math.inf if found.holder else min(empty_since, now)
-                if not found.holder and (now - empty_since >= term.seat.lease_s or not may_go_on(found, self._own)):
+                if not found.holder and (now - empty_since >= self.seat.lease_s or not may_go_on(found, self._own)):
                     return
                 trouble = self._taken()
                 if not told:
@@ -106,14 +111,14 @@ class Tenure:
                 raise StartError(trouble)
             await asyncio.sleep(RENEW_S)
 
-    async def sit_down(self, record: Record) -> None:
+    async def sit_down(self, record: Callable[[], Record]) -> None:
         """Before the job begins."""
-        term = self.term
-        deadline = self._loop.time() + term.seat.lease_s
+        term, document = self.term, record().to_json()
+        deadline = self._loop.time() + self.seat.lease_s
         while True:
             try:
                 found = await self._machine.in_thread(term.keys.look)
-                await self._call(functools.partial(term.seat.take, found, record.to_json()))
+                await self._call(functools.partial(self.seat.take, found, document))
                 return
             except StoreUnreachableError as error:
                 if self._loop.time() > deadline:
@@ -132,7 +137,7 @@ class Tenure:
     def keep(self, store: Any) -> Callable[[], object]:
         """From now on; `store`, of the cluster, is written to by who has the seat. Returns what ends the keeping."""
         self.term.guard(store)
-        self._time = TimeToAsk(self.term.seat.lease_s)
+        self._time = TimeToAsk(self.seat.lease_s)
         self._time.answered(self._machine.monotonic())
         self._keeping = asyncio.ensure_future(self._keep())
         self._keeping.add_done_callback(raise_bugs)
@@ -146,7 +151,7 @@ class Tenure:
     async def _until_it_is_time(self) -> None:
         """For a quarter of the lease. That runs on in the store while this host stands still, so this is a matter of
         the real clock: behind a pause the lease is renewed at once."""
-        end = self._machine.monotonic() + self.term.seat.lease_s / 4
+        end = self._machine.monotonic() + self.seat.lease_s / 4
         while (left_s := end - self._machine.monotonic()) > 0 and not self.is_deposed:
             await asyncio.sleep(min(left_s, _LOOK_S))
 
@@ -154,7 +159,7 @@ class Tenure:
         """Whether the store has answered."""
         asked = self._time
         try:
-            await self.act(lambda: self._call(self.term.seat.renew))
+            await self.act(lambda: self._call(self.seat.renew))
             asked.answered(self._machine.monotonic())
         except ConfigServerError:  # away; or full, and the lease is over: nobody has the seat
             asked.failed(self._machine.monotonic())
@@ -181,7 +186,7 @@ class Tenure:
 
     async def act(self, act: Callable[[], Awaitable[object]]) -> None:
         """One after the other. Where somebody else has the seat the job is his."""
-        seat = self.term.seat
+        seat = self.seat
         try:
             async with self._lock:
                 since = seat.since
@@ -197,7 +202,7 @@ class Tenure:
     async def _call(self, function: Callable[[], None], long_s: float | None = None) -> None:
         """Of the seat, in a thread, which goes on where who awaits it is cancelled: the next call waits for its end, or
         an older entry might come behind a newer one. Deadlines are held after `long_s`, half a lease by default."""
-        long_s = self.term.seat.lease_s / 2 if long_s is None else long_s
+        long_s = self.seat.lease_s / 2 if long_s is None else long_s
         long = self._loop.call_later(long_s, self._await_store, "answer", True)
         answered, goes_on = True, False
         try:
@@ -232,7 +237,7 @@ class Tenure:
             self._await_store("entry", False)
 
     async def _write(self, record: Callable[[], Record]) -> bool:
-        seat, told = self.term.seat, False
+        seat, told = self.seat, False
         while not self.is_deposed:
             document = record().to_json()
             try:
@@ -285,7 +290,7 @@ class Tenure:
         async with self._lock:
             self._depose("this host stood still, and others have left it: another one decides for the job from now on")
             with contextlib.suppress(ConfigServerError):  # else the lease ends by itself
-                await self._call(self.term.seat.leave)
+                await self._call(self.seat.leave)
 
     async def leave(self) -> None:
         """Its host goes. The next head needn't wait for the end of the lease, and no write begins here any more: a
@@ -298,7 +303,7 @@ class Tenure:
 
         async def leave() -> None:
             async with self._lock:
-                await self._call(self.term.seat.leave)
+                await self._call(self.seat.leave)
 
         with contextlib.suppress(asyncio.TimeoutError, ConfigServerError):
             await within(END_S, leave())

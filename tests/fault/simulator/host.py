@@ -246,12 +246,12 @@ class Head(job.Job):
     def host_lost(self, name, reason):
         if self._machine_of.has_been_seen:
             return
-        if self._tenure is None:
+        if not self._leadership.moves:
             self._world.host_is_lost(name, reason)
         super().host_lost(name, reason)
 
     def _lose_host(self, name, reason):
-        if self._tenure is not None:
+        if self._leadership.moves:
             self._world.host_is_lost(name, reason)
             if all(name not in dict(record["versions"]["lost"]) for record in self._world.server.seat.history):
                 raise Violation(f"{name} is lost to the others, and that isn't on record")

@@ -1,0 +1,135 @@
+"""Who decides for a job: one host for ever (`NoElection`), or who holds the lease in etcd (`tenure.Tenure`)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, Callable, Protocol
+
+if TYPE_CHECKING:
+    from ms_kungfu.cluster_store import Seat
+    from ms_kungfu.launcher.seat import Record
+
+
+class Leadership(Protocol):
+    """What a job asks before it says anything that the next head has to know. Used from the job's event loop, except
+    where a method says otherwise."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether another host goes on with the job where this one fails."""
+        ...
+
+    @property
+    def seat(self) -> Seat | None:
+        """What is held in the store; `None`: nothing."""
+        ...
+
+    @property
+    def resumes(self) -> Record | None:
+        """What the head before has left. This head continues its job. `None`: the job begins here."""
+        ...
+
+    @property
+    def is_deposed(self) -> bool:
+        """Another host decides from now on."""
+        ...
+
+    @property
+    def sits(self) -> bool:
+        """It has had the lease, be it deposed by now."""
+        ...
+
+    @property
+    def awaits_store(self) -> bool:
+        """A decision waits for the store."""
+        ...
+
+    @property
+    def has_stood_still(self) -> bool:
+        """This host did not run for a while, a moment ago."""
+        ...
+
+    async def await_turn(self) -> None:
+        """Until the last job of this name is over. StartError where it goes on."""
+
+    async def sit_down(self, record: Callable[[], Record]) -> None:
+        """Before the job begins. StartError where another job has the name."""
+
+    def keep(self, store: Any) -> Callable[[], object]:
+        """From now on. Returns what ends it."""
+        ...
+
+    async def has_it_again(self) -> bool:
+        """The store has refused a write: whether to try again."""
+        ...
+
+    async def time_to_ask(self) -> float:
+        """For how long the hosts could have found out who leads."""
+        ...
+
+    async def act(self, act: Callable[[], Awaitable[object]]) -> None:
+        """One action after the other, and none once another host decides."""
+
+    async def write(self, record: Callable[[], Record]) -> bool:
+        """Within `act`. Whether the record is there now."""
+        ...
+
+    def may_say(self, version: int) -> bool:
+        """From any thread: whether the members may hear of this version."""
+        ...
+
+    async def until_it_may_be_said(self, version: int, is_over: Callable[[], bool]) -> bool:
+        """False where that is asked already, for this version or a newer one, or doesn't matter any more."""
+        ...
+
+    async def stand_up(self) -> None:
+        """This host stood still, and others have left it."""
+
+    async def leave(self) -> None:
+        """Its host leaves the job."""
+
+    async def give_back(self) -> None:
+        """The job is over."""
+
+
+class NoElection:
+    """The first host decides for ever, and the job ends with it: nothing has to be on record."""
+
+    moves = False
+    seat = None
+    resumes = None
+    is_deposed = False
+    sits = False
+    awaits_store = False
+    has_stood_still = False
+
+    async def await_turn(self) -> None: ...
+
+    async def sit_down(self, record: Callable[[], Record]) -> None: ...
+
+    def keep(self, store: Any) -> Callable[[], object]:
+        return lambda: None
+
+    async def has_it_again(self) -> bool:
+        return False
+
+    async def time_to_ask(self) -> float:
+        return 0.0
+
+    async def act(self, act: Callable[[], Awaitable[object]]) -> None:
+        await act()
+
+    async def write(self, record: Callable[[], Record]) -> bool:
+        return True
+
+    def may_say(self, version: int) -> bool:
+        return True
+
+    async def until_it_may_be_said(self, version: int, is_over: Callable[[], bool]) -> bool:
+        return True
+
+    async def stand_up(self) -> None: ...
+
+    async def leave(self) -> None: ...
+
+    async def give_back(self) -> None: ...
