@@ -27,38 +27,27 @@ class Site:
         self.sent.append(type(message))
 
 
-class Local:
-    is_closed = False
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
 @pytest.mark.parametrize("error", ["", "no memory"])
 @pytest.mark.parametrize("turns", range(10))
 def test_nothing_is_left_of_a_version_that_is_closed_while_it_is_made(turns: int, error: str) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        local, site = Local(), Site(THERE)
-
-        async def make(*_: object) -> Local:
-            return local
-
+        sites = {name: Site(name) for name in (HERE, THERE)}
         owner: Any = SimpleNamespace(
-            own=HERE, sites={THERE: site}, links=SimpleNamespace(make=make), in_loop=loop.call_soon,
-            was_made=lambda: None, machine=None,
-        )  # fmt: skip
+            sites=sites, seat=None, in_loop=loop.call_soon, was_made=lambda: None, machine=None
+        )
         segment = SpreadSegment(owner, CLUSTER, 1, recovers=True)
         await asyncio.sleep(0.01)
+        segment.was_made(HERE, "")
         segment.was_made(THERE, error)
         for _ in range(turns):
             await asyncio.sleep(0)
         segment.close()
         await asyncio.sleep(0.01)
-        assert site.sent[0] is m.Make
-        assert site.sent[-1] is m.Close
-        assert site.segments == {}
-        assert local.is_closed
+        for site in sites.values():
+            assert site.sent[0] is m.Make
+            assert site.sent[-1] is m.Close
+            assert site.segments == {}
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(run())
