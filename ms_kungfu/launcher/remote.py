@@ -39,7 +39,7 @@ from ms_kungfu.launcher.policy import Recover
 from ms_kungfu.launcher.segments import Asker, NotMadeYet, Progress, Segment
 from ms_kungfu.launcher.sites import Site
 from ms_kungfu.launcher.startup import Start, StartError
-from ms_kungfu.launcher.stuck import told_each_s, waits_between_hosts
+from ms_kungfu.launcher.stuck import stuck_sure_s, told_each_s, waits_between_hosts
 from ms_kungfu.launcher.supervisor import Exited, Started
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import ProtocolError
@@ -247,7 +247,7 @@ class RemoteSite:
             for rank, progress in said.progress.get(version, {}).items():
                 segment.note_progress(rank, progress)
             if version in said.awaited:
-                segment.waits[self.name] = said.awaited[version]
+                segment.note_waits(self.name, said.awaited[version])
         workers.look_at(self.name, self._watch, said.now, set(said.stopped), set(said.starved).__contains__)
 
     def _note_words(self, gave_up: m.Words) -> None:
@@ -347,7 +347,7 @@ class SpreadSegment:
         self.cluster, self.attempt = cluster, attempt
         self.words: dict[int, str] = {}  # why ranks can't go on
         self.beats: dict[int, int] = {}
-        self.waits: dict[str, list[tuple[int, int, bool]]] = {}  # what hosts have told of their ranks
+        self._waits: dict[str, tuple[list[tuple[int, int, bool]], float]] = {}  # of hosts' ranks, and when it was told
         self._progress: dict[int, tuple[Progress, float]] = {}  # of ranks, and when it was told
         self._owner = owner
         self._recovers = recovers
@@ -465,8 +465,15 @@ class SpreadSegment:
     def gave_up(self, rank: int) -> str:
         return self.words.get(rank, "")
 
+    def note_waits(self, host: str, waits: list[tuple[int, int, bool]]) -> None:
+        self._waits[host] = (waits, self._owner.machine.monotonic())
+
     def awaited(self) -> list[tuple[int | str, int | str, bool]]:
-        told = {site.name: self.waits.get(site.name, []) for site in self._sites if not site.lost}
+        """Without the hosts whose report is old, or hasn't come: of a rank there nobody knows whether it still waits,
+        and one report must not confirm a stuck rank by being read again (`stuck`, 2)."""
+        since = self._owner.machine.monotonic() - self._owner.stuck_sure_s
+        fresh = {host: waits for host, (waits, told) in self._waits.items() if told > since}
+        told = {site.name: fresh[site.name] for site in self._sites if not site.lost and site.name in fresh}
         ranks: dict[str, list[int]] = {host: [] for host in told}
         for rank, peer in enumerate(self.cluster.workers):
             if peer.host in ranks:
@@ -517,6 +524,7 @@ class RemoteHosts:
         self.resumes_no_more = not resumes  # who hasn't come by now is lost
         self.seat: Seat | None = None  # in which this head is
         self._holds_deadlines = False
+        self.stuck_sure_s = stuck_sure_s(env.COLLECTIVE_TIMEOUT.get(machine.environ))
         self.told: dict[str, m.Report] = {}  # by hosts that came to a head which resumes
         self.sites: dict[str, RemoteSite] = {}
         secret = bytes.fromhex(options.secret or "")

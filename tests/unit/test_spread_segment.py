@@ -10,6 +10,7 @@ import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.remote import SpreadSegment
+from ms_kungfu.launcher.stuck import StuckWatch, stuck_among, stuck_sure_s, told_each_s
 from ms_kungfu.launcher.wire import messages as m
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"
@@ -51,3 +52,30 @@ def test_nothing_is_left_of_a_version_that_is_closed_while_it_is_made(turns: int
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(run())
+
+
+def test_one_report_confirms_nobody() -> None:
+    """Rank 1 has said that it waits for rank 0, overdue, and its launcher gets no core from then on."""
+    now, sure_s = 100.0, stuck_sure_s(60.0)
+    sites = {name: Site(name) for name in (HERE, THERE)}
+    owner: Any = SimpleNamespace(
+        sites=sites, seat=None, stuck_sure_s=sure_s, machine=SimpleNamespace(monotonic=lambda: now)
+    )
+    segment = SpreadSegment(owner, CLUSTER, 1, recovers=True, is_made=True)
+    watch: StuckWatch[int] = StuckWatch(sure_s)
+
+    def confirmed() -> list[int]:
+        return watch.look(now, stuck_among({0, 1}, segment.awaited()))  # type: ignore[arg-type]
+
+    segment.note_waits(THERE, [(1, -1, True)])
+    for _ in range(40):
+        segment.note_waits(HERE, [])
+        assert confirmed() == []
+        now += sure_s / 10
+    # A host that tells as often as it should does confirm.
+    for _ in range(40):
+        segment.note_waits(THERE, [(1, -1, True)])
+        segment.note_waits(HERE, [])
+        found = confirmed()
+        now += told_each_s(1.0, 60.0)
+    assert found == [0]
