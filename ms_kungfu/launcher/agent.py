@@ -91,9 +91,9 @@ class Reports(Protocol):
 
 @dataclass(eq=False)
 class HostAgent:
-    """Of all of them, from `start` or `resume` to `close`. `remote`: the hosts that aren't this one. Without
-    supervisor and output it has no host of its own. `versions`: what a head before this one had chosen; `on_choice`
-    and `may_announce`: of the broker."""
+    """Of all of them, from `start` or `resume` to `close`. With `remote` it has no host of its own, and neither
+    supervisor nor output. `versions`: what a head before this one had chosen; `on_choice` and `may_announce`: of the
+    broker."""
 
     options: Options
     machine: Machine
@@ -143,8 +143,6 @@ class HostAgent:
             begun=self.versions,
             **segments,
         )
-        if self.remote is not None and self.remote.links is not None:
-            self.remote.links.find_store = self.broker.stores.find
         self._here = self.options.host.name
         self.sites = {} if self.remote is None else dict(self.remote.sites)
         if self.supervisor is not None and self.output is not None:

@@ -73,7 +73,6 @@ def _run(options: Options) -> int:
     try:
         from ms_kungfu.launcher.job import Job
         from ms_kungfu.launcher.outpost import Outpost
-        from ms_kungfu.launcher.seat import moves
         from ms_kungfu.launcher.startup import StartError
 
         set_process_name(PROGRAM)
@@ -83,7 +82,7 @@ def _run(options: Options) -> int:
         output = Output(options.logdir, quiet=not options.show_workers)
         _set_up_log(options, output)
         try:
-            runs = Job if options.hosts.is_head and not moves(options) else Outpost
+            runs = Outpost if options.hosts.is_several else Job
 
             async def main() -> int:
                 return await runs(options, supervisor, output).run()

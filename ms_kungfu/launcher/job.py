@@ -13,6 +13,7 @@ import logging
 import signal
 from collections.abc import Coroutine, Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Callable
 
 from ms_kungfu import env
@@ -63,14 +64,14 @@ _ATTEMPTS = 1 << 16  # of one head at versions of several hosts: those of the ne
 class Job:
     """Runs a job once. The supervisor and the output are the caller's until `run`, which closes both.
 
-    Where the head moves from host to host (`seat`) they are `None`: the job has a `term` in the seat, and its host's
-    launcher (`outpost`), which has begun it, is one of all that it tells what to do. It decides for as long as it has
-    the seat, and what is to be on record is that before anybody hears of it.
+    Over several hosts they are `None`: its host's launcher (`outpost`), which has begun it, is one of all that it tells
+    what to do. With a `term` in the seat it decides for as long as it has the seat, and what is to be on record is that
+    before anybody hears of it. `remove_at_end`: a file to remove, however this process ends.
     """
 
     def __init__(
         self, options: Options, supervisor: Supervisor | None, output: Output | None, machine: Machine | None = None,
-        term: Term | None = None,
+        term: Term | None = None, remove_at_end: Callable[[Path, int], None] | None = None,
     ) -> None:  # fmt: skip
         self._leadership: Leadership = NoElection()
         self._noted_end: End | None = None  # whatever else is noted behind it
@@ -80,6 +81,7 @@ class Job:
         self._supervisor = supervisor
         self._output = output
         self._machine = Machine() if machine is None else machine
+        self._remove_at_end = remove_at_end if supervisor is None else supervisor.remove_at_end
         self._agent: HostAgent | None = None
         self._remote: RemoteHosts | None = None
         self._watcher: StoreWatcher | None = None
@@ -113,7 +115,7 @@ class Job:
         if self._supervisor is not None:
             in_slurm, catch = self._options.in_slurm, self._machine.catch_signal
             signals.hear(loop, self._on_signal, self._supervisor.signal, in_slurm, catch)
-            loop.set_exception_handler(self._on_bug)
+            loop.set_exception_handler(self.on_bug)
         left_s, limit_s = self.left_s(), self._options.timeout_s
         if left_s is not None and limit_s is not None:
             loop.call_later(left_s, self._on_timeout, limit_s)
@@ -166,7 +168,7 @@ class Job:
                 self._verdict.set_exception(error)
 
     async def _start(self) -> None:
-        options, machine, supervisor, leadership = self._options, self._machine, self._supervisor, self._leadership
+        options, machine, leadership = self._options, self._machine, self._leadership
         if leadership.resumes is not None:
             await self._go_on(leadership.resumes)
             return
@@ -178,7 +180,7 @@ class Job:
             check=self._check,
             on_change=self._on_written,
             on_status=self.status,
-            on_secret_left=lambda file: None if supervisor is None else supervisor.remove_at_end(file.path, file.inode),
+            on_secret_left=lambda file: self._remove_at_end and self._remove_at_end(file.path, file.inode),
             before_first=self._sit_down,
         )
         if instead := what_is_done_instead(options.strategy, options.hosts.is_several):
@@ -186,7 +188,7 @@ class Job:
         self._coordinator = Coordinator(options, start.first, start.writer)
         self._revisions = Revisions(self, self._coordinator, start, machine)
         if options.hosts.is_several:
-            remote = self._remote = RemoteHosts(options, machine, start, self, leadership.moves)
+            remote = self._remote = RemoteHosts(options, machine, start, self)
             self._closers.push_async_callback(remote.close)
             remote.seat = leadership.seat
             remote.hold_deadlines(leadership.awaits_store)
@@ -340,7 +342,7 @@ class Job:
         coordinator.finishing = record.finishing
         coordinator.resume_failures(*record.failures)
         self._revisions = Revisions(self, coordinator, start, machine)
-        remote = self._remote = RemoteHosts(options, machine, start, self, moves=True, resumes=True)
+        remote = self._remote = RemoteHosts(options, machine, start, self, resumes=True)
         remote.seat = leadership.seat
         remote.hold_deadlines(leadership.awaits_store)
         self._closers.push_async_callback(remote.close)
@@ -409,6 +411,15 @@ class Job:
     def _on_signal(self, number: int) -> None:
         self.interrupted(number)
 
+    @property
+    def moves(self) -> bool:
+        """Whether another host goes on with the job where this one goes."""
+        return self._leadership.moves
+
+    def then(self) -> str:
+        """What is done after a stranger was refused, for the line that tells of it."""
+        return "" if self._remote is None else self._remote.then()
+
     def interrupted(self, number: int, where: str = "") -> None:
         """Somebody wants the job to end."""
         if self._verdict.done():
@@ -422,8 +433,8 @@ class Job:
             verdict = replace(verdict, reason=policy.not_begun(limit_s, why))
         self._settle(verdict)
 
-    def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An exception in one of the callbacks below: a job that is not looked after must not go on."""
+    def on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception in a callback of the loop: a job that is not looked after must not go on."""
         error = context.get("exception")
         _log.error("internal error: %s", context["message"], exc_info=error)
         if not self._verdict.done():
@@ -489,7 +500,8 @@ class Job:
         self._settle(policy.supervisor_lost())
 
     def host_lost(self, name: str, reason: str) -> None:
-        if self._options.recover is Recover.FAIL or not self._has_begun:
+        is_the_heads = name == self._options.hosts.self_name and not self.moves
+        if self._options.recover is Recover.FAIL or not self._has_begun or is_the_heads:
             self._settle(policy.host_lost(f"host {name} is lost: {reason}", self._exit_code))
         elif not self.is_over:
             _log.warning("host %s is lost: %s", name, reason)

@@ -134,7 +134,7 @@ class Outpost:
         signals.hear(self._loop, self._on_signal, self._supervisor.signal, in_slurm, catch)
         if self._options.timeout_s is not None:
             self._later(self._options.delay_s + self._options.timeout_s, self._on_timeout, self._options.timeout_s)
-        words = ""
+        code, words = 1, ""
         close_status = serve_status(self._machine, self._supervisor, self._status)
         serving = asyncio.ensure_future(self._serve())
         serving.add_done_callback(self._on_served)
@@ -152,7 +152,8 @@ class Outpost:
                 timer.cancel()
             self._supervisor.wake()
             self._supervisor.close()
-            self._output.close(_OUTPUT_GRACE_S, words or None)
+            # Whoever couldn't be killed keeps its pipes open for as long as it hangs.
+            self._output.close(_OUTPUT_GRACE_S if code or self._pids else None, words or None)
             close_status()
 
     def _end(self, code: int, words: str = "") -> None:
@@ -161,7 +162,7 @@ class Outpost:
 
     def _on_timeout(self, limit_s: float) -> None:
         """Where there is a job its head ends it, or the next one."""
-        if self._channel is None and self._seated is None:
+        if self._channel is None and self._seated is None and self._head is None:
             head = self._head_name
             why = f"{head}, which has it, was not reached" + (f": {self._silence}" if self._silence else "")
             self._end(EXIT_TIMEOUT, f"{PROGRAM}: {not_begun(limit_s, why)}")
@@ -173,6 +174,9 @@ class Outpost:
                 self._ended.set_exception(error)
 
     def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if self._head is not None and not self._head.moves and not self._head.is_over:
+            self._head.on_bug(loop, context)  # it ends the job
+            return
         error = context.get("exception")
         _log.error("internal error: %s", context["message"], exc_info=error)
         self._end(1, f"{PROGRAM}: internal error: {context['message'] if error is None else bug(error)}")
@@ -181,6 +185,8 @@ class Outpost:
 
     async def _status(self) -> dict[str, Any]:
         """The head's word; this host's own, which is little, where there is none."""
+        if self._head is not None:
+            return self._head.status()
         head, number = self._head_name, next(self._numbers)
         if self._channel is None and self._seated is not None:
             why = f"{head}, which had the job, is gone; this host waits for the next head"
@@ -211,7 +217,8 @@ class Outpost:
         if is_alone or self._is_told or (number == signal.SIGTERM and self._is_leaving):
             self._end(128 + number, f"{PROGRAM}: interrupted by {signal_name(number)}")
             return
-        if number == signal.SIGTERM and self._options.watch:
+        leads_for_ever = self._head is not None and not self._head.moves
+        if number == signal.SIGTERM and self._options.watch and not leads_for_ever:
             self._is_leaving = True
             self._tell_the_head(m.Leave())
             limit_s = self._options.leave_grace_s
@@ -233,7 +240,7 @@ class Outpost:
         elif isinstance(message, m.Leave):
             head.host_leaves(own)
         else:
-            head.interrupted(message.number, f" on host {own}")
+            head.interrupted(message.number, f" on host {own}" if head.moves else "")
 
     # ---- the head ----
 
@@ -252,7 +259,7 @@ class Outpost:
             machine, options.hosts, port, secret, len(cores), silent_s=silent_s, strategy=options.strategy
         )
         try:
-            server = ControlServer(machine, secret, self._take)
+            server = ControlServer(machine, secret, self._take, lambda: self._head.then() if self._head else "")
         except ValueError as error:
             raise StartError(str(error)) from None
         try:
@@ -272,9 +279,8 @@ class Outpost:
         self._since = self._loop.time()
         if head != options.host:
             _log.info("calling %s, which has the job, for %g s (KUNGFU_JOIN_TIMEOUT)", head.name, wait_s)
-        if moves(options) and options.hosts.is_head and not options.joins:
-            keys = machine.open_seat(str(options.config_server), timeout_s=self._lease_s / 2)
-            self._lead(options, Term(keys, Seat(keys, options.host.name, self._lease_s), None, "", self._started_at))
+        if options.hosts.is_head and not options.joins:
+            self._lead(options, self._first_term() if moves(options) else None)
         try:
             await self._obey_all(await self._first_head(wait_s), hello)
         finally:
@@ -288,9 +294,13 @@ class Outpost:
     def _lease_s(self) -> float:
         return self._options.host_timeout_s or _LEASE_S
 
-    def _lead(self, options: Options, term: Term) -> None:
-        """This host has the seat, or is to be the first in it."""
-        self._head = self.make_head(options, None, None, self._machine, term)
+    def _first_term(self) -> Term:
+        keys = self._machine.open_seat(str(self._options.config_server), timeout_s=self._lease_s / 2)
+        return Term(keys, Seat(keys, self._options.host.name, self._lease_s), None, "", self._started_at)
+
+    def _lead(self, options: Options, term: Term | None) -> None:
+        """This host decides from now on."""
+        self._head = self.make_head(options, None, None, self._machine, term, self._supervisor.remove_at_end)
         self._leading = asyncio.ensure_future(self._head.run())
         self._leading.add_done_callback(self._has_led)
 
@@ -299,7 +309,8 @@ class Outpost:
         gives the seat back last."""
         head, leading = self._head, self._leading
         if head is not None and leading is not None:
-            await head.leave()
+            if head.moves:
+                await head.leave()
             if head.is_over or head.has_left:
                 await asyncio.wait([leading], timeout=_LED_S)
 
@@ -316,6 +327,8 @@ class Outpost:
         elif head.has_left:
             _log.info("this host has left the job")
             self._end(0)
+        elif not head.moves:
+            self._end(leading.result(), head.last_words or "")
         elif not head.is_deposed:  # which has told so, but perhaps not here
             self._later(_END_S, self._end, leading.result(), head.last_words or "")
 
@@ -448,7 +461,8 @@ class Outpost:
             else:
                 self._go_over_to(channel)
             self._seated = welcome.seat
-            _log.info("this host takes part in the job of %s", head)
+            if head != hello.host:
+                _log.info("this host takes part in the job of %s", head)
             if welcome.warning:
                 self._warn_once(printable(welcome.warning))
             while not self._ended.done():
@@ -683,6 +697,8 @@ class Outpost:
         self._making[cluster.version] = (said.attempt, making)
 
     def _hear_the_end(self, said: m.End) -> None:
+        if self._head is not None and not self._head.moves:
+            return  # its result says more
         if said.left:
             _log.info("this host has left the job")
         self._end(said.code, said.words or "")
@@ -711,6 +727,13 @@ class Outpost:
         self._apart = {(v, host) for v, host in self._apart if v != version}
 
     def _look_at_links(self) -> None:
+        self._tell_of_links()
+        self._timers[:] = [
+            timer for timer in self._timers if not timer.cancelled() and timer.when() > self._loop.time()
+        ]
+        self._later(_LINKS_LOOK_S, self._look_at_links)
+
+    def _tell_of_links(self) -> None:
         for version, segment in self._relay.segments().items():
             if segment.sync_points() > self._sync_points.get(version, 0):
                 self._sync_points[version] = segment.sync_points()
@@ -722,10 +745,6 @@ class Outpost:
                 if (version, host) not in self._apart:
                     self._apart.add((version, host))
                     self._send(m.Unreachable(version, host, why))
-        self._timers[:] = [
-            timer for timer in self._timers if not timer.cancelled() and timer.when() > self._loop.time()
-        ]
-        self._later(_LINKS_LOOK_S, self._look_at_links)
 
     def _look_for_the_head(self, channel: Channel, leases: Leases) -> None:
         """And says that this host is there. A host that the head has given up must not go on for long."""
@@ -785,6 +804,7 @@ class Outpost:
     def _has_exited(self, event: Exited) -> None:
         worker = self._workers[event.key]
         worker.code, worker.error = event.code, event.error
+        self._tell_of_links()  # what has ended an exchange is told before the deaths that it leads to
         self._tell_exited(worker)
 
     def _tell_started(self, worker: m.Worker) -> None:

@@ -25,21 +25,21 @@ from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import Seat
 from ms_kungfu.launcher.affinity import Shares
 from ms_kungfu.launcher.broker import Broker
-from ms_kungfu.launcher.control import Channel, ControlServer, call_once, reason_of, remedy_for
+from ms_kungfu.launcher.control import Channel, call_once, reason_of, remedy_for
 from ms_kungfu.launcher.hangs import HangWatch
 from ms_kungfu.launcher.hello import devices_of, flags_of, hello_of, objection, other_command, other_versions
 from ms_kungfu.launcher.hosts import Host, Hosts
 from ms_kungfu.launcher.joining import joining_host, terms_of
-from ms_kungfu.launcher.links import MAKE_S, LinkMaker
+from ms_kungfu.launcher.links import MAKE_S
 from ms_kungfu.launcher.lost_hosts import Leases, to_evict
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.output import log_paths
 from ms_kungfu.launcher.policy import Recover
-from ms_kungfu.launcher.segments import Asker, HostSegment, NotMadeYet, PlainSegment, Progress, Segment
+from ms_kungfu.launcher.segments import Asker, NotMadeYet, Progress, Segment
 from ms_kungfu.launcher.sites import Site
 from ms_kungfu.launcher.startup import Start, StartError
-from ms_kungfu.launcher.stuck import told_each_s, waits_between_hosts
+from ms_kungfu.launcher.stuck import stuck_sure_s, told_each_s, waits_between_hosts
 from ms_kungfu.launcher.supervisor import Exited, Started
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import ProtocolError
@@ -247,7 +247,7 @@ class RemoteSite:
             for rank, progress in said.progress.get(version, {}).items():
                 segment.note_progress(rank, progress)
             if version in said.awaited:
-                segment.waits[self.name] = said.awaited[version]
+                segment.note_waits(self.name, said.awaited[version])
         workers.look_at(self.name, self._watch, said.now, set(said.stopped), set(said.starved).__contains__)
 
     def _note_words(self, gave_up: m.Words) -> None:
@@ -334,8 +334,8 @@ class _RemoteAsker:
 
 
 class SpreadSegment:
-    """The shared memory of a version that has workers on other hosts: what is done to it is done on all of them, in one
-    order (the broker's, under whose lock it is called), and before anything else that they hear later.
+    """The shared memory of a version: what is done to it is done on all of its hosts, in one order (the broker's, under
+    whose lock it is called), and before anything else that they hear later.
 
     It is made in the background. Its hosts meet only in what `links` says; each has to say that it has its part.
     """
@@ -345,25 +345,24 @@ class SpreadSegment:
     ) -> None:
         """`is_made`: by another head, on all of its hosts that are there."""
         self.cluster, self.attempt = cluster, attempt
-        self.words: dict[int, str] = {}  # why ranks of other hosts can't go on
+        self.words: dict[int, str] = {}  # why ranks can't go on
         self.beats: dict[int, int] = {}
-        self.waits: dict[str, list[tuple[int, int, bool]]] = {}  # what other hosts have told of theirs
-        self._progress: dict[int, tuple[Progress, float]] = {}  # of ranks of other hosts, and when it was told
+        self._waits: dict[str, tuple[list[tuple[int, int, bool]], float]] = {}  # of hosts' ranks, and when it was told
+        self._progress: dict[int, tuple[Progress, float]] = {}  # of ranks, and when it was told
         self._owner = owner
         self._recovers = recovers
         # Hosts as they are now: one that is lost and comes back is another one, of which this knows nothing.
-        self._remote = [owner.sites[host] for host in cluster.hosts if host != owner.own and host in owner.sites]
+        self._sites = [owner.sites[host] for host in cluster.hosts if host in owner.sites]
         self._missing: dict[str, asyncio.Future[None]] = {}  # hosts that haven't said yet that they have their part
         self._lock = threading.Lock()
         # Guarded by _lock:
-        self._local: HostSegment | None = None
         self._is_made = is_made
         self._trouble: Exception | None = None
         self._is_closed = False
         self._sync_points = 0  # those that have been passed on
         self._task: asyncio.Task[None] | None = None
         if is_made:
-            for site in self._remote:
+            for site in self._sites:
                 site.segments[cluster.version] = self
         else:
             owner.in_loop(self._begin)
@@ -378,20 +377,17 @@ class SpreadSegment:
     async def _make(self) -> None:
         trouble: Exception | None = None
         loop = asyncio.get_running_loop()
-        making: asyncio.Task[HostSegment] | None = None
-        if self._owner.links is not None and self._owner.own in self.cluster.hosts:
-            making = asyncio.ensure_future(self._owner.links.make(self.cluster, self.attempt, self._recovers))
-        for site in self._remote:
+        for site in self._sites:
             site.segments[self.cluster.version] = self
             self._missing[site.name] = loop.create_future()
             site.send(m.Make(self.attempt, m.ClusterPart.of(self.cluster), self._recovers))
             if site.lost:
                 self.was_made(site.name, site.lost, is_lost=True)
-        waits: list[asyncio.Future[Any]] = [*self._missing.values(), *([] if making is None else [making])]
         try:
-            if not waits:
+            if not self._missing:
                 raise OSError("none of its hosts is there")
-            done, late = await asyncio.wait(waits, timeout=2 * MAKE_S, return_when=asyncio.FIRST_EXCEPTION)
+            missing = self._missing.values()
+            done, late = await asyncio.wait(missing, timeout=2 * MAKE_S, return_when=asyncio.FIRST_EXCEPTION)
             for wait in done:
                 wait.result()
             if late:
@@ -400,17 +396,9 @@ class SpreadSegment:
             trouble = OSError("given up")
         except Exception as error:
             trouble = error
-        local: HostSegment | None = None
-        if making is not None:
-            making.cancel()  # if it is not over
-            while not making.done():
-                with contextlib.suppress(asyncio.CancelledError):  # by close(), which what follows looks at
-                    await asyncio.wait([making])
-            if not making.cancelled() and making.exception() is None:
-                local = making.result()
         with self._lock:
             self._task = None
-            self._local, self._trouble, self._is_made = local, trouble, trouble is None
+            self._trouble, self._is_made = trouble, trouble is None
             if not self._is_made or self._is_closed:
                 self._undo()
         self._owner.was_made()
@@ -432,35 +420,17 @@ class SpreadSegment:
     def _undo(self) -> None:
         self._forget()
         self._tell(m.Close(self.cluster.version))
-        if self._local is not None:
-            self._local.close()
-            self._local = None
 
-    def pass_on_sync_points(self, number: int = 0) -> None:
-        """What the workers of one host have asked for, those of all others hear of. `number`: of another host; 0: this
-        one's is to be looked at."""
+    def pass_on_sync_points(self, number: int) -> None:
+        """What the workers of one host have asked for, those of all others hear of."""
         with self._lock:
-            local = None if self._is_closed else self._local
-            number = max(number, 0 if local is None else local.sync_points())
             if self._is_closed or number <= self._sync_points:
                 return
             self._sync_points = number
-            if local is not None:
-                local.request_sync_point(number)
         self._tell(m.Sync(self.cluster.version, number))
 
     def has(self, site: RemoteSite) -> bool:
-        return site in self._remote
-
-    def unreachable(self) -> list[tuple[str, str]]:
-        """From this host: others, and why."""
-        with self._lock:
-            return [] if self._local is None or self._is_closed else self._local.unreachable()
-
-    def failure(self) -> str:
-        """Why this host can't exchange anything with the others any more; "" while it can."""
-        with self._lock:
-            return "" if self._local is None or self._is_closed else self._local.failure()
+        return site in self._sites
 
     # ---- as a segment, from any thread ----
 
@@ -472,47 +442,38 @@ class SpreadSegment:
                 raise NotMadeYet
 
     def hand_over(self, asker: Asker, message: dict[str, Any], rank: int) -> None:
-        if self._local is not None and self._is_here(rank):
-            self._local.hand_over(asker, message, rank)
-        else:
-            asker.send(message)  # its host adds what belongs to it
+        asker.send(message)  # its host adds what belongs to it
 
     def announce(self, version: int) -> None:
         self._tell(m.Announce(self.cluster.version, version))
-        if self._local is not None:
-            self._local.announce(version)
 
     def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
         self._tell(m.Lost(self.cluster.version, rank, reason, recover, reaped))
-        if self._local is not None:
-            self._local.mark_lost(rank, reason, recover, reaped)
 
     def lose_host(self, host: str) -> None:
-        for site in self._remote:
+        for site in self._sites:
             if site.name != host:
                 site.send(m.LoseHost(self.cluster.version, host))
-        if self._local is not None:
-            self._local.lose_host(host)
 
     def _tell(self, message: m.FromHead) -> None:
-        for site in self._remote:
+        for site in self._sites:
             site.send(message)
 
-    def _is_here(self, rank: int) -> bool:
-        return self.cluster.workers[rank].host == self._owner.own
-
     def heartbeat(self, rank: int) -> int:
-        here = self._local is not None and self._is_here(rank)
-        return self._local.heartbeat(rank) if here and self._local else self.beats.get(rank, 0)
+        return self.beats.get(rank, 0)
 
     def gave_up(self, rank: int) -> str:
-        here = self._local is not None and self._is_here(rank)
-        return self._local.gave_up(rank) if here and self._local else self.words.get(rank, "")
+        return self.words.get(rank, "")
+
+    def note_waits(self, host: str, waits: list[tuple[int, int, bool]]) -> None:
+        self._waits[host] = (waits, self._owner.machine.monotonic())
 
     def awaited(self) -> list[tuple[int | str, int | str, bool]]:
-        told = {site.name: self.waits.get(site.name, []) for site in self._remote if not site.lost}
-        if self._local is not None and self._owner.own is not None:
-            told[self._owner.own] = self._local.awaited()
+        """Without the hosts whose report is old, or hasn't come: of a rank there nobody knows whether it still waits,
+        and one report must not confirm a stuck rank by being read again (`stuck`, 2)."""
+        since = self._owner.machine.monotonic() - self._owner.stuck_sure_s
+        fresh = {host: waits for host, (waits, told) in self._waits.items() if told > since}
+        told = {site.name: fresh[site.name] for site in self._sites if not site.lost and site.name in fresh}
         ranks: dict[str, list[int]] = {host: [] for host in told}
         for rank, peer in enumerate(self.cluster.workers):
             if peer.host in ranks:
@@ -521,15 +482,11 @@ class SpreadSegment:
 
     def set_ending(self, rank: int, ending: bool) -> None:
         self._tell(m.Ending(self.cluster.version, rank, ending))
-        if self._local is not None:
-            self._local.set_ending(rank, ending)
 
     def note_progress(self, rank: int, progress: Progress) -> None:
         self._progress[rank] = (progress, self._owner.machine.monotonic())
 
     def progress(self, rank: int) -> Progress | None:
-        if self._is_here(rank):
-            return None if self._local is None else self._local.progress(rank)
         if rank not in self._progress:
             return None
         (step, each_s, ago_s), told = self._progress[rank]
@@ -543,52 +500,39 @@ class SpreadSegment:
             if self._is_made:
                 self._owner.in_loop(self._forget)
                 self._tell(m.Close(self.cluster.version))
-                if self._local is not None:
-                    self._local.close()
-                    self._local = None
             elif self._task is not None:
                 self._owner.in_loop(self._task.cancel)
 
     def _forget(self) -> None:
-        for site in self._remote:
+        for site in self._sites:
             if site.segments.get(self.cluster.version) is self:
                 del site.segments[self.cluster.version]
                 site.apart = {(v, host): why for (v, host), why in site.apart.items() if v != self.cluster.version}
 
 
 class RemoteHosts:
-    """All of them. Belongs to the event loop, but for `make_segment`.
-
-    `own`: the host that this launcher has itself. None where the head moves from host to host (`seat`): then it has
-    none, each is remote, and its host's launcher passes on who calls. `resumes`: hosts report to a head that goes on.
+    """All hosts of the job, the head's own among them: its launcher passes on who calls. Belongs to the event loop, but
+    for `make_segment`. `resumes`: hosts report to a head that goes on.
     """
 
     def __init__(
-        self, options: Options, machine: Machine, start: Start, reports: Reports, moves: bool, resumes: bool = False
+        self, options: Options, machine: Machine, start: Start, reports: Reports, resumes: bool = False
     ) -> None:
         self.options, self.machine, self.reports = options, machine, reports
         self.name = options.hosts.self_name
-        self.own = None if moves else self.name
         self.resumes = resumes
         self.resumes_no_more = not resumes  # who hasn't come by now is lost
         self.seat: Seat | None = None  # in which this head is
         self._holds_deadlines = False
+        self.stuck_sure_s = stuck_sure_s(env.COLLECTIVE_TIMEOUT.get(machine.environ))
         self.told: dict[str, m.Report] = {}  # by hosts that came to a head which resumes
         self.sites: dict[str, RemoteSite] = {}
         secret = bytes.fromhex(options.secret or "")
         self._start = start
         self._loop = asyncio.get_running_loop()
         cores = machine.allowed_cores()
-        silent_s = options.host_timeout_s
-        self.links = None if moves else LinkMaker(
-            machine, options.hosts, options.control_port, secret, len(cores), start.writer, silent_s, options.strategy
-        )  # fmt: skip
         self._hello = hello_of(options, start.devices, cores, flags_of(options))
         self._secret = secret
-        try:
-            self._server = None if moves else ControlServer(machine, secret, self.take, self._then)
-        except ValueError as error:
-            raise StartError(str(error)) from None
         self._deadline: float | None = None  # of the hosts that are missing
         self._refused: dict[str, str] = {}  # of these, by their names: why they can't take part
         self._silent: dict[str, str] = {}  # why they don't answer
@@ -600,20 +544,14 @@ class RemoteHosts:
         self._last_words: m.End | None = None  # once the job ends
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._unlinked = False
-        self._known_apart: set[tuple[str, str]] = set()  # of this host and others
 
     @property
     def present(self) -> list[str]:
         """The hosts that are there."""
-        return [*self._own_names, *self.sites]
-
-    @property
-    def _own_names(self) -> list[str]:
-        return [] if self.own is None else [self.own]
+        return list(self.sites)
 
     async def gather(self, timeout_s: float) -> None:
         """All hosts are there when this returns. StartError where one doesn't come."""
-        await self._listen()
         if self.options.host_timeout_s is not None:
             self._look_for_silence(Leases(self.options.host_timeout_s))
         deadline = self._deadline = self._loop.time() + timeout_s
@@ -621,11 +559,12 @@ class RemoteHosts:
         told: tuple[str, ...] = ()
         try:
             while missing := self.missing():
-                if missing != told:
-                    told = missing
+                others = tuple(name for name in missing if name != self.name)  # the head's own comes at once
+                if others and others != told:
+                    told = others
                     _log.info(
                         "waiting for %s on %s, for %.0f s (KUNGFU_JOIN_TIMEOUT)",
-                        PROGRAM, ", ".join(missing), max(0.0, deadline - self._loop.time()),
+                        PROGRAM, ", ".join(others), max(0.0, deadline - self._loop.time()),
                     )  # fmt: skip
                 self._news.clear()
                 if self._other_head:
@@ -640,18 +579,6 @@ class RemoteHosts:
         finally:
             self._deadline = None
             asking.cancel()
-
-    async def _listen(self) -> None:
-        if self._server is None:
-            return
-        hosts, port = self.options.hosts, self.options.control_port
-        try:
-            await self._server.start(hosts.own.address, port)
-        except OSError as error:
-            raise StartError(
-                f"{self.name}:{port}, where the other hosts call, can't be used: {error.strerror or error}; -port "
-                "gives another port, the same on all hosts"
-            ) from None
 
     async def gather_again(
         self, timeout_s: float, before: Collection[str], time_to_ask: Callable[[], Awaitable[float]]
@@ -679,7 +606,7 @@ class RemoteHosts:
     def missing(self) -> tuple[str, ...]:
         """Hosts of the job that aren't there yet."""
         hosts = self.options.hosts
-        return tuple(n for n in hosts.names if n not in self.sites and n != self.own and n not in hosts.lost)
+        return tuple(n for n in hosts.names if n not in self.sites and n not in hosts.lost)
 
     def why_missing(self) -> str:
         """What is known of them, behind a sentence that names them."""
@@ -689,7 +616,7 @@ class RemoteHosts:
         last = {**silent, **self._refused}
         return "".join(f" The last of {name}: {last[name]}" for name in self.missing() if name in last)
 
-    def _then(self) -> str:
+    def then(self) -> str:
         """What this host does after it has refused another one."""
         if self._deadline is None:
             return ""
@@ -779,7 +706,6 @@ class RemoteHosts:
     def attend(self, workers: Workers) -> None:
         """From now on these hear what the hosts say."""
         self.workers.set_result(workers)
-        self._look_at_links()
 
     def catch_up(self) -> None:
         """On what hosts have said before they were heard."""
@@ -795,8 +721,6 @@ class RemoteHosts:
     async def close(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
-        if self._server is not None:
-            await self._server.close()
 
     async def end(self, code: int, words: str | None) -> None:
         """The other launchers end with this exit code, also one that comes meanwhile."""
@@ -805,7 +729,8 @@ class RemoteHosts:
             if not site.lost:
                 site.send(self._last_words)
             site.tell_end()  # something else, to one that was given up a moment ago
-        parting = [asyncio.ensure_future(site.part()) for site in self.sites.values() if not site.lost]
+        others = [site for site in self.sites.values() if not site.lost and site.name != self.name]
+        parting = [asyncio.ensure_future(site.part()) for site in others]
         if parting:
             _, late = await asyncio.wait(parting, timeout=_PARTING_S)
             for wait in late:
@@ -826,8 +751,6 @@ class RemoteHosts:
 
     def make_segment(self, cluster: Cluster, cores: int, recovers: bool) -> Segment:
         """`MakeSegment`."""
-        if cluster.hosts == (self.own,):
-            return PlainSegment(cluster, cores, recovers, self.machine.runtime)
         self._attempts += 1
         return SpreadSegment(self, cluster, self._attempts, recovers)
 
@@ -843,20 +766,14 @@ class RemoteHosts:
 
     # ---- who comes ----
 
-    async def take(self, channel: Channel) -> bool:
-        """Somebody has called. Whether the connection is another one's now."""
-        return await self.serve(channel, await within(_FIRST_WORDS_S, channel.receive(m.FIRST_WORDS)))
-
     async def serve(self, channel: Channel, said: m.FirstWords) -> bool:
-        """And has said this."""
+        """Somebody has called, and has said this. Whether the connection is another one's now."""
         if isinstance(said, m.Agent):
             return await self._take_in(channel, said)
         if isinstance(said, m.Head):
             await self._answer_a_head(channel, said)
         elif isinstance(said, m.Ask):
             await self._answer_who_asks(channel, said)
-        elif self.links is not None:
-            return await self.links.take(channel, said)
         return False
 
     async def _answer_who_asks(self, channel: Channel, asking: m.Ask) -> None:
@@ -899,7 +816,7 @@ class RemoteHosts:
         per_worker = self.options.cores_per_worker
         if why:
             self._refused[hello.host] = why
-            _log.warning("%s%s", why, self._then())
+            _log.warning("%s%s", why, self.then())
             channel.send(m.Refused(why))
             await channel.flushed()
             return False
@@ -913,7 +830,8 @@ class RemoteHosts:
         site = self.sites[hello.host] = RemoteSite(self, channel, hello, per_worker)
         if self._holds_deadlines:
             site.send(m.Hold(True))
-        _log.info("host %s is there: %s", site.name, counted(len(hello.cores), "core"))
+        if site.name != self.name:
+            _log.info("host %s is there: %s", site.name, counted(len(hello.cores), "core"))
         if warning and warning not in self._warned:
             self._warned.add(warning)
             _log.warning("%s", warning)
@@ -926,7 +844,7 @@ class RemoteHosts:
         return False
 
     def _objection_to_one_of_the_first(self, hello: m.Hello) -> str:
-        why = objection(hello, self._hello, {**dict.fromkeys(self._own_names), **self.sites})
+        why = objection(hello, self._hello, self.sites)
         before = self.sites.get(hello.host)
         if why and before is not None and before.lost:
             url = self._start.url or "URL"
@@ -999,10 +917,6 @@ class RemoteHosts:
         """Pairs of hosts that live and can't do together what they have to, and why."""
         found = {}
         for site in self._living():
-            for segment in site.segments.values():
-                found.update(
-                    {(self.name, host): why for host, why in segment.unreachable() if self._is_in(segment, host)}
-                )
             found.update(
                 {
                     (site.name, host): why
@@ -1010,13 +924,13 @@ class RemoteHosts:
                     if version in site.segments and self._is_in(site.segments[version], host)
                 }
             )
-        living = {*self._own_names, *(site.name for site in self._living())}
+        living = {site.name for site in self._living()}
         return {pair: why for pair, why in found.items() if living.issuperset(pair)}
 
     def _is_in(self, segment: SpreadSegment, host: str) -> bool:
         """The host that goes by that name now: nobody reaches one that was lost, also where it has come back."""
         site = self.sites.get(host)
-        return host == self.own or (site is not None and segment.has(site))
+        return site is not None and segment.has(site)
 
     def _part_who_are_apart(self) -> None:
         apart, now = self._apart(), self._loop.time()
@@ -1048,8 +962,7 @@ class RemoteHosts:
 
     def is_in_trouble(self) -> bool:
         """That, or it may be what has ended an exchange between hosts."""
-        failed = any(segment.failure() for site in self._living() for segment in site.segments.values())
-        return failed or self._unlinked or self.are_apart()
+        return self._unlinked or self.are_apart()
 
     def _tell_of_the_unlinked(self, segment: SpreadSegment, reason: str) -> None:
         self._unlinked = False
@@ -1057,16 +970,6 @@ class RemoteHosts:
             return  # who has to go ends the job
         if any(segment in site.segments.values() for site in self.sites.values()):
             self.reports.hosts_apart(reason)
-
-    def _look_at_links(self) -> None:
-        for segment in {found for site in self.sites.values() for found in site.segments.values()}:
-            segment.pass_on_sync_points()
-            if why := segment.failure():
-                self.unlinked(segment, why)
-        known, self._known_apart = self._known_apart, {pair for pair in self._apart() if self.own in pair}
-        if not self._known_apart <= known:
-            self.note_apart()
-        self._later("links", _LOOK_S, self._look_at_links)
 
 
 # What a host says, and what hears it.

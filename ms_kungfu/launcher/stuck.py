@@ -7,7 +7,8 @@ Each rank says in shared memory for which rank it sleeps, and, once most of its 
    waits for which. Ranks that wait for each other in a circle brought different operations: none of them is stuck.
    (`test_circle_has_no_stuck_rank`.)
 2. The launcher acts on what it has found in every look for a while, so that a rank which arrives in that time isn't
-   taken for stuck, nor one of another host whose words are a look old. (`test_rank_that_arrives_is_not_confirmed`.)
+   taken for stuck. What a host has told counts for less than that while: a host whose launcher gets no core confirms
+   nobody. (`test_rank_that_arrives_is_not_confirmed`, `test_one_report_confirms_nobody`.)
 3. From the decision to the end of the process the others don't give up (`Board::SetEnding`): else they would fail for
    a rank that is being ended. If it arrives meanwhile, no wait is overdue any more, and it goes on.
 
@@ -23,7 +24,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 _ALL_LINKS = ""  # no host has this name
 _SURE_S = 1.2
-_FRESH = 0.8  # of the time in which a rank must stay stuck: how often each host tells of its ranks, at least
+_FRESH = 0.4  # of the time in which a rank must stay stuck: how often each host tells of its ranks, at least
 
 
 def stuck_sure_s(timeout_s: float) -> float:
@@ -32,8 +33,8 @@ def stuck_sure_s(timeout_s: float) -> float:
 
 
 def told_each_s(period_s: float, timeout_s: float) -> float:
-    """How often a host tells of its ranks, which it would do each `period_s`: often enough that a rank is never
-    confirmed as stuck by one report, read twice."""
+    """How often a host tells of its ranks, which it would do each `period_s`: often enough that there is a fresh report
+    at any time."""
     return min(period_s, _FRESH * stuck_sure_s(timeout_s))
 
 

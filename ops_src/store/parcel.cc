@@ -43,7 +43,7 @@ ssize_t ReceiveWith(int socket, void* data, size_t bytes, int& fd) {
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = room;
-  message.msg_controllen = sizeof room;
+  message.msg_controllen = CMSG_LEN(sizeof fd);  // the padding behind it would let in a second descriptor
   const ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   if (n <= 0) return n;
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {

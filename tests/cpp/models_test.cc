@@ -449,6 +449,34 @@ TEST(ModelsOfOtherHosts, WhoSaysSomethingElseIsNotListenedTo) {
   EXPECT_EQ(Request(*models.View(0, 1), "m", got), 1u);
 }
 
+// Else each message of a worker could leave its launcher one that nobody closes.
+TEST(ModelsOfOtherHosts, OfTwoDescriptorsInAMessageOneIsLetIn) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+  char data = 'x';
+  iovec part{&data, 1};
+  alignas(cmsghdr) char room[CMSG_SPACE(2 * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = room;
+  message.msg_controllen = sizeof room;
+  cmsghdr* const control = CMSG_FIRSTHDR(&message);
+  control->cmsg_level = SOL_SOCKET;
+  control->cmsg_type = SCM_RIGHTS;
+  control->cmsg_len = CMSG_LEN(2 * sizeof(int));
+  std::memcpy(CMSG_DATA(control), ends, sizeof ends);
+  ASSERT_EQ(sendmsg(ends[0], &message, 0), 1);
+  int fd = -1;
+  const int free = dup(ends[0]);  // the lowest number that a descriptor gets
+  close(free);
+  ASSERT_EQ(store::ReceiveWith(ends[1], &data, 1, fd), 1);
+  EXPECT_EQ(fd, free);
+  const int next = dup(ends[0]);
+  EXPECT_EQ(next, free + 1) << "a second descriptor is open";
+  for (const int each : {fd, next, ends[0], ends[1]}) close(each);
+}
+
 // A launcher without descriptors gets the message alone. What is no parcel may shrink under its feet.
 TEST(ModelsOfOtherHosts, AnAskWhoseParcelIsNotTakenIsRefusedAndTheNextIsHeard) {
   Models models({0, 1});

@@ -176,6 +176,26 @@ TEST(WaitingTime, EndsThoughItIsHeldNowAndThen) {
   EXPECT_EQ(ErrorOf(errors[0]).status(), KF_TIMEOUT) << ErrorOf(errors[0]).what();
 }
 
+// Rank 0 is overdue when rank 1 says that it is busy, from where the deadline counts anew: else the launcher would end
+// rank 1, now or in a later wait.
+TEST(WaitingTime, IsOverdueNoMoreOnceTheAwaitedRankIsBusy) {
+  Ranks ranks(2, {8s, 60s});
+  const auto overdue = [&] {
+    const auto found = ranks.board().AwaitedBy(0);
+    return found.has_value() && found->overdue;
+  };
+  ranks.Run([&](uint32_t rank, Communicator& communicator) {
+    if (rank == 1) {
+      EXPECT_TRUE(Soon(overdue));
+      communicator.SetBusy(true);
+      EXPECT_TRUE(Soon([&] { return !overdue(); }));
+      communicator.SetBusy(false);
+    }
+    Sum(communicator, "x", 1, 2);
+  });
+  EXPECT_FALSE(ranks.board().AwaitedBy(0).has_value());
+}
+
 // Else the launcher takes it for a process that waits for no rank, and so for stuck.
 TEST(WaitingTime, SaysThatItWaitsWhereThatIsForNoRank) {
   Ranks ranks(2);
@@ -215,18 +235,26 @@ TEST(WaitingTime, SleepsAtOnceWhereYieldsDoNotPassTheCoreOn) {
     if (CPU_ISSET(core, &allowed)) CPU_SET(core, &one);
   }
   double each_us = 0;  // of rank 0's processor time
+  double share = 0;    // of the core that both ranks have had
+  const auto now_us = [](clockid_t clock) {
+    timespec now{};
+    clock_gettime(clock, &now);
+    return now.tv_sec * 1e6 + now.tv_nsec / 1e3;
+  };
   ranks.Run([&](uint32_t rank, Communicator& communicator) {
     ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
     const sched_param none{};
     ASSERT_EQ(sched_setscheduler(0, rank == 1 ? SCHED_IDLE : SCHED_OTHER, &none), 0);
     Sum(communicator, "first", 1, 2);
-    timespec begin{}, end{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
+    const double begin = now_us(CLOCK_THREAD_CPUTIME_ID);
+    const double both = now_us(CLOCK_PROCESS_CPUTIME_ID), since = now_us(CLOCK_MONOTONIC);
     for (int i = 0; i < kOperations; i++) Sum(communicator, "x", 1, 2);
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
-    if (rank == 0) each_us = ((end.tv_sec - begin.tv_sec) * 1e6 + (end.tv_nsec - begin.tv_nsec) / 1e3) / kOperations;
+    if (rank != 0) return;
+    each_us = (now_us(CLOCK_THREAD_CPUTIME_ID) - begin) / kOperations;
+    share = (now_us(CLOCK_PROCESS_CPUTIME_ID) - both) / (now_us(CLOCK_MONOTONIC) - since);
   });
   RecordProperty("microseconds", std::to_string(each_us));
+  if (share < 0.8) GTEST_SKIP() << "other processes have the core, to which yields pass it on: a share of " << share;
   EXPECT_LT(each_us, 25);  // about 9; 35 where it yields in vain to the end
 }
 

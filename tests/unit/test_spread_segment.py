@@ -10,6 +10,7 @@ import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.remote import SpreadSegment
+from ms_kungfu.launcher.stuck import StuckWatch, stuck_among, stuck_sure_s, told_each_s
 from ms_kungfu.launcher.wire import messages as m
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"
@@ -27,38 +28,54 @@ class Site:
         self.sent.append(type(message))
 
 
-class Local:
-    is_closed = False
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
 @pytest.mark.parametrize("error", ["", "no memory"])
 @pytest.mark.parametrize("turns", range(10))
 def test_nothing_is_left_of_a_version_that_is_closed_while_it_is_made(turns: int, error: str) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        local, site = Local(), Site(THERE)
-
-        async def make(*_: object) -> Local:
-            return local
-
+        sites = {name: Site(name) for name in (HERE, THERE)}
         owner: Any = SimpleNamespace(
-            own=HERE, sites={THERE: site}, links=SimpleNamespace(make=make), in_loop=loop.call_soon,
-            was_made=lambda: None, machine=None,
-        )  # fmt: skip
+            sites=sites, seat=None, in_loop=loop.call_soon, was_made=lambda: None, machine=None
+        )
         segment = SpreadSegment(owner, CLUSTER, 1, recovers=True)
         await asyncio.sleep(0.01)
+        segment.was_made(HERE, "")
         segment.was_made(THERE, error)
         for _ in range(turns):
             await asyncio.sleep(0)
         segment.close()
         await asyncio.sleep(0.01)
-        assert site.sent[0] is m.Make
-        assert site.sent[-1] is m.Close
-        assert site.segments == {}
-        assert local.is_closed
+        for site in sites.values():
+            assert site.sent[0] is m.Make
+            assert site.sent[-1] is m.Close
+            assert site.segments == {}
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(run())
+
+
+def test_one_report_confirms_nobody() -> None:
+    """Rank 1 has said that it waits for rank 0, overdue, and its launcher gets no core from then on."""
+    now, sure_s = 100.0, stuck_sure_s(60.0)
+    sites = {name: Site(name) for name in (HERE, THERE)}
+    owner: Any = SimpleNamespace(
+        sites=sites, seat=None, stuck_sure_s=sure_s, machine=SimpleNamespace(monotonic=lambda: now)
+    )
+    segment = SpreadSegment(owner, CLUSTER, 1, recovers=True, is_made=True)
+    watch: StuckWatch[int] = StuckWatch(sure_s)
+
+    def confirmed() -> list[int]:
+        return watch.look(now, stuck_among({0, 1}, segment.awaited()))  # type: ignore[arg-type]
+
+    segment.note_waits(THERE, [(1, -1, True)])
+    for _ in range(40):
+        segment.note_waits(HERE, [])
+        assert confirmed() == []
+        now += sure_s / 10
+    # A host that tells as often as it should does confirm.
+    for _ in range(40):
+        segment.note_waits(THERE, [(1, -1, True)])
+        segment.note_waits(HERE, [])
+        found = confirmed()
+        now += told_each_s(1.0, 60.0)
+    assert found == [0]

@@ -18,7 +18,7 @@ class Awaiting {
   Awaiting(const Awaiting&) = delete;
   Awaiting& operator=(const Awaiting&) = delete;
 
-  void Note(uint32_t peer, bool overdue) { noted_ = board_.NoteAwaited(rank_, peer, overdue); }
+  void Note(uint32_t peer, bool overdue) { noted_ = board_.NoteAwaited(rank_, peer, overdue, noted_); }
   // It waits for what any rank may have (a lane, the lock of the table). The launcher takes no rank that waits for
   // stuck, and from here it follows the wait to no other one.
   void NoteNoPeer() { Note(rank_, /*overdue=*/false); }

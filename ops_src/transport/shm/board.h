@@ -67,12 +67,13 @@ class Board final : public ControlBoard {
   // ---- which rank keeps the others waiting. Hints: read by the launcher, which looks twice before it acts.
 
   // That `rank` sleeps in a wait for `peer` (itself: for no rank in particular); with `overdue` it is about to give up.
-  // Written by the rank, and taken back at the wait's end: what one of its threads has noted it passes to
-  // ForgetAwaited. Of several threads that wait the one that has looked last, or one that is overdue.
-  uint32_t NoteAwaited(uint32_t rank, uint32_t peer, bool overdue) const {
+  // Written by the rank, and taken back at the wait's end: what one of its threads has noted last (`before`, 0 at
+  // first) it passes to the next call and to ForgetAwaited. Of several threads that wait the one that has looked last,
+  // or one that is overdue; a wait may cease to be that (`Deadline::CountFrom`).
+  uint32_t NoteAwaited(uint32_t rank, uint32_t peer, bool overdue, uint32_t before) const {
     std::atomic<uint32_t>& word = segment_->status(rank).awaits;
-    const uint32_t own = (peer + 1) | (overdue ? kOverdue : 0);
-    if (overdue || (word.load(std::memory_order_relaxed) & kOverdue) == 0) word.store(own, std::memory_order_relaxed);
+    const uint32_t own = (peer + 1) | (overdue ? kOverdue : 0), found = word.load(std::memory_order_relaxed);
+    if (overdue || (found & kOverdue) == 0 || found == before) word.store(own, std::memory_order_relaxed);
     return own;
   }
   void ForgetAwaited(uint32_t rank, uint32_t noted) const {

@@ -233,10 +233,12 @@ class Guard(one_host.Guard):
 class Head(job.Job):
     """The real one, watched."""
 
-    def __init__(self, options, supervisor, output, machine, term=None):
-        super().__init__(options, supervisor, output, machine, term)
+    def __init__(self, options, supervisor, output, machine, term=None, remove_at_end=None):
+        super().__init__(options, supervisor, output, machine, term, remove_at_end)
         self._world, self._machine_of = machine._world, machine._host
-        if term is not None:
+        if term is None:
+            self._world.job = self
+        else:
             self._world.takes_the_seat(self, options.hosts.self_name)
 
     def on_cluster(self, cluster):
@@ -320,8 +322,7 @@ class Host:
         self.launcher.host = self
         self.loop = HostLoop(world, self)
         self.guard, self.output = Guard(world, self), Output()
-        kind = Head if self.is_head and not world.setup.moves else Outpost
-        self.program = self.loop.within(kind, options, self.guard, self.output, HostMachine(world, self))
+        self.program = self.loop.within(Outpost, options, self.guard, self.output, HostMachine(world, self))
         self.made_broker = None
         self.task = None
 

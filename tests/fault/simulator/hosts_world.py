@@ -121,7 +121,6 @@ class HostsWorld(World):
         self.hosts.append(host)
         if number == 0 and not joins:
             self.head = host
-            self.job = None if self.setup.moves else host.program
         host.start()
 
     def is_alive(self, pid):
